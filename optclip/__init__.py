@@ -1,0 +1,55 @@
+"""optclip: gradient clipping for JAX, right in every dtype, at any scale.
+
+tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(3e-4))
+clipped, norm = optclip.functional.clip_by_global_norm(grads, 1.0)
+optclip.metrics(opt_state)
+"""
+
+from importlib.metadata import version as _version
+
+from optclip import functional as functional
+from optclip import norms as norms
+from optclip import responses as responses
+from optclip import scopes as scopes
+from optclip import thresholds as thresholds
+from optclip._engine import clip_by as clip_by
+from optclip._metrics import metrics as metrics
+from optclip._record import ClipRecord as ClipRecord
+from optclip._record import ClipState as ClipState
+from optclip._trees import by_path as by_path
+from optclip.scopes import ELEMENT as ELEMENT
+from optclip.scopes import LEAF as LEAF
+from optclip.scopes import TREE as TREE
+from optclip.scopes import axes as axes
+from optclip.scopes import groups as groups
+from optclip.transforms import clip_by_average_norm as clip_by_average_norm
+from optclip.transforms import clip_by_global_norm as clip_by_global_norm
+from optclip.transforms import clip_by_group_norm as clip_by_group_norm
+from optclip.transforms import clip_by_norm as clip_by_norm
+from optclip.transforms import clip_by_rms as clip_by_rms
+from optclip.transforms import clip_by_value as clip_by_value
+
+__version__ = _version("optclip")
+__all__ = [
+    "ELEMENT",
+    "LEAF",
+    "TREE",
+    "ClipRecord",
+    "ClipState",
+    "axes",
+    "by_path",
+    "clip_by",
+    "clip_by_average_norm",
+    "clip_by_global_norm",
+    "clip_by_group_norm",
+    "clip_by_norm",
+    "clip_by_rms",
+    "clip_by_value",
+    "functional",
+    "groups",
+    "metrics",
+    "norms",
+    "responses",
+    "scopes",
+    "thresholds",
+]

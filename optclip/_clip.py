@@ -1,0 +1,256 @@
+"""The one clip: measure over a scope, respond to a threshold, apply.
+
+Both layers stand on `Clip`. `functional` gives it thresholds; `transforms` asks a
+rule for them between `measure` and `apply`. Norms, thresholds and factors are lists
+here, one entry a block, and trees of the scope's structure outside.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip import (
+    _elements,
+    _leaves,
+    _nonfinite,
+    _scale,
+    _sparse,
+    _trees,
+    _validate,
+    norms,
+)
+from optclip.norms import Block, Measured, Norm
+from optclip.responses import Response
+from optclip.scopes import Element, Scope
+
+# How far a measured norm may be from the true one, with the roundings of scaling:
+# half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
+# by any other.
+_BAND = {"float32": (2.0**-20, 2.0**-14), "float64": (2.0**-46, 2.0**-40)}
+
+
+class Opened(NamedTuple):
+    """A tree laid out for a clip: blocks to measure, and each leaf's block."""
+
+    flat: _leaves.Flat
+    leaves: list[Any]
+    blocks: list[Block]
+    treedef: Any
+    owner: list[int | None]
+
+    def tree(self, values: list[Any]) -> Any:
+        """One value a block, in the structure of the scope."""
+        return jax.tree.unflatten(self.treedef, values)
+
+
+class Limits(NamedTuple):
+    """Two thresholds for the elements of a leaf, each broadcasting to its shape."""
+
+    lower: Any
+    upper: Any
+
+
+Limit = jax.Array | Limits
+
+
+class Reading(NamedTuple):
+    """The norm of each block, and whether it held a non-finite entry."""
+
+    measured: list[Measured]
+    bad: list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A clip short of its threshold: what is measured, and what then happens."""
+
+    scope: Scope
+    norm: Norm
+    response: Response
+    eps: Any = 0.0
+    strict: bool = False
+    nonfinite: str = "propagate"
+    norm_mask: Any = None
+    clip_mask: Any = None
+    axis_name: Any = None
+
+    def __post_init__(self):
+        if not isinstance(self.scope, Scope):
+            raise TypeError(
+                f"over={self.scope!r} is no scope. Give optclip.TREE, LEAF, ELEMENT,"
+                " axes(...), groups(...) or a subclass of optclip.scopes.Scope."
+            )
+        if not isinstance(self.norm, Norm):
+            raise TypeError(
+                f"norm={self.norm!r} is no norm. Give optclip.norms.L1, L2, INF, RMS,"
+                " AVERAGE or Norm(p)."
+            )
+        _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
+        _validate.flag("strict", self.strict)
+        _validate.number("eps", self.eps)
+
+    def alone(self) -> "Clip":
+        """The same clip on one device, as at `init`, outside any mapped axis."""
+        return dataclasses.replace(self, axis_name=())
+
+    def open(self, tree: Any) -> Opened:
+        """Which leaves are measured, which are scaled, and by whose norm."""
+        flat = _leaves.flatten(tree)
+        live = [
+            _leaves.is_clippable(path, x)
+            for path, x in zip(flat.paths, flat.leaves, strict=True)
+        ]
+        counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
+        scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
+        measured_tree = flat.rebuild(_where(live, _where(counted, flat.leaves)))
+        scaled_tree = flat.rebuild(_where(live, _where(scaled, flat.leaves)))
+        blocks, treedef = jax.tree.flatten(self.scope.blocks(measured_tree))
+        index = jax.tree.unflatten(treedef, list(range(len(blocks))))
+        owner = flat.treedef.flatten_up_to(self.scope.spread(index, scaled_tree))
+        return Opened(flat, flat.leaves, blocks, treedef, owner)
+
+    def measure(self, opened: Opened) -> Reading:
+        """The norms, short of the entries that the policy drops."""
+        if self.nonfinite != "drop":
+            measured = norms.measure(opened.blocks, self.norm, self.axis_name)
+            return Reading(measured, [~jnp.isfinite(m.root) for m in measured])
+        flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
+        kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
+        found = norms.measure(flags, norms.INF, self.axis_name)
+        measured = norms.measure(kept, self.norm, self.axis_name)
+        return Reading(measured, [m.root > 0 for m in found])
+
+    def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
+        """What to multiply a block by."""
+        if not self.strict:
+            return _scale.respond(self.response, measured, threshold, self.eps)
+        band = _BAND[measured.root.dtype.name][self.norm.ord not in (1, 2, jnp.inf)]
+        upper, lower = threshold * (1 - band), threshold * (1 - 2 * band)
+        outer = _scale.respond(self.response, measured, upper, self.eps)
+        inner = _scale.respond(self.response, measured, lower, self.eps)
+        # Below the band nothing is done; in it and above, down to its lower edge.
+        clear = (outer.coefficient == 1) & ~jnp.isnan(inner.coefficient)
+        return jax.tree.map(lambda o, i: jnp.where(clear, o, i), outer, inner)
+
+    def keep(self, norm: jax.Array, threshold: Any) -> jax.Array:
+        """The norm that the response would leave."""
+        measured = Measured(norm, jnp.ones_like(norm))
+        limit = fit("threshold", threshold, norm)
+        return norm * self.respond(measured, limit).coefficient
+
+    def apply(
+        self, opened: Opened, measured: list[Measured], limits: list[Limit]
+    ) -> tuple[Any, list[jax.Array]]:
+        """The clipped tree, and the coefficient of each block.
+
+        A limit is a threshold shaped as the block's norm or, for elements, `Limits`.
+        Where a response acts on elements by itself, `measured` is not looked at.
+        """
+        if self.nonfinite == "raise":
+            self._check(opened)
+        out = list(opened.leaves)
+        if isinstance(self.scope, Element) and hasattr(self.response, "element"):
+            coefficients = [jnp.ones(()) for _ in opened.blocks]
+            for i, block in _owned(opened):
+                path = opened.flat.paths[i]
+                found = self._bounded(path, opened.leaves[i], limits[block])
+                out[i], coefficients[block] = found
+            return opened.flat.rebuild(out), coefficients
+        factors = [self.respond(m, c) for m, c in zip(measured, limits, strict=True)]
+        for i, block in _owned(opened):
+            axis = opened.blocks[block].axis
+            out[i] = self._scaled(opened.leaves[i], factors[block], limits[block], axis)
+        return opened.flat.rebuild(out), [f.coefficient for f in factors]
+
+    def _bounded(self, path, leaf, limit):
+        lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
+        name = f"the leaf '{_leaves.path_str(path)}'"
+        cleaned = self.nonfinite in ("zero", "drop")
+        out, coefficient, off = _elements.bounded(
+            name,
+            _nonfinite.dropped(leaf) if cleaned else leaf,
+            lower,
+            upper,
+            self.response,
+            strict=self.strict,
+        )
+        if cleaned and not _leaves.is_sparse(leaf):
+            out = jnp.where(off, _leaves.values(leaf), out)
+        return out, coefficient
+
+    def _scaled(self, leaf, factor, limit, axis):
+        original = leaf
+        if self.nonfinite == "drop":
+            leaf = _nonfinite.dropped(leaf)
+        if not _leaves.is_sparse(leaf):
+            x = _leaves.values(leaf)
+            return self._settle(_leaves.values(original), x, factor, limit)
+        if factor.near.ndim == 0:
+            data = self._settle(original.data, leaf.data, factor, limit)
+            return _sparse.with_data(leaf, data)
+        # Slices of a dense gradient can be told apart only once duplicates are summed.
+        mat = _sparse.summed(leaf)
+        if not _sparse.lies_in_data(mat, axis):
+            factor = _scale.Factor(*(_sparse.at_entries(f, mat) for f in factor))
+            limit = _sparse.at_entries(limit, mat)
+        return _sparse.with_data(
+            mat, self._settle(mat.data, mat.data, factor, limit), leaf
+        )
+
+    def _settle(self, original, x, factor, limit):
+        out = _scale.scale(x, factor, towards_zero=self.strict)
+        if self.nonfinite in ("propagate", "raise"):
+            return out
+        if self.nonfinite == "zero":
+            out = jnp.where(jnp.isnan(factor.near), jnp.zeros_like(out), out)
+        # An infinite threshold touches nothing, whatever the updates hold.
+        return jnp.where(jnp.isinf(limit), original, out)
+
+    def _check(self, opened: Opened) -> None:
+        owned = [i for i, _ in _owned(opened)]
+        paths = [opened.flat.paths[i] for i in owned]
+        _nonfinite.check(paths, [opened.leaves[i] for i in owned])
+
+
+def nearer(limit: Limit) -> jax.Array:
+    """The threshold, or the smaller modulus of two bounds, to be recorded."""
+    if not isinstance(limit, Limits):
+        return limit
+    lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
+    return jnp.minimum(jnp.min(lower), jnp.min(upper))
+
+
+def _owned(opened: Opened) -> list[tuple[int, int]]:
+    """The leaves that are scaled, as (leaf, block)."""
+    return [(i, block) for i, block in enumerate(opened.owner) if block is not None]
+
+
+def fit(name: str, threshold: Any, norm: jax.Array) -> jax.Array:
+    """A threshold in the dtype and shape of the norms it is for, at least 0.
+
+    Raises:
+      ValueError: it does not broadcast to their shape.
+    """
+    limit = jnp.asarray(threshold).astype(norm.dtype)
+    limit = _broadcast(name, limit, norm.shape)
+    return jnp.maximum(limit, jnp.zeros_like(limit))
+
+
+def _broadcast(name: str, value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        return jnp.broadcast_to(value, shape)
+    except ValueError:
+        raise ValueError(
+            f"{name} has shape {value.shape}, which does not broadcast to the shape"
+            f" {shape} of what it bounds. Give a number, or an array of that shape."
+        ) from None
+
+
+def _each(function: Any, block: Block) -> Block:
+    return dataclasses.replace(block, leaves=[function(x) for x in block.leaves])
+
+
+def _where(mask: list[bool], leaves: list[Any]) -> list[Any]:
+    return [x if m else None for m, x in zip(mask, leaves, strict=True)]

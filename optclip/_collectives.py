@@ -1,0 +1,50 @@
+"""Sums and maxima that span the devices a value is split over."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from jax import lax
+
+Axes = tuple[Hashable, ...]
+
+
+def split_axes(x: jax.Array, axis_name: Any = None) -> Axes:
+    """The mapped axes that `x` is split over: as told, else as its type says.
+
+    Inside `jax.shard_map` an array's type names the mesh axes it varies over; a
+    replicated array varies over none and so counts once.
+    """
+    if axis_name is None:
+        return tuple(sorted(jax.typeof(x).manual_axis_type.varying, key=str))
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def axes_size(axes: Axes) -> int:
+    size = 1
+    for name in axes:
+        size *= lax.axis_size(name)
+    return size
+
+
+def combine(
+    collective: Callable[..., Any],
+    local: Callable[[list[jax.Array]], jax.Array],
+    parts: list[list[tuple[jax.Array, Axes]]],
+) -> list[jax.Array]:
+    """Combine the parts of each block, across devices too.
+
+    Parts that are split over the same axes travel in one collective, whatever the
+    number of blocks.
+    """
+    rows: dict[Axes, dict[int, list[jax.Array]]] = {}
+    for i, block in enumerate(parts):
+        for value, axes in block:
+            rows.setdefault(axes, {}).setdefault(i, []).append(value)
+    totals: list[list[jax.Array]] = [[] for _ in parts]
+    for axes, by_block in rows.items():
+        sums = {i: local(values) for i, values in by_block.items()}
+        sums = collective(sums, axes) if axes else sums
+        for i, value in sums.items():
+            totals[i].append(value)
+    return [local(values) for values in totals]

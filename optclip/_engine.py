@@ -1,0 +1,205 @@
+"""The engine: any threshold, scope, norm and response as an optax transformation.
+
+The only place that builds `optax.GradientTransformationExtraArgs` and that keeps
+state. Every `clip_by_*` is one call of `clip_by`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _clip, _leaves, _record, _validate, norms, responses, scopes
+from optclip import thresholds as _thresholds
+from optclip._clip import Clip, Limits, Opened
+from optclip._record import ClipState
+
+
+def clip_by(
+    threshold: Any,
+    *,
+    over: scopes.Scope = scopes.TREE,
+    norm: norms.Norm = norms.L2,
+    response: Any = "hard",
+    eps: Any = 0.0,
+    strict: bool = False,
+    nonfinite: str = "propagate",
+    norm_mask: Any = None,
+    clip_mask: Any = None,
+    axis_name: Any = None,
+    record: bool | str = True,
+    name: str = "clip",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Any clip there is: measure, threshold, respond, apply, record.
+
+    .. math:: u \leftarrow u \cdot \mathrm{response}(\|u\|_{over}, threshold)
+
+    Args:
+      threshold: where to clip. A number or array of at least 0, traced or not (0 clips
+        to zero, inf measures and touches nothing); an optax schedule; a rule with
+        `init(norm)` and `update(seen, memory)`; for leaf and group scope a prefix tree
+        of these, None for unclipped; for `ELEMENT` also `thresholds.bounds(...)`.
+      over: what shares a norm: `TREE`, `LEAF`, `ELEMENT`, `axes(...)`, `groups(...)`,
+        or a scope of your own.
+      norm: `norms.L2`, `L1`, `INF`, `RMS`, `AVERAGE` or `Norm(p)`.
+      response: what happens past the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
+        object with `coefficient(norm, threshold)`, or a function of those two.
+      eps: added to the norm before the response sees it; PyTorch's formula has 1e-6.
+      strict: the true norm of the output is never above the threshold: clips inside a
+        band of 1e-6 below it (1e-4 for unusual orders).
+      nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
+        `optclip.functional`.
+      norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a
+        function tree -> tree.
+      clip_mask: which leaves are scaled; likewise.
+      axis_name: mapped axes to combine the norm over, `()` for none; None reads them
+        off the type of each leaf, which `jax.shard_map` keeps.
+      record: whether the state keeps what happened; `"leaves"` keeps it by leaf.
+      name: what `optclip.metrics` calls this clip.
+
+    Returns:
+      A transformation; its state is a `ClipState` of fixed structure.
+
+    Raises:
+      TypeError: an argument is of the wrong kind.
+      ValueError: an argument is out of range; or, at `init` and `update`, a tree of
+        thresholds, masks or labels does not match the updates.
+
+    Example:
+      Adaptive soft clipping of each layer's units, by hand:
+
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by(1.0, over=optclip.axes(0), response="smooth")
+      >>> kernel = jnp.array([[3.0, 0.0], [4.0, 1.0]])
+      >>> print(tx.update(kernel, tx.init(kernel))[0].round(2))
+      [[0.59 0.  ]
+       [0.78 0.71]]
+    """
+    clip = Clip(
+        over, norm, responses.resolve(response), eps, strict, nonfinite,
+        norm_mask, clip_mask, axis_name,
+    )  # fmt: skip
+    rules = _rules(threshold, clip)
+    _check_record(record, name)
+
+    def init_fn(params: Any) -> ClipState:
+        treedef, shapes = _norm_shapes(clip, params)
+        zeros = jax.tree.unflatten(
+            treedef, [jnp.zeros(s.shape, s.dtype) for s in shapes]
+        )
+        return ClipState(
+            clip_step=jnp.zeros((), jnp.int32),
+            clip_memory={k: _thresholds.init(k, r, zeros) for k, r in rules.items()},
+            clip_record={name: _record.blank(treedef, over, record)} if record else {},
+        )
+
+    def update_fn(
+        updates: Any, state: ClipState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ClipState]:
+        opened = clip.open(updates)
+        reading = clip.measure(opened)
+        seen = _thresholds.Seen(
+            norm=opened.tree([_sound(m.norm) for m in reading.measured]),
+            keep=clip.keep,
+            measure=lambda tree: _norms(clip, tree),
+            params=params,
+            step=state.clip_step,
+            extra=extra_args,
+        )
+        finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
+        values, memory = {}, {}
+        for key, rule in rules.items():
+            old = state.clip_memory[key]
+            found = _thresholds.update(key, rule, seen, finite, old)
+            values[key], memory[key] = opened.treedef.flatten_up_to(found[0]), found[1]
+        limits = _limits(opened, reading, values)
+        clipped, coefficients = clip.apply(opened, reading.measured, limits)
+        records = {}
+        if record:
+            steps = _steps(reading, limits, coefficients)
+            old = state.clip_record[name]
+            new = _record.advance(old, opened.treedef, over, record, steps)
+            records = {name: new}
+        step = optax.safe_increment(state.clip_step)
+        return clipped, ClipState(step, memory, records)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
+    if not isinstance(threshold, _thresholds.Bounds):
+        return {"threshold": _thresholds.as_rules("threshold", threshold)}
+    elementwise = isinstance(clip.scope, scopes.Element)
+    if not elementwise or not hasattr(clip.response, "element"):
+        raise ValueError(
+            "Two bounds are for single elements: give over=optclip.ELEMENT and"
+            " response='hard' with thresholds.bounds(...), or one threshold."
+        )
+    return {"lower": threshold.lower, "upper": threshold.upper}
+
+
+def _check_record(record: Any, name: Any) -> None:
+    if record != "leaves":
+        _validate.flag("record", record)
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
+
+
+def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """The structure of the norms of trees like `params`, nothing computed."""
+    local = clip.alone()
+    flat = _leaves.flatten(params)
+    live = [
+        _leaves.is_clippable(path, x)
+        for path, x in zip(flat.paths, flat.leaves, strict=True)
+    ]
+    treedefs = []
+
+    def measure(arrays: list[Any]) -> list[jax.Array]:
+        given = iter(arrays)
+        leaves = [
+            next(given) if is_live else x
+            for is_live, x in zip(live, flat.leaves, strict=True)
+        ]
+        opened = local.open(flat.rebuild(leaves))
+        treedefs.append(opened.treedef)
+        return [m.norm for m in local.measure(opened).measured]
+
+    arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
+    shapes = jax.eval_shape(measure, arrays)
+    return treedefs[-1], shapes
+
+
+def _norms(clip: Clip, tree: Any) -> Any:
+    opened = clip.open(tree)
+    return opened.tree([m.norm for m in clip.measure(opened).measured])
+
+
+def _sound(norm: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
+
+
+def _limits(
+    opened: Opened, reading: _clip.Reading, values: dict[str, list[Any]]
+) -> list[_clip.Limit]:
+    if "threshold" not in values:
+        return [
+            Limits(lo, hi)
+            for lo, hi in zip(values["lower"], values["upper"], strict=True)
+        ]
+    return [
+        _clip.fit("threshold", value, m.root)
+        for value, m in zip(values["threshold"], reading.measured, strict=True)
+    ]
+
+
+def _steps(
+    reading: _clip.Reading, limits: list[_clip.Limit], coefficients: list[jax.Array]
+) -> list[_record.Step]:
+    return [
+        _record.Step(m.norm, _clip.nearer(limit), k, bad)
+        for m, bad, limit, k in zip(
+            reading.measured, reading.bad, limits, coefficients, strict=True
+        )
+    ]

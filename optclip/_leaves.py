@@ -1,0 +1,94 @@
+"""What a leaf is: which leaves a clip sees, by what path, in which precision."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.sparse import BCOO
+
+# Exponent-only formats hold scales, not gradients: they have no zero and no sign.
+_SCALE_FORMATS = ("float8_e8m0fnu",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """A pytree taken apart, BCOO leaves whole."""
+
+    paths: list[Any]
+    leaves: list[Any]
+    treedef: Any
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, BCOO)
+
+
+def flatten(tree: Any) -> Flat:
+    pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_sparse)
+    return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], treedef)
+
+
+def path_str(path: Any) -> str:
+    """The path of a leaf as a person would type it, ``encoder/0/kernel``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_clippable(path: Any, leaf: Any) -> bool:
+    """Whether a leaf is clipped; integers, bools, float0 and PRNG keys pass through.
+
+    Raises:
+      TypeError: the leaf is no array and no number; the message names its path.
+    """
+    if is_sparse(leaf):
+        return is_clippable(path, leaf.data)
+    if isinstance(leaf, (float, complex)):
+        return True
+    if isinstance(leaf, (bool, int)):
+        return False
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or not hasattr(leaf, "shape"):
+        raise TypeError(
+            f"The leaf at '{path_str(path)}' is a {type(leaf).__name__}; a tree to clip"
+            " holds arrays, numbers, BCOO matrices or None. Remove it, or keep it out"
+            " of the tree with optax.masked or equinox.filter."
+        )
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jax.dtypes.float0:
+        return False
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.dtype(dtype).name not in _SCALE_FORMATS
+    if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
+        return False
+    raise TypeError(
+        f"The leaf at '{path_str(path)}' has dtype {dtype}; a clip takes real or"
+        " complex floating-point leaves and lets integers and bools pass."
+    )
+
+
+def values(leaf: Any) -> jax.Array:
+    """The numbers of a leaf as one array: a BCOO leaf's data, a scalar's array."""
+    return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype that norms of `dtype` are computed in: float64 for it, else float32."""
+    return jnp.float64 if jnp.finfo(dtype).bits == 64 else jnp.float32
+
+
+def widen(x: jax.Array) -> jax.Array:
+    """`x` in the precision that all arithmetic on it is done in."""
+    real = real_dtype(x.dtype)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x.astype(jnp.complex128 if real == jnp.float64 else jnp.complex64)
+    return x.astype(real)
+
+
+def narrow(wide: jax.Array, like: jax.Array) -> jax.Array:
+    """`wide` in the dtype and with the weak type of `like`; one rounding."""
+    out = wide.astype(like.dtype)
+    # Only an indexed update keeps a weak type in jax's public interface.
+    return like.at[...].set(out) if jax.typeof(like).weak_type else out

@@ -1,0 +1,91 @@
+"""What was clipped: an optimizer state in, a flat dict for any logger out."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _leaves
+from optclip._record import ClipRecord, ClipState
+
+
+def metrics(opt_state: Any) -> dict[str, jax.Array]:
+    """The records of all clips in an optimizer state, as one flat dict of scalars.
+
+    Finds every clip however the state is nested: chain, masked, partition, MultiSteps,
+    inject_hyperparams, wrapped optimizers. Works inside jit: return the dict from the
+    training step, then log it.
+
+    Args:
+      opt_state: the state of any optax transformation.
+
+    Returns:
+      For a clip named `name` (by default `clip`; a second of the same name becomes
+      `clip_2`), arrays of shape `()`:
+
+      ==================== ===========================================================
+      ``clip/norm``        float32, the norm before the clip
+      ``clip/threshold``   float32, where it clipped
+      ``clip/coefficient`` float32, what the updates were multiplied by; the norm
+                           after is norm * coefficient
+      ``clip/rate``        float32, the share of all steps so far that were clipped
+      ``clip/nonfinite``   int32, the number of steps with a NaN or inf entry
+      ``clip/fraction``    float32, leaf, axis and element scope only: the share of
+                           norms that were past their threshold in the last step
+      ==================== ===========================================================
+
+      Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
+      ``clip/norm/<path>``. For leaf, axis and element scope otherwise norm is the
+      largest, threshold and coefficient the smallest of all.
+
+    Raises:
+      ValueError: there is no optclip clip in the state.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adam(1e-3))
+      >>> params = jnp.zeros(2)
+      >>> _, state = tx.update(jnp.array([3.0, 4.0]), tx.init(params), params)
+      >>> for key, value in optclip.metrics(state).items():
+      ...     print(key, value)
+      clip/norm 5.0
+      clip/threshold 1.0
+      clip/coefficient 0.2
+      clip/rate 1.0
+      clip/nonfinite 0
+    """
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, ClipState))
+    states = [leaf for leaf in leaves if isinstance(leaf, ClipState)]
+    if not states:
+        raise ValueError(
+            "There is no optclip clip in this state. Give the whole optimizer state, as"
+            " tx.init returned it (a checkpoint restored without a target is plain"
+            " dicts: restore it with tx.init(params) as the target)."
+        )
+    found: dict[str, jax.Array] = {}
+    taken: dict[str, int] = {}
+    for state in states:
+        for name, record in state.clip_record.items():
+            taken[name] = taken.get(name, 0) + 1
+            unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
+            found.update(_flat(unique, record, state.clip_step))
+    return found
+
+
+def _flat(name: str, record: ClipRecord, step: jax.Array) -> dict[str, jax.Array]:
+    steps = jnp.maximum(step, 1).astype(jnp.float32)
+    fields = {
+        "norm": record.clip_norm,
+        "threshold": record.clip_threshold,
+        "coefficient": record.clip_coefficient,
+        "rate": jax.tree.map(
+            lambda n: n.astype(jnp.float32) / steps, record.clip_clipped
+        ),
+        "nonfinite": record.clip_nonfinite,
+        "fraction": record.clip_fraction,
+    }
+    return {
+        "/".join(filter(None, (name, field, _leaves.path_str(path)))): value
+        for field, tree in fields.items()
+        for path, value in jax.tree.leaves_with_path(tree)
+    }

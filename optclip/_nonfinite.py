@@ -1,0 +1,40 @@
+"""The policies for NaN and inf, by the words that every clip takes as `nonfinite=`.
+
+propagate   a non-finite norm makes all that share it NaN: loud, as in TensorFlow
+zero        all that share a non-finite norm becomes zero
+drop        non-finite entries become zero, the rest is measured and clipped as ever
+raise       as propagate, and an error under `jax.experimental.checkify`
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import checkify
+
+from optclip import _leaves, _sparse
+
+POLICIES = ("propagate", "zero", "drop", "raise")
+
+
+def dropped(leaf: Any) -> Any:
+    """The leaf with zeros for its non-finite entries."""
+    x = _leaves.values(leaf)
+    kept = jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
+    return _sparse.with_data(leaf, kept) if _leaves.is_sparse(leaf) else kept
+
+
+def flags(leaf: Any) -> jax.Array:
+    """1.0 where an entry is not finite: what `dropped` takes out of sight."""
+    return (~jnp.isfinite(_leaves.values(leaf))).astype(jnp.float32)
+
+
+def check(paths: list[Any], leaves: list[Any]) -> None:
+    """Under checkify, an error that names each leaf with a non-finite entry."""
+    for path, leaf in zip(paths, leaves, strict=True):
+        # A debug check is inert outside checkify; a plain one would break jit.
+        checkify.debug_check(
+            jnp.all(jnp.isfinite(_leaves.values(leaf))),
+            f"non-finite update in the leaf '{_leaves.path_str(path)}'"
+            " (nonfinite='raise')".replace("{", "{{").replace("}", "}}"),
+        )

@@ -1,0 +1,141 @@
+"""RECORD: what a clip keeps in the optimizer state, and how it is brought there.
+
+Fixed in structure, shapes and dtypes from `init` on. Recorded is what was computed
+anyway.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip import _collectives
+
+
+class ClipRecord(NamedTuple):
+    """What a clip did in its last step, and how often it did something.
+
+    For the tree each field is a scalar, for groups a dict of scalars by label. For
+    leaves, axes and elements it is a scalar over all blocks or, with
+    `record="leaves"`, a tree of scalars, one a leaf.
+
+    Attributes:
+      clip_norm: float32, the norm before the clip; the largest, of several.
+      clip_threshold: float32; the smallest, of several.
+      clip_coefficient: float32, what the updates were multiplied by; the smallest.
+      clip_fraction: float32, the share of norms past their threshold in the last
+        step; None for the tree and groups.
+      clip_clipped: int32, the number of steps in which anything was clipped.
+      clip_nonfinite: int32, the number of steps with a NaN or inf entry.
+    """
+
+    clip_norm: Any
+    clip_threshold: Any
+    clip_coefficient: Any
+    clip_fraction: Any
+    clip_clipped: Any
+    clip_nonfinite: Any
+
+
+class ClipState(NamedTuple):
+    """The state of every optclip transformation.
+
+    Attributes:
+      clip_step: int32, the number of updates so far.
+      clip_memory: what the threshold's rules remember; empty for numbers, schedules.
+      clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
+        `record=False`.
+    """
+
+    clip_step: jax.Array
+    clip_memory: Any
+    clip_record: dict[str, ClipRecord]
+
+
+class Step(NamedTuple):
+    """What one step brought for one block: arrays of the block's norm's shape."""
+
+    norm: jax.Array
+    threshold: jax.Array
+    coefficient: jax.Array
+    bad: jax.Array
+
+
+def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
+    """The record before the first step, for norms of the structure `treedef`."""
+    itemized = scope.itemized or record == "leaves"
+
+    def full(value: float, dtype: Any) -> Any:
+        if not itemized:
+            return jnp.full((), value, dtype)
+        entries = [jnp.full((), value, dtype) for _ in range(treedef.num_leaves)]
+        return jax.tree.unflatten(treedef, entries)
+
+    fraction = None if scope.itemized else full(0, jnp.float32)
+    return ClipRecord(
+        clip_norm=full(0, jnp.float32),
+        clip_threshold=full(0, jnp.float32),
+        clip_coefficient=full(1, jnp.float32),
+        clip_fraction=fraction,
+        clip_clipped=full(0, jnp.int32),
+        clip_nonfinite=full(0, jnp.int32),
+    )
+
+
+def advance(
+    old: ClipRecord, treedef: Any, scope: Any, record: Any, steps: list[Step]
+) -> ClipRecord:
+    """The record after a step."""
+    if scope.itemized or record == "leaves":
+        entries = [_summary([step]) for step in steps]
+        columns = ([entry[i] for entry in entries] for i in range(len(old)))
+        new = ClipRecord(*(jax.tree.unflatten(treedef, c) for c in columns))
+    else:
+        new = _summary(steps)
+    if scope.itemized:
+        new = new._replace(clip_fraction=None)
+
+    def count(total: Any, once: Any) -> Any:
+        return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, once)
+
+    return ClipRecord(
+        *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
+        clip_clipped=count(old.clip_clipped, new.clip_clipped),
+        clip_nonfinite=count(old.clip_nonfinite, new.clip_nonfinite),
+    )
+
+
+def _summary(steps: list[Step]) -> ClipRecord:
+    """One number for each quantity, the same on all devices that share the blocks."""
+    if not steps:
+        zero = jnp.zeros((), jnp.float32)
+        no = jnp.zeros((), jnp.bool_)
+        return ClipRecord(zero, zero, zero + 1, zero, no, no)
+    clipped = [(s.coefficient != 1) & ~jnp.isnan(s.coefficient) for s in steps]
+    share = sum(_spanning(lax.psum, jnp.sum(c, dtype=jnp.float32)) for c in clipped)
+    number = sum(
+        c.size * _collectives.axes_size(_collectives.split_axes(c)) for c in clipped
+    )
+    bad = _largest([s.bad.astype(jnp.float32) for s in steps])
+    return ClipRecord(
+        clip_norm=_largest([s.norm for s in steps]),
+        clip_threshold=-_largest([-s.threshold for s in steps]),
+        clip_coefficient=-_largest([-s.coefficient for s in steps]),
+        clip_fraction=share / max(number, 1),
+        clip_clipped=jnp.asarray(share > 0),
+        clip_nonfinite=bad > 0,
+    )
+
+
+def _largest(values: list[jax.Array]) -> jax.Array:
+    peaks = [
+        _spanning(lax.pmax, jnp.max(v, initial=-jnp.inf)) if v.ndim else v
+        for v in values
+    ]
+    return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
+
+
+def _spanning(collective: Any, value: jax.Array) -> jax.Array:
+    axes = _collectives.split_axes(value)
+    return collective(value, axes) if axes else value

@@ -1,0 +1,232 @@
+"""The arithmetic of norms: sums of powers that neither overflow nor underflow.
+
+One function, `roots`, takes all blocks at once, so that the collectives and the
+branch to the second pass are shared. Its derivative is stated, not traced: it is
+finite at zero and keeps nothing of the branch.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip import _collectives
+
+# Powers of two by which the second pass multiplies elements whose sum of powers
+# overflowed (down) or was too small to trust (up); every product stays in range.
+_DOWN = {"float32": 2.0**-80, "float64": 2.0**-600}
+_UP = {"float32": 2.0**90, "float64": 2.0**600}
+
+
+class Part(NamedTuple):
+    """How one array enters its block's norm."""
+
+    block: int
+    axis: tuple[int, ...] | None
+    split: _collectives.Axes
+
+
+class Plan(NamedTuple):
+    """What is known of all blocks before tracing."""
+
+    ord: float
+    dtype: str
+    parts: tuple[Part, ...]
+    num_blocks: int
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def roots(
+    arrays: list[jax.Array], plan: Plan
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The norm of each block as (root, unit), their product: see `norms.Measured`."""
+    if plan.ord in (1, 2, math.inf):
+        return _two_pass(arrays, plan)
+    return _by_largest(arrays, plan)
+
+
+@roots.defjvp
+def _roots_jvp(plan, primals, tangents):
+    (arrays,), (tangent_arrays,) = primals, tangents
+    norms, units = roots(arrays, plan)
+    slopes, ties = [], []
+    for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
+        unit = units[part.block]
+        x, dx = widen(x, plan.dtype) / unit, widen(dx, plan.dtype) / unit
+        direction, is_tie = _direction(x, norms[part.block], plan.ord)
+        slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
+        ties.append(_reduce(jnp.sum, is_tie, part))
+    slope = _combined(lax.psum, _sum, slopes, plan)
+    if plan.ord == math.inf:
+        count = _combined(lax.psum, _sum, ties, plan)
+        slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
+    return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
+
+
+def widen(x: jax.Array, dtype: str) -> jax.Array:
+    """`x` in `dtype`, or in the complex dtype whose parts are `dtype`."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x.astype(jnp.complex128 if dtype == "float64" else jnp.complex64)
+    return x.astype(dtype)
+
+
+def _direction(x, norm, ord):
+    """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
+    size = jnp.abs(x)
+    live = (size > 0) & (norm > 0)
+    norm = jnp.where(norm > 0, norm, jnp.ones_like(norm))
+    if ord == 2:
+        return jnp.where(live, x / norm, jnp.zeros_like(x)), jnp.zeros_like(size)
+    sign = jnp.where(live, x / jnp.where(live, size, jnp.ones_like(size)), 0.0)
+    if ord == 1:
+        return sign, jnp.zeros_like(size)
+    if ord == math.inf:
+        tie = (live & (size == norm)).astype(size.dtype)
+        return sign * tie, tie
+    share = jnp.where(live, size / norm, jnp.ones_like(size))
+    return sign * share ** (ord - 1), jnp.zeros_like(size)
+
+
+def _two_pass(arrays, plan):
+    """Orders 1, 2, inf: the plain sum or maximum; scaled, if that left the range."""
+    totals = _totals(arrays, plan)
+    ones = [jnp.ones_like(t) for t in totals]
+    if not any(_may_leave_range(x, plan) for x in arrays):
+        return [_root(t, plan.ord) for t in totals], ones
+    too_small = [
+        t < low for t, low in zip(totals, _trusted_from(arrays, plan), strict=True)
+    ]
+    too_large = [jnp.isinf(t) for t in totals]
+    down, up = _DOWN[plan.dtype], _UP[plan.dtype]
+
+    def again(arrays, totals):
+        del totals
+        scale = [
+            jnp.where(large, down, jnp.where(small, up, one))
+            for large, small, one in zip(too_large, too_small, ones, strict=True)
+        ]
+        scaled = [_root(t, plan.ord) for t in _totals(arrays, plan, scale)]
+        return [
+            jnp.where(small, r * (1 / up), r)
+            for r, small in zip(scaled, too_small, strict=True)
+        ]
+
+    def keep(arrays, totals):
+        del arrays
+        return [_root(t, plan.ord) for t in totals]
+
+    left_range = jnp.any(
+        jnp.stack([jnp.any(a | b) for a, b in zip(too_small, too_large, strict=True)])
+    )
+    found = lax.cond(left_range, again, keep, arrays, totals)
+    units = [
+        jnp.where(large, 1 / down, one)
+        for large, one in zip(too_large, ones, strict=True)
+    ]
+    return found, units
+
+
+def _by_largest(arrays, plan):
+    """Any other order: each array's powers relative to its own largest element.
+
+    Scaling all arrays by one common maximum would make XLA copy the whole maximum
+    into every array's loop, and the compile time quadratic.
+    """
+    peaks, powers = [], []
+    for x, part in zip(arrays, plan.parts, strict=True):
+        size = jnp.abs(widen(x, plan.dtype))
+        peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
+        peaks.append(peak)
+        powers.append(_reduce(jnp.sum, (size / _nonzero(peak)) ** plan.ord, part))
+    peak = _combined(lax.pmax, _max, peaks, plan)
+    parts = [
+        power * (own / _nonzero(peak[part.block])) ** plan.ord
+        for power, own, part in zip(powers, peaks, plan.parts, strict=True)
+    ]
+    totals = _combined(lax.psum, _sum, parts, plan)
+    big = _DOWN[plan.dtype] ** -0.75
+    units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
+    found = [
+        t ** (1 / plan.ord) * (p / u)
+        for t, p, u in zip(totals, peak, units, strict=True)
+    ]
+    return found, units
+
+
+def _totals(arrays, plan, scale=None):
+    """The sum of powers, or the maximum, of each block."""
+    found = []
+    for x, part in zip(arrays, plan.parts, strict=True):
+        x = widen(x, plan.dtype)
+        x = x if scale is None else x * scale[part.block]
+        if plan.ord == 2:
+            found.append(_reduce(jnp.sum, _square(x), part))
+        elif plan.ord == 1:
+            found.append(_reduce(jnp.sum, jnp.abs(x), part))
+        else:
+            largest = functools.partial(jnp.max, initial=0.0)
+            found.append(_reduce(largest, jnp.abs(x), part))
+    if plan.ord == math.inf:
+        return _combined(lax.pmax, _max, found, plan)
+    return _combined(lax.psum, _sum, found, plan)
+
+
+def _combined(collective, local, found, plan):
+    parts: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
+    for value, part in zip(found, plan.parts, strict=True):
+        parts[part.block].append((value, part.split))
+    # A block without leaves has norm zero.
+    zero = jnp.zeros((), plan.dtype)
+    return _collectives.combine(collective, local, [p or [(zero, ())] for p in parts])
+
+
+def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
+    return reduce(x, axis=part.axis, keepdims=part.axis is not None)
+
+
+def _sum(values: list[jax.Array]) -> jax.Array:
+    # Stacked and summed: adding a thousand leaves one by one costs 4 ULP.
+    return values[0] if len(values) == 1 else jnp.sum(jnp.stack(values), axis=0)
+
+
+def _max(values: list[jax.Array]) -> jax.Array:
+    return values[0] if len(values) == 1 else jnp.max(jnp.stack(values), axis=0)
+
+
+def _square(x):
+    if jnp.iscomplexobj(x):
+        return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
+    return jnp.square(x)
+
+
+def _root(total, ord):
+    return jnp.sqrt(total) if ord == 2 else total
+
+
+def _nonzero(x):
+    return jnp.where(x == 0, jnp.ones_like(x), x)
+
+
+def _may_leave_range(x: jax.Array, plan: Plan) -> bool:
+    """Whether powers of finite elements of x can overflow or vanish in plan.dtype."""
+    if plan.ord == math.inf:
+        return jnp.issubdtype(x.dtype, jnp.complexfloating)
+    leaf, wide = jnp.finfo(x.dtype), jnp.finfo(plan.dtype)
+    power = int(plan.ord)
+    largest = power * leaf.maxexp + math.log2(max(x.size, 1))
+    smallest = power * (leaf.minexp - leaf.nmant)
+    return largest >= wide.maxexp or smallest <= wide.minexp + wide.nmant
+
+
+def _trusted_from(arrays, plan) -> list[float]:
+    """The smallest sum of squares to which vanished squares add under half an ULP."""
+    counts = [0] * plan.num_blocks
+    for x, part in zip(arrays, plan.parts, strict=True):
+        counts[part.block] += x.size * _collectives.axes_size(part.split)
+    wide = jnp.finfo(plan.dtype)
+    floor = float(wide.tiny) * 2.0 ** (wide.nmant + 1) if plan.ord == 2 else 0.0
+    return [max(count, 1) * floor for count in counts]

@@ -1,0 +1,62 @@
+"""BCOO leaves, the IndexedSlices of JAX, as the dense gradients they stand for."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import sparse
+from jax.experimental.sparse import BCOO
+
+
+def summed(mat: BCOO) -> BCOO:
+    """`mat` with duplicate indices summed and padding zeroed; shape and nse unchanged.
+
+    Entries past the end are padding: they are part of no dense gradient.
+    """
+    if not mat.n_sparse:
+        return mat
+    if not mat.unique_indices:
+        mat = mat.sum_duplicates(nse=mat.nse)
+    ends = jnp.array(mat.shape[mat.n_batch : mat.n_batch + mat.n_sparse])
+    inside = jnp.all(mat.indices < jnp.broadcast_to(ends, mat.indices.shape), axis=-1)
+    inside = inside.reshape(inside.shape + (1,) * mat.n_dense)
+    inside = jnp.broadcast_to(inside, mat.data.shape)
+    data = jnp.where(inside, mat.data, jnp.zeros_like(mat.data))
+    return with_data(mat, data)
+
+
+def with_data(mat: BCOO, data: jax.Array, like: BCOO | None = None) -> BCOO:
+    """`data` at the indices of `mat`, with the treedef of `like` (of `mat` if None)."""
+    like = mat if like is None else like
+    return BCOO(
+        (data, mat.indices),
+        shape=like.shape,
+        indices_sorted=like.indices_sorted,
+        unique_indices=like.unique_indices,
+    )
+
+
+def lies_in_data(mat: BCOO, axis: tuple[int, ...]) -> bool:
+    """Whether slices along `axis` of the dense shape are slices of the data itself."""
+    return all(a >= mat.n_batch + mat.n_sparse for a in axis)
+
+
+def open_axes(mat: BCOO, axis: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
+    """An array with the same slices along `axis` as the dense shape, and their axes.
+
+    Batch and sparse axes are found only in the dense array, which is then made.
+    """
+    if lies_in_data(mat, axis):
+        return mat.data, tuple(a - mat.n_sparse + 1 for a in axis)
+    return mat.todense(), axis
+
+
+def at_entries(dense: jax.Array, mat: BCOO) -> jax.Array:
+    """`dense`, which broadcasts to the dense shape, at the stored entries of `mat`."""
+    ones = with_data(mat, jnp.ones(mat.data.shape, dense.dtype))
+    full = jnp.broadcast_to(dense, mat.shape)
+    return sparse.bcoo_multiply_dense(ones, full)
+
+
+def dense_size(mat: BCOO) -> int:
+    return math.prod(mat.shape)

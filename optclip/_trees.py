@@ -1,0 +1,117 @@
+"""Trees that describe other trees: masks, labels, thresholds given as prefixes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from optclip import _leaves
+
+
+def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A mask or label function that decides by the path of each leaf.
+
+    Args:
+      function: takes a path such as `"encoder/layer_0/kernel"` (keys joined by
+        slashes), returns a bool for a mask, a label for groups.
+
+    Returns:
+      A function from a tree to a tree of the same structure, as `norm_mask=`,
+      `clip_mask=`, `groups=`, `optax.masked` and `optax.partition` take it.
+
+    Example:
+      >>> import optclip
+      >>> no_bias = optclip.by_path(lambda path: not path.endswith("bias"))
+      >>> print(no_bias({"dense": {"bias": 0.0, "kernel": 1.0}}))
+      {'dense': {'bias': False, 'kernel': True}}
+    """
+
+    def describe(tree: Any) -> Any:
+        flat = _leaves.flatten(tree)
+        found = [function(_leaves.path_str(path)) for path in flat.paths]
+        return flat.rebuild(found)
+
+    return describe
+
+
+def spread_prefix(
+    name: str, prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """`prefix`, or what it returns for `tree`, with one value for each leaf of `tree`.
+
+    Raises:
+      ValueError: `prefix` is no prefix of `tree`; the message names the argument.
+    """
+    if callable(prefix):
+        prefix = prefix(tree)
+    return map_prefix(
+        name,
+        lambda value, part: jax.tree.map(
+            lambda _: value, part, is_leaf=_leaves.is_sparse
+        ),
+        prefix,
+        tree,
+        is_leaf=is_leaf,
+    )
+
+
+def map_prefix(
+    name: str,
+    function: Callable[..., Any],
+    prefix: Any,
+    *trees: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """`jax.tree.map` over `prefix`, each of its leaves meeting whole subtrees."""
+    treedef = jax.tree.structure(prefix, is_leaf=is_leaf)
+    for tree in trees:
+        try:
+            treedef.flatten_up_to(tree)
+        except (ValueError, TypeError) as error:
+            full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
+            raise ValueError(
+                f"{name} has the structure {treedef}, which is no prefix of {full}."
+                f" Give one value, or a tree that ends at or above the same leaves"
+                f" ({error})."
+            ) from error
+    return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
+
+
+def fill(name: str, threshold: Any, norm: Any, *, none: float = math.inf) -> Any:
+    """A threshold, or prefix tree of them with None for `none`, one for each norm."""
+    given = jax.tree.map(
+        lambda t: none if t is None else t, threshold, is_leaf=lambda t: t is None
+    )
+
+    def repeat(value: Any, part: Any) -> Any:
+        return jax.tree.map(lambda _: value, part)
+
+    return map_prefix(name, repeat, given, norm)
+
+
+def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
+    """One bool for each leaf of `tree`, in order; None means all."""
+    flat = _leaves.flatten(tree)
+    if mask is None:
+        return [True] * len(flat.leaves)
+    spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, tree))
+    # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.
+    spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
+    for path, value in zip(flat.paths, spread, strict=True):
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(
+                f"{name} holds {value!r} ({type(value).__name__}) for the leaf"
+                f" '{_leaves.path_str(path)}'; a mask holds True or False, known before"
+                " tracing."
+            )
+    return [bool(value) for value in spread]
+
+
+def lookup(values: Any, tree: Any) -> Any:
+    """A tree like `tree` of what `values` holds at the same paths, None for nothing."""
+    flat = _leaves.flatten(values)
+    at = dict(zip(flat.paths, flat.leaves, strict=True))
+    wanted = _leaves.flatten(tree)
+    return wanted.rebuild([at.get(path) for path in wanted.paths])

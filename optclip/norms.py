@@ -1,0 +1,159 @@
+"""MEASURE: one norm that is right for every dtype, magnitude and split of the leaves.
+
+A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
+kept in float32 or wider; the arithmetic is in `_roots`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _collectives, _leaves, _roots, _sparse
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
+
+    Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
+
+    Args:
+      ord: p, a Python number above 0, or inf for the largest modulus.
+      per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
+        average norm.
+
+    Raises:
+      TypeError: `ord` is no Python number.
+      ValueError: `ord` is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> cube = optclip.norms.Norm(3.0)
+      >>> tx = optclip.clip_by(1.0, norm=cube)
+      >>> updates = jnp.array([3.0, 4.0, 5.0])
+      >>> _, state = tx.update(updates, tx.init(updates))
+      >>> print(optclip.metrics(state)["clip/norm"])
+      6.0
+    """
+
+    ord: float = 2.0
+    per_count: float = 0.0
+
+    def __post_init__(self):
+        if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
+            raise TypeError(
+                f"ord={self.ord!r} ({type(self.ord).__name__}) is no Python number."
+                " Give a number above 0, float('inf') or None (2). Under"
+                " optax.inject_hyperparams, name it in static_args=('ord',)."
+            )
+        if not self.ord > 0:
+            raise ValueError(
+                f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
+                " largest absolute value."
+            )
+
+
+L1 = Norm(1.0)
+L2 = Norm(2.0)
+INF = Norm(math.inf)
+RMS = Norm(2.0, per_count=0.5)
+AVERAGE = Norm(2.0, per_count=1.0)
+
+
+def of_order(ord: float | None) -> Norm:
+    """The norm that an `ord=` argument names; None is 2."""
+    return L2 if ord is None else Norm(ord)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The leaves, or with `axis` the slices of one leaf, that share a norm.
+
+    Args:
+      leaves: arrays or BCOO matrices.
+      axis: None for one norm over all elements of all leaves; else the axes that each
+        norm of the single leaf is taken over, counted from 0 (`()`: each element).
+    """
+
+    leaves: Sequence[Any]
+    axis: tuple[int, ...] | None = None
+
+
+class Measured(NamedTuple):
+    """A norm as `root * unit`, so that one above the largest float is still known.
+
+    `root` is finite exactly if every element is; `unit` is 1 short of overflow.
+    """
+
+    root: jax.Array
+    unit: jax.Array
+
+    @property
+    def norm(self) -> jax.Array:
+        return self.root * self.unit
+
+
+def measure(
+    blocks: Sequence[Block], norm: Norm = L2, axis_name: Any = None
+) -> list[Measured]:
+    """The norm of each block, over all devices that the block is split over.
+
+    Args:
+      blocks: what shares a norm.
+      norm: which norm.
+      axis_name: the mapped axes to combine over, `()` for none; None reads them off
+        each array's type.
+
+    Returns:
+      One `Measured` a block, float32 (float64 if any leaf is), of shape `()`, or with
+      `axis` the leaf's own shape with 1 at the reduced axes.
+    """
+    arrays, parts, counts = [], [], [0] * len(blocks)
+    for i, block in enumerate(blocks):
+        for leaf in block.leaves:
+            x, axis, count = _open(leaf, block.axis)
+            split = _collectives.split_axes(x, axis_name)
+            arrays.append(x)
+            parts.append(_roots.Part(i, axis, split))
+            counts[i] += count * _collectives.axes_size(split)
+    # The norm of single elements is the modulus, whatever its order.
+    elements = all(part.axis == () for part in parts)
+    plan = _roots.Plan(
+        ord=math.inf if elements else float(norm.ord),
+        dtype=_accumulator(arrays),
+        parts=tuple(parts),
+        num_blocks=len(blocks),
+    )
+    roots, units = _roots.roots(arrays, plan)
+    if norm.per_count:
+        divisors = [max(n, 1) ** norm.per_count for n in counts]
+        roots = [root / n for root, n in zip(roots, divisors, strict=True)]
+    return [Measured(r, u) for r, u in zip(roots, units, strict=True)]
+
+
+def _open(
+    leaf: Any, axis: tuple[int, ...] | None
+) -> tuple[jax.Array, tuple[int, ...] | None, int]:
+    """A leaf's numbers, the axes to reduce there, and how many elements that is."""
+    if not _leaves.is_sparse(leaf):
+        x = jnp.asarray(leaf)
+        return x, axis, _count(x.shape, axis)
+    count = _count(leaf.shape, axis)
+    leaf = _sparse.summed(leaf)
+    if axis is None:
+        return leaf.data, None, count
+    return *_sparse.open_axes(leaf, axis), count
+
+
+def _count(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> int:
+    return math.prod(shape if axis is None else [shape[a] for a in axis])
+
+
+def _accumulator(arrays: Sequence[jax.Array]) -> str:
+    wide = any(jnp.finfo(x.dtype).bits == 64 for x in arrays)
+    return "float64" if wide else "float32"

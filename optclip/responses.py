@@ -1,0 +1,129 @@
+"""WHAT HAPPENS past the threshold: a coefficient for each norm.
+
+A response is any object with `coefficient(norm, threshold)`, or a plain function of
+that signature. Both arguments are float32 or float64 arrays of one shape, `norm`
+finite and at least 0, `threshold` at least 0 and possibly inf; the result multiplies
+the updates. Exactly 1 leaves them untouched, to the bit.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+
+class Response(Protocol):
+    """What a clip does with a norm and a threshold."""
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Hard:
+    r"""Scale down to the threshold, :math:`\min(1, c / n)`: the clip of the field.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.hard.coefficient(jnp.float32(4.0), jnp.float32(1.0)))
+      0.25
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        # Where neither holds a NaN threshold goes on into the quotient: loud.
+        inside = norm <= threshold
+        one = jnp.ones_like(norm)
+        return jnp.where(inside, one, threshold / jnp.where(inside, one, norm))
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
+        upper = jnp.where(upper < lower, lower, upper)
+        clipped = jnp.where(x < lower, lower, jnp.where(x > upper, upper, x))
+        # In order now unless one is NaN, which must be seen.
+        return jnp.where(lower <= upper, clipped, jnp.full_like(x, jnp.nan))
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth:
+    r"""Scale without a kink, :math:`(1 + (n/c)^s)^{-1/s}`: the norm left is below c.
+
+    At `sharpness` 2 it is :math:`c / \sqrt{c^2 + n^2}`, at 1 the updates become
+    :math:`g / (1 + n/c)`; towards infinity it is `Hard`. Everything is scaled a
+    little, small norms least: by :math:`1 - (n/c)^s / s`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.smooth.coefficient(jnp.float32(3.0), jnp.float32(4.0)))
+      0.8
+    """
+
+    sharpness: float = 2.0
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        s = self.sharpness
+        inside = norm <= threshold
+        one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
+        # Powers of a ratio of at most 1 cannot overflow; 0/0 is kept out of both sides.
+        live = inside & (norm > 0)
+        below = jnp.where(live, norm / jnp.where(live, threshold, one), zero)
+        above = jnp.where(inside, one, threshold / jnp.where(inside, one, norm))
+        small = jnp.where(live, (1 + below**s) ** (-1 / s), one)
+        return jnp.where(inside, small, above * (1 + above**s) ** (-1 / s))
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    r"""Scale always, up or down, to the threshold: :math:`c / n`. Zeros stay zeros.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.normalize.coefficient(jnp.float32(0.5), jnp.float32(1.0)))
+      2.0
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        still = (norm == 0) | jnp.isinf(threshold)
+        one = jnp.ones_like(norm)
+        ratio = threshold / jnp.where(still, one, norm)
+        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
+        return jnp.where(still, one, jnp.minimum(ratio, largest))
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """The bound on the side of each element, zeros kept."""
+        return jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    """A user's own `(norm, threshold) -> coefficient`."""
+
+    function: Callable[[jax.Array, jax.Array], Any]
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        found = jnp.asarray(self.function(norm, threshold)).astype(norm.dtype)
+        return jnp.broadcast_to(found, norm.shape)
+
+
+hard = Hard()
+smooth = Smooth()
+normalize = Normalize()
+
+_BY_NAME: dict[str, Response] = {"hard": hard, "smooth": smooth, "normalize": normalize}
+
+
+def resolve(response: Any) -> Response:
+    """The response that a `response=` argument means."""
+    if isinstance(response, str) and response in _BY_NAME:
+        return _BY_NAME[response]
+    if hasattr(response, "coefficient"):
+        return response
+    if callable(response):
+        return _Function(response)
+    raise (ValueError if isinstance(response, str) else TypeError)(
+        f"response={response!r} is not known. Give one of {sorted(_BY_NAME)}, an object"
+        " with coefficient(norm, threshold), or a function of those two."
+    )

@@ -1,0 +1,281 @@
+"""WHERE to clip: a number, a schedule, or a rule of your own.
+
+A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
+`__call__` (optax.inject_hyperparams takes any callable for a schedule). Learned rules
+keep what they know in `memory`, a pytree of arrays of fixed shapes.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _trees, _validate
+
+
+class Seen(NamedTuple):
+    """What a rule may look at; what it does not use costs nothing under jit.
+
+    Attributes:
+      norm: the norms of the scope, finite: `()` for the tree; a tree or dict of them
+        for leaves and groups; with 1 at reduced axes; the modulus for elements. A
+        non-finite norm reads 0.
+      keep: takes a threshold, returns the norms that the response would leave.
+      measure: takes a tree like the updates, returns its norms over the same scope.
+      params: as given to `update`, or None.
+      step: int32, the number of updates before this one.
+      extra: the extra keyword arguments of `update`, such as `value`.
+    """
+
+    norm: Any
+    keep: Callable[[Any], Any]
+    measure: Callable[[Any], Any]
+    params: Any
+    step: jax.Array
+    extra: dict[str, Any]
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """How a threshold comes about.
+
+    Example:
+      A threshold of twice the mean of all norms so far, 1 on the first step:
+
+      >>> import dataclasses, jax.numpy as jnp, optclip
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class TwiceTheMean:
+      ...     def init(self, norm):
+      ...         return jnp.zeros_like(norm)
+      ...     def update(self, seen, memory):
+      ...         threshold = jnp.where(seen.step == 0, 1.0, 2 * memory)
+      ...         mean = memory + (seen.norm - memory) / (seen.step + 1)
+      ...         return threshold, mean
+      >>> tx = optclip.clip_by_global_norm(TwiceTheMean())
+      >>> state = tx.init(jnp.zeros(2))
+      >>> for size in (1.0, 2.0, 20.0):
+      ...     clipped, state = tx.update(size * jnp.array([3.0, 4.0]), state)
+      ...     print(clipped)
+      [0.6 0.8]
+      [6. 8.]
+      [ 9. 12.]
+    """
+
+    def init(self, norm: Any) -> Any:
+        """The memory before the first step, from norms of which only shapes count."""
+        ...
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        """The threshold, shaped as the norms or broadcast to them, and new memory.
+
+        The engine takes the new memory only if all norms that this rule saw are finite.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """The threshold that never changes; numbers and arrays mean this."""
+
+    value: Any
+
+    def init(self, norm: Any) -> Any:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        del seen
+        return self.value, memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The threshold that an optax schedule gives for the step; callables mean this."""
+
+    function: Callable[[jax.Array], Any]
+
+    def init(self, norm: Any) -> Any:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        return self.function(seen.step), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Two thresholds for elements, one on each side: see `bounds`."""
+
+    lower: Any
+    upper: Any
+
+
+def bounds(lower: Any = None, upper: Any = None) -> Bounds:
+    """Two bounds for elements, in place of a symmetric threshold.
+
+    Args:
+      lower: a number, an array that broadcasts to each leaf, an optax schedule, a rule,
+        or a prefix tree of these; None is no bound. May be negative.
+      upper: likewise.
+
+    Returns:
+      A threshold for `clip_by(..., over=ELEMENT)`.
+
+    Raises:
+      TypeError: a bound is of another kind.
+      ValueError: a bound is NaN; or both are concrete numbers and `lower > upper`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> bounds = optclip.thresholds.bounds(-1.0, 2.0)
+      >>> tx = optclip.clip_by(bounds, over=optclip.ELEMENT)
+      >>> updates = jnp.array([-3.0, 0.5, 3.0])
+      >>> print(tx.update(updates, tx.init(updates))[0])
+      [-1.   0.5  2. ]
+    """
+    _validate.ordered(lower, upper)
+    return Bounds(
+        as_rules("lower", lower, negative=True, none=-math.inf),
+        as_rules("upper", upper, negative=True),
+    )
+
+
+def constant(value: Any) -> Constant:
+    """A fixed threshold, the rule that a plain number stands for.
+
+    Args:
+      value: a number or array of at least 0, traced or not; 0 clips to zero, inf
+        measures and touches nothing.
+
+    Raises:
+      ValueError: a concrete value is negative or NaN.
+
+    Example:
+      >>> from optclip import thresholds
+      >>> thresholds.constant(1.0)
+      Constant(value=1.0)
+    """
+    _validate.number("value", value)
+    return Constant(value)
+
+
+def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
+    """A threshold by an optax schedule, the rule that a plain callable stands for.
+
+    Args:
+      function: takes the step, an int32 scalar from 0 up, returns the threshold.
+
+    Raises:
+      TypeError: `function` cannot be called.
+
+    Example:
+      >>> import optax
+      >>> from optclip import thresholds
+      >>> warm = thresholds.schedule(optax.linear_schedule(10.0, 1.0, 100))
+      >>> print(warm.function(50))
+      5.5
+    """
+    if not callable(function):
+        raise TypeError(
+            f"schedule={function!r} cannot be called. Give an optax schedule, or a"
+            " number as the threshold itself."
+        )
+    return Schedule(function)
+
+
+def is_rule(value: Any) -> bool:
+    """Whether `value` is a rule; an optimizer, which has the same methods, is none."""
+    not_rules = (optax.GradientTransformation, type)
+    return isinstance(value, Rule) and not isinstance(value, not_rules)
+
+
+def as_rules(
+    name: str, threshold: Any, *, negative: bool = False, none: float = math.inf
+) -> Any:
+    """A threshold argument, or each leaf of a tree of them, as rules."""
+
+    def as_rule(value: Any) -> Rule:
+        if is_rule(value):
+            return value
+        if value is None:
+            return Constant(none)
+        if callable(value) and not isinstance(value, type):
+            return Schedule(value)
+        if not _validate.is_number(value):
+            raise TypeError(
+                f"{name} holds {value!r} ({type(value).__name__}). Give a number, an"
+                " array, an optax schedule, a rule with init(norm) and update(seen,"
+                " memory), or for leaf and group scope a tree of these."
+            )
+        _validate.number(name, value, negative=negative)
+        return Constant(value)
+
+    return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
+
+
+def init(name: str, rules: Any, norm: Any) -> list[Any]:
+    """The memory of each rule."""
+    leaves, parts = _matched(name, rules, norm)
+    return [rule.init(part) for rule, part in zip(leaves, parts, strict=True)]
+
+
+def update(
+    name: str,
+    rules: Any,
+    seen: Seen,
+    finite: Any,
+    memory: list[Any],
+) -> tuple[Any, list[Any]]:
+    """The thresholds, with the structure of the norms, and each rule's new memory.
+
+    A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
+    `seen` is of the whole tree, its `keep` of one norm and one threshold; each rule
+    is shown its own part.
+    """
+    leaves, norms = _matched(name, rules, seen.norm)
+    treedef = jax.tree.structure(rules, is_leaf=is_rule)
+    flags = treedef.flatten_up_to(finite)
+    found, memories = [], []
+    for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
+        own = seen._replace(
+            norm=norm,
+            keep=functools.partial(_kept, name, seen.keep, norm),
+            measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
+        )
+        threshold, new = rule.update(own, memory[i])
+        found.append(_trees.fill(name, threshold, norm))
+        sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
+        memories.append(_taken_if(sound, new, memory[i]))
+    return jax.tree.unflatten(treedef, found), memories
+
+
+def _is_threshold(value: Any) -> bool:
+    return value is None or is_rule(value)
+
+
+def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
+    parts: list[Any] = []
+    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+    _trees.map_prefix(
+        name, lambda _, part: parts.append(part), rules, norm, is_leaf=is_rule
+    )
+    return leaves, parts
+
+
+def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
+    return jax.tree.map(keep, norm, _trees.fill(name, threshold, norm))
+
+
+def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
+    if not sound:
+        return new
+    take = jnp.all(jnp.stack(sound))
+    return jax.tree.map(
+        lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
+    )
