@@ -91,6 +91,22 @@ class Clip:
         _validate.flag("strict", self.strict)
         _validate.number("eps", self.eps)
 
+    @property
+    def moves_elements(self) -> bool:
+        """Whether single elements go to a bound, rather than times a coefficient."""
+        return isinstance(self.scope, Element) and hasattr(self.response, "element")
+
+    def fit(self, name: str, threshold: Any, norm: jax.Array) -> jax.Array:
+        """A threshold in the dtype and shape of the norms it is for, at least 0.
+
+        Raises:
+          ValueError: it does not broadcast to their shape.
+        """
+        limit = jnp.asarray(threshold).astype(norm.dtype)
+        limit = jnp.maximum(limit, jnp.zeros_like(limit))
+        # Where elements move, it must broadcast to the leaf, dense: checked there.
+        return limit if self.moves_elements else _broadcast(name, limit, norm.shape)
+
     def alone(self) -> "Clip":
         """The same clip on one device, as at `init`, outside any mapped axis."""
         return dataclasses.replace(self, axis_name=())
@@ -104,8 +120,9 @@ class Clip:
         ]
         counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
         scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
-        measured_tree = flat.rebuild(_where(live, _where(counted, flat.leaves)))
-        scaled_tree = flat.rebuild(_where(live, _where(scaled, flat.leaves)))
+        leaves = _where(live, [_leaves.whole(x) for x in flat.leaves])
+        measured_tree = flat.rebuild(_where(counted, leaves))
+        scaled_tree = flat.rebuild(_where(scaled, leaves))
         blocks, treedef = jax.tree.flatten(self.scope.blocks(measured_tree))
         index = jax.tree.unflatten(treedef, list(range(len(blocks))))
         owner = flat.treedef.flatten_up_to(self.scope.spread(index, scaled_tree))
@@ -137,7 +154,7 @@ class Clip:
     def keep(self, norm: jax.Array, threshold: Any) -> jax.Array:
         """The norm that the response would leave."""
         measured = Measured(norm, jnp.ones_like(norm))
-        limit = fit("threshold", threshold, norm)
+        limit = self.fit("threshold", threshold, norm)
         return norm * self.respond(measured, limit).coefficient
 
     def apply(
@@ -151,7 +168,7 @@ class Clip:
         if self.nonfinite == "raise":
             self._check(opened)
         out = list(opened.leaves)
-        if isinstance(self.scope, Element) and hasattr(self.response, "element"):
+        if self.moves_elements:
             coefficients = [jnp.ones(()) for _ in opened.blocks]
             for i, block in _owned(opened):
                 path = opened.flat.paths[i]
@@ -227,17 +244,6 @@ def _owned(opened: Opened) -> list[tuple[int, int]]:
     return [(i, block) for i, block in enumerate(opened.owner) if block is not None]
 
 
-def fit(name: str, threshold: Any, norm: jax.Array) -> jax.Array:
-    """A threshold in the dtype and shape of the norms it is for, at least 0.
-
-    Raises:
-      ValueError: it does not broadcast to their shape.
-    """
-    limit = jnp.asarray(threshold).astype(norm.dtype)
-    limit = _broadcast(name, limit, norm.shape)
-    return jnp.maximum(limit, jnp.zeros_like(limit))
-
-
 def _broadcast(name: str, value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     try:
         return jnp.broadcast_to(value, shape)
@@ -249,7 +255,8 @@ def _broadcast(name: str, value: jax.Array, shape: tuple[int, ...]) -> jax.Array
 
 
 def _each(function: Any, block: Block) -> Block:
-    return dataclasses.replace(block, leaves=[function(x) for x in block.leaves])
+    leaves = [function(_leaves.unwrap(x)) for x in block.leaves]
+    return dataclasses.replace(block, leaves=leaves)
 
 
 def _where(mask: list[bool], leaves: list[Any]) -> list[Any]:

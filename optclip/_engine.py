@@ -12,7 +12,7 @@ import optax
 
 from optclip import _clip, _leaves, _record, _validate, norms, responses, scopes
 from optclip import thresholds as _thresholds
-from optclip._clip import Clip, Limits, Opened
+from optclip._clip import Clip, Limits
 from optclip._record import ClipState
 
 
@@ -90,7 +90,7 @@ def clip_by(
         )
         return ClipState(
             clip_step=jnp.zeros((), jnp.int32),
-            clip_memory={k: _thresholds.init(k, r, zeros) for k, r in rules.items()},
+            clip_memory=[_thresholds.init(k, r, zeros) for k, r in rules.items()],
             clip_record={name: _record.blank(treedef, over, record)} if record else {},
         )
 
@@ -108,12 +108,12 @@ def clip_by(
             extra=extra_args,
         )
         finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
-        values, memory = {}, {}
-        for key, rule in rules.items():
-            old = state.clip_memory[key]
-            found = _thresholds.update(key, rule, seen, finite, old)
-            values[key], memory[key] = opened.treedef.flatten_up_to(found[0]), found[1]
-        limits = _limits(opened, reading, values)
+        values, memories = {}, []
+        for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
+            found, memory = _thresholds.update(key, rule, seen, finite, memory)
+            values[key] = opened.treedef.flatten_up_to(found)
+            memories.append(memory)
+        limits = _limits(clip, reading, values)
         clipped, coefficients = clip.apply(opened, reading.measured, limits)
         records = {}
         if record:
@@ -122,7 +122,7 @@ def clip_by(
             new = _record.advance(old, opened.treedef, over, record, steps)
             records = {name: new}
         step = optax.safe_increment(state.clip_step)
-        return clipped, ClipState(step, memory, records)
+        return clipped, ClipState(step, memories, records)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -130,8 +130,7 @@ def clip_by(
 def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
     if not isinstance(threshold, _thresholds.Bounds):
         return {"threshold": _thresholds.as_rules("threshold", threshold)}
-    elementwise = isinstance(clip.scope, scopes.Element)
-    if not elementwise or not hasattr(clip.response, "element"):
+    if not clip.moves_elements:
         raise ValueError(
             "Two bounds are for single elements: give over=optclip.ELEMENT and"
             " response='hard' with thresholds.bounds(...), or one threshold."
@@ -181,7 +180,7 @@ def _sound(norm: jax.Array) -> jax.Array:
 
 
 def _limits(
-    opened: Opened, reading: _clip.Reading, values: dict[str, list[Any]]
+    clip: Clip, reading: _clip.Reading, values: dict[str, list[Any]]
 ) -> list[_clip.Limit]:
     if "threshold" not in values:
         return [
@@ -189,7 +188,7 @@ def _limits(
             for lo, hi in zip(values["lower"], values["upper"], strict=True)
         ]
     return [
-        _clip.fit("threshold", value, m.root)
+        clip.fit("threshold", value, m.root)
         for value, m in zip(values["threshold"], reading.measured, strict=True)
     ]
 

@@ -24,6 +24,33 @@ class Flat:
         return jax.tree.unflatten(self.treedef, leaves)
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A BCOO matrix as one leaf, for scopes; to jax it is two, data and indices."""
+
+    mat: BCOO
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.mat.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.mat.ndim
+
+    @property
+    def dtype(self) -> Any:
+        return self.mat.dtype
+
+
+def whole(leaf: Any) -> Any:
+    return Whole(leaf) if is_sparse(leaf) else leaf
+
+
+def unwrap(leaf: Any) -> Any:
+    return leaf.mat if isinstance(leaf, Whole) else leaf
+
+
 def is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, BCOO)
 

@@ -56,7 +56,7 @@ def _roots_jvp(plan, primals, tangents):
     slopes, ties = [], []
     for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
         unit = units[part.block]
-        x, dx = widen(x, plan.dtype) / unit, widen(dx, plan.dtype) / unit
+        x, dx = over(widen(x, plan.dtype), unit), over(widen(dx, plan.dtype), unit)
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
@@ -74,21 +74,29 @@ def widen(x: jax.Array, dtype: str) -> jax.Array:
     return x.astype(dtype)
 
 
+def over(x: jax.Array, real: jax.Array) -> jax.Array:
+    """`x` divided by a real array, part by part if it is complex."""
+    if jnp.iscomplexobj(x):
+        return lax.complex(jnp.real(x) / real, jnp.imag(x) / real)
+    return x / real
+
+
 def _direction(x, norm, ord):
     """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
     size = jnp.abs(x)
     live = (size > 0) & (norm > 0)
     norm = jnp.where(norm > 0, norm, jnp.ones_like(norm))
     if ord == 2:
-        return jnp.where(live, x / norm, jnp.zeros_like(x)), jnp.zeros_like(size)
-    sign = jnp.where(live, x / jnp.where(live, size, jnp.ones_like(size)), 0.0)
+        return jnp.where(live, over(x, norm), jnp.zeros_like(x)), jnp.zeros_like(size)
+    modulus = jnp.where(live, size, jnp.ones_like(size))
+    sign = jnp.where(live, over(x, modulus), jnp.zeros_like(x))
     if ord == 1:
         return sign, jnp.zeros_like(size)
     if ord == math.inf:
         tie = (live & (size == norm)).astype(size.dtype)
-        return sign * tie, tie
+        return sign * tie.astype(sign.dtype), tie
     share = jnp.where(live, size / norm, jnp.ones_like(size))
-    return sign * share ** (ord - 1), jnp.zeros_like(size)
+    return sign * (share ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
 def _two_pass(arrays, plan):
@@ -141,10 +149,10 @@ def _by_largest(arrays, plan):
         size = jnp.abs(widen(x, plan.dtype))
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
-        powers.append(_reduce(jnp.sum, (size / _nonzero(peak)) ** plan.ord, part))
+        powers.append(_reduce(jnp.sum, _share(size, peak) ** plan.ord, part))
     peak = _combined(lax.pmax, _max, peaks, plan)
     parts = [
-        power * (own / _nonzero(peak[part.block])) ** plan.ord
+        power * _share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
     totals = _combined(lax.psum, _sum, parts, plan)
@@ -162,7 +170,7 @@ def _totals(arrays, plan, scale=None):
     found = []
     for x, part in zip(arrays, plan.parts, strict=True):
         x = widen(x, plan.dtype)
-        x = x if scale is None else x * scale[part.block]
+        x = x if scale is None else x * scale[part.block].astype(x.dtype)
         if plan.ord == 2:
             found.append(_reduce(jnp.sum, _square(x), part))
         elif plan.ord == 1:
@@ -189,8 +197,29 @@ def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.A
 
 
 def _sum(values: list[jax.Array]) -> jax.Array:
-    # Stacked and summed: adding a thousand leaves one by one costs 4 ULP.
-    return values[0] if len(values) == 1 else jnp.sum(jnp.stack(values), axis=0)
+    """The sum, rounded once: folding a thousand leaves plainly costs 4 ULP."""
+    if len(values) == 1:
+        return values[0]
+    total = jnp.stack(values)
+    lost = jnp.zeros_like(total)
+    while total.shape[0] > 1:
+        if total.shape[0] % 2:
+            pad = jnp.zeros_like(total[:1])
+            total, lost = (jnp.concatenate([v, pad]) for v in (total, lost))
+        half = total.shape[0] // 2
+        both, error = _two_sum(total[:half], total[half:])
+        total, lost = both, lost[:half] + lost[half:] + error
+    return total[0] + lost[0]
+
+
+def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`a + b` and its rounding error (Knuth); no error where the sum is not finite."""
+    both = a + b
+    ok = jnp.isfinite(both)
+    zero = jnp.zeros_like(both)
+    a, b, total = (jnp.where(ok, x, zero) for x in (a, b, both))
+    rest = total - a
+    return both, (a - (total - rest)) + (b - rest)
 
 
 def _max(values: list[jax.Array]) -> jax.Array:
@@ -207,8 +236,11 @@ def _root(total, ord):
     return jnp.sqrt(total) if ord == 2 else total
 
 
-def _nonzero(x):
-    return jnp.where(x == 0, jnp.ones_like(x), x)
+def _share(x: jax.Array, peak: jax.Array) -> jax.Array:
+    """`x / peak`, 0 where peak is 0."""
+    # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
+    shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
+    return x * shrink / (jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink)
 
 
 def _may_leave_range(x: jax.Array, plan: Plan) -> bool:

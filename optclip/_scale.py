@@ -40,6 +40,9 @@ def respond(
     largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
     tiny = jnp.asarray(jnp.finfo(root.dtype).tiny, root.dtype)
     finite = jnp.isfinite(root)
+    off = jnp.isinf(threshold)
+    # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
+    alarm = (root - root) + 0 * jnp.where(off, jnp.zeros_like(threshold), threshold)
     root = jnp.where(finite, root, jnp.zeros_like(root))
     seen = jnp.minimum(root * unit, largest)
     cap = jnp.maximum(threshold, tiny) * _FAR[root.dtype.name]
@@ -51,8 +54,7 @@ def respond(
     near = response.coefficient(
         near_norm + jnp.asarray(eps).astype(root.dtype), threshold
     )
-    off = jnp.isinf(threshold)
-    near = jnp.where(off, ones, jnp.where(finite, near, jnp.full_like(near, jnp.nan)))
+    near = jnp.where(off, ones, near + alarm)
     return Factor(near, jnp.where(off, ones, far))
 
 
@@ -60,8 +62,9 @@ def scale(x: jax.Array, factor: Factor, *, towards_zero: bool = False) -> jax.Ar
     """`x` times the factor, in the dtype of `x`; `x` itself where the factor is 1."""
     near, far = factor
     wide = _leaves.widen(x)
-    scaled = wide * far.astype(wide.dtype) * near.astype(wide.dtype)
-    out = cast(scaled, x, towards_zero=towards_zero)
+    # The select keeps XLA from multiplying the two halves first, which may give 0.
+    wide = jnp.where(far == 1, wide, wide * far.astype(wide.dtype))
+    out = cast(wide * near.astype(wide.dtype), x, towards_zero=towards_zero)
     return jnp.where((near == 1) & (far == 1), x, out)
 
 

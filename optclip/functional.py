@@ -391,7 +391,7 @@ def _run(
     measured = clip.measure(opened).measured if in_hand is None else in_hand
     spread = _trees.fill(name, threshold, opened.tree([m.root for m in measured]))
     limits = [
-        _clip.fit(name, limit, m.root)
+        clip.fit(name, limit, m.root)
         for limit, m in zip(_flat(opened, spread), measured, strict=True)
     ]
     clipped, _ = clip.apply(opened, measured, limits)

@@ -116,7 +116,7 @@ def measure(
     arrays, parts, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
-            x, axis, count = _open(leaf, block.axis)
+            x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
             split = _collectives.split_axes(x, axis_name)
             arrays.append(x)
             parts.append(_roots.Part(i, axis, split))

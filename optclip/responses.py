@@ -41,8 +41,8 @@ class Hard:
         """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
         upper = jnp.where(upper < lower, lower, upper)
         clipped = jnp.where(x < lower, lower, jnp.where(x > upper, upper, x))
-        # In order now unless one is NaN, which must be seen.
-        return jnp.where(lower <= upper, clipped, jnp.full_like(x, jnp.nan))
+        # In order now, unless one is NaN: that must be seen.
+        return jnp.where(lower <= upper, clipped, jnp.maximum(lower, upper))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Tree(Scope):
         return Block(_leaves.flatten(tree).leaves)
 
     def spread(self, values: Any, tree: Any) -> Any:
-        return jax.tree.map(lambda _: values, tree, is_leaf=_leaves.is_sparse)
+        return jax.tree.map(lambda _: values, tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Leaf(Scope):
     """One norm for each leaf. Use the constant `LEAF`."""
 
     def blocks(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: Block([x]), tree, is_leaf=_leaves.is_sparse)
+        return jax.tree.map(lambda x: Block([x]), tree)
 
     def spread(self, values: Any, tree: Any) -> Any:
         return _trees.lookup(values, tree)
@@ -108,7 +108,7 @@ class Element(Scope):
     """Each element by its own modulus. Use the constant `ELEMENT`."""
 
     def blocks(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: Block([x], ()), tree, is_leaf=_leaves.is_sparse)
+        return jax.tree.map(lambda x: Block([x], ()), tree)
 
     def spread(self, values: Any, tree: Any) -> Any:
         return _trees.lookup(values, tree)

@@ -256,7 +256,9 @@ def update(
 
 
 def _is_threshold(value: Any) -> bool:
-    return value is None or is_rule(value)
+    # An optimizer is a tuple of functions, which would pass for schedules.
+    whole = isinstance(value, optax.GradientTransformation)
+    return value is None or whole or is_rule(value)
 
 
 def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:

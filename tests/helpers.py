@@ -1,0 +1,97 @@
+"""Trees to clip, comparisons, and the strict modes that optclip's own calls run in."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+@contextlib.contextmanager
+def strict_modes():
+    """No implicit dtype promotion, no implicit rank promotion."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def strictly(function):
+    """`function`, run in the strict modes (optax's own code fails in them)."""
+
+    def wrapped(*args, **kwargs):
+        with strict_modes():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def strict(tx: optax.GradientTransformationExtraArgs):
+    return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
+
+
+def gradients(seed: int = 0, dtype: Any = jnp.float32, scale: float = 1.0) -> Any:
+    """Leaves of unequal norm: some are past every threshold of the registry, some not."""
+    rng = np.random.default_rng(seed)
+    tree = {
+        "dense": {"bias": rng.normal(size=4) * 0.01, "kernel": rng.normal(size=(3, 4))},
+        "out": [rng.normal(size=(2, 4)) * 5.0],
+    }
+    return jax.tree.map(lambda x: jnp.asarray(x * scale, dtype), tree)
+
+
+def mixed_gradients(seed: int = 0) -> Any:
+    tree = gradients(seed)
+    tree["dense"]["bias"] = tree["dense"]["bias"].astype(jnp.bfloat16)
+    tree["out"][0] = tree["out"][0].astype(jnp.float16)
+    return tree
+
+
+def as_float64(tree: Any) -> Any:
+    """The tree in NumPy float64 (complex128), exactly."""
+
+    def wide(x):
+        kind = np.complex128 if jnp.iscomplexobj(x) else np.float64
+        return np.asarray(x).astype(kind)
+
+    return jax.tree.map(wide, tree)
+
+
+def assert_close(found: Any, expected: Any, ulps: float = 8) -> None:
+    """Leaf by leaf within `ulps` units of the leaf's dtype, relative to its largest."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a_wide, b_wide = as_float64(a), as_float64(b)
+        if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
+            np.testing.assert_array_equal(a_wide, b_wide)
+            continue
+        eps = float(jnp.finfo(jnp.asarray(a).dtype).eps)
+        size = np.max(np.abs(b_wide), initial=0.0)
+        np.testing.assert_allclose(a_wide, b_wide, rtol=0, atol=ulps * eps * size)
+
+
+def assert_identical(found: Any, expected: Any) -> None:
+    """Structure, shape, dtype, weak type and every bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_same_type(a, b)
+        bits_a, bits_b = np.asarray(a).tobytes(), np.asarray(b).tobytes()
+        assert bits_a == bits_b, f"{a} is not {b}"
+
+
+def assert_same_type(a: Any, b: Any) -> None:
+    """Shape, dtype and weak type agree (a Python number is a weak scalar)."""
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    kind = (a.shape, a.dtype, a.weak_type)
+    assert kind == (b.shape, b.dtype, b.weak_type)
+
+
+def assert_same_types(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(assert_same_type, found, expected)
+
+
+def differs(a: Any, b: Any) -> bool:
+    """Whether any leaf differs: a test of clipping must show that something was cut."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(not np.array_equal(as_float64(x), as_float64(y)) for x, y in pairs)

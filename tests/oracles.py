@@ -1,0 +1,85 @@
+"""What each clip must give, in NumPy float64, written from the formulas.
+
+Every oracle takes a nested dict or list of NumPy float64 arrays and returns one.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def norm(values: np.ndarray, p: float = 2.0) -> float:
+    """(sum |x|^p)^(1/p), by exact summation of scaled powers."""
+    size = np.abs(np.asarray(values)).ravel().astype(np.float64)
+    largest = float(size.max(initial=0.0))
+    if p == math.inf or largest == 0.0:
+        return largest
+    return largest * math.fsum((size / largest) ** p) ** (1 / p)
+
+
+def tree_norm(tree: Any, p: float = 2.0) -> float:
+    leaves = [np.ravel(x) for x in jax.tree.leaves(tree)]
+    return norm(np.concatenate(leaves) if leaves else np.zeros(0), p)
+
+
+def hard(n: float, c: float) -> float:
+    return 1.0 if n <= c else c / n
+
+
+def smooth(n: float, c: float) -> float:
+    return c / math.hypot(c, n) if n else 1.0
+
+
+def normalized(n: float, c: float) -> float:
+    return c / n if n else 1.0
+
+
+def by_value(tree: Any, lower: float, upper: float) -> Any:
+    return jax.tree.map(lambda x: np.maximum(np.minimum(x, upper), lower), tree)
+
+
+def by_leaf(
+    tree: Any,
+    c: float,
+    measure: Callable[[np.ndarray], float] = norm,
+    response: Callable[[float, float], float] = hard,
+) -> Any:
+    return jax.tree.map(lambda x: x * response(measure(x), c), tree)
+
+
+def rms(x: np.ndarray) -> float:
+    return norm(x) / math.sqrt(max(x.size, 1))
+
+
+def average_norm(x: np.ndarray) -> float:
+    return norm(x) / max(x.size, 1)
+
+
+def by_first_axis(
+    tree: Any, c: float, measure: Callable[[np.ndarray], float] = norm
+) -> Any:
+    """One norm for each slice along axis 0."""
+
+    def clip(x: np.ndarray) -> np.ndarray:
+        factors = np.apply_along_axis(lambda v: hard(measure(v), c), 0, x)
+        return x * factors
+
+    return jax.tree.map(clip, tree)
+
+
+def by_tree(
+    tree: Any,
+    c: float,
+    p: float = 2.0,
+    response: Callable[[float, float], float] = hard,
+) -> Any:
+    factor = response(tree_norm(tree, p), c)
+    return jax.tree.map(lambda x: x * factor, tree)
+
+
+def by_top_key(tree: Any, limits: dict[str, float], p: float = 2.0) -> Any:
+    """One norm for each entry of the outermost dict."""
+    return {key: by_tree(part, limits[key], p) for key, part in tree.items()}

@@ -1,0 +1,268 @@
+"""Every transformation, once: what is in this table is under every contract test.
+
+A public name that is in neither `ENTRIES` nor `OTHER_NAMES` fails the build.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import optclip
+from tests import oracles
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A transformation with a threshold that clips some of `helpers.gradients`.
+
+    Attributes:
+      id: what the tests call it.
+      factory: the public factory.
+      threshold: the name of its threshold argument and an active value.
+      oracle: from float64 gradients and the threshold to the clipped ones.
+      kwargs: structural arguments.
+      statics: arguments that optax.inject_hyperparams must be told are static.
+      per_leaf: whether each leaf is clipped by itself, so that masks and partitions
+        do not change what the others become.
+      takes_flat: whether clipping the concatenation of all leaves is the same.
+      scalar_threshold: whether the threshold is one number that may be traced,
+        scheduled and vmapped (a rule is not).
+    """
+
+    id: str
+    factory: Callable[..., Any]
+    threshold: tuple[str, Any]
+    oracle: Callable[[Any, Any], Any]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    statics: tuple[str, ...] = ()
+    per_leaf: bool = True
+    takes_flat: bool = False
+    scalar_threshold: bool = True
+
+    def make(self, threshold: Any = None, **more: Any) -> Any:
+        name, active = self.threshold
+        value = active if threshold is None else threshold
+        return self.factory(**{name: value}, **self.kwargs, **more)
+
+    def expected(self, tree: Any, threshold: Any = None) -> Any:
+        return self.oracle(tree, self.threshold[1] if threshold is None else threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestSoFar:
+    """A user's rule: half the largest norm seen, the current one included."""
+
+    def init(self, norm):
+        return jnp.zeros_like(norm)
+
+    def update(self, seen, memory):
+        largest = jnp.maximum(seen.norm, memory)
+        return 0.5 * largest, largest
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKeys(optclip.scopes.Scope):
+    """A user's scope: one norm for each top-level key of the tree."""
+
+    def blocks(self, tree):
+        paths = jax.tree.leaves_with_path(tree)
+        members = {str(path[0]): [] for path, _ in paths if path} or {"": []}
+        for path, leaf in paths:
+            members[str(path[0]) if path else ""].append(leaf)
+        return {key: optclip.norms.Block(leaves) for key, leaves in members.items()}
+
+    def spread(self, values, tree):
+        def own(path, leaf):
+            del leaf
+            return values.get(str(path[0]) if path else "")
+
+        return jax.tree.map_with_path(own, tree)
+
+
+def square_root_capper(norm, threshold):
+    """A user's response, a plain function: past the threshold only the root stays."""
+    past = norm > threshold
+    safe = jnp.where(past, norm, jnp.ones_like(norm))
+    return jnp.where(past, jnp.sqrt(threshold / safe), jnp.ones_like(norm))
+
+
+top_key = optclip.by_path(lambda path: path.split("/")[0] or "all")
+
+
+def _by_both(tree: Any, c: float) -> Any:
+    return oracles.by_top_key(tree, {"dense": c, "out": c})
+
+
+def _root(n: float, c: float) -> float:
+    return math.sqrt(c / n) if n > c else 1.0
+
+
+def _half_of_own(tree: Any, _: Any) -> Any:
+    return oracles.by_tree(tree, 0.5 * oracles.tree_norm(tree))
+
+
+def _two_bounds(tree: Any, upper: float) -> Any:
+    return oracles.by_value(tree, -0.25, upper)
+
+
+ENTRIES = [
+    Entry(
+        "value",
+        optclip.clip_by_value,
+        ("limit", 0.5),
+        lambda tree, c: oracles.by_value(tree, -c, c),
+        takes_flat=True,
+    ),
+    Entry(
+        "value-two-bounds",
+        optclip.clip_by_value,
+        ("upper", 0.5),
+        _two_bounds,
+        {"lower": -0.25},
+        takes_flat=True,
+    ),
+    Entry("norm", optclip.clip_by_norm, ("max_norm", 2.0), oracles.by_leaf),
+    Entry(
+        "norm-axis",
+        optclip.clip_by_norm,
+        ("max_norm", 2.0),
+        oracles.by_first_axis,
+        {"axis": (0,)},
+    ),
+    Entry(
+        "norm-l1",
+        optclip.clip_by_norm,
+        ("max_norm", 4.0),
+        lambda tree, c: oracles.by_leaf(tree, c, lambda x: oracles.norm(x, 1.0)),
+        {"ord": 1.0},
+        statics=("ord",),
+    ),
+    Entry(
+        "average-norm",
+        optclip.clip_by_average_norm,
+        ("max_norm", 0.5),
+        lambda tree, c: oracles.by_leaf(tree, c, oracles.average_norm),
+    ),
+    Entry(
+        "rms",
+        optclip.clip_by_rms,
+        ("max_rms", 1.5),
+        lambda tree, c: oracles.by_leaf(tree, c, oracles.rms),
+    ),
+    Entry(
+        "rms-axis",
+        optclip.clip_by_rms,
+        ("max_rms", 1.5),
+        lambda tree, c: oracles.by_first_axis(tree, c, oracles.rms),
+        {"axis": (0,)},
+    ),
+    Entry(
+        "group-norm",
+        optclip.clip_by_group_norm,
+        ("max_norm", 4.0),
+        _by_both,
+        {"groups": top_key},
+        statics=("groups",),
+        per_leaf=False,
+    ),
+    Entry(
+        "global-norm",
+        optclip.clip_by_global_norm,
+        ("max_norm", 2.0),
+        oracles.by_tree,
+        per_leaf=False,
+        takes_flat=True,
+    ),
+    Entry(
+        "global-norm-inf",
+        optclip.clip_by_global_norm,
+        ("max_norm", 1.0),
+        lambda tree, c: oracles.by_tree(tree, c, math.inf),
+        {"ord": math.inf},
+        statics=("ord",),
+        per_leaf=False,
+        takes_flat=True,
+    ),
+    Entry(
+        "global-norm-3",
+        optclip.clip_by_global_norm,
+        ("max_norm", 1.0),
+        lambda tree, c: oracles.by_tree(tree, c, 3.0),
+        {"ord": 3.0},
+        statics=("ord",),
+        per_leaf=False,
+        takes_flat=True,
+    ),
+    Entry(
+        "smooth",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_tree(tree, c, response=oracles.smooth),
+        {"response": "smooth"},
+        per_leaf=False,
+        takes_flat=True,
+    ),
+    Entry(
+        "normalize",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_tree(tree, c, response=oracles.normalized),
+        {"response": "normalize"},
+        per_leaf=False,
+        takes_flat=True,
+    ),
+    Entry(
+        "user-response",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_leaf(tree, c, response=_root),
+        {"response": square_root_capper, "over": optclip.LEAF},
+        statics=("response",),
+    ),
+    Entry(
+        "user-scope",
+        optclip.clip_by,
+        ("threshold", 4.0),
+        _by_both,
+        {"over": TopKeys()},
+        per_leaf=False,
+    ),
+    Entry(
+        "user-rule",
+        optclip.clip_by,
+        ("threshold", LargestSoFar()),
+        _half_of_own,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+    ),
+]
+
+SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
+
+# Public names that are no transformation, and the file that tests each.
+OTHER_NAMES = {
+    "ClipRecord": "test_metrics.py",
+    "ClipState": "test_metrics.py",
+    "ELEMENT": "test_scopes.py",
+    "LEAF": "test_scopes.py",
+    "TREE": "test_scopes.py",
+    "axes": "test_scopes.py",
+    "by_path": "test_masks.py",
+    "functional": "test_functional.py",
+    "groups": "test_scopes.py",
+    "metrics": "test_metrics.py",
+    "norms": "test_norms.py",
+    "responses": "test_responses.py",
+    "scopes": "test_scopes.py",
+    "thresholds": "test_thresholds.py",
+}
+
+
+def numpy_tree(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)

@@ -1,0 +1,206 @@
+"""The pure layer: signatures, results beside the transformations, norms in hand."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import functional as F
+from tests import helpers, oracles
+from tests.registry import numpy_tree
+
+SIGNATURES = {
+    "global_norm": "(tree, *, ord, axis_name, norm_mask)",
+    "clip_by_value": "(tree, lower, upper, *, nonfinite, strict, clip_mask)",
+    "clip_by_norm": "(tree, max_norm, *, axis, ord, eps, strict, nonfinite, clip_mask,"
+    " axis_name)",
+    "clip_by_average_norm": "(tree, max_norm, *, eps, strict, nonfinite, clip_mask,"
+    " axis_name)",
+    "clip_by_rms": "(tree, max_rms, *, axis, eps, strict, nonfinite, clip_mask,"
+    " axis_name)",
+    "clip_by_group_norm": "(tree, max_norm, groups, *, ord, eps, strict, nonfinite,"
+    " norm_mask, clip_mask, axis_name)",
+    "clip_by_global_norm": "(tree, max_norm, *, norm, ord, eps, strict, nonfinite,"
+    " norm_mask, clip_mask, axis_name)",
+}
+
+
+def test_names_and_arguments_are_fixed():
+    public = {n for n, f in vars(F).items() if inspect.isfunction(f) and n[0] != "_"}
+    assert public == set(SIGNATURES)
+    for name, expected in SIGNATURES.items():
+        parts = []
+        for p in inspect.signature(getattr(F, name)).parameters.values():
+            if p.kind is p.KEYWORD_ONLY and "*" not in parts:
+                parts.append("*")
+            parts.append(p.name)
+        assert f"({', '.join(parts)})" == expected
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_each_function_against_its_formula(dtype, run):
+    tree = helpers.gradients(dtype=dtype)
+    numpy = numpy_tree(tree)
+    labels = {"dense": "a", "out": "b"}
+    cases = [
+        (lambda t: F.clip_by_value(t, -0.5, 0.25), oracles.by_value(numpy, -0.5, 0.25)),
+        (lambda t: F.clip_by_norm(t, 2.0), oracles.by_leaf(numpy, 2.0)),
+        (lambda t: F.clip_by_norm(t, 2.0, axis=0), oracles.by_first_axis(numpy, 2.0)),
+        (
+            lambda t: F.clip_by_average_norm(t, 0.5),
+            oracles.by_leaf(numpy, 0.5, oracles.average_norm),
+        ),
+        (lambda t: F.clip_by_rms(t, 1.5), oracles.by_leaf(numpy, 1.5, oracles.rms)),
+        (
+            lambda t: F.clip_by_group_norm(t, {"a": 1.0, "b": 2.0}, labels)[0],
+            oracles.by_top_key(numpy, {"dense": 1.0, "out": 2.0}),
+        ),
+        (lambda t: F.clip_by_global_norm(t, 2.0)[0], oracles.by_tree(numpy, 2.0)),
+        (
+            lambda t: F.clip_by_global_norm(t, 2.0, ord=1.0)[0],
+            oracles.by_tree(numpy, 2.0, 1.0),
+        ),
+    ]
+    for function, expected in cases:
+        found = run(helpers.strictly(function))(tree)
+        helpers.assert_same_types(found, tree)
+        assert helpers.differs(found, tree)
+        helpers.assert_close(found, expected, ulps=4)
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf, None])
+def test_global_norm(p, run):
+    tree = helpers.gradients()
+    found = run(helpers.strictly(lambda t: F.global_norm(t, ord=p)))(tree)
+    assert found.dtype == jnp.float32
+    expected = oracles.tree_norm(numpy_tree(tree), 2.0 if p is None else p)
+    np.testing.assert_allclose(found, expected, rtol=3e-7 if p in (1, 2) else 1e-6)
+
+
+def test_norm_in_hand_is_not_computed_again():
+    tree = helpers.gradients()
+    for norm in (7.0, jnp.float32(7.0), np.float64(7.0), 7, jnp.bfloat16(7)):
+        found, returned = F.clip_by_global_norm(tree, 2.0, norm=norm)
+        helpers.assert_close(found, jax.tree.map(lambda x: x * (2 / 7), tree), 2)
+        assert returned == 7.0
+    unclipped, _ = F.clip_by_global_norm(tree, 2.0, norm=1.5)
+    helpers.assert_identical(unclipped, tree)
+    reduces = str(
+        jax.make_jaxpr(lambda t: F.clip_by_global_norm(t, 2.0, norm=7.0)[0])(tree)
+    )
+    assert "reduce_sum" not in reduces
+
+
+def test_torch_formula():
+    """eps=1e-6 is added to the norm, so the norm left is a little below the limit."""
+    x = jnp.array([3e-6, 4e-6])
+    found, _ = F.clip_by_global_norm(x, 1e-6, eps=1e-6)
+    np.testing.assert_allclose(found, np.array([3e-6, 4e-6]) / 6, rtol=1e-6)
+
+
+def test_bounds_that_broadcast_or_are_trees_or_none():
+    x = jnp.arange(6.0).reshape(2, 3) + 1
+    found = helpers.strictly(F.clip_by_value)(x, jnp.array([2.0, 2, 2]), x - 0.5)
+    np.testing.assert_array_equal(found, np.maximum(np.minimum(x, x - 0.5), 2))
+    tree = {"a": x, "b": {"c": x, "d": x}}
+    found = F.clip_by_value(tree, {"a": 2.0, "b": None}, {"a": None, "b": 3.0})
+    np.testing.assert_array_equal(found["a"], np.maximum(x, 2))
+    np.testing.assert_array_equal(found["b"]["d"], np.minimum(x, 3))
+
+
+def test_crossing_bounds():
+    """Arrays that cross give the lower one, as in TensorFlow; numbers are a mistake."""
+    x = jnp.array([0.0, 2.0, 9.0])
+    found = F.clip_by_value(x, jnp.array([3.0]), jnp.array([1.0]))
+    np.testing.assert_array_equal(found, [3.0, 3.0, 3.0])
+    with pytest.raises(ValueError, match=r"lower=3\.0 is above upper=1\.0"):
+        F.clip_by_value(x, 3.0, 1.0)
+
+
+def test_value_clip_gradient_is_that_of_tensorflow():
+    """To x inside and on the bounds, to the bound outside; to lower where they cross."""
+    x = jnp.array([1.0, 2.0, 3.0, 4.0])
+
+    def total(x, lower, upper):
+        return jnp.sum(F.clip_by_value(x, lower, upper) * jnp.array([1.0, 2, 4, 8]))
+
+    lower, upper = jnp.full(4, 2.0), jnp.full(4, 3.0)
+    slopes = jax.grad(total, (0, 1, 2))(x, lower, upper)
+    np.testing.assert_array_equal(slopes[0], [0, 2, 4, 0])
+    np.testing.assert_array_equal(slopes[1], [1, 0, 0, 0])
+    np.testing.assert_array_equal(slopes[2], [0, 0, 0, 8])
+
+
+def test_complex_values_are_clipped_by_modulus(run):
+    x = jnp.array([3 + 4j, 0.3 + 0.4j, 0j, 3e38 + 3e38j])
+    found = run(lambda x: F.clip_by_value(x, -1.0, 1.0))(x)
+    diagonal = np.sqrt(0.5)
+    expected = [0.6 + 0.8j, 0.3 + 0.4j, 0, diagonal + diagonal * 1j]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_mismatches_are_refused_with_a_remedy():
+    x = {"w": jnp.ones((2, 3))}
+    with pytest.raises(ValueError, match="lower has shape.*'w'.*Give a number"):
+        F.clip_by_value(x, jnp.ones((2, 3, 1)), 5.0)
+    with pytest.raises(ValueError, match="upper has shape.*'w'.*Give a number"):
+        F.clip_by_value(x, 0.0, jnp.ones(2))
+    with pytest.raises(ValueError, match="max_norm has shape.*Give a number"):
+        F.clip_by_norm(x, jnp.ones((3,)))
+    with pytest.raises(ValueError, match="max_norm has the structure.*prefix"):
+        F.clip_by_norm(x, {"v": 1.0})
+    with pytest.raises(ValueError, match="max_norm has the structure.*prefix"):
+        F.clip_by_global_norm(x, {"w": 1.0})
+    with pytest.raises(ValueError, match="max_norm has the structure.*prefix"):
+        F.clip_by_group_norm(x, {"other": 1.0}, {"w": "a"})
+    with pytest.raises(ValueError, match="groups has the structure.*prefix"):
+        F.clip_by_group_norm(x, 1.0, {"v": "a"})
+    with pytest.raises(TypeError, match="label 3.*a label is a string"):
+        F.clip_by_group_norm(x, 1.0, {"w": 3})
+    with pytest.raises(ValueError, match="axis=.*out of range for the leaf 'w'"):
+        F.clip_by_norm(x, 1.0, axis=2)
+    with pytest.raises(ValueError, match="twice"):
+        F.clip_by_norm(x, 1.0, axis=(0, -2))
+    with pytest.raises(ValueError, match="strict=True cannot be had with a norm"):
+        F.clip_by_global_norm(x, 1.0, norm=2.0, strict=True)
+    for bad in (-1.0, np.float32(-1)):
+        with pytest.raises(ValueError, match="norm=.* is negative"):
+            F.clip_by_global_norm(x, 1.0, norm=bad)
+    with pytest.raises(TypeError, match="norm=.*real scalar"):
+        F.clip_by_global_norm(x, 1.0, norm=jnp.ones(2))
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan")])
+def test_bad_order(bad):
+    with pytest.raises(ValueError, match="ord=.*above 0"):
+        F.global_norm(jnp.ones(2), ord=bad)
+
+
+@pytest.mark.parametrize("bad", ["2", 2j, jnp.float32(2), True])
+def test_wrong_kind_of_order(bad):
+    with pytest.raises(TypeError, match="ord=.*static_args"):
+        F.global_norm(jnp.ones(2), ord=bad)
+
+
+def test_bad_policy_and_flags():
+    x = jnp.ones(2)
+    with pytest.raises(ValueError, match="nonfinite='nan'.*propagate"):
+        F.clip_by_norm(x, 1.0, nonfinite="nan")
+    with pytest.raises(TypeError, match="nonfinite=None.*Give one of"):
+        F.clip_by_norm(x, 1.0, nonfinite=None)
+    with pytest.raises(TypeError, match="strict=1.*True or False"):
+        F.clip_by_norm(x, 1.0, strict=1)
+    with pytest.raises(ValueError, match="eps=-1"):
+        F.clip_by_norm(x, 1.0, eps=-1.0)
+
+
+def test_functional_and_transform_are_the_same_clip(run):
+    """Written once and lifted: bit for bit."""
+    tree = helpers.mixed_gradients()
+    tx = optclip.clip_by_global_norm(2.0, ord=3.0, nonfinite="drop")
+    lifted = run(lambda t: tx.update(t, tx.init(t))[0])(tree)
+    pure = run(lambda t: F.clip_by_global_norm(t, 2.0, ord=3.0, nonfinite="drop")[0])
+    helpers.assert_identical(lifted, pure(tree))

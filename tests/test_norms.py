@@ -1,0 +1,142 @@
+"""The norm over magnitudes, dtypes and splits, against exact sums."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip import norms
+from optclip.functional import clip_by_global_norm, global_norm
+from tests import helpers, oracles
+
+ORDERS = [0.5, 1.0, 1.5, 2.0, 3.0, math.inf]
+F32_ULP = 2.0**-23
+
+
+def measured(tree, p=2.0):
+    return float(helpers.strictly(global_norm)(tree, ord=p))
+
+
+@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.parametrize("exponent", [-120, -70, -30, 0, 30, 63, 100, 120])
+def test_magnitudes(p, exponent):
+    """From 2**-120 to 2**120: squares neither overflow nor vanish."""
+    rng = np.random.default_rng(3)
+    x = np.ldexp(rng.normal(size=64).astype(np.float32), exponent)
+    expected = oracles.norm(x, p)
+    if expected > float(np.finfo(np.float32).max):
+        assert measured(jnp.asarray(x), p) == np.inf
+    else:
+        ulps = 2 if p in (1, 2, math.inf) else 80
+        assert abs(measured(jnp.asarray(x), p) / expected - 1) <= ulps * F32_ULP
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (jnp.float16, [300.0, 400.0]),
+        (jnp.float16, [1e-4] * 1000),
+        (jnp.float16, [6e-8, 6e-8]),
+        (jnp.bfloat16, [3e20, 4e20]),
+        (jnp.bfloat16, [1.0] * 1000),
+        (jnp.float32, [3e20, 4e20]),
+        (jnp.float32, [3e-25, 4e-25]),
+        (jnp.float32, [3e-25, 4e-25] + [1e-30] * 100),
+        (jnp.float32, [1.0] + [2.0**-13] * 2**20),
+        (jnp.float32, [2.0**-55] + [2.0**-66] * 2**20),
+        (jnp.complex64, [3e20 + 4e20j]),
+        (jnp.float8_e5m2, [49152.0, 49152.0]),
+    ],
+)
+def test_named_inputs(dtype, values):
+    x = jnp.asarray(np.array(values), dtype)
+    expected = oracles.norm(helpers.as_float64(x))
+    assert abs(measured(x) / expected - 1) <= 2 * F32_ULP
+    assert abs(
+        measured(list(x)[:50]) / oracles.norm(helpers.as_float64(x)[:50]) - 1
+    ) <= (2 * F32_ULP)
+
+
+def test_mixed_magnitudes_and_dtypes_in_one_tree():
+    tree = [jnp.array([300.0], jnp.float16), jnp.array([10.0]), jnp.array([3e30])]
+    assert abs(measured(tree) / 3e30 - 1) <= 2 * F32_ULP
+    tree = [jnp.array([6e-8], jnp.float16), jnp.array([1e-25]), jnp.array([0.0])]
+    expected = oracles.tree_norm(helpers.as_float64(tree))
+    assert abs(measured(tree) / expected - 1) <= 2 * F32_ULP
+
+
+@pytest.mark.parametrize("p", ORDERS)
+def test_a_true_norm_above_the_largest_float_is_clipped_right(p, run):
+    """It reads inf, and the output has the norm that was asked for."""
+    x = jnp.full(4096, 3e38)
+    clipped, norm = run(lambda x: clip_by_global_norm(x, 1e-3, ord=p))(x)
+    # (the largest modulus itself is in range)
+    assert np.isinf(norm) or p == math.inf
+    np.testing.assert_allclose(oracles.norm(clipped, p), 1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 7, 100, 1000])
+def test_splits(parts):
+    """However a vector is split into leaves, the norm is within 2 ULP."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=5000) * np.exp(rng.normal(size=5000))).astype(np.float32)
+    leaves = [jnp.asarray(part) for part in np.array_split(x, parts)]
+    for p in (1.0, 2.0, math.inf):
+        found = jax.jit(lambda t, p=p: global_norm(t, ord=p))(leaves)
+        assert abs(float(found) / oracles.norm(x, p) - 1) <= 2 * F32_ULP
+
+
+def test_per_count():
+    block = norms.Block([jnp.array([3.0, 4.0]), jnp.zeros((2, 3))])
+    (rms,) = norms.measure([block], norms.RMS)
+    (average,) = norms.measure([block], norms.AVERAGE)
+    np.testing.assert_allclose(rms.norm, 5 / np.sqrt(8), rtol=1e-6)
+    np.testing.assert_allclose(average.norm, 5 / 8, rtol=1e-6)
+
+
+def test_empty_blocks():
+    assert global_norm({}) == 0.0
+    assert global_norm(jnp.zeros((0,))) == 0.0
+    assert global_norm(jnp.zeros((0,)), ord=math.inf) == 0.0
+    assert global_norm(jnp.zeros((0,)), ord=3.0) == 0.0
+    (found,) = norms.measure([norms.Block([])], norms.RMS)
+    assert found.norm == 0.0
+
+
+@pytest.mark.parametrize("p", ORDERS)
+def test_derivatives(p, run):
+    """Against the formula; 0 at zero, split among ties, also complex and second order."""
+    x = jnp.array([3.0, -4.0, 0.0, 1.0])
+    slope = run(jax.grad(lambda x: global_norm(x, ord=p)))
+    n = oracles.norm(x, p)
+    if p == math.inf:
+        expected = [0, -1, 0, 0]
+    else:
+        share = np.abs(x / n, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = np.where(x == 0, 0, np.sign(x) * share ** (p - 1))
+    np.testing.assert_allclose(slope(x), expected, rtol=1e-5)
+    np.testing.assert_array_equal(slope(jnp.zeros(4)), np.zeros(4))
+    curve = run(jax.hessian(lambda x: global_norm(x, ord=p)))
+    assert np.all(np.isfinite(curve(x)))
+    assert np.all(np.isfinite(curve(jnp.zeros(4))))
+    if p == 2:
+        at = jnp.array([3.0, 4.0])
+        exact = np.eye(2) / 5 - np.outer(at, at) / 125
+        np.testing.assert_allclose(curve(at), exact, rtol=1e-5, atol=1e-7)
+
+
+def test_derivative_of_ties_and_of_huge_and_tiny_norms():
+    slope = jax.grad(lambda x: global_norm(x, ord=math.inf))
+    np.testing.assert_array_equal(slope(jnp.array([2.0, -2.0, 1.0])), [0.5, -0.5, 0])
+    for scale in (1e-25, 1e25):
+        found = jax.grad(global_norm)(jnp.array([3.0, 4.0]) * scale)
+        np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
+
+
+def test_derivative_of_a_complex_norm():
+    z = jnp.array([3 + 4j, 0j])
+    found = jax.grad(global_norm)(z)
+    np.testing.assert_allclose(found, np.array([0.6 - 0.8j, 0]), rtol=1e-6)

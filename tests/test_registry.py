@@ -1,0 +1,73 @@
+"""No public name is outside the registry, and no transformation outside the engine."""
+
+import inspect
+import pathlib
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optclip
+from optclip import transforms
+from tests.registry import ENTRIES, OTHER_NAMES
+
+
+def _factories():
+    return {entry.factory for entry in ENTRIES}
+
+
+def test_every_public_name_is_registered():
+    registered = {factory.__name__ for factory in _factories()} | set(OTHER_NAMES)
+    assert set(optclip.__all__) == registered
+
+
+def test_every_name_has_its_test_file():
+    here = pathlib.Path(__file__).parent
+    assert not [f for f in OTHER_NAMES.values() if not (here / f).exists()]
+
+
+def test_exports_are_what_all_says():
+    public = {name for name in vars(optclip) if not name.startswith("_")}
+    # The module of the named clips is reached through its functions.
+    assert public - {"transforms"} == set(optclip.__all__)
+
+
+@pytest.mark.parametrize("factory", sorted(_factories(), key=lambda f: f.__name__))
+def test_signature(factory):
+    """One threshold first, all else by keyword; defaults are structural or floats."""
+    parameters = list(inspect.signature(factory).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert 1 <= len(positional) <= 2
+    assert all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+    for parameter in parameters:
+        default = parameter.default
+        if default is parameter.empty or default is None:
+            continue
+        # optax.inject_hyperparams traces ints and takes callables for schedules.
+        assert isinstance(default, (bool, str, float)) or not callable(default)
+        assert not isinstance(default, int) or isinstance(default, bool)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_returns_extra_args_transformation(entry):
+    assert isinstance(entry.make(), optax.GradientTransformationExtraArgs)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_without_the_engine_there_is_no_clip(entry, monkeypatch):
+    if entry.factory is optclip.clip_by:
+        return
+
+    def gone(*args, **kwargs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(transforms, "clip_by", gone)
+    with pytest.raises(NotImplementedError):
+        entry.make()
+
+
+def test_a_new_public_name_would_be_missed():
+    """The guard above is not vacuous."""
+    registered = {factory.__name__ for factory in _factories()} | set(OTHER_NAMES)
+    assert {*optclip.__all__, "clip_by_nothing"} != registered
+    assert jnp.ones(()).shape == ()

@@ -1,0 +1,68 @@
+"""The shipped responses, names, and what a user's own may be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import responses
+from tests import oracles
+
+NORMS = [0.0, 1e-30, 0.5, 1.0, 1.0000001, 3.0, 1e10, 1e36]
+FORMULAS = [
+    (responses.hard, oracles.hard),
+    (responses.smooth, oracles.smooth),
+    (responses.normalize, oracles.normalized),
+    (responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
+    (responses.Smooth(8.0), lambda n, c: min(1, c / n) / (1 + min(n / c, c / n) ** 8) ** (1 / 8) if n else 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("response", "formula"), FORMULAS)
+def test_formulas(response, formula, run):
+    coefficient = run(lambda n, c: response.coefficient(n, c))
+    for c in (1.0, 0.25, 7.0):
+        for n in NORMS:
+            expected = formula(float(np.float32(n)), c)
+            found = coefficient(jnp.float32(n), jnp.float32(c))
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("response", [r for r, _ in FORMULAS])
+def test_edges(response):
+    one, zero, inf = jnp.float32(1), jnp.float32(0), jnp.float32(jnp.inf)
+    assert response.coefficient(one, zero) == 0
+    assert response.coefficient(one, inf) == 1
+    assert response.coefficient(zero, one) == 1
+    assert np.isnan(response.coefficient(one, jnp.float32(jnp.nan)))
+    slopes = jax.grad(response.coefficient, (0, 1))(zero, one)
+    assert np.all(np.isfinite(slopes))
+
+
+@pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
+def test_far_norms(response):
+    """A coefficient below the smallest float is still applied."""
+    x = jnp.full(1024, 2.9e38)
+    tx = optclip.clip_by(1e-6, response=response)
+    found, _ = tx.update(x, tx.init(x))
+    np.testing.assert_allclose(oracles.norm(found), 1e-6, rtol=1e-5)
+
+
+def test_a_plain_function_and_an_object():
+    x = jnp.array([3.0, 4.0])
+
+    class Halve:
+        def coefficient(self, norm, threshold):
+            return jnp.full_like(norm, 0.5)
+
+    for response in (lambda norm, threshold: 0.5, Halve()):
+        tx = optclip.clip_by(1.0, response=response)
+        np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], x / 2)
+
+
+def test_what_is_no_response():
+    with pytest.raises(ValueError, match="response='soft' is not known.*hard"):
+        optclip.clip_by(1.0, response="soft")
+    with pytest.raises(TypeError, match="response=3 is not known.*function"):
+        optclip.clip_by(1.0, response=3)
