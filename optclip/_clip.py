@@ -6,6 +6,7 @@ here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -52,9 +53,6 @@ class Limits(NamedTuple):
     upper: Any
 
 
-Limit = jax.Array | Limits
-
-
 class Reading(NamedTuple):
     """The norm of each block, and whether it held a non-finite entry."""
 
@@ -76,7 +74,7 @@ class Clip:
     clip_mask: Any = None
     axis_name: Any = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):
             raise TypeError(
                 f"over={self.scope!r} is no scope. Give optclip.TREE, LEAF, ELEMENT,"
@@ -158,7 +156,7 @@ class Clip:
         return norm * self.respond(measured, limit).coefficient
 
     def apply(
-        self, opened: Opened, measured: list[Measured], limits: list[Limit]
+        self, opened: Opened, measured: Sequence[Measured], limits: Sequence[Any]
     ) -> tuple[Any, list[jax.Array]]:
         """The clipped tree, and the coefficient of each block.
 
@@ -231,7 +229,7 @@ class Clip:
         _nonfinite.check(paths, [opened.leaves[i] for i in owned])
 
 
-def nearer(limit: Limit) -> jax.Array:
+def nearer(limit: jax.Array | Limits) -> jax.Array:
     """The threshold, or the smaller modulus of two bounds, to be recorded."""
     if not isinstance(limit, Limits):
         return limit

@@ -95,7 +95,7 @@ def clip_by(
         )
 
     def update_fn(
-        updates: Any, state: ClipState, params: Any = None, **extra_args: Any
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
         opened = clip.open(updates)
         reading = clip.measure(opened)
@@ -121,7 +121,7 @@ def clip_by(
             old = state.clip_record[name]
             new = _record.advance(old, opened.treedef, over, record, steps)
             records = {name: new}
-        step = optax.safe_increment(state.clip_step)
+        step = jnp.asarray(optax.safe_increment(state.clip_step))
         return clipped, ClipState(step, memories, records)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -181,7 +181,7 @@ def _sound(norm: jax.Array) -> jax.Array:
 
 def _limits(
     clip: Clip, reading: _clip.Reading, values: dict[str, list[Any]]
-) -> list[_clip.Limit]:
+) -> list[Any]:
     if "threshold" not in values:
         return [
             Limits(lo, hi)
@@ -194,7 +194,7 @@ def _limits(
 
 
 def _steps(
-    reading: _clip.Reading, limits: list[_clip.Limit], coefficients: list[jax.Array]
+    reading: _clip.Reading, limits: list[Any], coefficients: list[jax.Array]
 ) -> list[_record.Step]:
     return [
         _record.Step(m.norm, _clip.nearer(limit), k, bad)

@@ -1,5 +1,6 @@
 """What was clipped: an optimizer state in, a flat dict for any logger out."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -26,8 +27,8 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       ==================== ===========================================================
       ``clip/norm``        float32, the norm before the clip
       ``clip/threshold``   float32, where it clipped
-      ``clip/coefficient`` float32, what the updates were multiplied by; the norm
-                           after is norm * coefficient
+      ``clip/coefficient`` float32, what the updates were multiplied by; of the tree
+                           and of groups, norm * coefficient is the norm after
       ``clip/rate``        float32, the share of all steps so far that were clipped
       ``clip/nonfinite``   int32, the number of steps with a NaN or inf entry
       ``clip/fraction``    float32, leaf, axis and element scope only: the share of
@@ -63,13 +64,22 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
             " dicts: restore it with tx.init(params) as the target)."
         )
     found: dict[str, jax.Array] = {}
-    taken: dict[str, int] = {}
+    given = {name for state in states for name in state.clip_record}
+    taken: set[str] = set()
     for state in states:
         for name, record in state.clip_record.items():
-            taken[name] = taken.get(name, 0) + 1
-            unique = name if taken[name] == 1 else f"{name}_{taken[name]}"
+            unique = _unique(name, given, taken)
+            taken.add(unique)
             found.update(_flat(unique, record, state.clip_step))
     return found
+
+
+def _unique(name: str, given: set[str], taken: set[str]) -> str:
+    """`name`, or with the first number behind it that no other clip has."""
+    if name not in taken:
+        return name
+    numbered = (f"{name}_{i}" for i in itertools.count(2))
+    return next(n for n in numbered if n not in given | taken)
 
 
 def _flat(name: str, record: ClipRecord, step: jax.Array) -> dict[str, jax.Array]:

@@ -60,9 +60,9 @@ def _roots_jvp(plan, primals, tangents):
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
-    slope = _combined(lax.psum, _sum, slopes, plan)
+    slope = _combined(lax.psum, _linear_sum, slopes, plan)
     if plan.ord == math.inf:
-        count = _combined(lax.psum, _sum, ties, plan)
+        count = _combined(lax.psum, _linear_sum, ties, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
 
@@ -210,6 +210,11 @@ def _sum(values: list[jax.Array]) -> jax.Array:
         both, error = _two_sum(total[:half], total[half:])
         total, lost = both, lost[:half] + lost[half:] + error
     return total[0] + lost[0]
+
+
+def _linear_sum(values: list[jax.Array]) -> jax.Array:
+    """The plain sum, for tangents: what is not linear cannot be transposed."""
+    return values[0] if len(values) == 1 else jnp.sum(jnp.stack(values), axis=0)
 
 
 def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:

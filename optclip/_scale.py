@@ -50,7 +50,9 @@ def respond(
     is_far = (near_norm < seen) | (root * unit > largest)
     ones = jnp.ones_like(root)
     # The norm the response sees over the true one: both halves are normal numbers.
-    far = jnp.where(is_far, (near_norm / unit) / jnp.where(is_far, root, ones), ones)
+    # Times the inverse of the unit: XLA turns a / b / c into a / (b * c), here inf.
+    in_units = near_norm * jnp.where(unit == 1, ones, 1 / unit)
+    far = jnp.where(is_far, in_units / jnp.where(is_far, root, ones), ones)
     near = response.coefficient(
         near_norm + jnp.asarray(eps).astype(root.dtype), threshold
     )

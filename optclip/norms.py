@@ -44,7 +44,7 @@ class Norm:
     ord: float = 2.0
     per_count: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
             raise TypeError(
                 f"ord={self.ord!r} ({type(self.ord).__name__}) is no Python number."
@@ -58,11 +58,11 @@ class Norm:
             )
 
 
-L1 = Norm(1.0)
-L2 = Norm(2.0)
-INF = Norm(math.inf)
-RMS = Norm(2.0, per_count=0.5)
-AVERAGE = Norm(2.0, per_count=1.0)
+L1: Norm = Norm(1.0)
+L2: Norm = Norm(2.0)
+INF: Norm = Norm(math.inf)
+RMS: Norm = Norm(2.0, per_count=0.5)
+AVERAGE: Norm = Norm(2.0, per_count=1.0)
 
 
 def of_order(ord: float | None) -> Norm:

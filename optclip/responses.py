@@ -108,22 +108,25 @@ class _Function:
         return jnp.broadcast_to(found, norm.shape)
 
 
-hard = Hard()
-smooth = Smooth()
-normalize = Normalize()
+hard: Hard = Hard()
+smooth: Smooth = Smooth()
+normalize: Normalize = Normalize()
 
 _BY_NAME: dict[str, Response] = {"hard": hard, "smooth": smooth, "normalize": normalize}
 
 
 def resolve(response: Any) -> Response:
     """The response that a `response=` argument means."""
-    if isinstance(response, str) and response in _BY_NAME:
-        return _BY_NAME[response]
-    if hasattr(response, "coefficient"):
-        return response
-    if callable(response):
-        return _Function(response)
-    raise (ValueError if isinstance(response, str) else TypeError)(
+    message = (
         f"response={response!r} is not known. Give one of {sorted(_BY_NAME)}, an object"
         " with coefficient(norm, threshold), or a function of those two."
     )
+    if isinstance(response, str):
+        if response not in _BY_NAME:
+            raise ValueError(message)
+        return _BY_NAME[response]
+    if hasattr(response, "coefficient"):
+        return response
+    if not callable(response):
+        raise TypeError(message)
+    return _Function(response)

@@ -151,9 +151,9 @@ class Groups(Scope):
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 
 
-TREE = Tree()
-LEAF = Leaf()
-ELEMENT = Element()
+TREE: Tree = Tree()
+LEAF: Leaf = Leaf()
+ELEMENT: Element = Element()
 
 
 def axes(axis: int | tuple[int, ...]) -> Axes:

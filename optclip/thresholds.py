@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     """
 
     norm: Any
-    keep: Callable[[Any], Any]
+    keep: Callable[..., Any]
     measure: Callable[[Any], Any]
     params: Any
     step: jax.Array

@@ -133,6 +133,18 @@ def test_names_tell_clips_apart():
     np.testing.assert_allclose(found["clip_2/norm"], np.sqrt(2), rtol=1e-6)
 
 
+def test_a_given_name_is_never_taken_by_a_number():
+    tx = optax.chain(
+        optclip.clip_by_global_norm(4.0),
+        optclip.clip_by_global_norm(2.0),
+        optclip.clip_by_global_norm(1.0, name="clip_2"),
+    )
+    found = optclip.metrics(after(tx, jnp.array([3.0, 4.0])))
+    limits = {k: float(v) for k, v in found.items() if "threshold" in k}
+    assert sorted(limits.values()) == [1.0, 2.0, 4.0]
+    assert limits["clip_2/threshold"] == 1.0
+
+
 def test_inside_a_jitted_step():
     tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.sgd(0.1))
 

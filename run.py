@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Set up all that is needed in `.venv`, then train the example or run the tests.
+
+    python3 run.py train            # the main job: see examples/train_char_rnn.py --help
+    python3 run.py test             # the test suite
+    python3 run.py test --all       # with linters, types, the real TensorFlow, Keras and
+                                    # PyTorch to compare with, and Python 3.13 if found
+
+Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, and no
+permission to install into the system's Python.
+"""
+
+import argparse
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent
+OLDEST = (3, 11)
+NEWEST = "3.13"
+
+
+def main() -> int:
+    """Parse the command, find a Python, do it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["train", "test"])
+    parser.add_argument(
+        "--all", action="store_true", help="test: linters, types, parity, Python 3.13"
+    )
+    options, rest = parser.parse_known_args()
+    base = find_python()
+    if options.command == "train":
+        python = environment(base, ".venv", ["train"])
+        return call([python, "examples/train_char_rnn.py", *rest])
+    return test(base, rest, everything=options.all)
+
+
+def test(base: str, rest: list[str], *, everything: bool) -> int:
+    """Run each part in a process of its own; the first failure is the exit status."""
+    groups = ["test", "lint", "parity"] if everything else ["test"]
+    python = environment(base, ".venv", groups)
+    suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
+    parts = [[python, *suite, "--doctest-modules", "optclip", "tests", *rest]]
+    if everything:
+        parts = [
+            [python, "-m", "ruff", "check"],
+            [python, "-m", "ruff", "format", "--check"],
+            [python, "-m", "pyright", "--pythonpath", python],
+            [python, "tests/check_types.py"],
+            *parts,
+            [python, "-m", "pytest", "-q", "tests/parity"],
+        ]
+        newest = find(NEWEST)
+        if newest and version(base) != NEWEST:
+            other = environment(newest, f".venv-{NEWEST}", ["test"])
+            parts.append([other, *suite, "tests", *rest])
+    return next((code for code in map(call, parts) if code), 0)
+
+
+def find_python() -> str:
+    """This interpreter, or a newer one on the path if this one is too old."""
+    if sys.version_info >= OLDEST:
+        return sys.executable
+    for minor in (13, 12, 11):
+        found = find(f"3.{minor}")
+        if found:
+            return found
+    sys.exit(
+        f"optclip needs CPython 3.11 or newer; this is {sys.version.split()[0]} and no"
+        " newer one is on the path."
+    )
+
+
+def find(wanted: str) -> str | None:
+    """A Python of that version on the path or where version managers keep theirs."""
+    home = pathlib.Path.home()
+    kept = [".pyenv/versions", ".local/share/uv/python"]
+    stored = [p for k in kept for p in home.glob(f"{k}/*/bin/python{wanted}")]
+    for python in (shutil.which(f"python{wanted}"), *map(str, sorted(stored))):
+        # A version manager's name on the path need not start anything.
+        check = [python, "-c", ""]
+        if python and not subprocess.run(check, capture_output=True).returncode:
+            return python
+    return None
+
+
+def version(python: str) -> str:
+    """Its version, as 3.13."""
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.check_output([python, "-c", code], text=True).strip()
+
+
+def environment(base: str, name: str, groups: list[str]) -> str:
+    """The Python of a virtual environment that holds optclip and these groups."""
+    folder = ROOT / name
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp = folder / "installed"
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    done = stamp.read_text().split() if stamp.exists() else []
+    if python.exists() and done[:1] == [wanted] and set(groups) <= set(done[1:]):
+        return str(python)
+    print(f"setting up {name} ({', '.join(groups)}) ...", flush=True)
+    create(base, folder, python)
+    arguments = [word for group in groups for word in ("--group", group)]
+    install(str(python), ["--editable", ".", *arguments])
+    stamp.write_text("\n".join([wanted, *groups]))
+    return str(python)
+
+
+def create(base: str, folder: pathlib.Path, python: pathlib.Path) -> None:
+    """A fresh environment with pip, also where the system keeps ensurepip back."""
+    shutil.rmtree(folder, ignore_errors=True)
+    made = subprocess.run([base, "-m", "venv", folder], capture_output=True, text=True)
+    if made.returncode:
+        shutil.rmtree(folder, ignore_errors=True)
+        bare = subprocess.run([base, "-m", "venv", "--without-pip", folder])
+        pip = [base, "-m", "pip", "--python", str(python), "install", "-q", "pip"]
+        if bare.returncode or subprocess.run(pip, env=clean()).returncode:
+            sys.exit(
+                "This Python can make no virtual environment with pip:\n"
+                f"{made.stdout}{made.stderr}\n"
+                "On Debian and Ubuntu, install the packages python3-venv and"
+                " python3-pip, then run this again."
+            )
+    install(str(python), ["--upgrade", "pip>=25.1"])
+
+
+def install(python: str, arguments: list[str]) -> None:
+    """Install with pip; stop with its own words if it cannot."""
+    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    if call([*command, *arguments]):
+        sys.exit("Could not install; see above. Is a package index reachable?")
+
+
+def call(command: list[str]) -> int:
+    """Run in the checkout, free of any other environment; say what and how long."""
+    shown = " ".join(word.removeprefix(f"{ROOT}{os.sep}") for word in command)
+    print(f"$ {shown}", flush=True)
+    start = time.monotonic()
+    code = subprocess.run(command, cwd=ROOT, env=clean()).returncode
+    took = time.monotonic() - start
+    print(f"  {'ok' if code == 0 else f'FAILED ({code})'}, {took:.0f} s", flush=True)
+    return code
+
+
+def clean() -> dict[str, str]:
+    """The environment without what an activated one would add."""
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {key: value for key, value in os.environ.items() if key not in foreign}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
