@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Set up all that is needed in `.venv`, then train the example or run the tests.
 
-    python3 run.py train            # the main job: see examples/train_char_rnn.py --help
-    python3 run.py test             # the test suite
-    python3 run.py test --all       # with linters, types, the real TensorFlow, Keras and
-                                    # PyTorch to compare with, and Python 3.13 if found
+    python3 run.py train         # the main job: see examples/train_char_rnn.py --help
+    python3 run.py test          # the test suite
+    python3 run.py test --all    # with linters, types, the real TensorFlow, Keras and
+                                 # PyTorch to compare with, and Python 3.13 if found
 
 Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, and no
 permission to install into the system's Python.

@@ -1,9 +1,17 @@
-"""Eight CPU devices; deterministic hypothesis; warnings are errors (pyproject)."""
+"""Eight CPU devices, and compiled programs kept between runs."""
+
+import pathlib
 
 import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+# Most of the suite's time is XLA's: what one worker compiled, the others read.
+CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache" / jax.__version__
+jax.config.update("jax_compilation_cache_dir", str(CACHE))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(params=["eager", "jit"])

@@ -1,0 +1,39 @@
+"""The main job runs, and clipping does in it what it is for."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+
+def test_quick_run_from_the_command_line(tmp_path):
+    out = tmp_path / "picture.png"
+    script = ROOT / "examples" / "train_char_rnn.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, "--quick", "--out", out],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert out.stat().st_size > 10_000
+    for column in ("clip", "loss, nats", "bits/char", "diverged", "clip rate"):
+        assert column in done.stdout
+    assert "clipped" in done.stderr  # The progress bar.
+
+
+@pytest.mark.parametrize("clip", ["no clip", "by global norm, 0.25"])
+def test_only_the_clipped_run_learns(clip):
+    """At full length the unclipped run diverges, the clipped one does not."""
+    import train_char_rnn
+
+    corpus = train_char_rnn.read_corpus()
+    run = train_char_rnn.train(clip, corpus, steps=300, seed=0)
+    learned = run.held_out_loss < corpus.unigram_loss
+    assert learned == (clip != "no clip")
+    after = max(run.trace.norm_after)
+    assert after <= 0.2501 if learned else after > 100
