@@ -45,6 +45,10 @@ class Opened(NamedTuple):
         """One value a block, in the structure of the scope."""
         return jax.tree.unflatten(self.treedef, values)
 
+    def entries(self, tree: Any) -> list[Any]:
+        """The values of a tree of that structure, one a block."""
+        return self.treedef.flatten_up_to(tree)
+
 
 class Limits(NamedTuple):
     """Two thresholds for the elements of a leaf, each broadcasting to its shape."""

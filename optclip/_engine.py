@@ -111,7 +111,7 @@ def clip_by(
         values, memories = {}, []
         for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
             found, memory = _thresholds.update(key, rule, seen, finite, memory)
-            values[key] = opened.treedef.flatten_up_to(found)
+            values[key] = opened.entries(found)
             memories.append(memory)
         limits = _limits(clip, reading, values)
         clipped, coefficients = clip.apply(opened, reading.measured, limits)

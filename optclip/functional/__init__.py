@@ -1,0 +1,46 @@
+"""The pure layer: a tree and a threshold in, a clipped tree out. No state, no optax.
+
+Every function takes any pytree or a bare array and works under jit, grad, vmap, scan
+and shard_map. None stays None; integers, bools, float0 and PRNG keys pass untouched
+and enter no norm; a `jax.experimental.sparse.BCOO` leaf stands for its dense gradient.
+Structure, shapes, dtypes and weak types of the output are those of the input.
+
+Arguments that all clips share:
+
+========== =====================================================================
+nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a value
+           clip sends inf to the bound and keeps NaN; ``"zero"`` all that share
+           the norm becomes zero; ``"drop"`` the bad entries become zero and the
+           rest is clipped; ``"raise"`` an error under `checkify`, else propagate
+eps        added to the norm before the division; PyTorch's formula has 1e-6
+strict     the true norm of the output is never above the threshold, whatever the
+           roundings: clips inside a band of 1e-6 below it (1e-4 for unusual ord)
+norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
+           enter the norm
+clip_mask  likewise: which leaves are scaled
+axis_name  mapped axes to combine the norm over, `()` for none; None reads them off
+           the type of each leaf, which `jax.shard_map` keeps
+========== =====================================================================
+
+A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
+touches nothing. A concrete negative or NaN raises ValueError, a traced negative
+counts as 0. A prefix tree may hold None for 'unclipped'.
+"""
+
+from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
+from optclip.functional._leaf_norms import clip_by_norm as clip_by_norm
+from optclip.functional._leaf_norms import clip_by_rms as clip_by_rms
+from optclip.functional._tree_norms import clip_by_global_norm as clip_by_global_norm
+from optclip.functional._tree_norms import clip_by_group_norm as clip_by_group_norm
+from optclip.functional._tree_norms import global_norm as global_norm
+from optclip.functional._values import clip_by_value as clip_by_value
+
+__all__ = [
+    "clip_by_average_norm",
+    "clip_by_global_norm",
+    "clip_by_group_norm",
+    "clip_by_norm",
+    "clip_by_rms",
+    "clip_by_value",
+    "global_norm",
+]

@@ -1,0 +1,29 @@
+"""A clip and its threshold brought together: what all pure clips do."""
+
+from typing import Any
+
+import jax
+
+from optclip import _trees, _validate
+from optclip._clip import Clip
+from optclip.norms import Measured
+
+
+def run(
+    clip: Clip,
+    tree: Any,
+    name: str,
+    threshold: Any,
+    in_hand: list[Measured] | None = None,
+) -> tuple[Any, Any]:
+    for value in jax.tree.leaves(threshold):
+        _validate.number(name, value)
+    opened = clip.open(tree)
+    measured = clip.measure(opened).measured if in_hand is None else in_hand
+    spread = _trees.fill(name, threshold, opened.tree([m.root for m in measured]))
+    limits = [
+        clip.fit(name, limit, m.root)
+        for limit, m in zip(opened.entries(spread), measured, strict=True)
+    ]
+    clipped, _ = clip.apply(opened, measured, limits)
+    return clipped, opened.tree([m.norm for m in measured])

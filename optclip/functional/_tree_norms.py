@@ -1,0 +1,183 @@
+"""The pure clips of many leaves by a common norm, and that norm."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _leaves, _validate, norms, responses, scopes
+from optclip._clip import Clip
+from optclip.functional._lift import run
+from optclip.norms import Measured
+
+
+def global_norm(
+    tree: Any, *, ord: float | None = None, axis_name: Any = None, norm_mask: Any = None
+) -> jax.Array:
+    r"""The norm of all leaves together, :math:`(\sum_i |x_i|^p)^{1/p}`.
+
+    Args:
+      tree: any pytree of arrays.
+      ord: p, any number above 0 or inf; None is 2.
+      axis_name: see the module.
+      norm_mask: see the module.
+
+    Returns:
+      A scalar, float32, or float64 if a leaf is; 0 for a tree without numbers, inf
+      where the norm is above the largest float, NaN or inf if an entry is.
+
+    Guarantees:
+      Summed in float32 or wider whatever the leaves are; no finite input overflows
+      or underflows on the way. The derivative at zero is 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip.functional import global_norm
+      >>> half = {"w": jnp.array([300.0, 400.0], jnp.float16), "frozen": None}
+      >>> print(global_norm(half))
+      500.0
+    """
+    clip = Clip(
+        scopes.TREE, norms.of_order(ord), responses.hard,
+        norm_mask=norm_mask, axis_name=axis_name,
+    )  # fmt: skip
+    return clip.measure(clip.open(tree)).measured[0].norm
+
+
+def clip_by_group_norm(
+    tree: Any,
+    max_norm: Any,
+    groups: Any,
+    *,
+    ord: float | None = None,
+    eps: Any = 0.0,
+    strict: bool = False,
+    nonfinite: str = "propagate",
+    norm_mask: Any = None,
+    clip_mask: Any = None,
+    axis_name: Any = None,
+) -> tuple[Any, dict[str, jax.Array]]:
+    r"""Clip each group of leaves by the norm of the group.
+
+    Args:
+      tree: any pytree of arrays.
+      max_norm: a number for all groups, or a dict by label; None is unclipped.
+      groups: a tree of strings with the structure of `tree` or a prefix of it, or a
+        function from the tree to one (see `optclip.by_path`); None marks leaves in no
+        group, which are left alone.
+      ord: p of the norm, any number above 0 or inf; None is 2.
+      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see the module.
+
+    Returns:
+      A tree like `tree`, and the norm of each group before the clip, by label.
+
+    Raises:
+      TypeError: a label is no string.
+      ValueError: `max_norm` is negative or NaN, or its labels are not the groups'.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip.functional import clip_by_group_norm
+      >>> w, b, head = jnp.array([3.0]), jnp.array([4.0]), jnp.array([0.5])
+      >>> grads = {"w": w, "b": b, "head": head}
+      >>> labels = {"w": "body", "b": "body", "head": "head"}
+      >>> clipped, norms = clip_by_group_norm(grads, 1.0, labels)
+      >>> print(clipped["w"], clipped["b"], clipped["head"], norms["body"])
+      [0.6] [0.8] [0.5] 5.0
+    """
+    clip = Clip(
+        scopes.groups(groups), norms.of_order(ord), responses.hard, eps, strict,
+        nonfinite, norm_mask, clip_mask, axis_name,
+    )  # fmt: skip
+    return run(clip, tree, "max_norm", max_norm)
+
+
+def clip_by_global_norm(
+    tree: Any,
+    max_norm: Any,
+    *,
+    norm: Any = None,
+    ord: float | None = None,
+    eps: Any = 0.0,
+    strict: bool = False,
+    nonfinite: str = "propagate",
+    norm_mask: Any = None,
+    clip_mask: Any = None,
+    axis_name: Any = None,
+) -> tuple[Any, jax.Array]:
+    r"""Clip all leaves by their common norm, :math:`x \min(1, c / \|tree\|)`.
+
+    Args:
+      tree: any pytree of arrays.
+      max_norm: c, a scalar.
+      norm: the norm, if it is in hand already; it is then not computed.
+      ord: p of the norm, any number above 0 or inf; None is 2.
+      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see the module.
+
+    Returns:
+      A tree like `tree`, and the norm before the clip: scalar, float32 or wider.
+
+    Raises:
+      TypeError: an argument is of the wrong kind.
+      ValueError: `max_norm` or `norm` is negative or NaN; or `strict` with a `norm`,
+        whose error nobody knows.
+
+    Guarantees:
+      Inside the norm every leaf is kept to the bit. Else the true norm of the output
+      is at most `max_norm * (1 + 2 eps)` of the leaf dtype, and with `strict` at most
+      `max_norm`; all leaves are scaled by one factor, in float32 or wider.
+
+    ================ ================================================================
+    edge             result
+    ================ ================================================================
+    max_norm 0       zeros
+    max_norm inf     untouched, whatever the entries; the norm is still returned
+    max_norm < 0     ValueError; counts as 0 when traced
+    norm 0           untouched; the derivative is the identity
+    a NaN or inf     by `nonfinite`
+    norm > 3.4e38    returned as inf; the output is right all the same
+    ================ ================================================================
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip.functional import clip_by_global_norm
+      >>> grads = {"w": jnp.array([3.0, 0.0]), "b": jnp.array([4.0])}
+      >>> clipped, norm = clip_by_global_norm(grads, 1.0)
+      >>> print(clipped["w"], clipped["b"], norm)
+      [0.6 0. ] [0.8] 5.0
+
+    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
+    Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
+    """
+    clip = Clip(
+        scopes.TREE, norms.of_order(ord), responses.hard, eps, strict, nonfinite,
+        norm_mask, clip_mask, axis_name,
+    )  # fmt: skip
+    if norm is None:
+        return run(clip, tree, "max_norm", max_norm)
+    if strict:
+        raise ValueError(
+            "strict=True cannot be had with a norm that the caller supplies, because"
+            " its error is not known. Leave out norm= or strict=."
+        )
+    given = jnp.asarray(_checked_norm(norm))
+    given = given.astype(
+        _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
+    )
+    return run(
+        clip, tree, "max_norm", max_norm, [Measured(given, jnp.ones_like(given))]
+    )
+
+
+def _checked_norm(norm: Any) -> Any:
+    if not _validate.is_number(norm) or jnp.ndim(norm):
+        raise TypeError(
+            f"norm={norm!r} ({type(norm).__name__}) is not accepted. Give the norm of"
+            " the tree as a real scalar, or None to have it computed."
+        )
+    known = _validate.concrete(norm)
+    if known is not None and known < 0:
+        raise ValueError(
+            f"norm={norm} is negative. Give the norm of the tree, or None."
+        )
+    return norm

@@ -1,0 +1,62 @@
+"""The pure clip of elements."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _trees, _validate, norms, responses, scopes
+from optclip._clip import Clip, Limits
+
+
+def clip_by_value(
+    tree: Any,
+    lower: Any,
+    upper: Any,
+    *,
+    nonfinite: str = "propagate",
+    strict: bool = False,
+    clip_mask: Any = None,
+) -> Any:
+    r"""Clip each element to bounds, :math:`\max(\min(x, upper), lower)`.
+
+    Args:
+      tree: any pytree of arrays. Complex elements are clipped by their modulus.
+      lower: a number, an array that broadcasts to each leaf without growing it, or a
+        prefix tree of these. None, here or in the tree, is no bound.
+      upper: likewise.
+      nonfinite: see the module; `zero` and `drop` both put zero for NaN and inf.
+      strict: round bounds that the dtype does not have towards zero.
+      clip_mask: see the module.
+
+    Returns:
+      A tree like `tree`. Elements inside the bounds are kept to the bit.
+
+    Raises:
+      TypeError: a bound is no number.
+      ValueError: a bound is NaN or does not broadcast; or both are concrete numbers
+        and `lower > upper`. (Where an array `lower > upper`, the result is `lower`.)
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip.functional import clip_by_value
+      >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), -4.4, 2.5))
+      [-4.4  2.   2.5]
+
+    Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
+    Networks", PhD thesis, Brno University of Technology, 2012.
+    """
+    clip = Clip(
+        scopes.ELEMENT, norms.L2, responses.hard,
+        strict=strict, nonfinite=nonfinite, clip_mask=clip_mask,
+    )  # fmt: skip
+    for name, bound in (("lower", lower), ("upper", upper)):
+        for value in jax.tree.leaves(bound):
+            _validate.number(name, value, negative=True)
+    _validate.ordered(lower, upper)
+    opened = clip.open(tree)
+    index = opened.tree(list(range(len(opened.blocks))))
+    low = _trees.fill("lower", lower, index, none=-jnp.inf)
+    high = _trees.fill("upper", upper, index)
+    pairs = zip(opened.entries(low), opened.entries(high), strict=True)
+    return clip.apply(opened, [], [Limits(a, b) for a, b in pairs])[0]

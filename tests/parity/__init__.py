@@ -1,0 +1,1 @@
+"""optclip beside the real TensorFlow, Keras, PyTorch and optax."""
