@@ -43,6 +43,8 @@ def respond(
     off = jnp.isinf(threshold)
     # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
     alarm = (root - root) + 0 * jnp.where(off, jnp.zeros_like(threshold), threshold)
+    # Its derivative is g - g, which would swallow the smaller true one.
+    alarm = jax.lax.stop_gradient(alarm)
     root = jnp.where(finite, root, jnp.zeros_like(root))
     seen = jnp.minimum(root * unit, largest)
     cap = jnp.maximum(threshold, tiny) * _FAR[root.dtype.name]

@@ -134,6 +134,26 @@ def test_value_clip_gradient_is_that_of_tensorflow():
     np.testing.assert_array_equal(slopes[2], [0, 0, 0, 8])
 
 
+@pytest.mark.parametrize("size", [1e-20, 1e-4, 1.0, 1e4, 1e18, 1e30])
+def test_derivatives_at_every_magnitude(size, run):
+    """x / n scaled to c: the slope is (w - u (u.w)) c / n with u = x / n."""
+    x = np.array([4.0, -3.0, 1.0])
+    w = np.array([1.0, -2.0, 0.5])
+    c = 0.5 * size
+
+    def total(clip):
+        return run(jax.grad(lambda x: jnp.sum(clip(x) * jnp.asarray(w, jnp.float32))))
+
+    n = oracles.norm(x)
+    expected = (w - x * (x @ w) / n**2) * 0.5 / n
+    at = jnp.asarray(x * size, jnp.float32)
+    for clip in (
+        lambda x: F.clip_by_norm(x, c),
+        lambda x: F.clip_by_global_norm(x, c)[0],
+    ):
+        np.testing.assert_allclose(total(clip)(at), expected, rtol=2e-6, atol=1e-7)
+
+
 def test_complex_values_are_clipped_by_modulus(run):
     x = jnp.array([3 + 4j, 0.3 + 0.4j, 0j, 3e38 + 3e38j])
     found = run(lambda x: F.clip_by_value(x, -1.0, 1.0))(x)

@@ -16,6 +16,10 @@ def run(
     threshold: Any,
     in_hand: list[Measured] | None = None,
 ) -> tuple[Any, Any]:
+    """The clipped tree and its norms, in the structure of the scope.
+
+    `name` is what the user calls the threshold; `in_hand` are norms not to compute.
+    """
     for value in jax.tree.leaves(threshold):
         _validate.number(name, value)
     opened = clip.open(tree)
