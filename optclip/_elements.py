@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves, _roots, _scale, _sparse
+from optclip import _arithmetic, _leaves, _scale, _sparse
 
 
 def bounded(
@@ -44,7 +44,7 @@ def bounded(
         # Halves: the modulus of a finite number may be above the largest float.
         half = jnp.abs(wide * 0.5)
         safe = jnp.where(half > 0, half, jnp.ones_like(half))
-        goal = _roots.over(wide * 0.5, safe) * goal.astype(wide.dtype)
+        goal = _arithmetic.over(wide * 0.5, safe) * goal.astype(wide.dtype)
     else:
         goal = response.element(wide, lower, upper)
         moved = goal != wide

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives
+from optclip import _arithmetic, _collectives
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
@@ -56,13 +56,16 @@ def _roots_jvp(plan, primals, tangents):
     slopes, ties = [], []
     for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
         unit = units[part.block]
-        x, dx = over(widen(x, plan.dtype), unit), over(widen(dx, plan.dtype), unit)
+        x, dx = (
+            _arithmetic.over(widen(x, plan.dtype), unit),
+            _arithmetic.over(widen(dx, plan.dtype), unit),
+        )
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
-    slope = _combined(lax.psum, _linear_sum, slopes, plan)
+    slope = _combined(lax.psum, _arithmetic.plain_sum, slopes, plan)
     if plan.ord == math.inf:
-        count = _combined(lax.psum, _linear_sum, ties, plan)
+        count = _combined(lax.psum, _arithmetic.plain_sum, ties, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
 
@@ -74,22 +77,17 @@ def widen(x: jax.Array, dtype: str) -> jax.Array:
     return x.astype(dtype)
 
 
-def over(x: jax.Array, real: jax.Array) -> jax.Array:
-    """`x` divided by a real array, part by part if it is complex."""
-    if jnp.iscomplexobj(x):
-        return lax.complex(jnp.real(x) / real, jnp.imag(x) / real)
-    return x / real
-
-
 def _direction(x, norm, ord):
     """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
     size = jnp.abs(x)
     live = (size > 0) & (norm > 0)
     norm = jnp.where(norm > 0, norm, jnp.ones_like(norm))
     if ord == 2:
-        return jnp.where(live, over(x, norm), jnp.zeros_like(x)), jnp.zeros_like(size)
+        return jnp.where(
+            live, _arithmetic.over(x, norm), jnp.zeros_like(x)
+        ), jnp.zeros_like(size)
     modulus = jnp.where(live, size, jnp.ones_like(size))
-    sign = jnp.where(live, over(x, modulus), jnp.zeros_like(x))
+    sign = jnp.where(live, _arithmetic.over(x, modulus), jnp.zeros_like(x))
     if ord == 1:
         return sign, jnp.zeros_like(size)
     if ord == math.inf:
@@ -155,7 +153,7 @@ def _by_largest(arrays, plan):
         power * _share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
-    totals = _combined(lax.psum, _sum, parts, plan)
+    totals = _combined(lax.psum, _arithmetic.exact_sum, parts, plan)
     big = _DOWN[plan.dtype] ** -0.75
     units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
     found = [
@@ -180,7 +178,7 @@ def _totals(arrays, plan, scale=None):
             found.append(_reduce(largest, jnp.abs(x), part))
     if plan.ord == math.inf:
         return _combined(lax.pmax, _max, found, plan)
-    return _combined(lax.psum, _sum, found, plan)
+    return _combined(lax.psum, _arithmetic.exact_sum, found, plan)
 
 
 def _combined(collective, local, found, plan):
@@ -194,37 +192,6 @@ def _combined(collective, local, found, plan):
 
 def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
     return reduce(x, axis=part.axis, keepdims=part.axis is not None)
-
-
-def _sum(values: list[jax.Array]) -> jax.Array:
-    """The sum, rounded once: folding a thousand leaves plainly costs 4 ULP."""
-    if len(values) == 1:
-        return values[0]
-    total = jnp.stack(values)
-    lost = jnp.zeros_like(total)
-    while total.shape[0] > 1:
-        if total.shape[0] % 2:
-            pad = jnp.zeros_like(total[:1])
-            total, lost = (jnp.concatenate([v, pad]) for v in (total, lost))
-        half = total.shape[0] // 2
-        both, error = _two_sum(total[:half], total[half:])
-        total, lost = both, lost[:half] + lost[half:] + error
-    return total[0] + lost[0]
-
-
-def _linear_sum(values: list[jax.Array]) -> jax.Array:
-    """The plain sum, for tangents: what is not linear cannot be transposed."""
-    return values[0] if len(values) == 1 else jnp.sum(jnp.stack(values), axis=0)
-
-
-def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`a + b` and its rounding error (Knuth); no error where the sum is not finite."""
-    both = a + b
-    ok = jnp.isfinite(both)
-    zero = jnp.zeros_like(both)
-    a, b, total = (jnp.where(ok, x, zero) for x in (a, b, both))
-    rest = total - a
-    return both, (a - (total - rest)) + (b - rest)
 
 
 def _max(values: list[jax.Array]) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _leaves
+from optclip._arithmetic import ratio
 from optclip.norms import Measured
 from optclip.responses import Response
 
@@ -54,7 +55,7 @@ def respond(
     # The norm the response sees over the true one: both halves are normal numbers.
     # Times the inverse of the unit: XLA turns a / b / c into a / (b * c), here inf.
     in_units = near_norm * jnp.where(unit == 1, ones, 1 / unit)
-    far = jnp.where(is_far, in_units / jnp.where(is_far, root, ones), ones)
+    far = jnp.where(is_far, ratio(in_units, jnp.where(is_far, root, ones)), ones)
     near = response.coefficient(
         near_norm + jnp.asarray(eps).astype(root.dtype), threshold
     )

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from optclip._arithmetic import ratio
+
 
 class Response(Protocol):
     """What a clip does with a norm and a threshold."""
@@ -35,7 +37,7 @@ class Hard:
         # Where neither holds a NaN threshold goes on into the quotient: loud.
         inside = norm <= threshold
         one = jnp.ones_like(norm)
-        return jnp.where(inside, one, threshold / jnp.where(inside, one, norm))
+        return jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
@@ -68,8 +70,8 @@ class Smooth:
         one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
         # Powers of a ratio of at most 1 cannot overflow; 0/0 is kept out of both sides.
         live = inside & (norm > 0)
-        below = jnp.where(live, norm / jnp.where(live, threshold, one), zero)
-        above = jnp.where(inside, one, threshold / jnp.where(inside, one, norm))
+        below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
+        above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
         small = jnp.where(live, (1 + below**s) ** (-1 / s), one)
         return jnp.where(inside, small, above * (1 + above**s) ** (-1 / s))
 
@@ -88,9 +90,9 @@ class Normalize:
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         still = (norm == 0) | jnp.isinf(threshold)
         one = jnp.ones_like(norm)
-        ratio = threshold / jnp.where(still, one, norm)
+        wanted = ratio(threshold, jnp.where(still, one, norm))
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
-        return jnp.where(still, one, jnp.minimum(ratio, largest))
+        return jnp.where(still, one, jnp.minimum(wanted, largest))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """The bound on the side of each element, zeros kept."""

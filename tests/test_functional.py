@@ -136,7 +136,7 @@ def test_value_clip_gradient_is_that_of_tensorflow():
 
 @pytest.mark.parametrize("size", [1e-20, 1e-4, 1.0, 1e4, 1e18, 1e30])
 def test_derivatives_at_every_magnitude(size, run):
-    """x / n scaled to c: the slope is (w - u (u.w)) c / n with u = x / n."""
+    """Of x c / n the slope is (w - u (u.w)) c / n with u = x / n."""
     x = np.array([4.0, -3.0, 1.0])
     w = np.array([1.0, -2.0, 0.5])
     c = 0.5 * size
