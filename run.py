@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def test(base: str, rest: list[str], *, everything: bool) -> int:
-    """Run each part in a process of its own; the first failure is the exit status."""
+    """Run all parts, each in a process of its own; 0 if none failed."""
     groups = ["test", "lint", "parity"] if everything else ["test"]
     python = environment(base, ".venv", groups)
     suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
@@ -58,7 +58,8 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
         if newest and version(base) != NEWEST:
             other = environment(newest, f".venv-{NEWEST}", ["test"])
             parts.append([other, *suite, "tests", *rest])
-    return next((code for code in map(call, parts) if code), 0)
+    codes = [call(part) for part in parts]
+    return next((code for code in codes if code), 0)
 
 
 def find_python() -> str:
