@@ -155,15 +155,17 @@ def test_jvp_vjp_hessian_remat(entry):
     def loss(t):
         return sum(jnp.sum(x**2) for x in jax.tree.leaves(clip(tx, t)))
 
-    _, forward = jax.jvp(loss, (tree,), (direction,))
-    slope = jax.grad(loss)(tree)
+    slope_of = jax.jit(jax.grad(loss))
+    _, forward = jax.jit(lambda t, d: jax.jvp(loss, (t,), (d,)))(tree, direction)
+    slope = slope_of(tree)
     reverse = optax.tree.vdot(slope, direction)
     np.testing.assert_allclose(forward, reverse, rtol=1e-4, atol=1e-4)
-    again = jax.grad(jax.checkpoint(loss))(tree)
+    again = jax.jit(jax.grad(jax.checkpoint(loss)))(tree)
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    curvature_of = jax.jit(lambda t, d: jax.jvp(jax.grad(loss), (t,), (d,))[1])
     for at in (tree, jax.tree.map(jnp.zeros_like, tree)):
-        curvature = jax.jvp(jax.grad(loss), (at,), (direction,))[1]
+        curvature = curvature_of(at, direction)
         assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(curvature))
 
 

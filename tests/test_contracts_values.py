@@ -55,13 +55,14 @@ def test_float64(entry, run):
 
 
 @scalar
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.__name__)
-def test_infinite_threshold_touches_nothing(entry, dtype, run):
+def test_infinite_threshold_touches_nothing(entry, run):
     """Not even NaN, inf and subnormals: that is how one logs a norm."""
     if entry.id == "value-two-bounds":
-        entry = ENTRIES[0]
-    tree = helpers.gradients(dtype=dtype)
-    tree["dense"]["bias"] = jnp.array([jnp.nan, jnp.inf, 1e-40, -0.0], dtype)
+        return  # Its other bound is at work.
+    tree = {dtype.__name__: helpers.gradients(dtype=dtype) for dtype in DTYPES}
+    for part in tree.values():
+        dtype = part["dense"]["bias"].dtype
+        part["dense"]["bias"] = jnp.array([jnp.nan, jnp.inf, 1e-40, -0.0], dtype)
     found = run(lambda t: clip(helpers.strict(entry.make(jnp.inf)), t))(tree)
     helpers.assert_identical(found, tree)
 
