@@ -38,6 +38,7 @@ BATCH = 32
 LEARNING_RATE = 1.0
 MOMENTUM = 0.9
 CHUNK = 20
+TALLEST = 1e5
 TEMPERATURE = 0.5
 
 # The threshold decides as much as the kind of clip: by value at 0.001 trains as well.
@@ -246,6 +247,11 @@ def draw_figure(runs: Sequence[Run], corpus: Corpus) -> Figure:
         axes.plot(run.trace.norm_after, color="0", lw=0.9, label="after the clip")
         axes.set_title(run.clip, fontsize="medium")
         axes.locator_params(axis="x", nbins=2)
+        axes.set_ylim(1e-2, TALLEST)
+        if (peak := np.nanmax(run.trace.norm_before)) > TALLEST:
+            axes.text(
+                0.5, 0.9, f"up to {peak:.0e}", transform=axes.transAxes, ha="right"
+            )
     panels[0].set_ylabel("gradient norm")
     handles, _ = panels[0].get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
