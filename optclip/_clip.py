@@ -181,7 +181,10 @@ class Clip:
         for i, block in _owned(opened):
             axis = opened.blocks[block].axis
             out[i] = self._scaled(opened.leaves[i], factors[block], limits[block], axis)
-        return opened.flat.rebuild(out), [f.coefficient for f in factors]
+        coefficients = [f.coefficient for f in factors]
+        if self.nonfinite == "zero":
+            coefficients = [jnp.where(jnp.isnan(k), 0.0, k) for k in coefficients]
+        return opened.flat.rebuild(out), coefficients
 
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)

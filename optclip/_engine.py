@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _clip, _leaves, _record, _validate, norms, responses, scopes
+from optclip import _clip, _leaves, _record, norms, responses, scopes
 from optclip import thresholds as _thresholds
 from optclip._clip import Clip, Limits
 from optclip._record import ClipState
@@ -43,11 +43,13 @@ def clip_by(
       over: what shares a norm: `TREE`, `LEAF`, `ELEMENT`, `axes(...)`, `groups(...)`,
         or a scope of your own.
       norm: `norms.L2`, `L1`, `INF`, `RMS`, `AVERAGE` or `Norm(p)`.
-      response: what happens past the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
-        object with `coefficient(norm, threshold)`, or a function of those two.
+      response: what happens at the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
+        object with `coefficient(norm, threshold)`, or a function of those two. It is
+        asked inside the threshold too, and returns 1 there to touch nothing.
       eps: added to the norm before the response sees it; PyTorch's formula has 1e-6.
       strict: the true norm of the output is never above the threshold: clips inside a
-        band of 1e-6 below it (1e-4 for unusual orders).
+        band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
+        the dtype of each leaf.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
       norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a
@@ -55,7 +57,8 @@ def clip_by(
       clip_mask: which leaves are scaled; likewise.
       axis_name: mapped axes to combine the norm over, `()` for none; None reads them
         off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened; `"leaves"` keeps it by leaf.
+      record: whether the state keeps what happened; `"leaves"` keeps it by leaf for
+        leaf, axis and element scope.
       name: what `optclip.metrics` calls this clip.
 
     Returns:
@@ -139,8 +142,10 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
 
 
 def _check_record(record: Any, name: Any) -> None:
-    if record != "leaves":
-        _validate.flag("record", record)
+    if record != "leaves" and not isinstance(record, bool):
+        raise TypeError(
+            f"record={record!r} is not known. Give True, False or 'leaves'."
+        )
     if not isinstance(name, str) or not name:
         raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
 
@@ -197,7 +202,13 @@ def _steps(
     reading: _clip.Reading, limits: list[Any], coefficients: list[jax.Array]
 ) -> list[_record.Step]:
     return [
-        _record.Step(m.norm, _clip.nearer(limit), k, bad)
+        _record.Step(
+            norm=m.norm,
+            threshold=_clip.nearer(limit),
+            coefficient=k,
+            clipped=(k != 1) & jnp.isfinite(m.root) & ~jnp.isnan(k),
+            bad=bad,
+        )
         for m, bad, limit, k in zip(
             reading.measured, reading.bad, limits, coefficients, strict=True
         )

@@ -26,7 +26,8 @@ class ClipRecord(NamedTuple):
       clip_coefficient: float32, what the updates were multiplied by; the smallest.
       clip_fraction: float32, the share of norms past their threshold in the last
         step; None for the tree and groups.
-      clip_clipped: int32, the number of steps in which anything was clipped.
+      clip_clipped: int32, the number of steps in which anything was clipped; what
+        was zeroed or made NaN for a non-finite norm does not count as clipped.
       clip_nonfinite: int32, the number of steps with a NaN or inf entry.
     """
 
@@ -59,6 +60,7 @@ class Step(NamedTuple):
     norm: jax.Array
     threshold: jax.Array
     coefficient: jax.Array
+    clipped: jax.Array
     bad: jax.Array
 
 
@@ -112,7 +114,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    clipped = [(s.coefficient != 1) & ~jnp.isnan(s.coefficient) for s in steps]
+    clipped = [s.clipped for s in steps]
     share = sum(_spanning(lax.psum, jnp.sum(c, dtype=jnp.float32)) for c in clipped)
     number = sum(
         c.size * _collectives.axes_size(_collectives.split_axes(c)) for c in clipped

@@ -56,9 +56,10 @@ def respond(
     # Times the inverse of the unit: XLA turns a / b / c into a / (b * c), here inf.
     in_units = near_norm * jnp.where(unit == 1, ones, 1 / unit)
     far = jnp.where(is_far, ratio(in_units, jnp.where(is_far, root, ones)), ones)
-    near = response.coefficient(
-        near_norm + jnp.asarray(eps).astype(root.dtype), threshold
-    )
+    # Zeros stay zeros, whatever a response makes of 0 / 0.
+    still = near_norm == 0
+    shown = jnp.where(still, ones, near_norm) + jnp.asarray(eps).astype(root.dtype)
+    near = jnp.where(still, ones, response.coefficient(shown, threshold))
     near = jnp.where(off, ones, near + alarm)
     return Factor(near, jnp.where(off, ones, far))
 

@@ -39,13 +39,11 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
 def spread_prefix(
     name: str, prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
-    """`prefix`, or what it returns for `tree`, with one value for each leaf of `tree`.
+    """`prefix` with one value for each leaf of `tree`.
 
     Raises:
       ValueError: `prefix` is no prefix of `tree`; the message names the argument.
     """
-    if callable(prefix):
-        prefix = prefix(tree)
     return map_prefix(
         name,
         lambda value, part: jax.tree.map(
@@ -55,6 +53,24 @@ def spread_prefix(
         tree,
         is_leaf=is_leaf,
     )
+
+
+def described(name: str, description: Any, tree: Any) -> Any:
+    """A description of `tree`: itself, or what a function of the tree returns.
+
+    Raises:
+      TypeError: the function was meant for paths, not for trees.
+    """
+    if not callable(description):
+        return description
+    found = description(tree)
+    if isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1:
+        raise TypeError(
+            f"The function given as {name} returned {found!r} for the whole tree. It is"
+            " called once, with the tree, and returns a tree; wrap a function of the"
+            " path of each leaf in optclip.by_path(...)."
+        )
+    return found
 
 
 def map_prefix(
@@ -73,8 +89,7 @@ def map_prefix(
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             raise ValueError(
                 f"{name} has the structure {treedef}, which is no prefix of {full}."
-                f" Give one value, or a tree that ends at or above the same leaves"
-                f" ({error})."
+                " Give one value, or a tree that ends at or above the same leaves."
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
 
@@ -96,6 +111,7 @@ def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
     flat = _leaves.flatten(tree)
     if mask is None:
         return [True] * len(flat.leaves)
+    mask = described(name, mask, tree)
     spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, tree))
     # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]

@@ -50,8 +50,8 @@ def number(name: str, value: Any, *, negative: bool = False) -> None:
         raise ValueError(f"{name}={value} is NaN. Give a number.")
     if not negative and np.any(known < 0):
         raise ValueError(
-            f"{name}={value} is negative. Give 0 or more; 0 clips to zero, inf clips"
-            " nothing."
+            f"{name}={value} is negative. Give 0 or more"
+            + ("." if name == "eps" else "; 0 clips to zero, inf clips nothing.")
         )
 
 

@@ -58,6 +58,8 @@ class Norm:
             )
 
 
+__all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Measured", "Norm", "measure"]
+
 L1: Norm = Norm(1.0)
 L2: Norm = Norm(2.0)
 INF: Norm = Norm(math.inf)

@@ -1,9 +1,22 @@
-"""WHAT HAPPENS past the threshold: a coefficient for each norm.
+"""WHAT HAPPENS at a threshold: a coefficient for each norm.
 
 A response is any object with `coefficient(norm, threshold)`, or a plain function of
 that signature. Both arguments are float32 or float64 arrays of one shape, `norm`
-finite and at least 0, `threshold` at least 0 and possibly inf; the result multiplies
-the updates. Exactly 1 leaves them untouched, to the bit.
+finite and above 0, `threshold` at least 0 and possibly inf; the result multiplies the
+updates. Exactly 1 leaves them untouched, to the bit: return it below the threshold. A
+zero norm is not asked about; zeros stay zeros.
+
+Example:
+  A capper of one's own, which lets the square root of the excess through:
+
+  >>> import jax.numpy as jnp
+  >>> import optclip
+  >>> def root_capper(norm, threshold):
+  ...     return jnp.where(norm > threshold, jnp.sqrt(threshold / norm), 1.0)
+  >>> tx = optclip.clip_by_global_norm(1.0, response=root_capper)
+  >>> updates = jnp.array([0.0, 16.0])
+  >>> print(tx.update(updates, tx.init(updates))[0])
+  [0. 4.]
 """
 
 import dataclasses
@@ -64,6 +77,10 @@ class Smooth:
 
     sharpness: float = 2.0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.sharpness, (int, float)) and not self.sharpness > 0:
+            raise ValueError(f"sharpness={self.sharpness} is not above 0. Give 1 or 2.")
+
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         s = self.sharpness
         inside = norm <= threshold
@@ -110,6 +127,8 @@ class _Function:
         return jnp.broadcast_to(found, norm.shape)
 
 
+__all__ = ["Hard", "Normalize", "Response", "Smooth", "hard", "normalize", "smooth"]
+
 hard: Hard = Hard()
 smooth: Smooth = Smooth()
 normalize: Normalize = Normalize()
@@ -127,8 +146,8 @@ def resolve(response: Any) -> Response:
         if response not in _BY_NAME:
             raise ValueError(message)
         return _BY_NAME[response]
-    if hasattr(response, "coefficient"):
+    if hasattr(response, "coefficient") and not isinstance(response, type):
         return response
-    if not callable(response):
+    if not callable(response) or isinstance(response, type):
         raise TypeError(message)
     return _Function(response)

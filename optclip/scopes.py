@@ -137,7 +137,7 @@ class Groups(Scope):
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
     def _described(self, tree: Any) -> Any:
-        described = self.labels(tree) if callable(self.labels) else self.labels
+        described = _trees.described("groups", self.labels, tree)
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
                 raise TypeError(
@@ -150,6 +150,8 @@ class Groups(Scope):
         spread = _trees.spread_prefix("groups", described, tree, is_leaf=_is_none)
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 
+
+__all__ = ["ELEMENT", "LEAF", "TREE", "Scope", "axes", "groups"]
 
 TREE: Tree = Tree()
 LEAF: Leaf = Leaf()

@@ -17,6 +17,8 @@ import optax
 
 from optclip import _trees, _validate
 
+__all__ = ["Bounds", "Rule", "Seen", "bounds", "constant", "schedule"]
+
 
 class Seen(NamedTuple):
     """What a rule may look at; what it does not use costs nothing under jit.
@@ -199,6 +201,11 @@ def as_rules(
     name: str, threshold: Any, *, negative: bool = False, none: float = math.inf
 ) -> Any:
     """A threshold argument, or each leaf of a tree of them, as rules."""
+    if threshold is None and not negative:
+        raise TypeError(
+            f"{name}=None is no threshold. Give a number, or inf to clip nothing; None"
+            " stands for unclipped inside a tree of thresholds only."
+        )
 
     def as_rule(value: Any) -> Rule:
         if is_rule(value):

@@ -97,6 +97,15 @@ def test_bad_masks_are_refused_by_name(name):
         F.clip_by_global_norm(TREE, 1.0, **{name: jnp.array(True)})
 
 
+def test_a_path_function_without_by_path_is_caught():
+    """It would see the whole tree, and mask or label it with one value."""
+    for name in ("norm_mask", "clip_mask"):
+        with pytest.raises(TypeError, match=f"{name} returned.*optclip.by_path"):
+            F.clip_by_global_norm(TREE, 1.0, **{name: lambda path: "a" in path})
+    with pytest.raises(TypeError, match="groups returned.*optclip.by_path"):
+        F.clip_by_group_norm(TREE, 1.0, lambda path: "x" if "a" in path else "y")
+
+
 def test_masked_leaves_keep_the_bits():
     tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1e-40, jnp.nan])}
     mask = {"a": True, "b": False}

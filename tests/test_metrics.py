@@ -43,6 +43,14 @@ def test_rate_and_nonfinite_count_steps():
         np.testing.assert_allclose(found["clip/rate"], 2 / 6, rtol=1e-6)
 
 
+def test_a_zeroed_step_has_coefficient_zero_and_is_not_a_clipped_one():
+    tx = optclip.clip_by_global_norm(2.0, nonfinite="zero")
+    found = optclip.metrics(after(tx, jnp.array([jnp.nan, 1.0])))
+    assert found["clip/coefficient"] == 0.0
+    assert found["clip/rate"] == 0.0
+    assert found["clip/nonfinite"] == 1
+
+
 def test_groups_have_a_key_each():
     tree = helpers.gradients()
     labels = {"dense": "body", "out": "head"}
@@ -189,5 +197,5 @@ def test_bad_name(bad):
 
 
 def test_bad_record():
-    with pytest.raises(TypeError, match="record='all'.*True or"):
+    with pytest.raises(TypeError, match="record='all'.*True, False or 'leaves'"):
         optclip.clip_by_global_norm(1.0, record="all")

@@ -61,7 +61,21 @@ def test_a_plain_function_and_an_object():
         np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], x / 2)
 
 
+@pytest.mark.parametrize("c", [0.0, 1.0])
+def test_a_response_is_not_asked_about_zeros(c):
+    """So c / n, which is 0 / 0 there, does no harm, nor does its derivative."""
+    tx = optclip.clip_by(c, response=lambda n, c: jnp.minimum(1.0, c / n))
+    x = jnp.zeros(3)
+    np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], x)
+    slope = jax.grad(lambda x: jnp.sum(tx.update(x, tx.init(x))[0]))(x)
+    np.testing.assert_array_equal(slope, np.ones(3))
+
+
 def test_what_is_no_response():
+    with pytest.raises(TypeError, match="response=.*is not known.*function"):
+        optclip.clip_by(1.0, response=responses.Smooth)
+    with pytest.raises(ValueError, match="sharpness=0"):
+        responses.Smooth(0.0)
     with pytest.raises(ValueError, match="response='soft' is not known.*hard"):
         optclip.clip_by(1.0, response="soft")
     with pytest.raises(TypeError, match="response=3 is not known.*function"):

@@ -101,6 +101,14 @@ def test_what_is_a_rule():
         optclip.clip_by_global_norm(Watcher)
 
 
+def test_none_alone_is_no_threshold():
+    for make in (optclip.clip_by_global_norm, optclip.clip_by_norm, optclip.clip_by):
+        with pytest.raises(TypeError, match="=None is no threshold.*inf"):
+            make(None)
+    with pytest.raises(TypeError, match="max_norm=None is no threshold.*inf"):
+        optclip.functional.clip_by_global_norm(jnp.ones(2), None)
+
+
 def test_constant_schedule_and_bounds_check_what_they_get():
     with pytest.raises(ValueError, match="value=-1.*negative"):
         thresholds.constant(-1)

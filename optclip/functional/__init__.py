@@ -14,7 +14,8 @@ nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a valu
            rest is clipped; ``"raise"`` an error under `checkify`, else propagate
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
-           roundings: clips inside a band of 1e-6 below it (1e-4 for unusual ord)
+           roundings: clips inside a band of 2e-6 below it (1e-4 for unusual ord),
+           then rounds towards zero in the dtype of each leaf
 norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
            enter the norm
 clip_mask  likewise: which leaves are scaled

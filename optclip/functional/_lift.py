@@ -20,6 +20,11 @@ def run(
 
     `name` is what the user calls the threshold; `in_hand` are norms not to compute.
     """
+    if threshold is None:
+        raise TypeError(
+            f"{name}=None is no threshold. Give a number, or inf to clip nothing; None"
+            " stands for unclipped inside a tree of thresholds only."
+        )
     for value in jax.tree.leaves(threshold):
         _validate.number(name, value)
     opened = clip.open(tree)

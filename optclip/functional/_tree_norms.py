@@ -123,9 +123,10 @@ def clip_by_global_norm(
         whose error nobody knows.
 
     Guarantees:
-      Inside the norm every leaf is kept to the bit. Else the true norm of the output
-      is at most `max_norm * (1 + 2 eps)` of the leaf dtype, and with `strict` at most
-      `max_norm`; all leaves are scaled by one factor, in float32 or wider.
+      Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
+      norm of the output is at most `max_norm * (1 + 2 eps)`, this eps that of the leaf
+      dtype, and with `strict` at most `max_norm`; all leaves are scaled by one factor,
+      in float32 or wider.
 
     ================ ================================================================
     edge             result
