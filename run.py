@@ -10,6 +10,8 @@ Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, a
 permission to install into the system's Python.
 """
 
+from __future__ import annotations  # So that an older Python gets to find_python.
+
 import argparse
 import hashlib
 import os
@@ -66,7 +68,7 @@ def find_python() -> str:
     """This interpreter, or a newer one on the path if this one is too old."""
     if sys.version_info >= OLDEST:
         return sys.executable
-    for minor in (13, 12, 11):
+    for minor in (13, 14, 12, 11):
         found = find(f"3.{minor}")
         if found:
             return found
@@ -104,8 +106,10 @@ def environment(base: str, name: str, groups: list[str]) -> str:
     done = stamp.read_text().split() if stamp.exists() else []
     if python.exists() and done[:1] == [wanted] and set(groups) <= set(done[1:]):
         return str(python)
+    groups = sorted({*groups, *done[1:]})
     print(f"setting up {name} ({', '.join(groups)}) ...", flush=True)
-    create(base, folder, python)
+    if not (python.exists() and done):
+        create(base, folder, python)
     arguments = [word for group in groups for word in ("--group", group)]
     install(str(python), ["--editable", ".", *arguments])
     stamp.write_text("\n".join([wanted, *groups]))
@@ -139,7 +143,7 @@ def install(python: str, arguments: list[str]) -> None:
 
 def call(command: list[str]) -> int:
     """Run in the checkout, free of any other environment; say what and how long."""
-    shown = " ".join(word.removeprefix(f"{ROOT}{os.sep}") for word in command)
+    shown = " ".join(word.replace(f"{ROOT}{os.sep}", "") for word in command)
     print(f"$ {shown}", flush=True)
     start = time.monotonic()
     code = subprocess.run(command, cwd=ROOT, env=clean()).returncode

@@ -6,6 +6,7 @@ here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,13 +34,18 @@ _BAND = {"float32": (2.0**-20, 2.0**-14), "float64": (2.0**-46, 2.0**-40)}
 
 
 class Opened(NamedTuple):
-    """A tree laid out for a clip: blocks to measure, and each leaf's block."""
+    """A tree laid out for a clip: blocks to measure, and each leaf's block.
+
+    `owner` is the block that scales each leaf, `seen` the leaves that are measured or
+    scaled.
+    """
 
     flat: _leaves.Flat
     leaves: list[Any]
     blocks: list[Block]
     treedef: Any
     owner: list[int | None]
+    seen: list[int]
 
     def tree(self, values: list[Any]) -> Any:
         """One value a block, in the structure of the scope."""
@@ -104,6 +110,10 @@ class Clip:
         Raises:
           ValueError: it does not broadcast to their shape.
         """
+        largest = float(jnp.finfo(norm.dtype).max)
+        if isinstance(threshold, float) and largest < threshold < math.inf:
+            # Finite, so it is no request to leave all untouched.
+            threshold = largest
         limit = jnp.asarray(threshold).astype(norm.dtype)
         limit = jnp.maximum(limit, jnp.zeros_like(limit))
         # Where elements move, it must broadcast to the leaf, dense: checked there.
@@ -128,7 +138,9 @@ class Clip:
         blocks, treedef = jax.tree.flatten(self.scope.blocks(measured_tree))
         index = jax.tree.unflatten(treedef, list(range(len(blocks))))
         owner = flat.treedef.flatten_up_to(self.scope.spread(index, scaled_tree))
-        return Opened(flat, flat.leaves, blocks, treedef, owner)
+        either = [c or s for c, s in zip(counted, scaled, strict=True)]
+        seen = [i for i, x in enumerate(_where(either, leaves)) if x is not None]
+        return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
 
     def measure(self, opened: Opened) -> Reading:
         """The norms, short of the entries that the policy drops."""
@@ -217,8 +229,9 @@ class Clip:
         if not _sparse.lies_in_data(mat, axis):
             factor = _scale.Factor(*(_sparse.at_entries(f, mat) for f in factor))
             limit = _sparse.at_entries(limit, mat)
+        original = _sparse.summed(original).data
         return _sparse.with_data(
-            mat, self._settle(mat.data, mat.data, factor, limit), leaf
+            mat, self._settle(original, mat.data, factor, limit), leaf
         )
 
     def _settle(self, original, x, factor, limit):
@@ -231,9 +244,8 @@ class Clip:
         return jnp.where(jnp.isinf(limit), original, out)
 
     def _check(self, opened: Opened) -> None:
-        owned = [i for i, _ in _owned(opened)]
-        paths = [opened.flat.paths[i] for i in owned]
-        _nonfinite.check(paths, [opened.leaves[i] for i in owned])
+        paths = [opened.flat.paths[i] for i in opened.seen]
+        _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
 
 
 def nearer(limit: jax.Array | Limits) -> jax.Array:

@@ -29,8 +29,10 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       ``clip/threshold``   float32, where it clipped
       ``clip/coefficient`` float32, what the updates were multiplied by; of the tree
                            and of groups, norm * coefficient is the norm after
-      ``clip/rate``        float32, the share of all steps so far that were clipped
-      ``clip/nonfinite``   int32, the number of steps with a NaN or inf entry
+      ``clip/rate``        float32, the share of all steps so far that were clipped; a
+                           step zeroed or made NaN by `nonfinite=` is not counted
+      ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry
+                           in the norm
       ``clip/fraction``    float32, leaf, axis and element scope only: the share of
                            norms that were past their threshold in the last step
       ==================== ===========================================================

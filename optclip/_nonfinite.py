@@ -8,7 +8,6 @@ raise       as propagate, and an error under `jax.experimental.checkify`
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
@@ -24,14 +23,16 @@ def dropped(leaf: Any) -> Any:
     return _sparse.with_data(leaf, kept) if _leaves.is_sparse(leaf) else kept
 
 
-def flags(leaf: Any) -> jax.Array:
+def flags(leaf: Any) -> Any:
     """1.0 where an entry is not finite: what `dropped` takes out of sight."""
-    return (~jnp.isfinite(_leaves.values(leaf))).astype(jnp.float32)
+    found = (~jnp.isfinite(_leaves.values(leaf))).astype(jnp.float32)
+    return _sparse.with_data(leaf, found) if _leaves.is_sparse(leaf) else found
 
 
 def check(paths: list[Any], leaves: list[Any]) -> None:
     """Under checkify, an error that names each leaf with a non-finite entry."""
     for path, leaf in zip(paths, leaves, strict=True):
+        leaf = _sparse.summed(leaf) if _leaves.is_sparse(leaf) else leaf
         # A debug check is inert outside checkify; a plain one would break jit.
         checkify.debug_check(
             jnp.all(jnp.isfinite(_leaves.values(leaf))),

@@ -28,7 +28,7 @@ class ClipRecord(NamedTuple):
         step; None for the tree and groups.
       clip_clipped: int32, the number of steps in which anything was clipped; what
         was zeroed or made NaN for a non-finite norm does not count as clipped.
-      clip_nonfinite: int32, the number of steps with a NaN or inf entry.
+      clip_nonfinite: int32, the number of steps with a NaN or inf entry in the norm.
     """
 
     clip_norm: Any

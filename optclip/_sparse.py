@@ -1,7 +1,5 @@
 """BCOO leaves, the IndexedSlices of JAX, as the dense gradients they stand for."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax.experimental import sparse
@@ -56,7 +54,3 @@ def at_entries(dense: jax.Array, mat: BCOO) -> jax.Array:
     ones = with_data(mat, jnp.ones(mat.data.shape, dense.dtype))
     full = jnp.broadcast_to(dense, mat.shape)
     return sparse.bcoo_multiply_dense(ones, full)
-
-
-def dense_size(mat: BCOO) -> int:
-    return math.prod(mat.shape)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from optclip import _leaves
@@ -30,6 +31,12 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
 
     def describe(tree: Any) -> Any:
         flat = _leaves.flatten(tree)
+        if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
+            raise TypeError(
+                "A function by path was called with a single number, as"
+                " optax.inject_hyperparams calls what it takes for a schedule. Name the"
+                " argument in its static_args, such as static_args=('groups',)."
+            )
         found = [function(_leaves.path_str(path)) for path in flat.paths]
         return flat.rebuild(found)
 

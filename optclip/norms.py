@@ -120,6 +120,12 @@ def measure(
         for leaf in block.leaves:
             x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
             split = _collectives.split_axes(x, axis_name)
+            if split and axis and axis_name is None:
+                raise ValueError(
+                    f"A norm over the axes {axis} of a leaf split over the mesh axes"
+                    f" {split}: its type does not say which dimension is split. Give"
+                    " axis_name=() if no slice is split, else axis_name with the names."
+                )
             arrays.append(x)
             parts.append(_roots.Part(i, axis, split))
             counts[i] += count * _collectives.axes_size(split)

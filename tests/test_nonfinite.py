@@ -95,6 +95,20 @@ def test_raise(bad, clip):
         np.testing.assert_array_equal(a, b)
 
 
+def test_raise_sees_leaves_that_are_only_measured_but_no_padding():
+    mask = {"sick": False, "well": True}
+
+    def clip(tree):
+        return F.clip_by_global_norm(tree, 1.0, nonfinite="raise", clip_mask=mask)[0]
+
+    error, _ = checkify.checkify(clip)(tree_with(jnp.nan))
+    assert "leaf 'sick'" in error.get()
+    padded = BCOO((jnp.array([4.0, jnp.nan]), jnp.array([[1], [9]])), shape=(4,))
+    error, found = checkify.checkify(lambda m: by_norm(m, "raise"))(padded)
+    assert error.get() is None
+    np.testing.assert_array_equal(found.todense(), [0, 1, 0, 0])
+
+
 @pytest.mark.parametrize("policy", ["propagate", "zero", "drop", "raise"])
 @pytest.mark.parametrize("clip", [by_global_norm, by_norm, by_value])
 def test_an_infinite_threshold_touches_nothing_under_any_policy(policy, clip):

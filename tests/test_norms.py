@@ -77,6 +77,12 @@ def test_a_true_norm_above_the_largest_float_is_clipped_right(p, run):
     np.testing.assert_allclose(oracles.norm(clipped, p), 1e-3, rtol=1e-5)
 
 
+def test_a_finite_threshold_above_the_largest_float_still_clips():
+    clipped, _ = clip_by_global_norm(jnp.full(100, 3e38), 1e39)
+    largest = float(np.finfo(np.float32).max)
+    np.testing.assert_allclose(oracles.norm(clipped), largest, rtol=1e-6)
+
+
 @pytest.mark.parametrize("parts", [1, 7, 100, 1000])
 def test_splits(parts):
     """However a vector is split into leaves, the norm is within 2 ULP."""
@@ -140,3 +146,24 @@ def test_derivative_of_a_complex_norm():
     z = jnp.array([3 + 4j, 0j])
     found = jax.grad(global_norm)(z)
     np.testing.assert_allclose(found, np.array([0.6 - 0.8j, 0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
+def test_strict_is_never_above(dtype):
+    """Thresholds at and near the norm, and far below it: outputs down to subnormals."""
+    rng = np.random.default_rng(8)
+    clip = jax.jit(lambda x, c: clip_by_global_norm(x, c, strict=True)[0])
+    clipped = 0
+    for _ in range(100):
+        values = np.clip(rng.normal(size=64) * 10 ** rng.uniform(-4, 2), -400, 400)
+        x = jnp.asarray(values, dtype)
+        norm = oracles.norm(helpers.as_float64(x))
+        if norm == 0:
+            continue
+        for share in (1.0, 1 - 1e-7, 1 + 1e-7, 0.3, 1e-3, 1e-6):
+            c = np.float32(norm * share)
+            found = clip(x, c)
+            assert oracles.norm(helpers.as_float64(found)) <= float(c)
+            helpers.assert_identical(clip(found, c), found)
+            clipped += helpers.differs(found, x)
+    assert clipped > 300

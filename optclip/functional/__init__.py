@@ -11,7 +11,8 @@ Arguments that all clips share:
 nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a value
            clip sends inf to the bound and keeps NaN; ``"zero"`` all that share
            the norm becomes zero; ``"drop"`` the bad entries become zero and the
-           rest is clipped; ``"raise"`` an error under `checkify`, else propagate
+           rest is clipped; ``"raise"`` an error under `checkify`, else propagate.
+           Leaves outside the norm are seen by drop and raise alone
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
            roundings: clips inside a band of 2e-6 below it (1e-4 for unusual ord),
@@ -24,8 +25,10 @@ axis_name  mapped axes to combine the norm over, `()` for none; None reads them 
 ========== =====================================================================
 
 A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
-touches nothing. A concrete negative or NaN raises ValueError, a traced negative
-counts as 0. A prefix tree may hold None for 'unclipped'.
+touches nothing, under any policy (though raise still raises). A concrete negative or
+NaN raises ValueError, a traced negative
+counts as 0. A prefix tree may hold None for 'unclipped'. XLA on CPU takes float32 and
+bfloat16 numbers below 1.2e-38 for 0: there they enter no norm and are not clipped.
 """
 
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm

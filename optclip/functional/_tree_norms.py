@@ -28,7 +28,8 @@ def global_norm(
 
     Guarantees:
       Summed in float32 or wider whatever the leaves are; no finite input overflows
-      or underflows on the way. The derivative at zero is 0.
+      or underflows on the way (but XLA on CPU takes float32 and bfloat16 subnormals
+      for 0). The derivative at zero is 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -125,7 +126,8 @@ def clip_by_global_norm(
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
       norm of the output is at most `max_norm * (1 + 2 eps)`, this eps that of the leaf
-      dtype, and with `strict` at most `max_norm`; all leaves are scaled by one factor,
+      dtype (for outputs in its normal range), and with `strict` at most `max_norm`; all
+      leaves are scaled by one factor,
       in float32 or wider.
 
     ================ ================================================================

@@ -30,7 +30,7 @@ def load(name: str) -> ModuleType:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
             absent = error.name == name.partition(".")[0]
-            if not absent or os.environ.get("CI") == "true":
+            if not absent or os.environ.get("CI", "") not in ("", "0", "false"):
                 raise
     pytest.skip(
         f"{name} is not installed: pip install --group parity", allow_module_level=True

@@ -1,0 +1,77 @@
+"""Inside shard_map the norm spans the axes in each leaf's type; replicas count once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+
+import optclip
+
+SPECS = {"split": P("data"), "both": P("data", "model"), "whole": P()}
+LABELS = {"split": "a", "both": "a", "whole": "b"}
+
+
+def sharded(function):
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=kinds)
+    return jax.jit(
+        jax.shard_map(function, mesh=mesh, in_specs=(SPECS,), out_specs=(SPECS, P()))
+    )
+
+
+def tree():
+    return {
+        "split": jnp.arange(8.0) + 1,
+        "both": jnp.full((4, 2), 2.0),
+        "whole": jnp.array([3.0, 4.0]),
+    }
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optclip.clip_by_global_norm(1.0),
+        optclip.clip_by_global_norm(1.0, ord=1.0),
+        optclip.clip_by_global_norm(1.0, ord=3.0),
+        optclip.clip_by_global_norm(1.0, ord=float("inf")),
+        optclip.clip_by_global_norm(1.0, nonfinite="drop"),
+        optclip.clip_by_norm(1.0),
+        optclip.clip_by_rms(0.5),
+        optclip.clip_by_average_norm(0.5),
+        optclip.clip_by_group_norm(1.0, LABELS),
+        optclip.clip_by_value(0.5),
+    ],
+)
+def test_the_same_as_on_one_device(tx):
+    def clip(t):
+        updates, state = tx.update(t, tx.init(t))
+        return updates, optclip.metrics(state)
+
+    expected, expected_metrics = clip(tree())
+    found, found_metrics = sharded(clip)(tree())
+    for key, leaf in expected.items():
+        assert not np.array_equal(leaf, tree()[key])
+        np.testing.assert_allclose(found[key], leaf, rtol=5e-7)
+    for key, value in expected_metrics.items():
+        np.testing.assert_allclose(found_metrics[key], value, rtol=5e-7)
+
+
+def test_local_on_purpose():
+    """With axis_name=() every device clips by its own part."""
+
+    def clip(t):
+        own, _ = optclip.functional.clip_by_global_norm(t, 1.0, axis_name=())
+        return own, 0.0
+
+    alone = {"split": tree()["split"], "both": None, "whole": None}
+    found, _ = sharded(clip)(alone)
+    np.testing.assert_allclose(np.linalg.norm(found["split"]), 2.0, rtol=1e-6)
+
+
+def test_axes_of_a_split_leaf_must_be_told():
+    def clip(t):
+        return optclip.functional.clip_by_norm(t, 1.0, axis=0), 0.0
+
+    with pytest.raises(ValueError, match="does not say which dimension is split"):
+        sharded(clip)(tree())
