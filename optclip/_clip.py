@@ -6,7 +6,6 @@ here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -110,11 +109,7 @@ class Clip:
         Raises:
           ValueError: it does not broadcast to their shape.
         """
-        largest = float(jnp.finfo(norm.dtype).max)
-        if isinstance(threshold, float) and largest < threshold < math.inf:
-            # Finite, so it is no request to leave all untouched.
-            threshold = largest
-        limit = jnp.asarray(threshold).astype(norm.dtype)
+        limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
         limit = jnp.maximum(limit, jnp.zeros_like(limit))
         # Where elements move, it must broadcast to the leaf, dense: checked there.
         return limit if self.moves_elements else _broadcast(name, limit, norm.shape)
@@ -155,6 +150,14 @@ class Clip:
 
     def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
         """What to multiply a block by."""
+        factor = self._factor(measured, threshold)
+        if self.nonfinite != "zero":
+            return factor
+        # A NaN threshold stays NaN: it is no gradient's fault.
+        bad = ~jnp.isfinite(measured.root) & jnp.isfinite(threshold)
+        return factor._replace(near=jnp.where(bad, 0.0, factor.near))
+
+    def _factor(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
         if not self.strict:
             return _scale.respond(self.response, measured, threshold, self.eps)
         band = _BAND[measured.root.dtype.name][self.norm.ord not in (1, 2, jnp.inf)]
@@ -193,55 +196,48 @@ class Clip:
         for i, block in _owned(opened):
             axis = opened.blocks[block].axis
             out[i] = self._scaled(opened.leaves[i], factors[block], limits[block], axis)
-        coefficients = [f.coefficient for f in factors]
-        if self.nonfinite == "zero":
-            coefficients = [jnp.where(jnp.isnan(k), 0.0, k) for k in coefficients]
-        return opened.flat.rebuild(out), coefficients
+        return opened.flat.rebuild(out), [f.coefficient for f in factors]
 
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
         name = f"the leaf '{_leaves.path_str(path)}'"
         cleaned = self.nonfinite in ("zero", "drop")
-        out, coefficient, off = _elements.bounded(
-            name,
-            _nonfinite.dropped(leaf) if cleaned else leaf,
-            lower,
-            upper,
-            self.response,
-            strict=self.strict,
+        return _elements.bounded(
+            name, leaf, lower, upper, self.response, strict=self.strict, cleaned=cleaned
         )
-        if cleaned and not _leaves.is_sparse(leaf):
-            out = jnp.where(off, _leaves.values(leaf), out)
-        return out, coefficient
 
     def _scaled(self, leaf, factor, limit, axis):
         original = leaf
         if self.nonfinite == "drop":
             leaf = _nonfinite.dropped(leaf)
         if not _leaves.is_sparse(leaf):
-            x = _leaves.values(leaf)
-            return self._settle(_leaves.values(original), x, factor, limit)
-        if factor.near.ndim == 0:
-            data = self._settle(original.data, leaf.data, factor, limit)
+            x = _leaves.values(original)
+            return self._settle(x, _leaves.values(leaf), factor, limit, x)
+        like = original.data
+        # Rounding duplicates one by one could make their sum larger.
+        apart = self.strict and _sparse.has_duplicates(leaf)
+        if factor.near.ndim == 0 and not apart:
+            data = self._settle(like, leaf.data, factor, limit, like)
             return _sparse.with_data(leaf, data)
         # Slices of a dense gradient can be told apart only once duplicates are summed.
         mat = _sparse.summed(leaf)
-        if not _sparse.lies_in_data(mat, axis):
+        if factor.near.ndim and not _sparse.lies_in_data(mat, axis):
             factor = _scale.Factor(*(_sparse.at_entries(f, mat) for f in factor))
             limit = _sparse.at_entries(limit, mat)
-        original = _sparse.summed(original).data
-        return _sparse.with_data(
-            mat, self._settle(original, mat.data, factor, limit), leaf
-        )
+        data = self._settle(_sparse.summed(original).data, mat.data, factor, limit, like)
+        return _sparse.unless(jnp.all(jnp.isinf(limit)), original, mat, data)
 
-    def _settle(self, original, x, factor, limit):
-        out = _scale.scale(x, factor, towards_zero=self.strict)
-        if self.nonfinite in ("propagate", "raise"):
-            return out
+    def _settle(self, original, x, factor, limit, like):
+        out = _scale.scale(x, factor, like, towards_zero=self.strict)
+        if self.strict:
+            out = _scale.without_subnormals(out, _scale.is_felt(limit))
         if self.nonfinite == "zero":
-            out = jnp.where(jnp.isnan(factor.near), jnp.zeros_like(out), out)
+            out = jnp.where(factor.near == 0, jnp.zeros_like(out), out)
+        if self.nonfinite != "drop":
+            return out
         # An infinite threshold touches nothing, whatever the updates hold.
-        return jnp.where(jnp.isinf(limit), original, out)
+        kept = _scale.cast(original, like) if original.dtype != like.dtype else original
+        return jnp.where(jnp.isinf(limit), kept, out)
 
     def _check(self, opened: Opened) -> None:
         paths = [opened.flat.paths[i] for i in opened.seen]

@@ -14,8 +14,15 @@ from optclip import _arithmetic, _leaves, _scale, _sparse
 
 
 def bounded(
-    name: str, leaf: Any, lower: Any, upper: Any, response: Any, *, strict: bool
-) -> tuple[Any, jax.Array, jax.Array]:
+    name: str,
+    leaf: Any,
+    lower: Any,
+    upper: Any,
+    response: Any,
+    *,
+    strict: bool,
+    cleaned: bool,
+) -> tuple[Any, jax.Array]:
     """A leaf with its elements moved to the bounds.
 
     Args:
@@ -25,19 +32,32 @@ def bounded(
       upper: likewise.
       response: has `element`.
       strict: whether bounds are rounded towards zero rather than to nearest.
+      cleaned: whether non-finite elements become zero, unless both bounds are infinite.
 
     Returns:
-      The leaf; by what factor each element shrank (1 if untouched); and where both
-      bounds are infinite.
+      The leaf, and by what factor each element shrank (1 if untouched).
     """
     mat = _sparse.summed(leaf) if _leaves.is_sparse(leaf) else None
-    x = _leaves.values(leaf if mat is None else mat)
-    wide = _leaves.widen(x)
-    size = jnp.abs(wide)
+    like = _leaves.values(leaf)
+    x = like if mat is None else mat.data
+    size = jnp.abs(_leaves.widen(x))
+    shape = x.shape if mat is None else leaf.shape
     lower, upper = (
-        _at(name, which, bound, leaf.shape if mat else x.shape, mat, size.dtype)
+        _at(name, which, bound, shape, mat, size.dtype, strict)
         for which, bound in (("lower", lower), ("upper", upper))
     )
+    off = jnp.isinf(lower) & jnp.isinf(upper)
+    wanted = ~off & ~jnp.isfinite(x)
+    cleared = jnp.where(wanted, jnp.zeros_like(x), x) if cleaned else x
+    out, shrunk = _moved(cleared, lower, upper, response, like, strict)
+    if mat is None:
+        return out, shrunk
+    return _sparse.unless(jnp.all(off), leaf, mat, out), shrunk
+
+
+def _moved(x, lower, upper, response, like, strict):
+    wide = _leaves.widen(x)
+    size = jnp.abs(wide)
     if jnp.iscomplexobj(wide):
         goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
         moved = goal != size
@@ -45,22 +65,26 @@ def bounded(
         half = jnp.abs(wide * 0.5)
         safe = jnp.where(half > 0, half, jnp.ones_like(half))
         goal = _arithmetic.over(wide * 0.5, safe) * goal.astype(wide.dtype)
+        near_side = upper
     else:
+        # A bound that the dtype has no number for is its largest one.
+        largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(wide.dtype)
         goal = response.element(wide, lower, upper)
         moved = goal != wide
+        goal = jnp.where(jnp.isnan(goal), goal, jnp.clip(goal, -largest, largest))
+        near_side = jnp.where(jnp.signbit(wide), -lower, upper)
     moved &= ~jnp.isnan(size)
-    out = jnp.where(moved, _scale.cast(goal, x, towards_zero=strict), x)
-    shrunk = jnp.where(
-        moved & (size > 0),
-        jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size)),
-        jnp.ones_like(size),
-    )
-    off = jnp.isinf(lower) & jnp.isinf(upper)
-    return (out if mat is None else _sparse.with_data(mat, out, leaf)), shrunk, off
+    kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
+    out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+    if strict:
+        tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
+        out = _scale.without_subnormals(out, near_side < tiny)
+    shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
+    return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
 
-def _at(name, which, bound, shape, mat, dtype):
-    bound = jnp.asarray(bound).astype(dtype)
+def _at(name, which, bound, shape, mat, dtype, strict):
+    bound = _scale.as_limit(bound, dtype, towards_zero=strict)
     try:
         full = jnp.broadcast_to(bound, shape)
     except ValueError:

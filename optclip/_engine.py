@@ -206,7 +206,7 @@ def _steps(
             norm=m.norm,
             threshold=_clip.nearer(limit),
             coefficient=k,
-            clipped=(k != 1) & jnp.isfinite(m.root) & ~jnp.isnan(k),
+            clipped=(k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k),
             bad=bad,
         )
         for m, bad, limit, k in zip(

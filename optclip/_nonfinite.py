@@ -8,6 +8,7 @@ raise       as propagate, and an error under `jax.experimental.checkify`
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
@@ -19,14 +20,24 @@ POLICIES = ("propagate", "zero", "drop", "raise")
 def dropped(leaf: Any) -> Any:
     """The leaf with zeros for its non-finite entries."""
     x = _leaves.values(leaf)
-    kept = jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
+    kept = jnp.where(_is_bad(leaf), jnp.zeros_like(x), x)
     return _sparse.with_data(leaf, kept) if _leaves.is_sparse(leaf) else kept
 
 
 def flags(leaf: Any) -> Any:
     """1.0 where an entry is not finite: what `dropped` takes out of sight."""
-    found = (~jnp.isfinite(_leaves.values(leaf))).astype(jnp.float32)
+    found = _is_bad(leaf).astype(jnp.float32)
     return _sparse.with_data(leaf, found) if _leaves.is_sparse(leaf) else found
+
+
+def _is_bad(leaf: Any) -> jax.Array:
+    """Where an entry, or the sum of a sparse leaf's duplicates, is not finite."""
+    x = _leaves.values(leaf)
+    bad = ~jnp.isfinite(x)
+    if not _leaves.is_sparse(leaf) or not _sparse.has_duplicates(leaf):
+        return bad
+    rest = _sparse.with_data(leaf, jnp.where(bad, jnp.zeros_like(x), x))
+    return bad | ~jnp.isfinite(_sparse.sums_at_entries(rest))
 
 
 def check(paths: list[Any], leaves: list[Any]) -> None:

@@ -147,13 +147,14 @@ def _by_largest(arrays, plan):
         size = jnp.abs(widen(x, plan.dtype))
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
-        powers.append(_reduce(jnp.sum, _share(size, peak) ** plan.ord, part))
+        share = _share(size, peak) ** plan.ord
+        powers.append(_arithmetic.exact_sum(share, part.axis))
     peak = _combined(lax.pmax, _max, peaks, plan)
     parts = [
         power * _share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
-    totals = _combined(lax.psum, _arithmetic.exact_sum, parts, plan)
+    totals = _combined(lax.psum, _arithmetic.exact_sum_of, parts, plan)
     big = _DOWN[plan.dtype] ** -0.75
     units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
     found = [
@@ -170,15 +171,15 @@ def _totals(arrays, plan, scale=None):
         x = widen(x, plan.dtype)
         x = x if scale is None else x * scale[part.block].astype(x.dtype)
         if plan.ord == 2:
-            found.append(_reduce(jnp.sum, _square(x), part))
+            found.append(_arithmetic.exact_sum(_square(x), part.axis))
         elif plan.ord == 1:
-            found.append(_reduce(jnp.sum, jnp.abs(x), part))
+            found.append(_arithmetic.exact_sum(jnp.abs(x), part.axis))
         else:
             largest = functools.partial(jnp.max, initial=0.0)
             found.append(_reduce(largest, jnp.abs(x), part))
     if plan.ord == math.inf:
         return _combined(lax.pmax, _max, found, plan)
-    return _combined(lax.psum, _arithmetic.exact_sum, found, plan)
+    return _combined(lax.psum, _arithmetic.exact_sum_of, found, plan)
 
 
 def _combined(collective, local, found, plan):

@@ -4,33 +4,42 @@ Where the coefficient is exactly 1 the leaf is selected, not multiplied: it stay
 it was to the bit, subnormals included.
 """
 
+import numbers
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip import _leaves
 from optclip._arithmetic import ratio
 from optclip.norms import Measured
 from optclip.responses import Response
 
-# How many times the threshold a norm may be before the coefficient is split in two:
-# beyond it c / n could vanish, and a response that squares the ratio overflow.
-_FAR = {"float32": 2.0**60, "float64": 2.0**500}
+# How many times the threshold a norm may be before the coefficient is split: beyond it
+# c / n could vanish, and a response that squares the ratio overflow. And how many times
+# that before it is split once more.
+_FAR = {"float32": (2.0**60, 2.0**90), "float64": (2.0**500, 2.0**750)}
+
+# Below such a threshold, what CPUs leave out of a norm because it is subnormal could
+# be felt; above, it is lost in the band that a strict clip keeps clear.
+_FELT = {"float32": 2.0**-60, "float64": 2.0**-900}
 
 
 class Factor(NamedTuple):
-    """A coefficient as `near * far`, so that a tiny one does not vanish.
+    """A coefficient as `near * far * farther`, so that a tiny one does not vanish.
 
-    `far` is 1 unless the norm is more than 2**60 times the threshold.
+    `far` is 1 unless the norm is more than 2**60 times the threshold, `farther` unless
+    more than 2**150 times.
     """
 
     near: jax.Array
     far: jax.Array
+    farther: jax.Array
 
     @property
     def coefficient(self) -> jax.Array:
-        return self.near * self.far
+        return self.near * self.far * self.farther
 
 
 def respond(
@@ -39,7 +48,6 @@ def respond(
     """The coefficient for a norm, 1 for a threshold of inf, NaN if it is not finite."""
     root, unit = measured
     largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
-    tiny = jnp.asarray(jnp.finfo(root.dtype).tiny, root.dtype)
     finite = jnp.isfinite(root)
     off = jnp.isinf(threshold)
     # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
@@ -47,31 +55,81 @@ def respond(
     # Its derivative is g - g, which would swallow the smaller true one.
     alarm = jax.lax.stop_gradient(alarm)
     root = jnp.where(finite, root, jnp.zeros_like(root))
-    seen = jnp.minimum(root * unit, largest)
-    cap = jnp.maximum(threshold, tiny) * _FAR[root.dtype.name]
-    near_norm = jnp.minimum(seen, cap)
-    is_far = (near_norm < seen) | (root * unit > largest)
     ones = jnp.ones_like(root)
-    # The norm the response sees over the true one: both halves are normal numbers.
+    near_norm, mid_norm, is_beyond = _capped(root, unit, threshold, largest)
+    # Ratios of what the response sees to the true norm, all of them normal numbers.
+    is_far = near_norm < mid_norm
+    far = jnp.where(is_far, ratio(near_norm, jnp.where(is_far, mid_norm, ones)), ones)
     # Times the inverse of the unit: XLA turns a / b / c into a / (b * c), here inf.
-    in_units = near_norm * jnp.where(unit == 1, ones, 1 / unit)
-    far = jnp.where(is_far, ratio(in_units, jnp.where(is_far, root, ones)), ones)
+    in_units = mid_norm * jnp.where(unit == 1, ones, 1 / unit)
+    farther = ratio(in_units, jnp.where(is_beyond, root, ones))
+    farther = jnp.where(is_beyond, farther, ones)
     # Zeros stay zeros, whatever a response makes of 0 / 0.
     still = near_norm == 0
     shown = jnp.where(still, ones, near_norm) + jnp.asarray(eps).astype(root.dtype)
-    near = jnp.where(still, ones, response.coefficient(shown, threshold))
+    near = response.coefficient(shown, threshold)
+    # What a CPU takes for zero need not be: at a threshold of 0 it is made so.
+    near = jnp.where(still, jnp.where(threshold == 0, jnp.zeros_like(ones), ones), near)
     near = jnp.where(off, ones, near + alarm)
-    return Factor(near, jnp.where(off, ones, far))
+    return Factor(near, jnp.where(off, ones, far), jnp.where(off, ones, farther))
 
 
-def scale(x: jax.Array, factor: Factor, *, towards_zero: bool = False) -> jax.Array:
-    """`x` times the factor, in the dtype of `x`; `x` itself where the factor is 1."""
-    near, far = factor
+def _capped(
+    root: jax.Array, unit: jax.Array, threshold: jax.Array, largest: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The norm, at most so many times the threshold; twice; and if that was too far."""
+    tiny = jnp.asarray(jnp.finfo(root.dtype).tiny, root.dtype)
+    far, farther = _FAR[root.dtype.name]
+    seen = jnp.minimum(root * unit, largest)
+    near_cap = jnp.minimum(jnp.maximum(threshold, tiny) * far, largest)
+    mid_cap = jnp.minimum(near_cap * farther, largest)
+    mid_norm = jnp.minimum(seen, mid_cap)
+    is_beyond = (mid_norm < seen) | (root * unit > largest)
+    return jnp.minimum(mid_norm, near_cap), mid_norm, is_beyond
+
+
+def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> jax.Array:
+    """A threshold in `dtype`; a finite one stays finite, or it would touch nothing."""
+    if not isinstance(value, (numbers.Real, np.ndarray)):
+        return jnp.asarray(value).astype(dtype)
+    exact = np.asarray(value, np.float64)
+    largest = float(jnp.finfo(dtype).max)
+    bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
+    found = bounded.astype(dtype)
+    if towards_zero:
+        grew = np.abs(found.astype(np.float64)) > np.abs(exact)
+        found = np.where(grew, np.nextafter(found, np.zeros_like(found)), found)
+    return jnp.asarray(found)
+
+
+def scale(
+    x: jax.Array, factor: Factor, like: jax.Array, *, towards_zero: bool = False
+) -> jax.Array:
+    """`x` times the factor, in the dtype of `like`; `x` itself where the factor is 1."""
+    kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     wide = _leaves.widen(x)
-    # The select keeps XLA from multiplying the two halves first, which may give 0.
-    wide = jnp.where(far == 1, wide, wide * far.astype(wide.dtype))
-    out = cast(wide * near.astype(wide.dtype), x, towards_zero=towards_zero)
-    return jnp.where((near == 1) & (far == 1), x, out)
+    untouched = factor.near == 1
+    for part in (factor.farther, factor.far):
+        # The select keeps XLA from multiplying the parts first, which may give 0.
+        wide = jnp.where(part == 1, wide, wide * part.astype(wide.dtype))
+        untouched &= part == 1
+    wide = wide * factor.near.astype(wide.dtype)
+    return jnp.where(untouched, kept, cast(wide, like, towards_zero=towards_zero))
+
+
+def is_felt(threshold: jax.Array) -> jax.Array:
+    """Whether what CPUs leave out of a norm, being subnormal, could break a bound."""
+    return threshold < _FELT[threshold.dtype.name]
+
+
+def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
+    """`x` with zeros, where asked for, in place of what a CPU takes for zeros."""
+    if jnp.iscomplexobj(x):
+        parts = (without_subnormals(part, where) for part in (jnp.real(x), jnp.imag(x)))
+        return jax.lax.complex(*parts)
+    wide = _leaves.widen(x)
+    tiny = jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype)
+    return jnp.where(where & (jnp.abs(wide) < tiny), jnp.zeros_like(x), x)
 
 
 def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax.Array:

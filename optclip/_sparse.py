@@ -5,22 +5,46 @@ import jax.numpy as jnp
 from jax.experimental import sparse
 from jax.experimental.sparse import BCOO
 
+from optclip import _leaves
+
 
 def summed(mat: BCOO) -> BCOO:
     """`mat` with duplicate indices summed and padding zeroed; shape and nse unchanged.
 
-    Entries past the end are padding: they are part of no dense gradient.
+    Duplicates are summed, and returned, in float32 or wider. Entries past the end are
+    padding: they are part of no dense gradient.
     """
     if not mat.n_sparse:
         return mat
-    if not mat.unique_indices:
-        mat = mat.sum_duplicates(nse=mat.nse)
+    if has_duplicates(mat):
+        mat = with_data(mat, _leaves.widen(mat.data)).sum_duplicates(nse=mat.nse)
     ends = jnp.array(mat.shape[mat.n_batch : mat.n_batch + mat.n_sparse])
     inside = jnp.all(mat.indices < jnp.broadcast_to(ends, mat.indices.shape), axis=-1)
     inside = inside.reshape(inside.shape + (1,) * mat.n_dense)
     inside = jnp.broadcast_to(inside, mat.data.shape)
     data = jnp.where(inside, mat.data, jnp.zeros_like(mat.data))
     return with_data(mat, data)
+
+
+def has_duplicates(mat: BCOO) -> bool:
+    """Whether one index may be stored twice."""
+    return bool(mat.n_sparse) and not mat.unique_indices
+
+
+def sums_at_entries(mat: BCOO) -> jax.Array:
+    """For each stored entry the sum of all entries at its index."""
+
+    def in_one(data: jax.Array, indices: jax.Array) -> jax.Array:
+        size = indices.shape[0]
+        _, place = jnp.unique(indices, axis=0, size=size, return_inverse=True)
+        place = place.reshape(size)
+        return jax.ops.segment_sum(data, place, size)[place]
+
+    for _ in range(mat.n_batch):
+        in_one = jax.vmap(in_one)
+    batch = mat.data.shape[: mat.n_batch]
+    shape = batch + mat.indices.shape[mat.n_batch :]
+    return in_one(_leaves.widen(mat.data), jnp.broadcast_to(mat.indices, shape))
 
 
 def with_data(mat: BCOO, data: jax.Array, like: BCOO | None = None) -> BCOO:
@@ -31,6 +55,17 @@ def with_data(mat: BCOO, data: jax.Array, like: BCOO | None = None) -> BCOO:
         shape=like.shape,
         indices_sorted=like.indices_sorted,
         unique_indices=like.unique_indices,
+    )
+
+
+def unless(off: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
+    """`data` at the indices of `mat`; where `off`, the original, to the bit."""
+    indices = jnp.where(off, original.indices, mat.indices)
+    return BCOO(
+        (jnp.where(off, original.data, data), indices),
+        shape=original.shape,
+        indices_sorted=original.indices_sorted,
+        unique_indices=original.unique_indices,
     )
 
 
