@@ -18,3 +18,9 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 def run(request):
     """A function as it is, and compiled."""
     return jax.jit if request.param == "jit" else lambda function: function
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--examples", type=int, default=1000, help="examples a property (1000)"
+    )

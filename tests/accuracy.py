@@ -1,0 +1,149 @@
+"""How far norms and bounds are from exact: the measurements, and a table of them.
+
+    python -m tests.accuracy           # the worst figures over all cases, some minutes
+
+`test_accuracy.py` asserts the same figures over fewer cases.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip.functional import global_norm
+from tests import helpers
+
+FP8 = [
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+]
+DTYPES = ["float32", "bfloat16", "float16", "complex64", *FP8]
+ORDERS = [1.0, 2.0, math.inf, 0.5, 1.5, 3.0]
+
+# The shapes of a tree's leaves: alone and together, below and above 4,096 elements.
+SHAPES = {
+    "scalar": [()],
+    "32": [(32,)],
+    "1000": [(1000,)],
+    "30x50": [(30, 50)],
+    "63x65": [(63, 65)],
+    "3x3x16x16": [(3, 3, 16, 16)],
+    "4096": [(4096,)],
+    "100003": [(100_003,)],
+    "3x3x64x128": [(3, 3, 64, 128)],
+    "7 leaves": [(k, 11) for k in (1, 2, 30, 400, 0, 5000, 9)],
+    "1000 leaves": [(1 + k % 13,) for k in range(1000)],
+    "1e7": [(10_000_000,)],
+    "1e7 in 1000": [(10_000,)] * 1000,
+}
+FEW = ["1000", "30x50", "7 leaves"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One tree: shapes, a dtype, a distribution of values."""
+
+    shapes: str
+    dtype: str
+    values: str
+
+    def tree(self) -> list[jax.Array]:
+        sizes = [math.prod(shape) for shape in SHAPES[self.shapes]]
+        x = np.asarray(VALUES[self.values](sum(sizes)))
+        parts = np.split(x, np.cumsum(sizes)[:-1])
+        largest = float(jnp.finfo(self.dtype).max)
+        kept = [np.clip(part, -largest, largest) for part in parts]
+        if self.dtype == "complex64":
+            kept = [part * np.exp(1j * np.arange(part.size)) for part in kept]
+        return [
+            jnp.asarray(part.reshape(shape), self.dtype)
+            for part, shape in zip(kept, SHAPES[self.shapes], strict=True)
+        ]
+
+
+def _one_large(n: int) -> np.ndarray:
+    return np.concatenate([[1.0], np.full(max(n - 1, 0), 1.3 * 2.0**-13)])[:n]
+
+
+def _random(n: int) -> np.random.Generator:
+    return np.random.default_rng(n)
+
+
+VALUES = {
+    "normal": lambda n: _random(n).normal(size=n),
+    "equal": lambda n: np.full(n, 0.1),
+    "uniform": lambda n: _random(n).uniform(0.5, 1, size=n),
+    "one large": _one_large,
+    "lognormal": lambda n: np.exp(3 * _random(n).normal(size=n)),
+    "sorted": lambda n: np.sort(_random(n).uniform(size=n)),
+    "tiny": lambda n: _random(n).normal(size=n) * 2.0**-110,
+    "huge": lambda n: _random(n).uniform(-1, 1, size=n) * 2.0**126,
+    "both": lambda n: np.ldexp(_random(n).normal(size=n), np.arange(n) % 200 - 100),
+    "smallest": lambda n: np.full(n, 1.0),
+}
+
+
+def cases(shapes: list[str], dtypes: list[str]) -> Iterator[Case]:
+    for name in shapes:
+        for dtype in dtypes:
+            yield from (Case(name, dtype, values) for values in VALUES)
+
+
+@functools.cache
+def norm_of_order(p: float) -> Any:
+    return jax.jit(helpers.strictly(functools.partial(global_norm, ord=p)))
+
+
+def true_norm(tree: list[Any], p: float) -> float:
+    """By exact summation, or for many elements in extended precision."""
+    wide = np.concatenate([np.ravel(helpers.as_float64(x)) for x in tree])
+    size = np.abs(wide).astype(np.float64)
+    largest = float(size.max(initial=0.0))
+    if p == math.inf or largest == 0.0:
+        return largest
+    powers = (size / largest) ** p
+    if powers.size <= 100_000:
+        return largest * math.fsum(powers) ** (1 / p)
+    return largest * float(np.sum(powers.astype(np.longdouble)) ** (1 / p))
+
+
+def ulps(case: Case, p: float) -> float:
+    """The error of the norm in units of float32's last place."""
+    tree = case.tree()
+    if case.values == "smallest":
+        tree = [jnp.full_like(x, _smallest(case.dtype)) for x in tree]
+    exact = true_norm(tree, p)
+    found = float(norm_of_order(p)(tree))
+    if exact > float(np.finfo(np.float32).max):
+        return 0.0 if found == math.inf else math.inf
+    return abs(found - exact) / float(np.spacing(np.float32(exact)))
+
+
+def _smallest(dtype: str) -> float:
+    """The smallest number that a CPU does not take for zero."""
+    info = jnp.finfo(dtype)
+    if info.minexp <= jnp.finfo("float32").minexp:
+        return float(info.tiny)
+    return float(info.smallest_subnormal)
+
+
+def main() -> None:
+    print(f"{'dtype':20}" + "".join(f"{f'p={p:g}':>10}" for p in ORDERS))
+    for dtype in DTYPES:
+        shapes = list(SHAPES) if dtype == "float32" else [*FEW, "100003", "1000 leaves"]
+        worst = [max(ulps(case, p) for case in cases(shapes, [dtype])) for p in ORDERS]
+        print(f"{dtype:20}" + "".join(f"{found:10.2f}" for found in worst), flush=True)
+
+
+if __name__ == "__main__":
+    main()
