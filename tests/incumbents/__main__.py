@@ -1,0 +1,10 @@
+"""`python -m tests.incumbents` writes docs/incumbents.md."""
+
+import jax
+
+from tests.incumbents import page
+
+if __name__ == "__main__":
+    # Two of the rows split their updates over eight devices.
+    jax.config.update("jax_num_cpu_devices", 8)
+    page.PATH.write_text(page.made())
