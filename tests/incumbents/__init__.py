@@ -1,0 +1,1 @@
+"""Inputs on which optax is silently wrong or fails, run with it and with optclip."""

@@ -1,0 +1,11 @@
+"""`python -m tests.incumbents` writes docs/incumbents.md."""
+
+import jax
+
+from tests.incumbents import page
+
+if __name__ == "__main__":
+    # Two of the rows split their updates over eight devices, which any CPU can be.
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    page.PATH.write_text(page.made())

@@ -1,0 +1,256 @@
+"""Ways to run an input: each makes a side, or the two sides, of a row.
+
+A side is a function of `run`, which is `jax.jit` or leaves a function as it is. Arrays
+outside of sides are NumPy's, so that importing this starts no device.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import P
+from jax.experimental.sparse import BCOO
+
+import optclip
+
+X = np.float32([3, 4])
+Side = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShareOfParams:
+    """Adaptive clipping: the norm of a unit's update, at most a share of its weight's."""
+
+    share: float
+    floor: float = 1e-3
+
+    def init(self, norm):
+        return ()
+
+    def update(self, seen, memory):
+        norms = seen.measure(seen.params)
+        limit = jax.tree.map(lambda n: self.share * jnp.maximum(n, self.floor), norms)
+        return limit, memory
+
+
+def eager(function):
+    return function
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sparse:
+    """A matrix that becomes `BCOO` on the device."""
+
+    matrix: np.ndarray
+
+
+def on_device(tree: Any) -> Any:
+    """NumPy's arrays as jax's; Python numbers and float0 stay what they are."""
+
+    def put(x):
+        if isinstance(x, _Sparse):
+            return BCOO.fromdense(x.matrix)
+        known = isinstance(x, np.ndarray) and x.dtype != jax.dtypes.float0
+        return jnp.asarray(x) if known else x
+
+    return jax.tree.map(put, tree)
+
+
+def clip(make: Callable[[], Any], updates: Any, params: Any = None, **extra) -> Side:
+    """What a transformation makes of some updates in its first step."""
+
+    def side(run):
+        tx = make()
+
+        def step(updates, params):
+            state = tx.init(updates if params is None else params)
+            return tx.update(updates, state, params, **extra)[0]
+
+        return run(step)(on_device(updates), on_device(params))
+
+    return side
+
+
+def of(factory: Callable[[Any], Any], limit: Any, updates: Any) -> Side:
+    return clip(lambda: factory(limit), updates)
+
+
+def globally(limit, updates):
+    return _both(optax.clip_by_global_norm, optclip.clip_by_global_norm, limit, updates)
+
+
+def by_rms(limit, updates):
+    return _both(optax.clip_by_block_rms, optclip.clip_by_rms, limit, updates)
+
+
+def by_value(limit, updates):
+    return _both(optax.clip, optclip.clip_by_value, limit, updates)
+
+
+def _both(theirs, ours, limit, updates):
+    return of(theirs, limit, updates), of(ours, limit, updates)
+
+
+def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
+    """Both sides given the matrix as `BCOO`, what came out made dense."""
+
+    def within(side):
+        return lambda run: side(run).todense()
+
+    return [within(side) for side in sides(limit, _Sparse(matrix))]
+
+
+def adaptively(updates, params):
+    """One norm over all axes but the last of a leaf, or its only one; a share of 0.1."""
+    axis = tuple(range(max(updates.ndim - 1, 1)))
+
+    def ours():
+        return optclip.clip_by(ShareOfParams(0.1), over=optclip.axes(axis))
+
+    theirs = clip(lambda: optax.adaptive_grad_clip(0.1), updates, params)
+    return theirs, clip(ours, updates, params)
+
+
+def injected(limit, params, steps=1) -> tuple[Side, Side]:
+    """Under `inject_hyperparams`: the updates of each step, gradients like params."""
+
+    def through(factory):
+        def side(run):
+            tx = optax.inject_hyperparams(factory)(max_norm=limit())
+            grads = on_device(params)
+            state, found = tx.init(grads), []
+            for _ in range(steps):
+                updates, state = run(tx.update)(grads, state, grads)
+                found.append(updates)
+            return found
+
+        return side
+
+    return through(optax.clip_by_global_norm), through(optclip.clip_by_global_norm)
+
+
+def under(mode: Callable[[], Any], sides: tuple[Side, Side]) -> list[Side]:
+    """Both sides in a mode of jax."""
+
+    def within(side):
+        def other(run):
+            with mode():
+                return side(run)
+
+        return other
+
+    return [within(side) for side in sides]
+
+
+def each(sides: dict[str, Side]) -> Side:
+    """Several ways to do it, by name."""
+    return lambda run: {key: side(run) for key, side in sides.items()}
+
+
+def policies(factory, limit, updates) -> Side:
+    def one(policy):
+        return of(lambda limit: factory(limit, nonfinite=policy), limit, updates)
+
+    return each({name: one(name) for name in ("propagate", "zero", "drop")})
+
+
+def slope(make) -> Side:
+    """The derivative of the sum of the clipped updates, at zero."""
+
+    def side(run):
+        tx = make()
+        return run(jax.grad(lambda u: jnp.sum(tx.update(u, tx.init(u))[0])))(
+            jnp.zeros(2)
+        )
+
+    return side
+
+
+def in_shard_map(make) -> Side:
+    """Eight devices, each with one entry of the updates; compiled, as it always is."""
+
+    def side(run):
+        del run
+        tx = make()
+        mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        step = jax.shard_map(
+            lambda u: tx.update(u, tx.init(u))[0],
+            mesh=mesh, in_specs=P("x"), out_specs=P("x"),
+        )  # fmt: skip
+        return jax.jit(step)(10 * jnp.arange(1.0, 9.0))
+
+    return side
+
+
+def in_explicit_mesh(sides: tuple[Side, Side]) -> list[Side]:
+    """Eight devices, the updates and parameters split along the axis that is reduced."""
+
+    def split(side):
+        def other(run):
+            mesh = jax.make_mesh((8,), ("x",))
+            place = jax.NamedSharding(mesh, P("x"))
+
+            def placed(step):
+                return lambda *given: run(step)(*jax.device_put(given, place))
+
+            with jax.set_mesh(mesh):
+                return side(placed)
+
+        return other
+
+    return [split(side) for side in sides]
+
+
+def scanned(make, read) -> Side:
+    """What is read off the state in each of three steps of a scan."""
+
+    def side(run):
+        tx = make()
+
+        def step(state, size):
+            _, state = tx.update(size * jnp.asarray(X), state)
+            return state, read(state)
+
+        def steps(sizes):
+            return jax.lax.scan(step, tx.init(jnp.asarray(X)), sizes)[1]
+
+        return run(steps)(jnp.arange(1.0, 4.0))
+
+    return side
+
+
+def state_of(make, read, updates=X) -> Side:
+    """What is read off the state after a step."""
+
+    def side(run):
+        tx, grads = make(), jnp.asarray(updates)
+        return read(run(tx.update)(grads, tx.init(grads))[1])
+
+    return side
+
+
+def ulps_apart(factory, updates) -> Side:
+    """Eager and jit: the largest distance, in units in the last place."""
+
+    def apart(limit):
+        one, other = (
+            np.asarray(of(factory, limit, updates)(way)) for way in (eager, jax.jit)
+        )
+        return np.max(np.abs(one - other) / np.spacing(np.abs(one)))
+
+    return lambda run: {"unclipped": apart(1e9), "clipped": apart(0.3)}
+
+
+def above_the_bound(make, vectors) -> Side:
+    """The norms, in float64, of vectors clipped one by one."""
+
+    def side(run):
+        tx = make()
+        clipped = run(jax.vmap(lambda u: tx.update(u, tx.init(u))[0]))(vectors)
+        return np.linalg.norm(np.asarray(clipped, np.float64), axis=1)
+
+    return side
