@@ -121,10 +121,7 @@ class Clip:
     def open(self, tree: Any) -> Opened:
         """Which leaves are measured, which are scaled, and by whose norm."""
         flat = _leaves.flatten(tree)
-        live = [
-            _leaves.is_clippable(path, x)
-            for path, x in zip(flat.paths, flat.leaves, strict=True)
-        ]
+        live = flat.clippable()
         counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
         scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
         leaves = _where(live, [_leaves.whole(x) for x in flat.leaves])
@@ -224,7 +221,8 @@ class Clip:
         if factor.near.ndim and not _sparse.lies_in_data(mat, axis):
             factor = _scale.Factor(*(_sparse.at_entries(f, mat) for f in factor))
             limit = _sparse.at_entries(limit, mat)
-        data = self._settle(_sparse.summed(original).data, mat.data, factor, limit, like)
+        whole = _sparse.summed(original).data
+        data = self._settle(whole, mat.data, factor, limit, like)
         return _sparse.unless(jnp.all(jnp.isinf(limit)), original, mat, data)
 
     def _settle(self, original, x, factor, limit, like):

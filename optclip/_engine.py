@@ -154,10 +154,7 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
     """The structure of the norms of trees like `params`, nothing computed."""
     local = clip.alone()
     flat = _leaves.flatten(params)
-    live = [
-        _leaves.is_clippable(path, x)
-        for path, x in zip(flat.paths, flat.leaves, strict=True)
-    ]
+    live = flat.clippable()
     treedefs = []
 
     def measure(arrays: list[Any]) -> list[jax.Array]:

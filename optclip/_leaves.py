@@ -23,6 +23,10 @@ class Flat:
     def rebuild(self, leaves: list[Any]) -> Any:
         return jax.tree.unflatten(self.treedef, leaves)
 
+    def clippable(self) -> list[bool]:
+        pairs = zip(self.paths, self.leaves, strict=True)
+        return [is_clippable(path, leaf) for path, leaf in pairs]
+
 
 @dataclasses.dataclass(frozen=True)
 class Whole:

@@ -105,7 +105,7 @@ def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> jax.Array
 def scale(
     x: jax.Array, factor: Factor, like: jax.Array, *, towards_zero: bool = False
 ) -> jax.Array:
-    """`x` times the factor, in the dtype of `like`; `x` itself where the factor is 1."""
+    """`x` times the factor in the dtype of `like`; `x` itself where the factor is 1."""
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     wide = _leaves.widen(x)
     untouched = factor.near == 1

@@ -111,8 +111,8 @@ def clip_by_norm(
     return clip_by(
         thresholds.as_rules("max_norm", max_norm), norm=norms.of_order(ord),
         over=scopes.LEAF if axis is None else scopes.axes(axis), response=response,
-        eps=eps, strict=strict, nonfinite=nonfinite, clip_mask=clip_mask,
-        axis_name=axis_name, record=record, name=name,
+        eps=eps, strict=strict, nonfinite=nonfinite, norm_mask=clip_mask,
+        clip_mask=clip_mask, axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
 
 
@@ -157,8 +157,8 @@ def clip_by_average_norm(
     return clip_by(
         thresholds.as_rules("max_norm", max_norm), over=scopes.LEAF,
         norm=norms.AVERAGE, response=response, eps=eps, strict=strict,
-        nonfinite=nonfinite, clip_mask=clip_mask, axis_name=axis_name, record=record,
-        name=name,
+        nonfinite=nonfinite, norm_mask=clip_mask, clip_mask=clip_mask,
+        axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
 
 
@@ -204,8 +204,8 @@ def clip_by_rms(
     return clip_by(
         thresholds.as_rules("max_rms", max_rms), norm=norms.RMS,
         over=scopes.LEAF if axis is None else scopes.axes(axis), response=response,
-        eps=eps, strict=strict, nonfinite=nonfinite, clip_mask=clip_mask,
-        axis_name=axis_name, record=record, name=name,
+        eps=eps, strict=strict, nonfinite=nonfinite, norm_mask=clip_mask,
+        clip_mask=clip_mask, axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
 
 

@@ -127,7 +127,10 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
     "None everywhere": lambda: {"dense": None, "out": [None, _f32(3, 4)]},
     "empty leaves": lambda: {"dense": jnp.zeros((0, 4)), "out": _f32(2, 4)},
     "single elements": lambda: {"dense": [_f32(1)] * 5, "out": -_f32(1, 1, 1)},
-    "100 leaves": lambda: {"dense": [_f32(2, seed=k) for k in range(99)], "out": _f32(3)},
+    "100 leaves": lambda: {
+        "dense": [_f32(2, seed=k) for k in range(99)],
+        "out": _f32(3),
+    },
     "many axes": lambda: {"dense": _f32(2, 1, 3, 1, 2, 2), "out": _f32(1, 5)},
     "30 x 50": lambda: {"dense": jnp.full((30, 50), 0.1), "out": _f32(50)},
     "5,000 elements": lambda: {"dense": _f32(5000), "out": jnp.full(5000, 1e-4)},
@@ -137,7 +140,10 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
         "dense": [jnp.full(3, 300, jnp.float16), jnp.full(3, 1e30, jnp.bfloat16)],
         "out": jnp.full((2, 2), 1e-30),
     },
-    "half beside full": lambda: {"dense": jnp.full(3, 6e-8, jnp.float16), "out": _f32(9)},
+    "half beside full": lambda: {
+        "dense": jnp.full(3, 6e-8, jnp.float16),
+        "out": _f32(9),
+    },
     "eight bits": lambda: {
         "dense": jnp.asarray(_f32(3, 4) * 16, jnp.float8_e4m3fn),
         "out": jnp.asarray(_f32(6) * 4096, jnp.float8_e5m2),

@@ -177,12 +177,13 @@ def test_identity_below_the_threshold(holds):
 
     def prop(problem):
         name, _, tree, threshold = problem
-        if all(np.all(s < 1 - 1e-6) for s in shares(name, tree, float(threshold))):
+        inside = all(np.all(s < 1 - 1e-6) for s in shares(name, tree, float(threshold)))
+        if inside:
             helpers.assert_identical(compiled(name)(tree, threshold), tree)
-            seen.append(True)
+        seen.append(inside)
 
     holds(prop, problems())
-    assert len(seen) > 50
+    assert sum(seen) > len(seen) / 20
 
 
 def test_one_common_factor(holds):
@@ -194,7 +195,9 @@ def test_one_common_factor(holds):
         if not in_normal_range(name, dtype, tree, threshold):
             return
         out = compiled(name)(tree, threshold)
-        before = np.concatenate([np.ravel(x) for x in helpers.as_float64(tree).values()])
+        before = np.concatenate(
+            [np.ravel(x) for x in helpers.as_float64(tree).values()]
+        )
         after = np.concatenate([np.ravel(x) for x in helpers.as_float64(out).values()])
         factors = after[before != 0] / before[before != 0]
         if factors.size:
@@ -231,10 +234,12 @@ def test_order_and_split_of_leaves(holds):
     """Permuted leaves and elements, and a leaf cut in two, are clipped the same."""
 
     def prop(problem):
-        name, dtype, tree, threshold = problem
+        name, _, tree, threshold = problem
         w, b, s = tree["w"], tree["b"], tree["s"]
         whole = compiled(name)({"x": w, "y": b, "z": s}, threshold)
-        apart = compiled(name)({"p": s, "q": b[::-1], "r": w[:1], "s": w[:0:-1]}, threshold)
+        apart = compiled(name)(
+            {"p": s, "q": b[::-1], "r": w[:1], "s": w[:0:-1]}, threshold
+        )
         joined = {
             "x": jnp.concatenate([apart["r"], apart["s"][::-1]]),
             "y": apart["q"][::-1],
@@ -249,7 +254,7 @@ def test_monotone_in_the_threshold(holds):
     """A larger threshold leaves no element smaller."""
 
     def prop(problem, larger):
-        name, dtype, tree, threshold = problem
+        name, _, tree, threshold = problem
         low = compiled(name)(tree, threshold)
         high = compiled(name)(tree, np.float32(min(threshold * larger, 1e38)))
         for a, b in zip(jax.tree.leaves(low), jax.tree.leaves(high), strict=True):

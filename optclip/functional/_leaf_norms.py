@@ -48,7 +48,7 @@ def clip_by_norm(
     scope = scopes.LEAF if axis is None else scopes.axes(axis)
     clip = Clip(
         scope, norms.of_order(ord), responses.hard, eps, strict, nonfinite,
-        clip_mask=clip_mask, axis_name=axis_name,
+        norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)[0]
 
@@ -89,7 +89,7 @@ def clip_by_average_norm(
     """
     clip = Clip(
         scopes.LEAF, norms.AVERAGE, responses.hard, eps, strict, nonfinite,
-        clip_mask=clip_mask, axis_name=axis_name,
+        norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)[0]
 
@@ -132,6 +132,6 @@ def clip_by_rms(
     scope = scopes.LEAF if axis is None else scopes.axes(axis)
     clip = Clip(
         scope, norms.RMS, responses.hard, eps, strict, nonfinite,
-        clip_mask=clip_mask, axis_name=axis_name,
+        norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_rms", max_rms)[0]
