@@ -103,7 +103,7 @@ def clip_by(
         opened = clip.open(updates)
         reading = clip.measure(opened)
         seen = _thresholds.Seen(
-            norm=opened.tree([_sound(m.norm) for m in reading.measured]),
+            norm=opened.tree([_sound(m) for m in reading.measured]),
             keep=clip.keep,
             measure=lambda tree: _norms(clip, tree),
             params=params,
@@ -177,8 +177,9 @@ def _norms(clip: Clip, tree: Any) -> Any:
     return opened.tree([m.norm for m in clip.measure(opened).measured])
 
 
-def _sound(norm: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
+def _sound(norm: norms.Measured) -> jax.Array:
+    found = jnp.minimum(norm.root * norm.unit, jnp.finfo(norm.root.dtype).max)
+    return jnp.where(jnp.isfinite(norm.root), found, jnp.zeros_like(found))
 
 
 def _limits(

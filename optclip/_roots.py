@@ -228,10 +228,10 @@ def _may_leave_range(x: jax.Array, plan: Plan) -> bool:
 
 
 def _trusted_from(arrays, plan) -> list[float]:
-    """The smallest sum of squares to which vanished squares add under half an ULP."""
+    """The smallest sum to which what vanished on the way adds under half an ULP."""
     counts = [0] * plan.num_blocks
     for x, part in zip(arrays, plan.parts, strict=True):
         counts[part.block] += x.size * _collectives.axes_size(part.split)
     wide = jnp.finfo(plan.dtype)
-    floor = float(wide.tiny) * 2.0 ** (wide.nmant + 1) if plan.ord == 2 else 0.0
+    floor = 0.0 if plan.ord == math.inf else float(wide.tiny) * 2.0 ** (wide.nmant + 1)
     return [max(count, 1) * floor for count in counts]

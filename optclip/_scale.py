@@ -21,6 +21,9 @@ from optclip.responses import Response
 # that before it is split once more.
 _FAR = {"float32": (2.0**60, 2.0**90), "float64": (2.0**500, 2.0**750)}
 
+# By what a norm above the largest float comes into range, however many elements it has.
+_SMALLER = 2.0**-40
+
 # Below such a threshold, what CPUs leave out of a norm because it is subnormal could
 # be felt; above, it is lost in the band that a strict clip keeps clear.
 _FELT = {"float32": 2.0**-60, "float64": 2.0**-900}
@@ -46,7 +49,7 @@ def respond(
     response: Response, measured: Measured, threshold: jax.Array, eps: Any
 ) -> Factor:
     """The coefficient for a norm, 1 for a threshold of inf, NaN if it is not finite."""
-    root, unit = measured
+    root, unit, threshold = _in_range(*measured, threshold)
     largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
     finite = jnp.isfinite(root)
     off = jnp.isinf(threshold)
@@ -72,6 +75,21 @@ def respond(
     near = jnp.where(still, jnp.where(threshold == 0, jnp.zeros_like(ones), ones), near)
     near = jnp.where(off, ones, near + alarm)
     return Factor(near, jnp.where(off, ones, far), jnp.where(off, ones, farther))
+
+
+def _in_range(
+    root: jax.Array, unit: jax.Array, threshold: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Norm and threshold, both made smaller where the norm is above the largest float.
+
+    What they are to each other stays. Not where the threshold is so far below that the
+    norm will be capped anyway.
+    """
+    largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
+    near, _ = _FAR[root.dtype.name]
+    is_over = (root * unit > largest) & (threshold > near) & ~jnp.isinf(threshold)
+    smaller = jnp.where(is_over, _SMALLER, jnp.ones_like(root))
+    return root, unit * smaller, threshold * smaller
 
 
 def _capped(

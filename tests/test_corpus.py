@@ -62,20 +62,18 @@ def test_the_formula_holds(entry, run):
         return tx.update(tree, tx.init(tree))[0]
 
     clip = run(update if entry.scalar_threshold else update_by_rule)
+    active = entry.threshold[1] if entry.scalar_threshold else 1.0
     failures, num_clipped = [], 0
     for case in TREES:
         tree = case.make()
         # Two bounds would both have to be scaled.
         scale = 1.0 if entry.id == "value-two-bounds" else case.scale
-        threshold = entry.threshold[1]
-        if entry.scalar_threshold:
-            threshold = np.float32(threshold * scale)
+        threshold = np.float32(active * scale)
         found = clip(tree, threshold)
         helpers.assert_same_types(found, tree)
         num_clipped += helpers.differs(found, tree)
-        limit = float(threshold) if entry.scalar_threshold else threshold
         with np.errstate(over="ignore", under="ignore"):
-            expected = entry.expected(in_float64(tree), limit)
+            expected = entry.expected(in_float64(tree), float(threshold))
         problem = wrong(found, expected, tree)
         if problem:
             failures.append(f"{case.name}: {problem}")
