@@ -142,7 +142,7 @@ def test_so_far_that_the_coefficient_is_in_two_halves(response):
 
 
 def test_a_smooth_clip_bends_however_small_the_updates():
-    """g / (1 + n) has the second derivative -2 beside zero, where it rounds to g."""
+    """That of g / (1 + n) is -2 beside zero, where it rounds to g."""
     bend = jax.jit(
         jax.grad(jax.grad(lambda x: clip(x, 1.0, response=responses.Smooth(1.0))))
     )
