@@ -198,19 +198,21 @@ def test_every_transformation(entry):
     along = np.random.default_rng(5).uniform(-1, 1, flat.shape) * unit * smooth
 
     def clip(x):
-        tx = entry.make()
+        tx = helpers.strict(entry.make())
         out, _ = tx.update(to_tree(x), tx.init(to_tree(x)))
         return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(out)])
 
     def formula(x):
         return _flat(entry.expected(to_tree(x)))[0]
 
-    with jax.enable_x64(True):
-        by_jax = jax.jit(functools.partial(differences.by_jax, clip))
-        found = jax.device_get(by_jax(flat, along))
-        at_zero = jax.device_get(by_jax(0 * flat, along))
-        again = jax.jit(jax.grad(jax.checkpoint(lambda x: differences.loss(clip(x)))))
-        remat = jax.device_get(again(flat))
+    def derivatives(x, along):
+        remat = jax.checkpoint(lambda x: differences.loss(clip(x)))
+        return differences.by_jax(clip, x, along), jax.grad(remat)(x)
+
+    with jax.enable_x64(True), jax.debug_nans(True):
+        by_jax = jax.jit(derivatives)
+        found, remat = jax.device_get(by_jax(flat, along))
+        at_zero, _ = jax.device_get(by_jax(0 * flat, along))
     assert helpers.differs(formula(flat), flat)
     _compare(entry.id, found, formula, flat, along, smooth)
     np.testing.assert_allclose(remat, found.slope, rtol=1e-12)

@@ -45,7 +45,9 @@ def slope(function, x):
 
 
 @pytest.mark.parametrize("over", SCOPES)
-@pytest.mark.parametrize("response", ["hard", "smooth", "normalize", square_root_capper])
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", "normalize", square_root_capper]
+)
 def test_a_detached_response(over, response):
     """The same updates; their derivative is the coefficient alone."""
     kwargs = {"over": SCOPES[over], "norm": optclip.norms.L2}
