@@ -119,6 +119,16 @@ class Normalize:
 
 
 @dataclasses.dataclass(frozen=True)
+class Detached:
+    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`."""
+
+    response: Response
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(self.response.coefficient(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
 class _Function:
     """A user's own `(norm, threshold) -> coefficient`."""
 
@@ -129,13 +139,54 @@ class _Function:
         return jnp.broadcast_to(found, norm.shape)
 
 
-__all__ = ["Hard", "Normalize", "Response", "Smooth", "hard", "normalize", "smooth"]
+__all__ = [
+    "Detached",
+    "Hard",
+    "Normalize",
+    "Response",
+    "Smooth",
+    "detached",
+    "hard",
+    "normalize",
+    "smooth",
+]
 
 hard: Hard = Hard()
 smooth: Smooth = Smooth()
 normalize: Normalize = Normalize()
 
 _BY_NAME: dict[str, Response] = {"hard": hard, "smooth": smooth, "normalize": normalize}
+
+
+def detached(response: Any = "hard") -> Detached:
+    r"""A response that clips as ever, but takes the clip out of a meta-gradient.
+
+    What the updates are multiplied by is a constant to JAX: the derivative of the
+    clipped updates is :math:`k\,\mathrm{d}u`, without :math:`u\,\mathrm{d}k`, and
+    none goes to the threshold. Single elements are multiplied too, not moved, so with
+    `ELEMENT` scope a bound is met to rounding, and bounds on two sides are refused.
+
+    Args:
+      response: what `response=` takes: a name, an object, or a function.
+
+    Returns:
+      A response.
+
+    Raises:
+      TypeError: `response` is none.
+      ValueError: no response has that name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_global_norm(
+      ...     1.0, response=optclip.responses.detached("hard")
+      ... )
+      >>> updates = jnp.array([3.0, 4.0])
+      >>> clip = lambda u: tx.update(u, tx.init(u))[0]
+      >>> print(clip(updates), jax.jacobian(clip)(updates).diagonal())
+      [0.6 0.8] [0.2 0.2]
+    """
+    return Detached(resolve(response))
 
 
 def resolve(response: Any) -> Response:

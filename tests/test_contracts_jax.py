@@ -108,68 +108,6 @@ def test_vmap_over_thresholds(entry):
 
 
 @every
-def test_gradient_through_the_clip(entry, run):
-    """Against central differences of the float64 formula; finite at zero."""
-    tree = helpers.gradients()
-    weights = helpers.gradients(7)
-    tx = helpers.strict(entry.make())
-
-    def loss(t):
-        products = jax.tree.map(lambda a, w: jnp.sum(a * w), clip(tx, t), weights)
-        return sum(jax.tree.leaves(products))
-
-    found = run(jax.grad(loss))(tree)
-    expected = _central_differences(entry, numpy_tree(tree), numpy_tree(weights))
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(a), b, rtol=2e-4, atol=2e-4)
-    at_zero = run(jax.grad(loss))(jax.tree.map(jnp.zeros_like, tree))
-    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(at_zero))
-
-
-def _central_differences(entry, tree, weights, step=1e-5):
-    def loss(leaves):
-        clipped = entry.expected(jax.tree.unflatten(treedef, leaves))
-        products = jax.tree.map(lambda a, w: np.sum(a * w), clipped, weights)
-        return sum(jax.tree.leaves(products))
-
-    leaves, treedef = jax.tree.flatten(tree)
-    slopes = [np.zeros_like(x) for x in leaves]
-    for i, leaf in enumerate(leaves):
-        for index in np.ndindex(leaf.shape):
-            sides = []
-            for sign in (1, -1):
-                moved = [x.copy() for x in leaves]
-                moved[i][index] += sign * step
-                sides.append(loss(moved))
-            slopes[i][index] = (sides[0] - sides[1]) / (2 * step)
-    return jax.tree.unflatten(treedef, slopes)
-
-
-@every
-def test_jvp_vjp_hessian_remat(entry):
-    """All orders and modes agree, and are finite."""
-    tree = helpers.gradients()
-    direction = helpers.gradients(5)
-    tx = entry.make()
-
-    def loss(t):
-        return sum(jnp.sum(x**2) for x in jax.tree.leaves(clip(tx, t)))
-
-    slope_of = jax.jit(jax.grad(loss))
-    _, forward = jax.jit(lambda t, d: jax.jvp(loss, (t,), (d,)))(tree, direction)
-    slope = slope_of(tree)
-    reverse = optax.tree.vdot(slope, direction)
-    np.testing.assert_allclose(forward, reverse, rtol=1e-4, atol=1e-4)
-    again = jax.jit(jax.grad(jax.checkpoint(loss)))(tree)
-    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(slope), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    curvature_of = jax.jit(lambda t, d: jax.jvp(jax.grad(loss), (t,), (d,))[1])
-    for at in (tree, jax.tree.map(jnp.zeros_like, tree)):
-        curvature = curvature_of(at, direction)
-        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(curvature))
-
-
-@every
 def test_donation(entry):
     """Gradients and state may be donated: the clip works in place."""
     tree = helpers.gradients()

@@ -1,0 +1,167 @@
+"""Derivatives at the threshold, at zeros, and at the ends of the range."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import functional as F
+from optclip import responses
+from tests import oracles
+from tests.registry import square_root_capper
+
+UNIT = np.array([0.6, -0.8, 0.0])
+
+
+def clip(x, c, **kwargs):
+    tx = optclip.clip_by(c, record=False, **kwargs)
+    return tx.update(x, tx.init(x))[0]
+
+
+def weighed(x):
+    """A number that depends on each element by a weight of its own."""
+    return jnp.sum(jnp.asarray(x, jnp.float32) * jnp.arange(1.0, x.size + 1))
+
+
+# A response; its coefficient at n = c; that times how it changes with n / c.
+AT_THE_THRESHOLD = {
+    "hard": ("hard", 1.0, 0.0),
+    "user": (square_root_capper, 1.0, 0.0),
+    "smooth": ("smooth", 2**-0.5, -(2**-1.5)),
+    "smooth-1": (responses.Smooth(1.0), 0.5, -0.25),
+    "normalize": ("normalize", 1.0, -1.0),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_THRESHOLD)
+def test_exactly_at_the_threshold(name, run):
+    """That of the inside for a clip with a kink; elsewhere there is only one."""
+    response, k, change = AT_THE_THRESHOLD[name]
+    x = jnp.array([3.0, -4.0, 0.0])
+    by_updates, by_threshold = run(
+        jax.jacobian(lambda x, c: clip(x, c, response=response), (0, 1))
+    )(x, jnp.float32(5.0))
+    expected = k * np.eye(3) + change * np.outer(UNIT, UNIT)
+    np.testing.assert_allclose(by_updates, expected, atol=1e-6)
+    np.testing.assert_allclose(by_threshold, -change * UNIT, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["pure", "optax"])
+def test_elements_at_the_bound(layer):
+    def bounded(x, c):
+        if layer == "pure":
+            return F.clip_by_value(x, -c, c)
+        return clip(x, c, over=optclip.ELEMENT)
+
+    x = jnp.array([0.5, 1.0, -1.0, 2.0, -2.0])
+    by_updates, by_bound = jax.jit(jax.jacobian(bounded, (0, 1)))(x, 1.0)
+    np.testing.assert_array_equal(by_updates, np.diag([1, 1, 1, 0, 0]))
+    np.testing.assert_array_equal(by_bound, [0, 0, 0, 1, -1])
+
+
+@pytest.mark.parametrize(
+    "over", [optclip.TREE, optclip.ELEMENT], ids=["tree", "element"]
+)
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", responses.Smooth(0.5), "normalize"]
+)
+def test_threshold_zero(response, over):
+    """All is zero whatever the updates; the threshold's own is that from above."""
+    x = jnp.array([3.0, -4.0, 0.0])
+    by_updates, by_threshold = jax.jit(
+        jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
+    )(x, 0.0)
+    np.testing.assert_array_equal(by_updates[:2], np.zeros((2, 3)))
+    direction = np.sign(x) if over is optclip.ELEMENT else UNIT
+    np.testing.assert_allclose(by_threshold, direction, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop", "raise"])
+def test_an_infinite_threshold_has_the_derivative_of_nothing_done(policy):
+    x = jnp.array([1.0, jnp.inf, 1e30, 0.0])
+    slope = jax.jit(jax.jacobian(lambda x, c: clip(x, c, nonfinite=policy)))
+    np.testing.assert_array_equal(slope(x, jnp.inf), np.eye(4))
+
+
+def test_second_derivative_of_a_norm_at_zeros(run):
+    """A zero beside other elements is no kink of the L2 norm: it bends by 1 / norm."""
+    tree = {"a": jnp.array([3.0, 4.0, 0.0]), "b": jnp.zeros(1)}
+    curve = run(jax.hessian(F.global_norm))(tree)
+    exact = np.eye(3) / 5 - np.outer([3, 4, 0], [3, 4, 0]) / 125
+    np.testing.assert_allclose(curve["a"]["a"], exact, atol=1e-7)
+    np.testing.assert_allclose(curve["b"]["b"], [[0.2]], rtol=1e-6)
+    np.testing.assert_array_equal(curve["a"]["b"], np.zeros((3, 1)))
+
+
+# From 1e-25 to 1e25 in float32; the threshold as a share of the norm.
+SCALES = np.array([1e-25, 1e-12, 1.0, 1e12, 1e25], np.float32)
+SHARES = np.array([2.0, 0.5, 1e-6, 1e-12], np.float32)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, np.inf])
+@pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
+def test_magnitudes(response, p):
+    """A clip scales with updates and threshold together, and so its slopes do."""
+
+    def derivatives(scale, share):
+        def clipped(x):
+            n = scale * jnp.float32(oracles.norm(UNIT, p))
+            return clip(x, share * n, response=response, norm=optclip.norms.Norm(p))
+
+        x = scale * jnp.asarray(UNIT, jnp.float32)
+        slope = jax.jacobian(clipped)
+        # Forwards over reverse, along the updates themselves: no unit is left.
+        return slope(x), jax.jvp(slope, (x,), (x,))[1]
+
+    found = jax.jit(jax.vmap(jax.vmap(derivatives, (None, 0)), (0, None)))
+    slope, bend = (np.asarray(part, np.float64) for part in found(SCALES, SHARES))
+    assert np.all(np.isfinite(slope))
+    assert np.all(np.isfinite(bend))
+    # Exact at scale 1 by tests/test_derivatives.py; the others must agree with it.
+    for part in (slope, bend):
+        size = np.max(np.abs(part[2]), axis=(-2, -1), keepdims=True)
+        off = np.abs(part - part[2]) / np.maximum(size, 1e-30)
+        assert np.max(off) < 1e-5
+    k = SHARES if response == "normalize" else np.minimum(SHARES, 1)
+    k = SHARES / np.hypot(SHARES, 1) if response == "smooth" else k
+    across = slope[..., 2, 2]  # of the zero element: the coefficient itself
+    np.testing.assert_allclose(across, np.broadcast_to(k, across.shape), rtol=1e-5)
+
+
+@pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
+def test_so_far_that_the_coefficient_is_in_two_halves(response):
+    """Past 2**60 thresholds, and exactly there: none along, the coefficient across."""
+    x = jnp.asarray(np.ldexp(np.array([1.0, 0.0], np.float32), 60))
+    slope = jax.jit(jax.vmap(jax.jacobian(lambda x: clip(x, 1.0, response=response))))
+    for times in (0.99, 1.0, 1.01, 1e6, 1e18):
+        (found,) = np.asarray(slope(times * x[None]), np.float64) * 2.0**60 * times
+        np.testing.assert_allclose(found, [[0, 0], [0, 1]], atol=1e-5)
+
+
+def test_a_smooth_clip_bends_however_small_the_updates():
+    """That of g / (1 + n) is -2 beside zero, where it rounds to g."""
+    bend = jax.jit(
+        jax.grad(jax.grad(lambda x: clip(x, 1.0, response=responses.Smooth(1.0))))
+    )
+    for x in (1e-2, 1e-6, 1e-9, 1e-20):
+        np.testing.assert_allclose(bend(x), -2 / (1 + x) ** 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", "normalize", square_root_capper]
+)
+def test_op_by_op_under_debug_nans(response):
+    """No NaN even in what is computed and not used, at any magnitude."""
+
+    def number(x, c):
+        return weighed(clip(x, c, response=response))
+
+    def all_of_them(x):
+        slope = jax.grad(number, (0, 1))
+        return slope(x, 1.0), jax.jvp(lambda x: slope(x, 1.0), (x,), (x,))
+
+    with jax.debug_nans(True):
+        for scale in (0.0, 1e-25, 0.1, 10.0, 1e25):
+            found = all_of_them(jnp.array([3.0, 4.0, 0.0]) * scale)
+            assert all(np.all(np.isfinite(f)) for f in jax.tree.leaves(found))

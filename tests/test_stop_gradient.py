@@ -1,0 +1,134 @@
+"""The clip out of a meta-gradient: a coefficient that is a constant to JAX."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import functional as F
+from optclip import responses
+from tests import helpers
+from tests.registry import LargestSoFar, square_root_capper
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs" / "derivatives.md").read_text(), re.DOTALL
+)
+
+X = jnp.array([[3.0, 0.1], [4.0, 0.2]])
+SCOPES = {
+    "tree": optclip.TREE,
+    "leaf": optclip.LEAF,
+    "axes": optclip.axes(0),
+    "element": optclip.ELEMENT,
+}
+
+
+def clip(x, c, **kwargs):
+    tx = optclip.clip_by(c, record=False, **kwargs)
+    return tx.update(x, tx.init(x))[0]
+
+
+def slope(function, x):
+    """The Jacobian as a matrix, forwards, which must be the same backwards."""
+    n = x.size
+    forward = jax.jit(jax.jacfwd(function))(x).reshape(n, n)
+    reverse = jax.jit(jax.jacrev(function))(x).reshape(n, n)
+    size = float(jnp.max(jnp.abs(forward)))
+    wide = (np.asarray(side, np.float64) for side in (forward, reverse))
+    np.testing.assert_allclose(*wide, rtol=0, atol=1e-6 * size)
+    return forward
+
+
+@pytest.mark.parametrize("over", SCOPES)
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", "normalize", square_root_capper]
+)
+def test_a_detached_response(over, response):
+    """The same updates; their derivative is the coefficient alone."""
+    kwargs = {"over": SCOPES[over], "norm": optclip.norms.L2}
+
+    def found(x):
+        return clip(x, 1.0, response=responses.detached(response), **kwargs)
+
+    expected = clip(X, 1.0, response=response, **kwargs)
+    helpers.assert_close(found(X), expected, ulps=2)
+    assert helpers.differs(found(X), X)
+    exact = np.diag(np.ravel(expected / X))
+    np.testing.assert_allclose(slope(found, X), exact, rtol=1e-6)
+    with_clip = slope(lambda x: clip(x, 1.0, response=response, **kwargs), X)
+    assert np.max(np.abs(with_clip - exact)) > 0.05
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 1e6, 2.0**60, 1e25])
+def test_at_any_distance(times):
+    """Also where the coefficient is held as two factors."""
+    x = np.float32(times) * jnp.array([0.6, -0.8])
+    found = slope(lambda x: clip(x, 1.0, response=responses.detached()), x)
+    exact = np.eye(2, dtype=np.float32) * min(1.0, 1 / times)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    np.testing.assert_array_equal(
+        slope(lambda x: clip(x, 1.0, response=responses.detached()), 0 * x), np.eye(2)
+    )
+
+
+def test_nothing_goes_to_the_threshold_or_through_a_rule():
+    by_threshold = jax.grad(
+        lambda c: jnp.sum(clip(X, c, response=responses.detached()))
+    )
+    assert by_threshold(1.0) == 0
+    found = slope(lambda x: clip(x, LargestSoFar(), response=responses.detached()), X)
+    np.testing.assert_allclose(found, 0.5 * np.eye(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_second_order_and_half_precision(strict):
+    """What is left is linear in the updates, in any dtype, strict or not."""
+    x = X.astype(jnp.bfloat16)
+
+    def found(x):
+        return clip(x, 1.0, response=responses.detached(), strict=strict)
+
+    k = 1 / np.linalg.norm(np.asarray(x, np.float32))
+    exact = k * np.eye(4)
+    np.testing.assert_allclose(slope(found, x).astype(jnp.float32), exact, rtol=2**-7)
+    bend = jax.jit(jax.hessian(lambda x: jnp.sum(found(x) * x)))(X)
+    exact = 2 * np.eye(4) / np.linalg.norm(X)
+    np.testing.assert_allclose(bend.reshape(4, 4), exact, rtol=1e-5)
+
+
+def test_in_the_pure_layer():
+    """A norm in hand is a constant if the caller makes it one; the threshold is not."""
+
+    def found(x, c):
+        norm = jax.lax.stop_gradient(F.global_norm(x))
+        return F.clip_by_global_norm(x, c, norm=norm)[0]
+
+    n = float(F.global_norm(X))
+    np.testing.assert_allclose(
+        slope(lambda x: found(x, 1.0), X), np.eye(4) / n, rtol=1e-6
+    )
+    by_threshold = jax.jacobian(found, 1)(X, 1.0)
+    np.testing.assert_allclose(by_threshold, X / n, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_the_page(number, capsys):
+    """Each snippet runs, and prints what its comments say."""
+    assert len(BLOCKS) == 3
+    exec("\n".join(BLOCKS[: number + 1]), {})
+    said = re.findall(r"^# (.*)$", "\n".join(BLOCKS[: number + 1]), re.MULTILINE)
+    assert capsys.readouterr().out.strip().splitlines() == said
+
+
+def test_what_is_no_response():
+    with pytest.raises(ValueError, match="response='soft' is not known"):
+        responses.detached("soft")
+    with pytest.raises(TypeError, match="response=3 is not known"):
+        responses.detached(3)
+    assert responses.detached() == responses.detached("hard")
+    assert hash(responses.detached()) == hash(responses.detached("hard"))
