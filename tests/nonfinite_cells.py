@@ -21,7 +21,7 @@ PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nonfinite.md"
 POLICIES = ("propagate", "zero", "drop", "raise")
 SCOPES = ("tree", "leaf", "axes", "groups", "element")
 LIMIT = 1.0
-GROUPS = {"kernel": "a", "bias": "a", "rows": "b", "head": "b"}
+GROUPS = {"kernel": "a", "rows": "a", "head": "b"}
 # The shape of the BCOO leaf and the rows it stores: row 1 twice, rows 0 and 3 not, and
 # one past the end. That is padding, no part of the gradient: its NaN must not be seen.
 SHAPE = (4, 2)
@@ -96,9 +96,8 @@ def stored(given: Input | None) -> dict[str, np.ndarray]:
     """What the leaves hold, float32; clean for None."""
     tree = {
         "kernel": np.array([[6, 8], [0.3, 0.4]], np.float32),
-        "bias": np.array([0.1, 2], np.float32),
         "rows": np.array([[3, 2], [0.2, 5], [1, 4], [NAN, NAN]], np.float32),
-        "head": np.array([0.5, 0.25], np.float32),
+        "head": np.array([0.5, 2], np.float32),
     }
     for name, index in itertools.product(tree, given.at if given else ()):
         if given.leaf in (name, None):
