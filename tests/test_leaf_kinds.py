@@ -47,6 +47,13 @@ def assert_whole(found, entry, formats=leaf_kinds.FLOATS):
     leaf_kinds.assert_clipped(found, tree, leaf_kinds.expected(entry, tree))
 
 
+def test_no_float_format_is_forgotten():
+    left_out = {"float_", "floating", "float8_e8m0fnu", "float64", "float_power"}
+    left_out |= {"float6_e2m3fn", "float6_e3m2fn"}
+    known = {n for n in dir(jnp) if n.startswith(("float", "bfloat"))}
+    assert known - left_out == set(leaf_kinds.FLOATS)
+
+
 @every
 def test_eager(entry):
     assert_whole(clip_of(entry)(whole_tree(FEW)), entry, FEW)
