@@ -61,7 +61,7 @@ def gradients(formats: Any = FLOATS, *, flipped: bool = False) -> Any:
 
 
 def sparse(values: np.ndarray) -> dict[str, BCOO]:
-    """BCOO leaves: rows once, twice and past the end; entries; a batch."""
+    """BCOO leaves: rows once; twice and past the end; a batch of these; entries."""
     rows = jnp.asarray(values, jnp.float32)
 
     def mat(data, indices, shape, **flags):
@@ -76,9 +76,8 @@ def sparse(values: np.ndarray) -> dict[str, BCOO]:
             indices_sorted=True,
             unique_indices=True,
         ),
-        "duplicates": mat(rows, [[5], [1], [5], [5]], (7, 4)),
         # What is past the end is no part of the gradient, however large.
-        "padded": mat(rows.at[2].set(1e30), [[3], [1], [7], [1]], (7, 4)),
+        "twice": mat(rows.at[2].set(1e30), [[3], [1], [7], [1]], (7, 4)),
         "batched": mat(
             jnp.stack([rows[:3], rows[1:]]),
             [[[0], [4], [0]], [[2], [9], [1]]],

@@ -16,8 +16,8 @@ from tests.registry import ENTRIES
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 
 
-# Op by op each dtype is a compilation of its own, so only these go uncompiled.
-FEW = ["bfloat16", "float32", "float8_e4m3fn"]
+# Each format costs each program; the others differ from these by name alone.
+FEW = ["bfloat16", "float4_e2m1fn", "float8_e4m3fn"]
 
 
 def clip_of(entry):
@@ -63,7 +63,8 @@ def test_eager(entry):
 def test_jit_and_donation(entry):
     tree = whole_tree()
     assert_whole(jax.jit(clip_of(entry), donate_argnums=0)(tree), entry)
-    assert all(x.is_deleted() for x in jax.tree.leaves(tree))
+    # There is nothing to give away in a leaf without elements.
+    assert all(x.is_deleted() for x in jax.tree.leaves(tree) if x.size)
 
 
 @every
@@ -77,7 +78,7 @@ def test_vmap_in_cond_in_scan(entry):
     def step(trees, _):
         return jax.lax.cond(jnp.array(True), batch, lambda t: t, trees), None
 
-    trees = [leaf_kinds.gradients(), leaf_kinds.gradients(flipped=True)]
+    trees = [leaf_kinds.gradients(FEW), leaf_kinds.gradients(FEW, flipped=True)]
     both = stacked(trees)
     found, _ = jax.jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
     helpers.assert_same_types(found, both)
