@@ -81,7 +81,7 @@ def assert_identical(found: Any, expected: Any) -> None:
 
 def assert_same_type(a: Any, b: Any) -> None:
     """Shape, dtype and weak type agree (a Python number is a weak scalar)."""
-    a, b = jnp.asarray(a), jnp.asarray(b)
+    a, b = jax.typeof(jnp.asarray(a)), jax.typeof(jnp.asarray(b))
     kind = (a.shape, a.dtype, a.weak_type)
     assert kind == (b.shape, b.dtype, b.weak_type)
 

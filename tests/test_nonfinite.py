@@ -1,4 +1,7 @@
-"""What each policy makes of NaN and inf: the table of the docs, cell by cell."""
+"""What the table of `nonfinite=` does not hold: limits, dtypes, memory, leaves by count.
+
+The table itself, cell by cell, is in test_nonfinite_cells.py.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,145 +13,157 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import functional as F
 from tests import helpers
+from tests.leaf_kinds import FLOATS
+from tests.nonfinite_cells import POLICIES
+from tests.registry import LargestSoFar
 
 BAD = [jnp.nan, jnp.inf, -jnp.inf]
 bad_values = pytest.mark.parametrize("bad", BAD, ids=["nan", "inf", "-inf"])
+policies = pytest.mark.parametrize("policy", POLICIES)
+CLIPS = {
+    "tree": lambda t, c, **kw: F.clip_by_global_norm(t, c, **kw)[0],
+    "leaf": lambda t, c, **kw: F.clip_by_norm(t, c, **kw),
+    "axes": lambda t, c, **kw: F.clip_by_norm(t, c, axis=-1, **kw),
+    "element": lambda t, c, **kw: F.clip_by_value(t, -c, c, **kw),
+}
+clips = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+SCOPES = [optclip.TREE, optclip.LEAF, optclip.axes(-1), optclip.ELEMENT]
+# Beyond the largest number of the other two no float32 bound goes.
+NARROW = [name for name in FLOATS if name not in ("bfloat16", "float32")]
 
 
 def tree_with(bad):
     return {"sick": jnp.array([bad, 6.0]), "well": jnp.array([8.0])}
 
 
-def by_global_norm(tree, policy, c=1.0):
-    return F.clip_by_global_norm(tree, c, nonfinite=policy)[0]
+def sparse_with(bad, *, unique):
+    rows = jnp.array([[1], [3], [2] if unique else [1]])
+    data = jnp.array([[6.0, 8.0], [bad, 1e-40], [0.0, -0.0]])
+    return BCOO((data, rows), shape=(5, 2), unique_indices=unique)
 
 
-def by_norm(tree, policy, c=1.0):
-    return F.clip_by_norm(tree, c, nonfinite=policy)
+@policies
+@clips
+def test_an_infinite_threshold_touches_nothing(policy, clip, run):
+    """Dense or sparse, under any policy, to the bit; the finite one shows it can."""
+    tree = tree_with(jnp.nan) | {"more": jnp.array([jnp.inf, -0.0, 1e-40])}
+    tree["rows"] = sparse_with(jnp.inf, unique=True)
+    helpers.assert_identical(
+        run(lambda t: clip(t, jnp.inf, nonfinite=policy))(tree), tree
+    )
+    assert helpers.differs(run(lambda t: clip(t, 1.0, nonfinite=policy))(tree), tree)
 
 
-def by_value(tree, policy, c=1.0):
-    return F.clip_by_value(tree, -c, c, nonfinite=policy)
+@policies
+@clips
+def test_an_infinite_threshold_and_duplicates(policy, clip):
+    """A clip that sums them first gives the same dense gradient all the same."""
+    mat = sparse_with(jnp.nan, unique=False)
+    found = clip(mat, jnp.inf, nonfinite=policy)
+    np.testing.assert_array_equal(found.todense(), mat.todense())
+
+
+@policies
+@clips
+def test_a_traced_nan_threshold_is_loud(policy, clip):
+    """It is the caller's error, which no policy for updates may hide."""
+    tree = tree_with(3.0)
+    found = jax.jit(lambda t, c: clip(t, c, nonfinite=policy))(tree, jnp.nan)
+    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found))
+
+
+@policies
+@pytest.mark.parametrize("scope", SCOPES, ids=lambda s: type(s).__name__)
+def test_a_scheduled_nan_threshold_is_loud(policy, scope):
+    tree = tree_with(3.0)
+    tx = optclip.clip_by(lambda step: step * jnp.nan, over=scope, nonfinite=policy)
+    found, _ = tx.update(tree, tx.init(tree))
+    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found))
+
+
+def test_a_bound_beyond_the_largest_number_of_the_dtype(run):
+    """What is past it comes to the largest number there is, of either sign.
+
+    inf is above any bound; the lower bound here is above all that the dtype has.
+    """
+
+    def clip_all(tree):
+        def apart(x, lower, upper):
+            return F.clip_by_value(x, lower, upper)
+
+        tops = {name: float(jnp.finfo(x.dtype).max) for name, x in tree.items()}
+        both = {k: apart(x, -4 * tops[k], 4 * tops[k]) for k, x in tree.items()}
+        up = {k: apart(x, 4 * tops[k], 8 * tops[k]) for k, x in tree.items()}
+        return both, up
+
+    wide = jnp.array([-jnp.inf, -1.0, 1.0, jnp.inf])
+    tree = {name: wide.astype(getattr(jnp, name)) for name in NARROW}
+    both, up = run(clip_all)(tree)
+    for name in NARROW:
+        x, top = tree[name], float(jnp.finfo(tree[name].dtype).max)
+        assert both[name].dtype == x.dtype
+        given, found, raised = (
+            np.asarray(leaf[name].astype(jnp.float32)) for leaf in (tree, both, up)
+        )
+        # A dtype without inf holds NaN in its place, which stays, or its largest.
+        expected = np.where(np.isnan(given), np.nan, np.clip(given, -top, top))
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+        expected = np.where(np.isnan(given), np.nan, top)
+        np.testing.assert_array_equal(raised, expected, err_msg=name)
+        assert np.any(raised != given)
 
 
 @bad_values
-def test_propagate(bad, run):
-    """All that share the norm become NaN; a value clip sends inf to the bound."""
-    tree = tree_with(bad)
-    found = run(lambda t: by_global_norm(t, "propagate"))(tree)
-    assert np.all(np.isnan(found["sick"]))
-    assert np.all(np.isnan(found["well"]))
-    found = run(lambda t: by_norm(t, "propagate"))(tree)
-    assert np.all(np.isnan(found["sick"]))
-    assert found["well"] == 1.0
-    found = run(lambda t: by_value(t, "propagate"))(tree)
-    first = np.clip(bad, -1, 1)
-    np.testing.assert_array_equal(found["sick"], [first, 1.0])
-
-
-@bad_values
-def test_zero(bad, run):
-    """All that share the norm become zero."""
-    tree = tree_with(bad)
-    found = run(lambda t: by_global_norm(t, "zero"))(tree)
-    assert not np.any(found["sick"])
-    assert not np.any(found["well"])
-    found = run(lambda t: by_norm(t, "zero"))(tree)
-    assert not np.any(found["sick"])
-    assert found["well"] == 1.0
-    found = run(lambda t: by_value(t, "zero"))(tree)
-    np.testing.assert_array_equal(found["sick"], [0.0, 1.0])
-
-
-@bad_values
-def test_drop(bad, run):
-    """The bad entry becomes zero, the rest is measured and clipped."""
-    tree = tree_with(bad)
-    found = run(lambda t: by_global_norm(t, "drop"))(tree)
-    np.testing.assert_allclose(found["sick"], [0.0, 0.6], rtol=1e-6)
-    np.testing.assert_allclose(found["well"], [0.8], rtol=1e-6)
-    found = run(lambda t: by_norm(t, "drop"))(tree)
-    np.testing.assert_allclose(found["sick"], [0.0, 1.0], rtol=1e-6)
-    found = run(lambda t: by_value(t, "drop"))(tree)
-    np.testing.assert_array_equal(found["sick"], [0.0, 1.0])
-    # Below the threshold the entry is dropped all the same.
-    found = run(lambda t: by_global_norm(t, "drop", 100.0))(tree)
+def test_drop_drops_below_the_threshold_too(bad, run):
+    found = run(lambda t: CLIPS["tree"](t, 100.0, nonfinite="drop"))(tree_with(bad))
     np.testing.assert_array_equal(found["sick"], [0.0, 6.0])
 
 
 @bad_values
-@pytest.mark.parametrize("clip", [by_global_norm, by_norm, by_value])
-def test_raise(bad, clip):
-    """Under checkify an error that names the leaf; otherwise as propagate."""
-    checked = checkify.checkify(jax.jit(lambda t: clip(t, "raise")))
-    error, _ = checked(tree_with(bad))
-    with pytest.raises(
-        checkify.JaxRuntimeError, match="leaf 'sick'.*nonfinite='raise'"
-    ):
-        error.throw()
-    error, found = checked(tree_with(0.0))
-    assert error.get() is None
-    assert helpers.differs(found, tree_with(0.0))
-    plain = jax.jit(lambda t: clip(t, "raise"))(tree_with(bad))
-    expected = clip(tree_with(bad), "propagate")
-    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_raise_sees_leaves_that_are_only_measured_but_no_padding():
-    mask = {"sick": False, "well": True}
-
-    def clip(tree):
-        return F.clip_by_global_norm(tree, 1.0, nonfinite="raise", clip_mask=mask)[0]
-
-    error, _ = checkify.checkify(clip)(tree_with(jnp.nan))
-    assert "leaf 'sick'" in error.get()
-    padded = BCOO((jnp.array([4.0, jnp.nan]), jnp.array([[1], [9]])), shape=(4,))
-    error, found = checkify.checkify(lambda m: by_norm(m, "raise"))(padded)
-    assert error.get() is None
-    np.testing.assert_array_equal(found.todense(), [0, 1, 0, 0])
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop", "raise"])
-@pytest.mark.parametrize("clip", [by_global_norm, by_norm, by_value])
-def test_an_infinite_threshold_touches_nothing_under_any_policy(policy, clip):
-    tree = tree_with(jnp.nan) | {"more": jnp.array([jnp.inf, -0.0, 1e-40])}
-    helpers.assert_identical(clip(tree, policy, jnp.inf), tree)
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_nan_in_a_leaf_outside_the_norm(policy, run):
-    """It is not seen by the norm, so the others are clipped as if it were not there."""
-    mask = {"sick": False, "well": True}
-
-    def clip(tree):
-        return F.clip_by_global_norm(tree, 1.0, norm_mask=mask, nonfinite=policy)[0]
-
-    found = run(clip)(tree_with(jnp.nan))
-    assert found["well"] == 1.0
-    first = 0.0 if policy == "drop" else np.nan
-    np.testing.assert_array_equal(found["sick"], [first, 0.75])
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_nan_in_a_sparse_leaf(policy, run):
+def test_drop_keeps_what_a_row_stored_beside_the_bad_entry(bad, run):
     rows = jnp.array([[1], [2], [1]])
-    mat = BCOO((jnp.array([6.0, 8.0, jnp.nan]), rows), shape=(4,))
-    found = run(lambda m: by_global_norm(m, policy))(mat).todense()
-    expected = {
-        "propagate": [0, np.nan, np.nan, 0],
-        "zero": [0, 0, 0, 0],
-        "drop": [0, 0.6, 0.8, 0],
-    }[policy]
+    mat = BCOO((jnp.array([6.0, 8.0, bad]), rows), shape=(4,))
+    found = run(lambda m: CLIPS["tree"](m, 1.0, nonfinite="drop"))(mat).todense()
+    np.testing.assert_allclose(found, [0, 0.6, 0.8, 0], rtol=1e-6)
+
+
+@policies
+def test_overflow_to_inf_in_the_sum_of_three_duplicates(policy, run):
+    """Finite as stored, inf as the dense gradient: that is what a policy looks at."""
+    rows = jnp.array([[1], [2], [1], [1]])
+    mat = BCOO((jnp.array([2e38, 5.0, 2e38, 2e38]), rows), shape=(4,))
+    found = run(lambda m: CLIPS["tree"](m, 1.0, nonfinite=policy))(mat).todense()
+    lost = [0, np.nan, np.nan, 0]
+    expected = {"zero": [0, 0, 0, 0], "drop": [0, 0, 1, 0]}.get(policy, lost)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_all_nan(policy, run):
-    tree = {"a": jnp.full(3, jnp.nan), "b": jnp.full(2, jnp.inf)}
-    found = run(lambda t: by_global_norm(t, policy))(tree)
-    for leaf in jax.tree.leaves(found):
-        assert np.all(np.isnan(leaf) if policy == "propagate" else leaf == 0)
+def test_raise_sees_leaves_that_are_only_measured_and_no_others():
+    tree, mask = tree_with(jnp.nan), {"sick": False, "well": True}
+
+    def message(**masks):
+        def clip(tree):
+            return CLIPS["tree"](tree, 1.0, nonfinite="raise", **masks)
+
+        return checkify.checkify(clip)(tree)[0].get()
+
+    assert "leaf 'sick'" in message(clip_mask=mask)
+    assert "leaf 'sick'" in message(norm_mask=mask)
+    assert message(norm_mask=mask, clip_mask=mask) is None
+
+
+def test_a_leaf_in_no_group_is_left_alone_by_every_policy():
+    labels = {"sick": None, "well": "x"}
+    for policy in POLICIES:
+        clip = checkify.checkify(
+            lambda t, policy=policy: F.clip_by_group_norm(
+                t, 1.0, labels, nonfinite=policy
+            )[0]
+        )
+        error, found = clip(tree_with(jnp.nan))
+        assert error.get() is None, policy
+        np.testing.assert_array_equal(found["sick"], [np.nan, 6.0])
+        assert found["well"] == 1.0
 
 
 def test_a_norm_in_hand_that_is_not_finite():
@@ -159,15 +174,33 @@ def test_a_norm_in_hand_that_is_not_finite():
     assert not np.any(found)
 
 
-@bad_values
-def test_memory_keeps_out_what_is_not_finite(bad):
+@policies
+@pytest.mark.parametrize("scope", SCOPES, ids=lambda s: type(s).__name__)
+def test_memory_keeps_out_what_is_not_finite(policy, scope):
     """A rule that saw a NaN or inf remembers what it knew before."""
-    from tests.registry import LargestSoFar
+    tx = optclip.clip_by(LargestSoFar(), over=scope, nonfinite=policy)
+    good = jnp.array([[3.0, 4.0]])
+    update = jax.jit(tx.update)
+    expected, learned = update(good, tx.init(good))
+    assert helpers.differs(expected, good)
+    after = learned
+    for bad in BAD:
+        _, after = update(jnp.array([[bad, 1.0]]), after)
+    helpers.assert_identical(after.clip_memory, learned.clip_memory)
+    found, _ = update(good, after)
+    helpers.assert_identical(found, expected)
 
-    tx = optclip.clip_by_global_norm(LargestSoFar(), nonfinite="zero")
-    good = jnp.array([3.0, 4.0])
-    state = tx.init(good)
-    for tree in (good, jnp.array([bad, 1.0]), good):
-        found, state = tx.update(tree, state)
-    np.testing.assert_allclose(found, [1.5, 2.0], rtol=1e-6)
-    np.testing.assert_allclose(jax.tree.leaves(state.clip_memory), [5.0])
+
+def test_drop_learns_from_what_is_left():
+    tx = optclip.clip_by_global_norm(LargestSoFar(), nonfinite="drop")
+    state = tx.init(jnp.zeros(2))
+    found, state = tx.update(jnp.array([jnp.nan, 8.0]), state)
+    np.testing.assert_array_equal(found, [0.0, 4.0])
+    np.testing.assert_array_equal(jax.tree.leaves(state.clip_memory), [8.0])
+
+
+def test_an_infinite_threshold_does_not_hide_the_leaf_from_raise():
+    clip = checkify.checkify(lambda t: CLIPS["tree"](t, jnp.inf, nonfinite="raise"))
+    error, found = clip(tree_with(jnp.nan))
+    assert "leaf 'sick'" in error.get()
+    helpers.assert_identical(found, tree_with(jnp.nan))
