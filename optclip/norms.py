@@ -56,6 +56,8 @@ class Norm:
                 f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
                 " largest absolute value."
             )
+        if self.ord != math.inf:
+            _validate.plain("ord", self.ord, above=True)
         _validate.plain("per_count", self.per_count)
 
 
@@ -188,7 +190,11 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
 
 
 def _check_leaf(block: Block, leaf: Any) -> None:
-    if not _leaves.is_clippable((), _leaves.unwrap(leaf)):
+    try:
+        sound = _leaves.is_clippable((), _leaves.unwrap(leaf))
+    except TypeError:
+        sound = False
+    if not sound:
         raise TypeError(
             f"A block holds {leaf!r} ({type(leaf).__name__}). Give real or complex"
             " floating-point arrays, numbers or BCOO matrices."

@@ -222,8 +222,9 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
         )
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
         raise TypeError(
-            f"axis={axis!r} is no int or tuple of ints. Under optax.inject_hyperparams,"
-            " give a tuple or name it in static_args=('axis',)."
+            f"axis={axis!r} is no int or tuple of ints. Give one, negative ones counted"
+            " from the end; under optax.inject_hyperparams give a tuple or name it in"
+            " static_args=('axis',)."
         )
     return Axes(given)
 

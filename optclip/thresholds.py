@@ -115,10 +115,11 @@ class Bounds:
     upper: Any = None
 
     def __post_init__(self) -> None:
-        _validate.ordered(self.lower, self.upper)
         lower = as_rules("lower", self.lower, negative=True, none=-math.inf)
+        upper = as_rules("upper", self.upper, negative=True)
+        _validate.ordered(self.lower, self.upper)
         object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", as_rules("upper", self.upper, negative=True))
+        object.__setattr__(self, "upper", upper)
 
 
 @dataclasses.dataclass(frozen=True)
