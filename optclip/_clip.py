@@ -24,7 +24,7 @@ from optclip import (
 )
 from optclip.norms import Block, Measured, Norm
 from optclip.responses import Response
-from optclip.scopes import Element, Scope
+from optclip.scopes import Element, Scope, blocks_of, owners_of
 
 # How far a measured norm may be from the true one, with the roundings of scaling:
 # half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
@@ -96,7 +96,8 @@ class Clip:
             )
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
-        _validate.number("eps", self.eps)
+        _validate.plain("eps", self.eps)
+        _validate.axis_names(self.axis_name)
 
     @property
     def moves_elements(self) -> bool:
@@ -110,7 +111,8 @@ class Clip:
           ValueError: it does not broadcast to their shape.
         """
         limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
-        limit = jnp.maximum(limit, jnp.zeros_like(limit))
+        # Not the maximum, whose derivative at 0 is halved.
+        limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
         # Where elements move, it must broadcast to the leaf, dense: checked there.
         return limit if self.moves_elements else _broadcast(name, limit, norm.shape)
 
@@ -127,9 +129,9 @@ class Clip:
         leaves = _where(live, [_leaves.whole(x) for x in flat.leaves])
         measured_tree = flat.rebuild(_where(counted, leaves))
         scaled_tree = flat.rebuild(_where(scaled, leaves))
-        blocks, treedef = jax.tree.flatten(self.scope.blocks(measured_tree))
+        blocks, treedef = blocks_of(self.scope, measured_tree)
         index = jax.tree.unflatten(treedef, list(range(len(blocks))))
-        owner = flat.treedef.flatten_up_to(self.scope.spread(index, scaled_tree))
+        owner = owners_of(self.scope, index, scaled_tree, flat.treedef)
         either = [c or s for c, s in zip(counted, scaled, strict=True)]
         seen = [i for i, x in enumerate(_where(either, leaves)) if x is not None]
         return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
@@ -256,13 +258,8 @@ def _owned(opened: Opened) -> list[tuple[int, int]]:
 
 
 def _broadcast(name: str, value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    try:
-        return jnp.broadcast_to(value, shape)
-    except ValueError:
-        raise ValueError(
-            f"{name} has shape {value.shape}, which does not broadcast to the shape"
-            f" {shape} of what it bounds. Give a number, or an array of that shape."
-        ) from None
+    _validate.broadcasts(name, value.shape, shape)
+    return jnp.broadcast_to(value, shape)
 
 
 def _each(function: Any, block: Block) -> Block:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from jax import lax
 
+from optclip import _validate
+
 Axes = tuple[Hashable, ...]
 
 
@@ -17,7 +19,16 @@ def split_axes(x: jax.Array, axis_name: Any = None) -> Axes:
     """
     if axis_name is None:
         return tuple(sorted(jax.typeof(x).manual_axis_type.varying, key=str))
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    _validate.axis_names(names)
+    try:
+        axes_size(names)
+    except NameError:
+        raise ValueError(
+            f"axis_name={axis_name!r} is no mapped axis here. Give the name of an axis"
+            " of the enclosing shard_map, pmap or vmap(axis_name=...), or () for none."
+        ) from None
+    return names
 
 
 def axes_size(axes: Axes) -> int:

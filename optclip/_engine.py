@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _clip, _leaves, _record, norms, responses, scopes
+from optclip import (
+    _clip,
+    _leaves,
+    _memory,
+    _record,
+    _validate,
+    norms,
+    responses,
+    scopes,
+)
 from optclip import thresholds as _thresholds
 from optclip._clip import Clip, Limits
 from optclip._record import ClipState
@@ -93,7 +102,7 @@ def clip_by(
         )
         return ClipState(
             clip_step=jnp.zeros((), jnp.int32),
-            clip_memory=[_thresholds.init(k, r, zeros) for k, r in rules.items()],
+            clip_memory=[_memory.init(k, r, zeros) for k, r in rules.items()],
             clip_record={name: _record.blank(treedef, over, record)} if record else {},
         )
 
@@ -101,6 +110,7 @@ def clip_by(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
         opened = clip.open(updates)
+        _check_state(state, rules, opened.treedef, name if record else None)
         reading = clip.measure(opened)
         seen = _thresholds.Seen(
             norm=opened.tree([_sound(m) for m in reading.measured]),
@@ -113,10 +123,10 @@ def clip_by(
         finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
         values, memories = {}, []
         for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
-            found, memory = _thresholds.update(key, rule, seen, finite, memory)
+            found, memory = _memory.update(key, rule, seen, finite, memory)
             values[key] = opened.entries(found)
             memories.append(memory)
-        limits = _limits(clip, reading, values)
+        limits = _limits(clip, opened, reading, values)
         clipped, coefficients = clip.apply(opened, reading.measured, limits)
         records = {}
         if record:
@@ -131,6 +141,9 @@ def clip_by(
 
 
 def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
+    if isinstance(threshold, _thresholds.Named):
+        name, given = threshold.name, threshold.value
+        return {name: _thresholds.as_rules(name, given)}
     if not isinstance(threshold, _thresholds.Bounds):
         return {"threshold": _thresholds.as_rules("threshold", threshold)}
     if not clip.moves_elements:
@@ -142,12 +155,37 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
 
 
 def _check_record(record: Any, name: Any) -> None:
-    if record != "leaves" and not isinstance(record, bool):
+    words = isinstance(record, str) and record == "leaves"
+    if not words and not isinstance(record, bool):
         raise TypeError(
             f"record={record!r} is not known. Give True, False or 'leaves'."
         )
     if not isinstance(name, str) or not name:
         raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
+
+
+def _check_state(state: Any, rules: Any, treedef: Any, name: str | None) -> None:
+    """Raise unless `state` is what `init` of this clip made for such updates."""
+    advice = "Give the state that init of this very transformation returned"
+    if not isinstance(state, ClipState):
+        raise TypeError(
+            f"state is a {type(state).__name__}, not a ClipState. {advice}, or that"
+            " the update before returned."
+        )
+    names = sorted(state.clip_record)
+    if names != ([] if name is None else [name]) or len(rules) != len(
+        state.clip_memory
+    ):
+        raise ValueError(
+            f"state is of another clip: it holds {len(state.clip_memory)} thresholds"
+            f" and records for {names}. {advice}."
+        )
+    kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in names]
+    if any(k not in (treedef, jax.tree.structure(0)) for k in kept):
+        raise ValueError(
+            f"updates have norms of the structure {treedef}, but the state was made"
+            f" for {kept[0]}. Give init and update trees of one structure."
+        )
 
 
 def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
@@ -183,16 +221,20 @@ def _sound(norm: norms.Measured) -> jax.Array:
 
 
 def _limits(
-    clip: Clip, reading: _clip.Reading, values: dict[str, list[Any]]
+    clip: Clip,
+    opened: _clip.Opened,
+    reading: _clip.Reading,
+    values: dict[str, list[Any]],
 ) -> list[Any]:
-    if "threshold" not in values:
-        return [
-            Limits(lo, hi)
-            for lo, hi in zip(values["lower"], values["upper"], strict=True)
-        ]
+    if len(values) == 2:
+        return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
+    ((name, found),) = values.items()
+    if clip.moves_elements:
+        for value, block in zip(found, opened.blocks, strict=True):
+            _validate.broadcasts(name, jnp.shape(value), jnp.shape(block.leaves[0]))
     return [
-        clip.fit("threshold", value, m.root)
-        for value, m in zip(values["threshold"], reading.measured, strict=True)
+        clip.fit(name, value, m.root)
+        for value, m in zip(found, reading.measured, strict=True)
     ]
 
 

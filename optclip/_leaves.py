@@ -11,6 +11,8 @@ from jax.experimental.sparse import BCOO
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
 
+_REMOVE = "Remove it, or keep it out of the tree with optax.masked or equinox.filter."
+
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
@@ -84,9 +86,8 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not hasattr(leaf, "shape"):
         raise TypeError(
-            f"The leaf at '{path_str(path)}' is a {type(leaf).__name__}; a tree to clip"
-            " holds arrays, numbers, BCOO matrices or None. Remove it, or keep it out"
-            " of the tree with optax.masked or equinox.filter."
+            f"{_at(path)} is a {type(leaf).__name__}; a tree to clip holds arrays,"
+            f" numbers, BCOO matrices or None. {_REMOVE}"
         )
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jax.dtypes.float0:
         return False
@@ -95,9 +96,13 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
         return False
     raise TypeError(
-        f"The leaf at '{path_str(path)}' has dtype {dtype}; a clip takes real or"
-        " complex floating-point leaves and lets integers and bools pass."
+        f"{_at(path)} has dtype {dtype}; a clip takes real or complex floating-point"
+        f" leaves and lets integers and bools pass. {_REMOVE}"
     )
+
+
+def _at(path: Any) -> str:
+    return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 
 
 def values(leaf: Any) -> jax.Array:

@@ -38,8 +38,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       ==================== ===========================================================
 
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
-      ``clip/norm/<path>``. For leaf, axis and element scope otherwise norm is the
-      largest, threshold and coefficient the smallest of all.
+      ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``. For leaf, axis
+      and element scope otherwise norm is the largest, threshold and coefficient the
+      smallest of all.
 
     Raises:
       ValueError: there is no optclip clip in the state.
@@ -61,7 +62,8 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
     states = [leaf for leaf in leaves if isinstance(leaf, ClipState)]
     if not states:
         raise ValueError(
-            "There is no optclip clip in this state. Give the whole optimizer state, as"
+            "There is no optclip clip in this state, a"
+            f" {type(opt_state).__name__}. Give the whole optimizer state, as"
             " tx.init returned it (a checkpoint restored without a target is plain"
             " dicts: restore it with tx.init(params) as the target)."
         )
@@ -72,7 +74,11 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
         for name, record in state.clip_record.items():
             unique = _unique(name, given, taken)
             taken.add(unique)
-            found.update(_flat(unique, record, state.clip_step))
+            entries = _flat(unique, record, state.clip_step)
+            keys = {key for key, _ in entries}
+            for key, value in entries:
+                # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
+                found[_unique(key, keys, set(found))] = value
     return found
 
 
@@ -84,7 +90,9 @@ def _unique(name: str, given: set[str], taken: set[str]) -> str:
     return next(n for n in numbered if n not in given | taken)
 
 
-def _flat(name: str, record: ClipRecord, step: jax.Array) -> dict[str, jax.Array]:
+def _flat(
+    name: str, record: ClipRecord, step: jax.Array
+) -> list[tuple[str, jax.Array]]:
     steps = jnp.maximum(step, 1).astype(jnp.float32)
     fields = {
         "norm": record.clip_norm,
@@ -96,8 +104,8 @@ def _flat(name: str, record: ClipRecord, step: jax.Array) -> dict[str, jax.Array
         "nonfinite": record.clip_nonfinite,
         "fraction": record.clip_fraction,
     }
-    return {
-        "/".join(filter(None, (name, field, _leaves.path_str(path)))): value
+    return [
+        ("/".join(filter(None, (name, field, _leaves.path_str(path)))), value)
         for field, tree in fields.items()
         for path, value in jax.tree.leaves_with_path(tree)
-    }
+    ]

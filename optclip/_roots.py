@@ -80,12 +80,13 @@ def widen(x: jax.Array, dtype: str) -> jax.Array:
 def _direction(x, norm, ord):
     """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
     size = jnp.abs(x)
-    live = (size > 0) & (norm > 0)
-    norm = jnp.where(norm > 0, norm, jnp.ones_like(norm))
+    moving = (norm > 0) & jnp.isfinite(norm)
+    live = (size > 0) & moving
+    norm = jnp.where(moving, norm, jnp.ones_like(norm))
     if ord == 2:
-        return jnp.where(
-            live, _arithmetic.over(x, norm), jnp.zeros_like(x)
-        ), jnp.zeros_like(size)
+        # Zeros are not left out: there too the second derivative is 1 / norm.
+        direction = jnp.where(moving, _arithmetic.over(x, norm), jnp.zeros_like(x))
+        return direction, jnp.zeros_like(size)
     modulus = jnp.where(live, size, jnp.ones_like(size))
     sign = jnp.where(live, _arithmetic.over(x, modulus), jnp.zeros_like(x))
     if ord == 1:
@@ -93,7 +94,7 @@ def _direction(x, norm, ord):
     if ord == math.inf:
         tie = (live & (size == norm)).astype(size.dtype)
         return sign * tie.astype(sign.dtype), tie
-    share = jnp.where(live, size / norm, jnp.ones_like(size))
+    share = jnp.where(live, _arithmetic.ratio(size, norm), jnp.ones_like(size))
     return sign * (share ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from optclip import _leaves
 from optclip._arithmetic import ratio
 from optclip.norms import Measured
-from optclip.responses import Response
+from optclip.responses import Detached, Response
 
 # How many times the threshold a norm may be before the coefficient is split: beyond it
 # c / n could vanish, and a response that squares the ratio overflow. And how many times
@@ -74,7 +74,8 @@ def respond(
     # What a CPU takes for zero need not be: at a threshold of 0 it is made so.
     near = jnp.where(still, jnp.where(threshold == 0, jnp.zeros_like(ones), ones), near)
     near = jnp.where(off, ones, near + alarm)
-    return Factor(near, jnp.where(off, ones, far), jnp.where(off, ones, farther))
+    found = Factor(near, jnp.where(off, ones, far), jnp.where(off, ones, farther))
+    return jax.lax.stop_gradient(found) if isinstance(response, Detached) else found
 
 
 def _in_range(
@@ -98,12 +99,16 @@ def _capped(
     """The norm, at most so many times the threshold; twice; and if that was too far."""
     tiny = jnp.asarray(jnp.finfo(root.dtype).tiny, root.dtype)
     far, farther = _FAR[root.dtype.name]
-    seen = jnp.minimum(root * unit, largest)
-    near_cap = jnp.minimum(jnp.maximum(threshold, tiny) * far, largest)
-    mid_cap = jnp.minimum(near_cap * farther, largest)
-    mid_norm = jnp.minimum(seen, mid_cap)
+    seen = _at_most(root * unit, largest)
+    near_cap = _at_most(jnp.maximum(threshold, tiny) * far, largest)
+    mid_norm = _at_most(seen, _at_most(near_cap * farther, largest))
     is_beyond = (mid_norm < seen) | (root * unit > largest)
-    return jnp.minimum(mid_norm, near_cap), mid_norm, is_beyond
+    return _at_most(mid_norm, near_cap), mid_norm, is_beyond
+
+
+def _at_most(x: jax.Array, cap: jax.Array) -> jax.Array:
+    """The minimum, but with the derivative of `x` where the two are equal."""
+    return jnp.where(x > cap, cap, x)
 
 
 def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> jax.Array:
@@ -125,14 +130,30 @@ def scale(
 ) -> jax.Array:
     """`x` times the factor in the dtype of `like`; `x` itself where the factor is 1."""
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
+    whole = (factor.near == 1) & (factor.far == 1) & (factor.farther == 1)
+    # Only an infinite threshold leaves such an entry: its derivative has no inf * 0.
+    free = whole & ~jnp.isfinite(x)
     wide = _leaves.widen(x)
-    untouched = factor.near == 1
+    wide = jnp.where(free, jnp.zeros_like(wide), wide)
     for part in (factor.farther, factor.far):
         # The select keeps XLA from multiplying the parts first, which may give 0.
         wide = jnp.where(part == 1, wide, wide * part.astype(wide.dtype))
-        untouched &= part == 1
     wide = wide * factor.near.astype(wide.dtype)
-    return jnp.where(untouched, kept, cast(wide, like, towards_zero=towards_zero))
+    return _kept(kept, cast(wide, like, towards_zero=towards_zero), whole, free)
+
+
+@jax.custom_jvp
+def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array, free: jax.Array):
+    """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
+    del free
+    return jnp.where(whole, x, scaled)
+
+
+@_kept.defjvp
+def _kept_jvp(primals, tangents):
+    _, _, _, free = primals
+    dx, dscaled, _, _ = tangents
+    return _kept(*primals), jnp.where(free, dx, dscaled)
 
 
 def is_felt(threshold: jax.Array) -> jax.Array:
@@ -155,6 +176,7 @@ def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax
     return _truncated(wide, like) if towards_zero else _leaves.narrow(wide, like)
 
 
+@jax.custom_jvp
 def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
     """`wide` in the dtype of `like`, no part of it larger in magnitude than it was."""
     if jnp.iscomplexobj(wide):
@@ -168,6 +190,12 @@ def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
     out = wide.astype(like.dtype)
     grew = jnp.abs(out.astype(wide.dtype)) > jnp.abs(wide)
     return _leaves.narrow(jnp.where(grew, _one_step_down(out), out), like)
+
+
+@_truncated.defjvp
+def _truncated_jvp(primals, tangents):
+    wide, like = primals
+    return _truncated(wide, like), tangents[0].astype(like.dtype)
 
 
 def _one_step_down(x: jax.Array) -> jax.Array:

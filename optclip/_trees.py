@@ -22,12 +22,20 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
       A function from a tree to a tree of the same structure, as `norm_mask=`,
       `clip_mask=`, `groups=`, `optax.masked` and `optax.partition` take it.
 
+    Raises:
+      TypeError: `function` cannot be called.
+
     Example:
       >>> import optclip
       >>> no_bias = optclip.by_path(lambda path: not path.endswith("bias"))
       >>> print(no_bias({"dense": {"bias": 0.0, "kernel": 1.0}}))
       {'dense': {'bias': False, 'kernel': True}}
     """
+    if not callable(function):
+        raise TypeError(
+            f"function={function!r} ({type(function).__name__}) cannot be called. Give"
+            " a function of a path such as 'encoder/kernel'."
+        )
 
     def describe(tree: Any) -> Any:
         flat = _leaves.flatten(tree)
@@ -71,6 +79,11 @@ def described(name: str, description: Any, tree: Any) -> Any:
     if not callable(description):
         return description
     found = description(tree)
+    if found is None and jax.tree.leaves(tree):
+        raise TypeError(
+            f"The function given as {name} returned None. It is called once, with the"
+            " tree, and returns a tree of the same structure, or a prefix of it."
+        )
     if isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1:
         raise TypeError(
             f"The function given as {name} returned {found!r} for the whole tree. It is"
@@ -96,21 +109,44 @@ def map_prefix(
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             raise ValueError(
                 f"{name} has the structure {treedef}, which is no prefix of {full}."
-                " Give one value, or a tree that ends at or above the same leaves."
+                f"{_differences(prefix, tree, is_leaf)} Give one value, or a tree that"
+                " ends at or above the same leaves."
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
 
 
+def _differences(prefix: Any, tree: Any, is_leaf: Any) -> str:
+    """Which entries of `tree` a would-be prefix of it lacks, which it has too many."""
+    given = [p for p, _ in jax.tree.leaves_with_path(prefix, is_leaf=is_leaf)]
+    there = _leaves.flatten(tree).paths
+    lacking = [p for p in there if not any(p[: len(g)] == g for g in given)]
+    unknown = [g for g in given if not any(p[: len(g)] == g for p in there)]
+    told = (("It lacks", lacking), ("It has the unknown", unknown))
+    return "".join(f" {what} {_listed(paths)}." for what, paths in told if any(paths))
+
+
+def _listed(paths: list[Any]) -> str:
+    shown = [f"'{_leaves.path_str(path)}'" for path in paths[:5]]
+    return ", ".join(shown + ["..."] * (len(paths) > 5))
+
+
 def fill(name: str, threshold: Any, norm: Any, *, none: float = math.inf) -> Any:
     """A threshold, or prefix tree of them with None for `none`, one for each norm."""
-    given = jax.tree.map(
-        lambda t: none if t is None else t, threshold, is_leaf=lambda t: t is None
-    )
+
+    def known(value: Any) -> Any:
+        # jax takes no Python int past 32 bits.
+        return none if value is None else _as_float(value)
+
+    given = jax.tree.map(known, threshold, is_leaf=lambda t: t is None)
 
     def repeat(value: Any, part: Any) -> Any:
         return jax.tree.map(lambda _: value, part)
 
     return map_prefix(name, repeat, given, norm)
+
+
+def _as_float(value: Any) -> Any:
+    return float(value) if isinstance(value, int) else value
 
 
 def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
@@ -127,7 +163,8 @@ def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
             raise TypeError(
                 f"{name} holds {value!r} ({type(value).__name__}) for the leaf"
                 f" '{_leaves.path_str(path)}'; a mask holds True or False, known before"
-                " tracing."
+                " tracing. Give a tree of bools or a function that returns one; under"
+                f" optax.inject_hyperparams name it in static_args=('{name}',)."
             )
     return [bool(value) for value in spread]
 

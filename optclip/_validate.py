@@ -5,11 +5,14 @@ known of it.
 """
 
 import numbers
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -21,8 +24,13 @@ def concrete(value: Any) -> np.ndarray | None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a real number or an array of them, traced ones included."""
-    if isinstance(value, numbers.Real):
+    """Whether `value` is a real number or an array of them, traced ones included.
+
+    A bool is none: True for a threshold is a slip, not a 1.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    if isinstance(value, (int, float)):
         return True
     dtype = getattr(value, "dtype", None)
     if dtype is None or not hasattr(value, "shape"):
@@ -30,9 +38,7 @@ def is_number(value: Any) -> bool:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return False
     return bool(
-        jnp.issubdtype(dtype, jnp.floating)
-        or jnp.issubdtype(dtype, jnp.integer)
-        or dtype == np.bool_
+        jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
     )
 
 
@@ -46,12 +52,57 @@ def number(name: str, value: Any, *, negative: bool = False) -> None:
     known = concrete(value)
     if known is None:
         return
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError(
+            f"{name} is an int above the largest float. Give less, or float('inf')."
+        )
     if np.any(np.isnan(known.astype(np.float64))):
         raise ValueError(f"{name}={value} is NaN. Give a number.")
     if not negative and np.any(known < 0):
         raise ValueError(
-            f"{name}={value} is negative. Give 0 or more"
-            + ("." if name == "eps" else "; 0 clips to zero, inf clips nothing.")
+            f"{name}={value} is negative. Give 0 or more; 0 clips to zero, inf clips"
+            " nothing."
+        )
+
+
+def plain(name: str, value: Any, *, above: bool = False) -> None:
+    """Raise unless `value` is one finite real number of 0 or more, or `above` 0."""
+    wanted = "a finite number above 0" if above else "a finite number of 0 or more"
+    given = f"{name}={value!r} ({type(value).__name__})"
+    if not is_number(value) or np.shape(value):
+        raise TypeError(f"{given} is not accepted. Give {wanted}, as a scalar.")
+    known = concrete(value)
+    if known is None:
+        return
+    too_large = isinstance(value, int) and abs(value) > _LARGEST
+    if too_large or not np.isfinite(known) or known < 0 or (above and known == 0):
+        raise ValueError(f"{given} is out of range. Give {wanted}.")
+
+
+def axis_names(value: Any) -> None:
+    """Raise unless `value` may name mapped axes, as in `jax.lax.psum`."""
+    for name in value if isinstance(value, tuple) else (value,):
+        # A number would be an axis of the array itself to lax.
+        if isinstance(name, numbers.Number) or not isinstance(name, Hashable):
+            raise TypeError(
+                f"axis_name={value!r} ({type(value).__name__}) names no mapped axis."
+                " Give a name, a tuple of names, () for none, or None to read them off"
+                " the leaves."
+            )
+
+
+def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` broadcasts to `wanted` without growing it."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(a in (1, b) for a, b in pairs)
+
+
+def broadcasts(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raise unless a threshold of `shape` fits what it bounds."""
+    if not fits(shape, wanted):
+        raise ValueError(
+            f"{name} has shape {shape}, which does not broadcast to the shape"
+            f" {wanted} of what it bounds. Give a number, or an array of that shape."
         )
 
 

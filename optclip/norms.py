@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives, _leaves, _roots, _sparse
+from optclip import _collectives, _leaves, _roots, _sparse, _validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Norm:
         average norm.
 
     Raises:
-      TypeError: `ord` is no Python number.
-      ValueError: `ord` is not above 0.
+      TypeError: `ord` or `per_count` is no Python number.
+      ValueError: `ord` is not above 0, or `per_count` is negative or not finite.
 
     Example:
       >>> import jax.numpy as jnp
@@ -56,6 +56,9 @@ class Norm:
                 f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
                 " largest absolute value."
             )
+        if self.ord != math.inf:
+            _validate.plain("ord", self.ord, above=True)
+        _validate.plain("per_count", self.per_count)
 
 
 __all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Measured", "Norm", "measure"]
@@ -84,6 +87,21 @@ class Block:
 
     leaves: Sequence[Any]
     axis: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.leaves, (list, tuple)):
+            raise TypeError(
+                f"leaves={self.leaves!r} ({type(self.leaves).__name__}) is no list."
+                " Give a list of arrays; one leaf goes in a list too."
+            )
+        if self.axis is None:
+            return
+        sound = isinstance(self.axis, tuple) and len(self.leaves) == 1
+        if not sound or not all(type(a) is int and a >= 0 for a in self.axis):
+            raise TypeError(
+                f"axis={self.axis!r} for {len(self.leaves)} leaves is not accepted."
+                " Give a tuple of ints counted from 0 and a single leaf, or None."
+            )
 
 
 class Measured(NamedTuple):
@@ -114,7 +132,12 @@ def measure(
     Returns:
       One `Measured` a block, float32 (float64 if any leaf is), of shape `()`, or with
       `axis` the leaf's own shape with 1 at the reduced axes.
+
+    Raises:
+      TypeError: an argument is of the wrong kind.
+      ValueError: a leaf lacks an axis, or `axis_name` is not mapped.
     """
+    _check(blocks, norm, axis_name)
     arrays, parts, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
@@ -142,6 +165,45 @@ def measure(
         divisors = [max(n, 1) ** norm.per_count for n in counts]
         roots = [root / n for root, n in zip(roots, divisors, strict=True)]
     return [Measured(r, u) for r, u in zip(roots, units, strict=True)]
+
+
+def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
+    if not isinstance(blocks, (list, tuple)):
+        raise TypeError(
+            f"blocks={blocks!r} ({type(blocks).__name__}) is no list. Give a list of"
+            " optclip.norms.Block."
+        )
+    if not isinstance(norm, Norm):
+        raise TypeError(
+            f"norm={norm!r} ({type(norm).__name__}) is no norm. Give optclip.norms.L1,"
+            " L2, INF, RMS, AVERAGE or Norm(p)."
+        )
+    _validate.axis_names(axis_name)
+    for block in blocks:
+        if not isinstance(block, Block):
+            raise TypeError(
+                f"blocks holds {block!r} ({type(block).__name__}). Give a list of"
+                " optclip.norms.Block."
+            )
+        for leaf in block.leaves:
+            _check_leaf(block, leaf)
+
+
+def _check_leaf(block: Block, leaf: Any) -> None:
+    try:
+        sound = _leaves.is_clippable((), _leaves.unwrap(leaf))
+    except TypeError:
+        sound = False
+    if not sound:
+        raise TypeError(
+            f"A block holds {leaf!r} ({type(leaf).__name__}). Give real or complex"
+            " floating-point arrays, numbers or BCOO matrices."
+        )
+    if block.axis and max(block.axis) >= jnp.ndim(leaf):
+        raise ValueError(
+            f"axis={block.axis} is out of range for a leaf of shape {jnp.shape(leaf)}."
+            " Give axes that it has."
+        )
 
 
 def _open(

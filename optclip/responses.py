@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from optclip import _validate
 from optclip._arithmetic import ratio
 
 
@@ -80,8 +81,7 @@ class Smooth:
     sharpness: float = 2.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.sharpness, (int, float)) and not self.sharpness > 0:
-            raise ValueError(f"sharpness={self.sharpness} is not above 0. Give 1 or 2.")
+        _validate.plain("sharpness", self.sharpness, above=True)
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         s = self.sharpness
@@ -91,8 +91,14 @@ class Smooth:
         live = inside & (norm > 0)
         below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
         above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
-        small = jnp.where(live, (1 + below**s) ** (-1 / s), one)
-        return jnp.where(inside, small, above * (1 + above**s) ** (-1 / s))
+        small = jnp.where(live, (1 + _power(below, s)) ** (-1 / s), one)
+        return jnp.where(inside, small, above * (1 + _power(above, s)) ** (-1 / s))
+
+
+def _power(x: jax.Array, s: Any) -> jax.Array:
+    """`x**s`, with a finite derivative at 0 for s below 1 too."""
+    live = x > 0
+    return jnp.where(live, jnp.where(live, x, jnp.ones_like(x)) ** s, jnp.zeros_like(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +135,40 @@ class Detached:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Function:
-    """A user's own `(norm, threshold) -> coefficient`."""
+class _Own:
+    """A user's own `(norm, threshold) -> coefficient`, its results checked."""
 
     function: Callable[[jax.Array, jax.Array], Any]
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        found = jnp.asarray(self.function(norm, threshold)).astype(norm.dtype)
-        return jnp.broadcast_to(found, norm.shape)
+        return _number_like(norm, self.function(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnOfElements(_Own):
+    """One that also says what becomes of a single element."""
+
+    of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        return _number_like(x, self.of_element(x, lower, upper))
+
+
+def _number_like(asked: jax.Array, found: Any) -> jax.Array:
+    """What a response returned for `asked`, in its dtype and shape."""
+    if not _validate.is_number(found):
+        raise TypeError(
+            f"response returned {found!r} ({type(found).__name__}). Return a real"
+            f" number, or an array of them of the shape {asked.shape} it was asked"
+            " about."
+        )
+    shape = jnp.shape(found)
+    if not _validate.fits(shape, asked.shape):
+        raise ValueError(
+            f"response returned an array of shape {shape}. Return a real number, or an"
+            f" array of the shape {asked.shape} it was asked about."
+        )
+    return jnp.broadcast_to(jnp.asarray(found).astype(asked.dtype), asked.shape)
 
 
 __all__ = [
@@ -193,14 +225,18 @@ def resolve(response: Any) -> Response:
     """The response that a `response=` argument means."""
     message = (
         f"response={response!r} is not known. Give one of {sorted(_BY_NAME)}, an object"
-        " with coefficient(norm, threshold), or a function of those two."
+        " with coefficient(norm, threshold), or a function of those two; under"
+        " optax.inject_hyperparams name it in static_args=('response',)."
     )
     if isinstance(response, str):
         if response not in _BY_NAME:
             raise ValueError(message)
         return _BY_NAME[response]
-    if hasattr(response, "coefficient") and not isinstance(response, type):
+    if isinstance(response, (Hard, Smooth, Normalize)):
         return response
-    if not callable(response) or isinstance(response, type):
+    function = getattr(response, "coefficient", response)
+    if not callable(function) or isinstance(response, type):
         raise TypeError(message)
-    return _Function(response)
+    if hasattr(response, "element"):
+        return _OwnOfElements(function, response.element)
+    return _Own(function)

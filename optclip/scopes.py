@@ -142,7 +142,9 @@ class Groups(Scope):
             if not isinstance(label, str):
                 raise TypeError(
                     f"groups holds the label {label!r} ({type(label).__name__}); a"
-                    " label is a string, or None for leaves in no group."
+                    " label is a string, or None for leaves in no group. Give a tree of"
+                    " these or a function that returns one; under"
+                    " optax.inject_hyperparams name it in static_args=('groups',)."
                 )
         return described
 
@@ -158,6 +160,37 @@ LEAF: Leaf = Leaf()
 ELEMENT: Element = Element()
 
 
+def blocks_of(scope: Scope, tree: Any) -> tuple[list[Block], Any]:
+    """The blocks of a scope and their structure, those of a user's own checked."""
+    blocks, treedef = jax.tree.flatten(scope.blocks(tree))
+    for block in blocks:
+        if not isinstance(block, Block):
+            raise TypeError(
+                f"over={scope!r}: blocks(tree) returned {block!r}"
+                f" ({type(block).__name__}). Return a pytree of optclip.norms.Block."
+            )
+    return blocks, treedef
+
+
+def owners_of(scope: Scope, values: Any, tree: Any, treedef: Any) -> list[Any]:
+    """The value of its block for each leaf, None for leaves that `tree` has not."""
+    found = scope.spread(values, tree)
+    try:
+        owners = treedef.flatten_up_to(found)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"over={scope!r}: spread(values, tree) returned the structure"
+            f" {jax.tree.structure(found)}, not the {treedef} of the updates. Return a"
+            " tree like them, each leaf the value of its block, or None."
+        ) from error
+    if any(not (owner is None or isinstance(owner, int)) for owner in owners):
+        raise ValueError(
+            f"over={scope!r}: spread(values, tree) returned {found!r}. Return a tree"
+            " like the updates, each leaf one of the values, as given, or None."
+        )
+    return owners
+
+
 def axes(axis: int | tuple[int, ...]) -> Axes:
     """The scope of one norm for each slice of each leaf along `axis`.
 
@@ -170,6 +203,7 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
 
     Raises:
       TypeError: `axis` is no int or tuple of ints.
+      ValueError: `axis` is an empty tuple; at `init` and `update`, a leaf lacks it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -181,10 +215,16 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
        [0.8 0.2]]
     """
     given = axis if isinstance(axis, tuple) else (axis,)
+    if not given:
+        raise ValueError(
+            "axis=() names no axis. Give at least one; the norm of each element by"
+            " itself is optclip.ELEMENT."
+        )
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
         raise TypeError(
-            f"axis={axis!r} is no int or tuple of ints. Under optax.inject_hyperparams,"
-            " give a tuple or name it in static_args=('axis',)."
+            f"axis={axis!r} is no int or tuple of ints. Give one, negative ones counted"
+            " from the end; under optax.inject_hyperparams give a tuple or name it in"
+            " static_args=('axis',)."
         )
     return Axes(given)
 
@@ -200,6 +240,10 @@ def groups(labels: Any | Callable[[Any], Any]) -> Groups:
     Returns:
       A scope for `clip_by(over=...)`; its norms are a dict by label.
 
+    Raises:
+      TypeError: `labels` is None; at `init` and `update`, a label is no string.
+      ValueError: at `init` and `update`, the labels are no prefix of the updates.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import optclip
@@ -211,6 +255,11 @@ def groups(labels: Any | Callable[[Any], Any]) -> Groups:
       >>> print(clipped["w"], clipped["b"], clipped["out"])
       [0.6] [0.8] [9.]
     """
+    if labels is None:
+        raise TypeError(
+            "groups=None puts no leaf in a group. Give a tree of strings, in which None"
+            " stands for no group, or a function of the tree (see optclip.by_path)."
+        )
     return Groups(labels)
 
 
@@ -227,5 +276,8 @@ def _counted_from_zero(axis: tuple[int, ...], x: Any, path: Any) -> tuple[int, .
         )
     found = tuple(sorted(a % x.ndim for a in axis))
     if len(set(found)) < len(found):
-        raise ValueError(f"axis={axis} names an axis of shape {x.shape} twice.")
+        raise ValueError(
+            f"axis={axis} names an axis of the leaf '{_leaves.path_str(path)}' of shape"
+            f" {x.shape} twice. Give each axis once."
+        )
     return found

@@ -6,16 +6,14 @@ keep what they know in `memory`, a pytree of arrays of fixed shapes.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from optclip import _trees, _validate
+from optclip import _validate
 
 __all__ = ["Bounds", "Rule", "Seen", "bounds", "constant", "schedule"]
 
@@ -113,8 +111,23 @@ class Schedule:
 class Bounds:
     """Two thresholds for elements, one on each side: see `bounds`."""
 
-    lower: Any
-    upper: Any
+    lower: Any = None
+    upper: Any = None
+
+    def __post_init__(self) -> None:
+        lower = as_rules("lower", self.lower, negative=True, none=-math.inf)
+        upper = as_rules("upper", self.upper, negative=True)
+        _validate.ordered(self.lower, self.upper)
+        object.__setattr__(self, "lower", lower)
+        object.__setattr__(self, "upper", upper)
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A threshold and the argument that it was given as, for errors to name."""
+
+    name: str
+    value: Any
 
 
 def bounds(lower: Any = None, upper: Any = None) -> Bounds:
@@ -141,11 +154,7 @@ def bounds(lower: Any = None, upper: Any = None) -> Bounds:
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.   0.5  2. ]
     """
-    _validate.ordered(lower, upper)
-    return Bounds(
-        as_rules("lower", lower, negative=True, none=-math.inf),
-        as_rules("upper", upper, negative=True),
-    )
+    return Bounds(lower, upper)
 
 
 def constant(value: Any) -> Constant:
@@ -185,7 +194,7 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
     """
     if not callable(function):
         raise TypeError(
-            f"schedule={function!r} cannot be called. Give an optax schedule, or a"
+            f"function={function!r} cannot be called. Give an optax schedule, or a"
             " number as the threshold itself."
         )
     return Schedule(function)
@@ -226,65 +235,7 @@ def as_rules(
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 
 
-def init(name: str, rules: Any, norm: Any) -> list[Any]:
-    """The memory of each rule."""
-    leaves, parts = _matched(name, rules, norm)
-    return [rule.init(part) for rule, part in zip(leaves, parts, strict=True)]
-
-
-def update(
-    name: str,
-    rules: Any,
-    seen: Seen,
-    finite: Any,
-    memory: list[Any],
-) -> tuple[Any, list[Any]]:
-    """The thresholds, with the structure of the norms, and each rule's new memory.
-
-    A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
-    `seen` is of the whole tree, its `keep` of one norm and one threshold; each rule
-    is shown its own part.
-    """
-    leaves, norms = _matched(name, rules, seen.norm)
-    treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    flags = treedef.flatten_up_to(finite)
-    found, memories = [], []
-    for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
-        own = seen._replace(
-            norm=norm,
-            keep=functools.partial(_kept, name, seen.keep, norm),
-            measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
-        )
-        threshold, new = rule.update(own, memory[i])
-        found.append(_trees.fill(name, threshold, norm))
-        sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
-        memories.append(_taken_if(sound, new, memory[i]))
-    return jax.tree.unflatten(treedef, found), memories
-
-
 def _is_threshold(value: Any) -> bool:
     # An optimizer is a tuple of functions, which would pass for schedules.
     whole = isinstance(value, optax.GradientTransformation)
     return value is None or whole or is_rule(value)
-
-
-def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
-    parts: list[Any] = []
-    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
-    _trees.map_prefix(
-        name, lambda _, part: parts.append(part), rules, norm, is_leaf=is_rule
-    )
-    return leaves, parts
-
-
-def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
-    return jax.tree.map(keep, norm, _trees.fill(name, threshold, norm))
-
-
-def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
-    if not sound:
-        return new
-    take = jnp.all(jnp.stack(sound))
-    return jax.tree.map(
-        lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
-    )

@@ -134,7 +134,7 @@ def test_thresholds_by_group_and_leaf_mix_kinds():
 
 def test_a_tree_of_thresholds_needs_a_scope_with_as_many_norms():
     tx = optclip.clip_by_global_norm({"a": 1.0})
-    with pytest.raises(ValueError, match="threshold has the structure"):
+    with pytest.raises(ValueError, match="max_norm has the structure"):
         tx.init({"a": jnp.ones(2)})
 
 

@@ -112,7 +112,7 @@ def test_none_alone_is_no_threshold():
 def test_constant_schedule_and_bounds_check_what_they_get():
     with pytest.raises(ValueError, match="value=-1.*negative"):
         thresholds.constant(-1)
-    with pytest.raises(TypeError, match="schedule=3 cannot be called"):
+    with pytest.raises(TypeError, match="function=3 cannot be called"):
         thresholds.schedule(3)
     with pytest.raises(ValueError, match="lower=2.*above upper=1"):
         thresholds.bounds(2.0, 1.0)

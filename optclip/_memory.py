@@ -1,0 +1,115 @@
+"""Rules at work: what they are shown, what they return and what they remember."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _trees, _validate
+from optclip.thresholds import Rule, Schedule, Seen, is_rule
+
+
+def init(name: str, rules: Any, norm: Any) -> list[Any]:
+    """The memory of each rule."""
+    leaves, parts = _matched(name, rules, norm)
+    return [
+        jax.tree.map(functools.partial(_remembered, name, rule), rule.init(part))
+        for rule, part in zip(leaves, parts, strict=True)
+    ]
+
+
+def update(
+    name: str,
+    rules: Any,
+    seen: Seen,
+    finite: Any,
+    memory: list[Any],
+) -> tuple[Any, list[Any]]:
+    """The thresholds, with the structure of the norms, and each rule's new memory.
+
+    A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
+    `seen` is of the whole tree, its `keep` of one norm and one threshold; each rule
+    is shown its own part.
+    """
+    leaves, norms = _matched(name, rules, seen.norm)
+    treedef = jax.tree.structure(rules, is_leaf=is_rule)
+    flags = treedef.flatten_up_to(finite)
+    found, memories = [], []
+    for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
+        own = seen._replace(
+            norm=norm,
+            keep=functools.partial(_kept, name, seen.keep, norm),
+            measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
+        )
+        threshold, new = _answer(name, rule, own, memory[i])
+        found.append(_trees.fill(name, threshold, norm))
+        sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
+        memories.append(_taken_if(sound, new, memory[i]))
+    return jax.tree.unflatten(treedef, found), memories
+
+
+def _remembered(name: str, rule: Any, value: Any) -> Any:
+    """An entry of a rule's memory as an array, a PRNG key as it is."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return value
+    if isinstance(value, (bool, int, float, complex)):
+        return jnp.asarray(value)
+    raise TypeError(
+        f"{name}: init(norm) of the rule {rule!r} returned {value!r}"
+        f" ({type(value).__name__}) in its memory. Return a pytree of arrays."
+    )
+
+
+def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    """The threshold and memory that a rule returns, checked to be such."""
+    found = rule.update(seen, memory)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(
+            f"{name}: update(seen, memory) of the rule {rule!r} returned {found!r}."
+            " Return two things, the threshold and the new memory."
+        )
+    threshold, new = found
+    leaves = jax.tree.leaves(threshold)
+    for value in leaves if threshold is not None else [None]:
+        if not _validate.is_number(value):
+            who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
+            raise TypeError(
+                f"{name}: the {who} returned {value!r} ({type(value).__name__}) as"
+                " threshold. Return a real number, an array, or a tree of these."
+            )
+    if _types(new) != _types(memory):
+        raise ValueError(
+            f"{name}: update(seen, memory) of the rule {rule!r} returned a memory of"
+            f" {_types(new)}, but was given {_types(memory)}. Return a memory of the"
+            " structure and shapes that init(norm) returned."
+        )
+    return threshold, new
+
+
+def _types(memory: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure and shapes of a memory; dtypes are cast back."""
+    return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
+
+
+def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
+    parts: list[Any] = []
+    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+    _trees.map_prefix(
+        name, lambda _, part: parts.append(part), rules, norm, is_leaf=is_rule
+    )
+    return leaves, parts
+
+
+def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
+    return jax.tree.map(keep, norm, _trees.fill(name, threshold, norm))
+
+
+def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
+    if not sound:
+        return new
+    take = jnp.all(jnp.stack(sound))
+    return jax.tree.map(
+        lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
+    )
