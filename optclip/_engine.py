@@ -55,7 +55,7 @@ def clip_by(
       response: what happens at the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
         object with `coefficient(norm, threshold)`, or a function of those two. It is
         asked inside the threshold too, and returns 1 there to touch nothing.
-      eps: added to the norm before the response sees it; PyTorch's formula has 1e-6.
+      eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
         the dtype of each leaf.

@@ -165,6 +165,7 @@ def constant(value: Any) -> Constant:
         measures and touches nothing.
 
     Raises:
+      TypeError: `value` is no real number or array of them; a bool is none.
       ValueError: a concrete value is negative or NaN.
 
     Example:

@@ -5,7 +5,6 @@ schedules and scopes, trees and states that do not match; and trees without leav
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax

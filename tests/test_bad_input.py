@@ -45,8 +45,7 @@ def pairs():
 
 
 def rows_of(pair):
-    name, parameter = pair
-    return bad_input.BY_CALL.get(pair, bad_input.BY_PARAMETER.get(parameter, []))
+    return bad_input.BY_CALL.get(pair, bad_input.BY_PARAMETER.get(pair[1], []))
 
 
 ROWS = [

@@ -120,8 +120,8 @@ def clip_by_global_norm(
 
     Raises:
       TypeError: an argument is of the wrong kind.
-      ValueError: `max_norm` or `norm` is negative or NaN; or `strict` with a `norm`,
-        whose error nobody knows.
+      ValueError: `max_norm` is negative or NaN, or `norm` negative (a NaN is for
+        `nonfinite`); or `strict` with a `norm`, whose error nobody knows.
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
