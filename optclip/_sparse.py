@@ -88,4 +88,6 @@ def at_entries(dense: jax.Array, mat: BCOO) -> jax.Array:
     """`dense`, which broadcasts to the dense shape, at the stored entries of `mat`."""
     ones = with_data(mat, jnp.ones(mat.data.shape, dense.dtype))
     full = jnp.broadcast_to(dense, mat.shape)
+    # Under vmap jax can take this product only if both are batched.
+    full = jnp.where(jnp.any(mat.indices >= 0), full, full)
     return sparse.bcoo_multiply_dense(ones, full)

@@ -15,15 +15,20 @@ from tests import nonfinite_cells as nf
 LAYERS = ("functional", "transform")
 
 
+def is_pure(cell):
+    """Whether a pure clip has such masks: those by leaf or slice have one for both."""
+    if cell.scope in ("leaf", "axes"):
+        return cell.input.outside_norm == cell.input.outside_clip
+    return cell.scope != "element" or not cell.input.outside_norm
+
+
 def in_layers(cells):
-    """Each cell in each layer; pure clips by leaf, slice, element have no norm_mask."""
+    """Each cell in each layer that has it."""
     cases = [
         (layer, cell)
         for layer in LAYERS
         for cell in cells
-        if layer == "transform"
-        or cell.scope in ("tree", "groups")
-        or not cell.input.outside_norm
+        if layer == "transform" or is_pure(cell)
     ]
     ids = [f"{layer}-{cell.id}" for layer, cell in cases]
     return pytest.mark.parametrize("cell", cases, ids=ids)
@@ -52,6 +57,8 @@ def clip_of(layer, cell):
     """From a tree to the clipped one and the metrics (none of the pure layer)."""
     kwargs = {"nonfinite": cell.policy, **nf.masks(cell.input)}
     if layer == "functional":
+        if cell.scope in ("leaf", "axes"):
+            kwargs.pop("norm_mask", None)
         return helpers.strictly(lambda tree: (PURE[cell.scope](tree, **kwargs), {}))
     tx = optclip.clip_by(nf.LIMIT, over=OVER[cell.scope], **kwargs)
 
