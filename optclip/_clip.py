@@ -124,16 +124,21 @@ class Clip:
         """Which leaves are measured, which are scaled, and by whose norm."""
         flat = _leaves.flatten(tree)
         live = flat.clippable()
-        counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
+        # This one first: a leaf clip has one mask for both, which users know as this.
         scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
+        counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
         leaves = _where(live, [_leaves.whole(x) for x in flat.leaves])
         measured_tree = flat.rebuild(_where(counted, leaves))
         scaled_tree = flat.rebuild(_where(scaled, leaves))
         blocks, treedef = blocks_of(self.scope, measured_tree)
         index = jax.tree.unflatten(treedef, list(range(len(blocks))))
         owner = owners_of(self.scope, index, scaled_tree, flat.treedef)
-        either = [c or s for c, s in zip(counted, scaled, strict=True)]
-        seen = [i for i, x in enumerate(_where(either, leaves)) if x is not None]
+        measured = {id(x) for block in blocks for x in block.leaves}
+        seen = [
+            i
+            for i, leaf in enumerate(leaves)
+            if owner[i] is not None or (leaf is not None and id(leaf) in measured)
+        ]
         return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
 
     def measure(self, opened: Opened) -> Reading:

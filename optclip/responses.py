@@ -128,7 +128,10 @@ class Normalize:
 class Detached:
     """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`."""
 
-    response: Response
+    response: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "response", resolve(self.response))
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         return jax.lax.stop_gradient(self.response.coefficient(norm, threshold))
@@ -218,7 +221,7 @@ def detached(response: Any = "hard") -> Detached:
       >>> print(clip(updates), jax.jacobian(clip)(updates).diagonal())
       [0.6 0.8] [0.2 0.2]
     """
-    return Detached(resolve(response))
+    return Detached(response)
 
 
 def resolve(response: Any) -> Response:
@@ -232,7 +235,7 @@ def resolve(response: Any) -> Response:
         if response not in _BY_NAME:
             raise ValueError(message)
         return _BY_NAME[response]
-    if isinstance(response, (Hard, Smooth, Normalize)):
+    if isinstance(response, (Hard, Smooth, Normalize, Detached)):
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):

@@ -52,6 +52,10 @@ def _clips_over(scope: Any) -> Any:
     return clips(optclip.clip_by(1.0, over=scope))
 
 
+def _clips_by(response: Any) -> Any:
+    return clips(optclip.clip_by(1.0, response=response))
+
+
 CALLS = {
     "by_path": Call(optclip.by_path, {"function": str}),
     "clip_by": Call(optclip.clip_by, {"threshold": 1.0}, clips),
@@ -64,6 +68,8 @@ CALLS = {
     "Block": Call(norms.Block, {"leaves": [TREE["a"]]}, lambda b: norms.measure([b])),
     "measure": Call(norms.measure, {"blocks": [norms.Block([TREE["a"]])]}),
     "Smooth": Call(responses.Smooth, {}),
+    "Detached": Call(responses.Detached, {"response": "hard"}, _clips_by),
+    "detached": Call(responses.detached, {}, _clips_by),
     "Bounds": Call(
         thresholds.Bounds,
         {"lower": -1.0, "upper": 1.0},
