@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Set up all that is needed in `.venv`, then train the example or run the tests.
+"""Set up all that is needed in `.venv`, then train, test or prove.
 
     python3 run.py train         # the main job: see examples/train_char_rnn.py --help
     python3 run.py test          # the test suite
-    python3 run.py test --all    # with linters, types, the real TensorFlow, Keras and
-                                 # PyTorch to compare with, and Python 3.13 if found
+    python3 run.py test --all    # with linters, types, coverage, the real TensorFlow,
+                                 # Keras and PyTorch to compare with, and Python 3.13
+                                 # if found
+    python3 run.py prove         # hours: the worst errors over many cases, properties
+                                 # with 20,000 examples each, faults put in on purpose
 
 Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, and no
 permission to install into the system's Python.
@@ -29,7 +32,7 @@ NEWEST = "3.13"
 def main() -> int:
     """Parse the command, find a Python, do it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["train", "test"])
+    parser.add_argument("command", choices=["train", "test", "prove"])
     parser.add_argument(
         "--all", action="store_true", help="test: linters, types, parity, Python 3.13"
     )
@@ -38,6 +41,8 @@ def main() -> int:
     if options.command == "train":
         python = environment(base, ".venv", ["train"])
         return call([python, "examples/train_char_rnn.py", *rest])
+    if options.command == "prove":
+        return prove(base, rest)
     return test(base, rest, everything=options.all)
 
 
@@ -46,20 +51,35 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
     groups = ["test", "lint", "parity"] if everything else ["test"]
     python = environment(base, ".venv", groups)
     suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
-    parts = [[python, *suite, "--doctest-modules", "optclip", "tests", *rest]]
+    whole = [python, *suite, "--doctest-modules", "optclip", "tests", *rest]
+    parts = [whole]
     if everything:
         parts = [
             [python, "-m", "ruff", "check"],
             [python, "-m", "ruff", "format", "--check"],
             [python, "-m", "pyright", "--pythonpath", python],
             [python, "tests/check_types.py"],
-            *parts,
+            [*whole, "--cov", "--cov-report=term"],
             [python, "-m", "pytest", "-q", "tests/parity"],
         ]
         newest = find(NEWEST)
         if newest and version(base) != NEWEST:
             other = environment(newest, f".venv-{NEWEST}", ["test"])
             parts.append([other, *suite, "tests", *rest])
+    codes = [call(part) for part in parts]
+    return next((code for code in codes if code), 0)
+
+
+def prove(base: str, rest: list[str]) -> int:
+    """The long proofs, one after the other; 0 if none failed."""
+    python = environment(base, ".venv", ["test", "prove"])
+    properties = [python, "-m", "pytest", "-q", "tests/test_properties.py"]
+    parts = [
+        [python, "-m", "tests.accuracy"],
+        [python, "-m", "tests.bounds"],
+        [*properties, "--examples", "20000"],
+        [python, "-m", "tests.mutation", *rest],
+    ]
     codes = [call(part) for part in parts]
     return next((code for code in codes if code), 0)
 

@@ -131,29 +131,37 @@ def scale(
     """`x` times the factor in the dtype of `like`; `x` itself where the factor is 1."""
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     whole = (factor.near == 1) & (factor.far == 1) & (factor.farther == 1)
-    # Only an infinite threshold leaves such an entry: its derivative has no inf * 0.
-    free = whole & ~jnp.isfinite(x)
     wide = _leaves.widen(x)
-    wide = jnp.where(free, jnp.zeros_like(wide), wide)
     for part in (factor.farther, factor.far):
         # The select keeps XLA from multiplying the parts first, which may give 0.
-        wide = jnp.where(part == 1, wide, wide * part.astype(wide.dtype))
-    wide = wide * factor.near.astype(wide.dtype)
-    return _kept(kept, cast(wide, like, towards_zero=towards_zero), whole, free)
+        wide = jnp.where(part == 1, wide, _times(wide, part))
+    wide = _times(wide, factor.near)
+    return _kept(kept, cast(wide, like, towards_zero=towards_zero), whole)
 
 
 @jax.custom_jvp
-def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array, free: jax.Array):
+def _times(x: jax.Array, coefficient: jax.Array) -> jax.Array:
+    """The product, whose derivative has no inf * 0 where an entry is not finite."""
+    return x * coefficient.astype(x.dtype)
+
+
+@_times.defjvp
+def _times_jvp(primals, tangents):
+    (x, coefficient), (dx, dcoefficient) = primals, tangents
+    finite = jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
+    slope = finite * dcoefficient.astype(x.dtype)
+    return _times(x, coefficient), dx * coefficient.astype(x.dtype) + slope
+
+
+@jax.custom_jvp
+def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
     """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
-    del free
     return jnp.where(whole, x, scaled)
 
 
 @_kept.defjvp
 def _kept_jvp(primals, tangents):
-    _, _, _, free = primals
-    dx, dscaled, _, _ = tangents
-    return _kept(*primals), jnp.where(free, dx, dscaled)
+    return _kept(*primals), tangents[1]
 
 
 def is_felt(threshold: jax.Array) -> jax.Array:

@@ -1,0 +1,70 @@
+"""Norms to 2 ULP of float32 and clipped norms below their bound, in every dtype.
+
+`python -m tests.accuracy` and `python -m tests.bounds` print the worst figures over
+many more cases.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests import accuracy, bounds
+
+EXACT = [1.0, 2.0, math.inf]
+OTHERS = [0.5, 1.5, 3.0]
+# 1e-5 in units of float32's last place.
+LOOSE = 1e-5 * 2**23
+
+
+@pytest.mark.parametrize("dtype", accuracy.DTYPES)
+def test_norms_of_every_dtype(dtype):
+    found = accuracy.worst(accuracy.FEW, dtype, EXACT)
+    # The modulus of a complex number has an error of its own, up to 1.3 ULP.
+    assert max(found) <= (3 if dtype == "complex64" else 2)
+
+
+@pytest.mark.parametrize(
+    "shapes", ["scalar", "32", "63x65", "3x3x16x16", "4096", "100003", "3x3x64x128"]
+)
+def test_norms_of_every_size(shapes):
+    assert max(accuracy.worst([shapes], "float32", EXACT)) <= 2
+
+
+@pytest.mark.parametrize("shapes", ["32", "30x50", "100003"])
+def test_norms_of_other_orders(shapes):
+    assert max(accuracy.worst([shapes], "float32", OTHERS)) <= LOOSE
+
+
+def test_norms_of_ten_million():
+    for values in ("normal", "one large"):
+        case = accuracy.Case("1e7", "float32", values)
+        assert max(accuracy.ulps(case, [1.0, 2.0])) <= 2
+
+
+@pytest.mark.parametrize("dtype", bounds.DTYPES)
+def test_strict_is_never_above(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        excess, num_above, num_clipped = bounds.worst(dtype, 10_000, strict=True)
+    assert num_above == 0
+    assert excess <= 0
+    assert num_clipped > 5_000
+
+
+@pytest.mark.parametrize("p", [1.0, math.inf, 3.0])
+def test_strict_is_never_above_in_other_norms(p):
+    _, num_above, num_clipped = bounds.worst("float32", 5_000, strict=True, p=p)
+    assert num_above == 0
+    assert num_clipped > 2_500
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float64"]
+)
+def test_bound(dtype):
+    """Of outputs in the normal range, without strict."""
+    with jax.enable_x64(dtype == "float64"):
+        excess, _, num_clipped = bounds.worst(dtype, 5_000, strict=False)
+    assert excess <= 2 * float(jnp.finfo(dtype).eps)
+    assert num_clipped > 2_500
