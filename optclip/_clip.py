@@ -223,6 +223,7 @@ class Clip:
         if factor.near.ndim == 0 and not apart:
             data = self._settle(like, leaf.data, factor, limit, like)
             return _sparse.with_data(leaf, data)
+        off = jnp.all(jnp.isinf(limit))
         # Slices of a dense gradient can be told apart only once duplicates are summed.
         mat = _sparse.summed(leaf)
         if factor.near.ndim and not _sparse.lies_in_data(mat, axis):
@@ -230,7 +231,7 @@ class Clip:
             limit = _sparse.at_entries(limit, mat)
         whole = _sparse.summed(original).data
         data = self._settle(whole, mat.data, factor, limit, like)
-        return _sparse.unless(jnp.all(jnp.isinf(limit)), original, mat, data)
+        return _sparse.unless(off, original, mat, data)
 
     def _settle(self, original, x, factor, limit, like):
         out = _scale.scale(x, factor, like, towards_zero=self.strict)

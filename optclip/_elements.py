@@ -43,16 +43,19 @@ def bounded(
     size = jnp.abs(_leaves.widen(x))
     shape = x.shape if mat is None else leaf.shape
     lower, upper = (
-        _at(name, which, bound, shape, mat, size.dtype, strict)
-        for which, bound in (("lower", lower), ("upper", upper))
+        _scale.as_limit(bound, size.dtype, towards_zero=strict)
+        for bound in (lower, upper)
     )
+    all_off = jnp.all(jnp.isinf(lower)) & jnp.all(jnp.isinf(upper))
+    lower = _at(name, "lower", lower, shape, mat)
+    upper = _at(name, "upper", upper, shape, mat)
     off = jnp.isinf(lower) & jnp.isinf(upper)
     wanted = ~off & ~jnp.isfinite(x)
     cleared = jnp.where(wanted, jnp.zeros_like(x), x) if cleaned else x
     out, shrunk = _moved(cleared, lower, upper, response, like, strict)
     if mat is None:
         return out, shrunk
-    return _sparse.unless(jnp.all(off), leaf, mat, out), shrunk
+    return _sparse.unless(all_off, leaf, mat, out), shrunk
 
 
 def _moved(x, lower, upper, response, like, strict):
@@ -83,8 +86,7 @@ def _moved(x, lower, upper, response, like, strict):
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
 
-def _at(name, which, bound, shape, mat, dtype, strict):
-    bound = _scale.as_limit(bound, dtype, towards_zero=strict)
+def _at(name, which, bound, shape, mat):
     try:
         full = jnp.broadcast_to(bound, shape)
     except ValueError:

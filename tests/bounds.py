@@ -38,11 +38,11 @@ class Found(NamedTuple):
     clipped: np.ndarray
 
 
-def batches(dtype: str, count: int) -> Iterator[Batch]:
+def batches(dtype: str, count: int, p: float) -> Iterator[Batch]:
     for seed in range(math.ceil(count / BATCH)):
         rng = np.random.default_rng(seed)
         tree = _split(jnp.asarray(_values(rng, dtype), dtype))
-        norms = np.asarray(norms_of(tree), np.float64)
+        norms = np.asarray(norms_of(tree, p), np.float64)
         yield Batch(tree, jnp.asarray(_thresholds(rng, norms), real_of(dtype)))
 
 
@@ -89,9 +89,9 @@ def _split(stacked: jax.Array) -> list[jax.Array]:
     return [p.reshape(BATCH, *s) for p, s in zip(parts, SHAPES, strict=True)]
 
 
-@jax.jit
-def norms_of(tree: list[jax.Array]) -> jax.Array:
-    return jax.lax.map(global_norm, tree)
+@functools.partial(jax.jit, static_argnums=1)
+def norms_of(tree: list[jax.Array], p: float) -> jax.Array:
+    return jax.lax.map(functools.partial(global_norm, ord=p), tree)
 
 
 @functools.partial(jax.jit, static_argnames=("strict", "p"))
@@ -135,7 +135,7 @@ def _norm(rows: np.ndarray, p: float) -> np.ndarray:
 def worst(dtype: str, count: int, *, strict: bool, p: float = 2.0) -> Any:
     """The largest excess (of outputs in the normal range, if not strict) and counts."""
     largest, num_clipped, num_above = -math.inf, 0, 0
-    for batch in batches(dtype, count):
+    for batch in batches(dtype, count, p):
         found = judge(batch, clipped(batch, strict=strict, p=p), p)
         seen = found.clipped if strict else found.is_normal & found.clipped
         if strict:

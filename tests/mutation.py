@@ -82,7 +82,11 @@ def main() -> int:
         for i in range(options.workers):
             copies.put(_copy(pathlib.Path(folder) / str(i)))
         with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
-            mutants = [m for found in pool.map(lambda n: _run(n, copies), modules) for m in found]
+            mutants = [
+                m
+                for found in pool.map(lambda n: _run(n, copies), modules)
+                for m in found
+            ]
     return _report(mutants)
 
 

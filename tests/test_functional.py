@@ -224,3 +224,16 @@ def test_functional_and_transform_are_the_same_clip(run):
     lifted = run(lambda t: tx.update(t, tx.init(t))[0])(tree)
     pure = run(lambda t: F.clip_by_global_norm(t, 2.0, ord=3.0, nonfinite="drop")[0])
     helpers.assert_identical(lifted, pure(tree))
+
+
+@pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float16"])
+def test_strict_rounds_small_formats_towards_zero(dtype):
+    x = jnp.array([6.0, 3.0, -1.5, 0.5, 4.0], dtype)
+    for c in (0.9, 2.2, 5.0, 7.1):
+        found, _ = F.clip_by_global_norm(x, c, strict=True)
+        assert 0.3 * c < oracles.norm(helpers.as_float64(found)) <= c
+
+
+def test_a_key_is_no_threshold():
+    with pytest.raises(TypeError, match=r"(?s)max_norm=.*Give a real number"):
+        F.clip_by_global_norm(jnp.ones(2), jax.random.key(0))

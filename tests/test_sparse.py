@@ -1,0 +1,112 @@
+"""BCOO leaves in all their layouts, as the dense gradients they stand for."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.sparse import BCOO
+
+import optclip
+from optclip import functional as F
+from tests import helpers, oracles
+
+ROWS = jnp.array([[1], [3], [1]])
+
+
+def rows(data, **kwargs):
+    return BCOO((jnp.asarray(data), ROWS), shape=(5, 2), **kwargs)
+
+
+def test_bounds_that_are_arrays_meet_the_rows_they_are_for(run):
+    mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
+    upper = jnp.arange(10.0).reshape(5, 2)
+    found = run(lambda m: F.clip_by_value(m, -upper, upper))(mat)
+    exact = np.clip(helpers.as_float64(mat.todense()), -upper, upper)
+    np.testing.assert_array_equal(found.todense(), exact)
+    assert helpers.differs(found.todense(), mat.todense())
+
+
+def test_a_scope_sees_a_matrix_as_one_leaf():
+    @dataclasses.dataclass(frozen=True)
+    class ByKind(optclip.scopes.Scope):
+        def blocks(self, tree):
+            block = optclip.norms.Block(jax.tree.leaves(tree))
+            (leaf,) = block.leaves
+            assert (leaf.shape, leaf.ndim, leaf.dtype) == ((5, 2), 2, jnp.float32)
+            return {"all": block}
+
+        def spread(self, values, tree):
+            return jax.tree.map(lambda _: values["all"], tree)
+
+    tx = optclip.clip_by(1.0, over=ByKind())
+    mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
+    found, _ = tx.update(mat, tx.init(mat))
+    np.testing.assert_allclose(found.data, mat.data / 5, rtol=1e-6)
+
+
+def test_nothing_sparse_about_it(run):
+    """A matrix whose axes are all batch or dense axes."""
+    indices = jnp.zeros((3, 1, 0), jnp.int32)
+    mat = BCOO((jnp.full((3, 1, 4), 2.0), indices), shape=(3, 4))
+    found, norm = run(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
+    np.testing.assert_allclose(norm, np.sqrt(48), rtol=1e-6)
+    np.testing.assert_allclose(oracles.norm(found.data), 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+def test_batches_with_duplicates_and_nan(policy, run):
+    indices = jnp.array([[[0], [2], [0]], [[1], [1], [4]]])
+    data = jnp.array([[3.0, 4.0, jnp.nan], [3.0, 3.0, 8.0]])
+    mat = BCOO((data, indices), shape=(2, 5))
+    found = run(lambda m: F.clip_by_norm(m, 1.0, axis=1, nonfinite=policy))(mat)
+    first = {
+        "propagate": [np.nan, 0, np.nan, 0, 0],
+        "zero": [0, 0, 0, 0, 0],
+        "drop": [0.6, 0, 0.8, 0, 0],
+    }[policy]
+    exact = [first, [0, 0.6, 0, 0, 0.8]]
+    np.testing.assert_allclose(found.todense(), exact, rtol=1e-6)
+
+
+def test_duplicates_are_summed_in_float32(run):
+    """In float16 they would overflow, and in bfloat16 lose the small ones."""
+    mat = rows(jnp.array([[4e4, 0], [3.0, 0], [4e4, 0]], jnp.float16))
+    found, norm = run(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
+    np.testing.assert_allclose(norm, 8e4, rtol=1e-3)
+    np.testing.assert_allclose(found.todense()[1, 0], 1.0, rtol=1e-3)
+    many = BCOO((jnp.ones(1001, jnp.bfloat16), jnp.zeros((1001, 1), int)), shape=(3,))
+    assert F.global_norm(many) == 1001
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_strict_holds_for_the_sums(dtype):
+    """Rounding duplicates one by one, towards zero, could make a sum larger."""
+    rng = np.random.default_rng(3)
+    clip = jax.jit(lambda m, c: F.clip_by_global_norm(m, c, strict=True)[0])
+    for _ in range(50):
+        data = rng.normal(size=(3, 2))
+        data[2] = -data[0] * (1 + 0.02 * rng.normal(size=2))
+        mat = rows(jnp.asarray(data, dtype))
+        c = np.float32(rng.uniform(0.05, 1))
+        out = clip(mat, c)
+        dense = np.zeros((5, 2))
+        inside = np.ravel(out.indices) < 5
+        values = helpers.as_float64(out.data)
+        np.add.at(dense, np.ravel(out.indices)[inside], values[inside])
+        assert oracles.norm(dense) <= c
+        assert helpers.differs(out.data, mat.data)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
+    mat = rows([[jnp.nan, 1.0], [2.0, 3.0], [4.0, jnp.inf]])
+    clips = [
+        lambda m: F.clip_by_value(m, -jnp.inf, jnp.inf, nonfinite=policy),
+        lambda m: F.clip_by_norm(m, jnp.inf, nonfinite=policy),
+        lambda m: F.clip_by_norm(m, jnp.inf, axis=0, nonfinite=policy),
+        lambda m: F.clip_by_norm(m, jnp.inf, axis=1, nonfinite=policy),
+    ]
+    for clip in clips:
+        helpers.assert_identical(run(clip)(mat), mat)
