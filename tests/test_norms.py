@@ -167,3 +167,14 @@ def test_strict_is_never_above(dtype):
             helpers.assert_identical(clip(found, c), found)
             clipped += helpers.differs(found, x)
     assert clipped > 300
+
+
+def test_float64_is_summed_in_float64():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=1000))
+        for p in ORDERS:
+            found = global_norm([x, jnp.ones(3, jnp.float16)], ord=p)
+            exact = oracles.norm(np.concatenate([np.asarray(x), np.ones(3)]), p)
+            assert found.dtype == jnp.float64
+            np.testing.assert_allclose(found, exact, rtol=4e-15)
+        assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32

@@ -81,3 +81,25 @@ def test_what_is_no_response():
         optclip.clip_by(1.0, response="soft")
     with pytest.raises(TypeError, match="response=3 is not known.*function"):
         optclip.clip_by(1.0, response=3)
+
+
+def test_responses_are_values():
+    """Equal if they say the same, so that jit caches and comparisons work."""
+    for kind in (responses.Hard, responses.Smooth, responses.Normalize):
+        assert kind() == kind()
+        assert hash(kind()) == hash(kind())
+    assert responses.Smooth(1.0) != responses.Smooth(2.0)
+    assert responses.detached("hard") == responses.detached(responses.hard)
+
+
+@pytest.mark.parametrize("response", [responses.hard, responses.smooth])
+def test_a_zero_norm_asked_about_directly(response):
+    zero = jnp.float32(0.0)
+    assert response.coefficient(zero, zero) == 1.0
+    assert response.coefficient(zero, jnp.float32(2.0)) == 1.0
+
+
+def test_an_element_at_its_bound_keeps_its_sign():
+    x, one = jnp.float32(-0.0), jnp.float32(1.0)
+    assert np.signbit(responses.hard.element(x, -one, jnp.float32(0.0)))
+    assert not np.signbit(responses.hard.element(-x, jnp.float32(-0.0), one))

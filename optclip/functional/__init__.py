@@ -16,7 +16,8 @@ nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a valu
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
            roundings: clips inside a band of 2e-6 below it (1e-4 for unusual ord),
-           then rounds towards zero in the dtype of each leaf
+           then rounds towards zero in the dtype of each leaf; duplicates of a BCOO
+           leaf come back summed
 norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
            enter the norm
 clip_mask  likewise: which leaves are scaled
@@ -26,9 +27,10 @@ axis_name  mapped axes to combine the norm over, `()` for none; None reads them 
 
 A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
 touches nothing, under any policy (though raise still raises). A concrete negative or
-NaN raises ValueError, a traced negative
-counts as 0. A prefix tree may hold None for 'unclipped'. XLA on CPU takes float32 and
-bfloat16 numbers below 1.2e-38 for 0: there they enter no norm and are not clipped.
+NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold None for
+'unclipped'. XLA on CPU takes float32 and bfloat16 numbers below 1.2e-38 for 0: there
+they enter no norm and are not clipped, but for a threshold of 0, and with `strict` one
+below 1e-18, which makes them zeros. Duplicates in a BCOO leaf are summed in float32.
 """
 
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
