@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 # From here on XLA adds by lanes and blocks, to within 2 ULP.
 _ADDED_IN_PARTS = 4096
@@ -38,10 +39,15 @@ def exact_sum(x: jax.Array, axis: tuple[int, ...] | None = None) -> jax.Array:
     """The sum over `axis` (all if None), kept as dimensions of 1 where given.
 
     XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost a
-    hundred units in the last place; there each rounding error is carried along.
+    hundred units in the last place; there each rounding error is carried along, but
+    not for an array on a mesh.
     """
-    if x.size >= _ADDED_IN_PARTS:
+    if x.size >= _ADDED_IN_PARTS or _may_be_split(x):
         return jnp.sum(x, axis=axis, keepdims=axis is not None)
+    return _carried_sum(x, axis)
+
+
+def _carried_sum(x: jax.Array, axis: tuple[int, ...] | None) -> jax.Array:
     dims = tuple(range(x.ndim)) if axis is None else axis
     zero = jnp.zeros((), x.dtype)
     total, lost = lax.reduce((x, jnp.zeros_like(x)), (zero, zero), _two_sum, dims)
@@ -53,7 +59,13 @@ def exact_sum_of(values: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape: folding a thousand plainly costs 4 ULP."""
     if len(values) == 1:
         return values[0]
-    return exact_sum(jnp.stack(values), axis=(0,))[0]
+    return _carried_sum(jnp.stack(values), axis=(0,))[0]
+
+
+def _may_be_split(x: jax.Array) -> bool:
+    """Whether XLA may have split `x` over devices: to carry errors it would gather."""
+    types = jax.typeof(x).sharding.mesh.axis_types
+    return any(kind != AxisType.Manual for kind in types)
 
 
 def plain_sum(values: list[jax.Array]) -> jax.Array:

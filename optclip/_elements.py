@@ -47,8 +47,8 @@ def bounded(
         for bound in (lower, upper)
     )
     all_off = jnp.all(jnp.isinf(lower)) & jnp.all(jnp.isinf(upper))
-    lower = _at(name, "lower", lower, shape, mat)
-    upper = _at(name, "upper", upper, shape, mat)
+    lower = _at(name, "lower", lower, size, shape, mat)
+    upper = _at(name, "upper", upper, size, shape, mat)
     off = jnp.isinf(lower) & jnp.isinf(upper)
     wanted = ~off & ~jnp.isfinite(x)
     cleared = jnp.where(wanted, jnp.zeros_like(x), x) if cleaned else x
@@ -64,6 +64,9 @@ def _moved(x, lower, upper, response, like, strict):
     if jnp.iscomplexobj(wide):
         goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
         moved = goal != size
+        wide = _pointing(wide)
+        # The modulus is known to so much only.
+        goal = goal * (1 - 8 * jnp.finfo(goal.dtype).eps) if strict else goal
         # Halves: the modulus of a finite number may be above the largest float.
         half = jnp.abs(wide * 0.5)
         safe = jnp.where(half > 0, half, jnp.ones_like(half))
@@ -86,7 +89,18 @@ def _moved(x, lower, upper, response, like, strict):
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
 
-def _at(name, which, bound, shape, mat):
+def _pointing(wide):
+    """Complex numbers with the direction of what is infinite, in place of infinity."""
+    parts = jnp.real(wide), jnp.imag(wide)
+    infinite = jnp.isinf(parts[0]) | jnp.isinf(parts[1])
+    signs = (jnp.where(jnp.isinf(p), jnp.sign(p), jnp.zeros_like(p)) for p in parts)
+    return jnp.where(infinite, jax.lax.complex(*signs), wide)
+
+
+def _at(name, which, bound, x, shape, mat):
+    if bound.ndim == 0 and mat is None:
+        # Made from the leaf, which may be split over devices.
+        return jnp.zeros_like(x) + bound
     try:
         full = jnp.broadcast_to(bound, shape)
     except ValueError:

@@ -78,6 +78,7 @@ def is_clippable(path: Any, leaf: Any) -> bool:
       TypeError: the leaf is no array and no number; the message names its path.
     """
     if is_sparse(leaf):
+        _check_batches(path, leaf)
         return is_clippable(path, leaf.data)
     if isinstance(leaf, (float, complex)):
         return True
@@ -103,6 +104,18 @@ def is_clippable(path: Any, leaf: Any) -> bool:
 
 def _at(path: Any) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
+
+
+def _check_batches(path: Any, mat: BCOO) -> None:
+    """Raise if one stored batch stands for several: they could be clipped apart."""
+    batch = mat.shape[: mat.n_batch]
+    stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
+    if any(data == index == 1 < size for data, index, size in stored):
+        raise ValueError(
+            f"The BCOO leaf at '{path_str(path)}' of shape {mat.shape} stores one batch"
+            " for several. Give data or indices their full batch axes, by"
+            " jnp.broadcast_to."
+        )
 
 
 def values(leaf: Any) -> jax.Array:

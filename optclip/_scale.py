@@ -49,7 +49,9 @@ def respond(
     response: Response, measured: Measured, threshold: jax.Array, eps: Any
 ) -> Factor:
     """The coefficient for a norm, 1 for a threshold of inf, NaN if it is not finite."""
-    root, unit, threshold = _in_range(*measured, threshold)
+    smaller = _into_range(*measured, threshold)
+    root, unit = measured.root, measured.unit * smaller
+    threshold = threshold * smaller
     largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
     finite = jnp.isfinite(root)
     off = jnp.isinf(threshold)
@@ -69,7 +71,9 @@ def respond(
     farther = jnp.where(is_beyond, farther, ones)
     # Zeros stay zeros, whatever a response makes of 0 / 0.
     still = near_norm == 0
-    shown = jnp.where(still, ones, near_norm) + jnp.asarray(eps).astype(root.dtype)
+    # What is added to the norm becomes smaller as the norm does.
+    added = jnp.asarray(eps).astype(root.dtype) * smaller * far * farther
+    shown = jnp.where(still, ones, near_norm) + added
     near = response.coefficient(shown, threshold)
     # What a CPU takes for zero need not be: at a threshold of 0 it is made so.
     near = jnp.where(still, jnp.where(threshold == 0, jnp.zeros_like(ones), ones), near)
@@ -78,19 +82,15 @@ def respond(
     return jax.lax.stop_gradient(found) if isinstance(response, Detached) else found
 
 
-def _in_range(
-    root: jax.Array, unit: jax.Array, threshold: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Norm and threshold, both made smaller where the norm is above the largest float.
+def _into_range(root: jax.Array, unit: jax.Array, threshold: jax.Array) -> jax.Array:
+    """What both are multiplied by: less than 1 for a norm above the largest float.
 
-    What they are to each other stays. Not where the threshold is so far below that the
-    norm will be capped anyway.
+    Not where the threshold is so far below that the norm will be capped anyway.
     """
     largest = jnp.asarray(jnp.finfo(root.dtype).max, root.dtype)
     near, _ = _FAR[root.dtype.name]
     is_over = (root * unit > largest) & (threshold > near) & ~jnp.isinf(threshold)
-    smaller = jnp.where(is_over, _SMALLER, jnp.ones_like(root))
-    return root, unit * smaller, threshold * smaller
+    return jnp.where(is_over, _SMALLER, jnp.ones_like(root))
 
 
 def _capped(
@@ -114,7 +114,7 @@ def _at_most(x: jax.Array, cap: jax.Array) -> jax.Array:
 def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> jax.Array:
     """A threshold in `dtype`; a finite one stays finite, or it would touch nothing."""
     if not isinstance(value, (numbers.Real, np.ndarray)):
-        return jnp.asarray(value).astype(dtype)
+        return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
     exact = np.asarray(value, np.float64)
     largest = float(jnp.finfo(dtype).max)
     bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
@@ -123,6 +123,19 @@ def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> jax.Array
         grew = np.abs(found.astype(np.float64)) > np.abs(exact)
         found = np.where(grew, np.nextafter(found, np.zeros_like(found)), found)
     return jnp.asarray(found)
+
+
+def _narrowed(value: jax.Array, dtype: Any, *, towards_zero: bool) -> jax.Array:
+    found = value.astype(dtype)
+    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
+        return found
+    largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
+    kept = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
+    found = kept.astype(dtype)
+    if not towards_zero:
+        return found
+    grew = jnp.abs(found.astype(value.dtype)) > jnp.abs(value)
+    return jnp.where(grew, jnp.nextafter(found, jnp.zeros_like(found)), found)
 
 
 def scale(

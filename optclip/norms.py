@@ -22,13 +22,15 @@ class Norm:
     Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
 
     Args:
-      ord: p, a Python number above 0, or inf for the largest modulus.
+      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5, where
+        norms grow as a high power of n, one above the largest float counts as not
+        finite.
       per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
         average norm.
 
     Raises:
       TypeError: `ord` or `per_count` is no Python number.
-      ValueError: `ord` is not above 0, or `per_count` is negative or not finite.
+      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,6 +61,12 @@ class Norm:
         if self.ord != math.inf:
             _validate.plain("ord", self.ord, above=True)
         _validate.plain("per_count", self.per_count)
+        if self.per_count > 1:
+            raise ValueError(
+                f"per_count={self.per_count} is out of range. Give a finite number of 0"
+                " or more, at most 1: 0.5 for a root mean square of order 2, 1 for a"
+                " mean."
+            )
 
 
 __all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Measured", "Norm", "measure"]

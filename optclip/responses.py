@@ -105,7 +105,8 @@ def _power(x: jax.Array, s: Any) -> jax.Array:
 class Normalize:
     r"""Scale always, up or down, to the threshold: :math:`c / n`. Zeros stay zeros.
 
-    The coefficient is at most the largest float: 3.4e38 in float32.
+    The coefficient is at most the largest float: 3.4e38 in float32. A threshold that
+    the dtype of a leaf has no numbers for overflows there.
 
     Example:
       >>> import jax.numpy as jnp

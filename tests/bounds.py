@@ -2,11 +2,13 @@
 
     python -m tests.bounds           # the worst excess, strict and not
 
-`test_accuracy.py` asserts the same over the same number of trees for strict.
+`test_accuracy.py` asserts the same over 10,000.
 """
 
 import functools
+import itertools
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -146,20 +148,20 @@ def worst(dtype: str, count: int, *, strict: bool, p: float = 2.0) -> Any:
     return largest, num_above, num_clipped
 
 
-def main() -> None:
+def main() -> int:
+    failed = False
     print("dtype                  p  strict: above/trees   not strict: excess in eps")
-    for dtype in DTYPES:
+    for p, dtype in itertools.product((2.0, 1.0, math.inf, 3.0), DTYPES):
+        count = 100_000 if p == 2 else 20_000
         with jax.enable_x64(dtype == "float64"):
-            for p in (2.0, 1.0, math.inf, 3.0):
-                count = 100_000 if p == 2 else 20_000
-                _, above, cut = worst(dtype, count, strict=True, p=p)
-                excess, _, _ = worst(dtype, count, strict=False, p=p)
-                eps = float(jnp.finfo(dtype).eps)
-                print(
-                    f"{dtype:20} {p:3g}  {above}/{count} ({cut} clipped)  {excess / eps:.3f}",
-                    flush=True,
-                )
+            _, above, cut = worst(dtype, count, strict=True, p=p)
+            excess, _, _ = worst(dtype, count // 4, strict=False, p=p)
+        eps = float(jnp.finfo(dtype).eps)
+        shown = f"{above}/{count} ({cut} clipped)  {excess / eps:.3f}"
+        print(f"{dtype:20} {p:3g}  {shown}", flush=True)
+        failed |= above > 0 or excess > 2 * eps
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

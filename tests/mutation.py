@@ -14,6 +14,7 @@ import os
 import pathlib
 import queue
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,8 @@ def main() -> int:
 
 
 def _copy(target: pathlib.Path) -> pathlib.Path:
-    ignored = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".pytest_cache")
+    kept_back = (".git", ".venv*", ".hypothesis", ".coverage", "__pycache__")
+    ignored = shutil.ignore_patterns(*kept_back)
     shutil.copytree(ROOT, target, ignore=ignored)
     return target
 
@@ -126,6 +128,8 @@ def _mutate(module: str, copy: pathlib.Path, every: int) -> list[Mutant]:
     skip = [sys.executable, "-m", "cosmic_ray.tools.filters.operators_filter"]
     subprocess.run([*tool, "init", config.name, session], cwd=copy, check=True)
     subprocess.run([*skip, session, config.name], cwd=copy, check=True)
+    # Tests that fail without a fault would seem to notice every one.
+    subprocess.run(shlex.split(test), cwd=copy, check=True)
     _skip_but_every(every, copy / session)
     subprocess.run([*tool, "exec", config.name, session], cwd=copy, check=True)
     dump = subprocess.check_output([*tool, "dump", session], cwd=copy, text=True)

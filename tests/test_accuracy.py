@@ -14,15 +14,13 @@ from tests import accuracy, bounds
 
 EXACT = [1.0, 2.0, math.inf]
 OTHERS = [0.5, 1.5, 3.0]
-# 1e-5 in units of float32's last place.
-LOOSE = 1e-5 * 2**23
 
 
 @pytest.mark.parametrize("dtype", accuracy.DTYPES)
 def test_norms_of_every_dtype(dtype):
     found = accuracy.worst(accuracy.FEW, dtype, EXACT)
-    # The modulus of a complex number has an error of its own, up to 1.3 ULP.
-    assert max(found) <= (3 if dtype == "complex64" else 2)
+    kind = "complex" if dtype == "complex64" else "exact"
+    assert max(found) <= accuracy.ROOM[kind]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +32,7 @@ def test_norms_of_every_size(shapes):
 
 @pytest.mark.parametrize("shapes", ["32", "30x50", "100003"])
 def test_norms_of_other_orders(shapes):
-    assert max(accuracy.worst([shapes], "float32", OTHERS)) <= LOOSE
+    assert max(accuracy.worst([shapes], "float32", OTHERS)) <= accuracy.ROOM["others"]
 
 
 def test_norms_of_ten_million():

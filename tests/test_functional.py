@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import functional as F
@@ -237,3 +238,48 @@ def test_strict_rounds_small_formats_towards_zero(dtype):
 def test_a_key_is_no_threshold():
     with pytest.raises(TypeError, match=r"(?s)max_norm=.*Give a real number"):
         F.clip_by_global_norm(jnp.ones(2), jax.random.key(0))
+
+
+@pytest.mark.parametrize("c", [1e-10, 1e-20, 1e-25, 1e-30])
+def test_eps_counts_as_ever_far_above_the_threshold(c):
+    found, _ = F.clip_by_global_norm(jnp.array([3.0, 4.0]), c, eps=0.5)
+    np.testing.assert_allclose(found, np.array([3.0, 4.0]) * (c / 5.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, np.inf])
+def test_a_modulus_above_the_largest_float(p):
+    x = jnp.array([3e38 + 3e38j, 1.0])
+    found, norm = F.clip_by_global_norm(x, 1.0, ord=p)
+    assert norm == np.inf
+    np.testing.assert_allclose(found, [0.5**0.5 * (1 + 1j), 0], rtol=1e-6)
+
+
+def test_complex_values(run):
+    """What is infinite goes to the bound, in its direction; strict is never above."""
+    x = jnp.array([complex(np.inf, 1), complex(np.inf, -np.inf), -6 + 8j, 0.1j])
+    found = run(lambda x: F.clip_by_value(x, -2.0, 2.0))(x)
+    exact = [2, 2**0.5 * (1 - 1j), -1.2 + 1.6j, 0.1j]
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    rng = np.random.default_rng(0)
+    z = jnp.asarray(rng.normal(size=(5000, 2)) @ [3, 3j], jnp.complex64)
+    found = run(lambda z: F.clip_by_value(z, -1.0, 1.0, strict=True))(z)
+    sizes = np.abs(helpers.as_float64(found))
+    assert np.all(sizes <= 1)
+    assert np.sum(sizes > 0.999) > 3000
+
+
+def test_a_wide_jax_number_is_a_threshold_like_any():
+    with jax.enable_x64(True):
+        tenth = jnp.float64(0.1)
+        x = jnp.ones(1, jnp.float32)
+        found = F.clip_by_value(x, -tenth, tenth, strict=True)
+        assert 0.0999999 < float(found[0]) <= 0.1
+        huge = jnp.full(9, 3e38, jnp.float32)
+        found, _ = F.clip_by_global_norm(huge, jnp.float64(3.5e38))
+        assert np.all(found < 1.2e38)
+
+
+def test_one_batch_stored_for_several_is_refused():
+    mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
+    with pytest.raises(ValueError, match=r"leaf at 'w'.*one batch for several.*Give"):
+        F.global_norm({"w": mat})

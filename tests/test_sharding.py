@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
+from jax.sharding import AxisType, NamedSharding
 
 import optclip
+from optclip.functional import clip_by_global_norm, clip_by_value
 
 SPECS = {"split": P("data"), "both": P("data", "model"), "whole": P()}
 LABELS = {"split": "a", "both": "a", "whole": "b"}
@@ -75,3 +77,29 @@ def test_axes_of_a_split_leaf_must_be_told():
 
     with pytest.raises(ValueError, match="does not say which dimension is split"):
         sharded(clip)(tree())
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("size", [64, 8192])
+def test_collectives_do_not_grow_with_the_leaves(kind, size):
+    """Nor does a leaf that is split get gathered, however small."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
+    split = NamedSharding(mesh, P("data"))
+    counts = []
+    for number in (2, 12):
+        tree = [jax.device_put(jnp.ones(size), split) for _ in range(number)]
+        clip = jax.jit(lambda tree: clip_by_global_norm(tree, 1.0))
+        text = clip.lower(tree).compile().as_text()
+        assert "all-gather" not in text
+        counts.append(text.count(" all-reduce("))
+        np.testing.assert_allclose(clip(tree)[1], (number * size) ** 0.5, rtol=1e-6)
+    assert counts[0] == counts[1] <= 2
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_values_on_a_mesh(kind, run):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
+    x = jax.device_put(jnp.arange(16.0).reshape(8, 2), NamedSharding(mesh, P("data")))
+    found = run(lambda x: clip_by_value(x, -1.0, 3.0))(x)
+    np.testing.assert_array_equal(found, np.minimum(np.arange(16.0), 3).reshape(8, 2))
+    assert found.sharding.is_equivalent_to(x.sharding, 2)

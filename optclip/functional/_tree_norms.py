@@ -111,7 +111,8 @@ def clip_by_global_norm(
     Args:
       tree: any pytree of arrays.
       max_norm: c, a scalar.
-      norm: the norm, if it is in hand already; it is then not computed.
+      norm: the norm, if it is in hand already; it is then not computed. One that reads
+        inf counts as not finite: leave it out for the output to be right all the same.
       ord: p of the norm, any number above 0 or inf; None is 2.
       eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see the module.
 
