@@ -19,16 +19,7 @@ import numpy as np
 from optclip.functional import global_norm
 from tests import helpers
 
-FP8 = [
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-]
-DTYPES = ["float32", "bfloat16", "float16", "complex64", *FP8]
+DTYPES = ["float32", "bfloat16", "float16", "complex64", *helpers.FP8]
 ORDERS = [1.0, 2.0, math.inf, 0.5, 1.5, 3.0]
 
 # The shapes of a tree's leaves: alone and together, below and above 4,096 elements.

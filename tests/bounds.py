@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip.functional import clip_by_global_norm, global_norm
-from tests.accuracy import FP8
+from tests import helpers
 
-DTYPES = ["float32", "bfloat16", "float16", "complex64", "float64", *FP8]
+DTYPES = ["float32", "bfloat16", "float16", "complex64", "float64", *helpers.FP8]
 SHAPES = [(5, 8), (24,)]
 SIZE = sum(math.prod(shape) for shape in SHAPES)
 BATCH = 2_500

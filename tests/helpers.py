@@ -8,6 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+# All with a zero and a sign.
+FP8 = [
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+]
+
 
 @contextlib.contextmanager
 def strict_modes():

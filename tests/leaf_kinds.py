@@ -16,19 +16,7 @@ from tests import helpers
 
 # All of jax.numpy's but float8_e8m0fnu (no zero, no sign), float64 (needs x64) and the
 # six-bit formats, which XLA cannot compute with yet.
-FLOATS = [
-    "bfloat16",
-    "float16",
-    "float32",
-    "float4_e2m1fn",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-]
+FLOATS = ["bfloat16", "float16", "float32", "float4_e2m1fn", *helpers.FP8]
 # Numbers that all of these have.
 EXACT = np.array([[-2, 1, 0, 1.5], [2, -0.5, 1, 2], [-1, 3, 0.5, 0], [1, 1, -2, 4]])
 # Thresholds at which every leaf of the tree is clipped and none vanishes, where those

@@ -283,3 +283,9 @@ def test_one_batch_stored_for_several_is_refused():
     mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
     with pytest.raises(ValueError, match=r"leaf at 'w'.*one batch for several.*Give"):
         F.global_norm({"w": mat})
+
+
+def test_a_norm_in_hand_of_zero():
+    found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, norm=0.0)
+    assert norm == 0
+    assert not np.any(found)

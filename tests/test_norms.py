@@ -178,3 +178,17 @@ def test_float64_is_summed_in_float64():
             assert found.dtype == jnp.float64
             np.testing.assert_allclose(found, exact, rtol=4e-15)
         assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_defaults():
+    assert norms.Norm() == norms.L2
+    assert norms.Norm(2.0, 0.5) == norms.RMS
+
+
+@pytest.mark.parametrize(
+    ("leaves", "axis"),
+    [([jnp.ones((2, 3))], (2,)), ([jnp.ones(3)] * 2, (0,)), ([jnp.ones(3)], [0])],
+)
+def test_axes_that_a_block_cannot_have(leaves, axis):
+    with pytest.raises((ValueError, TypeError), match=r"axis.*[Gg]ive"):
+        norms.measure([norms.Block(leaves, axis)])

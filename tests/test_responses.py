@@ -103,3 +103,9 @@ def test_an_element_at_its_bound_keeps_its_sign():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
     assert np.signbit(responses.hard.element(x, -one, jnp.float32(0.0)))
     assert not np.signbit(responses.hard.element(-x, jnp.float32(-0.0), one))
+
+
+def test_normalized_elements():
+    x = jnp.array([-0.5, -2.0, 0.0, 0.5, 3.0])
+    found = responses.normalize.element(x, jnp.float32(-1.0), jnp.float32(2.0))
+    np.testing.assert_array_equal(found, [-1, -1, 0, 2, 2])
