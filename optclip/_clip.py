@@ -154,12 +154,15 @@ class Clip:
 
     def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
         """What to multiply a block by."""
-        factor = self._factor(measured, threshold)
         if self.nonfinite != "zero":
-            return factor
+            return self._factor(measured, threshold)
+        bad = ~jnp.isfinite(measured.root)
+        # No NaN on the way, which would trip jax.debug_nans.
+        sound = jnp.where(bad, jnp.zeros_like(measured.root), measured.root)
+        factor = self._factor(measured._replace(root=sound), threshold)
         # A NaN threshold stays NaN: it is no gradient's fault.
-        bad = ~jnp.isfinite(measured.root) & jnp.isfinite(threshold)
-        return factor._replace(near=jnp.where(bad, 0.0, factor.near))
+        zeroed = bad & jnp.isfinite(threshold)
+        return factor._replace(near=jnp.where(zeroed, 0.0, factor.near))
 
     def _factor(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
         if not self.strict:
@@ -234,11 +237,12 @@ class Clip:
         return _sparse.unless(off, original, mat, data)
 
     def _settle(self, original, x, factor, limit, like):
+        if self.nonfinite == "zero":
+            # Before the product: inf * 0 would trip jax.debug_nans.
+            x = jnp.where(factor.near == 0, jnp.zeros_like(x), x)
         out = _scale.scale(x, factor, like, towards_zero=self.strict)
         if self.strict:
             out = _scale.without_subnormals(out, _scale.is_felt(limit))
-        if self.nonfinite == "zero":
-            out = jnp.where(factor.near == 0, jnp.zeros_like(out), out)
         if self.nonfinite != "drop":
             return out
         # An infinite threshold touches nothing, whatever the updates hold.

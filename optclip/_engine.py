@@ -46,7 +46,8 @@ def clip_by(
 
     Args:
       threshold: where to clip. A number or array of at least 0, traced or not (0 clips
-        to zero, inf measures and touches nothing); an optax schedule; a rule with
+        to zero, inf measures and touches nothing); an optax schedule (what it returns
+        counts as traced: below 0 is 0, NaN stays NaN); a rule with
         `init(norm)` and `update(seen, memory)`; for leaf and group scope a prefix tree
         of these, None for unclipped; for `ELEMENT` also `thresholds.bounds(...)`.
       over: what shares a norm: `TREE`, `LEAF`, `ELEMENT`, `axes(...)`, `groups(...)`,
@@ -58,7 +59,8 @@ def clip_by(
       eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
-        the dtype of each leaf.
+        the dtype of each leaf. The norm is that of what is measured; a response of
+        your own is held to what it asks for, not to the threshold.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
       norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a

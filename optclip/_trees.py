@@ -78,7 +78,14 @@ def described(name: str, description: Any, tree: Any) -> Any:
     """
     if not callable(description):
         return description
-    found = description(tree)
+    try:
+        found = description(tree)
+    except AttributeError as error:
+        raise TypeError(
+            f"The function given as {name} failed on the tree: {error}. It is called"
+            " once, with the whole tree; wrap a function of the path of each leaf in"
+            " optclip.by_path(...)."
+        ) from error
     if found is None and jax.tree.leaves(tree):
         raise TypeError(
             f"The function given as {name} returned None. It is called once, with the"
@@ -109,10 +116,18 @@ def map_prefix(
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             raise ValueError(
                 f"{name} has the structure {treedef}, which is no prefix of {full}."
-                f"{_differences(prefix, tree, is_leaf)} Give one value, or a tree that"
-                " ends at or above the same leaves."
+                f"{_differences(prefix, tree, is_leaf)} {_remedy(tree)}"
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
+
+
+def _remedy(tree: Any) -> str:
+    if jax.tree_util.all_leaves([tree]):
+        return (
+            "There is one norm here: give one number. For more clip by leaf, as"
+            " clip_by_norm does, or by group."
+        )
+    return "Give one value, or a tree that ends at or above the same leaves."
 
 
 def _differences(prefix: Any, tree: Any, is_leaf: Any) -> str:
@@ -154,6 +169,12 @@ def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
     flat = _leaves.flatten(tree)
     if mask is None:
         return [True] * len(flat.leaves)
+    if isinstance(mask, (bool, np.bool_)) and len(flat.leaves) > 1:
+        raise TypeError(
+            f"{name}={mask!r} is one bool for the whole tree. Give a tree of bools, a"
+            " function that returns one, or None for all leaves; under"
+            f" optax.inject_hyperparams name a function in static_args=('{name}',)."
+        )
     mask = described(name, mask, tree)
     spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, tree))
     # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.

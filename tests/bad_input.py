@@ -28,7 +28,7 @@ class Bad:
     error: type[Exception]
     given: str
     accepted: str
-    remedy: str = r"\bGive\b"
+    remedy: str = r"\b[Gg]ive\b"
 
 
 def clips(tx: Any) -> Any:
@@ -98,7 +98,10 @@ for _name, _right in {
     )
 T, V = TypeError, ValueError
 _NUMBER = "[Nn]umber"
-_PREFIX = ("{p} has the structure .* no prefix of", "one value, or a tree")
+_PREFIX = (
+    "{p} has the structure .* no prefix of",
+    "[Oo]ne value, or a tree|give one number",
+)
 BOUND = [
     Bad("x", T, r"{p}(=| holds )'x' \(str\)", _NUMBER),
     Bad(1j, T, r"{p}(=| holds )1j \(complex\)", _NUMBER),

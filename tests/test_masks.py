@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.sparse import BCOO
 
@@ -112,3 +113,34 @@ def test_masked_leaves_keep_the_bits():
     found, _ = F.clip_by_global_norm(tree, 1.0, norm_mask=mask, clip_mask=mask)
     assert helpers.differs(found["a"], tree["a"])
     helpers.assert_identical(found["b"], tree["b"])
+
+
+TWO = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+
+
+@pytest.mark.parametrize("argument", ["norm_mask", "clip_mask"])
+def test_one_bool_is_no_mask_of_many_leaves(argument):
+    """As it arrives where inject_hyperparams has called the function with the step."""
+    with pytest.raises(TypeError, match=rf"{argument}=False.*Give.*static_args"):
+        F.clip_by_global_norm(TWO, 1.0, **{argument: False})
+
+    def matrices(tree):
+        return jax.tree.map(lambda x: jnp.ndim(x) > 1, tree)
+
+    tx = optax.inject_hyperparams(optclip.clip_by_global_norm)(
+        1.0, **{argument: matrices}
+    )
+    with pytest.raises(TypeError, match=rf"{argument}=False.*static_args"):
+        tx.update(TWO, tx.init(TWO))
+    found, _ = F.clip_by_global_norm(jnp.ones(3), 1.0, **{argument: False})
+    helpers.assert_identical(found, jnp.ones(3))
+
+
+def test_a_function_of_a_path_is_told_apart():
+    with pytest.raises(TypeError, match=r"clip_mask failed.*endswith.*by_path"):
+        F.clip_by_global_norm(TWO, 1.0, clip_mask=lambda path: path.endswith("s"))
+
+
+def test_one_norm_takes_one_number():
+    with pytest.raises(ValueError, match=r"max_norm.*one norm here.*clip_by_norm"):
+        F.clip_by_global_norm(TWO, {"kernel": 1.0, "bias": 2.0})

@@ -204,3 +204,12 @@ def test_an_infinite_threshold_does_not_hide_the_leaf_from_raise():
     error, found = clip(tree_with(jnp.nan))
     assert "leaf 'sick'" in error.get()
     helpers.assert_identical(found, tree_with(jnp.nan))
+
+
+def test_zero_is_no_alarm_to_debug_nans():
+    """Eagerly each step on the way is looked at: inf - inf would be one too many."""
+    with jax.debug_nans(True):
+        found, _ = F.clip_by_global_norm(
+            jnp.array([jnp.inf, 1.0]), 0.5, nonfinite="zero"
+        )
+    assert not np.any(found)
