@@ -203,7 +203,7 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
 
     Raises:
       TypeError: `axis` is no int or tuple of ints.
-      ValueError: `axis` is an empty tuple; at `init` and `update`, a leaf lacks it.
+      ValueError: at `init` and `update`, a leaf lacks it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -215,11 +215,6 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
        [0.8 0.2]]
     """
     given = axis if isinstance(axis, tuple) else (axis,)
-    if not given:
-        raise ValueError(
-            "axis=() names no axis. Give at least one; the norm of each element by"
-            " itself is optclip.ELEMENT."
-        )
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
         raise TypeError(
             f"axis={axis!r} is no int or tuple of ints. Give one, negative ones counted"

@@ -145,7 +145,6 @@ AXIS = [
     Bad(1.0, T, "axis=1.0", "int or tuple of ints"),
     Bad(True, T, "axis=True", "int or tuple of ints"),
     Bad([0], T, r"axis=\[0\]", "int or tuple of ints"),
-    Bad((), V, r"axis=\(\) names no axis", "at least one"),
     Bad(
         5, V, r"axis=\(5,\) is out of range for the leaf 'a'", r"shape \(2,\)", "Leave"
     ),

@@ -21,9 +21,6 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import WorkerOutcome, WorkResult
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOAL = 0.95
 
@@ -147,6 +144,10 @@ def _mutate(module: str, copy: pathlib.Path, every: int) -> list[Mutant]:
 
 def _skip_but_every(every: int, session: pathlib.Path) -> None:
     """Mark as skipped all but each `every`-th mutant."""
+    # Here, because only those who run the proofs have it installed.
+    from cosmic_ray.work_db import WorkDB, use_db
+    from cosmic_ray.work_item import WorkerOutcome, WorkResult
+
     with use_db(session, WorkDB.Mode.open) as db:
         for i, item in enumerate(sorted(db.pending_work_items, key=_place)):
             if i % every:

@@ -192,3 +192,8 @@ def test_defaults():
 def test_axes_that_a_block_cannot_have(leaves, axis):
     with pytest.raises((ValueError, TypeError), match=r"axis.*[Gg]ive"):
         norms.measure([norms.Block(leaves, axis)])
+
+
+def test_a_count_to_a_high_power_is_refused():
+    with pytest.raises(ValueError, match=r"per_count=2.*out of range.*Give"):
+        norms.Norm(2.0, per_count=2.0)
