@@ -38,8 +38,8 @@ def over(x: jax.Array, real: jax.Array) -> jax.Array:
 def exact_sum(x: jax.Array, axis: tuple[int, ...] | None = None) -> jax.Array:
     """The sum over `axis` (all if None), kept as dimensions of 1 where given.
 
-    XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost a
-    hundred units in the last place; there each rounding error is carried along, but
+    XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost
+    hundreds of units in the last place; there each rounding error is carried along, but
     not for an array on a mesh.
     """
     if x.size >= _ADDED_IN_PARTS or _may_be_split(x):
