@@ -136,6 +136,11 @@ def widen(x: jax.Array) -> jax.Array:
     return x.astype(real)
 
 
+def is_narrow(leaf: Any) -> bool:
+    """Whether `widen` changes the dtype of a leaf."""
+    return leaf.dtype.itemsize < 4 if hasattr(leaf, "dtype") else False
+
+
 def narrow(wide: jax.Array, like: jax.Array) -> jax.Array:
     """`wide` in the dtype and with the weak type of `like`; one rounding."""
     out = wide.astype(like.dtype)

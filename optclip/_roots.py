@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives
+from optclip import _arithmetic, _collectives, _sums
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
@@ -44,6 +44,12 @@ def roots(
     arrays: list[jax.Array], plan: Plan
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The norm of each block as (root, unit), their product: see `norms.Measured`."""
+    return _compiled(arrays, plan)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _compiled(arrays, plan):
+    # So that what branches is not compiled anew by each call outside of jax.jit.
     if plan.ord in (1, 2, math.inf):
         return _two_pass(arrays, plan)
     return _by_largest(arrays, plan)
@@ -63,9 +69,9 @@ def _roots_jvp(plan, primals, tangents):
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
-    slope = _combined(lax.psum, _arithmetic.plain_sum, slopes, plan)
+    slope = _combined(lax.psum, _sums.plain_sum_of, slopes, plan.parts, plan)
     if plan.ord == math.inf:
-        count = _combined(lax.psum, _arithmetic.plain_sum, ties, plan)
+        count = _combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
 
@@ -151,13 +157,13 @@ def _by_largest(arrays, plan):
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
         share = _share(size, peak) ** plan.ord
-        powers.append(_arithmetic.exact_sum(share, part.axis))
-    peak = _combined(lax.pmax, _max, peaks, plan)
+        powers.append(_sums.exact_sum(share, part.axis))
+    peak = _combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
     parts = [
         power * _share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
-    totals = _combined(lax.psum, _arithmetic.exact_sum_of, parts, plan)
+    totals = _combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
     big = _DOWN[plan.dtype] ** -0.75
     units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
     found = [
@@ -169,43 +175,52 @@ def _by_largest(arrays, plan):
 
 def _totals(arrays, plan, scale=None):
     """The sum of powers, or the maximum, of each block."""
-    found = []
-    for x, part in zip(arrays, plan.parts, strict=True):
-        x = widen(x, plan.dtype)
-        x = x if scale is None else x * scale[part.block].astype(x.dtype)
-        if plan.ord == 2:
-            found.append(_arithmetic.exact_sum(_square(x), part.axis))
-        elif plan.ord == 1:
-            found.append(_arithmetic.exact_sum(jnp.abs(x), part.axis))
-        else:
-            largest = functools.partial(jnp.max, initial=0.0)
-            found.append(_reduce(largest, jnp.abs(x), part))
-    if plan.ord == math.inf:
-        return _combined(lax.pmax, _max, found, plan)
-    return _combined(lax.psum, _arithmetic.exact_sum_of, found, plan)
+    scales = [None] * len(arrays)
+    if scale is not None:
+        # One of its own for each array: XLA would write a shared one out, as large as
+        # the array, before it reads that many numbers.
+        scales = lax.optimization_barrier([scale[part.block] for part in plan.parts])
+    terms = [
+        _sums.Term(
+            x,
+            # Arrays of one block, on the same devices, may be added to one another.
+            key=(part.block, part.split) if part.axis is None else None,
+            axis=part.axis,
+            power=functools.partial(_power, plan, own),
+        )
+        for x, own, part in zip(arrays, scales, plan.parts, strict=True)
+    ]
+    is_largest = plan.ord == math.inf
+    found = _sums.largest(terms) if is_largest else _sums.total(terms)
+    values, parts = [x for _, x in found], [plan.parts[i] for i, _ in found]
+    if is_largest:
+        return _combined(lax.pmax, _sums.largest_of, values, parts, plan)
+    return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
 
 
-def _combined(collective, local, found, plan):
-    parts: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
-    for value, part in zip(found, plan.parts, strict=True):
-        parts[part.block].append((value, part.split))
+def _power(plan, scale, x):
+    x = widen(x, plan.dtype)
+    x = x if scale is None else x * scale.astype(x.dtype)
+    return _square(x) if plan.ord == 2 else lax.abs(x)
+
+
+def _combined(collective, local, found, parts, plan):
+    blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
+    for value, part in zip(found, parts, strict=True):
+        blocks[part.block].append((value, part.split))
     # A block without leaves has norm zero.
     zero = jnp.zeros((), plan.dtype)
-    return _collectives.combine(collective, local, [p or [(zero, ())] for p in parts])
+    return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])
 
 
 def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
     return reduce(x, axis=part.axis, keepdims=part.axis is not None)
 
 
-def _max(values: list[jax.Array]) -> jax.Array:
-    return values[0] if len(values) == 1 else jnp.max(jnp.stack(values), axis=0)
-
-
 def _square(x):
     if jnp.iscomplexobj(x):
-        return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
-    return jnp.square(x)
+        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
+    return lax.square(x)
 
 
 def _root(total, ord):

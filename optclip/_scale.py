@@ -19,7 +19,7 @@ from optclip.responses import Detached, Response
 # How many times the threshold a norm may be before the coefficient is split: beyond it
 # c / n could vanish, and a response that squares the ratio overflow. And how many times
 # that before it is split once more.
-_FAR = {"float32": (2.0**60, 2.0**90), "float64": (2.0**500, 2.0**750)}
+_FAR = {"float32": (2.0**60, 2.0**120), "float64": (2.0**500, 2.0**1000)}
 
 # By what a norm above the largest float comes into range, however many elements it has.
 _SMALLER = 2.0**-40
@@ -30,19 +30,26 @@ _FELT = {"float32": 2.0**-60, "float64": 2.0**-900}
 
 
 class Factor(NamedTuple):
-    """A coefficient as `near * far * farther`, so that a tiny one does not vanish.
+    """A coefficient as `near * far`, so that a tiny one does not vanish.
 
-    `far` is 1 unless the norm is more than 2**60 times the threshold, `farther` unless
-    more than 2**150 times.
+    `far` is 1 unless the norm is more than 2**60 times the threshold. The flags are
+    kept here to be computed once, not for each leaf.
     """
 
     near: jax.Array
     far: jax.Array
-    farther: jax.Array
+    is_far: jax.Array
+    is_one: jax.Array
 
     @property
     def coefficient(self) -> jax.Array:
-        return self.near * self.far * self.farther
+        return self.near * self.far
+
+
+def factor(near: jax.Array, far: jax.Array) -> Factor:
+    """The product of the two, with its flags."""
+    is_far = far != 1
+    return Factor(near, far, is_far, (near == 1) & ~is_far)
 
 
 def respond(
@@ -78,7 +85,7 @@ def respond(
     # What a CPU takes for zero need not be: at a threshold of 0 it is made so.
     near = jnp.where(still, jnp.where(threshold == 0, jnp.zeros_like(ones), ones), near)
     near = jnp.where(off, ones, near + alarm)
-    found = Factor(near, jnp.where(off, ones, far), jnp.where(off, ones, farther))
+    found = factor(near * jnp.where(off, ones, farther), jnp.where(off, ones, far))
     return jax.lax.stop_gradient(found) if isinstance(response, Detached) else found
 
 
@@ -143,13 +150,18 @@ def scale(
 ) -> jax.Array:
     """`x` times the factor in the dtype of `like`; `x` itself where the factor is 1."""
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
-    whole = (factor.near == 1) & (factor.far == 1) & (factor.farther == 1)
     wide = _leaves.widen(x)
-    for part in (factor.farther, factor.far):
-        # The select keeps XLA from multiplying the parts first, which may give 0.
-        wide = jnp.where(part == 1, wide, _times(wide, part))
+    # The select keeps XLA from multiplying the parts first, which may give 0.
+    wide = _select(factor.is_far, _times(wide, factor.far), wide)
     wide = _times(wide, factor.near)
-    return _kept(kept, cast(wide, like, towards_zero=towards_zero), whole)
+    return _kept(kept, cast(wide, like, towards_zero=towards_zero), factor.is_one)
+
+
+def _select(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """`jnp.where` without its nested function, which XLA would inline leaf by leaf."""
+    if where.ndim:
+        where = jnp.broadcast_to(where, x.shape)
+    return jax.lax.select(where, x, otherwise)
 
 
 @jax.custom_jvp
@@ -169,7 +181,7 @@ def _times_jvp(primals, tangents):
 @jax.custom_jvp
 def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
     """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
-    return jnp.where(whole, x, scaled)
+    return _select(whole, x, scaled)
 
 
 @_kept.defjvp
