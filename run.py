@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Set up all that is needed in `.venv`, then train, test or prove.
+"""Set up all that is needed in `.venv`, then train, test, prove or measure.
 
     python3 run.py train         # the main job: see examples/train_char_rnn.py --help
     python3 run.py test          # the test suite
     python3 run.py test --all    # with linters, types, coverage, the real TensorFlow,
-                                 # Keras and PyTorch to compare with, and Python 3.13
-                                 # if found
+                                 # Keras and PyTorch to compare with, the compiler of
+                                 # TPUs, and Python 3.13 if found
+    python3 run.py bench         # hours: speed, memory, compile times, beside optax,
+                                 # PyTorch and TensorFlow, into docs/performance.md
     python3 run.py prove         # hours: the worst errors over many cases, properties
                                  # with 20,000 examples each, faults put in on purpose
 
@@ -19,6 +21,7 @@ import argparse
 import hashlib
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -32,7 +35,7 @@ NEWEST = "3.13"
 def main() -> int:
     """Parse the command, find a Python, do it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["train", "test", "prove"])
+    parser.add_argument("command", choices=["train", "test", "prove", "bench"])
     parser.add_argument(
         "--all", action="store_true", help="test: linters, types, parity, Python 3.13"
     )
@@ -43,6 +46,9 @@ def main() -> int:
         return call([python, "examples/train_char_rnn.py", *rest])
     if options.command == "prove":
         return prove(base, rest)
+    if options.command == "bench":
+        python = environment(base, ".venv", ["bench"])
+        return call([python, "-m", "benchmarks", *rest])
     return test(base, rest, everything=options.all)
 
 
@@ -62,6 +68,10 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
             [*whole, "--cov", "--cov-report=term"],
             [python, "-m", "pytest", "-q", "tests/parity"],
         ]
+        if (sys.platform, platform.machine()) == ("linux", "x86_64"):
+            # The compiler alone: there need be no TPU.
+            compiler = environment(base, ".venv-tpu", ["tpu"])
+            parts.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
         newest = find(NEWEST)
         if newest and version(base) != NEWEST:
             other = environment(newest, f".venv-{NEWEST}", ["test"])

@@ -1,0 +1,153 @@
+"""What XLA makes of a clip: no copy, few reductions, nothing compiled twice.
+
+Clocks are in `benchmarks/`; what is here is the same on every run.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import functional
+
+DTYPES = ["float32", "bfloat16", "float16", "mixed"]
+MIXED = ["float32", "bfloat16", "float16"]
+
+
+def transformer(dtype, num_layers=2, width=256):
+    """Shapes of a transformer, 2 million elements."""
+    d = width
+    layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
+    shapes = [(2000, d), *layer * num_layers]
+    names = MIXED if dtype == "mixed" else [dtype]
+    return [
+        jax.ShapeDtypeStruct(shape, names[i % len(names)])
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def num_bytes(tree):
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def compiled(function, *args, donated=(0,)):
+    return jax.jit(function, donate_argnums=donated).lower(*args).compile()
+
+
+def accessed(program):
+    return program.cost_analysis()["bytes accessed"]
+
+
+@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_copy_is_made(dtype, ord):
+    """Optax takes twice the gradients for 16-bit dtypes: the assertion can fail."""
+    tree = transformer(dtype)
+
+    def clip(updates):
+        return functional.clip_by_global_norm(updates, 1.0, ord=ord)
+
+    found = compiled(clip, tree).memory_analysis().temp_size_in_bytes
+    # Here and below, two loops' lanes and the small leaves joined: 17 to 70 kB.
+    assert found <= max(0.01 * num_bytes(tree), 100_000)
+    if dtype == "bfloat16":
+        tx = optax.clip_by_global_norm(1.0)
+        theirs = compiled(lambda t: tx.update(t, optax.EmptyState())[0], tree)
+        assert theirs.memory_analysis().temp_size_in_bytes > num_bytes(tree)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_no_copy_leaf_by_leaf(dtype):
+    tree = transformer(dtype)
+    program = compiled(lambda t: functional.clip_by_norm(t, 1.0), tree)
+    assert program.memory_analysis().temp_size_in_bytes <= 0.05 * num_bytes(tree)
+
+
+def step_with(clip, tree):
+    tx = optax.chain(clip, optax.adamw(1e-3))
+
+    def step(updates, state, params):
+        updates, state = tx.update(updates, state, params)
+        return optax.apply_updates(params, updates), state
+
+    # Three trees come in and out with the moments; the gradients have no place to go.
+    state = jax.eval_shape(tx.init, tree)
+    return compiled(step, tree, state, tree, donated=(1, 2))
+
+
+@pytest.mark.parametrize(("dtype", "passes"), [("float32", 2), ("float16", 1)])
+def test_a_step_reads_the_gradients_once_more(dtype, passes):
+    """And once in the branch for norms out of range, which float16 does not need."""
+    tree = transformer(dtype)
+    plain = step_with(optax.identity(), tree)
+    clipped = step_with(optclip.clip_by_global_norm(1.0), tree)
+    more = accessed(clipped) - accessed(plain)
+    assert 0 < more <= (passes + 0.02) * num_bytes(tree)
+    room = clipped.memory_analysis().temp_size_in_bytes
+    assert room <= plain.memory_analysis().temp_size_in_bytes + 100_000
+
+
+SMALL = [(64,), (128,), (32, 32), (16, 16), (8,), (3, 3, 16, 8), (2048,), ()]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+@pytest.mark.parametrize("ord", [2.0, float("inf")])
+def test_thousands_of_leaves_take_few_reductions(platform, ord):
+    shapes = [SMALL[i % len(SMALL)] for i in range(4000)]
+    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    traced = jax.jit(lambda t: functional.global_norm(t, ord=ord)).trace(tree)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    # 4,000 / 32 in each of two passes, and those that combine them.
+    assert 2 <= len(re.findall(r"stablehlo\.reduce\b", text)) <= 2 * 130 + 20
+    assert "callback" not in text
+
+
+@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
+@pytest.mark.parametrize("kind", ["alike", "distinct"])
+def test_many_small_leaves(kind, ord):
+    rng = np.random.default_rng(0)
+    sizes = [7 + (i if kind == "distinct" else 0) for i in range(300)]
+    tree = [rng.standard_normal(n).astype(np.float32) for n in sizes]
+    exact = np.linalg.norm(np.concatenate(tree).astype(np.float64), ord)
+    found = jax.jit(lambda t: functional.global_norm(t, ord=ord))(tree)
+    np.testing.assert_allclose(found, exact, rtol=2**-23)
+
+
+@pytest.mark.parametrize("size", [8191, 8192, 8193, 262_144 + 8192 + 5, 700_001])
+@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
+def test_float16_in_a_loop(size, ord):
+    """Blocks, rows and the rest that fits neither, each entering once."""
+    values = np.random.default_rng(size).standard_normal(size).astype(np.float16)
+    # A last entry that is missed, or counted twice, is felt.
+    values[-1] = 900.0
+    exact = np.linalg.norm(values.astype(np.float64), ord)
+    found = functional.global_norm([jnp.asarray(values)], ord=ord)
+    np.testing.assert_allclose(found, exact, rtol=2**-22)
+
+
+def test_eager_calls_compile_once():
+    compilations = []
+
+    def listen(event, *args, **kwargs):
+        if "backend_compile" in event:
+            compilations.append(event)
+
+    tree = {"w": jnp.full((33, 77), 3.0), "b": jnp.full((5,), 2.0)}
+    tx = optclip.clip_by_global_norm(1.0)
+    state = tx.init(tree)
+    _, state = tx.update(tree, state)
+    _, state = tx.update(tree, state)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x * 41.0)(jnp.ones(43))
+        assert compilations
+        compilations.clear()
+        updates, _ = tx.update(tree, state)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compilations
+    np.testing.assert_allclose(optax.tree.norm(updates), 1.0, rtol=1e-6)
