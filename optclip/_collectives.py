@@ -59,3 +59,19 @@ def combine(
         for i, value in sums.items():
             totals[i].append(value)
     return [local(values) for values in totals]
+
+
+def barrier(values: list[Any]) -> list[Any]:
+    """The same values, but XLA does not know that they are; each keeps its type.
+
+    One `optimization_barrier` would make all vary over the axes that any varies over.
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, x in enumerate(values):
+        alike.setdefault(jax.typeof(x).manual_axis_type, []).append(i)
+    out = list(values)
+    for indices in alike.values():
+        passed = lax.optimization_barrier([values[i] for i in indices])
+        for i, x in zip(indices, passed, strict=True):
+            out[i] = x
+    return out

@@ -179,7 +179,7 @@ def _totals(arrays, plan, scale=None):
     if scale is not None:
         # One of its own for each array: XLA would write a shared one out, as large as
         # the array, before it reads that many numbers.
-        scales = lax.optimization_barrier([scale[part.block] for part in plan.parts])
+        scales = _collectives.barrier([scale[part.block] for part in plan.parts])
     terms = [
         _sums.Term(
             x,

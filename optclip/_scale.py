@@ -159,9 +159,8 @@ def scale(
 
 def _select(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
     """`jnp.where` without its nested function, which XLA would inline leaf by leaf."""
-    if where.ndim:
-        where = jnp.broadcast_to(where, x.shape)
-    return jax.lax.select(where, x, otherwise)
+    select = jnp.where if where.ndim else jax.lax.select
+    return select(where, x, otherwise)
 
 
 @jax.custom_jvp

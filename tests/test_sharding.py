@@ -103,3 +103,21 @@ def test_values_on_a_mesh(kind, run):
     found = run(lambda x: clip_by_value(x, -1.0, 3.0))(x)
     np.testing.assert_array_equal(found, np.minimum(np.arange(16.0), 3).reshape(8, 2))
     assert found.sharding.is_equivalent_to(x.sharding, 2)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_replicated_leaves_stay_so(dtype):
+    """What keeps XLA from merging two readings does not make a whole leaf vary."""
+    narrow = {key: leaf.astype(dtype) for key, leaf in tree().items()}
+
+    def clip(t):
+        out, norm = optclip.functional.clip_by_global_norm(t, 1.0)
+        assert jax.typeof(out["whole"]).manual_axis_type.varying == frozenset()
+        return out, norm
+
+    found, norm = sharded(clip)(narrow)
+    exact = np.sqrt(sum(np.sum(np.square(np.float64(x))) for x in tree().values()))
+    np.testing.assert_allclose(norm, exact, rtol=2e-7)
+    for key, leaf in tree().items():
+        expected = np.float64(leaf) / exact
+        np.testing.assert_allclose(np.float64(found[key]), expected, rtol=5e-3)
