@@ -33,7 +33,7 @@ def races(what: str, oracle: Oracle) -> tuple[dict[str, Contender], dict[str, An
             contender.prepare()
             contender.call()
         except Exception as error:  # which kind is up to the library
-            refused[name] = {"refuses": f"{type(error).__name__}: {error}"[:200]}
+            refused[name] = {"refuses": refusal(error)}
         else:
             found[name] = contender
     return found, refused
@@ -100,6 +100,11 @@ def torch_wait(result: Any) -> Any:
     if _on_gpu():
         torch.cuda.synchronize()
     return result
+
+
+def refusal(error: Exception) -> str:
+    """The last line of an error: those before it may name files of this machine."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()}"[:200]
 
 
 def tensorflow_contender(what: str, oracle: Oracle) -> Contender:
