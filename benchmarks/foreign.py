@@ -104,7 +104,8 @@ def torch_wait(result: Any) -> Any:
 
 def refusal(error: Exception) -> str:
     """The last line of an error: those before it may name files of this machine."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[-1].strip()}"[:200]
+    last = str(error).strip().splitlines()[-1].strip()
+    return f"{type(error).__name__}: {last}"[:200]
 
 
 def tensorflow_contender(what: str, oracle: Oracle) -> Contender:

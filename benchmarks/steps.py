@@ -82,9 +82,7 @@ def _case(
             try:
                 runners.update(_torch_steps(jax.tree.leaves(arrays), limit))
             except Exception as error:  # which kind is up to the library
-                refused["PyTorch"] = {
-                    "refuses": f"{type(error).__name__}: {error}"[:200]
-                }
+                refused["PyTorch"] = {"refuses": foreign.refusal(error)}
         rows = race(runners, options.rounds_for(workload))
         for row in rows.values():
             row["gradient_bytes"] = trees.nbytes(arrays)
