@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["train", "test", "prove", "bench"])
     parser.add_argument(
-        "--all", action="store_true", help="test: linters, types, parity, Python 3.13"
+        "--all", action="store_true", help="test: linters, types, parity, TPUs, 3.13"
     )
     options, rest = parser.parse_known_args()
     base = find_python()

@@ -254,7 +254,7 @@ class Clip:
 def _read_again(leaves: list[Any], factors: list[_scale.Factor]) -> Any:
     """The same, but XLA takes narrow leaves for other ones than those of the norm.
 
-    Else it widens them once for both, and on CPU keeps that copy: 7 times slower.
+    Else it widens them once for both, and on CPU keeps that copy: 6 times slower.
     """
     flat, treedef = jax.tree.flatten(
         ({i: x for i, x in enumerate(leaves) if _leaves.is_narrow(x)}, factors)

@@ -52,7 +52,8 @@ def test_no_copy_is_made(dtype, ord):
         return functional.clip_by_global_norm(updates, 1.0, ord=ord)
 
     found = compiled(clip, tree).memory_analysis().temp_size_in_bytes
-    # Here and below, two loops' lanes and the small leaves joined: 17 to 101 kB.
+    # Here and below, room for small leaves joined and for the lanes of two loops, which
+    # take 100,248 bytes for float16 on jax 0.12.
     assert found <= max(0.01 * num_bytes(tree), 150_000)
     if dtype == "bfloat16":
         tx = optax.clip_by_global_norm(1.0)
