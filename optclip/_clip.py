@@ -6,7 +6,6 @@ here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -203,7 +202,10 @@ class Clip:
             return opened.flat.rebuild(out), coefficients
         factors = [self.respond(m, c) for m, c in zip(measured, limits, strict=True)]
         owned = _owned(opened)
-        leaves, scales = _read_again([opened.leaves[i] for i, _ in owned], factors)
+        leaves, scales = (
+            _read_again([opened.leaves[i] for i, _ in owned]),
+            _scale.held(factors),
+        )
         for (i, block), leaf in zip(owned, leaves, strict=True):
             axis = opened.blocks[block].axis
             out[i] = self._scaled(leaf, scales[block], limits[block], axis)
@@ -242,7 +244,7 @@ class Clip:
         return _sparse.unless(off, original, mat, data)
 
     def _settle(self, original, x, factor, limit, like):
-        return _settled(
+        return _scale.settled(
             original, x, factor, limit, like, strict=self.strict, policy=self.nonfinite
         )
 
@@ -251,32 +253,15 @@ class Clip:
         _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
 
 
-def _read_again(leaves: list[Any], factors: list[_scale.Factor]) -> Any:
+def _read_again(leaves: list[Any]) -> list[Any]:
     """The same, but XLA takes narrow leaves for other ones than those of the norm.
 
     Else it widens them once for both, and on CPU keeps that copy: 6 times slower.
     """
-    flat, treedef = jax.tree.flatten(
-        ({i: x for i, x in enumerate(leaves) if _leaves.is_narrow(x)}, factors)
-    )
-    narrow, factors = treedef.unflatten(_collectives.barrier(flat))
-    return [narrow.get(i, x) for i, x in enumerate(leaves)], factors
-
-
-@functools.partial(jax.jit, static_argnames=("strict", "policy"))
-def _settled(original, x, factor, limit, like, *, strict, policy):
-    """`x` scaled, as the policy says; compiled, so that like leaves are traced once."""
-    if policy == "zero":
-        # Before the product: inf * 0 would trip jax.debug_nans.
-        x = jnp.where(factor.near == 0, jnp.zeros_like(x), x)
-    out = _scale.scale(x, factor, like, towards_zero=strict)
-    if strict:
-        out = _scale.without_subnormals(out, _scale.is_felt(limit))
-    if policy != "drop":
-        return out
-    # An infinite threshold touches nothing, whatever the updates hold.
-    kept = _scale.cast(original, like) if original.dtype != like.dtype else original
-    return jnp.where(jnp.isinf(limit), kept, out)
+    narrow = [i for i, x in enumerate(leaves) if _leaves.is_narrow(x)]
+    again = _collectives.barrier([leaves[i] for i in narrow])
+    others = dict(zip(narrow, again, strict=True))
+    return [others.get(i, x) for i, x in enumerate(leaves)]
 
 
 def nearer(limit: jax.Array | Limits) -> jax.Array:

@@ -180,13 +180,15 @@ def _totals(arrays, plan, scale=None):
         # One of its own for each array: XLA would write a shared one out, as large as
         # the array, before it reads that many numbers.
         scales = _collectives.barrier([scale[part.block] for part in plan.parts])
+    power = functools.partial(_power, plan)
     terms = [
         _sums.Term(
             x,
             # Arrays of one block, on the same devices, may be added to one another.
             key=(part.block, part.split) if part.axis is None else None,
             axis=part.axis,
-            power=functools.partial(_power, plan, own),
+            power=power,
+            scale=own,
         )
         for x, own, part in zip(arrays, scales, plan.parts, strict=True)
     ]
@@ -198,7 +200,7 @@ def _totals(arrays, plan, scale=None):
     return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
 
 
-def _power(plan, scale, x):
+def _power(plan, x, scale):
     x = widen(x, plan.dtype)
     x = x if scale is None else x * scale.astype(x.dtype)
     return _square(x) if plan.ord == 2 else lax.abs(x)

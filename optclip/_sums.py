@@ -4,6 +4,7 @@ What is done here for CPU alone is left out elsewhere: there XLA adds in parts, 
 widens as it reads.
 """
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -26,10 +27,12 @@ _LANES, _ROWS, _TIMES = 2048, 4, 32
 
 Axis = tuple[int, ...] | None
 Reduce = Callable[[jax.Array, Axis], jax.Array]
+Merge = Callable[[Any, Any], Any]
+Power = Callable[[jax.Array, jax.Array | None], jax.Array]
 
 
 class Term(NamedTuple):
-    """One array, to be reduced over `axis` after `power`.
+    """One array, to be reduced over `axis` after `power(array, scale)`.
 
     Terms of one key may be reduced together; a term whose key is None is alone.
     """
@@ -37,7 +40,11 @@ class Term(NamedTuple):
     array: jax.Array
     key: Hashable
     axis: Axis
-    power: Callable[[jax.Array], jax.Array]
+    power: Power
+    scale: jax.Array | None = None
+
+    def reduced(self, reduce: Reduce) -> jax.Array:
+        return reduce(self.power(self.array, self.scale), self.axis)
 
 
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
@@ -51,14 +58,13 @@ def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
 
 
 def _reduced(
-    merge: Callable[[Any, Any], Any],
+    merge: Merge,
     reduce: Reduce,
     reduce_on_cpu: Reduce,
     terms: list[Term],
 ) -> list[tuple[int, jax.Array]]:
     def apart(group: list[Term]) -> jax.Array:
-        values = [reduce(t.power(t.array), t.axis) for t in group]
-        return _folded(reduce, values)
+        return _folded(reduce, [term.reduced(reduce) for term in group])
 
     def joined(group: list[Term]) -> jax.Array:
         lots = _lots(group, _JOINED, lambda t: (t.array.dtype, t.power is _as_it_is))
@@ -67,7 +73,7 @@ def _reduced(
     def on_cpu(term: Term) -> jax.Array:
         if _is_copied(term):
             return _looped(merge, reduce_on_cpu, term)
-        return reduce_on_cpu(term.power(term.array), term.axis)
+        return term.reduced(reduce_on_cpu)
 
     groups = {
         i: [_merged(merge, lot) for lot in _lots(group, _MERGED, _type)]
@@ -107,18 +113,28 @@ def _lots(
     ]
 
 
-def _merged(merge: Callable[[Any, Any], Any], terms: list[Term]) -> Term:
+def _merged(merge: Merge, terms: list[Term]) -> Term:
     if len(terms) == 1:
         return terms[0]
-    values = [term.power(term.array) for term in terms]
-    return terms[0]._replace(array=by_pairs(merge, values), power=_as_it_is)
+    scaled = [(term.array, term.scale) for term in terms]
+    array = _powers_merged(merge, terms[0].power, scaled)
+    return terms[0]._replace(array=array, power=_as_it_is, scale=None)
 
 
-def _as_it_is(x: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _powers_merged(
+    merge: Merge, power: Power, scaled: list[tuple[jax.Array, jax.Array | None]]
+) -> jax.Array:
+    """Compiled, so that lots alike are traced once."""
+    return by_pairs(merge, [power(x, scale) for x, scale in scaled])
+
+
+def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    del scale
     return x
 
 
-def by_pairs(merge: Callable[[Any, Any], Any], values: list[Any]) -> Any:
+def by_pairs(merge: Merge, values: list[Any]) -> Any:
     """All values merged in pairs: thirty-two lose at most five roundings."""
     while len(values) > 1:
         pairs = zip(values[::2], values[1::2], strict=False)
@@ -227,10 +243,13 @@ def _devices(x: jax.Array) -> Hashable:
     return _may_be_split(x), jax.typeof(x).manual_axis_type
 
 
-def _looped(merge: Callable[[Any, Any], Any], reduce: Reduce, term: Term) -> jax.Array:
+def _looped(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
     """The term reduced a few rows at a time, so that nothing is kept."""
-    flat, power = term.array.ravel(), term.power
+    flat = term.array.ravel()
     step = _LANES * _ROWS
+
+    def power(x: jax.Array) -> jax.Array:
+        return term.power(x, term.scale)
 
     def rows(start: jax.Array | int, times: int) -> jax.Array:
         def add(i, lanes):

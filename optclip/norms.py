@@ -59,7 +59,7 @@ class Norm:
                 " largest absolute value."
             )
         if self.ord != math.inf:
-            _validate.plain("ord", self.ord, above=True)
+            _validate.plain("ord", self.ord)
         _validate.plain("per_count", self.per_count)
         if self.per_count > 1:
             raise ValueError(

@@ -53,9 +53,9 @@ def clip_by_value(
     """
     two = lower is not None or upper is not None
     if two == (limit is not None):
-        given = "both" if two else "neither"
+        given = "both forms" if two else "neither form"
         raise TypeError(
-            f"limit={limit!r}, lower={lower!r}, upper={upper!r}: {given} form given."
+            f"limit={limit!r}, lower={lower!r}, upper={upper!r}: {given} given."
             " Give limit alone for symmetric bounds, or lower= and upper= (either may"
             " be left out)."
         )

@@ -1,5 +1,6 @@
 """The norm over magnitudes, dtypes and splits, against exact sums."""
 
+import dataclasses
 import math
 
 import jax
@@ -183,6 +184,28 @@ def test_float64_is_summed_in_float64():
 def test_defaults():
     assert norms.Norm() == norms.L2
     assert norms.Norm(2.0, 0.5) == norms.RMS
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("L1", 7.0), ("L2", 5.0), ("INF", 4.0), ("RMS", 12.5**0.5), ("AVERAGE", 2.5)],
+)
+def test_named_norms(name, expected):
+    (found,) = norms.measure([norms.Block([jnp.array([3.0, -4.0])])], vars(norms)[name])
+    np.testing.assert_allclose(found.norm, expected, rtol=1e-6)
+
+
+def test_one_element_counts_as_one():
+    (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], norms.RMS)
+    assert found.norm == 3.0
+
+
+def test_norms_and_blocks_stay_as_they_were_made():
+    for made in (norms.Norm(), norms.Block([])):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            made.axis = (0,)
+    # A norm is what XLA's programs are kept by.
+    assert len({norms.Norm(2.0), norms.L2, norms.L1}) == 2
 
 
 @pytest.mark.parametrize(

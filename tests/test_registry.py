@@ -3,11 +3,12 @@
 import inspect
 import pathlib
 
+import jax.numpy as jnp
 import optax
 import pytest
 
 import optclip
-from optclip import transforms
+from optclip import functional, transforms
 from tests.registry import ENTRIES, OTHER_NAMES
 
 
@@ -45,6 +46,18 @@ def test_signature(factory):
         # optax.inject_hyperparams traces ints and takes callables for schedules.
         assert isinstance(default, (bool, str, float)) or not callable(default)
         assert not isinstance(default, int) or isinstance(default, bool)
+
+
+def test_nothing_is_strict_unless_asked():
+    """Rounding towards zero is for those who ask: it moves .1 in float32."""
+    functions = [f for f in vars(functional).values() if inspect.isfunction(f)]
+    parameters = [inspect.signature(f).parameters for f in [*_factories(), *functions]]
+    defaults = [p["strict"].default for p in parameters if "strict" in p]
+    assert len(defaults) > 10
+    assert not any(defaults)
+    limit = functional.clip_by_value(jnp.ones(2), -0.1, 0.1)
+    strict = functional.clip_by_value(jnp.ones(2), -0.1, 0.1, strict=True)
+    assert float(strict[0]) < 0.1 < float(limit[0])
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
