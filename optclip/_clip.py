@@ -258,10 +258,11 @@ def _read_again(leaves: list[Any]) -> list[Any]:
 
     Else it widens them once for both, and on CPU keeps that copy: 6 times slower.
     """
-    narrow = [i for i, x in enumerate(leaves) if _leaves.is_narrow(x)]
-    again = _collectives.barrier([leaves[i] for i in narrow])
-    others = dict(zip(narrow, again, strict=True))
-    return [others.get(i, x) for i, x in enumerate(leaves)]
+    narrow = {i: x for i, x in enumerate(leaves) if _leaves.is_narrow(x)}
+    # A sparse leaf is two arrays.
+    arrays, treedef = jax.tree.flatten(narrow)
+    again = treedef.unflatten(_collectives.barrier(arrays))
+    return [again.get(i, x) for i, x in enumerate(leaves)]
 
 
 def nearer(limit: jax.Array | Limits) -> jax.Array:

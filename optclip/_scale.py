@@ -55,18 +55,20 @@ def factor(near: jax.Array, far: jax.Array) -> Factor:
 
 
 def held(factors: list[Factor]) -> list[Factor]:
-    """The same, computed once: XLA on CPU would do so again in the loop of each leaf.
+    """The same, as numbers that XLA on CPU does not compute anew in each leaf's loop.
 
-    That takes half of the time it compiles 2,000 leaves in. It repeats no remainder.
+    2,000 leaves then compile in half the time. It holds the result of a division.
     """
 
-    def remainder(x: jax.Array) -> jax.Array:
-        return lax.rem(x, jnp.full_like(x, jnp.inf))
+    def quotient(x: jax.Array) -> jax.Array:
+        # A divisor that XLA cannot know to be 1.
+        one = jnp.where(jnp.isnan(x), x, jnp.ones_like(x))
+        return x / lax.stop_gradient(one)
 
     parts = [(near, far) for near, far, *_ in factors]
     parts = lax.platform_dependent(
         parts,
-        cpu=lambda parts: jax.tree.map(remainder, parts),
+        cpu=lambda parts: jax.tree.map(quotient, parts),
         default=lambda parts: parts,
     )
     return [factor(near, far) for near, far in parts]

@@ -32,7 +32,7 @@ TESTS = {
     "functional/_lift": "functional bad_input",
     "functional/_leaf_norms": "functional bad_input masks",
     "functional/_tree_norms": "functional bad_input masks",
-    "functional/_values": "functional bad_input masks",
+    "functional/_values": "registry functional bad_input masks",
     "transforms": "registry bad_input thresholds metrics contracts_values",
     "_arithmetic": "norms accuracy::test_norms_of_every_size derivatives_edges",
     "_sums": "norms accuracy::test_norms_of_every_size compiled sharding",

@@ -12,17 +12,17 @@ import optax
 import pytest
 
 import optclip
-from optclip import functional
+from optclip import _roots, functional
 
 DTYPES = ["float32", "bfloat16", "float16", "mixed"]
 MIXED = ["float32", "bfloat16", "float16"]
 
 
-def transformer(dtype, num_layers=2, width=256):
+def transformer(dtype, num_layers=2, width=256, words=2000):
     """Shapes of a transformer, 2 million elements."""
     d = width
     layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
-    shapes = [(2000, d), *layer * num_layers]
+    shapes = [(words, d), *layer * num_layers]
     names = MIXED if dtype == "mixed" else [dtype]
     return [
         jax.ShapeDtypeStruct(shape, names[i % len(names)])
@@ -61,6 +61,14 @@ def test_no_copy_is_made(dtype, ord):
         assert theirs.memory_analysis().temp_size_in_bytes > num_bytes(tree)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_copy_of_a_hundred_million(dtype):
+    """One percent, and nothing besides, for the widths of GPT-2."""
+    tree = transformer(dtype, num_layers=6, width=768, words=50_257)
+    program = compiled(lambda t: functional.clip_by_global_norm(t, 1.0), tree)
+    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_copy_leaf_by_leaf(dtype):
     tree = transformer(dtype)
@@ -80,16 +88,42 @@ def step_with(clip, tree):
     return compiled(step, tree, state, tree, donated=(1, 2))
 
 
-@pytest.mark.parametrize(("dtype", "passes"), [("float32", 2), ("float16", 1)])
-def test_a_step_reads_the_gradients_once_more(dtype, passes):
+@pytest.mark.parametrize(
+    ("dtype", "branch", "passes"),
+    [("float32", True, 2), ("float32", False, 1), ("float16", False, 1)],
+)
+def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch):
     """And once in the branch for norms out of range, which float16 does not need."""
+    if not branch:
+        monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
+        monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
     tree = transformer(dtype)
     plain = step_with(optax.identity(), tree)
     clipped = step_with(optclip.clip_by_global_norm(1.0), tree)
+    assert (" conditional(" in clipped.as_text()) == branch
     more = accessed(clipped) - accessed(plain)
     assert 0 < more <= (passes + 0.02) * num_bytes(tree)
     room = clipped.memory_analysis().temp_size_in_bytes
     assert room <= plain.memory_analysis().temp_size_in_bytes + 150_000
+
+
+def test_no_more_memory_for_a_step_of_a_hundred_million():
+    tree = transformer("float32", num_layers=6, width=768, words=50_257)
+    plain = step_with(optax.identity(), tree)
+    clipped = step_with(optclip.clip_by_global_norm(1.0), tree)
+    room = clipped.memory_analysis().temp_size_in_bytes
+    assert room <= plain.memory_analysis().temp_size_in_bytes
+
+
+def test_the_factor_is_not_computed_anew_for_each_leaf():
+    """What XLA on CPU puts into the loop of a leaf: 60 instructions if it is."""
+
+    def num_instructions(num_leaves):
+        tree = [jax.ShapeDtypeStruct((9, 9), jnp.float32)] * num_leaves
+        clip = compiled(lambda t: functional.clip_by_global_norm(t, 1.0), tree)
+        return clip.as_text().count(" = ")
+
+    assert 0 < num_instructions(60) - num_instructions(30) <= 30 * 35
 
 
 SMALL = [(64,), (128,), (32, 32), (16, 16), (8,), (3, 3, 16, 8), (2048,), ()]

@@ -110,3 +110,12 @@ def test_normalized_elements():
     x = jnp.array([-0.5, -2.0, 0.0, 0.5, 3.0])
     found = responses.normalize.element(x, jnp.float32(-1.0), jnp.float32(2.0))
     np.testing.assert_array_equal(found, [-1, -1, 0, 2, 2])
+
+
+def test_an_infinite_coefficient_is_applied_as_recorded(run):
+    tx = optclip.clip_by(1.0, response=lambda norm, limit: norm * jnp.inf)
+    updates = [jnp.array([3.0, -4.0]), jnp.ones(2)]
+    clipped, state = run(tx.update)(updates, tx.init(updates))
+    np.testing.assert_array_equal(clipped[0], [np.inf, -np.inf])
+    np.testing.assert_array_equal(clipped[1], [np.inf, np.inf])
+    assert optclip.metrics(state)["clip/coefficient"] == np.inf

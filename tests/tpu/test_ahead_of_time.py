@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optclip
+from optclip import _roots
 
 COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
 
@@ -48,6 +49,10 @@ def program(mesh, clip, dtype):
         return jax.jit(step, donate_argnums=(1, 2)).lower(tree, state, tree).compile()
 
 
+def accessed(program):
+    return program.cost_analysis()["bytes accessed"]
+
+
 def collectives(text):
     names = "|".join(COLLECTIVES)
     return re.findall(rf"= (\S.*?) ({names})(?:-start)?\(", text)
@@ -58,7 +63,10 @@ def collectives(text):
     [
         ("v5e:2x2", AxisType.Auto, "bfloat16"),
         ("v5e:2x2", AxisType.Explicit, "float32"),
+        ("v5p:2x2x4", AxisType.Auto, "float32"),
         ("v5e:16x16", AxisType.Auto, "float32"),
+        ("v5e:16x16", AxisType.Auto, "bfloat16"),
+        ("v5e:16x16", AxisType.Explicit, "bfloat16"),
     ],
 )
 def test_one_all_reduce_of_scalars(topology, kind, dtype):
@@ -77,6 +85,18 @@ def test_one_all_reduce_of_scalars(topology, kind, dtype):
         assert all(name == "f32" and size in ("", "1") for name, size in sizes)
     room, their_room = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
     print(f"\n{topology} {kind} {dtype}: temporaries {room}, optax {their_room}")
-    assert room < 0.05 * sum(
-        x.size * x.dtype.itemsize for x in transformer(mesh, dtype)
-    )
+    # What the fusions of the branch pad; it does not grow with the tree.
+    assert room < 2e6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v5e:16x16"])
+def test_no_more_bytes_than_optax(topology, dtype, monkeypatch):
+    """Short of the branch, whose bytes XLA counts as if it were taken."""
+    monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
+    monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
+    mesh = mesh_of(topology, AxisType.Auto)
+    ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
+    theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
+    assert " conditional(" not in ours.as_text()
+    assert 0 < accessed(ours) <= 1.005 * accessed(theirs)
