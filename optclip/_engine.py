@@ -69,7 +69,7 @@ def clip_by(
       axis_name: mapped axes to combine the norm over, `()` for none; None reads them
         off the type of each leaf, which `jax.shard_map` keeps.
       record: whether the state keeps what happened; `"leaves"` keeps it by leaf for
-        leaf, axis and element scope.
+        leaf, axis and element scope; the tree has one norm only.
       name: what `optclip.metrics` calls this clip.
 
     Returns:
@@ -95,7 +95,7 @@ def clip_by(
         norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     rules = _rules(threshold, clip)
-    _check_record(record, name)
+    _check_record(record, name, over)
 
     def init_fn(params: Any) -> ClipState:
         treedef, shapes = _norm_shapes(clip, params)
@@ -156,11 +156,17 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
     return {"lower": threshold.lower, "upper": threshold.upper}
 
 
-def _check_record(record: Any, name: Any) -> None:
+def _check_record(record: Any, name: Any, over: Any) -> None:
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
         raise TypeError(
             f"record={record!r} is not known. Give True, False or 'leaves'."
+        )
+    if words and isinstance(over, scopes.Tree):
+        raise ValueError(
+            "record='leaves' asks for a norm a leaf; this clip has one for the tree."
+            " Give record=True, or put clip_by_norm(inf, record='leaves', name='watch')"
+            " before it, which measures each leaf and clips none."
         )
     if not isinstance(name, str) or not name:
         raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")

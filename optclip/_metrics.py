@@ -28,7 +28,8 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       ``clip/norm``        float32, the norm before the clip
       ``clip/threshold``   float32, where it clipped
       ``clip/coefficient`` float32, what the updates were multiplied by; of the tree
-                           and of groups, norm * coefficient is the norm after
+                           and of groups, norm * coefficient is the norm after, if
+                           both are numbers that float32 has
       ``clip/rate``        float32, the share of all steps so far that were clipped; a
                            step zeroed or made NaN by `nonfinite=` is not counted
       ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry

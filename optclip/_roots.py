@@ -170,7 +170,15 @@ def _by_largest(arrays, plan):
         t ** (1 / plan.ord) * (p / u)
         for t, p, u in zip(totals, peak, units, strict=True)
     ]
-    return found, [unit / shrink for unit in units]
+    # Orders near 0 overflow where no element does.
+    over = [jnp.isfinite(p) & jnp.isinf(f) for p, f in zip(peak, found, strict=True)]
+    largest = jnp.finfo(plan.dtype).max
+    found = [jnp.where(o, largest, f) for o, f in zip(over, found, strict=True)]
+    units = [
+        jnp.where(o, 1 / _DOWN[plan.dtype], u) / shrink
+        for o, u in zip(over, units, strict=True)
+    ]
+    return found, units
 
 
 def _totals(arrays, plan, scale=None):

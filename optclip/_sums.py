@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-# From here on XLA on CPU adds by lanes and blocks, to within 2 ULP.
+# From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 _ADDED_IN_PARTS = 4096
 
 # So many small arrays of one type are merged element by element, in pairs, before they

@@ -126,12 +126,28 @@ def flag(name: str, value: Any) -> None:
 
 def ordered(lower: Any, upper: Any) -> None:
     """Raise if two concrete numbers are in the wrong order; arrays may cross."""
-    if (
-        isinstance(lower, numbers.Real)
-        and isinstance(upper, numbers.Real)
-        and lower > upper
-    ):
-        raise ValueError(
-            f"lower={lower} is above upper={upper}. Swap them; only arrays may cross,"
-            " and then the result is lower."
-        )
+    for low, high in _pairs(lower, upper):
+        ends = [_scalar(low), _scalar(high)]
+        if None not in ends and ends[0] > ends[1]:
+            raise ValueError(
+                f"lower={low} is above upper={high}. Swap them; only arrays with axes"
+                " may cross, and then the result is lower."
+            )
+
+
+def _pairs(lower: Any, upper: Any) -> list[tuple[Any, Any]]:
+    """Bounds that meet in a leaf; none if that cannot be told without the leaves."""
+    (lows, low_def), (highs, high_def) = (
+        jax.tree.flatten(bound, is_leaf=lambda x: x is None) for bound in (lower, upper)
+    )
+    if low_def == high_def:
+        return list(zip(lows, highs, strict=True))
+    if len(lows) == 1:
+        return [(lows[0], high) for high in highs]
+    return [(low, highs[0]) for low in lows] if len(highs) == 1 else []
+
+
+def _scalar(value: Any) -> Any:
+    """A concrete number, or None."""
+    known = concrete(value) if is_number(value) and not np.shape(value) else None
+    return None if known is None else known.item()

@@ -22,9 +22,9 @@ class Norm:
     Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
 
     Args:
-      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5, where
-        norms grow as a high power of n, one above the largest float counts as not
-        finite.
+      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
+        norms grow as a high power of n: one above the largest float reads inf, its
+        output is 0 or nearly so, and elements 1e-38 times the largest count as 0.
       per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
         average norm.
 

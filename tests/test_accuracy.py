@@ -35,6 +35,13 @@ def test_norms_of_other_orders(shapes):
     assert max(accuracy.worst([shapes], "float32", OTHERS)) <= accuracy.ROOM["others"]
 
 
+@pytest.mark.parametrize("shapes", ["63x65", "8191", "100003"])
+def test_norms_of_numbers_made_to_be_rounded_one_way(shapes):
+    """Below 4,096 elements the errors are carried along; above, XLA's own sum is it."""
+    room = 2 if shapes == "63x65" else accuracy.ROOM["one way"]
+    assert max(accuracy.worst_one_way(shapes)) <= room
+
+
 def test_norms_of_ten_million():
     for values in ("normal", "one large"):
         case = accuracy.Case("1e7", "float32", values)

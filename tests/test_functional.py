@@ -121,6 +121,23 @@ def test_crossing_bounds():
         F.clip_by_value(x, 3.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [
+        (2.0, 1),
+        (np.float32(2), np.float64(1)),
+        (jnp.float32(2), 1.0),
+        ({"a": 0.0, "b": 2.0}, 1.0),
+        (0.0, {"a": 1.0, "b": -1.0}),
+        ({"a": 0.0, "b": 2.0}, {"a": None, "b": 1.0}),
+    ],
+)
+def test_bounds_in_the_wrong_order(lower, upper):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"lower=.* is above upper=.*Swap"):
+        F.clip_by_value(tree, lower, upper)
+
+
 def test_value_clip_gradient_is_that_of_tensorflow():
     """To x inside and on the bounds, to the bound outside; to lower where they cross."""
     x = jnp.array([1.0, 2.0, 3.0, 4.0])

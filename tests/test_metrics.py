@@ -85,6 +85,24 @@ def test_leaves_on_request():
     assert found["clip/rate/out/0"] == 1
 
 
+def test_a_tree_has_no_norms_by_leaf():
+    with pytest.raises(ValueError, match="one for the tree.*record=True.*clip_by_norm"):
+        optclip.clip_by_global_norm(1.0, record="leaves")
+
+
+def test_a_watch_tells_which_leaf_was_bad():
+    watch = optclip.clip_by_norm(float("inf"), record="leaves", name="watch")
+    tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, nonfinite="zero"))
+    state = tx.init({"a": jnp.ones(2), "b": jnp.ones(2)})
+    bad = {"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])}
+    updates, state = tx.update(bad, state)
+    found = optclip.metrics(state)
+    assert found["watch/nonfinite/a"] == 0
+    assert found["watch/nonfinite/b"] == 1
+    assert not np.any(updates["a"])
+    assert not np.any(updates["b"])
+
+
 def test_element_scope_gives_the_largest_modulus_and_the_share_moved():
     x = jnp.array([-3.0, 0.1, 0.5, 4.0])
     found = optclip.metrics(after(optclip.clip_by_value(0.5), x))

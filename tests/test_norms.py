@@ -78,6 +78,16 @@ def test_a_true_norm_above_the_largest_float_is_clipped_right(p, run):
     np.testing.assert_allclose(oracles.norm(clipped, p), 1e-3, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("x", "p"), [([3.0, 4.0], 1e-3), (np.full(100_000, 1e3), 0.1), ([1e38, 1e38], 0.01)]
+)
+def test_a_norm_of_a_low_order_above_the_largest_float(x, p, run):
+    """It reads inf, nothing is NaN, and the output is 0 to float32 or nearly so."""
+    clipped, norm = run(lambda x: clip_by_global_norm(x, 1.0, ord=p))(jnp.asarray(x))
+    assert np.isinf(norm)
+    assert np.all(np.abs(clipped) < 1e-18)
+
+
 def test_a_finite_threshold_above_the_largest_float_still_clips():
     clipped, _ = clip_by_global_norm(jnp.full(100, 3e38), 1e39)
     largest = float(np.finfo(np.float32).max)

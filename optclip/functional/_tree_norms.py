@@ -127,9 +127,9 @@ def clip_by_global_norm(
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
       norm of the output is at most `max_norm * (1 + 2 eps)`, this eps that of the leaf
-      dtype (for outputs in its normal range), and with `strict` at most `max_norm`; all
-      leaves are scaled by one factor,
-      in float32 or wider.
+      dtype (for outputs in its normal range; 4 eps for numbers made to be rounded one
+      way, see docs/accuracy.md), and with `strict` at most `max_norm`; all leaves are
+      scaled by one factor, in float32 or wider.
 
     ================ ================================================================
     edge             result
