@@ -5,7 +5,6 @@ run one by one and cases measured again; then the page and the plots are made fr
 """
 
 import argparse
-import importlib
 import os
 from pathlib import Path
 
@@ -16,17 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import jax
 
 from benchmarks import report
-from benchmarks.cases import Options
+from benchmarks.cases import PARTS, Options, cases_of
 from benchmarks.results import Results
 
-PARTS = {
-    "clip": "benchmarks.clip",
-    "steps": "benchmarks.steps",
-    "compile": "benchmarks.compiling",
-    "backprop": "benchmarks.backprop",
-    "scopes": "benchmarks.scopes",
-    "cpp": "benchmarks.bandwidth",
-}
 HERE = Path(__file__).parent
 
 
@@ -37,13 +28,13 @@ def parsed() -> argparse.Namespace:
     add(
         "parts",
         nargs="*",
-        choices=[*PARTS, []],
+        choices=[*PARTS, []],  # argparse of Python 3.11 checks the empty list too
         metavar="PART",
         help=f"of {', '.join(PARTS)}; all if none",
     )
     add("--rounds", type=int, default=15, help="timed calls of each contender")
     add("--small", action="store_true", help="tiny sizes: a smoke test of a minute")
-    add("--long", action="store_true", help="also what takes minutes to compile")
+    add("--long", action="store_true", help="also optax on 4,000 leaves")
     add("--only", default="", metavar="WORDS", help="cases with all of these words")
     add("--out", type=Path, help="the JSON file; benchmarks/results/<cpu|gpu>.json")
     add("--page", type=Path, help="the page; docs/performance.md, none if small")
@@ -55,13 +46,16 @@ def main() -> None:
     """Run the parts."""
     arguments = parsed()
     jax.config.update("jax_enable_compilation_cache", False)
-    options = Options(arguments.rounds, arguments.small, arguments.long)
-    kept = "small" if options.small else jax.default_backend()
+    backend = jax.default_backend()
+    options = Options(
+        arguments.rounds, arguments.small, arguments.long, gpu=backend == "gpu"
+    )
+    kept = "small" if options.small else backend
     out = arguments.out or HERE / "results" / f"{kept}.json"
     words = set(arguments.only.split())
     results = Results(out)
     for part in arguments.parts or PARTS:
-        for case in importlib.import_module(PARTS[part]).cases(options):
+        for case in cases_of(part, options):
             if words <= set(case.name.split()):
                 print(f"{part}: {case.name}", flush=True)
                 if not arguments.list:

@@ -1,11 +1,20 @@
 """What a part is made of: cases, each measured by itself and saved as soon as it is."""
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks import trees
 
 Row = dict[str, Any]
+PARTS = {
+    "clip": "benchmarks.clip",
+    "steps": "benchmarks.steps",
+    "compile": "benchmarks.compiling",
+    "backprop": "benchmarks.backprop",
+    "scopes": "benchmarks.scopes",
+    "cpp": "benchmarks.bandwidth",
+}
 
 
 class Options(NamedTuple):
@@ -14,14 +23,10 @@ class Options(NamedTuple):
     rounds: int = 15
     small: bool = False
     long: bool = False
-
-    def workloads(self) -> list[trees.Workload]:
-        """The trees to measure; those that take minutes to compile only if asked."""
-        found = trees.workloads(self.small).values()
-        return [each for each in found if self.quick(each)]
+    gpu: bool = False
 
     def quick(self, workload: trees.Workload) -> bool:
-        """Whether the plain formulas compile in seconds for it, or all the time is ours."""
+        """Whether optax compiles in seconds for it, or all the time is ours."""
         return self.small or self.long or not workload.long
 
     def dtypes(self, workload: trees.Workload) -> list[str]:
@@ -48,3 +53,8 @@ class Case(NamedTuple):
     def name(self) -> str:
         """The labels in one line, by which a case is chosen and replaced."""
         return " ".join(self.labels.values())
+
+
+def cases_of(part: str, options: Options) -> Iterable[Case]:
+    """The cases of a part, of which only those needed are imported."""
+    return importlib.import_module(PARTS[part]).cases(options)

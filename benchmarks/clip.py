@@ -30,11 +30,12 @@ def _case(
         held = Held(source)
         names = ["optclip"]
         if options.quick(workload):
-            names += ["optax", *(["plain norm"] if what == "norm" else ["norm only"])]
+            names += ["optax", "plain norm" if what == "norm" else "norm only"]
         if what == "norm":
+            names += ["one pass"] if dtype != "f16" else []  # where one is enough
             runners = contenders.norm_race(held, oracle, names)
         else:
-            names += ["scale only", "identity"]
+            names += ["own norm", "scale only", "identity"]
             names += ["transformation, recording", "transformation, silent"]
             runners = contenders.clip_race(held, oracle, names)
         others, refused = foreign.races(what, oracle)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 from benchmarks import contenders, trees
 from benchmarks.cases import Case, Options, Row
 
-STAGES = ("trace", "lower", "compile")
 LIMIT_SECONDS = 1800
 
 
@@ -28,26 +27,26 @@ class Tree(NamedTuple):
     kind: str
     leaves: int
     dtype: str
-    optax: bool  # whether optax compiles it in less than a minute
+    optax: bool = True  # whether optax is compiled too without --long
 
 
 TREES = (
-    Tree("equal", 500, "f32", True),
-    Tree("equal", 1000, "f32", True),
-    Tree("equal", 2000, "f32", True),
+    Tree("equal", 500, "f32"),
+    Tree("equal", 1000, "f32"),
+    Tree("equal", 2000, "f32"),
     Tree("equal", 4000, "f32", False),
-    Tree("equal", 2000, "mixed", True),
-    Tree("assorted", 500, "f32", True),
-    Tree("assorted", 1000, "f32", True),
-    Tree("assorted", 2000, "f32", False),
+    Tree("equal", 2000, "mixed"),
+    Tree("assorted", 500, "f32"),
+    Tree("assorted", 1000, "f32"),
+    Tree("assorted", 2000, "f32"),
     Tree("assorted", 4000, "f32", False),
-    Tree("distinct", 1000, "f32", True),
-    Tree("gpt2", 148, "f32", True),
-    Tree("gpt2", 148, "bf16", True),
-    Tree("gpt2", 148, "f16", True),
+    Tree("distinct", 1000, "f32"),
+    Tree("gpt2", 148, "f32"),
+    Tree("gpt2", 148, "bf16"),
+    Tree("gpt2", 148, "f16"),
 )
 SMALL = (
-    Tree("equal", 10, "f32", True),
+    Tree("equal", 10, "f32"),
     Tree("equal", 80, "f32", False),
 )
 MAKERS = {
@@ -78,10 +77,7 @@ def _case(
     """How to compile for all contenders, in random order: thrice, slow ones once."""
 
     def run() -> dict[str, Row]:
-        rows: dict[str, Row] = {
-            name: {"seconds": [], "stages": {stage: [] for stage in STAGES}}
-            for name in names
-        }
+        rows: dict[str, Row] = {name: {"seconds": []} for name in names}
         rng = np.random.default_rng(0)
         for _ in range(1 if options.small else 3):
             for i in rng.permutation(len(names)):
@@ -100,32 +96,20 @@ def _measure(row: Row, name: str, what: str, tree: Tree) -> None:
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    row["seconds"].append(sum(found[stage] for stage in STAGES))
-    for stage in STAGES:
-        row["stages"][stage].append(found[stage])
-    row["reduces"] = found["reduces"]
+    row["seconds"].append(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measured(
-    name: str, what: str, kind: str, leaves: str, dtype: str
-) -> dict[str, Any]:
-    """Seconds of each stage in this process."""
+def measured(name: str, what: str, kind: str, leaves: str, dtype: str) -> float:
+    """Seconds in this process."""
     jax.config.update("jax_enable_compilation_cache", False)
     tree = trees.typed(MAKERS[kind](int(leaves)), dtype)
     table = contenders.NORMS if what == "norm" else contenders.clips(1.0)
     donate = (0,) if what == "clip" else ()
     # A first small compilation starts the compiler's threads.
     jax.jit(lambda x: x + 1)(jax.numpy.ones(3)).block_until_ready()
-    clock = [time.perf_counter()]
-    traced = jax.jit(table[name], donate_argnums=donate).trace(tree)
-    clock.append(time.perf_counter())
-    lowered = traced.lower()
-    clock.append(time.perf_counter())
-    executable = lowered.compile()
-    clock.append(time.perf_counter())
-    seconds = dict(zip(STAGES, np.diff(clock).tolist(), strict=True))
-    return {**seconds, "reduces": executable.as_text().count(" reduce(")}
+    start = time.perf_counter()
+    jax.jit(table[name], donate_argnums=donate).lower(tree).compile()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

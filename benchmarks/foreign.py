@@ -1,4 +1,4 @@
-"""The contenders outside JAX: PyTorch, TensorFlow and NumPy, each where installed.
+"""The contenders outside JAX: PyTorch and TensorFlow, each where installed.
 
 They run on buffers of their own, filled with the same numbers. TensorFlow cannot clip
 in place: it pays for fresh memory in every call, as its users do.
@@ -75,12 +75,10 @@ def torch_contender(what: str, oracle: Oracle) -> Contender:
         )
 
     def inspect(_: Any) -> dict[str, Any]:
-        arrays = [x.cpu().double().numpy() for x in gradients]
+        arrays = [x.cpu().float().numpy() for x in gradients]
         return oracle.of_clipped("PyTorch")(arrays)
 
-    return Contender(
-        clip, lambda: torch_wait(torch._foreach_copy_(gradients, source)), inspect
-    )
+    return Contender(clip, lambda: torch_refill(gradients, source), inspect)
 
 
 def _parameter(gradient: Any) -> Any:
@@ -91,6 +89,13 @@ def _parameter(gradient: Any) -> Any:
     parameter = one.expand(gradient.shape).requires_grad_()
     parameter.grad = gradient
     return parameter
+
+
+def torch_refill(into: list[Any], source: list[Any]) -> None:
+    """Copy tensors into others, untimed."""
+    for x, y in zip(into, source, strict=True):
+        x.copy_(y)
+    torch_wait(None)
 
 
 def torch_wait(result: Any) -> Any:

@@ -1,12 +1,10 @@
-"""The goals, and what was measured beside each: ratios by round, worst first."""
+"""The goals, and what was measured beside each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from benchmarks.timing import Spread, added, ratio, spread
-
-Case = Mapping[str, Any]
-Rows = Mapping[str, Any]
+from benchmarks.timing import Spread, added, ratio, smaller, spread
+from benchmarks.verdicts import Case, Verdict, cases, named, on_gpu, ratios, seconds
 
 MEMORY_BOUND = ("gpt2", "one")  # trees whose clip is limited by memory alone
 OVER_FLOOR = {"f32": 1.10, "bf16": 1.10, "mixed": 1.10, "f16": 1.15}
@@ -19,88 +17,26 @@ COMPILE = {
 }  # fmt: skip
 
 
-class Verdict(NamedTuple):
-    """One row: what, its goal if it has one, and what was measured."""
-
-    what: str
-    measured: Spread
-    goal: float | None
-    least: bool = False  # the goal is a lower bound
-
-    @property
-    def miss(self) -> float:
-        """How far off the goal, as a factor: above 1 is a miss."""
-        if self.goal is None:
-            return 0.0
-        if self.least:
-            return self.goal / self.measured.median if self.measured.median else 1e9
-        return self.measured.median / self.goal if self.goal else self.measured.median
-
-    @property
-    def met(self) -> str:
-        """In words."""
-        if self.goal is None:
-            return ""
-        return "met" if self.miss <= 1 else "**falls short**"
-
-
-def worst_first(verdicts: Iterator[Verdict]) -> list[Verdict]:
-    """By the factor off the goal; rows without a goal last."""
-    return sorted(verdicts, key=lambda each: (each.goal is None, -each.miss))
-
-
-def cases(data: Mapping[str, Any], part: str, **labels: str) -> list[Case]:
-    """The cases of a part with these labels."""
-    found = data["parts"].get(part, {}).values()
-    return [c for c in found if all(c.get(k) == v for k, v in labels.items())]
-
-
-def seconds(rows: Rows, name: str) -> Sequence[float] | None:
-    """The samples of a contender, None if it did not run."""
-    return rows.get(name, {}).get("seconds") or None
-
-
-def named(case: Case) -> str:
-    """A tree and a dtype in words."""
-    return f"{case['title']}, {case['dtype']}"
-
-
-def ratios(
-    found: Sequence[Case],
-    above: str,
-    below: str,
-    goal: Callable[[Case], float | None],
-    least: bool = False,
-    name: Callable[[Case], str] = named,
-) -> Iterator[Verdict]:
-    """One contender over another in each case that has both."""
-    for case in found:
-        a, b = seconds(case["rows"], above), seconds(case["rows"], below)
-        if a and b:
-            yield Verdict(name(case), ratio(a, b), goal(case), least)
-
-
 def over_floor(data: Any) -> Iterator[Verdict]:
     """The clip over norm + scale, as two executables on the same buffers."""
     for case in cases(data, "clip", what="clip"):
-        rows = case["rows"]
-        ours, *parts = (
-            seconds(rows, n) for n in ("optclip", "norm only", "scale only")
+        plain, own, scale, ours = (
+            seconds(case["rows"], name)
+            for name in ("norm only", "own norm", "scale only", "optclip")
         )
-        if ours and all(parts):
-            yield Verdict(
-                named(case), ratio(ours, added(*parts)), OVER_FLOOR[case["dtype"]]
-            )
+        if ours and own and scale:
+            below = added(smaller(plain, own), scale)
+            yield Verdict(named(case), ratio(ours, below), OVER_FLOOR[case["dtype"]])
 
 
 def over_optax(data: Any) -> Iterator[Verdict]:
     """By how much optax is slower."""
-
-    def goal(case: Case) -> float:
-        return OVER_OPTAX[case["dtype"]] if case["tree"] in MEMORY_BOUND else 1.0
-
     return ratios(
-        cases(data, "clip", what="clip"), "optax", "optclip", goal, least=True
+        cases(data, "clip", what="clip"),
+        "optax",
+        "optclip",
+        lambda c: OVER_OPTAX[c["dtype"]],
+        least=True,
     )
 
 
@@ -110,7 +46,8 @@ def over_other(data: Any, other: str) -> Iterator[Verdict]:
     def goal(case: Case) -> float | None:
         return 1.0 if other == "PyTorch" and case["tree"] == "gpt2" else None
 
-    return ratios(cases(data, "clip", what="clip"), other, "optclip", goal, least=True)
+    found = cases(data, "clip", what="clip")
+    return ratios(found, other, "optclip", goal, least=True, strict=True)
 
 
 def over_identity(data: Any) -> Iterator[Verdict]:
@@ -124,10 +61,13 @@ def over_identity(data: Any) -> Iterator[Verdict]:
 
 
 def safety(data: Any) -> Iterator[Verdict]:
-    """The norm that cannot overflow over the plain one that can."""
-    return ratios(
-        cases(data, "clip", what="norm"), "optclip", "plain norm", lambda c: 1.03
-    )
+    """The norm over the same without its second pass, which float16 never needs."""
+    found = [c for c in cases(data, "clip", what="norm") if c["dtype"] != "f16"]
+    for case in found:
+        names = ("optclip", "one pass")
+        branches = [case["rows"].get(name, {}).get("branches") for name in names]
+        for each in ratios([case], *names, lambda c: 1.03):
+            yield each._replace(note=f"branches: {branches[0]} over {branches[1]}")
 
 
 def recording(data: Any) -> Iterator[Verdict]:
@@ -142,14 +82,16 @@ def recording(data: Any) -> Iterator[Verdict]:
 
 def steps(data: Any, contender: str = "optclip") -> Iterator[Verdict]:
     """An optimizer step clipped over the same unclipped."""
-    gpu = data["machine"]["backend"] == "gpu"
+    gpu = on_gpu(data)
 
     def goal(case: Case) -> float | None:
         if contender != "optclip" or case["optimizer"] != "adamw":
             return None
+        if gpu:
+            return GPU_STEP
         if case["dtype"] == "bf16" and case["gradients"] == "arguments":
             return None
-        return GPU_STEP if gpu else STEP[case["dtype"]]
+        return STEP[case["dtype"]]
 
     def name(case: Case) -> str:
         source = (
@@ -215,11 +157,14 @@ def scopes(data: Any) -> Iterator[Verdict]:
     for case in cases(data, "scopes"):
         rows = case["rows"]
         ours = seconds(rows, "optclip")
-        parts = [seconds(rows, n) for n in ("norms only", "scale only", "plain clip")]
-        below = [each for each in parts if each]
+        plain, own, scale, clip = (
+            seconds(rows, name)
+            for name in ("norms only", "own norms", "scale only", "plain clip")
+        )
+        by_norm = own and scale and added(smaller(plain, own), scale)
+        below = clip if case["scope"] == "value" else by_norm
         if ours and below:
-            what = f"{case['scope']}: {named(case)}"
-            yield Verdict(what, ratio(ours, added(*below)), 1.15)
+            yield Verdict(f"{case['scope']}: {named(case)}", ratio(ours, below), 1.15)
 
 
 def scopes_nearest(data: Any) -> Iterator[Verdict]:
@@ -253,7 +198,7 @@ def faults(data: Any) -> Iterator[Verdict]:
 def bandwidth(data: Any) -> Iterator[Verdict]:
     """What the clip moves per second over what a copy does, on a GPU."""
     copies = cases(data, "cpp", what="copy")
-    if not copies or data["machine"]["backend"] != "gpu":
+    if not copies or not on_gpu(data):
         return
     copy = copies[0]["rows"]["x + 1"]
     best = copy["moved_bytes"] / spread(copy["seconds"]).median
@@ -262,15 +207,14 @@ def bandwidth(data: Any) -> Iterator[Verdict]:
             row = case["rows"]["optclip"]
             moved = 3 * row["gradient_bytes"]  # read, read again, write
             parts = [moved / each / best for each in row["seconds"]]
-            what = f"{named(case)} ({moved / spread(row['seconds']).median / 1e9:,.0f} GB/s)"
-            yield Verdict(what, spread(parts), 0.9, least=True)
+            note = f"{moved / spread(row['seconds']).median / 1e9:,.0f} GB/s"
+            yield Verdict(named(case), spread(parts), 0.9, least=True, note=note)
 
 
 def kernels(data: Any) -> Iterator[Verdict]:
     """Kernels of one clip over the leaves, on a GPU."""
-    for case in cases(data, "clip", what="clip"):
-        row = case["rows"]["optclip"]
-        if "kernels" in row and case["tree"] not in MEMORY_BOUND:
-            count = float(row["kernels"])
+    for case in cases(data, "clip", what="clip") if on_gpu(data) else ():
+        if case["tree"] not in MEMORY_BOUND:
+            count = float(case["rows"]["optclip"]["kernels"])
             goal = 2000.0 if case["tree"] == "equal" else None
-            yield Verdict(named(case), Spread(count, count, count), goal)
+            yield Verdict(named(case), Spread(count, count, count), goal, strict=True)

@@ -24,7 +24,6 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
-        "commit": _commit(),
     }
 
 
@@ -62,7 +61,7 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit measured, with a plus if files differ from it."""
     try:
         head = _git("rev-parse", "--short", "HEAD")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from benchmarks import goals
+from benchmarks import verdicts
 from benchmarks.timing import ratio, spread
 
 # Okabe and Ito's colours, told apart by colour-blind eyes; hatches do it in print.
@@ -27,7 +27,7 @@ KINDS = {"equal": "leaves of 64", "assorted": "mixed small leaves"}
 def save(data: Mapping[str, Any], folder: Path) -> list[Path]:
     """The pictures there are measurements for."""
     folder.mkdir(parents=True, exist_ok=True)
-    backend = data["machine"]["backend"]
+    backend = data["machines"][0]["backend"]
     saved = []
     for name, draw in (("clip", clip_bars), ("compile", compile_lines)):
         figure = draw(data)
@@ -40,7 +40,7 @@ def save(data: Mapping[str, Any], folder: Path) -> list[Path]:
 
 def clip_bars(data: Mapping[str, Any]) -> Figure | None:
     """How many times slower others clip, for each tree and dtype."""
-    found = goals.cases(data, "clip", what="clip")
+    found = verdicts.cases(data, "clip", what="clip")
     titles = list(dict.fromkeys(case["title"] for case in found))
     if not titles:
         return None
@@ -62,8 +62,8 @@ def _panel(axes: Axes, found: list[Any], title: str) -> None:
         drawn = [
             (row + 0.27 * (i - 1), ratio(theirs, ours))
             for row, case in enumerate(found)
-            if (theirs := goals.seconds(case["rows"], name))
-            and (ours := goals.seconds(case["rows"], "optclip"))
+            if (theirs := verdicts.seconds(case["rows"], name))
+            and (ours := verdicts.seconds(case["rows"], "optclip"))
         ]
         places = [place for place, _ in drawn]
         middle = [each.median for _, each in drawn]
@@ -93,7 +93,7 @@ def _few(x: float, _: Any) -> str:
 
 def compile_lines(data: Mapping[str, Any]) -> Figure | None:
     """Seconds to trace, lower and compile against the number of leaves."""
-    kinds = [kind for kind in KINDS if goals.cases(data, "compile", tree=kind)]
+    kinds = [kind for kind in KINDS if verdicts.cases(data, "compile", tree=kind)]
     if not kinds:
         return None
     figure = Figure(figsize=(4.6 * len(kinds), 4.2), layout="constrained")
@@ -101,11 +101,11 @@ def compile_lines(data: Mapping[str, Any]) -> Figure | None:
     for axes, kind in zip(panels, kinds, strict=True):
         ticks: set[int] = set()
         for (name, what), (colour, marker, style) in LINES.items():
-            found = goals.cases(data, "compile", tree=kind, what=what, dtype="f32")
+            found = verdicts.cases(data, "compile", tree=kind, what=what, dtype="f32")
             points = sorted(
                 (int(case["leaves"]), spread(samples).median)
                 for case in found
-                if (samples := goals.seconds(case["rows"], name))
+                if (samples := verdicts.seconds(case["rows"], name))
             )
             ticks |= {leaves for leaves, _ in points}
             axes.plot(

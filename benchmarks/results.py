@@ -16,29 +16,42 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._data = read(path) if path.exists() else {}
+        self._data = read(path) if path.exists() else {"machines": [], "parts": {}}
+        self._commit = machine.commit()  # of the code that is imported by now
 
     def add(
         self, part: str, case: Case, rows: Mapping[str, Any], options: Options
     ) -> None:
         """Put one case in, in place of an earlier measurement of it, and save."""
-        self._data["machine"] = machine.describe()
-        cases = self._data.setdefault("parts", {}).setdefault(part, {})
+        now, machines = machine.describe(), self._data["machines"]
+        if now not in machines:
+            machines.append(now)
+        cases = self._data["parts"].setdefault(part, {})
         cases[case.name] = {
             **case.labels,
             "title": case.title,
             **machine.moment(),
             "small": options.small,
-            "commit": self._data["machine"]["commit"],
+            "machine": machines.index(now),
+            "commit": self._commits(),
             "rows": rows,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(_text(self._data))
 
+    def _commits(self) -> str | None:
+        """The commit; both, if another was made while this ran."""
+        now = machine.commit()
+        return now if now == self._commit else f"{self._commit} to {now}"
+
 
 def read(path: Path) -> dict[str, Any]:
     """A saved file."""
-    return json.loads(path.read_text())
+    data = json.loads(path.read_text())
+    if "machine" in data:  # as saved when a file had one for all cases
+        data["machines"] = [data.pop("machine")]
+        del data["machines"][0]["commit"]
+    return data
 
 
 def _text(data: Any) -> str:

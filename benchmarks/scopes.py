@@ -1,7 +1,7 @@
 """Part `scopes`: the clips by leaf, axis, group and element, against their own floor.
 
-The floor is the plain norms of the same scope and a plain scale, as two executables on
-the same buffers. Beside them runs what is nearest in optax or TensorFlow, where either
+The floor is the norms of the same scope, plain or optclip's if those are faster, and a
+plain scale, as two executables on the same buffers. Beside them runs what is nearest in optax or TensorFlow, where either
 has the same clip at all.
 """
 
@@ -19,8 +19,9 @@ from benchmarks import trees
 from benchmarks.cases import Case, Options, Row
 from benchmarks.contenders import plain_sum, scaled
 from benchmarks.held import Held
-from benchmarks.oracle import scope_check
+from benchmarks.oracle import Inspect, scope_check
 from benchmarks.timing import Contender, race
+from optclip.norms import Block, measure
 
 Tree = Any
 SCOPES = ("leaf", "axis", "rms", "group", "value")
@@ -47,7 +48,7 @@ def _labels(tree: Tree) -> Tree:
 
 
 def _limit(scope: str, tree: Tree) -> float:
-    """Half of what standard normal numbers measure, for about every leaf."""
+    """Half of what the smallest leaf, row or group measures, so that all are clipped."""
     sizes = [x.size for x in jax.tree.leaves(tree)]
     rows = [x.shape[-1] for x in jax.tree.leaves(tree)]
     return {
@@ -93,6 +94,18 @@ def norms(scope: str, tree: Tree) -> list[jax.Array]:
     return [jnp.sqrt(jnp.stack(sums))]
 
 
+def own_norms(scope: str, tree: Tree) -> list[jax.Array]:
+    """The norms of a scope as optclip measures them."""
+    leaves = jax.tree.leaves(tree)
+    if scope == "axis":
+        blocks = [Block([x], (x.ndim - 1,)) for x in leaves]
+    elif scope == "group":
+        blocks = [Block(leaves[i::3]) for i in range(3)]
+    else:
+        blocks = [Block([x]) for x in leaves]
+    return [each.norm for each in measure(blocks)]
+
+
 def scale(scope: str, tree: Tree, factors: list[jax.Array]) -> tuple[Tree, Any]:
     """A plain scale by factors of a scope, which are arguments and so are unknown."""
     leaves, structure = jax.tree.flatten(tree)
@@ -110,7 +123,9 @@ def plain_value(limit: float) -> Callable[[Tree], tuple[Tree]]:
     return lambda tree: (jax.tree.map(lambda x: jnp.clip(x, -limit, limit), tree),)
 
 
-def by_tensorflow(scope: str, limit: Any, source: Tree, check: Any) -> Contender | None:
+def by_tensorflow(
+    scope: str, limit: Any, source: Tree, check: Inspect
+) -> Contender | None:
     """The clip of TensorFlow by leaf or axis, which optax lacks; not in place."""
     lacking = scope not in ("leaf", "axis") or jax.default_backend() == "gpu"
     if lacking or find_spec("tensorflow") is None:
@@ -138,6 +153,7 @@ def floor(scope: str, held: Held, limit: Any) -> dict[str, Contender]:
     )
     return {
         "norms only": held.reading(lambda tree: norms(scope, tree), _nothing),
+        "own norms": held.reading(lambda tree: own_norms(scope, tree), _nothing),
         "scale only": held.taking(
             lambda tree, factors: scale(scope, tree, factors), _nothing, found
         ),
@@ -157,15 +173,18 @@ def _case(
     def run() -> dict[str, Row]:
         source = trees.numbers(workload.shapes, dtype)
         held, limit, labels = Held(source), _limit(scope, source), _labels(source)
-        check = scope_check(scope, source, limit)
+        checks = {
+            name: scope_check(name, scope, source, limit)
+            for name in ("optclip", "optax", "TensorFlow")
+        }
         runners = {
-            "optclip": held.taking(ours(scope, limit, labels), check),
+            "optclip": held.taking(ours(scope, limit, labels), checks["optclip"]),
             **floor(scope, held, limit),
         }
         nearest = by_optax(scope, limit, labels)
         if nearest is not None:
-            runners["optax"] = held.taking(nearest, check)
-        tensorflow = by_tensorflow(scope, limit, source, check)
+            runners["optax"] = held.taking(nearest, checks["optax"])
+        tensorflow = by_tensorflow(scope, limit, source, checks["TensorFlow"])
         if tensorflow is not None:
             runners["TensorFlow"] = tensorflow
         return race(runners, options.rounds_for(workload))

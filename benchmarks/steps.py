@@ -21,17 +21,12 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(1e-4),
     "sgd": lambda: optax.sgd(1e-4),
 }
-# What a step adds over the clip alone hardly depends on the dtype of many small leaves,
-# and each takes ten seconds or more to compile, three times.
-DTYPES_OF_MANY = ("f32", "mixed")
 
 
 def cases(options: Options) -> Iterator[Case]:
     """A race for each optimizer, tree, dtype and source of gradients."""
-    for workload in options.workloads():
+    for workload in trees.workloads(options.small).values():
         for dtype in options.dtypes(workload):
-            if workload.many and dtype not in DTYPES_OF_MANY and not options.small:
-                continue
             for optimizer in OPTIMIZERS if not options.small else ("adamw",):
                 for source in ("arguments",) if workload.many else MADE:
                     labels = {
@@ -72,10 +67,13 @@ def _case(
         arrays = trees.numbers(workload.shapes, dtype)
         limit = SHARE * trees.exact_norm(jax.tree.leaves(arrays))
         gradients = jax.device_put(arrays)
-        shared = stepping.Shared(gradients, OPTIMIZERS[optimizer]())
+        shared = stepping.Shared(
+            gradients, OPTIMIZERS[optimizer](), MADE[source], gradients, jnp.ones(())
+        )
         runners = {
-            name: shared.contender(clip, MADE[source], gradients, jnp.ones(()))
+            name: shared.contender(name, clip)
             for name, clip in stepping.transformations(limit).items()
+            if name != "optax" or options.quick(workload)
         }
         refused: dict[str, Row] = {}
         if optimizer == "adamw" and source == "arguments" and find_spec("torch"):
@@ -102,8 +100,7 @@ def _torch_steps(arrays: foreign.Arrays, limit: float) -> dict[str, Contender]:
     adamw = torch.optim.AdamW(parameters, 1e-4, fused=True)
 
     def renew() -> None:
-        torch._foreach_copy_([p.grad for p in parameters], source)
-        foreign.torch_wait(None)
+        foreign.torch_refill([p.grad for p in parameters], source)
 
     def clipped() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)

@@ -79,6 +79,12 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
+def smaller(*samples: Sequence[float] | None) -> list[float]:
+    """The least by round, of those that ran."""
+    ran = [each for each in samples if each]
+    return [min(each) for each in zip(*ran, strict=True)]
+
+
 def added(*samples: Sequence[float]) -> list[float]:
     """Sums by round, of executables that together are one floor."""
     return [sum(each) for each in zip(*samples, strict=True)]
