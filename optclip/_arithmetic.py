@@ -1,4 +1,4 @@
-"""Quotients that keep their derivatives."""
+"""Quotients and roots that keep their derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -27,3 +27,9 @@ def over(x: jax.Array, real: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         return lax.complex(ratio(jnp.real(x), real), ratio(jnp.imag(x), real))
     return ratio(x, real)
+
+
+def root(x: jax.Array) -> jax.Array:
+    """The square root of what is not negative, with a derivative of 0 at zero."""
+    live = x > 0
+    return jnp.where(live, jnp.sqrt(jnp.where(live, x, jnp.ones_like(x))), x)

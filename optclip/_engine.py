@@ -20,9 +20,9 @@ from optclip import (
     responses,
     scopes,
 )
-from optclip import thresholds as _thresholds
 from optclip._clip import Clip, Limits
 from optclip._record import ClipState
+from optclip.thresholds import _rule
 
 
 def clip_by(
@@ -114,18 +114,19 @@ def clip_by(
         opened = clip.open(updates)
         _check_state(state, rules, opened.treedef, name if record else None)
         reading = clip.measure(opened)
-        seen = _thresholds.Seen(
+        finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
+        seen = _rule.Seen(
             norm=opened.tree([_sound(m) for m in reading.measured]),
+            finite=finite,
             keep=clip.keep,
             measure=lambda tree: _norms(clip, tree),
             params=params,
             step=state.clip_step,
             extra=extra_args,
         )
-        finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
         values, memories = {}, []
         for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
-            found, memory = _memory.update(key, rule, seen, finite, memory)
+            found, memory = _memory.update(key, rule, seen, memory)
             values[key] = opened.entries(found)
             memories.append(memory)
         limits = _limits(clip, opened, reading, values)
@@ -143,11 +144,11 @@ def clip_by(
 
 
 def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
-    if isinstance(threshold, _thresholds.Named):
+    if isinstance(threshold, _rule.Named):
         name, given = threshold.name, threshold.value
-        return {name: _thresholds.as_rules(name, given)}
-    if not isinstance(threshold, _thresholds.Bounds):
-        return {"threshold": _thresholds.as_rules("threshold", threshold)}
+        return {name: _rule.as_rules(name, given)}
+    if not isinstance(threshold, _rule.Bounds):
+        return {"threshold": _rule.as_rules("threshold", threshold)}
     if not clip.moves_elements:
         raise ValueError(
             "Two bounds are for single elements: give over=optclip.ELEMENT and"

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _trees, _validate
-from optclip.thresholds import Rule, Schedule, Seen, is_rule
+from optclip.thresholds._rule import Rule, Schedule, Seen, is_rule
 
 
 def init(name: str, rules: Any, norm: Any) -> list[Any]:
@@ -24,7 +24,6 @@ def update(
     name: str,
     rules: Any,
     seen: Seen,
-    finite: Any,
     memory: list[Any],
 ) -> tuple[Any, list[Any]]:
     """The thresholds, with the structure of the norms, and each rule's new memory.
@@ -35,11 +34,12 @@ def update(
     """
     leaves, norms = _matched(name, rules, seen.norm)
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    flags = treedef.flatten_up_to(finite)
+    flags = treedef.flatten_up_to(seen.finite)
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
         own = seen._replace(
             norm=norm,
+            finite=flags[i],
             keep=functools.partial(_kept, name, seen.keep, norm),
             measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
         )

@@ -79,6 +79,26 @@ def plain(name: str, value: Any, *, above: bool = False) -> None:
         raise ValueError(f"{given} is out of range. Give {wanted}.")
 
 
+def share(name: str, value: Any) -> None:
+    """Raise unless `value` is one real number from 0 to 1."""
+    plain(name, value)
+    known = concrete(value)
+    if known is not None and known > 1:
+        raise ValueError(f"{name}={value!r} is above 1. Give a number from 0 to 1.")
+
+
+def length(name: str, value: Any, *, least: int = 1) -> None:
+    """Raise unless `value` is an int of `least` or more: a shape, so never traced."""
+    given = f"{name}={value!r} ({type(value).__name__})"
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(
+            f"{given} is no int. Give a number of steps; under optax.inject_hyperparams"
+            f" name it in static_args=('{name}',)."
+        )
+    if value < least:
+        raise ValueError(f"{given} is below {least}. Give a number of steps.")
+
+
 def axis_names(value: Any) -> None:
     """Raise unless `value` may name mapped axes, as in `jax.lax.psum`."""
     for name in value if isinstance(value, tuple) else (value,):

@@ -10,8 +10,9 @@ from typing import Any
 
 import optax
 
-from optclip import norms, scopes, thresholds
+from optclip import norms, scopes
 from optclip._engine import clip_by
+from optclip.thresholds._rule import Named, bounds
 
 
 def clip_by_value(
@@ -59,9 +60,7 @@ def clip_by_value(
             " Give limit alone for symmetric bounds, or lower= and upper= (either may"
             " be left out)."
         )
-    threshold = (
-        thresholds.bounds(lower, upper) if two else thresholds.Named("limit", limit)
-    )
+    threshold = bounds(lower, upper) if two else Named("limit", limit)
     return clip_by(
         threshold, over=scopes.ELEMENT, response=response, strict=strict,
         nonfinite=nonfinite, clip_mask=clip_mask, record=record, name=name,
@@ -109,7 +108,7 @@ def clip_by_norm(
     Source: `tf.clip_by_norm`; Keras' `clipnorm`.
     """
     return clip_by(
-        thresholds.Named("max_norm", max_norm), norm=norms.of_order(ord),
+        Named("max_norm", max_norm), norm=norms.of_order(ord),
         over=scopes.LEAF if axis is None else scopes.axes(axis), response=response,
         eps=eps, strict=strict, nonfinite=nonfinite, norm_mask=clip_mask,
         clip_mask=clip_mask, axis_name=axis_name, record=record, name=name,
@@ -155,7 +154,7 @@ def clip_by_average_norm(
     Source: `tf.compat.v1.clip_by_average_norm`.
     """
     return clip_by(
-        thresholds.Named("max_norm", max_norm), over=scopes.LEAF,
+        Named("max_norm", max_norm), over=scopes.LEAF,
         norm=norms.AVERAGE, response=response, eps=eps, strict=strict,
         nonfinite=nonfinite, norm_mask=clip_mask, clip_mask=clip_mask,
         axis_name=axis_name, record=record, name=name,
@@ -202,7 +201,7 @@ def clip_by_rms(
     Memory Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
     """
     return clip_by(
-        thresholds.Named("max_rms", max_rms), norm=norms.RMS,
+        Named("max_rms", max_rms), norm=norms.RMS,
         over=scopes.LEAF if axis is None else scopes.axes(axis), response=response,
         eps=eps, strict=strict, nonfinite=nonfinite, norm_mask=clip_mask,
         clip_mask=clip_mask, axis_name=axis_name, record=record, name=name,
@@ -254,7 +253,7 @@ def clip_by_group_norm(
       {'head': Array([9.], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
     """
     return clip_by(
-        thresholds.Named("max_norm", max_norm), over=scopes.groups(groups),
+        Named("max_norm", max_norm), over=scopes.groups(groups),
         norm=norms.of_order(ord), response=response, eps=eps, strict=strict,
         nonfinite=nonfinite, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name, record=record, name=name,
@@ -307,7 +306,7 @@ def clip_by_global_norm(
     Neural Networks", 2012, arXiv:1211.5063.
     """
     return clip_by(
-        thresholds.Named("max_norm", max_norm), over=scopes.TREE,
+        Named("max_norm", max_norm), over=scopes.TREE,
         norm=norms.of_order(ord), response=response, eps=eps, strict=strict,
         nonfinite=nonfinite, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name, record=record, name=name,

@@ -56,6 +56,10 @@ def _clips_by(response: Any) -> Any:
     return clips(optclip.clip_by(1.0, response=response))
 
 
+def _clips_at(rule: Any) -> Any:
+    return clips(optclip.clip_by_norm(rule))
+
+
 CALLS = {
     "by_path": Call(optclip.by_path, {"function": str}),
     "clip_by": Call(optclip.clip_by, {"threshold": 1.0}, clips),
@@ -82,6 +86,11 @@ CALLS = {
     ),
     "constant": Call(thresholds.constant, {"value": 1.0}),
     "schedule": Call(thresholds.schedule, {"function": lambda step: 1.0}),
+    "relative_to_params": Call(thresholds.relative_to_params, {}),
+    "quantile": Call(thresholds.quantile, {}, _clips_at),
+    "mean_plus_std": Call(thresholds.mean_plus_std, {}, _clips_at),
+    "ema": Call(thresholds.ema, {}, _clips_at),
+    "zscore": Call(thresholds.zscore, {}, _clips_at),
     "functional.global_norm": Call(functional.global_norm, {"tree": TREE}),
 }
 for _name, _right in {
@@ -167,6 +176,15 @@ SCALAR = [
     Bad(math.nan, V, "{p}=nan .*out of range", "a finite number"),
     Bad(HUGE, V, "{p}=10+", "a finite number"),
 ]
+SHARE = [*SCALAR, Bad(1.5, V, "{p}=1.5 is above 1", "from 0 to 1")]
+LENGTH = [
+    Bad("x", T, r"{p}='x' \(str\) is no int", "a number of steps"),
+    Bad(True, T, r"{p}=True \(bool\) is no int", "a number of steps"),
+    Bad(2.0, T, r"{p}=2.0 \(float\) is no int", "static_args=.'{p}'"),
+    Bad(math.nan, T, r"{p}=nan \(float\) is no int", "a number of steps"),
+    Bad(jnp.ones((), int), T, r"{p}=Array.* is no int", "static_args=.'{p}'"),
+    Bad(-1, V, r"{p}=-1 \(int\) is below", "a number of steps"),
+]
 AXIS_NAME = [
     Bad(3, T, r"axis_name=3 \(int\) names no", "a tuple of names"),
     Bad(math.nan, T, r"axis_name=nan \(float\) names no", "a tuple of names"),
@@ -181,12 +199,14 @@ BY_PARAMETER = {
         Bad([3], T, r"blocks holds 3 \(int\)", "a list of optclip.norms.Block"),
     ],
     "clip_mask": MASK,
+    "decay": SHARE,
     "eps": [*SCALAR, Bad(math.inf, V, "eps=inf .*out of range", "a finite number")],
     "function": [
         Bad(3, T, "function=3.* cannot be called", "a function|an optax schedule"),
         Bad(None, T, "function=None.* cannot be called", "a function|an optax"),
     ],
     "groups": LABEL,
+    "k": SCALAR,
     "labels": LABEL,
     "leaves": [
         Bad(jnp.ones(2), T, "leaves=Array", "a list of arrays"),
@@ -197,6 +217,12 @@ BY_PARAMETER = {
     "lower": [*BOUND, Bad(2.0, V, "lower=2.0 is above upper=1.0", "arrays", "Swap")],
     "max_norm": THRESHOLD,
     "max_rms": THRESHOLD,
+    "min_norm": SCALAR,
+    "mode": [
+        Bad("z", V, "mode='z' is not known", "'reciprocal'"),
+        Bad(None, T, r"mode=None \(NoneType\)", "'reciprocal'"),
+        Bad(["mean"], T, r"mode=\['mean'\] \(list\)", "'reciprocal'"),
+    ],
     "name": [
         Bad(3, T, "name=3", "a non-empty string"),
         Bad("", T, "name=''", "a non-empty string"),
@@ -225,6 +251,8 @@ BY_PARAMETER = {
         Bad(scopes.Tree, T, "over=.*Tree.* is no scope", "optclip.TREE"),
     ],
     "per_count": SCALAR,
+    "q": SHARE,
+    "ratio": SCALAR,
     "record": [
         Bad("all", T, "record='all'", "True, False or 'leaves'"),
         Bad(1, T, "record=1", "True, False or 'leaves'"),
@@ -239,6 +267,10 @@ BY_PARAMETER = {
         Bad(lambda n, c: None, T, "returned None", "a real number", "Return"),
     ],
     "sharpness": [*SCALAR, Bad(0, V, "sharpness=0 .*out of range", "above 0")],
+    "skip_spikes": [
+        Bad(1, T, r"skip_spikes=1 \(int\)", "True or"),
+        Bad(None, T, r"skip_spikes=None \(NoneType\)", "True or"),
+    ],
     "strict": [
         Bad(1, T, r"strict=1 \(int\)", "True or"),
         Bad("yes", T, r"strict='yes' \(str\)", "True or"),
@@ -260,10 +292,22 @@ BY_PARAMETER = {
         Bad({"a": 1.0}, T, r"value=.* \(dict\)", "a real number"),
         Bad(None, T, "value=None", "a real number"),
     ],
+    "warmup": LENGTH,
+    "window": [*LENGTH, Bad(0, V, r"window=0 \(int\) is below 1", "a number of steps")],
+    "z": [*SCALAR, Bad(0, V, "z=0 .*out of range", "above 0")],
 }
+_NUMBER_ONLY = [
+    *THRESHOLD[:3],
+    Bad(math.nan, V, "{p}=nan is NaN", "a number"),
+    Bad(-1.0, V, "{p}=-1.0 is negative", "0 or more"),
+    Bad(HUGE, V, "{p} is an int above the largest", "less"),
+    Bad(None, T, "{p}=None", "a real number"),
+]
 
 # Where a parameter means something else than under the same name elsewhere.
 BY_CALL = {
+    ("ema", "max_norm"): _NUMBER_ONLY,
+    ("zscore", "max_norm"): _NUMBER_ONLY,
     ("clip_by_value", "response"): [
         *BY_PARAMETER["response"][:-1],
         Bad(lambda n, c: 1.0, V, "Two bounds", "response='hard'", "give over="),

@@ -32,6 +32,7 @@ class Entry:
       takes_flat: whether clipping the concatenation of all leaves is the same.
       scalar_threshold: whether the threshold is one number that may be traced,
         scheduled and vmapped (a rule is not).
+      slope_at_zero: its derivative there: 0 where the threshold itself is 0.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Entry:
     per_leaf: bool = True
     takes_flat: bool = False
     scalar_threshold: bool = True
+    slope_at_zero: float = 1.0
 
     def make(self, threshold: Any = None, **more: Any) -> Any:
         name, active = self.threshold
@@ -108,6 +110,10 @@ def _half_of_own(tree: Any, _: Any) -> Any:
     # A rule sees a norm above the largest float as that.
     seen = min(oracles.tree_norm(tree), float(jnp.finfo("float32").max))
     return oracles.by_tree(tree, 0.5 * seen)
+
+
+def _to_two(tree: Any, _: Any) -> Any:
+    return oracles.by_tree(tree, 2.0)
 
 
 def _two_bounds(tree: Any, upper: float) -> Any:
@@ -241,6 +247,25 @@ ENTRIES = [
         optclip.clip_by,
         ("threshold", LargestSoFar()),
         _half_of_own,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+        slope_at_zero=0.0,
+    ),
+    Entry(
+        "zscore-in-warm-up",
+        optclip.clip_by_global_norm,
+        ("max_norm", optclip.thresholds.zscore(max_norm=2.0)),
+        _to_two,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+    ),
+    Entry(
+        "ema-in-warm-up",
+        optclip.clip_by_norm,
+        ("max_norm", optclip.thresholds.ema(max_norm=2.0)),
+        _to_two,
         per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,

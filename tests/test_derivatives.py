@@ -216,8 +216,7 @@ def test_every_transformation(entry):
     assert helpers.differs(formula(flat), flat)
     _compare(entry.id, found, formula, flat, along, smooth)
     np.testing.assert_allclose(remat, found.slope, rtol=1e-12)
-    # The rule's threshold is 0 there, and a clip to 0 has the derivative 0.
-    identity = float(entry.scalar_threshold)
+    identity = entry.slope_at_zero
     weights = differences.weights(flat.size)[0]
     np.testing.assert_array_equal(at_zero.tangent, identity * along)
     np.testing.assert_array_equal(at_zero.slope, identity * weights)

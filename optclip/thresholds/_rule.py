@@ -1,9 +1,4 @@
-"""WHERE to clip: a number, a schedule, or a rule of your own.
-
-A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
-`__call__` (optax.inject_hyperparams takes any callable for a schedule). Learned rules
-keep what they know in `memory`, a pytree of arrays of fixed shapes.
-"""
+"""What a rule is; the plain ones; and what is taken for one."""
 
 import dataclasses
 import math
@@ -11,11 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optclip import _validate
-
-__all__ = ["Bounds", "Rule", "Seen", "bounds", "constant", "schedule"]
 
 
 class Seen(NamedTuple):
@@ -25,6 +19,7 @@ class Seen(NamedTuple):
       norm: the norms of the scope, finite: `()` for the tree; a tree or dict of them
         for leaves and groups; with 1 at reduced axes; the modulus for elements. A
         non-finite norm reads 0, one above the largest float reads as that.
+      finite: likewise bools: which of them were finite.
       keep: takes a threshold, returns the norms that the response would leave.
       measure: takes a tree like the updates, returns its norms over the same scope.
       params: as given to `update`, or None.
@@ -33,6 +28,7 @@ class Seen(NamedTuple):
     """
 
     norm: Any
+    finite: Any
     keep: Callable[..., Any]
     measure: Callable[[Any], Any]
     params: Any
@@ -199,6 +195,11 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
             " number as the threshold itself."
         )
     return Schedule(function)
+
+
+def like(value: Any, norm: jax.Array) -> jax.Array:
+    """A hyperparameter, traced or not, in the dtype of the norms it goes with."""
+    return jnp.asarray(value).astype(norm.dtype)
 
 
 def is_rule(value: Any) -> bool:

@@ -1,0 +1,45 @@
+"""WHERE to clip: a number, a schedule, a rule that learns, or a rule of your own.
+
+A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
+`__call__` (optax.inject_hyperparams takes any callable for a schedule). What it knows
+it keeps in `memory`, a pytree of arrays of fixed shapes. A norm that is NaN or inf
+never enters a memory.
+
+=================== ===================================== ==============================
+rule                threshold                             published as
+=================== ===================================== ==============================
+`constant`          a number
+`schedule`          an optax schedule of the step
+`relative_to_params` a share of the parameters' norm      AGC
+`quantile`          a quantile of the last norms          AutoClip
+`mean_plus_std`     mean + k deviations of the last norms Levanter
+`zscore`            the same of a running mean            ZClip
+`ema`               a multiple of the running norm        AdaGC
+=================== ===================================== ==============================
+"""
+
+from optclip.thresholds._ema import ema as ema
+from optclip.thresholds._relative import relative_to_params as relative_to_params
+from optclip.thresholds._rule import Bounds as Bounds
+from optclip.thresholds._rule import Rule as Rule
+from optclip.thresholds._rule import Seen as Seen
+from optclip.thresholds._rule import bounds as bounds
+from optclip.thresholds._rule import constant as constant
+from optclip.thresholds._rule import schedule as schedule
+from optclip.thresholds._window import mean_plus_std as mean_plus_std
+from optclip.thresholds._window import quantile as quantile
+from optclip.thresholds._zscore import zscore as zscore
+
+__all__ = [
+    "Bounds",
+    "Rule",
+    "Seen",
+    "bounds",
+    "constant",
+    "ema",
+    "mean_plus_std",
+    "quantile",
+    "relative_to_params",
+    "schedule",
+    "zscore",
+]

@@ -1,0 +1,78 @@
+"""The threshold that goes by the parameters: adaptive gradient clipping."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _validate
+from optclip.thresholds._rule import Seen, like
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativeToParams:
+    """See `relative_to_params`."""
+
+    ratio: Any
+    min_norm: Any
+
+    def __post_init__(self) -> None:
+        _validate.plain("ratio", self.ratio)
+        _validate.plain("min_norm", self.min_norm)
+
+    def init(self, norm: Any) -> Any:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        if seen.params is None:
+            raise ValueError(
+                "params=None, but this threshold is relative to the parameters. Give"
+                " them: tx.update(updates, state, params)."
+            )
+
+        def share(norm: jax.Array) -> jax.Array:
+            return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
+
+        return jax.tree.map(share, seen.measure(seen.params)), memory
+
+
+def relative_to_params(ratio: Any = 0.01, min_norm: Any = 1e-3) -> RelativeToParams:
+    r"""A share of the parameters' own norm, over the same scope.
+
+    .. math:: c = ratio \cdot \max(\|w\|, min\_norm)
+
+    Args:
+      ratio: a finite scalar of at least 0, traced or not.
+      min_norm: likewise, in the units of the norm: parameters that start at zero can
+        move by `ratio * min_norm`.
+
+    Returns:
+      A rule without memory, for any scope and norm; `update` must be given `params`.
+
+    Raises:
+      TypeError, ValueError: an argument is no such scalar; at `update`, `params` is
+        None or has another structure than the updates.
+
+    ================ ================================================================
+    edge             threshold
+    ================ ================================================================
+    zero parameters  `ratio * min_norm`
+    NaN or inf in w  NaN or inf: the first is loud, the second clips nothing
+    ================ ================================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.relative_to_params(0.1)
+      >>> tx = optclip.clip_by(rule, over=optclip.axes(0))
+      >>> kernel = jnp.array([[3.0, 0.0], [4.0, 0.0]])
+      >>> grads = jnp.array([[0.6, 0.0], [0.8, 1e-5]])
+      >>> print(tx.update(grads, tx.init(kernel), kernel)[0])
+      [[3.e-01 0.e+00]
+       [4.e-01 1.e-05]]
+
+    Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
+    Without Normalization*, 2021, arXiv:2102.06171, equation 3.
+    """
+    return RelativeToParams(ratio, min_norm)

@@ -1,0 +1,234 @@
+"""Thresholds from the last norms: a quantile of them, or mean + k deviations."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip import _arithmetic, _validate
+from optclip.thresholds._rule import Seen, like
+
+
+class History(NamedTuple):
+    """The last norms, a ring: for each norm an array with the window as first axis."""
+
+    norms: Any
+    next: jax.Array
+    num_known: jax.Array
+
+
+def _empty(norm: Any, window: int) -> History:
+    def ring(x: jax.Array) -> jax.Array:
+        return jnp.zeros((window, *x.shape), x.dtype)
+
+    zero = jnp.zeros((), jnp.int32)
+    return History(jax.tree.map(ring, norm), zero, zero)
+
+
+def _with(history: History, norm: Any, window: int) -> History:
+    """The history with one more norm, in the place of the oldest."""
+    norms = jax.tree.map(lambda ring, x: ring.at[history.next].set(x), history[0], norm)
+    return History(
+        norms,
+        (history.next + 1) % window,
+        jnp.minimum(history.num_known + 1, window),
+    )
+
+
+def _known(ring: jax.Array, count: jax.Array) -> jax.Array:
+    """Which places hold a norm; `count` is a scalar or one for each norm."""
+    places = jax.lax.broadcasted_iota(jnp.int32, ring.shape, 0)
+    return places < jnp.broadcast_to(count, ring.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantile:
+    """See `quantile`."""
+
+    q: Any
+    window: int
+
+    def __post_init__(self) -> None:
+        _validate.share("q", self.q)
+        _validate.length("window", self.window)
+
+    def init(self, norm: Any) -> History:
+        return _empty(norm, self.window)
+
+    def update(self, seen: Seen, memory: History) -> tuple[Any, History]:
+        new = _with(memory, seen.norm, self.window)
+
+        def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
+            # A bad norm is told by the policy; the threshold is that of the others.
+            ring = jnp.where(finite[None], ring, old)
+            count = jnp.where(finite, new.num_known, memory.num_known)
+            return self._quantile(ring, count)
+
+        found = jax.tree.map(among, new.norms, memory.norms, seen.finite)
+        return found, new
+
+    def _quantile(self, ring: jax.Array, count: jax.Array) -> jax.Array:
+        count = jnp.broadcast_to(count, ring.shape[1:])
+        inf = jnp.full_like(ring, jnp.inf)
+        ordered = jnp.sort(jnp.where(_known(ring, count), ring, inf), axis=0)
+        low, share = self._place(count, ring.dtype)
+        high = jnp.minimum(low + 1, jnp.maximum(count - 1, 0))
+        a, b = (
+            jnp.squeeze(jnp.take_along_axis(ordered, i[None], axis=0), 0)
+            for i in (low, high)
+        )
+        # Nothing is known of nothing: nothing is clipped.
+        step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
+        return a + step * share
+
+    def _place(self, count: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        """The place below the quantile among `count`, and the share of the next."""
+        q = _validate.concrete(self.q)
+        if q is None:
+            last = jnp.maximum(count - 1, 0).astype(dtype)
+            place = jnp.asarray(self.q).astype(dtype) * last
+            return jnp.floor(place).astype(jnp.int32), place - jnp.floor(place)
+        # In float64, or a large step between two norms would show the rounding.
+        places = float(q) * np.arange(-1, self.window).clip(0)
+        low, share = np.floor(places), places - np.floor(places)
+        return jnp.asarray(low, jnp.int32)[count], jnp.asarray(share, dtype)[count]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanPlusStd:
+    """See `mean_plus_std`."""
+
+    k: Any
+    window: int
+    warmup: int | None
+
+    def __post_init__(self) -> None:
+        _validate.plain("k", self.k)
+        _validate.length("window", self.window)
+        if self.warmup is not None:
+            _validate.length("warmup", self.warmup)
+
+    def init(self, norm: Any) -> History:
+        return _empty(norm, self.window)
+
+    def update(self, seen: Seen, memory: History) -> tuple[Any, History]:
+        needed = max(2, self.window // 2) if self.warmup is None else self.warmup
+
+        def bound(ring: jax.Array) -> jax.Array:
+            mean, deviation = _mean_and_deviation(ring, memory.num_known)
+            # Of equal norms the next is clipped at a hair above them, not at them.
+            found = mean + like(self.k, mean) * jnp.maximum(deviation, mean * 1e-6)
+            return jnp.where(
+                memory.num_known >= needed, found, jnp.full_like(found, jnp.inf)
+            )
+
+        return jax.tree.map(bound, memory.norms), _with(memory, seen.norm, self.window)
+
+
+def _mean_and_deviation(
+    ring: jax.Array, count: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    known = _known(ring, count)
+    ring = jnp.where(known, ring, jnp.zeros_like(ring))
+    peak = jnp.max(ring, axis=0)
+    # Relative to the largest: squares of norms above 1e19 would overflow.
+    peak = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+    parts = _arithmetic.ratio(ring, jnp.broadcast_to(peak, ring.shape))
+    number = jnp.maximum(count, 1).astype(ring.dtype)
+    mean = jnp.sum(parts, axis=0) / number
+    apart = jnp.where(known, parts - mean[None], jnp.zeros_like(ring))
+    deviation = _arithmetic.root(jnp.sum(jnp.square(apart), axis=0) / number)
+    return mean * peak, deviation * peak
+
+
+def quantile(q: Any = 0.1, window: int = 1000) -> Quantile:
+    r"""A quantile of the last norms, the current one among them.
+
+    .. math:: c_t = \mathrm{quantile}_q(n_{t-window+1}, \ldots, n_t)
+
+    Args:
+      q: a scalar from 0 to 1, traced or not.
+      window: how many norms are kept, an int; the memory is that many floats for each
+        norm of the scope.
+
+    Returns:
+      A rule for any scope and norm. Between two norms it is interpolated linearly, as
+      `numpy.quantile` does.
+
+    Raises:
+      TypeError, ValueError: `q` is no such scalar, `window` no int above 0.
+
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    first step         its own norm: nothing is clipped
+    fewer than window  the quantile of all so far
+    zero norm          counts as any other
+    NaN or inf norm    the quantile without it; it never enters the memory
+    ================== ==============================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_global_norm(optclip.thresholds.quantile(0.5))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (2.0, 4.0, 30.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(clipped)
+      [2.]
+      [3.]
+      [4.]
+
+    Source: Seetharaman, Wichern, Pardo, Le Roux, *AutoClip: Adaptive Gradient Clipping
+    for Source Separation Networks*, 2020, arXiv:2007.14469.
+    """
+    return Quantile(q, window)
+
+
+def mean_plus_std(
+    k: Any = 3.0, window: int = 128, warmup: int | None = None
+) -> MeanPlusStd:
+    r"""The mean of the norms before this one plus k of their standard deviations.
+
+    .. math:: c_t = \mathrm{mean} + k \cdot \mathrm{std}\quad
+        \text{of } n_{t-window}, \ldots, n_{t-1}
+
+    Args:
+      k: a finite scalar of at least 0, traced or not.
+      window: how many norms are kept, an int.
+      warmup: with fewer norms than these nothing is clipped; None is half the window,
+        at least 2.
+
+    Returns:
+      A rule for any scope and norm. The norms are those before the clip, so that the
+      threshold does not creep down.
+
+    Raises:
+      TypeError, ValueError: `k` is no such scalar, a length no int above 0.
+
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    warm-up            inf: nothing is clipped
+    equal norms        a millionth of k above them
+    zero norm          counts as any other
+    NaN or inf norm    as for any other; it never enters the memory
+    ================== ==============================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.mean_plus_std(2.0, window=4)
+      >>> tx = optclip.clip_by_global_norm(rule)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (2.0, 4.0, 30.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(clipped)
+      [2.]
+      [4.]
+      [5.]
+
+    Source: `clip_update_by_historical_norm` of Levanter (stanford-crfm/levanter), whose
+    smallest deviation is an absolute 1e-6.
+    """
+    return MeanPlusStd(k, window, warmup)

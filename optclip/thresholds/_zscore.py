@@ -1,0 +1,186 @@
+"""The threshold for spikes: the running mean plus some deviations."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _arithmetic, _validate
+from optclip.thresholds._rule import Seen, like
+
+_MODES = ("reciprocal", "mean", "percentile")
+
+
+class Moments(NamedTuple):
+    """Running mean and standard deviation, and the steps of warm-up taken."""
+
+    mean: Any
+    deviation: Any
+    step: jax.Array
+
+
+class _Found(NamedTuple):
+    limit: jax.Array
+    mean: jax.Array
+    deviation: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Zscore:
+    """See `zscore`."""
+
+    z: Any
+    decay: Any
+    warmup: int
+    mode: str
+    max_norm: Any
+    eps: Any
+    skip_spikes: bool
+
+    def __post_init__(self) -> None:
+        _validate.plain("z", self.z, above=True)
+        _validate.share("decay", self.decay)
+        _validate.length("warmup", self.warmup)
+        _validate.choice("mode", self.mode, _MODES)
+        _validate.number("max_norm", self.max_norm)
+        _validate.plain("eps", self.eps)
+        _validate.flag("skip_spikes", self.skip_spikes)
+
+    def init(self, norm: Any) -> Moments:
+        zeros = jax.tree.map(jnp.zeros_like, norm)
+        return Moments(zeros, zeros, jnp.zeros((), jnp.int32))
+
+    def update(self, seen: Seen, memory: Moments) -> tuple[Any, Moments]:
+        warm = memory.step >= self.warmup
+
+        def one(norm: jax.Array, mean: jax.Array, deviation: jax.Array) -> _Found:
+            found, is_spike = self._spike(norm, mean, deviation)
+            is_spike = is_spike & warm
+            inf = jnp.full_like(norm, jnp.inf)
+            limit = jnp.where(is_spike, found, inf)
+            early = _first_moments(norm, mean, deviation, memory.step)
+            late = self._running(jnp.where(is_spike, found, norm), mean, deviation)
+            stays = is_spike & self.skip_spikes
+            return _Found(
+                jnp.minimum(limit, like(self.max_norm, norm)),
+                jnp.where(stays, mean, jnp.where(warm, late[0], early[0])),
+                jnp.where(stays, deviation, jnp.where(warm, late[1], early[1])),
+            )
+
+        found = jax.tree.map(one, seen.norm, memory.mean, memory.deviation)
+        limits, means, deviations = (
+            jax.tree.map(lambda f, i=i: f[i], found, is_leaf=_is_found)
+            for i in range(3)
+        )
+        step = jnp.minimum(memory.step + 1, self.warmup)
+        return limits, Moments(means, deviations, step)
+
+    def _spike(
+        self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Where a spike is clipped to, and whether this is one."""
+        z = like(self.z, norm)
+        edge = mean + z * deviation
+        if self.mode == "percentile":
+            return edge, norm > edge
+        score = (norm - mean) / (deviation + like(self.eps, norm))
+        if self.mode == "mean":
+            return mean, score > z
+        positive = jnp.where(score > z, score, z)
+        return mean + z * deviation * (z / positive), score > z
+
+    def _running(
+        self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        decay = like(self.decay, norm)
+        mean = decay * mean + (1 - decay) * norm
+        # Of deviations, not of variances, which overflow for norms above 1e19.
+        parts = jnp.sqrt(decay) * deviation, jnp.sqrt(1 - decay) * (norm - mean)
+        return mean, _hypotenuse(*parts)
+
+
+def _is_found(value: Any) -> bool:
+    return isinstance(value, _Found)
+
+
+def _first_moments(
+    norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and deviation of all norms so far, this one included."""
+    number = (step + 1).astype(norm.dtype)
+    new = mean + (norm - mean) / number
+    # Of each alone: their product may overflow.
+    spread = _root(norm - mean) * _root(norm - new)
+    parts = jnp.sqrt((number - 1) / number) * deviation, spread / jnp.sqrt(number)
+    return new, _hypotenuse(*parts)
+
+
+def _root(x: jax.Array) -> jax.Array:
+    return _arithmetic.root(jnp.abs(x))
+
+
+def _hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
+    a, b = jnp.abs(a), jnp.abs(b)
+    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
+    safe = jnp.where(large > 0, large, jnp.ones_like(large))
+    return large * jnp.sqrt(1 + jnp.square(_arithmetic.ratio(small, safe)))
+
+
+def zscore(
+    z: Any = 2.5,
+    decay: Any = 0.97,
+    warmup: int = 25,
+    mode: str = "reciprocal",
+    max_norm: Any = float("inf"),
+    eps: Any = 1e-6,
+    skip_spikes: bool = False,
+) -> Zscore:
+    r"""Spikes, norms more than z deviations above the running mean, are clipped.
+
+    .. math:: s = \frac{n - \mu}{\sigma + eps}, \qquad
+        c = \mu + z\sigma \cdot \frac{z}{s} \text{ if } s > z \text{, else } \infty
+
+    After that :math:`\mu` and :math:`\sigma^2` move by `1 - decay` towards the norm, of
+    a spike towards c, and the square of its distance from the new :math:`\mu`.
+
+    Args:
+      z: a finite scalar above 0, traced or not.
+      decay: a scalar from 0 to 1, traced or not.
+      warmup: so many norms give the first mean and deviation, an int above 0.
+      mode: where a spike is clipped to: `"reciprocal"`, by the formula above, the
+        higher the lower; `"mean"`, :math:`\mu`; `"percentile"`,
+        :math:`\mu + z\sigma`, and what is above that is a spike.
+      max_norm: a number of at least 0 that no threshold is above, in the warm-up too.
+      eps: a finite scalar of at least 0, as in the formula.
+      skip_spikes: whether mean and deviation stay as they are at a spike.
+
+    Returns:
+      A rule for any scope and norm; its memory is two floats for each norm.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    warm-up            `max_norm`
+    zero norm          counts as any other
+    NaN or inf norm    as of a norm of 0; it never enters the memory
+    ================== ==============================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_global_norm(optclip.thresholds.zscore(2.0, warmup=2))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (2.0, 4.0, 30.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(clipped.round(2))
+      [2.]
+      [4.]
+      [3.15]
+
+    Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
+    Pre-Training*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
+    """
+    return Zscore(z, decay, warmup, mode, max_norm, eps, skip_spikes)

@@ -1,0 +1,139 @@
+"""The published rules in NumPy float64, from their papers; nothing here is ours.
+
+Each oracle takes one norm a step and says where the paper clips. `NORMS` is the
+sequence they are tried on: heavy tails, a spike of a thousand, NaN, inf, zeros and a
+shift of level.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+
+def _norms() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    found = np.abs(rng.standard_t(2.5, size=240)) + 0.2
+    found[120:] *= 6.0
+    found[[30, 150]] *= 1000.0
+    found[[40, 41, 160]] = 0.0
+    found[[50, 170]] = np.nan
+    found[[60, 61, 180]] = np.inf
+    # The end of a warm-up of 25 steps comes at a spike.
+    found[25] = 50.0
+    return found.astype(np.float32).astype(np.float64)
+
+
+NORMS = _norms()
+
+
+@dataclasses.dataclass
+class AutoClip:
+    """Seetharaman et al. 2020: the percentile of all norms, the current one included."""
+
+    q: float
+    window: int
+    history: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self, norm: float) -> float:
+        if math.isfinite(norm):
+            self.history.append(norm)
+        return float(np.quantile(self.history[-self.window :], self.q))
+
+
+@dataclasses.dataclass
+class Levanter:
+    """Mean + k deviations of the last norms; no clip with under half a window."""
+
+    k: float
+    window: int
+    history: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self, norm: float) -> float:
+        last = np.asarray(self.history[-self.window :])
+        if math.isfinite(norm):
+            self.history.append(norm)
+        if len(last) < max(2, self.window // 2):
+            return math.inf
+        return float(np.mean(last) + self.k * np.std(last))
+
+
+@dataclasses.dataclass
+class ZClip:
+    """Kumar et al. 2025, equations 4 to 9, with the modes and the cap of its code."""
+
+    z: float
+    decay: float
+    warmup: int
+    mode: str = "reciprocal"
+    max_norm: float = math.inf
+    skip_spikes: bool = False
+    first: list[float] = dataclasses.field(default_factory=list)
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def step(self, norm: float) -> float:
+        sound = math.isfinite(norm)
+        if len(self.first) < self.warmup:
+            if sound:
+                self.first.append(norm)
+                self.mean = float(np.mean(self.first))
+                self.variance = float(np.var(self.first))
+            return self.max_norm
+        limit = self._limit(norm if sound else 0.0)
+        if sound and not (self.skip_spikes and limit < math.inf):
+            left = min(norm, limit)
+            self.mean += (1 - self.decay) * (left - self.mean)
+            apart = (left - self.mean) ** 2
+            self.variance += (1 - self.decay) * (apart - self.variance)
+        return min(limit, self.max_norm)
+
+    def _limit(self, norm: float) -> float:
+        deviation = math.sqrt(self.variance)
+        score = (norm - self.mean) / (deviation + 1e-6)
+        if self.mode == "percentile":
+            edge = self.mean + self.z * deviation
+            return edge if norm > edge else math.inf
+        if score <= self.z:
+            return math.inf
+        pull = 0.0 if self.mode == "mean" else self.z**2 / score
+        return self.mean + pull * deviation
+
+
+@dataclasses.dataclass
+class AdaGC:
+    """Wang et al. 2025, algorithm 1, for several tensors: one threshold each."""
+
+    ratio: float
+    decay: float
+    warmup: int
+    max_norm: float
+    steps: int = 0
+    average: Any = None
+
+    def step(self, norms: np.ndarray) -> np.ndarray:
+        sound = bool(np.all(np.isfinite(norms)))
+        seen = np.where(np.isfinite(norms), norms, 0.0)
+        if self.average is None:
+            self.average = np.full_like(seen, math.inf)
+        total = math.sqrt(float(np.sum(seen**2)))
+        if self.steps < self.warmup:
+            over = total > self.max_norm
+            share = self.max_norm / total if over else 1.0
+            limits = seen * share if over else np.full_like(seen, math.inf)
+        else:
+            limits = self.ratio * self.average
+        if sound:
+            self._learn(np.minimum(seen, limits))
+        return limits
+
+    def _learn(self, left: np.ndarray) -> None:
+        # The first finite norm starts the average; a tensor without one learns nothing.
+        start = np.where(np.isinf(self.average), left, self.average)
+        if self.steps < self.warmup:
+            new = np.minimum(start, left)
+        else:
+            new = self.decay * start + (1 - self.decay) * left
+        self.average = np.where(left > 0, new, self.average)
+        self.steps += 1

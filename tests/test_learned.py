@@ -1,0 +1,263 @@
+"""Each learned rule against its paper in float64, step by step; and its edges."""
+
+import json
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests import rules
+
+INF = math.inf
+DIRECTION = np.array([0.6, -0.8])
+
+
+def gradient(norm):
+    """A vector of that norm; what is not finite in one entry only."""
+    if math.isfinite(norm):
+        return jnp.asarray(norm * DIRECTION, jnp.float32)
+    return jnp.array([1.0, norm], jnp.float32)
+
+
+def thresholds_of(tx, gradients):
+    """The threshold of each step, its gradient clipped or not, and the last state."""
+    update = jax.jit(tx.update)
+    state = tx.init(gradients[0])
+    found, clipped = [], []
+    for each in gradients:
+        out, state = update(each, state)
+        metrics = optclip.metrics(state)
+        found.append(float(metrics["clip/threshold"]))
+        norm = float(metrics["clip/norm"])
+        clipped.append(norm > found[-1])
+        if math.isfinite(norm):
+            size = np.linalg.norm(np.asarray(out, np.float64))
+            np.testing.assert_allclose(size, min(norm, found[-1]), rtol=1e-6)
+    return np.array(found), np.array(clipped), state
+
+
+CASES = {
+    "quantile(.3)": (thresholds.quantile(0.3, 1000), rules.AutoClip(0.3, 1000)),
+    "quantile(.9), ring": (thresholds.quantile(0.9, 40), rules.AutoClip(0.9, 40)),
+    "quantile(.5), one": (thresholds.quantile(0.5, 1), rules.AutoClip(0.5, 1)),
+    "mean_plus_std": (thresholds.mean_plus_std(1.0, 32), rules.Levanter(1.0, 32)),
+    "zscore": (
+        thresholds.zscore(1.5, 0.97, 25),
+        rules.ZClip(1.5, 0.97, 25),
+    ),
+    "zscore, capped": (
+        thresholds.zscore(2.5, 0.9, 25, max_norm=3.0),
+        rules.ZClip(2.5, 0.9, 25, max_norm=3.0),
+    ),
+    "zscore, mean": (
+        thresholds.zscore(1.5, 0.9, 25, "mean"),
+        rules.ZClip(1.5, 0.9, 25, "mean"),
+    ),
+    "zscore, percentile": (
+        thresholds.zscore(1.0, 0.9, 25, "percentile", skip_spikes=True),
+        rules.ZClip(1.0, 0.9, 25, "percentile", skip_spikes=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_paper(case):
+    rule, oracle = CASES[case]
+    tx = optclip.clip_by_global_norm(rule)
+    found, clipped, _ = thresholds_of(tx, [gradient(n) for n in rules.NORMS])
+    expected = np.array([oracle.step(n) for n in rules.NORMS])
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    if case != "quantile(.5), one":
+        assert 0.1 <= np.mean(clipped) <= 0.9
+        assert clipped[150]
+
+
+OFFICIAL = {
+    "default": thresholds.zscore(max_norm=1.0),
+    "uncapped": thresholds.zscore(),
+    "mean": thresholds.zscore(mode="mean"),
+    "percentile": thresholds.zscore(1.0, mode="percentile"),
+    "skip": thresholds.zscore(decay=0.9, skip_spikes=True),
+}
+
+
+@pytest.mark.parametrize("options", OFFICIAL)
+def test_against_the_code_of_the_authors(options):
+    """ZClip's own, which adds 1e-6 to the norm that it divides by."""
+    found = json.loads(
+        (pathlib.Path(rules.__file__).parent / "official/zclip.json").read_text()
+    )
+    tx = optclip.clip_by(OFFICIAL[options], eps=1e-6)
+    update = jax.jit(tx.update)
+    state = tx.init(gradient(1.0))
+    left = []
+    for norm in found["norms"]:
+        out, state = update(gradient(norm), state)
+        left.append(np.linalg.norm(np.asarray(out, np.float64)))
+    np.testing.assert_allclose(left, found["left"][options], rtol=2e-5)
+    assert np.sum(left < 0.99 * np.array(found["norms"])) > 20
+
+
+@pytest.mark.parametrize("max_norm", [2.0, INF])
+@pytest.mark.parametrize("warmup", [0, 25])
+def test_adagc_against_the_paper(warmup, max_norm):
+    sizes = [rules.NORMS, rules.NORMS[::-1] / 7, np.sin(np.arange(240)) ** 2]
+    norms = np.stack(sizes, axis=1)
+    rule = thresholds.ema(1.05, 0.9, warmup, max_norm)
+    oracle = rules.AdaGC(1.05, 0.9, warmup, max_norm)
+    tx = optclip.clip_by_norm(rule, record="leaves")
+    update = jax.jit(tx.update)
+    state = tx.init([gradient(1.0)] * 3)
+    num_clipped = 0
+    for row in norms:
+        _, state = update([gradient(n) for n in row], state)
+        metrics = optclip.metrics(state)
+        found = [float(metrics[f"clip/threshold/{i}"]) for i in range(3)]
+        expected = oracle.step(row)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        num_clipped += int(np.sum(row > expected))
+    assert 0.1 <= num_clipped / norms.size <= 0.9
+
+
+def test_adagc_clips_all_alike_in_its_warm_up():
+    tree = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]]), "c": jnp.zeros(2)}
+    tx = optclip.clip_by_norm(thresholds.ema(max_norm=1.0))
+    clipped, _ = tx.update(tree, tx.init(tree))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(y, x / 5, rtol=1e-6), tree, clipped
+    )
+    inside, _ = tx.update(clipped, tx.init(tree))
+    jax.tree.map(np.testing.assert_array_equal, inside, clipped)
+
+
+def test_relative_to_params():
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(3, 4)), "b": np.zeros((2, 4))}
+    updates = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
+    params, updates = (jax.tree.map(jnp.float32, x) for x in (params, updates))
+    rule = thresholds.relative_to_params(0.1, 0.5)
+    tx = optclip.clip_by(rule, over=optclip.axes(0))
+    clipped, _ = jax.jit(tx.update)(updates, tx.init(params), params)
+    for name, update in updates.items():
+        size = np.linalg.norm(np.asarray(params[name], np.float64), axis=0)
+        limit = 0.1 * np.maximum(size, 0.5)
+        norm = np.linalg.norm(np.asarray(update, np.float64), axis=0)
+        assert np.any(norm > limit)
+        wanted = update * np.minimum(1, limit / norm)
+        np.testing.assert_allclose(clipped[name], wanted, rtol=1e-5)
+
+
+def test_parameters_are_asked_for():
+    tx = optclip.clip_by_norm(thresholds.relative_to_params())
+    state = tx.init(jnp.ones(2))
+    with pytest.raises(ValueError, match="params=None.*Give.*params"):
+        tx.update(jnp.ones(2), state)
+
+
+LEARNED = {
+    "quantile": thresholds.quantile(0.5, 4),
+    "mean_plus_std": thresholds.mean_plus_std(1.0, 4, 2),
+    "zscore": thresholds.zscore(1.5, 0.9, 2),
+    "ema": thresholds.ema(1.5, 0.5, 1),
+}
+SCOPES = {
+    "tree": optclip.TREE,
+    "leaf": optclip.LEAF,
+    "axes": optclip.axes(0),
+    "groups": optclip.groups({"a": "x", "b": "y"}),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("rule", LEARNED)
+def test_every_scope_learns_by_itself_and_under_scan(rule, scope):
+    """What one norm learns is what it would have learned alone."""
+    tx = optclip.clip_by(LEARNED[rule], over=SCOPES[scope])
+    rng = np.random.default_rng(0)
+    steps = {
+        "a": jnp.asarray(rng.lognormal(size=(30, 3, 2)), jnp.float32),
+        "b": jnp.asarray(rng.lognormal(size=(30, 4, 1)), jnp.float32),
+    }
+    state = tx.init(jax.tree.map(lambda x: x[0], steps))
+    last, outs = jax.lax.scan(lambda s, x: tx.update(x, s)[::-1], state, steps)
+    assert jax.tree.structure(last) == jax.tree.structure(state)
+    assert any(np.any(outs[key] != steps[key]) for key in steps)
+    # Step by step it is the same, to the rounding of other compiled code.
+    for i in range(30):
+        now = jax.tree.map(lambda x, i=i: x[i], steps)
+        out, state = tx.update(now, state)
+        for key in steps:
+            np.testing.assert_allclose(out[key], outs[key][i], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF])
+@pytest.mark.parametrize("rule", LEARNED)
+def test_nothing_bad_is_remembered(rule, bad):
+    tx = optclip.clip_by_global_norm(LEARNED[rule], nonfinite="zero")
+    sound = [gradient(n) for n in (1.0, 2.0, 1.5, 1.2, 3.0)]
+    *_, state = thresholds_of(tx, sound)
+    _, after = jax.jit(tx.update)(gradient(bad), state)
+    jax.tree.map(np.testing.assert_array_equal, state.clip_memory, after.clip_memory)
+    # On the very first step too.
+    _, first = tx.update(gradient(bad), tx.init(sound[0]))
+    out, _ = tx.update(sound[0], first)
+    np.testing.assert_array_equal(out, tx.update(sound[0], tx.init(sound[0]))[0])
+
+
+@pytest.mark.parametrize("rule", LEARNED)
+def test_huge_and_tiny_norms(rule):
+    """Norms of 1e30 and 1e-30 are learned from like any other."""
+    tx = optclip.clip_by_global_norm(LEARNED[rule])
+    norms = [1.0, 2.0, 1.5, 1.2, 30.0, 1.1, 0.7]
+    if rule in ("zscore", "ema"):
+        tx = optclip.clip_by_global_norm(
+            thresholds.zscore(1.5, 0.9, 2, eps=0.0)
+            if rule == "zscore"
+            else thresholds.ema(1.5, 0.5, 0, INF)
+        )
+    middle, clipped, _ = thresholds_of(tx, [gradient(n) for n in norms])
+    assert np.any(clipped)
+    for scale in (2.0**100, 2.0**-100):
+        found, _, _ = thresholds_of(tx, [gradient(n * scale) for n in norms])
+        np.testing.assert_allclose(found, middle * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", LEARNED)
+def test_one_trace_and_a_traced_hyperparameter(rule):
+    makers = {
+        "quantile": lambda h: thresholds.quantile(h, 4),
+        "mean_plus_std": lambda h: thresholds.mean_plus_std(h, 4, 2),
+        "zscore": lambda h: thresholds.zscore(h, 0.9, 2),
+        "ema": lambda h: thresholds.ema(h, 0.5, 1),
+    }
+
+    def clip(value):
+        return optclip.clip_by_global_norm(makers[rule](value))
+
+    tx = optax.inject_hyperparams(clip)(value=0.75)
+    traces = []
+
+    @jax.jit
+    def update(updates, state):
+        traces.append(0)
+        return tx.update(updates, state)
+
+    plain = clip(0.75)
+    state, expected = tx.init(gradient(1.0)), plain.init(gradient(1.0))
+    for n in (1.0, 2.0, 1.5, 9.0, 3.0, 1.0, 20.0):
+        out, state = update(gradient(n), state)
+        wanted, expected = plain.update(gradient(n), expected)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)
+    assert len(traces) == 1
+
+
+def test_state_is_small():
+    tx = optclip.clip_by_global_norm(thresholds.quantile(0.1, 10_000))
+    state = tx.init({"a": jnp.ones((100, 100))})
+    assert sum(x.nbytes for x in jax.tree.leaves(state)) < 64_000
