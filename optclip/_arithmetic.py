@@ -1,4 +1,4 @@
-"""Quotients and roots that keep their derivatives."""
+"""Quotients and roots that keep their range and their derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -33,3 +33,11 @@ def root(x: jax.Array) -> jax.Array:
     """The square root of what is not negative, with a derivative of 0 at zero."""
     live = x > 0
     return jnp.where(live, jnp.sqrt(jnp.where(live, x, jnp.ones_like(x))), x)
+
+
+def share(x: jax.Array, peak: jax.Array) -> jax.Array:
+    """`x / peak` for what is at most the peak, 0 where that is 0."""
+    # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
+    shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
+    divisor = jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink
+    return ratio(x * shrink, jnp.broadcast_to(divisor, x.shape))

@@ -72,7 +72,9 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
         )
     threshold, new = found
     leaves = jax.tree.leaves(threshold)
-    for value in leaves if threshold is not None else [None]:
+    # Of a tree without leaves, which may be None, there are no norms.
+    is_missing = threshold is None and seen.norm is not None
+    for value in [None] if is_missing else leaves:
         if not _validate.is_number(value):
             who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
             raise TypeError(

@@ -156,11 +156,11 @@ def _by_largest(arrays, plan):
         size = jnp.abs(widen(x, plan.dtype) * shrink)
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
-        share = _share(size, peak) ** plan.ord
+        share = _arithmetic.share(size, peak) ** plan.ord
         powers.append(_sums.exact_sum(share, part.axis))
     peak = _combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
     parts = [
-        power * _share(own, peak[part.block]) ** plan.ord
+        power * _arithmetic.share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
     totals = _combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
@@ -235,13 +235,6 @@ def _square(x):
 
 def _root(total, ord):
     return jnp.sqrt(total) if ord == 2 else total
-
-
-def _share(x: jax.Array, peak: jax.Array) -> jax.Array:
-    """`x / peak`, 0 where peak is 0."""
-    # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
-    shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
-    return x * shrink / (jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink)
 
 
 def _may_leave_range(x: jax.Array, plan: Plan) -> bool:

@@ -116,6 +116,18 @@ def _to_two(tree: Any, _: Any) -> Any:
     return oracles.by_tree(tree, 2.0)
 
 
+def _together_to_two(tree: Any, _: Any) -> Any:
+    # As above: what a rule sees of a norm above the largest float.
+    largest = float(jnp.finfo("float32").max)
+    seen = jax.tree.map(lambda x: min(oracles.norm(x), largest), tree)
+    share = min(1.0, 2.0 / max(oracles.tree_norm(seen), 2.0))
+
+    def clip(x: np.ndarray, n: float) -> np.ndarray:
+        return x * (oracles.hard(oracles.norm(x), n * share) if share < 1 else 1.0)
+
+    return jax.tree.map(clip, tree, seen)
+
+
 def _two_bounds(tree: Any, upper: float) -> Any:
     return oracles.by_value(tree, -0.25, upper)
 
@@ -265,7 +277,7 @@ ENTRIES = [
         "ema-in-warm-up",
         optclip.clip_by_norm,
         ("max_norm", optclip.thresholds.ema(max_norm=2.0)),
-        _to_two,
+        _together_to_two,
         per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,

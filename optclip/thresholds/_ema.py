@@ -40,11 +40,14 @@ class Ema:
 
     def update(self, seen: Seen, memory: Average) -> tuple[Any, Average]:
         warm = memory.step >= self.warmup
-        together = _share_of_all(jax.tree.leaves(seen.norm), self.max_norm)
+        peak, total = _all_norms(jax.tree.leaves(seen.norm))
 
         def bound(norm: jax.Array, average: jax.Array) -> jax.Array:
-            inf = jnp.full_like(norm, jnp.inf)
-            early = jnp.where(together < 1, norm * together.astype(norm.dtype), inf)
+            limit = like(self.max_norm, norm)
+            is_over = _arithmetic.share(limit, peak) < total
+            # In this order: a factor for all could be too small a number.
+            early = limit * (_arithmetic.share(norm, peak) / total)
+            early = jnp.where(is_over, early, jnp.full_like(norm, jnp.inf))
             return jnp.where(warm, like(self.ratio, norm) * average, early)
 
         found = jax.tree.map(bound, seen.norm, memory.norm)
@@ -62,20 +65,14 @@ class Ema:
         return found, Average(norms, jnp.minimum(memory.step + 1, self.warmup))
 
 
-def _share_of_all(norms: list[jax.Array], limit: Any) -> jax.Array:
-    """What a clip of all norms together, by L2, would leave of each."""
+def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
-        return jnp.ones(())
-    peaks = [jnp.max(x, initial=0.0) for x in norms]
-    peak = jnp.max(jnp.stack(peaks))
-    peak = jnp.where(peak > 0, peak, jnp.ones_like(peak))
-    squares = [
-        jnp.sum(jnp.square(_arithmetic.ratio(x, jnp.broadcast_to(peak, x.shape))))
-        for x in norms
-    ]
-    parts = _arithmetic.root(jnp.sum(jnp.stack(squares)))
-    parts = jnp.where(parts > 0, parts, jnp.ones_like(parts))
-    return jnp.minimum(_arithmetic.ratio(like(limit, peak), peak) / parts, 1.0)
+        return jnp.ones(()), jnp.ones(())
+    peak = jnp.max(jnp.stack([jnp.max(x, initial=0.0) for x in norms]))
+    squares = [jnp.sum(jnp.square(_arithmetic.share(x, peak))) for x in norms]
+    total = _arithmetic.root(jnp.sum(jnp.stack(squares)))
+    return peak, jnp.maximum(total, 1.0)
 
 
 def ema(

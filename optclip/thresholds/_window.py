@@ -23,8 +23,8 @@ def _empty(norm: Any, window: int) -> History:
     def ring(x: jax.Array) -> jax.Array:
         return jnp.zeros((window, *x.shape), x.dtype)
 
-    zero = jnp.zeros((), jnp.int32)
-    return History(jax.tree.map(ring, norm), zero, zero)
+    # Two zeros, not one twice, which could not be donated.
+    return History(jax.tree.map(ring, norm), *jnp.zeros((2,), jnp.int32))
 
 
 def _with(history: History, norm: Any, window: int) -> History:
@@ -134,8 +134,7 @@ def _mean_and_deviation(
     ring = jnp.where(known, ring, jnp.zeros_like(ring))
     peak = jnp.max(ring, axis=0)
     # Relative to the largest: squares of norms above 1e19 would overflow.
-    peak = jnp.where(peak > 0, peak, jnp.ones_like(peak))
-    parts = _arithmetic.ratio(ring, jnp.broadcast_to(peak, ring.shape))
+    parts = _arithmetic.share(ring, peak)
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(parts, axis=0) / number
     apart = jnp.where(known, parts - mean[None], jnp.zeros_like(ring))

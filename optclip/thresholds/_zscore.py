@@ -48,8 +48,9 @@ class Zscore:
         _validate.flag("skip_spikes", self.skip_spikes)
 
     def init(self, norm: Any) -> Moments:
-        zeros = jax.tree.map(jnp.zeros_like, norm)
-        return Moments(zeros, zeros, jnp.zeros((), jnp.int32))
+        # Two, not one twice, which could not be donated.
+        mean, deviation = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
+        return Moments(mean, deviation, jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Moments) -> tuple[Any, Moments]:
         warm = memory.step >= self.warmup
@@ -175,10 +176,10 @@ def zscore(
       >>> state = tx.init(jnp.zeros(1))
       >>> for norm in (2.0, 4.0, 30.0):
       ...     clipped, state = tx.update(jnp.array([norm]), state)
-      ...     print(clipped.round(2))
-      [2.]
-      [4.]
-      [3.15]
+      ...     print(f"{clipped[0]:.2f}")
+      2.00
+      4.00
+      3.15
 
     Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
     Pre-Training*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
