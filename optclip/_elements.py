@@ -83,7 +83,8 @@ def _moved(x, lower, upper, response, like, strict):
         near_side = jnp.where(jnp.signbit(wide), -lower, upper)
     moved &= ~jnp.isnan(size)
     kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
-    if isinstance(response, Hard) and goal.dtype == x.dtype and not strict:
+    selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
+    if selects and goal.dtype == x.dtype:
         # It selects, so that what is not moved is kept already: half the time.
         out = _scale.cast(goal, like)
     else:
