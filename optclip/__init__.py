@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 
 from optclip import functional as functional
 from optclip import norms as norms
+from optclip import recipes as recipes
 from optclip import responses as responses
 from optclip import scopes as scopes
 from optclip import thresholds as thresholds
@@ -16,18 +17,26 @@ from optclip._engine import clip_by as clip_by
 from optclip._metrics import metrics as metrics
 from optclip._record import ClipRecord as ClipRecord
 from optclip._record import ClipState as ClipState
+from optclip._record import SkipRecord as SkipRecord
+from optclip._suggest import Suggestion as Suggestion
+from optclip._suggest import suggest as suggest
 from optclip._trees import by_path as by_path
 from optclip.scopes import ELEMENT as ELEMENT
 from optclip.scopes import LEAF as LEAF
 from optclip.scopes import TREE as TREE
 from optclip.scopes import axes as axes
 from optclip.scopes import groups as groups
+from optclip.scopes import units as units
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm
 from optclip.transforms import clip_by_group_norm as clip_by_group_norm
 from optclip.transforms import clip_by_norm as clip_by_norm
 from optclip.transforms import clip_by_rms as clip_by_rms
 from optclip.transforms import clip_by_value as clip_by_value
+from optclip.wrappers import after as after
+from optclip.wrappers import skip as skip
+from optclip.wrappers import with_carry as with_carry
+from optclip.wrappers import with_reset as with_reset
 
 __version__ = _version("optclip")
 __all__ = [
@@ -36,6 +45,9 @@ __all__ = [
     "TREE",
     "ClipRecord",
     "ClipState",
+    "SkipRecord",
+    "Suggestion",
+    "after",
     "axes",
     "by_path",
     "clip_by",
@@ -49,7 +61,13 @@ __all__ = [
     "groups",
     "metrics",
     "norms",
+    "recipes",
     "responses",
     "scopes",
+    "skip",
+    "suggest",
     "thresholds",
+    "units",
+    "with_carry",
+    "with_reset",
 ]

@@ -41,3 +41,11 @@ def share(x: jax.Array, peak: jax.Array) -> jax.Array:
     shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
     divisor = jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink
     return ratio(x * shrink, jnp.broadcast_to(divisor, x.shape))
+
+
+def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The root of the sum of two squares, neither of which need be in range."""
+    a, b = jnp.abs(a), jnp.abs(b)
+    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
+    safe = jnp.where(large > 0, large, jnp.ones_like(large))
+    return large * jnp.sqrt(1 + jnp.square(ratio(small, safe)))

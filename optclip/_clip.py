@@ -25,7 +25,8 @@ from optclip import (
 )
 from optclip.norms import Block, Measured, Norm
 from optclip.responses import Response
-from optclip.scopes import Element, Scope, blocks_of, owners_of
+from optclip.responses._resolve import at_step
+from optclip.scopes._scope import Element, Scope, blocks_of, owners_of
 
 # How far a measured norm may be from the true one, with the roundings of scaling:
 # half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
@@ -116,6 +117,10 @@ class Clip:
         limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
         # Where elements move, it must broadcast to the leaf, dense: checked there.
         return limit if self.moves_elements else _broadcast(name, limit, norm.shape)
+
+    def at(self, step: jax.Array) -> "Clip":
+        """The same with the response as it is for a step."""
+        return dataclasses.replace(self, response=at_step(self.response, step))
 
     def alone(self) -> "Clip":
         """The same clip on one device, as at `init`, outside any mapped axis."""

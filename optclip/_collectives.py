@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from optclip import _validate
@@ -59,6 +60,17 @@ def combine(
         for i, value in sums.items():
             totals[i].append(value)
     return [local(values) for values in totals]
+
+
+def spanning(collective: Callable[..., Any], value: jax.Array) -> jax.Array:
+    """`value` combined over the axes that its type varies over."""
+    axes = split_axes(value)
+    return collective(value, axes) if axes else value
+
+
+def largest(value: jax.Array) -> jax.Array:
+    """The maximum of an array, on all devices that hold a part of it."""
+    return spanning(lax.pmax, jnp.max(value, initial=-jnp.inf))
 
 
 def barrier(values: list[Any]) -> list[Any]:

@@ -14,14 +14,15 @@ from optclip import (
     _clip,
     _leaves,
     _memory,
+    _of,
     _record,
     _validate,
     norms,
-    responses,
     scopes,
 )
 from optclip._clip import Clip, Limits
 from optclip._record import ClipState
+from optclip.responses._resolve import resolve
 from optclip.thresholds import _rule
 
 
@@ -31,6 +32,7 @@ def clip_by(
     over: scopes.Scope = scopes.TREE,
     norm: norms.Norm = norms.L2,
     response: Any = "hard",
+    of: Any = None,
     eps: Any = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
@@ -56,6 +58,9 @@ def clip_by(
       response: what happens at the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
         object with `coefficient(norm, threshold)`, or a function of those two. It is
         asked inside the threshold too, and returns 1 there to touch nothing.
+      of: what the norm is taken of, if not of the updates: a function `(updates,
+        params, extra_args)`, which gets the extra keyword arguments of `update` as a
+        dict and returns a tree of the structure and shapes of the updates.
       eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
@@ -91,10 +96,11 @@ def clip_by(
        [0.78 0.71]]
     """
     clip = Clip(
-        over, norm, responses.resolve(response), eps, strict, nonfinite,
+        over, norm, resolve(response), eps, strict, nonfinite,
         norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     rules = _rules(threshold, clip)
+    _of.check(of, clip)
     _check_record(record, name, over)
 
     def init_fn(params: Any) -> ClipState:
@@ -111,15 +117,18 @@ def clip_by(
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
-        opened = clip.open(updates)
+        now = clip.at(state.clip_step)
+        opened = now.open(
+            updates if of is None else _of.tree(of, updates, params, extra_args)
+        )
         _check_state(state, rules, opened.treedef, name if record else None)
-        reading = clip.measure(opened)
+        reading = now.measure(opened)
         finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
         seen = _rule.Seen(
             norm=opened.tree([_sound(m) for m in reading.measured]),
             finite=finite,
-            keep=clip.keep,
-            measure=lambda tree: _norms(clip, tree),
+            keep=now.keep,
+            measure=lambda tree: _norms(now, tree),
             params=params,
             step=state.clip_step,
             extra=extra_args,
@@ -129,8 +138,9 @@ def clip_by(
             found, memory = _memory.update(key, rule, seen, memory)
             values[key] = opened.entries(found)
             memories.append(memory)
-        limits = _limits(clip, opened, reading, values)
-        clipped, coefficients = clip.apply(opened, reading.measured, limits)
+        limits = _limits(now, opened, reading, values)
+        scaled = opened if of is None else _of.matched(now.open(updates), opened)
+        clipped, coefficients = now.apply(scaled, reading.measured, limits)
         records = {}
         if record:
             steps = _steps(reading, limits, coefficients)
@@ -163,7 +173,7 @@ def _check_record(record: Any, name: Any, over: Any) -> None:
         raise TypeError(
             f"record={record!r} is not known. Give True, False or 'leaves'."
         )
-    if words and isinstance(over, scopes.Tree):
+    if words and over is scopes.TREE:
         raise ValueError(
             "record='leaves' asks for a norm a leaf; this clip has one for the tree."
             " Give record=True, or put clip_by_norm(inf, record='leaves', name='watch')"

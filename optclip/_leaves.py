@@ -102,6 +102,13 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     )
 
 
+def is_floating(x: Any) -> bool:
+    """Whether `x` is a real or complex floating array or number."""
+    if isinstance(x, (float, complex)):
+        return True
+    return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
+
+
 def _at(path: Any) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 

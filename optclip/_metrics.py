@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _leaves
-from optclip._record import ClipRecord, ClipState
+from optclip._record import ClipRecord, ClipState, SkipRecord
 
 
 def metrics(opt_state: Any) -> dict[str, jax.Array]:
@@ -38,6 +38,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
                            norms that were past their threshold in the last step
       ==================== ===========================================================
 
+      Of `skip` also int32 ``skip/skipped`` and ``skip/consecutive``: how many steps it
+      left out, and how many of them without a break up to now.
+
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
       ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``. For leaf, axis
       and element scope otherwise norm is the largest, threshold and coefficient the
@@ -59,8 +62,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       clip/rate 1.0
       clip/nonfinite 0
     """
-    leaves = jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, ClipState))
-    states = [leaf for leaf in leaves if isinstance(leaf, ClipState)]
+    ours = (ClipState, SkipRecord)
+    pairs = jax.tree.leaves_with_path(opt_state, is_leaf=lambda s: isinstance(s, ours))
+    states = [leaf for _, leaf in pairs if isinstance(leaf, ClipState)]
     if not states:
         raise ValueError(
             "There is no optclip clip in this state, a"
@@ -80,6 +84,11 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
                 found[_unique(key, keys, set(found))] = value
+    for path, record in pairs:
+        if isinstance(record, SkipRecord):
+            name = _leaves.path_str(path[-1:])
+            for field, value in zip(("skipped", "consecutive"), record, strict=True):
+                found[_unique(f"{name}/{field}", set(found), set(found))] = value
     return found
 
 

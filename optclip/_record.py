@@ -39,6 +39,18 @@ class ClipRecord(NamedTuple):
     clip_nonfinite: Any
 
 
+class SkipRecord(NamedTuple):
+    """How often `skip` left out a step.
+
+    Attributes:
+      skip_skipped: int32, the number of steps skipped so far.
+      skip_consecutive: int32, how many of them were the last ones without a break.
+    """
+
+    skip_skipped: jax.Array
+    skip_consecutive: jax.Array
+
+
 class ClipState(NamedTuple):
     """The state of every optclip transformation.
 
@@ -115,7 +127,9 @@ def _summary(steps: list[Step]) -> ClipRecord:
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
     clipped = [s.clipped for s in steps]
-    share = sum(_spanning(lax.psum, jnp.sum(c, dtype=jnp.float32)) for c in clipped)
+    share = sum(
+        _collectives.spanning(lax.psum, jnp.sum(c, dtype=jnp.float32)) for c in clipped
+    )
     number = sum(
         c.size * _collectives.axes_size(_collectives.split_axes(c)) for c in clipped
     )
@@ -131,13 +145,5 @@ def _summary(steps: list[Step]) -> ClipRecord:
 
 
 def _largest(values: list[jax.Array]) -> jax.Array:
-    peaks = [
-        _spanning(lax.pmax, jnp.max(v, initial=-jnp.inf)) if v.ndim else v
-        for v in values
-    ]
+    peaks = [_collectives.largest(v) if v.ndim else v for v in values]
     return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
-
-
-def _spanning(collective: Any, value: jax.Array) -> jax.Array:
-    axes = _collectives.split_axes(value)
-    return collective(value, axes) if axes else value

@@ -14,11 +14,21 @@ rule                threshold                             published as
 `quantile`          a quantile of the last norms          AutoClip
 `mean_plus_std`     mean + k deviations of the last norms Levanter
 `zscore`            the same of a running mean            ZClip
-`ema`               a multiple of the running norm        AdaGC
+`ema`               a multiple of the running norm        AdaGC, OLMo, AGGC
+`mean_over_rms`     how steady the norms are              Stable-SPAM's AdaGN
+`second_moment`     a multiple of each element's RMS      SPAM
+`ema_of_max`        the running maximum of each leaf      Stable-SPAM's AdaClip
+`moment`            each element's running power mean     ACClip
+`of_gradients`      a rule that looks before an optimizer ACClip
 =================== ===================================== ==============================
 """
 
+from optclip.thresholds._before import of_gradients as of_gradients
+from optclip.thresholds._elements import ema_of_max as ema_of_max
+from optclip.thresholds._elements import moment as moment
+from optclip.thresholds._elements import second_moment as second_moment
 from optclip.thresholds._ema import ema as ema
+from optclip.thresholds._mean_over_rms import mean_over_rms as mean_over_rms
 from optclip.thresholds._relative import relative_to_params as relative_to_params
 from optclip.thresholds._rule import Bounds as Bounds
 from optclip.thresholds._rule import Rule as Rule
@@ -37,9 +47,14 @@ __all__ = [
     "bounds",
     "constant",
     "ema",
+    "ema_of_max",
+    "mean_over_rms",
     "mean_plus_std",
+    "moment",
+    "of_gradients",
     "quantile",
     "relative_to_params",
     "schedule",
+    "second_moment",
     "zscore",
 ]

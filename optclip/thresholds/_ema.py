@@ -7,11 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _validate
+from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
+
+_STARTS = ("first", "debiased", "zero")
 
 
 class Average(NamedTuple):
-    """The running norm, inf before there is one, and the steps of warm-up taken."""
+    """The running norm, inf before there is one, and the number of steps."""
 
     norm: Any
     step: jax.Array
@@ -25,12 +28,15 @@ class Ema:
     decay: Any
     warmup: int
     max_norm: Any
+    start: str
 
     def __post_init__(self) -> None:
-        _validate.plain("ratio", self.ratio)
+        if not callable(self.ratio):
+            _validate.plain("ratio", self.ratio)
         _validate.share("decay", self.decay)
         _validate.length("warmup", self.warmup, least=0)
         _validate.number("max_norm", self.max_norm)
+        _validate.choice("start", self.start, _STARTS)
 
     def init(self, norm: Any) -> Average:
         def unknown(x: jax.Array) -> jax.Array:
@@ -40,6 +46,7 @@ class Ema:
 
     def update(self, seen: Seen, memory: Average) -> tuple[Any, Average]:
         warm = memory.step >= self.warmup
+        ratio = self.ratio(seen.step) if callable(self.ratio) else self.ratio
         peak, total = _all_norms(jax.tree.leaves(seen.norm))
 
         def bound(norm: jax.Array, average: jax.Array) -> jax.Array:
@@ -47,22 +54,34 @@ class Ema:
             is_over = _arithmetic.share(limit, peak) < total
             # In this order: a factor for all could be too small a number.
             early = limit * (_arithmetic.share(norm, peak) / total)
-            early = jnp.where(is_over, early, jnp.full_like(norm, jnp.inf))
-            return jnp.where(warm, like(self.ratio, norm) * average, early)
+            inf = jnp.full_like(norm, jnp.inf)
+            early = jnp.where(is_over, early, inf)
+            late = jnp.where(jnp.isinf(average), inf, like(ratio, norm) * average)
+            return jnp.where(warm, late, early)
 
         found = jax.tree.map(bound, seen.norm, memory.norm)
 
-        def averaged(old: jax.Array, left: jax.Array) -> jax.Array:
-            decay = like(self.decay, left)
-            known = jnp.where(jnp.isinf(old), left, old)
-            mixed = decay * known + (1 - decay) * left
-            new = jnp.where(warm, mixed, jnp.minimum(old, left))
-            new = jnp.where(jnp.isinf(old), left, new)
+        def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # Where no gradient arrives there is nothing to learn.
-            return jnp.where(left > 0, new, old)
+            return jnp.where(left > 0, self._averaged(old, left, memory.step), old)
 
-        norms = jax.tree.map(averaged, memory.norm, seen.keep(found))
-        return found, Average(norms, jnp.minimum(memory.step + 1, self.warmup))
+        norms = jax.tree.map(learn, memory.norm, seen.keep(found))
+        return found, Average(norms, _running.counted(memory.step))
+
+    def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
+        """The average with one more norm."""
+        is_first = jnp.isinf(old)
+        if self.start == "debiased":
+            weights = _running.debiased_parts(self.decay, step, left)
+        else:
+            weights = _running.parts(self.decay, left)
+        none = jnp.zeros_like(old)
+        mixed = _running.mean(*weights, jnp.where(is_first, none, old), left)
+        if self.start == "zero":
+            return mixed
+        if self.start == "first":
+            mixed = jnp.where(step < self.warmup, jnp.minimum(old, left), mixed)
+        return jnp.where(is_first, left, mixed)
 
 
 def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -80,6 +99,7 @@ def ema(
     decay: Any = 0.98,
     warmup: int = 100,
     max_norm: Any = 1.0,
+    start: str = "first",
 ) -> Ema:
     r"""A multiple of the running average of the norms that were left.
 
@@ -87,13 +107,16 @@ def ema(
         \gamma_t = decay \cdot \gamma_{t-1} + (1 - decay) \cdot \|\text{clipped } u_t\|
 
     For the first `warmup` steps all norms of the scope are clipped together, by one
-    factor, to `max_norm` of their L2 norm, and :math:`\gamma` is the smallest left.
+    factor, to `max_norm` of their L2 norm.
 
     Args:
-      ratio: a finite scalar of at least 0, traced or not.
+      ratio: a finite scalar of at least 0, traced or not, or an optax schedule of it.
       decay: a scalar from 0 to 1, traced or not.
       warmup: a number of steps, an int of at least 0.
       max_norm: a number of at least 0; inf clips nothing in the warm-up.
+      start: how :math:`\gamma` begins: `"first"`, at the first norm, and is the
+        smallest of the warm-up; `"debiased"`, as the mean of the first few, like Adam's
+        moments; `"zero"`, at 0.
 
     Returns:
       A rule for any scope and norm, made for leaves; its memory is a float a norm.
@@ -126,4 +149,4 @@ def ema(
     Source: Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
-    return Ema(ratio, decay, warmup, max_norm)
+    return Ema(ratio, decay, warmup, max_norm, start)

@@ -103,12 +103,14 @@ class MeanPlusStd:
     k: Any
     window: int
     warmup: int | None
+    ddof: int
 
     def __post_init__(self) -> None:
         _validate.plain("k", self.k)
         _validate.length("window", self.window)
         if self.warmup is not None:
             _validate.length("warmup", self.warmup)
+        _validate.length("ddof", self.ddof, least=0)
 
     def init(self, norm: Any) -> History:
         return _empty(norm, self.window)
@@ -117,28 +119,34 @@ class MeanPlusStd:
         needed = max(2, self.window // 2) if self.warmup is None else self.warmup
 
         def bound(ring: jax.Array) -> jax.Array:
-            mean, deviation = _mean_and_deviation(ring, memory.num_known)
+            mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
             # Of equal norms the next is clipped at a hair above them, not at them.
-            found = mean + like(self.k, mean) * jnp.maximum(deviation, mean * 1e-6)
+            found = mean + like(self.k, mean) * jnp.maximum(
+                deviation, jnp.abs(mean) * 1e-6
+            )
             return jnp.where(
-                memory.num_known >= needed, found, jnp.full_like(found, jnp.inf)
+                memory.num_known >= max(needed, self.ddof + 1),
+                found,
+                jnp.full_like(found, jnp.inf),
             )
 
         return jax.tree.map(bound, memory.norms), _with(memory, seen.norm, self.window)
 
 
 def _mean_and_deviation(
-    ring: jax.Array, count: jax.Array
+    ring: jax.Array, count: jax.Array, ddof: int
 ) -> tuple[jax.Array, jax.Array]:
     known = _known(ring, count)
     ring = jnp.where(known, ring, jnp.zeros_like(ring))
-    peak = jnp.max(ring, axis=0)
+    # Of moduli: what is remembered may be a loss.
+    peak = jnp.max(jnp.abs(ring), axis=0)
     # Relative to the largest: squares of norms above 1e19 would overflow.
     parts = _arithmetic.share(ring, peak)
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(parts, axis=0) / number
     apart = jnp.where(known, parts - mean[None], jnp.zeros_like(ring))
-    deviation = _arithmetic.root(jnp.sum(jnp.square(apart), axis=0) / number)
+    freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
+    deviation = _arithmetic.root(jnp.sum(jnp.square(apart), axis=0) / freedom)
     return mean * peak, deviation * peak
 
 
@@ -186,7 +194,7 @@ def quantile(q: Any = 0.1, window: int = 1000) -> Quantile:
 
 
 def mean_plus_std(
-    k: Any = 3.0, window: int = 128, warmup: int | None = None
+    k: Any = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
 ) -> MeanPlusStd:
     r"""The mean of the norms before this one plus k of their standard deviations.
 
@@ -198,6 +206,8 @@ def mean_plus_std(
       window: how many norms are kept, an int.
       warmup: with fewer norms than these nothing is clipped; None is half the window,
         at least 2.
+      ddof: what is taken from their number in the variance, as in `numpy.std`: 1 as
+        PyTorch does.
 
     Returns:
       A rule for any scope and norm. The norms are those before the clip, so that the
@@ -230,4 +240,4 @@ def mean_plus_std(
     Source: `clip_update_by_historical_norm` of Levanter (stanford-crfm/levanter), whose
     smallest deviation is an absolute 1e-6.
     """
-    return MeanPlusStd(k, window, warmup)
+    return MeanPlusStd(k, window, warmup, ddof)

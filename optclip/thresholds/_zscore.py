@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _validate
+from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
 _MODES = ("reciprocal", "mean", "percentile")
@@ -94,11 +95,10 @@ class Zscore:
     def _running(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        decay = like(self.decay, norm)
-        mean = decay * mean + (1 - decay) * norm
+        weights = _running.parts(self.decay, norm)
+        mean = _running.mean(*weights, mean, norm)
         # Of deviations, not of variances, which overflow for norms above 1e19.
-        parts = jnp.sqrt(decay) * deviation, jnp.sqrt(1 - decay) * (norm - mean)
-        return mean, _hypotenuse(*parts)
+        return mean, _running.root_mean_square(*weights, deviation, norm - mean)
 
 
 def _is_found(value: Any) -> bool:
@@ -114,18 +114,11 @@ def _first_moments(
     # Of each alone: their product may overflow.
     spread = _root(norm - mean) * _root(norm - new)
     parts = jnp.sqrt((number - 1) / number) * deviation, spread / jnp.sqrt(number)
-    return new, _hypotenuse(*parts)
+    return new, _arithmetic.hypotenuse(*parts)
 
 
 def _root(x: jax.Array) -> jax.Array:
     return _arithmetic.root(jnp.abs(x))
-
-
-def _hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
-    a, b = jnp.abs(a), jnp.abs(b)
-    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
-    safe = jnp.where(large > 0, large, jnp.ones_like(large))
-    return large * jnp.sqrt(1 + jnp.square(_arithmetic.ratio(small, safe)))
 
 
 def zscore(

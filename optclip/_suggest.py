@@ -1,0 +1,122 @@
+"""A fixed threshold, from the norms of a run that was recorded."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optclip import _validate
+
+_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
+
+
+class Suggestion(NamedTuple):
+    """What `suggest` found. Printed, it is a table.
+
+    Attributes:
+      max_norm: the suggested threshold for `clip_by_global_norm`.
+      rate: the share of the steps that it would have clipped.
+      quantiles: a dict from q to that quantile of the norms.
+      steps: the number of finite norms.
+      nonfinite: the number of norms that were NaN or inf, left out of all this.
+    """
+
+    max_norm: float
+    rate: float
+    quantiles: dict[float, float]
+    steps: int
+    nonfinite: int
+
+    def __str__(self) -> str:
+        rows = [
+            f"{q:>8.0%} of the norms are at most {x:.4g}"
+            for q, x in self.quantiles.items()
+        ]
+        bad = f", {self.nonfinite} more not finite" if self.nonfinite else ""
+        last = f"max_norm={self.max_norm:.4g} would have clipped {self.rate:.1%} of"
+        return "\n".join([*rows, f"{last} {self.steps} steps{bad}"])
+
+
+def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Suggestion:
+    """A fixed threshold for a run like one whose norms are known.
+
+    Record them with a clip that touches nothing, `clip_by_global_norm(inf)`, and
+    `metrics(state)["clip/norm"]` of each step; or give what another library logged.
+
+    Args:
+      norms: the norm of each step in order, an array of any shape, or a list of dicts
+        as `metrics` returns them.
+      rate: the share of the steps that may be clipped, from 0 to 1.
+      skip_first: the share of the steps, at the start, that is not looked at: norms
+        are larger there than they will be.
+
+    Returns:
+      A `Suggestion`: the threshold is the quantile that clips that many, rounded up to
+      two digits.
+
+    Raises:
+      TypeError: `norms` holds something else than numbers.
+      ValueError: fewer than 10 norms are finite after the start; an argument is out of
+        range; a norm is negative.
+
+    Example:
+      >>> import numpy as np, optclip
+      >>> print(optclip.suggest(np.random.default_rng(0).gamma(4.0, size=1000)))
+           50% of the norms are at most 3.76
+           75% of the norms are at most 5.162
+           90% of the norms are at most 6.613
+           95% of the norms are at most 7.637
+           99% of the norms are at most 10.33
+      max_norm=6.7 would have clipped 9.6% of 900 steps
+    """
+    _validate.share("rate", rate)
+    _validate.share("skip_first", skip_first)
+    found = _as_array(norms)
+    found = found[int(len(found) * float(skip_first)) :]
+    finite = found[np.isfinite(found)]
+    if len(finite) < 10:
+        raise ValueError(
+            f"norms holds {len(finite)} finite numbers after the first"
+            f" {float(skip_first):.0%}. Give at least 10, of a longer run, or less"
+            " skip_first."
+        )
+    threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
+    quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
+    share = float(np.mean(finite > threshold))
+    return Suggestion(
+        threshold, share, quantiles, len(finite), len(found) - len(finite)
+    )
+
+
+def _as_array(norms: Any) -> np.ndarray:
+    given = norms
+    if isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], dict):
+        given = [_norm_in(entry) for entry in norms]
+    try:
+        found = np.asarray(given, np.float64).ravel()
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"norms={norms!r} is not accepted. Give an array of numbers, one a step, or"
+            " a list of dicts as optclip.metrics returns them."
+        ) from error
+    if np.any(found < 0):
+        raise ValueError("norms holds a negative number. Give norms, which are not.")
+    return found
+
+
+def _norm_in(entry: dict[str, Any]) -> float:
+    """The one norm in a dict of metrics."""
+    keys = [key for key in entry if key.endswith("/norm")]
+    if len(keys) != 1:
+        raise ValueError(
+            f"norms holds a dict with {keys or 'no key that ends in /norm'}. Give the"
+            " numbers themselves, such as [m['clip/norm'] for m in history]."
+        )
+    return float(entry[keys[0]])
+
+
+def _rounded_up(x: float) -> float:
+    """`x` with two digits, not smaller."""
+    if x == 0:
+        return 0.0
+    unit = 10.0 ** (np.floor(np.log10(x)) - 1)
+    return float(f"{np.ceil(x / unit * (1 - 1e-12)) * unit:.2g}")

@@ -1,0 +1,69 @@
+"""The published methods by their names, each one expression of optclip's parts.
+
+Called without arguments each has its authors' defaults. A clip goes before the
+optimizer; what says so in the table is an optimizer, or goes behind one. "Adam" stands
+for `optax.scale_by_adam()`, which a learning rate follows.
+
+=============== =================================== ==================================
+recipe          what it is                          where it goes in the chain
+=============== =================================== ==================================
+`agc`           units x the parameters' own norm    before the optimizer
+`autoclip`      tree x quantile of all norms        before the optimizer
+`zclip`         tree x running mean + z deviations  before the optimizer
+`adagc`         leaves x running norm               before the optimizer
+`aggc`          groups x running norm, both ways    before the optimizer
+`mean_std_clip` tree x mean + k deviations          before the optimizer
+`olmo_ratio`    leaves x running norm               before the optimizer
+`auto_s`        tree x normalize                    before the optimizer
+`sclip`         elements x smooth                   before the optimizer
+`uclip`         any clip, its rest carried over     before the optimizer
+`spam`          elements x second moment, resets    in place of Adam
+`stable_spam`   elements, then leaves, resets       in place of Adam
+`acclip`        elements x mean modulus             in place of Adam
+`stable_adamw`  leaves x RMS of gradient over v     in place of Adam and its decay
+`clippy`        leaves x share of each parameter    after the learning rate
+`olmo_skip`     skip x mean + 6 deviations          around the whole optimizer
+`axlearn_skip`  skip x 20 running norms             around the whole optimizer
+`megatron_skip` skip x a fixed norm                 around the whole optimizer
+=============== =================================== ==================================
+"""
+
+from optclip.recipes._adaptive import adagc as adagc
+from optclip.recipes._adaptive import agc as agc
+from optclip.recipes._adaptive import aggc as aggc
+from optclip.recipes._adaptive import autoclip as autoclip
+from optclip.recipes._adaptive import mean_std_clip as mean_std_clip
+from optclip.recipes._adaptive import olmo_ratio as olmo_ratio
+from optclip.recipes._adaptive import zclip as zclip
+from optclip.recipes._optimizers import acclip as acclip
+from optclip.recipes._optimizers import clippy as clippy
+from optclip.recipes._optimizers import spam as spam
+from optclip.recipes._optimizers import stable_adamw as stable_adamw
+from optclip.recipes._optimizers import stable_spam as stable_spam
+from optclip.recipes._plain import auto_s as auto_s
+from optclip.recipes._plain import sclip as sclip
+from optclip.recipes._plain import uclip as uclip
+from optclip.recipes._skips import axlearn_skip as axlearn_skip
+from optclip.recipes._skips import megatron_skip as megatron_skip
+from optclip.recipes._skips import olmo_skip as olmo_skip
+
+__all__ = [
+    "acclip",
+    "adagc",
+    "agc",
+    "aggc",
+    "auto_s",
+    "autoclip",
+    "axlearn_skip",
+    "clippy",
+    "mean_std_clip",
+    "megatron_skip",
+    "olmo_ratio",
+    "olmo_skip",
+    "sclip",
+    "spam",
+    "stable_adamw",
+    "stable_spam",
+    "uclip",
+    "zclip",
+]

@@ -1,0 +1,283 @@
+"""Methods that need the optimizer's moments, or the parameters, to clip."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _leaves, _validate, norms, responses, scopes, thresholds
+from optclip._arithmetic import ratio as _ratio
+from optclip._engine import clip_by
+from optclip.wrappers import after, with_reset
+
+
+def spam(
+    inner: Any = None,
+    *,
+    theta: Any = 5000.0,
+    b2: Any = 0.999,
+    every: int = 500,
+    warmup: int = 150,
+    grace: int = 20,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SPAM: Adam that clips spikes of single elements and begins anew now and then.
+
+    .. math:: g_i \leftarrow \mathrm{sign}(g_i)\sqrt{\theta v_i} \quad
+        \text{if } g_i^2 > \theta v_i
+
+    Args:
+      inner: what the clipped gradients go to; None is `optax.scale_by_adam(b2=b2)`.
+      theta: :math:`\theta`.
+      b2: of v; Adam's.
+      every: its moments and v begin anew every so many steps.
+      warmup: over so many the updates then come back.
+      grace: in so many nothing is clipped then, nor at the start.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation in place of Adam: a learning rate follows. Unlike in the authors'
+      code an element that had no gradient yet is not held at zero.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optclip.recipes.spam(grace=1), optax.scale(-1e-3))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (1.0, 1e6):
+      ...     updates, state = tx.update(jnp.array([size]), state)
+      >>> print(f"{optclip.metrics(state)['clip/threshold']:.2f}")
+      2.24
+
+    Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+    Training*, 2025, arXiv:2501.06842, algorithm 1.
+    """
+    adam = optax.scale_by_adam(b2=b2) if inner is None else inner
+    rule = thresholds.second_moment(theta, b2, grace)
+    clip = clip_by(rule, over=scopes.ELEMENT, **options)
+    chain = optax.chain(clip, _validate.transformation("inner", adam))
+    return with_reset(chain, every, warmup=warmup)
+
+
+def stable_spam(
+    inner: Any = None,
+    *,
+    decay: Any = 0.999,
+    b1: Any = 0.7,
+    b2: Any = 0.9,
+    every: int = 1000,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Stable-SPAM: elements by the running maximum, leaves to a steady norm, Adam.
+
+    .. math:: g_i \leftarrow \frac{g_i}{\max|g|}\hat m \text{ if } |g_i| > \hat m,
+        \qquad g \leftarrow \frac{g}{\|g\|}\frac{\hat\mu}{\sqrt{\hat\nu} + \epsilon}
+
+    Args:
+      inner: what the gradients then go to; None is `optax.scale_by_adam()`.
+      decay: of :math:`\hat m`, the running maximum of each leaf.
+      b1: of :math:`\hat\mu`, the running norm of each leaf.
+      b2: of :math:`\hat\nu`, the running square of it.
+      every: Adam begins anew every so many steps; the thresholds go on.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation in place of Adam: a learning rate follows. The authors' code has
+      one counter for all averages and sets it to 1 at a reset, so that its thresholds
+      are then hundreds of times too large; and the step of a reset still uses the old
+      moments. Neither is so here.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.stable_spam()
+      >>> state = tx.init(jnp.zeros(2))
+      >>> for size in (1.0, 1000.0):
+      ...     updates, state = tx.update(jnp.array([size, 1.0]), state)
+      >>> print(f"{optclip.metrics(state)['max/threshold']:.0f}")
+      501
+
+    Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
+    Adam*, 2025, arXiv:2502.17055.
+    """
+    adam = optax.scale_by_adam() if inner is None else inner
+    elements = clip_by(
+        thresholds.ema_of_max(decay), over=scopes.ELEMENT, response="proportional",
+        **({"name": "max"} | options),
+    )  # fmt: skip
+    leaves = clip_by(
+        thresholds.mean_over_rms(b1, b2), over=scopes.LEAF, response="normalize",
+        **({"name": "norm"} | options),
+    )  # fmt: skip
+    reset = with_reset(adam, every, warmup=0, keep=None)
+    return optax.with_extra_args_support(optax.chain(elements, leaves, reset))
+
+
+def acclip(
+    b1: Any = 0.9, b2: Any = 0.99, alpha: Any = 1.0, eps: Any = 1e-5, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""ACClip: a momentum, each element clipped by the running mean of its gradient's.
+
+    .. math:: m = \beta_1 m + (1 - \beta_1) g, \qquad
+        \tau^\alpha = \beta_2\tau^\alpha + (1 - \beta_2)|g|^\alpha, \qquad
+        u = \min\left(1, \frac{\tau}{|m| + \epsilon}\right) m
+
+    Args:
+      b1: :math:`\beta_1`.
+      b2: :math:`\beta_2`.
+      alpha: :math:`\alpha`, from 1 to 2 in the paper.
+      eps: :math:`\epsilon`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation in place of Adam: a learning rate follows.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.acclip()
+      >>> updates, _ = tx.update(jnp.array([1.0]), tx.init(jnp.zeros(1)))
+      >>> print(f"{updates[0]:.4f}")
+      0.0100
+
+    Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
+    arXiv:1912.03194.
+    """
+    clip = clip_by(
+        thresholds.of_gradients(thresholds.moment(alpha, b2)), over=scopes.ELEMENT,
+        response=responses.detached("hard"), eps=eps, **options,
+    )  # fmt: skip
+    return after(optax.ema(b1, debias=False), clip)
+
+
+def stable_adamw(
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    eps: Any = 1e-6,
+    weight_decay: Any = 0.0,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""StableAdamW: AdamW, slower in a leaf whose second moment is out of date.
+
+    .. math:: u \leftarrow \frac{u}{\max(1, RMS)}, \qquad
+        RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
+
+    Args:
+      b1: Adam's.
+      b2: Adam's.
+      eps: Adam's, and :math:`\epsilon` above.
+      weight_decay: AdamW's; `update` must then be given the parameters.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
+      learning rate follows.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.stable_adamw()
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (1.0, 1.0, 1000.0):
+      ...     updates, state = tx.update(jnp.array([size]), state, jnp.zeros(1))
+      >>> print(f"{optclip.metrics(state)['clip/norm']:.2f} {updates[0]:.2f}")
+      1.72 0.37
+
+    Source: Wortsman et al., *Stable and low-precision training for large-scale
+    vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
+    """
+
+    def over_second_moment(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
+        del params
+        adam = extra["inner_state"][0]
+        log = jnp.log(jnp.asarray(b2, jnp.float32))
+        correction = -jnp.expm1(adam.count.astype(jnp.float32) * log)
+
+        def share(g: Any, v: Any) -> Any:
+            if not _leaves.is_floating(g):
+                return g
+            wide = _leaves.widen(jnp.asarray(g))
+            root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
+            return _quotient(wide, jnp.maximum(root, eps))
+
+        return jax.tree.map(share, extra["gradients"], adam.nu)
+
+    adam = optax.scale_by_adam(b1, b2, eps)
+    clip = clip_by(
+        1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment, **options
+    )
+    return after(optax.chain(adam, optax.add_decayed_weights(weight_decay)), clip)
+
+
+def clippy(
+    relative: Any = 0.5, absolute: Any = 0.01, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""Clippy: no element of a parameter changes by more than a share of itself.
+
+    .. math:: \Delta \leftarrow \Delta \min\left(1, \min_i
+        \frac{\lambda_{rel}|w_i| + \lambda_{abs}}{|\Delta_i|}\right)
+
+    Args:
+      relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
+      absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation of the steps themselves: it comes last, after the learning rate.
+      `update` must be given the parameters.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range; at
+        `update`, there are no parameters.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optax.sgd(1.0), optclip.recipes.clippy(absolute=0.0))
+      >>> params = jnp.array([1.0, 4.0])
+      >>> updates, _ = tx.update(jnp.array([2.0, 2.0]), tx.init(params), params)
+      >>> print(updates)
+      [-0.5 -0.5]
+
+    Source: Tang et al., *Improving Training Stability for Multitask Ranking Models in
+    Recommender Systems*, 2023, arXiv:2302.09178; numbers from ports of it.
+    """
+    _validate.plain("relative", relative)
+    _validate.plain("absolute", absolute)
+
+    def of_allowed(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
+        del extra
+        if params is None:
+            raise ValueError(
+                "params=None, but clippy holds steps to a share of the parameters. Give"
+                " them: tx.update(updates, state, params)."
+            )
+
+        def share(u: Any, w: Any) -> Any:
+            if not _leaves.is_floating(u):
+                return u
+            wide = _leaves.widen(jnp.asarray(u))
+            size = jnp.abs(_leaves.widen(jnp.asarray(w)))
+            allowed = (relative * size + absolute).astype(size.dtype)
+            return _quotient(wide, allowed)
+
+        return jax.tree.map(share, updates, params)
+
+    return clip_by(1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed, **options)
+
+
+def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`|x| / divisor`; a very large number where that is 0 and x is not."""
+    size = jnp.abs(x)
+    none = divisor == 0
+    found = _ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
+    largest = jnp.asarray(jnp.finfo(size.dtype).max / 2, size.dtype)
+    return jnp.where(none & (size > 0), largest, found)

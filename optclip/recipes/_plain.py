@@ -1,0 +1,118 @@
+"""Clips with fixed numbers, and a rest that is carried over."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from optclip import scopes
+from optclip._engine import clip_by
+from optclip.transforms import clip_by_value
+from optclip.wrappers import with_carry
+
+
+def auto_s(
+    max_norm: Any = 1.0, gamma: Any = 0.01, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""Automatic clipping: always the same length, but for what is smaller than gamma.
+
+    .. math:: g \leftarrow R \frac{g}{\|g\| + \gamma}
+
+    Args:
+      max_norm: R.
+      gamma: :math:`\gamma`; 0 is the paper's AUTO-V.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation of one gradient; the paper's are those of single examples.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.auto_s(gamma=1.0)
+      >>> updates = jnp.array([0.0, 4.0])
+      >>> print(tx.update(updates, tx.init(updates))[0])
+      [0.  0.8]
+
+    Source: Bu, Wang, Zha, Karypis, *Automatic Clipping: Differentially Private Deep
+    Learning Made Easier and Stronger*, 2023, arXiv:2206.07136.
+    """
+    return clip_by(max_norm, response="normalize", eps=gamma, **options)
+
+
+def sclip(
+    c: Any = 1.0, tau: Any = 1.0, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""SClip: each element by a smooth curve with the limit c.
+
+    .. math:: y \leftarrow c_t \frac{y}{\sqrt{y^2 + \tau_t}}
+
+    Args:
+      c: the limit, a number or an optax schedule.
+      tau: :math:`\tau`, above 0, likewise: small elements are multiplied by
+        :math:`c / \sqrt\tau`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation: a smooth clip at :math:`\sqrt\tau`, then a scale.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.sclip(c=2.0, tau=16.0)
+      >>> updates = jnp.array([-3.0, 0.0, 3.0])
+      >>> print(tx.update(updates, tx.init(updates))[0])
+      [-1.2  0.   1.2]
+
+    Source: Yu, Jakovetić, Kar, *Smoothed Gradient Clipping and Error Feedback for
+    Distributed Optimization under Heavy-Tailed Noise*, 2023, arXiv:2310.16920.
+    """
+    if not (callable(c) or callable(tau)):
+        edge, scale = jnp.sqrt(tau), optax.scale(c / jnp.sqrt(tau))
+    else:
+        c_at, tau_at = (f if callable(f) else _constantly(f) for f in (c, tau))
+
+        def edge(step: Any) -> Any:
+            return jnp.sqrt(tau_at(step))
+
+        scale = optax.scale_by_schedule(lambda step: c_at(step) / edge(step))
+    clip = clip_by(edge, over=scopes.ELEMENT, response="smooth", **options)
+    return optax.with_extra_args_support(optax.chain(clip, scale))
+
+
+def _constantly(value: Any) -> Any:
+    return lambda step: value
+
+
+def uclip(clip: Any = None) -> optax.GradientTransformationExtraArgs:
+    r"""U-Clip: what was cut off is added to the next gradient, before it is clipped.
+
+    .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad
+        \Delta_{t+1} = g_t + \Delta_t - u_t
+
+    Args:
+      clip: any clip; None is `clip_by_value(1.0)`.
+
+    Returns:
+      A transformation: `optclip.with_carry(clip)`.
+
+    Raises:
+      TypeError: `clip` is no optax transformation.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.uclip()
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (2.5, 0.0):
+      ...     updates, state = tx.update(jnp.array([size]), state)
+      >>> print(updates, state.carry_rest)
+      [1.] [0.5]
+
+    Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
+    2023, arXiv:2302.02971.
+    """
+    return with_carry(clip_by_value(1.0) if clip is None else clip)

@@ -1,0 +1,126 @@
+"""Steps that are left out, as the large training codes do."""
+
+import math
+from typing import Any
+
+import optax
+
+from optclip import thresholds
+from optclip.wrappers import skip
+
+
+def olmo_skip(
+    inner: Any = None,
+    sigma: Any = 6.0,
+    window: int = 128,
+    *,
+    use_value: bool = True,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""OLMo's rule: skip if loss or norm is above its mean plus 6 deviations.
+
+    .. math:: \text{skip if } n > \mathrm{mean} + \sigma\,\mathrm{std} \text{ of the
+        last } n_{t-128}, \ldots, n_{t-1}\text{, or the same of the loss}
+
+    Args:
+      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
+      sigma: the number of standard deviations.
+      window: the number of norms and losses; nothing is skipped in the first half.
+      use_value: whether the loss is looked at, the extra argument `value` of `update`.
+      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+
+    Returns:
+      A transformation. Unlike there NaN and inf never enter the window: one NaN makes
+      OLMo skip as many steps as the window has. MaxText's and Levanter's rules have the
+      same numbers.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range; at
+        `update`, `value` is missing.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for loss in (3.0, 3.1, 2.9, 9.0):
+      ...     updates, state = tx.update(jnp.ones(1), state, value=loss)
+      ...     print(updates)
+      [-1.]
+      [-1.]
+      [-1.]
+      [0.]
+
+    Source: OLMo-core (allenai/OLMo-core), `SkipStepOptimizer`.
+    """
+    least = max(2, window // 2) - 1 if isinstance(window, int) else None
+    rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
+    value_when = rule if use_value else None
+    return skip(_adam_if(inner), when=rule, value_when=value_when, **options)
+
+
+def axlearn_skip(
+    inner: Any = None, ratio: Any = 20.0, decay: Any = 0.99, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""AXLearn's rule: skip if the norm is above 20 times its running average.
+
+    Args:
+      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
+      ratio: the smallest of its multipliers, which decides.
+      decay: of the running average, which is without bias to its start and does not
+        learn from steps that were skipped.
+      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+
+    Returns:
+      A transformation. Unlike there the first step is never skipped: AXLearn's average
+      starts at 1, so gradients above 20 from the first step on are skipped for ever.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.recipes.axlearn_skip(optax.sgd(1.0))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (1.0, 21.0, 19.0):
+      ...     updates, state = tx.update(jnp.array([norm]), state)
+      ...     print(updates)
+      [-1.]
+      [0.]
+      [-19.]
+
+    Source: AXLearn (apple/axlearn), `skip_and_clip_by_global_norm` with
+    `drop_norm_by_grad_norm_ema`.
+    """
+    rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
+    return skip(_adam_if(inner), when=rule, **({"learn_skipped": False} | options))
+
+
+def megatron_skip(
+    inner: Any = None, max_norm: Any = math.inf, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
+
+    Args:
+      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
+      max_norm: the number, or an optax schedule; inf skips only what is not finite.
+      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+
+    Returns:
+      A transformation.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.recipes.megatron_skip(optax.sgd(1.0), max_norm=10.0)
+      >>> print(tx.update(jnp.array([11.0]), tx.init(jnp.zeros(1)))[0])
+      [0.]
+
+    Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
+    """
+    return skip(_adam_if(inner), when=max_norm, **options)
+
+
+def _adam_if(inner: Any) -> Any:
+    return optax.scale_by_adam() if inner is None else inner

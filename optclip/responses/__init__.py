@@ -1,0 +1,80 @@
+"""WHAT HAPPENS at a threshold: a coefficient for each norm.
+
+A response is any object with `coefficient(norm, threshold)`, or a plain function of
+that signature. Both arguments are float32 or float64 arrays of one shape, `norm`
+finite and above 0, `threshold` at least 0 and possibly inf; the result multiplies the
+updates. Exactly 1 leaves them untouched, to the bit: return it below the threshold. A
+zero norm is not asked about; zeros stay zeros. A norm more than 2**60 times the
+threshold (2**500 in float64) is shown as that many, and the norm that this would leave
+is the one that is left: so c / n, or a square of it, cannot vanish.
+
+================ ==================================== ================================
+response         what is left of a norm n             made for
+================ ==================================== ================================
+`"hard"`         min(n, c)                            everything
+`"smooth"`       n / sqrt(1 + (n/c)^2); `Smooth(s)`   no kink at the threshold
+`"normalize"`    c                                    updates of one length
+`"drop"`         n up to c, else 0                    outliers
+`band(low)`      n within [low c, c]                  groups whose gradients vanish
+`"softsign"`     n / (1 + n/c), `Smooth(1.0)`         elements, with `clip_by_value`
+`"tanh"`         c tanh(n/c)                          elements
+`"mu_law"`       c ln(1 + mu n/c) / ln(1 + mu)        elements
+`"proportional"` n c / max n past c, else n           elements of each leaf
+================ ==================================== ================================
+
+Example:
+  A capper of one's own, which lets the square root of the excess through:
+
+  >>> import jax.numpy as jnp
+  >>> import optclip
+  >>> def root_capper(norm, threshold):
+  ...     return jnp.where(norm > threshold, jnp.sqrt(threshold / norm), 1.0)
+  >>> tx = optclip.clip_by_global_norm(1.0, response=root_capper)
+  >>> updates = jnp.array([0.0, 16.0])
+  >>> print(tx.update(updates, tx.init(updates))[0])
+  [0. 4.]
+"""
+
+from optclip.responses._band import Band as Band
+from optclip.responses._band import band as band
+from optclip.responses._elements import MuLaw as MuLaw
+from optclip.responses._elements import Proportional as Proportional
+from optclip.responses._elements import Tanh as Tanh
+from optclip.responses._norms import Drop as Drop
+from optclip.responses._norms import Hard as Hard
+from optclip.responses._norms import Normalize as Normalize
+from optclip.responses._norms import Response as Response
+from optclip.responses._norms import Smooth as Smooth
+from optclip.responses._resolve import Detached as Detached
+from optclip.responses._resolve import detached as detached
+from optclip.responses._resolve import drop as drop
+from optclip.responses._resolve import hard as hard
+from optclip.responses._resolve import mu_law as mu_law
+from optclip.responses._resolve import normalize as normalize
+from optclip.responses._resolve import proportional as proportional
+from optclip.responses._resolve import smooth as smooth
+from optclip.responses._resolve import softsign as softsign
+from optclip.responses._resolve import tanh as tanh
+
+__all__ = [
+    "Band",
+    "Detached",
+    "Drop",
+    "Hard",
+    "MuLaw",
+    "Normalize",
+    "Proportional",
+    "Response",
+    "Smooth",
+    "Tanh",
+    "band",
+    "detached",
+    "drop",
+    "hard",
+    "mu_law",
+    "normalize",
+    "proportional",
+    "smooth",
+    "softsign",
+    "tanh",
+]

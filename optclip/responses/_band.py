@@ -1,0 +1,89 @@
+"""A response that also lets small norms grow."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _validate
+from optclip._arithmetic import ratio
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """Norms go to the near edge of a band below the threshold. Use `band(...)`."""
+
+    low: Any
+    min_norm: Any = 0.0
+    max_shrink: Any = 0.0
+    max_growth: Any = float("inf")
+
+    def __post_init__(self) -> None:
+        if not callable(self.low):
+            _validate.plain("low", self.low)
+        _validate.plain("min_norm", self.min_norm)
+        _validate.share("max_shrink", self.max_shrink)
+        _validate.number("max_growth", self.max_growth)
+
+    def at(self, step: jax.Array) -> "Band":
+        """The same with `low` as its schedule has it for a step."""
+        if not callable(self.low):
+            return self
+        return dataclasses.replace(self, low=self.low(step))
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        low, min_norm, shrink, growth = (
+            jnp.asarray(value).astype(norm.dtype)
+            for value in (self.low, self.min_norm, self.max_shrink, self.max_growth)
+        )
+        one = jnp.ones_like(norm)
+        still = (norm == 0) | jnp.isinf(threshold)
+        safe = jnp.where(still, one, norm)
+        bounded = jnp.where(still, one, threshold)
+        shrunk = jnp.maximum(ratio(bounded, safe), shrink)
+        edge = jnp.maximum(low * bounded, min_norm)
+        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
+        grown = jnp.minimum(ratio(edge, safe), jnp.minimum(growth, largest))
+        inside = jnp.where(safe < edge, jnp.maximum(grown, one), one)
+        return jnp.where(still, one, jnp.where(safe <= bounded, inside, shrunk))
+
+
+def band(
+    low: Any = 0.5,
+    *,
+    min_norm: Any = 0.0,
+    max_shrink: Any = 0.0,
+    max_growth: Any = float("inf"),
+) -> Band:
+    r"""Scale norms above the threshold c down to it, those below `low * c` up to that.
+
+    .. math:: k = \begin{cases} \max(c / n, max\_shrink) & n > c \\
+        \min(l / n, max\_growth) & n < l = \max(low \cdot c, min\_norm) \\
+        1 & \text{otherwise} \end{cases}
+
+    Args:
+      low: the lower edge as a share of the threshold, or an optax schedule of it; above
+        1 all norms below the threshold grow.
+      min_norm: a scalar that the lower edge is never under.
+      max_shrink: the smallest coefficient, from 0 to 1; above 0 the norm that is left
+        may be above the threshold.
+      max_growth: the largest coefficient.
+
+    Returns:
+      A response. Zeros stay zeros, and a threshold of inf touches nothing.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_norm(2.0, response=optclip.responses.band(0.5))
+      >>> updates = [jnp.array([3.0, 4.0]), jnp.array([1.5]), jnp.array([0.1])]
+      >>> print(*tx.update(updates, tx.init(updates))[0])
+      [1.2 1.6] [1.5] [1.]
+
+    Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
+    Language Model Training*, 2026, arXiv:2601.11864.
+    """
+    return Band(low, min_norm, max_shrink, max_growth)

@@ -1,0 +1,97 @@
+"""Responses made for single elements: curves that bend towards the threshold."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _collectives, _validate
+from optclip._arithmetic import ratio
+
+
+def _by_curve(
+    norm: jax.Array,
+    threshold: jax.Array,
+    curve: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """The coefficient that takes a norm of r thresholds to `curve(r)` of them."""
+    one = jnp.ones_like(norm)
+    off = (norm == 0) | jnp.isinf(threshold)
+    live = ~off & (threshold > 0)
+    share = ratio(jnp.where(live, norm, one), jnp.where(live, threshold, one))
+    # A threshold of 0 or NaN is the coefficient itself.
+    edge = jnp.where(off, one, threshold)
+    # So far below the threshold every curve is straight.
+    share = jnp.maximum(share, 2.0**-40)
+    return jnp.where(live, curve(share) / share, edge)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh:
+    r"""Bend to the threshold, :math:`c \tanh(n / c)`: always below it.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_value(1.0, response="tanh")
+      >>> updates = jnp.array([-3.0, 0.1, 1.0])
+      >>> print(*(f"{x:.3f}" for x in tx.update(updates, tx.init(updates))[0]))
+      -0.995 0.100 0.762
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return _by_curve(norm, threshold, jnp.tanh)
+
+
+@dataclasses.dataclass(frozen=True)
+class MuLaw:
+    r"""Compress as telephones do, :math:`c \ln(1 + \mu n / c) / \ln(1 + \mu)`.
+
+    What is at the threshold stays, what is above it grows with its logarithm only, and
+    what is far below is multiplied by up to :math:`\mu / \ln(1 + \mu)`, 26 for 127.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_value(1.0, response="mu_law")
+      >>> updates = jnp.array([-100.0, 0.01, 1.0])
+      >>> print(*(f"{x:.3f}" for x in tx.update(updates, tx.init(updates))[0]))
+      -1.948 0.169 1.000
+    """
+
+    mu: float = 127.0
+
+    def __post_init__(self) -> None:
+        _validate.plain("mu", self.mu, above=True)
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        mu = jnp.asarray(self.mu).astype(norm.dtype)
+        return _by_curve(
+            norm, threshold, lambda share: jnp.log1p(mu * share) / jnp.log1p(mu)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Proportional:
+    r"""Scale all elements past the threshold by one factor, that of the largest.
+
+    .. math:: k_i = c / \max_j n_j \text{ if } n_i > c \text{, else } 1
+
+    Elements past the threshold keep their proportions, and may come out below others
+    that are not past it. Made for `ELEMENT` scope, by leaf.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_value(1.0, response="proportional")
+      >>> updates = jnp.array([-4.0, 0.5, 2.0])
+      >>> print(tx.update(updates, tx.init(updates))[0])
+      [-1.   0.5  0.5]
+
+    Source: Huang, Hu, et al., *Stable-SPAM: How to Train in 4-Bit More Stably than
+    16-Bit Adam*, 2025, arXiv:2502.17055.
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        one = jnp.ones_like(norm)
+        past = ~(norm <= threshold)
+        peak = jnp.broadcast_to(_collectives.largest(norm), norm.shape)
+        return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)

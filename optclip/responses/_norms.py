@@ -1,0 +1,128 @@
+"""Responses to a norm: scale down to it, smoothly, always, or not at all."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _validate
+from optclip._arithmetic import ratio
+
+
+class Response(Protocol):
+    """What a clip does with a norm and a threshold."""
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Hard:
+    r"""Scale down to the threshold, :math:`\min(1, c / n)`: the clip of the field.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.hard.coefficient(jnp.float32(4.0), jnp.float32(1.0)))
+      0.25
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        # Where neither holds a NaN threshold goes on into the quotient: loud.
+        inside = norm <= threshold
+        one = jnp.ones_like(norm)
+        return jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
+        upper = jnp.where(upper < lower, lower, upper)
+        clipped = jnp.where(x < lower, lower, jnp.where(x > upper, upper, x))
+        # In order now, unless one is NaN: that must be seen.
+        return jnp.where(lower <= upper, clipped, jnp.maximum(lower, upper))
+
+
+@dataclasses.dataclass(frozen=True)
+class Smooth:
+    r"""Scale without a kink, :math:`(1 + (n/c)^s)^{-1/s}`: the norm left is below c.
+
+    At `sharpness` 2 it is :math:`c / \sqrt{c^2 + n^2}`, at 1 the updates become
+    :math:`g / (1 + n/c)`; towards infinity it is `Hard`. Everything is scaled a
+    little, small norms least: by :math:`1 - (n/c)^s / s`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.smooth.coefficient(jnp.float32(3.0), jnp.float32(4.0)))
+      0.8
+    """
+
+    sharpness: float = 2.0
+
+    def __post_init__(self) -> None:
+        _validate.plain("sharpness", self.sharpness, above=True)
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        s = self.sharpness
+        inside = norm <= threshold
+        one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
+        # Powers of a ratio of at most 1 cannot overflow; 0/0 is kept out of both sides.
+        live = inside & (norm > 0)
+        below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
+        above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
+        small = jnp.where(live, (1 + _power(below, s)) ** (-1 / s), one)
+        return jnp.where(inside, small, above * (1 + _power(above, s)) ** (-1 / s))
+
+
+def _power(x: jax.Array, s: Any) -> jax.Array:
+    """`x**s`, with a finite derivative at 0 for s below 1 too."""
+    live = x > 0
+    return jnp.where(live, jnp.where(live, x, jnp.ones_like(x)) ** s, jnp.zeros_like(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize:
+    r"""Scale always, up or down, to the threshold: :math:`c / n`. Zeros stay zeros.
+
+    The coefficient is at most the largest float: 3.4e38 in float32. A threshold that
+    the dtype of a leaf has no numbers for overflows there.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import responses
+      >>> print(responses.normalize.coefficient(jnp.float32(0.5), jnp.float32(1.0)))
+      2.0
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        still = (norm == 0) | jnp.isinf(threshold)
+        one = jnp.ones_like(norm)
+        wanted = ratio(threshold, jnp.where(still, one, norm))
+        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
+        return jnp.where(still, one, jnp.minimum(wanted, largest))
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """The bound on the side of each element, zeros kept."""
+        return jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    r"""Nothing past the threshold: :math:`0` if :math:`n > c`, else 1.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_norm(1.0, response="drop")
+      >>> updates = {"w": jnp.array([3.0, 4.0]), "b": jnp.array([0.5])}
+      >>> print(tx.update(updates, tx.init(updates))[0])
+      {'b': Array([0.5], dtype=float32), 'w': Array([0., 0.], dtype=float32)}
+    """
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        past = jnp.where(jnp.isnan(threshold), threshold, jnp.zeros_like(norm))
+        return jnp.where(norm <= threshold, jnp.ones_like(norm), past)
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """0 in place of what is outside the bounds."""
+        loud = jnp.where(jnp.isnan(lower), lower, upper)
+        past = jnp.where(jnp.isnan(loud), loud, jnp.zeros_like(x))
+        return jnp.where((x >= lower) & (x <= upper), x, past)

@@ -1,0 +1,146 @@
+"""What a `response=` argument means: a name, an object, or a function."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _validate
+from optclip.responses._band import Band
+from optclip.responses._elements import MuLaw, Proportional, Tanh
+from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
+
+
+@dataclasses.dataclass(frozen=True)
+class Detached:
+    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`."""
+
+    response: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "response", resolve(self.response))
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return jax.lax.stop_gradient(self.response.coefficient(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """A user's own `(norm, threshold) -> coefficient`, its results checked."""
+
+    function: Callable[[jax.Array, jax.Array], Any]
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return _number_like(norm, self.function(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnOfElements(_Own):
+    """One that also says what becomes of a single element."""
+
+    of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        return _number_like(x, self.of_element(x, lower, upper))
+
+
+def _number_like(asked: jax.Array, found: Any) -> jax.Array:
+    """What a response returned for `asked`, in its dtype and shape."""
+    if not _validate.is_number(found):
+        raise TypeError(
+            f"response returned {found!r} ({type(found).__name__}). Return a real"
+            f" number, or an array of them of the shape {asked.shape} it was asked"
+            " about."
+        )
+    shape = jnp.shape(found)
+    if not _validate.fits(shape, asked.shape):
+        raise ValueError(
+            f"response returned an array of shape {shape}. Return a real number, or an"
+            f" array of the shape {asked.shape} it was asked about."
+        )
+    return jnp.broadcast_to(jnp.asarray(found).astype(asked.dtype), asked.shape)
+
+
+hard: Hard = Hard()
+smooth: Smooth = Smooth()
+normalize: Normalize = Normalize()
+drop: Drop = Drop()
+softsign: Smooth = Smooth(1.0)
+tanh: Tanh = Tanh()
+mu_law: MuLaw = MuLaw()
+proportional: Proportional = Proportional()
+
+_BY_NAME: dict[str, Response] = {
+    "hard": hard,
+    "smooth": smooth,
+    "normalize": normalize,
+    "drop": drop,
+    "softsign": softsign,
+    "tanh": tanh,
+    "mu_law": mu_law,
+    "proportional": proportional,
+}
+
+
+def detached(response: Any = "hard") -> Detached:
+    r"""A response that clips as ever, but takes the clip out of a meta-gradient.
+
+    What the updates are multiplied by is a constant to JAX: the derivative of the
+    clipped updates is :math:`k\,\mathrm{d}u`, without :math:`u\,\mathrm{d}k`, and
+    none goes to the threshold. Single elements are multiplied too, not moved, so with
+    `ELEMENT` scope a bound is met to rounding, and bounds on two sides are refused.
+
+    Args:
+      response: what `response=` takes: a name, an object, or a function.
+
+    Returns:
+      A response.
+
+    Raises:
+      TypeError: `response` is none.
+      ValueError: no response has that name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_global_norm(
+      ...     1.0, response=optclip.responses.detached("hard")
+      ... )
+      >>> updates = jnp.array([3.0, 4.0])
+      >>> clip = lambda u: tx.update(u, tx.init(u))[0]
+      >>> print(clip(updates), jax.jacobian(clip)(updates).diagonal())
+      [0.6 0.8] [0.2 0.2]
+    """
+    return Detached(response)
+
+
+_OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, MuLaw, Proportional, Detached)
+
+
+def resolve(response: Any) -> Response:
+    """The response that a `response=` argument means."""
+    message = (
+        f"response={response!r} is not known. Give one of {sorted(_BY_NAME)}, an object"
+        " with coefficient(norm, threshold), or a function of those two; under"
+        " optax.inject_hyperparams name it in static_args=('response',)."
+    )
+    if isinstance(response, str):
+        if response not in _BY_NAME:
+            raise ValueError(message)
+        return _BY_NAME[response]
+    if isinstance(response, _OURS):
+        return response
+    function = getattr(response, "coefficient", response)
+    if not callable(function) or isinstance(response, type):
+        raise TypeError(message)
+    if hasattr(response, "element"):
+        return _OwnOfElements(function, response.element)
+    return _Own(function)
+
+
+def at_step(response: Response, step: jax.Array) -> Response:
+    """The response for a step: one with a schedule in it changes."""
+    if isinstance(response, Detached):
+        return Detached(at_step(response.response, step))
+    return response.at(step) if isinstance(response, Band) else response

@@ -1,0 +1,15 @@
+"""OVER WHAT one norm is taken: the tree, each leaf, given axes, groups, each element.
+
+A scope arranges the leaves of a tree into blocks that share a norm, and says which
+norm each leaf was in. It does no arithmetic: your own is a class with two methods.
+"""
+
+from optclip.scopes._axes import axes as axes
+from optclip.scopes._axes import units as units
+from optclip.scopes._groups import groups as groups
+from optclip.scopes._scope import ELEMENT as ELEMENT
+from optclip.scopes._scope import LEAF as LEAF
+from optclip.scopes._scope import TREE as TREE
+from optclip.scopes._scope import Scope as Scope
+
+__all__ = ["ELEMENT", "LEAF", "TREE", "Scope", "axes", "groups", "units"]

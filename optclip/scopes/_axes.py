@@ -1,0 +1,159 @@
+"""The scopes of slices of each leaf: along given axes, or by unit."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from optclip import _leaves, _trees
+from optclip.norms import Block
+from optclip.scopes._scope import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes(Scope):
+    """One norm for each slice of each leaf along the given axes. Use `axes(...)`."""
+
+    axis: tuple[int, ...]
+
+    def blocks(self, tree: Any) -> Any:
+        flat = _leaves.flatten(tree)
+        return flat.rebuild(
+            [
+                Block([x], _counted_from_zero(self.axis, x, path))
+                for path, x in zip(flat.paths, flat.leaves, strict=True)
+            ]
+        )
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        return _trees.lookup(values, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Units(Scope):
+    """One norm for each unit of each leaf. Use `units(...)`."""
+
+    stacked: Any = None
+    axis: Any = None
+
+    def blocks(self, tree: Any) -> Any:
+        flat = _leaves.flatten(tree)
+        return flat.rebuild(
+            [
+                Block([x], _counted_from_zero(self._axis(path, x), x, path))
+                for path, x in zip(flat.paths, flat.leaves, strict=True)
+            ]
+        )
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        return _trees.lookup(values, tree)
+
+    def _axis(self, path: Any, x: Any) -> tuple[int, ...]:
+        name = _leaves.path_str(path)
+        if self.axis is not None:
+            own = self.axis(name, x.shape)
+            if own is not None:
+                return _as_tuple(own)
+        first = int(bool(self.stacked is not None and self.stacked(name)))
+        if x.ndim - first < 2:
+            return tuple(range(first, x.ndim))
+        return tuple(range(first, x.ndim - 1))
+
+
+def axes(axis: int | tuple[int, ...]) -> Axes:
+    """The scope of one norm for each slice of each leaf along `axis`.
+
+    Args:
+      axis: the axes that a norm is taken over; negative ones count from the end. Every
+        leaf must have them. `axes(0)` gives a `(fan_in, units)` kernel one norm a unit.
+
+    Returns:
+      A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at `axis`.
+
+    Raises:
+      TypeError: `axis` is no int or tuple of ints.
+      ValueError: at `init` and `update`, a leaf lacks it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> tx = optclip.clip_by(1.0, over=optclip.axes(0))
+      >>> kernel = jnp.array([[3.0, 0.1], [4.0, 0.2]])
+      >>> print(tx.update(kernel, tx.init(kernel))[0])
+      [[0.6 0.1]
+       [0.8 0.2]]
+    """
+    return Axes(_as_tuple(axis))
+
+
+def units(
+    *,
+    stacked: Callable[[str], bool] | None = None,
+    axis: Callable[[str, tuple[int, ...]], Any] | None = None,
+) -> Units:
+    """The scope of one norm for each unit: all that feeds one output of a layer.
+
+    That is over all axes but the last, of which JAX's layers keep their outputs, for
+    leaves of any rank; leaves of rank 1 and 0 are one unit.
+
+    Args:
+      stacked: tells by the path of a leaf, such as `"layers/dense/kernel"`, whether its
+        first axis counts layers, as `jax.lax.scan` over layers stacks them; each layer
+        then has units of its own.
+      axis: tells by path and shape over which axes the norms of a leaf are taken, an
+        int or a tuple; None for the rule above. Attention kernels of shape
+        `(inputs, heads, features)` have their outputs on two axes: 0 here.
+
+    Returns:
+      A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at the
+      axes they are taken over.
+
+    Raises:
+      TypeError: an argument cannot be called; at `init` and `update`, `axis` returned
+        neither ints nor None.
+      ValueError: at `init` and `update`, a leaf lacks such an axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> scope = optclip.units(stacked=lambda path: path.startswith("layers"))
+      >>> layers = {"kernel": jnp.ones((12, 64, 256)), "bias": jnp.ones((12, 256))}
+      >>> params = {"layers": layers, "head": jnp.ones((256, 10))}
+      >>> print(jax.tree.map(lambda block: block.axis, scope.blocks(params)))
+      {'head': (0,), 'layers': {'bias': (1,), 'kernel': (1,)}}
+
+    Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
+    Without Normalization*, 2021, arXiv:2102.06171, section 4.1.
+    """
+    for name, function in (("stacked", stacked), ("axis", axis)):
+        if function is not None and not callable(function):
+            raise TypeError(
+                f"{name}={function!r} ({type(function).__name__}) cannot be called."
+                " Give a function of the path of a leaf, or None."
+            )
+    return Units(stacked, axis)
+
+
+def _as_tuple(axis: Any) -> tuple[int, ...]:
+    given = axis if isinstance(axis, tuple) else (axis,)
+    if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
+        raise TypeError(
+            f"axis={axis!r} is no int or tuple of ints. Give one, negative ones counted"
+            " from the end; under optax.inject_hyperparams give a tuple or name it in"
+            " static_args=('axis',)."
+        )
+    return given
+
+
+def _counted_from_zero(axis: tuple[int, ...], x: Any, path: Any) -> tuple[int, ...]:
+    if any(not -x.ndim <= a < x.ndim for a in axis):
+        raise ValueError(
+            f"axis={axis} is out of range for the leaf '{_leaves.path_str(path)}' of"
+            f" shape {x.shape}. Leave such leaves out with clip_mask=, or clip them by"
+            " another transformation under optax.masked."
+        )
+    found = tuple(sorted(a % x.ndim for a in axis))
+    if len(set(found)) < len(found):
+        raise ValueError(
+            f"axis={axis} names an axis of the leaf '{_leaves.path_str(path)}' of shape"
+            f" {x.shape} twice. Give each axis once."
+        )
+    return found

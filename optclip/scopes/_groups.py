@@ -1,0 +1,88 @@
+"""The scope of labelled groups of leaves."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from optclip import _leaves, _trees
+from optclip.norms import Block
+from optclip.scopes._scope import Scope
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups(Scope):
+    """One norm for each label. Use `groups(...)`."""
+
+    labels: Any
+    itemized = True
+
+    def blocks(self, tree: Any) -> Any:
+        described = self._described(tree)
+        members: dict[str, list[Any]] = {
+            label: [] for label in jax.tree.leaves(described)
+        }
+        leaves = _leaves.flatten(tree).leaves
+        for label, x in zip(self._labels(described, tree), leaves, strict=True):
+            if label is not None:
+                members[label].append(x)
+        return {label: Block(leaves) for label, leaves in members.items()}
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        labels = self._labels(self._described(tree), tree)
+        return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
+
+    def _described(self, tree: Any) -> Any:
+        described = _trees.described("groups", self.labels, tree)
+        for label in jax.tree.leaves(described):
+            if not isinstance(label, str):
+                raise TypeError(
+                    f"groups holds the label {label!r} ({type(label).__name__}); a"
+                    " label is a string, or None for leaves in no group. Give a tree of"
+                    " these or a function that returns one; under"
+                    " optax.inject_hyperparams name it in static_args=('groups',)."
+                )
+        return described
+
+    def _labels(self, described: Any, tree: Any) -> list[Any]:
+        spread = _trees.spread_prefix("groups", described, tree, is_leaf=_is_none)
+        return _leaves.flatten(tree).treedef.flatten_up_to(spread)
+
+
+def groups(labels: Any | Callable[[Any], Any]) -> Groups:
+    """The scope of one norm for each label.
+
+    Args:
+      labels: a tree of strings with the structure of the updates or a prefix of it, or
+        a function from the tree to such a tree (see `by_path`). None marks leaves that
+        are in no group and are left untouched.
+
+    Returns:
+      A scope for `clip_by(over=...)`; its norms are a dict by label.
+
+    Raises:
+      TypeError: `labels` is None; at `init` and `update`, a label is no string.
+      ValueError: at `init` and `update`, the labels are no prefix of the updates.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> labels = {"w": "body", "b": "body", "out": None}
+      >>> tx = optclip.clip_by(1.0, over=optclip.groups(labels))
+      >>> w, b, out = jnp.array([3.0]), jnp.array([4.0]), jnp.array([9.0])
+      >>> grads = {"w": w, "b": b, "out": out}
+      >>> clipped, _ = tx.update(grads, tx.init(grads))
+      >>> print(clipped["w"], clipped["b"], clipped["out"])
+      [0.6] [0.8] [9.]
+    """
+    if labels is None:
+        raise TypeError(
+            "groups=None puts no leaf in a group. Give a tree of strings, in which None"
+            " stands for no group, or a function of the tree (see optclip.by_path)."
+        )
+    return Groups(labels)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None

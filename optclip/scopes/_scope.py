@@ -1,0 +1,126 @@
+"""What a scope is, and the plain ones: the tree, each leaf, each element."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+
+from optclip import _leaves, _trees
+from optclip.norms import Block
+
+
+class Scope(abc.ABC):
+    """What shares a norm. Subclass it for your own; make it a frozen dataclass.
+
+    Attributes:
+      itemized: whether the record keeps one number for each block (tree and groups)
+        rather than the largest of all.
+
+    Example:
+      One norm for each top-level key of a dict of layers:
+
+      >>> import dataclasses, jax, jax.numpy as jnp, optclip
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Layers(optclip.scopes.Scope):
+      ...     def blocks(self, tree):
+      ...         block = lambda layer: optclip.norms.Block(jax.tree.leaves(layer))
+      ...         return {key: block(layer) for key, layer in tree.items()}
+      ...     def spread(self, values, tree):
+      ...         fill = lambda key: jax.tree.map(lambda _: values[key], tree[key])
+      ...         return {key: fill(key) for key in tree}
+      >>> tx = optclip.clip_by(1.0, over=Layers())
+      >>> w, b, c = jnp.array([3.0]), jnp.array([4.0]), jnp.array([0.5])
+      >>> grads = {"dense": {"w": w, "b": b}, "out": {"c": c}}
+      >>> clipped, _ = tx.update(grads, tx.init(grads))
+      >>> print(clipped["dense"]["w"], clipped["dense"]["b"], clipped["out"]["c"])
+      [0.6] [0.8] [0.5]
+    """
+
+    itemized: bool = False
+
+    @abc.abstractmethod
+    def blocks(self, tree: Any) -> Any:
+        """A pytree of `norms.Block`, which the norms then have the structure of.
+
+        `tree` is what is measured: leaves that enter no norm are None in it.
+        """
+
+    @abc.abstractmethod
+    def spread(self, values: Any, tree: Any) -> Any:
+        """A tree like `tree`, each leaf the value of its block, or None for none.
+
+        `values` has the structure of `blocks`; `tree` is what is scaled, in which
+        leaves that are not scaled are None.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree(Scope):
+    """One norm over all leaves: the global norm. Use the constant `TREE`."""
+
+    itemized = True
+
+    def blocks(self, tree: Any) -> Any:
+        return Block(_leaves.flatten(tree).leaves)
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        return jax.tree.map(lambda _: values, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf(Scope):
+    """One norm for each leaf. Use the constant `LEAF`."""
+
+    def blocks(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: Block([x]), tree)
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        return _trees.lookup(values, tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Element(Scope):
+    """Each element by its own modulus. Use the constant `ELEMENT`."""
+
+    def blocks(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: Block([x], ()), tree)
+
+    def spread(self, values: Any, tree: Any) -> Any:
+        return _trees.lookup(values, tree)
+
+
+TREE: Tree = Tree()
+LEAF: Leaf = Leaf()
+ELEMENT: Element = Element()
+
+
+def blocks_of(scope: Scope, tree: Any) -> tuple[list[Block], Any]:
+    """The blocks of a scope and their structure, those of a user's own checked."""
+    blocks, treedef = jax.tree.flatten(scope.blocks(tree))
+    for block in blocks:
+        if not isinstance(block, Block):
+            raise TypeError(
+                f"over={scope!r}: blocks(tree) returned {block!r}"
+                f" ({type(block).__name__}). Return a pytree of optclip.norms.Block."
+            )
+    return blocks, treedef
+
+
+def owners_of(scope: Scope, values: Any, tree: Any, treedef: Any) -> list[Any]:
+    """The value of its block for each leaf, None for leaves that `tree` has not."""
+    found = scope.spread(values, tree)
+    try:
+        owners = treedef.flatten_up_to(found)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"over={scope!r}: spread(values, tree) returned the structure"
+            f" {jax.tree.structure(found)}, not the {treedef} of the updates. Return a"
+            " tree like them, each leaf the value of its block, or None."
+        ) from error
+    if any(not (owner is None or isinstance(owner, int)) for owner in owners):
+        raise ValueError(
+            f"over={scope!r}: spread(values, tree) returned {found!r}. Return a tree"
+            " like the updates, each leaf one of the values, as given, or None."
+        )
+    return owners

@@ -1,0 +1,79 @@
+"""A rule that learns from the gradients, where what is clipped is made of them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip.thresholds._rule import Rule, Seen, as_rules
+
+
+@dataclasses.dataclass(frozen=True)
+class OfGradients:
+    """See `of_gradients`."""
+
+    rule: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", _one_rule(self.rule))
+
+    def init(self, norm: Any) -> Any:
+        return self.rule.init(norm)
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        if "gradients" not in seen.extra:
+            raise ValueError(
+                "This threshold learns from the gradients, but update got none. Wrap"
+                " the clip as optclip.after(inner, clip), or give them:"
+                " update(updates, state, params, gradients=...)."
+            )
+        norm = seen.measure(seen.extra["gradients"])
+        finite = jax.tree.map(jnp.isfinite, norm)
+
+        def sound(n: jax.Array, is_finite: jax.Array) -> jax.Array:
+            return jnp.where(is_finite, n, jnp.zeros_like(n))
+
+        norm = jax.tree.map(sound, norm, finite)
+        return self.rule.update(seen._replace(norm=norm, finite=finite), memory)
+
+
+def _one_rule(value: Any) -> Rule:
+    rules = as_rules("rule", value)
+    if not isinstance(rules, Rule):
+        raise TypeError(
+            f"rule={value!r} ({type(value).__name__}) is not one rule. Give one, such"
+            " as optclip.thresholds.moment()."
+        )
+    return rules
+
+
+def of_gradients(rule: Any) -> OfGradients:
+    """The threshold of another rule, which is shown the norms of the gradients.
+
+    For a clip of what an optimizer made of them, such as a momentum, in
+    `optclip.after(inner, clip)`.
+
+    Args:
+      rule: any rule; what it is shown to `keep` is still what the clip leaves.
+
+    Returns:
+      A rule with the same memory.
+
+    Raises:
+      TypeError: `rule` is none.
+      ValueError: at `update`, there are no `gradients`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> rule = optclip.thresholds.of_gradients(optclip.thresholds.moment(decay=0.5))
+      >>> tx = optclip.after(optax.trace(decay=0.9), optclip.clip_by_value(rule))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (2.0, 2.0, 2.0):
+      ...     clipped, state = tx.update(jnp.array([size]), state)
+      ...     print(clipped)
+      [1.]
+      [1.5]
+      [1.75]
+    """
+    return OfGradients(rule)

@@ -1,0 +1,106 @@
+"""The threshold that says how steady the norms are: mean over root mean square."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip import _validate
+from optclip._arithmetic import ratio
+from optclip.thresholds import _running
+from optclip.thresholds._rule import Seen, like
+
+
+class Averages(NamedTuple):
+    """Running mean and root mean square, and the number of norms in them."""
+
+    mean: Any
+    rms: Any
+    steps: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOverRms:
+    """See `mean_over_rms`."""
+
+    b1: Any
+    b2: Any
+    eps: Any
+
+    def __post_init__(self) -> None:
+        _validate.share("b1", self.b1)
+        _validate.share("b2", self.b2)
+        _validate.plain("eps", self.eps)
+
+    def init(self, norm: Any) -> Averages:
+        # Two, not one twice, which could not be donated.
+        mean, rms = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
+        return Averages(mean, rms, jnp.zeros((), jnp.int32))
+
+    def update(self, seen: Seen, memory: Averages) -> tuple[Any, Averages]:
+        def average(old: jax.Array, norm: jax.Array) -> jax.Array:
+            weights = _running.debiased_parts(self.b1, memory.steps, norm)
+            return _running.mean(*weights, old, norm)
+
+        def mean_square(old: jax.Array, norm: jax.Array) -> jax.Array:
+            weights = _running.debiased_parts(self.b2, memory.steps, norm)
+            return _running.root_mean_square(*weights, old, norm)
+
+        mean = jax.tree.map(average, memory.mean, seen.norm)
+        rms = jax.tree.map(mean_square, memory.rms, seen.norm)
+
+        def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
+            divisor = rms + like(self.eps, rms)
+            safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
+            return ratio(mean, safe)
+
+        found = jax.tree.map(bound, mean, rms)
+        return found, Averages(mean, rms, _running.counted(memory.steps))
+
+
+def mean_over_rms(b1: Any = 0.7, b2: Any = 0.9, eps: Any = 1e-8) -> MeanOverRms:
+    r"""The running mean of the norms over their running root mean square.
+
+    .. math:: c_t = \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + eps}, \quad
+        m_t = b_1 m_{t-1} + (1 - b_1) n_t, \quad v_t = b_2 v_{t-1} + (1 - b_2) n_t^2
+
+    It is 1 for norms that do not change, whatever their size, and less after a spike:
+    made for the response `"normalize"`, by leaf.
+
+    Args:
+      b1: a scalar from 0 to 1, traced or not.
+      b2: likewise.
+      eps: a finite scalar of at least 0.
+
+    Returns:
+      A rule for any scope and norm; its memory is two floats for each norm.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    first step         1
+    zero norm          counts as any other
+    NaN or inf norm    as of a norm of 0; it never enters the memory
+    ================== ==============================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.mean_over_rms()
+      >>> tx = optclip.clip_by(rule, over=optclip.LEAF, response="normalize")
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (5.0, 5.0, 50.0, 5.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(f"{clipped[0]:.2f}")
+      1.00
+      1.00
+      0.83
+      0.67
+
+    Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
+    Adam*, 2025, arXiv:2502.17055, AdaGN.
+    """
+    return MeanOverRms(b1, b2, eps)

@@ -1,0 +1,58 @@
+"""Running averages: how much of the old stays, how much of the new is taken."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip import _arithmetic, _validate
+
+
+def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weights of the old average and of the new norm, in the dtype of the norm."""
+    known = _validate.concrete(decay)
+    # In float64 if that can be: 1 - 0.999 has lost half its digits in float32.
+    taken = 1 - jnp.asarray(decay) if known is None else 1 - float(known)
+    return tuple(jnp.asarray(x).astype(norm.dtype) for x in (decay, taken))
+
+
+def debiased_parts(
+    decay: Any, count: jax.Array, norm: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The weights of an average without bias to zero, after `count` norms.
+
+    The same as Adam's correction, but of the average itself, which is then the mean of
+    the first few norms.
+    """
+    known = _validate.concrete(decay)
+    if known is None:
+        log = jnp.log(jnp.asarray(decay).astype(norm.dtype))
+    else:
+        with np.errstate(divide="ignore"):
+            log = jnp.asarray(np.log(np.float64(known)), norm.dtype)
+    number = (count + 1).astype(norm.dtype)
+    # A decay of 1 is the plain mean; -inf times a number is as it should be.
+    whole = jnp.expm1(number * log)
+    safe = jnp.where(whole == 0, jnp.ones_like(whole), whole)
+    taken = jnp.where(whole == 0, 1 / number, jnp.expm1(log) / safe)
+    return 1 - taken, taken
+
+
+def mean(
+    kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
+) -> jax.Array:
+    """The running mean."""
+    return kept * old + taken * new
+
+
+def root_mean_square(
+    kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
+) -> jax.Array:
+    """The root of the running mean square, whose square need not be in range."""
+    return _arithmetic.hypotenuse(jnp.sqrt(kept) * old, jnp.sqrt(taken) * new)
+
+
+def counted(count: jax.Array) -> jax.Array:
+    """The next count; it stays at the largest int."""
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1

@@ -1,0 +1,70 @@
+"""A clip behind an optimizer, which may look at what the optimizer was given."""
+
+from typing import Any, NamedTuple
+
+import optax
+
+from optclip import _validate
+
+
+class AfterState(NamedTuple):
+    """The states of the two.
+
+    Attributes:
+      after_inner: of the optimizer.
+      after_clip: of the clip behind it.
+    """
+
+    after_inner: Any
+    after_clip: Any
+
+
+def after(inner: Any, clip: Any) -> optax.GradientTransformationExtraArgs:
+    """`optax.chain(inner, clip)`, where the clip is shown what `inner` was given.
+
+    Args:
+      inner: an optimizer, or a part of one, such as `optax.scale_by_adam()`.
+      clip: a clip of what it returns. Its rules, `of=` and extra arguments get
+        `gradients`, the updates that `inner` got, and `inner_state`, its new state.
+
+    Returns:
+      A transformation.
+
+    Raises:
+      TypeError: an argument is no optax transformation.
+
+    Example:
+      Updates of Adam no longer than the gradients they are made of:
+
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> length = optclip.functional.global_norm
+      >>> class OfGradients:
+      ...     def init(self, norm):
+      ...         return ()
+      ...     def update(self, seen, memory):
+      ...         return length(seen.extra["gradients"]), memory
+      >>> tx = optclip.after(
+      ...     optax.scale_by_adam(), optclip.clip_by_global_norm(OfGradients())
+      ... )
+      >>> grads = jnp.array([3e-3, 4e-3])
+      >>> updates, _ = tx.update(grads, tx.init(grads))
+      >>> print(f"{length(updates):.4f}")
+      0.0050
+    """
+    first = _validate.transformation("inner", inner)
+    second = _validate.transformation("clip", clip)
+
+    def init_fn(params: Any) -> AfterState:
+        return AfterState(first.init(params), second.init(params))
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AfterState]:
+        found, inner_state = first.update(
+            updates, state.after_inner, params, **extra_args
+        )
+        shown = extra_args | {"gradients": updates, "inner_state": inner_state}
+        clipped, clip_state = second.update(found, state.after_clip, params, **shown)
+        return clipped, AfterState(inner_state, clip_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

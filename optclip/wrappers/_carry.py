@@ -1,0 +1,125 @@
+"""What a clip cuts off is added to the next step."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import optax
+
+from optclip import _leaves, _validate
+
+
+class CarryState(NamedTuple):
+    """The state of `with_carry`.
+
+    Attributes:
+      carry_rest: what was cut off, in float32 or wider, like the parameters; None for
+        leaves that no clip touches.
+      carry_clip: the state of the clip.
+    """
+
+    carry_rest: Any
+    carry_clip: Any
+
+
+def with_carry(clip: Any) -> optax.GradientTransformationExtraArgs:
+    r"""Any clip, with what it cut off added to the next updates: on average unbiased.
+
+    .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad
+        \Delta_{t+1} = g_t + \Delta_t - u_t, \qquad \Delta_1 = 0
+
+    Args:
+      clip: a clip, or any optax transformation.
+
+    Returns:
+      A transformation with the updates' structure, shapes and dtypes. Its memory is as
+      large as the parameters, in float32 or wider, and holds the rounding of the
+      output too.
+
+    Raises:
+      TypeError: `clip` is no optax transformation; at `init` and `update`, a leaf is
+        sparse: what is carried would not be.
+
+    ================== ==============================================================
+    edge               what happens
+    ================== ==============================================================
+    NaN or inf in g    the clip's own policy decides on the updates; the carry stays as
+                       it was
+    threshold below    the carry grows for as long as they do: the clip must let through
+    most norms         more than comes in
+    ================== ==============================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.with_carry(optclip.clip_by_value(1.0))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for u in (2.5, 0.0, 0.0, 0.0):
+      ...     clipped, state = tx.update(jnp.array([u]), state)
+      ...     print(clipped)
+      [1.]
+      [1.]
+      [0.5]
+      [0.]
+
+    Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
+    2023, arXiv:2302.02971.
+    """
+    inner = _validate.transformation("clip", clip)
+
+    def init_fn(params: Any) -> CarryState:
+        flat = _dense(params)
+        rest = [
+            jnp.zeros_like(_leaves.widen(_leaves.values(x))) if is_live else None
+            for x, is_live in zip(flat.leaves, flat.clippable(), strict=True)
+        ]
+        return CarryState(flat.rebuild(rest), inner.init(params))
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, CarryState]:
+        flat = _dense(updates)
+        old = flat.treedef.flatten_up_to(state.carry_rest)
+        total = [
+            x if rest is None else _leaves.widen(_leaves.values(x)) + rest
+            for x, rest in zip(flat.leaves, old, strict=True)
+        ]
+        clipped, clip_state = inner.update(
+            flat.rebuild(total), state.carry_clip, params, **extra_args
+        )
+        out = [
+            u if rest is None else _leaves.narrow(u, _leaves.values(x))
+            for u, x, rest in zip(
+                flat.treedef.flatten_up_to(clipped), flat.leaves, old, strict=True
+            )
+        ]
+        new = [
+            None if rest is None else t - _leaves.widen(u)
+            for t, u, rest in zip(total, out, old, strict=True)
+        ]
+        carried = flat.rebuild(_if_finite(new, old))
+        return flat.rebuild(out), CarryState(carried, clip_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _dense(tree: Any) -> _leaves.Flat:
+    flat = _leaves.flatten(tree)
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _leaves.is_sparse(leaf):
+            raise TypeError(
+                f"The leaf at '{_leaves.path_str(path)}' is a BCOO matrix; what is cut"
+                " off is kept as a dense array. Give its todense(), or leave it out by"
+                " optax.masked."
+            )
+    return flat
+
+
+def _if_finite(new: list[Any], old: list[Any]) -> list[Any]:
+    """The new entries if all are finite, else the old ones."""
+    flags = [jnp.all(jnp.isfinite(x)) for x in new if x is not None]
+    if not flags:
+        return new
+    sound = jnp.all(jnp.stack(flags))
+    return [
+        None if n is None else jnp.where(sound, n, o)
+        for n, o in zip(new, old, strict=True)
+    ]

@@ -1,0 +1,133 @@
+"""An optimizer whose moments begin anew every so many steps."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _leaves, _validate
+
+_KEPT = ("count", "clip_step", "clip_record", "skip_step", "skip_record")
+
+
+class ResetState(NamedTuple):
+    """The state of `with_reset`.
+
+    Attributes:
+      reset_step: int32, the number of updates so far.
+      reset_inner: the state of the optimizer.
+    """
+
+    reset_step: jax.Array
+    reset_inner: Any
+
+
+def keep_counts(path: str) -> bool:
+    """Whether a leaf of an optimizer state is a count of steps or a clip's record."""
+    return any(key in _KEPT for key in path.split("/"))
+
+
+def with_reset(
+    inner: Any,
+    every: int = 500,
+    *,
+    warmup: int = 150,
+    floor: Any = 0.01,
+    keep: Callable[[str], bool] | None = keep_counts,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Reset an optimizer's state before every `every`-th update, then warm up again.
+
+    After a reset the updates are multiplied by a cosine from `floor` to 1,
+    :math:`1 - (1 - floor) \cdot (1 + \cos(\pi k / (warmup + 1))) / 2` for the k-th
+    update from it on, counted from 0.
+
+    Args:
+      inner: an optimizer, or a part of one.
+      every: the number of updates from reset to reset, an int above 0.
+      warmup: over how many updates they come back, an int of at least 0; 0 for none.
+      floor: the factor of the first, from 0 to 1.
+      keep: tells by its path which leaves of the state stay; None for none. By default
+        what is called `count`, so that schedules and the correction of Adam's bias go
+        on, and what clips recorded.
+
+    Returns:
+      A transformation. Its state goes back to what `inner.init` makes of the parameters
+      (of the updates, if `update` is given none).
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.with_reset(optax.trace(decay=1.0), every=3, warmup=0)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for _ in range(4):
+      ...     updates, state = tx.update(jnp.ones(1), state)
+      ...     print(updates)
+      [1.]
+      [2.]
+      [1.]
+      [2.]
+
+    Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+    Training*, 2025, arXiv:2501.06842.
+    """
+    wrapped = _validate.transformation("inner", inner)
+    _validate.length("every", every)
+    _validate.length("warmup", warmup, least=0)
+    _validate.share("floor", floor)
+    if keep is not None and not callable(keep):
+        raise TypeError(
+            f"keep={keep!r} ({type(keep).__name__}) cannot be called. Give a function"
+            " of the path of a leaf of the state, or None."
+        )
+
+    def init_fn(params: Any) -> ResetState:
+        return ResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ResetState]:
+        number = state.reset_step + 1
+        phase = number % every
+        blank = wrapped.init(updates if params is None else params)
+        begun = _begun(state.reset_inner, blank, phase == 0, keep)
+        found, inner_state = wrapped.update(updates, begun, params, **extra_args)
+        factor = jnp.where(number < every, 1.0, _back(phase, warmup, floor))
+        step = jnp.asarray(optax.safe_increment(state.reset_step))
+        return _times(found, factor), ResetState(step, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _begun(state: Any, blank: Any, now: jax.Array, keep: Any) -> Any:
+    """The state, or where it is `now` a blank one but for what is kept."""
+
+    def choose(path: Any, old: Any, new: Any) -> Any:
+        if keep is not None and keep(_leaves.path_str(path)):
+            return old
+        return jnp.where(now, new, old)
+
+    return jax.tree.map_with_path(choose, state, blank)
+
+
+def _back(phase: jax.Array, warmup: int, floor: Any) -> jax.Array:
+    """What the updates are multiplied by, so many of them after a reset."""
+    angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
+    cosine = 1 - (1 - floor) * (1 + jnp.cos(angle)) / 2
+    return jnp.where(phase < warmup, cosine, 1.0)
+
+
+def _times(updates: Any, factor: jax.Array) -> Any:
+    """The floating leaves times a factor; to the bit as they were where it is 1."""
+
+    def scaled(x: Any) -> Any:
+        if not _leaves.is_floating(x):
+            return x
+        like = jnp.asarray(x)
+        wide = _leaves.widen(like) * factor.astype(_leaves.real_dtype(like.dtype))
+        return jnp.where(factor == 1, like, _leaves.narrow(wide, like))
+
+    return jax.tree.map(scaled, updates)

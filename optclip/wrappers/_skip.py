@@ -1,0 +1,222 @@
+"""Steps left out whole: the optimizer does not notice that there was one."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _leaves, _memory, _validate, norms, scopes
+from optclip._engine import clip_by
+from optclip._record import ClipState, SkipRecord
+from optclip.thresholds._rule import Named, Rule, Seen, as_rules
+
+
+class SkipState(NamedTuple):
+    """The state of `skip`.
+
+    Attributes:
+      skip_inner: the state of the optimizer, as it was if the last step was skipped.
+      skip_norm: what watches the norm.
+      skip_value: the memory of the rule that watches `value`; empty without one.
+      skip_record: a dict from the name to a `SkipRecord`.
+    """
+
+    skip_inner: Any
+    skip_norm: ClipState
+    skip_value: Any
+    skip_record: dict[str, SkipRecord]
+
+
+def skip(
+    inner: Any,
+    *,
+    when: Any = math.inf,
+    value_when: Any = None,
+    over: scopes.Scope = scopes.TREE,
+    norm: norms.Norm = norms.L2,
+    max_consecutive: int | None = None,
+    learn_skipped: bool = True,
+    norm_mask: Any = None,
+    axis_name: Any = None,
+    name: str = "skip",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Leave out steps whose norm or loss is off, or not finite.
+
+    In such a step the updates are zero and the state of `inner` stays as it was:
+    moments, counts, schedules. (A clip to zero before it would let the moments decay
+    and the weights too.) NaN and inf in the updates are always off.
+
+    Args:
+      inner: the optimizer to leave out, such as a chain of a clip and Adam.
+      when: the norm above which a step is skipped: whatever `clip_by` takes for a
+        threshold; of several norms one is enough.
+      value_when: likewise for the loss, the extra argument `value` of `update`: a
+        number, a schedule or a rule; None does not look at it.
+      over: what shares a norm, as in `clip_by`.
+      norm: as in `clip_by`.
+      max_consecutive: after so many skips without a break the next step is taken
+        whatever it is, NaN included: loud, where training stands still otherwise. None
+        is never.
+      learn_skipped: whether the rules of `when` and `value_when` learn from steps that
+        were skipped (never from what is not finite; `ema`, which learns from what is
+        left, from none of them).
+      norm_mask: which leaves are looked at, as in `clip_by`.
+      axis_name: as in `clip_by`.
+      name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
+        `skip/skipped` and `skip/consecutive`, and `skip/rate`, the share of steps whose
+        norm was above the threshold.
+
+    Returns:
+      A transformation that ends a chain: what follows it sees zeros in a skipped step.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range; at
+        `update`, `value_when` is given and `value` is not.
+
+    ========================== ======================================================
+    edge                       what happens
+    ========================== ======================================================
+    NaN or inf in the updates  skipped; it never enters a rule's memory
+    NaN or inf as `value`      skipped, if `value_when` is given; likewise
+    norm equal to `when`       taken
+    ========================== ======================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.skip(optax.sgd(1.0, momentum=0.9), when=10.0)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (1.0, 1000.0, jnp.nan, 1.0):
+      ...     updates, state = tx.update(jnp.array([size]), state)
+      ...     print(updates)
+      [-1.]
+      [0.]
+      [0.]
+      [-1.9]
+      >>> print(optclip.metrics(state)["skip/skipped"])
+      2
+
+    Source: OLMo (allenai/OLMo-core), MaxText, Levanter, AXLearn and Megatron each have
+    such a rule; see `optclip.recipes`.
+    """
+    wrapped = _validate.transformation("inner", inner)
+    watch = clip_by(
+        Named("when", when), over=over, norm=norm, response="drop",
+        norm_mask=norm_mask, clip_mask=norm_mask, axis_name=axis_name, name=name,
+    )  # fmt: skip
+    value_rule = None if value_when is None else _value_rule(value_when)
+    if max_consecutive is not None:
+        _validate.length("max_consecutive", max_consecutive)
+    _validate.flag("learn_skipped", learn_skipped)
+
+    def init_fn(params: Any) -> SkipState:
+        zero = jnp.zeros((), jnp.float32)
+        memory = (
+            () if value_rule is None else _memory.init("value_when", value_rule, zero)
+        )
+        # Two, not one twice, which could not be donated.
+        record = SkipRecord(*jnp.zeros((2,), jnp.int32))
+        return SkipState(
+            wrapped.init(params), watch.init(params), memory, {name: record}
+        )
+
+    def update_fn(
+        updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, SkipState]:
+        _, seen = watch.update(updates, state.skip_norm, params, **extra_args)
+        is_off = _has_counted(seen, state.skip_norm, name)
+        memory = state.skip_value
+        if value_rule is not None:
+            is_bad, memory = _judged(value_rule, memory, seen, params, extra_args)
+            is_off = is_off | is_bad
+        old = state.skip_record[name]
+        skipped = is_off
+        if max_consecutive is not None:
+            skipped = is_off & (old.skip_consecutive < max_consecutive)
+        if not learn_skipped:
+            kept = _choose(skipped, state.skip_norm.clip_memory, seen.clip_memory)
+            seen = seen._replace(clip_memory=kept)
+            memory = _choose(skipped, state.skip_value, memory)
+        found, inner_state = wrapped.update(
+            updates, state.skip_inner, params, **extra_args
+        )
+        once = skipped.astype(jnp.int32)
+        record = SkipRecord(old.skip_skipped + once, (old.skip_consecutive + 1) * once)
+        return _zero_if(skipped, found), SkipState(
+            _choose(skipped, state.skip_inner, inner_state),
+            seen,
+            memory,
+            {name: record},
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _value_rule(value_when: Any) -> Rule:
+    rule = as_rules("value_when", value_when)
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"value_when={value_when!r} ({type(value_when).__name__}) is not one"
+            " threshold. Give a number, an optax schedule or a rule."
+        )
+    return rule
+
+
+def _judged(
+    rule: Rule, memory: Any, seen: ClipState, params: Any, extra: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """Whether the loss is off, and what the rule remembers of it."""
+    if not _validate.is_number(extra.get("value")) or jnp.shape(extra["value"]):
+        raise ValueError(
+            f"value_when is given, but update got value={extra.get('value')!r}. Give it"
+            " the loss: tx.update(updates, state, params, value=loss)."
+        )
+    value = jnp.asarray(extra["value"]).astype(jnp.float32)
+    finite = jnp.isfinite(value)
+    sound = jnp.where(finite, value, jnp.zeros_like(value))
+    shown = Seen(
+        norm=sound,
+        finite=finite,
+        keep=lambda norm, threshold: jnp.minimum(norm, threshold),
+        measure=_nothing_to_measure,
+        params=params,
+        step=seen.clip_step - 1,
+        extra=extra,
+    )
+    threshold, memory = _memory.update("value_when", rule, shown, memory)
+    return ~finite | (sound > jnp.asarray(threshold).astype(jnp.float32)), memory
+
+
+def _nothing_to_measure(tree: Any) -> Any:
+    del tree
+    raise ValueError(
+        "value_when: this rule measures a tree, but a loss is a number. Give a rule of"
+        " norms alone, such as optclip.thresholds.mean_plus_std(6.0)."
+    )
+
+
+def _has_counted(new: ClipState, old: ClipState, name: str) -> jax.Array:
+    """Whether a norm was past its threshold, or not finite, in this step."""
+    after, before = (
+        jax.tree.leaves((record.clip_clipped, record.clip_nonfinite))
+        for record in (new.clip_record[name], old.clip_record[name])
+    )
+    changed = [a != b for a, b in zip(after, before, strict=True)]
+    return jnp.any(jnp.stack(changed)) if changed else jnp.zeros((), jnp.bool_)
+
+
+def _choose(where: jax.Array, yes: Any, no: Any) -> Any:
+    return jax.tree.map(_selected(where), yes, no)
+
+
+def _zero_if(where: jax.Array, tree: Any) -> Any:
+    def zeroed(x: Any) -> Any:
+        return jnp.where(where, jnp.zeros_like(x), x) if _leaves.is_floating(x) else x
+
+    return jax.tree.map(zeroed, tree)
+
+
+def _selected(where: jax.Array) -> Callable[[Any, Any], Any]:
+    return lambda a, b: a if a is b else jnp.where(where, a, b)
