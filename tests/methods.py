@@ -1,0 +1,273 @@
+"""Whole methods in NumPy float64, from their papers' equations; nothing here is ours.
+
+Each oracle keeps its own state and takes one step's arrays. Papers say nothing about
+NaN and inf: a step whose input holds either gets NaN for an answer, and leaves the
+memory, its count of steps included, as it was.
+
+`GRADIENTS` and `LOSSES` are what they are tried on: heavy tails, spikes of a thousand,
+zeros, NaN, inf and a shift of level. Oracles that skip steps are in `methods_steps`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+STEPS = 240
+
+
+def _gradients() -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    found = []
+    for step in range(STEPS):
+        level = 6.0 if step >= 120 else 1.0
+        if step in (30, 150):
+            level *= 1000.0
+        if step in (40, 41, 160):
+            level = 0.0
+        w = level * rng.standard_t(2.5, size=(4, 3))
+        b = level * rng.standard_t(2.5, size=(3,))
+        found.append({"w": w, "b": b})
+    found[50]["w"][1, 2] = np.nan
+    found[170]["b"][0] = np.nan
+    found[60]["w"][3, 0] = np.inf
+    found[61]["b"][2] = -np.inf
+    found[180]["w"][0, 1] = np.inf
+    return [{k: _as_float32(v) for k, v in tree.items()} for tree in found]
+
+
+def _losses() -> np.ndarray:
+    rng = np.random.default_rng(1)
+    found = 3.0 * np.exp(-np.arange(STEPS) / 200) + 0.1 * rng.standard_normal(STEPS)
+    found[[20, 110]] *= 2.0
+    found[140] *= 50.0
+    found[200] = np.nan
+    return _as_float32(found)
+
+
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32).astype(np.float64)
+
+
+GRADIENTS = _gradients()
+LOSSES = _losses()
+
+
+def sound(*arrays: Any) -> bool:
+    """Whether all of them are finite throughout."""
+    return all(bool(np.all(np.isfinite(array))) for array in arrays)
+
+
+@dataclasses.dataclass
+class Spam:
+    """Huang et al. 2025, arXiv:2501.06842: elements cut to sqrt(theta v).
+
+    v is the second moment before this step. As in its code, nothing is cut in the
+    first `warmup - 1` steps, nor in the `warmup` steps that start with a reset, which
+    comes at each step that `every` divides (counted from 1) and forgets v.
+    """
+
+    theta: float = 5000.0
+    b2: float = 0.999
+    warmup: int = 20
+    every: int = 500
+    steps: int = 0
+    v: Any = None
+
+    def step(self, g: np.ndarray) -> np.ndarray:
+        if not sound(g):
+            return np.full_like(g, np.nan)
+        self.steps += 1
+        if self.v is None or self.steps % self.every == 0:
+            self.v = np.zeros_like(g)
+        left = g
+        if min(self.steps, self.steps % self.every) >= self.warmup:
+            over = g**2 > self.theta * self.v
+            left = np.where(over, np.sign(g) * np.sqrt(self.theta * self.v), g)
+        self.v = self.b2 * self.v + (1 - self.b2) * left**2
+        return left
+
+
+@dataclasses.dataclass
+class StableSpamMax:
+    """Huang et al. 2025, arXiv:2502.17055, AdaClip: by an average of the largest."""
+
+    theta: float = 0.999
+    steps: int = 0
+    m: float = 0.0
+
+    def step(self, g: np.ndarray) -> np.ndarray:
+        if not sound(g):
+            return np.full_like(g, np.nan)
+        self.steps += 1
+        top = float(np.max(np.abs(g)))
+        self.m = self.theta * self.m + (1 - self.theta) * top
+        limit = self.m / (1 - self.theta**self.steps)
+        over = np.abs(g) > limit
+        return np.where(over, g / top * limit, g) if over.any() else g
+
+
+@dataclasses.dataclass
+class StableSpamNorm:
+    """The same paper's AdaGN: the norm becomes mhat / (sqrt(vhat) + eps)."""
+
+    g1: float = 0.7
+    g2: float = 0.9
+    eps: float = 1e-8
+    steps: int = 0
+    m: float = 0.0
+    v: float = 0.0
+
+    def step(self, g: np.ndarray) -> np.ndarray:
+        if not sound(g):
+            return np.full_like(g, np.nan)
+        self.steps += 1
+        norm = float(np.sqrt(np.sum(g**2)))
+        self.m = self.g1 * self.m + (1 - self.g1) * norm
+        self.v = self.g2 * self.v + (1 - self.g2) * norm**2
+        mean = self.m / (1 - self.g1**self.steps)
+        square = self.v / (1 - self.g2**self.steps)
+        return g / norm * mean / (np.sqrt(square) + self.eps) if norm > 0 else g
+
+
+@dataclasses.dataclass
+class Aggc:
+    """AGGC: norms of groups held between two multiples of their averages.
+
+    `high` and `low` are numbers, or functions of the step counted from 0. The average
+    starts at 0, and until it has seen a norm nothing is scaled.
+    """
+
+    high: float | Callable[[int], float]
+    low: float | Callable[[int], float]
+    decay: float
+    min_norm: float = 0.0
+    max_shrink: float = 0.0
+    max_growth: float = np.inf
+    steps: int = 0
+    average: Any = None
+
+    def step(self, norms: np.ndarray) -> np.ndarray:
+        if not sound(norms):
+            return np.full_like(norms, np.nan)
+        if self.average is None:
+            self.average = np.zeros_like(norms)
+        high = self.high(self.steps) if callable(self.high) else self.high
+        low = self.low(self.steps) if callable(self.low) else self.low
+        self.steps += 1
+        scales = np.ones_like(norms)
+        for i, (n, average) in enumerate(zip(norms, self.average, strict=True)):
+            upper, lower = high * average, max(self.min_norm, low * average)
+            if average > 0 and n > upper:
+                scales[i] = max(upper / n, self.max_shrink)
+            elif average > 0 and 0 < n < lower:
+                scales[i] = min(lower / n, self.max_growth)
+        left = norms * scales
+        self.average = self.decay * self.average + (1 - self.decay) * left
+        return scales
+
+
+@dataclasses.dataclass
+class Acclip:
+    """Zhang et al. 2020, arXiv:1912.03194: the momentum cut by a moment of |g|."""
+
+    b1: float = 0.9
+    b2: float = 0.99
+    alpha: float = 1.0
+    eps: float = 1e-5
+    m: Any = 0.0
+    power: Any = 0.0
+
+    def step(self, g: np.ndarray) -> np.ndarray:
+        if not sound(g):
+            return np.full_like(g, np.nan)
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.power = self.b2 * self.power + (1 - self.b2) * np.abs(g) ** self.alpha
+        tau = self.power ** (1 / self.alpha)
+        return np.minimum(tau / (np.abs(self.m) + self.eps), 1.0) * self.m
+
+
+@dataclasses.dataclass
+class OlmoRatio:
+    """OLMo's clipping by ratio: each tensor's norm to `ratio` times its average."""
+
+    ratio: float
+    beta: float
+    eps: float = 1e-6
+    average: Any = None
+
+    def step(self, norms: np.ndarray) -> np.ndarray:
+        if not sound(norms):
+            return np.full_like(norms, np.nan)
+        if self.average is None:
+            self.average = norms
+        scales = np.minimum(1.0, self.ratio * self.average / (norms + self.eps))
+        left = norms * scales
+        self.average = self.beta * self.average + (1 - self.beta) * left
+        return scales
+
+
+@dataclasses.dataclass
+class StableAdamW:
+    """Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: -lr times the answer."""
+
+    b1: float = 0.9
+    b2: float = 0.99
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    steps: int = 0
+    m: Any = 0.0
+    v: Any = 0.0
+
+    def step(self, g: np.ndarray, w: np.ndarray) -> np.ndarray:
+        if not sound(g, w):
+            return np.full_like(g, np.nan)
+        self.steps += 1
+        self.m = self.b1 * self.m + (1 - self.b1) * g
+        self.v = self.b2 * self.v + (1 - self.b2) * g**2
+        mean = self.m / (1 - self.b1**self.steps)
+        square = self.v / (1 - self.b2**self.steps)
+        rms = float(np.sqrt(np.mean(g**2 / np.maximum(square, self.eps**2))))
+        update = mean / (np.sqrt(square) + self.eps) + self.weight_decay * w
+        return update / max(1.0, rms)
+
+
+def clippy(
+    delta: np.ndarray, w: np.ndarray, rel: float = 0.5, abs_: float = 0.01
+) -> float:
+    """Tang et al. 2023, arXiv:2302.09178: the one scale for a tensor's update."""
+    if not sound(delta, w):
+        return float("nan")
+    moved = delta != 0
+    allowed = rel * np.abs(w[moved]) + abs_
+    return float(np.min(allowed / np.abs(delta[moved]), initial=1.0))
+
+
+@dataclasses.dataclass
+class UClip:
+    """Elesedy & Hutter 2023, arXiv:2302.02971: what is cut off is added next time."""
+
+    clip: Callable[[np.ndarray], np.ndarray]
+    carry: Any = 0.0
+
+    def step(self, g: np.ndarray) -> np.ndarray:
+        if not sound(g):
+            return np.full_like(g, np.nan)
+        whole = g + self.carry
+        left = self.clip(whole)
+        self.carry = whole - left
+        return left
+
+
+@dataclasses.dataclass
+class SClip:
+    """Yu, Jakovetić & Kar 2023, arXiv:2310.16920: c y / sqrt(y^2 + tau)."""
+
+    c: float
+    tau: float
+
+    def step(self, y: np.ndarray) -> np.ndarray:
+        if not sound(y):
+            return np.full_like(y, np.nan)
+        return self.c * y / np.sqrt(y**2 + self.tau)
