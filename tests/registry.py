@@ -128,6 +128,30 @@ def _together_to_two(tree: Any, _: Any) -> Any:
     return jax.tree.map(clip, tree, seen)
 
 
+def _by_unit(tree: Any, c: float) -> Any:
+    def clip(x: np.ndarray) -> np.ndarray:
+        axis = tuple(range(x.ndim if x.ndim < 2 else x.ndim - 1))
+        size = np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=True))
+        return x * np.where(size > c, c / np.where(size > c, size, 1.0), 1.0)
+
+    return jax.tree.map(clip, tree)
+
+
+def _into_band(n: float, c: float) -> float:
+    low = 0.75 * c
+    return c / n if n > c else low / n if 0 < n < low else 1.0
+
+
+def _tanh(x: np.ndarray, c: float) -> np.ndarray:
+    return c * np.tanh(np.abs(x) / c) * np.sign(x) if c > 0 else np.zeros_like(x)
+
+
+def _proportional(x: np.ndarray, c: float) -> np.ndarray:
+    size = np.abs(x)
+    peak = np.max(size, initial=0.0)
+    return np.where(size > c, x * (c / peak if peak > 0 else 1.0), x)
+
+
 def _two_bounds(tree: Any, upper: float) -> Any:
     return oracles.by_value(tree, -0.25, upper)
 
@@ -274,6 +298,51 @@ ENTRIES = [
         scalar_threshold=False,
     ),
     Entry(
+        "units",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        _by_unit,
+        {"over": optclip.units()},
+    ),
+    Entry(
+        "drop",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_leaf(tree, c, response=lambda n, c: float(n <= c)),
+        {"response": "drop", "over": optclip.LEAF},
+    ),
+    Entry(
+        "band",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_leaf(tree, c, response=_into_band),
+        {"response": optclip.responses.band(0.75), "over": optclip.LEAF},
+        statics=("response",),
+    ),
+    Entry(
+        "tanh",
+        optclip.clip_by_value,
+        ("limit", 0.5),
+        lambda tree, c: jax.tree.map(lambda x: _tanh(x, c), tree),
+        {"response": "tanh"},
+        takes_flat=True,
+    ),
+    Entry(
+        "proportional",
+        optclip.clip_by_value,
+        ("limit", 0.5),
+        lambda tree, c: jax.tree.map(lambda x: _proportional(x, c), tree),
+        {"response": "proportional"},
+    ),
+    Entry(
+        "mean-over-rms-first-step",
+        optclip.clip_by,
+        ("threshold", optclip.thresholds.mean_over_rms()),
+        lambda tree, _: oracles.by_leaf(tree, 1.0, response=oracles.normalized),
+        {"response": "normalize", "over": optclip.LEAF},
+        scalar_threshold=False,
+    ),
+    Entry(
         "ema-in-warm-up",
         optclip.clip_by_norm,
         ("max_norm", optclip.thresholds.ema(max_norm=2.0)),
@@ -290,6 +359,9 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 OTHER_NAMES = {
     "ClipRecord": "test_metrics.py",
     "ClipState": "test_metrics.py",
+    "SkipRecord": "test_skip.py",
+    "Suggestion": "test_suggest.py",
+    "after": "test_wrappers.py",
     "ELEMENT": "test_scopes.py",
     "LEAF": "test_scopes.py",
     "TREE": "test_scopes.py",
@@ -299,9 +371,15 @@ OTHER_NAMES = {
     "groups": "test_scopes.py",
     "metrics": "test_metrics.py",
     "norms": "test_norms.py",
+    "recipes": "test_recipes.py",
     "responses": "test_responses.py",
     "scopes": "test_scopes.py",
+    "skip": "test_skip.py",
+    "suggest": "test_suggest.py",
     "thresholds": "test_thresholds.py",
+    "units": "test_units.py",
+    "with_carry": "test_wrappers.py",
+    "with_reset": "test_wrappers.py",
 }
 
 

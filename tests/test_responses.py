@@ -1,5 +1,7 @@
 """The shipped responses, names, and what a user's own may be."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +12,18 @@ from optclip import responses
 from tests import oracles
 
 NORMS = [0.0, 1e-30, 0.5, 1.0, 1.0000001, 3.0, 1e10, 1e36]
+F32 = float(np.finfo(np.float32).max)
 FORMULAS = [
     (responses.hard, oracles.hard),
     (responses.smooth, oracles.smooth),
     (responses.normalize, oracles.normalized),
     (responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
     (responses.Smooth(8.0), lambda n, c: min(1, c / n) / (1 + min(n / c, c / n) ** 8) ** (1 / 8) if n else 1),
+    (responses.drop, lambda n, c: float(n <= c)),
+    (responses.tanh, lambda n, c: c * math.tanh(n / c) / n if n else 1),
+    (responses.mu_law, lambda n, c: c * math.log1p(127 * n / c) / math.log1p(127) / n if n else 1),
+    (responses.band(0.5), lambda n, c: c / n if n > c else max(1.0, min(0.5 * c / n, F32)) if n else 1),
+    (responses.band(0.5, min_norm=0.6, max_shrink=0.2, max_growth=3.0), lambda n, c: max(c / n, 0.2) if n > c else max(1.0, min(max(0.5 * c, 0.6) / n, 3.0)) if n else 1),
 ]  # fmt: skip
 
 
@@ -32,7 +40,8 @@ def test_formulas(response, formula, run):
 @pytest.mark.parametrize("response", [r for r, _ in FORMULAS])
 def test_edges(response):
     one, zero, inf = jnp.float32(1), jnp.float32(0), jnp.float32(jnp.inf)
-    assert response.coefficient(one, zero) == 0
+    shrink = getattr(response, "max_shrink", 0.0)
+    assert response.coefficient(one, zero) == np.float32(shrink)
     assert response.coefficient(one, inf) == 1
     assert response.coefficient(zero, one) == 1
     assert np.isnan(response.coefficient(one, jnp.float32(jnp.nan)))
@@ -119,3 +128,51 @@ def test_an_infinite_coefficient_is_applied_as_recorded(run):
     np.testing.assert_array_equal(clipped[0], [np.inf, -np.inf])
     np.testing.assert_array_equal(clipped[1], [np.inf, np.inf])
     assert optclip.metrics(state)["clip/coefficient"] == np.inf
+
+
+@pytest.mark.parametrize("name", ["softsign", "tanh", "mu_law"])
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
+def test_curves_of_elements(name, size, run):
+    """In every size the same curve, odd, and straight at zero."""
+    x = np.array([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 40.0])
+    curve = {
+        "softsign": lambda r: r / (1 + np.abs(r)),
+        "tanh": np.tanh,
+        "mu_law": lambda r: np.sign(r) * np.log1p(127 * np.abs(r)) / np.log1p(127),
+    }[name]
+    tx = optclip.clip_by_value(size, response=name)
+    given = jnp.asarray(x * size, jnp.float32)
+    found = run(lambda t: tx.update(t, tx.init(t))[0])(given)
+    expected = size * curve(np.asarray(given, np.float64) / float(np.float32(size)))
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=size * 1e-20)
+
+
+def test_dropped_elements(run):
+    tx = optclip.clip_by_value(lower=-1.0, upper=2.0, response="drop")
+    x = jnp.array([-1.5, -1.0, 0.0, 2.0, 2.5, jnp.inf, jnp.nan])
+    found = run(lambda t: tx.update(t, tx.init(t))[0])(x)
+    np.testing.assert_array_equal(found, [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, jnp.nan])
+    bounds = jnp.array([jnp.nan, 1.0])
+    for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
+        found = responses.drop.element(jnp.zeros(2), jnp.asarray(lower), upper)
+        np.testing.assert_array_equal(np.isnan(found), [True, False])
+
+
+def test_proportional_elements(run):
+    tx = optclip.clip_by_value(1.0, response="proportional")
+    tree = {"a": jnp.array([-4.0, 0.5, 2.0]), "b": jnp.array([0.9]), "c": jnp.zeros(0)}
+    found = run(lambda t: tx.update(t, tx.init(t))[0])(tree)
+    np.testing.assert_allclose(found["a"], [-1.0, 0.5, 0.5])
+    np.testing.assert_array_equal(found["b"], tree["b"])
+
+
+def test_a_band_s_lower_edge_may_be_scheduled():
+    band = responses.band(lambda step: 0.25 * (step + 1))
+    for response in (band, responses.detached(band)):
+        tx = optclip.clip_by_global_norm(4.0, response=response)
+        state = tx.init(jnp.zeros(1))
+        found = []
+        for _ in range(3):
+            out, state = jax.jit(tx.update)(jnp.array([0.1]), state)
+            found.append(float(out[0]))
+        np.testing.assert_allclose(found, [1.0, 2.0, 3.0], rtol=1e-6)

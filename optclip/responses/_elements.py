@@ -65,9 +65,13 @@ class MuLaw:
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         mu = jnp.asarray(self.mu).astype(norm.dtype)
-        return _by_curve(
-            norm, threshold, lambda share: jnp.log1p(mu * share) / jnp.log1p(mu)
-        )
+
+        def curve(share: jax.Array) -> jax.Array:
+            # The logarithm in two parts: their product may be out of range.
+            small = jnp.minimum(share, 2.0**60)
+            return (jnp.log1p(mu * small) + jnp.log(share / small)) / jnp.log1p(mu)
+
+        return _by_curve(norm, threshold, curve)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,8 @@ def debiased_parts(
     whole = jnp.expm1(number * log)
     safe = jnp.where(whole == 0, jnp.ones_like(whole), whole)
     taken = jnp.where(whole == 0, 1 / number, jnp.expm1(log) / safe)
+    # Rounded above 1 the other weight would be below 0, and its root NaN.
+    taken = jnp.where(number == 1, jnp.ones_like(taken), jnp.minimum(taken, 1))
     return 1 - taken, taken
 
 

@@ -1,0 +1,194 @@
+"""A skipped step is none: updates zero, the optimizer as it was, counts kept."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import thresholds
+
+PARAMS = {"w": jnp.array([1.0, 2.0]), "b": jnp.array([3.0])}
+
+
+def grads(size):
+    return {"w": jnp.array([0.6, 0.0]) * size, "b": jnp.array([0.8]) * size}
+
+
+def inner():
+    schedule = optax.linear_schedule(0.1, 0.0, 100)
+    return optax.chain(optax.adamw(schedule), optax.trace(0.9))
+
+
+def assert_equal(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def run(tx, sizes, **extras):
+    """The updates, states and skip counts of each step."""
+    update = jax.jit(tx.update)
+    state = tx.init(PARAMS)
+    rows = []
+    for i, size in enumerate(sizes):
+        extra = {key: values[i] for key, values in extras.items()}
+        updates, state = update(grads(size), state, PARAMS, **extra)
+        rows.append((updates, state))
+    return rows
+
+
+@pytest.mark.parametrize("bad", [100.0, jnp.nan, jnp.inf, -jnp.inf])
+def test_the_optimizer_does_not_notice(bad):
+    with_spike = run(optclip.skip(inner(), when=10.0), [1.0, 2.0, bad, 1.5])
+    without = run(inner(), [1.0, 2.0, 1.5])
+    assert_equal(with_spike[2][1].skip_inner, with_spike[1][1].skip_inner)
+    assert_equal(with_spike[2][0], jax.tree.map(jnp.zeros_like, PARAMS))
+    # A schedule and a bias correction go on as if there had been three steps.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        with_spike[3][0],
+        without[2][0],
+    )
+    assert_equal(with_spike[3][1].skip_inner[0][0].count, 3)
+
+
+def test_a_clip_to_zero_is_no_skip():
+    """What skip is for: the moments decay under a zeroed update."""
+    clip = optclip.clip_by_global_norm(10.0, response="drop")
+    rows = run(optax.chain(clip, optax.scale_by_adam()), [1.0, 100.0])
+    before, after = (optax.tree.get(state, "mu")["b"] for _, state in rows)
+    assert abs(after[0]) < abs(before[0])
+    rows = run(optclip.skip(optax.scale_by_adam(), when=10.0), [1.0, 100.0])
+    before, after = (optax.tree.get(state, "mu")["b"] for _, state in rows)
+    assert after[0] == before[0]
+
+
+def test_metrics():
+    clip = optclip.clip_by_global_norm(1.0)
+    tx = optclip.skip(optax.chain(clip, optax.sgd(1.0)), when=10.0)
+    rows = run(tx, [2.0, 100.0, 50.0, jnp.nan, 0.5, 60.0])
+    found = optclip.metrics(rows[-1][1])
+    assert found["skip/skipped"] == 4
+    assert found["skip/consecutive"] == 1
+    assert found["skip/threshold"] == 10
+    np.testing.assert_allclose(found["skip/norm"], 60.0, rtol=1e-6)
+    np.testing.assert_allclose(found["skip/rate"], 0.5)
+    assert found["skip/nonfinite"] == 1
+    assert optclip.metrics(rows[3][1])["skip/consecutive"] == 3
+    # The clip inside saw two steps.
+    assert found["clip/norm"] == 0.5
+    assert found["clip/rate"] == 0.5
+
+
+def test_two_skips_have_two_names():
+    one = optclip.skip(optax.sgd(1.0), when=10.0)
+    found = optclip.metrics(run(optclip.skip(one, when=5.0), [1.0, 7.0])[-1][1])
+    assert {"skip/skipped", "skip/skipped_2"} <= set(found) or {
+        "skip/skipped",
+        "skip_2/skipped",
+    } <= set(found)
+
+
+def test_enough_is_enough():
+    tx = optclip.skip(optax.sgd(1.0), when=10.0, max_consecutive=2)
+    rows = run(tx, [100.0] * 7)
+    taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
+    assert taken == [False, False, True, False, False, True, False]
+    assert optclip.metrics(rows[-1][1])["skip/consecutive"] == 1
+    loud = run(tx, [jnp.nan] * 3)[-1][0]
+    assert np.isnan(loud["b"][0])
+
+
+@pytest.mark.parametrize(("learns", "skipped"), [(True, 1), (False, 4)])
+def test_learning_from_what_was_skipped(learns, skipped):
+    """After a shift of level a rule that learns of nothing else skips for ever."""
+    rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
+    tx = optclip.skip(optax.sgd(1.0), when=rule, learn_skipped=learns)
+    rows = run(tx, [1.0, 1.1, 0.9, 50.0, 50.0, 50.0, 50.0])
+    assert optclip.metrics(rows[-1][1])["skip/skipped"] == skipped
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_the_loss(scale):
+    """Also one that is negative: its spikes are upwards."""
+    rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
+    tx = optclip.skip(optax.sgd(1.0), value_when=rule)
+    losses = jnp.array([3.0, 3.1, 2.9, 3.0, 3.0 + 10.0 * scale, 3.05, jnp.nan, 3.0])
+    rows = run(tx, [1.0] * 8, value=losses * scale)
+    taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
+    assert taken == [True, True, True, True, False, True, False, True]
+
+
+def test_the_loss_without_learning():
+    rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
+    tx = optclip.skip(optax.sgd(1.0), value_when=rule, learn_skipped=False)
+    losses = jnp.array([1.0, 1.1, 0.9, 50.0, 50.0, 50.0])
+    rows = run(tx, [1.0] * 6, value=losses)
+    assert optclip.metrics(rows[-1][1])["skip/skipped"] == 3
+
+
+def test_the_loss_must_be_given():
+    tx = optclip.skip(optax.sgd(1.0), value_when=5.0)
+    with pytest.raises(ValueError, match=r"value=None.*value=loss\)"):
+        tx.update(grads(1.0), tx.init(PARAMS))
+    with pytest.raises(ValueError, match="value=Array"):
+        tx.update(grads(1.0), tx.init(PARAMS), value=jnp.ones(2))
+    rule = thresholds.relative_to_params()
+    tx = optclip.skip(optax.sgd(1.0), value_when=rule)
+    with pytest.raises(ValueError, match="a loss is a number"):
+        tx.update(grads(1.0), tx.init(PARAMS), PARAMS, value=1.0)
+
+
+def test_any_group_is_enough_and_others_may_be_left_out():
+    groups = optclip.groups(optclip.by_path(lambda path: path))
+    tx = optclip.skip(optax.sgd(1.0), when={"w": 10.0, "b": None}, over=groups)
+    for size, taken in (((1.0, 100.0), True), ((100.0, 1.0), False)):
+        tree = {"w": jnp.array([size[0], 0.0]), "b": jnp.array([size[1]])}
+        updates, _ = tx.update(tree, tx.init(PARAMS))
+        assert bool(updates["b"][0] != 0) == taken
+    mask = optclip.by_path(lambda path: path == "w")
+    tx = optclip.skip(optax.sgd(1.0), norm_mask=mask)
+    tree = {"w": jnp.ones(2), "b": jnp.array([jnp.nan])}
+    assert np.isnan(tx.update(tree, tx.init(PARAMS))[0]["b"][0])
+
+
+def test_nothing_to_skip():
+    tx = optclip.skip(optax.sgd(1.0), when=1.0)
+    updates, _ = tx.update({"none": None}, tx.init({"none": None}))
+    assert updates == {"none": None}
+
+
+def test_one_trace_in_scan_and_any_leaf():
+    params = {"x": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3)}
+    tx = optclip.skip(optax.identity(), when=10.0)
+    traces = []
+
+    def step(state, size):
+        traces.append(0)
+        tree = {"x": (params["x"] * size).astype(jnp.bfloat16), "n": params["n"]}
+        updates, state = tx.update(tree, state)
+        return state, updates["x"]
+
+    _, found = jax.lax.scan(step, tx.init(params), jnp.array([1.0, 100.0, 2.0]))
+    assert len(traces) == 1
+    assert found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(found[:, 0].astype(jnp.float32), [1.0, 0.0, 2.0])
+
+
+def test_on_several_devices_all_skip_together():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    tx = optclip.skip(optax.trace(0.9), when=10.0)
+
+    def step(x):
+        _, state = tx.update(x, tx.init(x))
+        updates, state = tx.update(x, state)
+        return updates, optclip.metrics(state)["skip/skipped"][None]
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=spec("data"), out_specs=(spec("data"), spec(None))
+    )
+    # Each shard's own norm is below 10, that of all above.
+    updates, skipped = jax.jit(mapped)(jnp.full(8, 5.0))
+    np.testing.assert_array_equal(updates, 0)
+    assert skipped[0] == 2

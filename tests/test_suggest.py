@@ -1,0 +1,67 @@
+"""A fixed threshold from the norms of a run."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+
+NORMS = np.random.default_rng(0).gamma(4.0, size=1000)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_it_clips_as_often_as_asked(rate):
+    found = optclip.suggest(NORMS, rate)
+    seen = NORMS[100:]
+    assert np.mean(seen > found.max_norm) == found.rate
+    assert 0.5 * rate <= found.rate <= rate
+    assert found.max_norm >= np.quantile(seen, 1 - rate)
+    assert found.max_norm == float(f"{found.max_norm:.2g}")
+    assert found.steps == 900
+
+
+def test_quantiles_are_numpy_s():
+    found = optclip.suggest(NORMS, skip_first=0.0)
+    assert found.quantiles == {q: np.quantile(NORMS, q) for q in found.quantiles}
+    assert "of 1000 steps" in str(found)
+
+
+def test_what_is_not_finite_is_counted_and_left_out():
+    norms = np.concatenate([NORMS, [np.nan, np.inf, np.nan]])
+    found = optclip.suggest(norms, skip_first=0.0)
+    assert found.nonfinite == 3
+    assert found.max_norm == optclip.suggest(NORMS, skip_first=0.0).max_norm
+    assert "3 more not finite" in str(found)
+
+
+def test_it_takes_what_metrics_gives():
+    tx = optclip.clip_by_global_norm(jnp.inf)
+    state = tx.init(jnp.zeros(1))
+    history = []
+    for norm in NORMS[:20]:
+        _, state = tx.update(jnp.array([norm]), state)
+        history.append(optclip.metrics(state))
+    found = optclip.suggest(history, skip_first=0.0)
+    expected = optclip.suggest(NORMS[:20], skip_first=0.0)
+    assert found.max_norm == expected.max_norm
+
+
+@pytest.mark.parametrize("norms", [np.zeros(20), np.full(20, 1e-30), np.full(20, 3e38)])
+def test_extremes(norms):
+    found = optclip.suggest(norms)
+    assert found.rate == 0
+    np.testing.assert_allclose(found.max_norm, norms[0], rtol=0.06)
+
+
+def test_too_few_and_the_wrong_kind():
+    with pytest.raises(ValueError, match="9 finite numbers after the first 10%"):
+        optclip.suggest(NORMS[:10])
+    with pytest.raises(TypeError, match="norms=.*array of numbers"):
+        optclip.suggest(["x"])
+    with pytest.raises(ValueError, match="negative"):
+        optclip.suggest(-NORMS)
+    with pytest.raises(ValueError, match="no key that ends in /norm"):
+        optclip.suggest([{"loss": 1.0}])
+    two = {"a/norm": 1.0, "b/norm": 2.0}
+    with pytest.raises(ValueError, match="'a/norm', 'b/norm'"):
+        optclip.suggest([two])

@@ -1,0 +1,171 @@
+"""Carries, resets, and clips behind an optimizer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from tests.test_skip import assert_equal
+
+
+def steps_of(tx, updates, params=None):
+    update = jax.jit(lambda u, s: tx.update(u, s, params))
+    state = tx.init(updates[0] if params is None else params)
+    found = []
+    for u in updates:
+        out, state = update(u, state)
+        found.append(out)
+    return found, state
+
+
+def test_carry_keeps_its_dtypes_and_what_is_not_clipped():
+    tree = {"h": jnp.array([3.0, 0.1], jnp.bfloat16), "n": jnp.arange(2), "none": None}
+    tx = optclip.with_carry(optclip.clip_by_value(1.0))
+    found, state = steps_of(tx, [tree, tree])
+    assert found[0]["h"].dtype == jnp.bfloat16
+    assert state.carry_rest["h"].dtype == jnp.float32
+    assert state.carry_rest["n"] is None
+    assert_equal(found[0]["n"], tree["n"])
+    # What bfloat16 could not hold is carried too.
+    left = sum(x["h"].astype(jnp.float32) for x in found) + state.carry_rest["h"]
+    np.testing.assert_allclose(left, 2 * tree["h"].astype(jnp.float32), rtol=1e-6)
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(tree))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_carry_is_never_poisoned(bad):
+    tx = optclip.with_carry(optclip.clip_by_global_norm(1.0))
+    found, state = steps_of(tx, [jnp.array([3.0]), jnp.array([bad]), jnp.array([0.0])])
+    assert not np.isfinite(found[1][0])
+    np.testing.assert_allclose(found[2], [1.0])
+    np.testing.assert_allclose(state.carry_rest, [1.0])
+
+
+def test_carry_refuses_what_is_sparse():
+    mat = jax.experimental.sparse.BCOO.fromdense(jnp.eye(2))
+    tx = optclip.with_carry(optclip.clip_by_value(1.0))
+    with pytest.raises(TypeError, match="'m' is a BCOO matrix.*todense"):
+        tx.init({"m": mat})
+
+
+def test_carry_of_nothing():
+    tx = optclip.with_carry(optclip.clip_by_value(1.0))
+    assert tx.update({"n": 3}, tx.init({"n": 3}))[0] == {"n": 3}
+
+
+def test_reset_begins_the_moments_anew():
+    grads = [jnp.array([float(i + 1)]) for i in range(7)]
+    tx = optclip.with_reset(optax.scale_by_adam(), 4, warmup=0, keep=None)
+    found, state = steps_of(tx, grads)
+    first, _ = steps_of(optax.scale_by_adam(), grads[:3])
+    anew, _ = steps_of(optax.scale_by_adam(), grads[3:])
+    np.testing.assert_allclose(found, first + anew, rtol=1e-6)
+    assert optax.tree.get(state, "count") == 4
+
+
+def test_reset_keeps_counts_and_records():
+    clip = optclip.clip_by_global_norm(optclip.thresholds.quantile(0.5, 8))
+    tx = optclip.with_reset(optax.chain(clip, optax.scale_by_adam()), 3, warmup=0)
+    _, state = steps_of(tx, [jnp.array([9.0]), jnp.array([1.0]), jnp.array([2.0])])
+    assert optax.tree.get(state, "count") == 3
+    memory = state.reset_inner[0].clip_memory[0][0]
+    assert memory.num_known == 1
+    assert state.reset_inner[0].clip_step == 3
+    mu = optax.tree.get(state, "mu")
+    # Only the third update, of norm 2, and b1 = 0.9.
+    np.testing.assert_allclose(mu, [0.2], rtol=1e-6)
+
+
+def test_reset_warms_up_again():
+    tx = optclip.with_reset(optax.identity(), 10, warmup=4, floor=0.2)
+    found, _ = steps_of(tx, [{"x": jnp.ones(1, jnp.bfloat16), "n": 3}] * 16)
+    factors = [float(tree["x"][0]) for tree in found]
+    k = np.arange(4)
+    cosine = 1 - 0.8 * (1 + np.cos(np.pi * k / 5)) / 2
+    np.testing.assert_allclose(factors[9:13], cosine, rtol=4e-3)
+    assert factors[:9] == [1.0] * 9
+    assert factors[13:] == [1.0] * 3
+    assert found[0]["n"] == 3
+    assert found[0]["x"].dtype == jnp.bfloat16
+
+
+def test_reset_of_parameters():
+    """What an optimizer keeps of the parameters is of those at the reset."""
+
+    def init(params):
+        return params
+
+    def update(updates, state, params=None):
+        del params
+        return jax.tree.map(jnp.add, updates, state), state
+
+    tx = optclip.with_reset(optax.GradientTransformation(init, update), 2, warmup=0)
+    params = jnp.array([5.0])
+    out, state = tx.update(jnp.zeros(1), tx.init(params), params)
+    out, state = tx.update(jnp.zeros(1), state, 2 * params)
+    np.testing.assert_array_equal(out, [10.0])
+
+
+def test_after_shows_the_gradients():
+    shown = {}
+
+    def of(updates, params, extra):
+        shown.update(extra)
+        return extra["gradients"]
+
+    clip = optclip.clip_by(1.0, of=of)
+    tx = optclip.after(optax.scale(3.0), clip)
+    grads = jnp.array([0.0, 2.0])
+    found, state = tx.update(grads, tx.init(grads), None, value=1.0)
+    # The norm is that of the gradients, 2; what is halved is three times them.
+    np.testing.assert_allclose(found, [0.0, 3.0])
+    assert set(shown) == {"gradients", "inner_state", "value"}
+    assert optclip.metrics(state)["clip/norm"] == 2
+
+
+def test_a_rule_of_gradients_needs_them():
+    rule = optclip.thresholds.of_gradients(optclip.thresholds.moment())
+    tx = optclip.clip_by_value(rule)
+    with pytest.raises(ValueError, match=r"got none. Wrap.*optclip.after"):
+        tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+    # What is not finite in them counts as 0.
+    state = tx.init(jnp.ones(1))
+    found, _ = tx.update(jnp.ones(1), state, gradients=jnp.array([jnp.nan]))
+    np.testing.assert_array_equal(found, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ({"b": jnp.ones(2)}, "returned the structure"),
+        ({"a": jnp.ones(3)}, r"shape \(3,\) for the leaf.*a.*of shape \(2,\)"),
+    ],
+)
+def test_of_returns_a_tree_like_the_updates(returned, message):
+    tx = optclip.clip_by(1.0, of=lambda updates, params, extra: returned)
+    tree = {"a": jnp.ones(2)}
+    with pytest.raises(ValueError, match=message):
+        tx.update(tree, tx.init(tree))
+
+
+def test_of_is_for_norms():
+    with pytest.raises(ValueError, match="of= gives another tree.*detached"):
+        optclip.clip_by(1.0, over=optclip.ELEMENT, of=lambda u, p, e: u)
+    with pytest.raises(TypeError, match=r"of='x' \(str\) cannot be called"):
+        optclip.clip_by(1.0, of="x")
+
+
+def test_of_by_leaf_and_by_axis():
+    def of(updates, params, extra):
+        return jax.tree.map(lambda u: 2 * u, updates)
+
+    tree = {"a": jnp.array([[3.0, 0.0], [4.0, 0.1]])}
+    for over, expected in (
+        (optclip.LEAF, tree["a"] * (1.0 / (2 * np.sqrt(25.01)))),
+        (optclip.axes(0), jnp.array([[0.3, 0.0], [0.4, 0.1]])),
+    ):
+        tx = optclip.clip_by(1.0, over=over, of=of)
+        found, _ = tx.update(tree, tx.init(tree))
+        np.testing.assert_allclose(found["a"], expected, rtol=1e-6)
