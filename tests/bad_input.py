@@ -11,9 +11,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import optclip
-from optclip import functional, norms, responses, scopes, thresholds
+from optclip import functional, norms, recipes, responses, scopes, thresholds
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": [jnp.ones((2, 3))]}
 LABELS = {"a": "x", "b": "y"}
@@ -33,7 +34,7 @@ class Bad:
 
 def clips(tx: Any) -> Any:
     """Some things can only be seen once there is a tree."""
-    return tx.update(TREE, tx.init(TREE))
+    return tx.update(TREE, tx.init(TREE), TREE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,11 @@ def _clips_at(rule: Any) -> Any:
     return clips(optclip.clip_by_norm(rule))
 
 
+def _clips_elements_at(rule: Any) -> Any:
+    return clips(optclip.clip_by_value(rule))
+
+
+ADAM, CLIP = optax.scale_by_adam(), optclip.clip_by_value(1.0)
 CALLS = {
     "by_path": Call(optclip.by_path, {"function": str}),
     "clip_by": Call(optclip.clip_by, {"threshold": 1.0}, clips),
@@ -71,6 +77,10 @@ CALLS = {
     "Norm": Call(norms.Norm, {}),
     "Block": Call(norms.Block, {"leaves": [TREE["a"]]}, lambda b: norms.measure([b])),
     "measure": Call(norms.measure, {"blocks": [norms.Block([TREE["a"]])]}),
+    "units": Call(optclip.units, {}, _clips_over),
+    "Band": Call(responses.Band, {"low": 0.5}, _clips_by),
+    "band": Call(responses.band, {}, _clips_by),
+    "MuLaw": Call(responses.MuLaw, {}, _clips_by),
     "Smooth": Call(responses.Smooth, {}),
     "Detached": Call(responses.Detached, {"response": "hard"}, _clips_by),
     "detached": Call(responses.detached, {}, _clips_by),
@@ -91,8 +101,21 @@ CALLS = {
     "mean_plus_std": Call(thresholds.mean_plus_std, {}, _clips_at),
     "ema": Call(thresholds.ema, {}, _clips_at),
     "zscore": Call(thresholds.zscore, {}, _clips_at),
+    "ema_of_max": Call(thresholds.ema_of_max, {}, _clips_elements_at),
+    "mean_over_rms": Call(thresholds.mean_over_rms, {}, _clips_at),
+    "moment": Call(thresholds.moment, {}, _clips_elements_at),
+    "second_moment": Call(thresholds.second_moment, {}, _clips_elements_at),
+    "of_gradients": Call(thresholds.of_gradients, {"rule": thresholds.moment()}),
+    "after": Call(optclip.after, {"inner": ADAM, "clip": CLIP}, clips),
+    "skip": Call(optclip.skip, {"inner": ADAM}, clips),
+    "with_carry": Call(optclip.with_carry, {"clip": CLIP}, clips),
+    "with_reset": Call(optclip.with_reset, {"inner": ADAM}, clips),
+    "suggest": Call(optclip.suggest, {"norms": np.arange(100.0)}),
     "functional.global_norm": Call(functional.global_norm, {"tree": TREE}),
 }
+for _name in recipes.__all__:
+    _right = {"use_value": False} if _name == "olmo_skip" else {}
+    CALLS[f"recipes.{_name}"] = Call(getattr(recipes, _name), _right, clips)
 for _name, _right in {
     "clip_by_value": {"lower": -1.0, "upper": 1.0},
     "clip_by_norm": {"max_norm": 1.0},
@@ -191,7 +214,50 @@ AXIS_NAME = [
     Bad(["i"], T, r"axis_name=\['i'\] \(list\) names no", "a tuple of names"),
     Bad("i", V, "axis_name='i' is no mapped axis", "an axis of the enclosing"),
 ]
+CALLED = [
+    Bad("x", T, r"{p}='x' \(str\) cannot be called", "a function"),
+    Bad(3, T, r"{p}=3 \(int\) cannot be called", "a function"),
+]
+INNER = [
+    Bad("adam", T, r"{p}='adam' \(str\) is no optax transf", "such as"),
+    Bad(3, T, r"{p}=3 \(int\) is no optax transf", "such as"),
+    Bad(optax.adam, T, r"{p}=<function adam.* is no optax transf", "such as"),
+]
+FLAG = [
+    Bad(1, T, r"{p}=1 \(int\)", "True or"),
+    Bad(None, T, r"{p}=None \(NoneType\)", "True or"),
+]
+OPTIONS = [Bad(3, T, "unexpected keyword argument 'options'", "", "")]
+ABOVE_ZERO = [*SCALAR, Bad(0, V, "{p}=0 .*out of range", "above 0")]
 BY_PARAMETER = {
+    "absolute": SCALAR,
+    "alpha": ABOVE_ZERO,
+    "b1": SHARE,
+    "b2": SHARE,
+    "clip": INNER,
+    "ddof": LENGTH,
+    "every": [*LENGTH, Bad(0, V, r"every=0 \(int\) is below 1", "a number of steps")],
+    "floor": SHARE,
+    "grace": LENGTH,
+    "inner": INNER,
+    "keep": CALLED,
+    "learn_skipped": FLAG,
+    "low": SCALAR,
+    "max_consecutive": LENGTH,
+    "max_shrink": SHARE,
+    "mu": ABOVE_ZERO,
+    "of": CALLED,
+    "options": OPTIONS,
+    "power": ABOVE_ZERO,
+    "rate": SHARE,
+    "relative": SCALAR,
+    "sigma": SCALAR,
+    "skip_first": SHARE,
+    "stacked": CALLED,
+    "theta": SCALAR,
+    "use_value": FLAG,
+    "weight_decay": SCALAR,
+    "when": THRESHOLD,
     "axis": AXIS,
     "axis_name": AXIS_NAME,
     "blocks": [
@@ -248,7 +314,7 @@ BY_PARAMETER = {
     "over": [
         Bad("tree", T, "over='tree' is no scope", "optclip.TREE"),
         Bad(None, T, "over=None is no scope", "optclip.TREE"),
-        Bad(scopes.Tree, T, "over=.*Tree.* is no scope", "optclip.TREE"),
+        Bad(type(optclip.TREE), T, "over=.*Tree.* is no scope", "optclip.TREE"),
     ],
     "per_count": SCALAR,
     "q": SHARE,
@@ -296,6 +362,11 @@ BY_PARAMETER = {
     "window": [*LENGTH, Bad(0, V, r"window=0 \(int\) is below 1", "a number of steps")],
     "z": [*SCALAR, Bad(0, V, "z=0 .*out of range", "above 0")],
 }
+UNIT_AXIS = [
+    *CALLED,
+    Bad(lambda path, shape: 1.5, T, "axis=1.5", "int or tuple of ints"),
+    Bad(lambda path, shape: 7, V, r"axis=\(7,\) is out of range", "Leave", "clip_mask"),
+]
 _NUMBER_ONLY = [
     *THRESHOLD[:3],
     Bad(math.nan, V, "{p}=nan is NaN", "a number"),
@@ -306,6 +377,39 @@ _NUMBER_ONLY = [
 
 # Where a parameter means something else than under the same name elsewhere.
 BY_CALL = {
+    ("Band", "max_growth"): _NUMBER_ONLY,
+    ("band", "max_growth"): _NUMBER_ONLY,
+    ("ema", "start"): [
+        Bad("last", V, "start='last' is not known", "'first'"),
+        Bad(None, T, r"start=None \(NoneType\)", "'first'"),
+    ],
+    ("of_gradients", "rule"): [
+        Bad("x", T, r"rule holds 'x' \(str\)", "a rule"),
+        Bad({"a": 1.0}, T, r"rule=.* \(dict\) is not one rule", "such as"),
+        Bad(-1.0, V, "rule=-1.0 is negative", "0 or more"),
+    ],
+    ("recipes.adagc", "max_norm"): _NUMBER_ONLY,
+    ("recipes.agc", "axis"): UNIT_AXIS,
+    ("recipes.aggc", "groups"): [row for row in LABEL if row.value is not None],
+    ("recipes.aggc", "high"): ABOVE_ZERO,
+    ("recipes.aggc", "max_growth"): _NUMBER_ONLY,
+    ("recipes.auto_s", "gamma"): SCALAR,
+    ("recipes.sclip", "c"): SCALAR,
+    ("recipes.sclip", "tau"): ABOVE_ZERO,
+    ("recipes.zclip", "max_norm"): _NUMBER_ONLY,
+    ("skip", "value_when"): [
+        Bad("x", T, r"value_when holds 'x' \(str\)", "a rule"),
+        Bad({"a": 1.0}, T, r"value_when=.* \(dict\) is not one", "a number"),
+        Bad(math.nan, V, "value_when=nan is NaN", "a number"),
+        Bad(-1.0, V, "value_when=-1.0 is negative", "0 or more"),
+    ],
+    ("suggest", "norms"): [
+        Bad("x", T, "norms='x' is not accepted", "an array of numbers"),
+        Bad(None, V, "norms holds 0 finite", "at least 10"),
+        Bad(np.ones(3), V, "norms holds 3 finite", "at least 10"),
+        Bad(-np.ones(99), V, "norms holds a negative", "norms, which are not"),
+    ],
+    ("units", "axis"): UNIT_AXIS,
     ("ema", "max_norm"): _NUMBER_ONLY,
     ("zscore", "max_norm"): _NUMBER_ONLY,
     ("clip_by_value", "response"): [

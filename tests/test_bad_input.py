@@ -7,26 +7,32 @@ import jax
 import pytest
 
 import optclip
-from optclip import functional, norms, responses, scopes, thresholds
+from optclip import functional, norms, recipes, responses, scopes, thresholds
 from tests import bad_input
 
 # What no user calls, or what is all abstract: nothing of theirs to refuse.
 NOT_CALLED = {
     "ClipRecord": "made by the library, read by the user",
     "ClipState": "made by the library, read by the user",
+    "SkipRecord": "made by the library, read by the user",
+    "Suggestion": "made by the library, read by the user",
+    "Proportional": "takes no argument",
+    "Tanh": "takes no argument",
+    "Drop": "takes no argument",
     "Measured": "made by the library, read by the user",
     "Seen": "made by the library, read by the user",
     "Response": "a protocol",
     "Rule": "a protocol",
     "Scope": "abstract; what a subclass returns is in test_bad_answers.py",
 }
-MODULES = (optclip, functional, norms, responses, scopes, thresholds)
+MODULES = (optclip, functional, norms, recipes, responses, scopes, thresholds)
+PREFIXES = {functional: "functional.", recipes: "recipes."}
 
 
 def public_callables():
     """Name and callable, those of `functional` under its name."""
     for module in MODULES:
-        prefix = "functional." if module is functional else ""
+        prefix = PREFIXES.get(module, "")
         for name in module.__all__:
             found = getattr(module, name)
             if callable(found):

@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from optclip import responses, scopes, thresholds
+from optclip import _validate, responses, scopes, thresholds
 from optclip._engine import clip_by
 from optclip._trees import by_path
 
@@ -255,7 +255,7 @@ def aggc(
     Args:
       groups: labels as for `optclip.groups`; None groups by the module's name, the last
         but one key of each path without its number: all `dense_0` and `dense_1`.
-      high: :math:`\alpha_{high}`, a number or an optax schedule.
+      high: :math:`\alpha_{high}`, a number above 0 or an optax schedule.
       low: :math:`\alpha_{low}`, likewise.
       decay: :math:`\beta` of the running norm, which starts at 0.
       min_norm: m.
@@ -281,6 +281,9 @@ def aggc(
     Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
     Language Model Training*, 2026, arXiv:2601.11864; numbers from its LoRA scripts.
     """
+    for name, value in (("high", high), ("low", low)):
+        if not callable(value):
+            _validate.plain(name, value, above=name == "high")
     response = responses.band(
         _quotient(low, high), min_norm=min_norm, max_shrink=max_shrink,
         max_growth=max_growth,

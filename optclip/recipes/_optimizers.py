@@ -55,6 +55,8 @@ def spam(
     Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
     Training*, 2025, arXiv:2501.06842, algorithm 1.
     """
+    _validate.share("b2", b2)
+    _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
     clip = clip_by(rule, over=scopes.ELEMENT, **options)
@@ -150,6 +152,9 @@ def acclip(
     Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
     arXiv:1912.03194.
     """
+    _validate.share("b1", b1)
+    _validate.share("b2", b2)
+    _validate.plain("alpha", alpha, above=True)
     clip = clip_by(
         thresholds.of_gradients(thresholds.moment(alpha, b2)), over=scopes.ELEMENT,
         response=responses.detached("hard"), eps=eps, **options,
@@ -195,6 +200,10 @@ def stable_adamw(
     Source: Wortsman et al., *Stable and low-precision training for large-scale
     vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
     """
+    _validate.share("b1", b1)
+    _validate.share("b2", b2)
+    _validate.plain("eps", eps)
+    _validate.plain("weight_decay", weight_decay)
 
     def over_second_moment(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
         del params

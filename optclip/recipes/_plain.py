@@ -5,8 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from optclip import scopes
+from optclip import _validate, scopes
 from optclip._engine import clip_by
+from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
 from optclip.wrappers import with_carry
 
@@ -39,7 +40,9 @@ def auto_s(
     Source: Bu, Wang, Zha, Karypis, *Automatic Clipping: Differentially Private Deep
     Learning Made Easier and Stronger*, 2023, arXiv:2206.07136.
     """
-    return clip_by(max_norm, response="normalize", eps=gamma, **options)
+    _validate.plain("gamma", gamma)
+    threshold = Named("max_norm", max_norm)
+    return clip_by(threshold, response="normalize", eps=gamma, **options)
 
 
 def sclip(
@@ -71,6 +74,9 @@ def sclip(
     Source: Yu, Jakovetić, Kar, *Smoothed Gradient Clipping and Error Feedback for
     Distributed Optimization under Heavy-Tailed Noise*, 2023, arXiv:2310.16920.
     """
+    for name, value in (("c", c), ("tau", tau)):
+        if not callable(value):
+            _validate.plain(name, value, above=name == "tau")
     if not (callable(c) or callable(tau)):
         edge, scale = jnp.sqrt(tau), optax.scale(c / jnp.sqrt(tau))
     else:

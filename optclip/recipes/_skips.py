@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from optclip import thresholds
+from optclip import _validate, thresholds
 from optclip.wrappers import skip
 
 
@@ -52,6 +52,8 @@ def olmo_skip(
 
     Source: OLMo-core (allenai/OLMo-core), `SkipStepOptimizer`.
     """
+    _validate.plain("sigma", sigma)
+    _validate.flag("use_value", use_value)
     least = max(2, window // 2) - 1 if isinstance(window, int) else None
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     value_when = rule if use_value else None
@@ -96,13 +98,13 @@ def axlearn_skip(
 
 
 def megatron_skip(
-    inner: Any = None, max_norm: Any = math.inf, **options: Any
+    inner: Any = None, when: Any = math.inf, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
 
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
-      max_norm: the number, or an optax schedule; inf skips only what is not finite.
+      when: the number, or an optax schedule; inf skips only what is not finite.
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
@@ -113,13 +115,13 @@ def megatron_skip(
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
-      >>> tx = optclip.recipes.megatron_skip(optax.sgd(1.0), max_norm=10.0)
+      >>> tx = optclip.recipes.megatron_skip(optax.sgd(1.0), when=10.0)
       >>> print(tx.update(jnp.array([11.0]), tx.init(jnp.zeros(1)))[0])
       [0.]
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return skip(_adam_if(inner), when=max_norm, **options)
+    return skip(_adam_if(inner), when=when, **options)
 
 
 def _adam_if(inner: Any) -> Any:

@@ -104,7 +104,7 @@ def skip(
     wrapped = _validate.transformation("inner", inner)
     watch = clip_by(
         Named("when", when), over=over, norm=norm, response="drop",
-        norm_mask=norm_mask, clip_mask=norm_mask, axis_name=axis_name, name=name,
+        norm_mask=norm_mask, axis_name=axis_name, name=name,
     )  # fmt: skip
     value_rule = None if value_when is None else _value_rule(value_when)
     if max_consecutive is not None:
