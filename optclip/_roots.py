@@ -208,9 +208,20 @@ def _totals(arrays, plan, scale=None):
     return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
 
 
+def _held(x):
+    """`x`, but XLA does not square its factors apart where all is known to it.
+
+    It does not know that more digits than there are change nothing.
+    """
+    if jnp.iscomplexobj(x):
+        return lax.complex(_held(jnp.real(x)), _held(jnp.imag(x)))
+    digits = jnp.finfo(x.dtype)
+    return lax.reduce_precision(x, digits.nexp, digits.nmant + 1)
+
+
 def _power(plan, x, scale):
     x = widen(x, plan.dtype)
-    x = x if scale is None else x * scale.astype(x.dtype)
+    x = x if scale is None else _held(x * scale.astype(x.dtype))
     return _square(x) if plan.ord == 2 else lax.abs(x)
 
 

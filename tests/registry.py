@@ -142,10 +142,6 @@ def _into_band(n: float, c: float) -> float:
     return c / n if n > c else low / n if 0 < n < low else 1.0
 
 
-def _tanh(x: np.ndarray, c: float) -> np.ndarray:
-    return c * np.tanh(np.abs(x) / c) * np.sign(x) if c > 0 else np.zeros_like(x)
-
-
 def _proportional(x: np.ndarray, c: float) -> np.ndarray:
     size = np.abs(x)
     peak = np.max(size, initial=0.0)
@@ -305,13 +301,6 @@ ENTRIES = [
         {"over": optclip.units()},
     ),
     Entry(
-        "drop",
-        optclip.clip_by,
-        ("threshold", 2.0),
-        lambda tree, c: oracles.by_leaf(tree, c, response=lambda n, c: float(n <= c)),
-        {"response": "drop", "over": optclip.LEAF},
-    ),
-    Entry(
         "band",
         optclip.clip_by,
         ("threshold", 2.0),
@@ -320,27 +309,11 @@ ENTRIES = [
         statics=("response",),
     ),
     Entry(
-        "tanh",
-        optclip.clip_by_value,
-        ("limit", 0.5),
-        lambda tree, c: jax.tree.map(lambda x: _tanh(x, c), tree),
-        {"response": "tanh"},
-        takes_flat=True,
-    ),
-    Entry(
         "proportional",
         optclip.clip_by_value,
-        ("limit", 0.5),
+        ("limit", 0.45),
         lambda tree, c: jax.tree.map(lambda x: _proportional(x, c), tree),
         {"response": "proportional"},
-    ),
-    Entry(
-        "mean-over-rms-first-step",
-        optclip.clip_by,
-        ("threshold", optclip.thresholds.mean_over_rms()),
-        lambda tree, _: oracles.by_leaf(tree, 1.0, response=oracles.normalized),
-        {"response": "normalize", "over": optclip.LEAF},
-        scalar_threshold=False,
     ),
     Entry(
         "ema-in-warm-up",

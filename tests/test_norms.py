@@ -230,3 +230,18 @@ def test_axes_that_a_block_cannot_have(leaves, axis):
 def test_a_count_to_a_high_power_is_refused():
     with pytest.raises(ValueError, match=r"per_count=2.*out of range.*Give"):
         norms.Norm(2.0, per_count=2.0)
+
+
+@pytest.mark.parametrize("ord", [1.0, 2.0, 3.0, np.inf])
+@pytest.mark.parametrize("value", [0.0, 1e-30, 3e-20, 1.0, 1e20, 3e38])
+def test_of_what_the_compiler_knows(ord, value):
+    """XLA squares constants factor by factor, if it can: 0 * inf."""
+    block = [norms.Block([jnp.full(3, value)])]
+
+    def measure():
+        (found,) = norms.measure(block, norms.Norm(ord))
+        return found.root, found.unit
+
+    root, unit = (np.float64(x) for x in jax.jit(measure)())
+    expected = float(np.float32(value)) * (3 ** (1 / ord))
+    np.testing.assert_allclose(root * unit, expected, rtol=1e-6)

@@ -99,3 +99,17 @@ class Proportional:
         past = ~(norm <= threshold)
         peak = jnp.broadcast_to(_collectives.largest(norm), norm.shape)
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """Elements past their bound to its share that they are of the largest."""
+        size = jnp.abs(x)
+        limit = jnp.where(x < 0, -lower, upper)
+        finite = jnp.isfinite(size)
+        peak = _collectives.largest(jnp.where(finite, size, jnp.zeros_like(size)))
+        safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+        # What is infinite goes to its bound.
+        share = jnp.where(finite, size, jnp.broadcast_to(safe, size.shape))
+        share = ratio(share, jnp.broadcast_to(safe, size.shape))
+        moved = jnp.where(x < 0, -limit, limit) * share
+        loud = jnp.isnan(limit)
+        return jnp.where((size > limit) | loud, jnp.where(loud, limit, moved), x)

@@ -49,14 +49,16 @@ class Units(Scope):
 
     def _axis(self, path: Any, x: Any) -> tuple[int, ...]:
         name = _leaves.path_str(path)
+        # A Python number has no shape.
+        shape = getattr(x, "shape", ())
         if self.axis is not None:
-            own = self.axis(name, x.shape)
+            own = self.axis(name, shape)
             if own is not None:
                 return _as_tuple(own)
         first = int(bool(self.stacked is not None and self.stacked(name)))
-        if x.ndim - first < 2:
-            return tuple(range(first, x.ndim))
-        return tuple(range(first, x.ndim - 1))
+        if len(shape) - first < 2:
+            return tuple(range(first, len(shape)))
+        return tuple(range(first, len(shape) - 1))
 
 
 def axes(axis: int | tuple[int, ...]) -> Axes:
@@ -144,16 +146,18 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
 
 
 def _counted_from_zero(axis: tuple[int, ...], x: Any, path: Any) -> tuple[int, ...]:
-    if any(not -x.ndim <= a < x.ndim for a in axis):
+    shape = getattr(x, "shape", ())
+    ndim = len(shape)
+    if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
             f"axis={axis} is out of range for the leaf '{_leaves.path_str(path)}' of"
-            f" shape {x.shape}. Leave such leaves out with clip_mask=, or clip them by"
+            f" shape {shape}. Leave such leaves out with clip_mask=, or clip them by"
             " another transformation under optax.masked."
         )
-    found = tuple(sorted(a % x.ndim for a in axis))
+    found = tuple(sorted(a % ndim for a in axis))
     if len(set(found)) < len(found):
         raise ValueError(
             f"axis={axis} names an axis of the leaf '{_leaves.path_str(path)}' of shape"
-            f" {x.shape} twice. Give each axis once."
+            f" {shape} twice. Give each axis once."
         )
     return found
