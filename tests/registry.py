@@ -311,7 +311,7 @@ ENTRIES = [
     Entry(
         "proportional",
         optclip.clip_by_value,
-        ("limit", 0.45),
+        ("limit", 0.4375),
         lambda tree, c: jax.tree.map(lambda x: _proportional(x, c), tree),
         {"response": "proportional"},
     ),

@@ -66,6 +66,8 @@ def test_steps_lost_are_those_above_the_level_before_a_spike():
     smooth = np.array([[3, 2, 4, 1, 1, 9, 1, np.nan], [3, 2, 1, 1, 1, 1, 1, 1]])
     assert measures.lost(smooth, hit) == [3, 0]
     assert measures.lost_to(smooth, hit) == {"corrupted": [1, 0], "burst": [2, 0]}
+    assert measures.lost(smooth, Plan(8)) == [0, 0]
+    assert measures.lost_to(smooth, Plan(8)) == {}
 
 
 def test_the_smoothed_loss_leaves_spikes_out():
