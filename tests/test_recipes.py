@@ -128,6 +128,8 @@ def test_donation_and_orbax(tx, tmp_path):
         restored = checkpointer.restore(path, jax.tree.map(jnp.zeros_like, state))
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     expected, _ = updated(tx, gradients(1), state)
+    found, _ = updated(tx, gradients(1), jax.device_get(state))
+    assert_close(found, expected)
     donate = jax.jit(lambda g, s: updated(tx, g, s), donate_argnums=1)
     found, _ = donate(gradients(1), restored)
     assert_close(found, expected)

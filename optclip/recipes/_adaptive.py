@@ -231,7 +231,8 @@ def olmo_ratio(
     Source: OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
-    return clip_by(threshold, over=scopes.LEAF, **({"eps": 1e-6} | options))
+    all_options: dict[str, Any] = {"eps": 1e-6} | options
+    return clip_by(threshold, over=scopes.LEAF, **all_options)
 
 
 def aggc(
@@ -298,11 +299,10 @@ def _quotient(low: Any, high: Any) -> Any:
     if not (callable(low) or callable(high)):
         return low / high
 
-    def at(step: Any) -> Any:
-        top, bottom = (f(step) if callable(f) else f for f in (low, high))
-        return top / bottom
+    def at(value: Any, step: Any) -> Any:
+        return value(step) if callable(value) else value
 
-    return at
+    return lambda step: at(low, step) / at(high, step)
 
 
 def _module(path: str) -> str:

@@ -108,13 +108,15 @@ def stable_spam(
     Adam*, 2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
+    of_elements: dict[str, Any] = {"name": "max"} | options
+    of_leaves: dict[str, Any] = {"name": "norm"} | options
     elements = clip_by(
         thresholds.ema_of_max(decay), over=scopes.ELEMENT, response="proportional",
-        **({"name": "max"} | options),
+        **of_elements,
     )  # fmt: skip
     leaves = clip_by(
         thresholds.mean_over_rms(b1, b2), over=scopes.LEAF, response="normalize",
-        **({"name": "norm"} | options),
+        **of_leaves,
     )  # fmt: skip
     reset = with_reset(adam, every, warmup=0, keep=None)
     return optax.with_extra_args_support(optax.chain(elements, leaves, reset))

@@ -77,21 +77,19 @@ def sclip(
     for name, value in (("c", c), ("tau", tau)):
         if not callable(value):
             _validate.plain(name, value, above=name == "tau")
-    if not (callable(c) or callable(tau)):
-        edge, scale = jnp.sqrt(tau), optax.scale(c / jnp.sqrt(tau))
-    else:
-        c_at, tau_at = (f if callable(f) else _constantly(f) for f in (c, tau))
-
-        def edge(step: Any) -> Any:
-            return jnp.sqrt(tau_at(step))
-
-        scale = optax.scale_by_schedule(lambda step: c_at(step) / edge(step))
+    edge: Any = _through(jnp.sqrt, tau)
+    scale: Any = _through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
     clip = clip_by(edge, over=scopes.ELEMENT, response="smooth", **options)
-    return optax.with_extra_args_support(optax.chain(clip, scale))
+    is_scheduled = callable(c) or callable(tau)
+    scaled = optax.scale_by_schedule(scale) if is_scheduled else optax.scale(scale)
+    return optax.with_extra_args_support(optax.chain(clip, scaled))
 
 
-def _constantly(value: Any) -> Any:
-    return lambda step: value
+def _through(function: Any, *values: Any) -> Any:
+    """`function` of numbers, or the schedule of it if one of them is a schedule."""
+    if not any(callable(value) for value in values):
+        return function(*values)
+    return lambda step: function(*(v(step) if callable(v) else v for v in values))
 
 
 def uclip(clip: Any = None) -> optax.GradientTransformationExtraArgs:

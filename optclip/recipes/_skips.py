@@ -94,7 +94,8 @@ def axlearn_skip(
     `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
-    return skip(_adam_if(inner), when=rule, **({"learn_skipped": False} | options))
+    all_options: dict[str, Any] = {"learn_skipped": False} | options
+    return skip(_adam_if(inner), when=rule, **all_options)
 
 
 def megatron_skip(

@@ -14,7 +14,8 @@ def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
     known = _validate.concrete(decay)
     # In float64 if that can be: 1 - 0.999 has lost half its digits in float32.
     taken = 1 - jnp.asarray(decay) if known is None else 1 - float(known)
-    return tuple(jnp.asarray(x).astype(norm.dtype) for x in (decay, taken))
+    kept, taken = (jnp.asarray(x).astype(norm.dtype) for x in (decay, taken))
+    return kept, taken
 
 
 def debiased_parts(

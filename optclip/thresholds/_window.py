@@ -29,7 +29,12 @@ def _empty(norm: Any, window: int) -> History:
 
 def _with(history: History, norm: Any, window: int) -> History:
     """The history with one more norm, in the place of the oldest."""
-    norms = jax.tree.map(lambda ring, x: ring.at[history.next].set(x), history[0], norm)
+
+    def with_one(ring: jax.Array, x: jax.Array) -> jax.Array:
+        # A restored checkpoint may hold NumPy arrays.
+        return jnp.asarray(ring).at[history.next].set(x)
+
+    norms = jax.tree.map(with_one, history.norms, norm)
     return History(
         norms,
         (history.next + 1) % window,

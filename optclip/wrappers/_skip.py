@@ -118,13 +118,13 @@ def skip(
         )
         # Two, not one twice, which could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
-        return SkipState(
-            wrapped.init(params), watch.init(params), memory, {name: record}
-        )
+        watched: Any = watch.init(params)
+        return SkipState(wrapped.init(params), watched, memory, {name: record})
 
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipState]:
+        seen: Any
         _, seen = watch.update(updates, state.skip_norm, params, **extra_args)
         is_off = _has_counted(seen, state.skip_norm, name)
         memory = state.skip_value
