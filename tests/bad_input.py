@@ -385,7 +385,7 @@ BY_CALL = {
     ],
     ("of_gradients", "rule"): [
         Bad("x", T, r"rule holds 'x' \(str\)", "a rule"),
-        Bad({"a": 1.0}, T, r"rule=.* \(dict\) is not one rule", "such as"),
+        Bad({"a": 1.0}, T, r"rule=.* \(dict\) is not one", "a rule"),
         Bad(-1.0, V, "rule=-1.0 is negative", "0 or more"),
     ],
     ("recipes.adagc", "max_norm"): _NUMBER_ONLY,

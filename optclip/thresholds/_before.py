@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip.thresholds._rule import Rule, Seen, as_rules
+from optclip.thresholds._rule import Seen, one_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class OfGradients:
     rule: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", _one_rule(self.rule))
+        object.__setattr__(self, "rule", one_rule("rule", self.rule))
 
     def init(self, norm: Any) -> Any:
         return self.rule.init(norm)
@@ -36,16 +36,6 @@ class OfGradients:
 
         norm = jax.tree.map(sound, norm, finite)
         return self.rule.update(seen._replace(norm=norm, finite=finite), memory)
-
-
-def _one_rule(value: Any) -> Rule:
-    rules = as_rules("rule", value)
-    if not isinstance(rules, Rule):
-        raise TypeError(
-            f"rule={value!r} ({type(value).__name__}) is not one rule. Give one, such"
-            " as optclip.thresholds.moment()."
-        )
-    return rules
 
 
 def of_gradients(rule: Any) -> OfGradients:

@@ -237,6 +237,18 @@ def as_rules(
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 
 
+def one_rule(name: str, threshold: Any) -> Rule:
+    """A threshold argument that may be no tree of them, as a rule."""
+    rule = as_rules(name, threshold)
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            f"{name}={threshold!r} ({type(threshold).__name__}) is not one threshold."
+            " Give a number, an optax schedule or a rule, such as"
+            " optclip.thresholds.quantile(0.1)."
+        )
+    return rule
+
+
 def _is_threshold(value: Any) -> bool:
     # An optimizer is a tuple of functions, which would pass for schedules.
     whole = isinstance(value, optax.GradientTransformation)

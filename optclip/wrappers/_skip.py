@@ -11,7 +11,7 @@ import optax
 from optclip import _leaves, _memory, _validate, norms, scopes
 from optclip._engine import clip_by
 from optclip._record import ClipState, SkipRecord
-from optclip.thresholds._rule import Named, Rule, Seen, as_rules
+from optclip.thresholds._rule import Named, Rule, Seen, one_rule
 
 
 class SkipState(NamedTuple):
@@ -106,7 +106,7 @@ def skip(
         Named("when", when), over=over, norm=norm, response="drop",
         norm_mask=norm_mask, axis_name=axis_name, name=name,
     )  # fmt: skip
-    value_rule = None if value_when is None else _value_rule(value_when)
+    value_rule = None if value_when is None else one_rule("value_when", value_when)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
@@ -152,16 +152,6 @@ def skip(
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _value_rule(value_when: Any) -> Rule:
-    rule = as_rules("value_when", value_when)
-    if not isinstance(rule, Rule):
-        raise TypeError(
-            f"value_when={value_when!r} ({type(value_when).__name__}) is not one"
-            " threshold. Give a number, an optax schedule or a rule."
-        )
-    return rule
 
 
 def _judged(
