@@ -117,11 +117,11 @@ def clip_by(
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
-        now = clip.at(state.clip_step)
-        opened = now.open(
+        opened = clip.open(
             updates if of is None else _of.tree(of, updates, params, extra_args)
         )
         _check_state(state, rules, opened.treedef, name if record else None)
+        now = clip.at(state.clip_step)
         reading = now.measure(opened)
         finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
         seen = _rule.Seen(
