@@ -13,6 +13,7 @@ PARTS = {
     "compile": "benchmarks.compiling",
     "backprop": "benchmarks.backprop",
     "scopes": "benchmarks.scopes",
+    "rules": "benchmarks.rules",
     "cpp": "benchmarks.bandwidth",
 }
 

@@ -152,6 +152,21 @@ def compiled(case: Case) -> str:
     return f"{case['what']}, {case['leaves']} leaves, {case['tree']}, {case['dtype']}"
 
 
+def rules(data: Any) -> Iterator[Verdict]:
+    """A step whose threshold is learned over one with a fixed threshold."""
+    for name, fixed, goal in (
+        ("autoclip", "fixed", 1.02),
+        ("mean_std_clip", "fixed", 1.02),
+        ("zclip", "fixed", 1.02),
+        ("adagc", "fixed, by leaf", None),
+    ):
+        for case in cases(data, "rules"):
+            for each in ratios([case], name, fixed, lambda c, g=goal: g):
+                size = case["rows"][name]["state_bytes"]
+                note = f"state {size / 1000:.1f} kB"
+                yield each._replace(what=f"{name}: {each.what}", note=note)
+
+
 def scopes(data: Any) -> Iterator[Verdict]:
     """The other scopes over their own floor."""
     for case in cases(data, "scopes"):

@@ -1,5 +1,7 @@
 """Quotients and roots that keep their range and their derivatives."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,6 +35,13 @@ def root(x: jax.Array) -> jax.Array:
     """The square root of what is not negative, with a derivative of 0 at zero."""
     live = x > 0
     return jnp.where(live, jnp.sqrt(jnp.where(live, x, jnp.ones_like(x))), x)
+
+
+def power(x: jax.Array, exponent: Any) -> jax.Array:
+    """`x**exponent`, with a finite derivative at 0 for exponents below 1 too."""
+    live = x > 0
+    found = jnp.where(live, x, jnp.ones_like(x)) ** exponent
+    return jnp.where(live, found, jnp.zeros_like(x))
 
 
 def share(x: jax.Array, peak: jax.Array) -> jax.Array:

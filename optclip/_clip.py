@@ -89,7 +89,8 @@ class Clip:
         if not isinstance(self.scope, Scope):
             raise TypeError(
                 f"over={self.scope!r} is no scope. Give optclip.TREE, LEAF, ELEMENT,"
-                " axes(...), groups(...) or a subclass of optclip.scopes.Scope."
+                " axes(...), units(...), groups(...) or a subclass of"
+                " optclip.scopes.Scope."
             )
         if not isinstance(self.norm, Norm):
             raise TypeError(

@@ -55,9 +55,10 @@ def clip_by(
       over: what shares a norm: `TREE`, `LEAF`, `ELEMENT`, `axes(...)`, `groups(...)`,
         or a scope of your own.
       norm: `norms.L2`, `L1`, `INF`, `RMS`, `AVERAGE` or `Norm(p)`.
-      response: what happens at the threshold: `"hard"`, `"smooth"`, `"normalize"`, an
-        object with `coefficient(norm, threshold)`, or a function of those two. It is
-        asked inside the threshold too, and returns 1 there to touch nothing.
+      response: what happens at the threshold: a name such as `"hard"`, `"smooth"` or
+        `"drop"` (`help(optclip.responses)` has them all), an object with
+        `coefficient(norm, threshold)`, or a function of those two. It is asked inside
+        the threshold too, and returns 1 there to touch nothing.
       of: what the norm is taken of, if not of the updates: a function `(updates,
         params, extra_args)`, which gets the extra keyword arguments of `update` as a
         dict and returns a tree of the structure and shapes of the updates.
@@ -133,9 +134,10 @@ def clip_by(
             step=state.clip_step,
             extra=extra_args,
         )
+        bad = opened.tree(reading.bad)
         values, memories = {}, []
         for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
-            found, memory = _memory.update(key, rule, seen, memory)
+            found, memory = _memory.update(key, rule, seen, memory, bad)
             values[key] = opened.entries(found)
             memories.append(memory)
         limits = _limits(now, opened, reading, values)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _trees, _validate
-from optclip.thresholds._rule import Rule, Schedule, Seen, is_rule
+from optclip import _collectives, _trees, _validate
+from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
 def init(name: str, rules: Any, norm: Any) -> list[Any]:
@@ -25,16 +25,18 @@ def update(
     rules: Any,
     seen: Seen,
     memory: list[Any],
+    bad: Any,
 ) -> tuple[Any, list[Any]]:
     """The thresholds, with the structure of the norms, and each rule's new memory.
 
     A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
     `seen` is of the whole tree, its `keep` of one norm and one threshold; each rule
-    is shown its own part.
+    is shown its own part. `bad` says for each norm whether an entry of it is not
+    finite: what a rule lets pass for want of knowledge is then not untouchable.
     """
     leaves, norms = _matched(name, rules, seen.norm)
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    flags = treedef.flatten_up_to(seen.finite)
+    flags, bads = (treedef.flatten_up_to(tree) for tree in (seen.finite, bad))
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
         own = seen._replace(
@@ -44,7 +46,10 @@ def update(
             measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
         )
         threshold, new = _answer(name, rule, own, memory[i])
-        found.append(_trees.fill(name, threshold, norm))
+        filled = _trees.fill(name, threshold, norm)
+        if not isinstance(rule, (Constant, Schedule)):
+            filled = jax.tree.map(_bounded_if, filled, bads[i])
+        found.append(filled)
         sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
         memories.append(_taken_if(sound, new, memory[i]))
     return jax.tree.unflatten(treedef, found), memories
@@ -108,10 +113,26 @@ def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any
     return jax.tree.map(keep, norm, _trees.fill(name, threshold, norm))
 
 
+def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
+    """The largest float in place of inf, where a norm is not finite.
+
+    A user's own inf touches nothing, NaN and inf included; a rule's only means that it
+    does not know better, so that `nonfinite=` still holds.
+    """
+    limit = jnp.asarray(threshold)
+    if not jnp.issubdtype(limit.dtype, jnp.floating):
+        return limit
+    limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
+    largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
+    return jnp.where(jnp.isinf(limit) & bad, largest, limit)
+
+
 def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
     if not sound:
         return new
-    take = jnp.all(jnp.stack(sound))
+    # One answer on all devices: they keep one history.
+    off = jnp.any(jnp.stack([~flag for flag in sound])).astype(jnp.float32)
+    take = _collectives.largest(off) == 0
     return jax.tree.map(
         lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
     )

@@ -62,9 +62,7 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       clip/rate 1.0
       clip/nonfinite 0
     """
-    ours = (ClipState, SkipRecord)
-    pairs = jax.tree.leaves_with_path(opt_state, is_leaf=lambda s: isinstance(s, ours))
-    states = [leaf for _, leaf in pairs if isinstance(leaf, ClipState)]
+    states = _states(opt_state)
     if not states:
         raise ValueError(
             "There is no optclip clip in this state, a"
@@ -73,9 +71,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
             " dicts: restore it with tx.init(params) as the target)."
         )
     found: dict[str, jax.Array] = {}
-    given = {name for state in states for name in state.clip_record}
+    given = {name for state, _ in states for name in state.clip_record}
     taken: set[str] = set()
-    for state in states:
+    for state, skipped in states:
         for name, record in state.clip_record.items():
             unique = _unique(name, given, taken)
             taken.add(unique)
@@ -84,11 +82,27 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
                 found[_unique(key, keys, set(found))] = value
-    for path, record in pairs:
-        if isinstance(record, SkipRecord):
-            name = _leaves.path_str(path[-1:])
-            for field, value in zip(("skipped", "consecutive"), record, strict=True):
-                found[_unique(f"{name}/{field}", set(found), set(found))] = value
+            if name in skipped:
+                found[f"{unique}/skipped"] = skipped[name].skip_skipped
+                found[f"{unique}/consecutive"] = skipped[name].skip_consecutive
+    return found
+
+
+def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
+    """Every clip in a state, with what `skip` counted beside it."""
+
+    def is_skip(state: Any) -> bool:
+        return hasattr(state, "skip_norm")
+
+    def is_ours(state: Any) -> bool:
+        return isinstance(state, ClipState) or is_skip(state)
+
+    found = []
+    for state in jax.tree.leaves(opt_state, is_leaf=is_ours):
+        if is_skip(state):
+            found += [*_states(state.skip_inner), (state.skip_norm, state.skip_record)]
+        elif isinstance(state, ClipState):
+            found.append((state, {}))
     return found
 
 

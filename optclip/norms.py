@@ -151,6 +151,8 @@ def measure(
         for leaf in block.leaves:
             x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
             split = _collectives.split_axes(x, axis_name)
+            # Each element is on one device.
+            split = () if axis == () else split
             if split and axis and axis_name is None:
                 raise ValueError(
                     f"A norm over the axes {axis} of a leaf split over the mesh axes"

@@ -72,6 +72,8 @@ def test_against_the_paper(case):
     tx = optclip.clip_by_global_norm(rule)
     found, clipped, _ = thresholds_of(tx, [gradient(n) for n in rules.NORMS])
     expected = np.array([oracle.step(n) for n in rules.NORMS])
+    # Where a norm is NaN or inf, so that the policy holds, inf reads as this.
+    found[found == np.finfo(np.float32).max] = INF
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     if case != "quantile(.5), one":
         assert 0.1 <= np.mean(clipped) <= 0.9
@@ -261,3 +263,50 @@ def test_state_is_small():
     tx = optclip.clip_by_global_norm(thresholds.quantile(0.1, 10_000))
     state = tx.init({"a": jnp.ones((100, 100))})
     assert sum(x.nbytes for x in jax.tree.leaves(state)) < 64_000
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+@pytest.mark.parametrize("over", [optclip.TREE, optclip.LEAF, optclip.ELEMENT])
+def test_a_rule_that_knows_nothing_yet_leaves_the_policy_in_force(policy, over):
+    """Its inf means that it does not clip; a user's means not to touch."""
+    rule = thresholds.mean_plus_std(3.0, 8)
+    tx = optclip.clip_by(rule, over=over, nonfinite=policy)
+    updates = jnp.array([jnp.nan, 1.0])
+    for update in (tx.update, jax.jit(tx.update)):
+        found, _ = update(updates, tx.init(updates))
+        good = jnp.nan if policy == "propagate" and over is not optclip.ELEMENT else 1.0
+        if policy == "zero" and over is not optclip.ELEMENT:
+            good = 0.0
+        bad = jnp.nan if policy == "propagate" else 0.0
+        np.testing.assert_array_equal(found, [bad, good])
+    untouched = optclip.clip_by(INF, over=over, nonfinite=policy)
+    found, _ = untouched.update(updates, untouched.init(updates))
+    np.testing.assert_array_equal(found, updates)
+
+
+def test_lengths_that_would_never_clip_are_refused():
+    for numbers in (
+        {"window": 1},
+        {"window": 4, "warmup": 5},
+        {"window": 4, "ddof": 4},
+    ):
+        with pytest.raises(
+            ValueError, match="nothing would ever be clipped. Give a longer"
+        ):
+            thresholds.mean_plus_std(3.0, **numbers)
+
+
+def test_norms_without_deviation_and_without_eps():
+    tx = optclip.clip_by_global_norm(thresholds.zscore(2.0, warmup=2, eps=0.0))
+    state = tx.init(jnp.zeros(1))
+    with jax.debug_nans(True):
+        for norm, left in ((2.0, 2.0), (2.0, 2.0), (2.0, 2.0), (9.0, 2.0)):
+            found, state = tx.update(jnp.array([norm]), state)
+            np.testing.assert_allclose(found, [left], rtol=1e-6)
+
+
+def test_the_derivative_of_a_moment_at_zero():
+    tx = optclip.clip_by_value(thresholds.moment(2.0))
+    state = tx.init(jnp.zeros(2))
+    slopes = jax.jacrev(lambda u: tx.update(u, state)[0])(jnp.zeros(2))
+    assert np.all(np.isfinite(slopes))

@@ -177,6 +177,43 @@ def test_under_inject_hyperparams(name):
         assert_close(out, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
+def test_inject_hyperparams_of_the_recipe_itself(name):
+    factory = getattr(recipes, name)
+    key, value = HYPERPARAMETERS[name]
+    parameters = inspect.signature(factory).parameters.values()
+    statics = [p.name for p in parameters if isinstance(p.default, int)]
+    tx = optax.inject_hyperparams(factory, static_args=statics)(**{key: value})
+    state = tx.init(PARAMS)
+    assert state.hyperparams[key] == pytest.approx(value)
+    out, _ = updated(tx, gradients(0), state)
+    expected, _ = updated(
+        factory(**{key: value}), gradients(0), tx.init(PARAMS).inner_state
+    )
+    assert_close(out, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["acclip", "stable_adamw"])
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_no_policy_hides_moments_that_are_nan(name, policy):
+    with pytest.raises(
+        ValueError, match=rf"nonfinite='{policy}' is not for {name}.*skip"
+    ):
+        getattr(recipes, name)(nonfinite=policy)
+
+
+def test_no_decay_needs_no_parameters():
+    tx = recipes.stable_adamw()
+    out, _ = tx.update(PARAMS, tx.init(PARAMS))
+    assert_same_types(out, PARAMS)
+
+
+def test_an_array_for_a_number_keeps_the_dtype():
+    tx = recipes.sclip(jnp.float32(2.0), jnp.float32(4.0))
+    updates = jnp.ones(2, jnp.bfloat16)
+    assert tx.update(updates, tx.init(updates))[0].dtype == jnp.bfloat16
+
+
 def test_all_but_the_one_without_a_number_are_injected():
     assert set(NAMES) - set(HYPERPARAMETERS) == {"uclip"}
 

@@ -43,6 +43,11 @@ def tree():
         optclip.clip_by_average_norm(0.5),
         optclip.clip_by_group_norm(1.0, LABELS),
         optclip.clip_by_value(0.5),
+        optclip.clip_by_value(0.5, response="tanh"),
+        optclip.clip_by_value(0.5, response="proportional"),
+        optclip.clip_by_value(optclip.thresholds.moment(decay=0.5)),
+        optclip.clip_by_norm(optclip.thresholds.ema(max_norm=2.0)),
+        optclip.recipes.autoclip(0.0, window=4, response="smooth"),
     ],
 )
 def test_the_same_as_on_one_device(tx):

@@ -81,12 +81,13 @@ def test_metrics():
 
 
 def test_two_skips_have_two_names():
-    one = optclip.skip(optax.sgd(1.0), when=10.0)
+    clip = optclip.clip_by_global_norm(1.0, name="skip")
+    one = optclip.skip(optax.chain(clip, optax.sgd(1.0)), when=10.0)
     found = optclip.metrics(run(optclip.skip(one, when=5.0), [1.0, 7.0])[-1][1])
-    assert {"skip/skipped", "skip/skipped_2"} <= set(found) or {
-        "skip/skipped",
-        "skip_2/skipped",
-    } <= set(found)
+    # The clip inside is first, then the inner skip, then the outer one.
+    assert "skip/skipped" not in found
+    assert (found["skip_2/threshold"], found["skip_2/skipped"]) == (10, 0)
+    assert (found["skip_3/threshold"], found["skip_3/skipped"]) == (5, 1)
 
 
 def test_enough_is_enough():
@@ -150,6 +151,31 @@ def test_any_group_is_enough_and_others_may_be_left_out():
     tx = optclip.skip(optax.sgd(1.0), norm_mask=mask)
     tree = {"w": jnp.ones(2), "b": jnp.array([jnp.nan])}
     assert np.isnan(tx.update(tree, tx.init(PARAMS))[0]["b"][0])
+
+
+def test_a_threshold_that_is_nan_is_off():
+    tx = optclip.skip(optax.sgd(1.0), when=lambda step: jnp.nan, value_when=None)
+    assert run(tx, [1.0])[-1][0]["b"][0] == 0
+    tx = optclip.skip(optax.sgd(1.0), value_when=lambda step: jnp.nan)
+    assert run(tx, [1.0], value=[jnp.float32(1.0)])[-1][0]["b"][0] == 0
+
+
+def test_what_is_inside_is_shown_zeros():
+    """So that a NaN raises nothing there and no derivative is NaN."""
+    clip = optclip.clip_by_global_norm(1.0, nonfinite="raise")
+    tx = optclip.skip(clip, when=10.0)
+    checked = jax.experimental.checkify.checkify(
+        lambda u: tx.update(u, tx.init(PARAMS))[0]
+    )
+    error, _ = checked(grads(jnp.nan))
+    assert error.get() is None
+
+    def length(size):
+        tx = optclip.skip(optax.scale_by_adam(), when=10.0)
+        updates, _ = tx.update(grads(size), tx.init(PARAMS))
+        return sum(jnp.sum(x) for x in jax.tree.leaves(updates))
+
+    assert jax.grad(length)(jnp.float32(jnp.nan)) == 0
 
 
 def test_nothing_to_skip():

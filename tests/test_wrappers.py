@@ -43,6 +43,24 @@ def test_carry_is_never_poisoned(bad):
     np.testing.assert_allclose(state.carry_rest, [1.0])
 
 
+def test_what_was_paid_out_is_not_carried():
+    """A bad leaf does not keep what the others carried, nor make it come twice."""
+    tx = optclip.with_carry(optclip.clip_by_norm(1.0, nonfinite="zero"))
+    steps = [(3.0, 1.0), (0.0, jnp.nan), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    found, _ = steps_of(
+        tx, [{"a": jnp.array([a]), "b": jnp.array([b])} for a, b in steps]
+    )
+    np.testing.assert_allclose([float(x["a"][0]) for x in found], [1, 1, 1, 0, 0])
+    assert found[1]["b"][0] == 0
+    # By the tree, what the policy held back comes later.
+    tx = optclip.with_carry(optclip.clip_by_global_norm(10.0, nonfinite="zero"))
+    steps = [(3.0, jnp.nan), (0.0, 0.0)]
+    found, _ = steps_of(
+        tx, [{"a": jnp.array([a]), "b": jnp.array([b])} for a, b in steps]
+    )
+    assert [float(x["a"][0]) for x in found] == [0, 3]
+
+
 def test_carry_refuses_what_is_sparse():
     mat = jax.experimental.sparse.BCOO.fromdense(jnp.eye(2))
     tx = optclip.with_carry(optclip.clip_by_value(1.0))
@@ -76,6 +94,26 @@ def test_reset_keeps_counts_and_records():
     mu = optax.tree.get(state, "mu")
     # Only the third update, of norm 2, and b1 = 0.9.
     np.testing.assert_allclose(mu, [0.2], rtol=1e-6)
+
+
+def test_a_parameter_called_count_is_no_count():
+    tree = {"count": jnp.ones(1), "clip_step": jnp.ones(1)}
+    tx = optclip.with_reset(optax.trace(1.0), 2, warmup=0)
+    found, _ = steps_of(tx, [tree] * 3)
+    for name in tree:
+        np.testing.assert_array_equal([x[name][0] for x in found], [1.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(("keep", "count"), [("counts", 3), (None, 1)])
+def test_reset_of_counts(keep, count):
+    tx = optclip.with_reset(optax.scale_by_adam(), 3, warmup=0, keep=keep)
+    _, state = steps_of(tx, [jnp.ones(1)] * 3)
+    assert optax.tree.get(state, "count") == count
+    tx = optclip.with_reset(
+        optax.scale_by_adam(), 3, warmup=0, keep=lambda path: "mu" in path
+    )
+    _, state = steps_of(tx, [jnp.ones(1)] * 3)
+    np.testing.assert_allclose(optax.tree.get(state, "mu"), [1 - 0.9**3], rtol=1e-6)
 
 
 def test_reset_warms_up_again():
@@ -130,10 +168,11 @@ def test_a_rule_of_gradients_needs_them():
     tx = optclip.clip_by_value(rule)
     with pytest.raises(ValueError, match=r"got none. Wrap.*optclip.after"):
         tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
-    # What is not finite in them counts as 0.
-    state = tx.init(jnp.ones(1))
-    found, _ = tx.update(jnp.ones(1), state, gradients=jnp.array([jnp.nan]))
-    np.testing.assert_array_equal(found, [0.0])
+    # What is not finite in them counts as 0, and is not learned from.
+    _, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)), gradients=jnp.ones(1))
+    found, after = tx.update(jnp.ones(1), state, gradients=jnp.array([jnp.nan]))
+    np.testing.assert_allclose(found, [0.0099], rtol=1e-5)
+    assert_equal(after.clip_memory, state.clip_memory)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Clips whose threshold comes from the parameters or from the norms so far."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import optax
 from optclip import _validate, responses, scopes, thresholds
 from optclip._engine import clip_by
 from optclip._trees import by_path
+from optclip.recipes._options import given, through
 
 
 def agc(
@@ -49,7 +51,9 @@ def agc(
     Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     threshold = thresholds.relative_to_params(ratio, min_norm)
-    return clip_by(threshold, over=scopes.units(stacked=stacked, axis=axis), **options)
+    return clip_by(
+        threshold, over=scopes.units(stacked=stacked, axis=axis), **given(options)
+    )
 
 
 def autoclip(
@@ -83,7 +87,7 @@ def autoclip(
     for Source Separation Networks*, 2020, arXiv:2007.14469; also QC-SGD, 2023,
     arXiv:2309.17316.
     """
-    return clip_by(thresholds.quantile(q, window), **options)
+    return clip_by(thresholds.quantile(q, window), **given(options))
 
 
 def zclip(
@@ -124,7 +128,9 @@ def zclip(
     Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
     Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
-    return clip_by(thresholds.zscore(z, decay, warmup, max_norm=max_norm), **options)
+    return clip_by(
+        thresholds.zscore(z, decay, warmup, max_norm=max_norm), **given(options)
+    )
 
 
 def adagc(
@@ -166,7 +172,7 @@ def adagc(
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     threshold = thresholds.ema(ratio, decay, warmup, max_norm)
-    return clip_by(threshold, over=scopes.LEAF, **options)
+    return clip_by(threshold, over=scopes.LEAF, **given(options))
 
 
 def mean_std_clip(
@@ -196,7 +202,7 @@ def mean_std_clip(
 
     Source: Levanter (stanford-crfm/levanter), `clip_update_norm`.
     """
-    return clip_by(thresholds.mean_plus_std(k, window), **options)
+    return clip_by(thresholds.mean_plus_std(k, window), **given(options))
 
 
 def olmo_ratio(
@@ -231,7 +237,7 @@ def olmo_ratio(
     Source: OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
-    all_options: dict[str, Any] = {"eps": 1e-6} | options
+    all_options: dict[str, Any] = {"eps": 1e-6} | given(options)
     return clip_by(threshold, over=scopes.LEAF, **all_options)
 
 
@@ -243,13 +249,13 @@ def aggc(
     decay: Any = 0.95,
     min_norm: Any = 0.01,
     max_shrink: Any = 0.9,
-    max_growth: Any = 1.1,
+    max_growth: Any = 1.0,
     **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AGGC: each group into a band around its running norm, small norms grow.
+    r"""AGGC: each group into a band around its running norm; small norms may grow.
 
     .. math:: U = \alpha_{high} S, \quad L = \max(m, \alpha_{low} S), \quad
-        k = \begin{cases} \max(U / n, 0.9) & n > U \\ \min(L / n, 1.1) & n < L
+        k = \begin{cases} \max(U / n, 0.9) & n > U \\ \min(L / n, g) & n < L
         \\ 1 & \text{otherwise} \end{cases}, \quad
         S \leftarrow \beta S + (1 - \beta) k n
 
@@ -261,7 +267,8 @@ def aggc(
       decay: :math:`\beta` of the running norm, which starts at 0.
       min_norm: m.
       max_shrink: the smallest factor.
-      max_growth: the largest factor; 1 for none that grows, as in their LoRA scripts.
+      max_growth: the largest factor; 1, as in their LoRA scripts, lets none grow. Their
+        GRPO scripts do: `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
@@ -280,29 +287,21 @@ def aggc(
       5.0
 
     Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
-    Language Model Training*, 2026, arXiv:2601.11864; numbers from its LoRA scripts.
+    Language Model Training*, 2026, arXiv:2601.11864; numbers from its LoRA scripts,
+    which also move both edges over the training: give schedules.
     """
     for name, value in (("high", high), ("low", low)):
         if not callable(value):
             _validate.plain(name, value, above=name == "high")
     response = responses.band(
-        _quotient(low, high), min_norm=min_norm, max_shrink=max_shrink,
+        through(operator.truediv, low, high), min_norm=min_norm, max_shrink=max_shrink,
         max_growth=max_growth,
     )  # fmt: skip
     labels = by_path(_module) if groups is None else groups
     threshold = thresholds.ema(high, decay, warmup=0, start="zero")
-    return clip_by(threshold, over=scopes.groups(labels), response=response, **options)
-
-
-def _quotient(low: Any, high: Any) -> Any:
-    """`low / high`, of which either may be a schedule."""
-    if not (callable(low) or callable(high)):
-        return low / high
-
-    def at(value: Any, step: Any) -> Any:
-        return value(step) if callable(value) else value
-
-    return lambda step: at(low, step) / at(high, step)
+    return clip_by(
+        threshold, over=scopes.groups(labels), response=response, **given(options)
+    )
 
 
 def _module(path: str) -> str:

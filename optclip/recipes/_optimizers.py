@@ -9,6 +9,7 @@ import optax
 from optclip import _leaves, _validate, norms, responses, scopes, thresholds
 from optclip._arithmetic import ratio as _ratio
 from optclip._engine import clip_by
+from optclip.recipes._options import given, refuse_behind_moments
 from optclip.wrappers import after, with_reset
 
 
@@ -59,7 +60,7 @@ def spam(
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
-    clip = clip_by(rule, over=scopes.ELEMENT, **options)
+    clip = clip_by(rule, over=scopes.ELEMENT, **given(options))
     chain = optax.chain(clip, _validate.transformation("inner", adam))
     return with_reset(chain, every, warmup=warmup)
 
@@ -108,8 +109,8 @@ def stable_spam(
     Adam*, 2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
-    of_elements: dict[str, Any] = {"name": "max"} | options
-    of_leaves: dict[str, Any] = {"name": "norm"} | options
+    of_elements: dict[str, Any] = {"name": "max"} | given(options)
+    of_leaves: dict[str, Any] = {"name": "norm"} | given(options)
     elements = clip_by(
         thresholds.ema_of_max(decay), over=scopes.ELEMENT, response="proportional",
         **of_elements,
@@ -157,9 +158,10 @@ def acclip(
     _validate.share("b1", b1)
     _validate.share("b2", b2)
     _validate.plain("alpha", alpha, above=True)
+    refuse_behind_moments("acclip", options)
     clip = clip_by(
         thresholds.of_gradients(thresholds.moment(alpha, b2)), over=scopes.ELEMENT,
-        response=responses.detached("hard"), eps=eps, **options,
+        response=responses.detached("hard"), eps=eps, **given(options),
     )  # fmt: skip
     return after(optax.ema(b1, debias=False), clip)
 
@@ -206,12 +208,13 @@ def stable_adamw(
     _validate.share("b2", b2)
     _validate.plain("eps", eps)
     _validate.plain("weight_decay", weight_decay)
+    refuse_behind_moments("stable_adamw", options)
 
     def over_second_moment(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
         del params
-        adam = extra["inner_state"][0]
+        count, nu = (optax.tree.get(extra["inner_state"], n) for n in ("count", "nu"))
         log = jnp.log(jnp.asarray(b2, jnp.float32))
-        correction = -jnp.expm1(adam.count.astype(jnp.float32) * log)
+        correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
         def share(g: Any, v: Any) -> Any:
             if not _leaves.is_floating(g):
@@ -220,12 +223,14 @@ def stable_adamw(
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
             return _quotient(wide, jnp.maximum(root, eps))
 
-        return jax.tree.map(share, extra["gradients"], adam.nu)
+        return jax.tree.map(share, extra["gradients"], nu)
 
     adam = optax.scale_by_adam(b1, b2, eps)
     clip = clip_by(
-        1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment, **options
+        1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment, **given(options)
     )
+    if _validate.concrete(weight_decay) == 0:
+        return after(adam, clip)
     return after(optax.chain(adam, optax.add_decayed_weights(weight_decay)), clip)
 
 
@@ -282,7 +287,9 @@ def clippy(
 
         return jax.tree.map(share, updates, params)
 
-    return clip_by(1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed, **options)
+    return clip_by(
+        1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed, **given(options)
+    )
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ import optax
 
 from optclip import _validate, scopes
 from optclip._engine import clip_by
+from optclip.recipes._options import given, through
 from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
 from optclip.wrappers import with_carry
@@ -42,7 +43,7 @@ def auto_s(
     """
     _validate.plain("gamma", gamma)
     threshold = Named("max_norm", max_norm)
-    return clip_by(threshold, response="normalize", eps=gamma, **options)
+    return clip_by(threshold, response="normalize", eps=gamma, **given(options))
 
 
 def sclip(
@@ -77,19 +78,13 @@ def sclip(
     for name, value in (("c", c), ("tau", tau)):
         if not callable(value):
             _validate.plain(name, value, above=name == "tau")
-    edge: Any = _through(jnp.sqrt, tau)
-    scale: Any = _through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
-    clip = clip_by(edge, over=scopes.ELEMENT, response="smooth", **options)
-    is_scheduled = callable(c) or callable(tau)
-    scaled = optax.scale_by_schedule(scale) if is_scheduled else optax.scale(scale)
+    edge: Any = through(jnp.sqrt, tau)
+    scale: Any = through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
+    clip = clip_by(edge, over=scopes.ELEMENT, response="smooth", **given(options))
+    # By a schedule also where it is a number: that keeps the dtype of the updates.
+    at: Any = scale if callable(scale) else lambda step: scale
+    scaled = optax.scale_by_schedule(at)
     return optax.with_extra_args_support(optax.chain(clip, scaled))
-
-
-def _through(function: Any, *values: Any) -> Any:
-    """`function` of numbers, or the schedule of it if one of them is a schedule."""
-    if not any(callable(value) for value in values):
-        return function(*values)
-    return lambda step: function(*(v(step) if callable(v) else v for v in values))
 
 
 def uclip(clip: Any = None) -> optax.GradientTransformationExtraArgs:

@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from optclip import _validate, thresholds
+from optclip.recipes._options import given
 from optclip.wrappers import skip
 
 
@@ -54,10 +55,11 @@ def olmo_skip(
     """
     _validate.plain("sigma", sigma)
     _validate.flag("use_value", use_value)
-    least = max(2, window // 2) - 1 if isinstance(window, int) else None
+    _validate.length("window", window)
+    least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     value_when = rule if use_value else None
-    return skip(_adam_if(inner), when=rule, value_when=value_when, **options)
+    return skip(_adam_if(inner), when=rule, value_when=value_when, **given(options))
 
 
 def axlearn_skip(
@@ -94,7 +96,7 @@ def axlearn_skip(
     `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
-    all_options: dict[str, Any] = {"learn_skipped": False} | options
+    all_options: dict[str, Any] = {"learn_skipped": False} | given(options)
     return skip(_adam_if(inner), when=rule, **all_options)
 
 
@@ -122,7 +124,7 @@ def megatron_skip(
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return skip(_adam_if(inner), when=when, **options)
+    return skip(_adam_if(inner), when=when, **given(options))
 
 
 def _adam_if(inner: Any) -> Any:

@@ -1,13 +1,13 @@
 """Responses to a norm: scale down to it, smoothly, always, or not at all."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from optclip import _validate
-from optclip._arithmetic import ratio
+from optclip._arithmetic import power, ratio
 
 
 class Response(Protocol):
@@ -69,14 +69,8 @@ class Smooth:
         live = inside & (norm > 0)
         below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
         above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
-        small = jnp.where(live, (1 + _power(below, s)) ** (-1 / s), one)
-        return jnp.where(inside, small, above * (1 + _power(above, s)) ** (-1 / s))
-
-
-def _power(x: jax.Array, s: Any) -> jax.Array:
-    """`x**s`, with a finite derivative at 0 for s below 1 too."""
-    live = x > 0
-    return jnp.where(live, jnp.where(live, x, jnp.ones_like(x)) ** s, jnp.zeros_like(x))
+        small = jnp.where(live, (1 + power(below, s)) ** (-1 / s), one)
+        return jnp.where(inside, small, above * (1 + power(above, s)) ** (-1 / s))
 
 
 @dataclasses.dataclass(frozen=True)

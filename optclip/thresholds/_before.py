@@ -35,7 +35,14 @@ class OfGradients:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
         norm = jax.tree.map(sound, norm, finite)
-        return self.rule.update(seen._replace(norm=norm, finite=finite), memory)
+        shown = seen._replace(norm=norm, finite=finite)
+        threshold, new = self.rule.update(shown, memory)
+        flags = [jnp.all(flag) for flag in jax.tree.leaves(finite)]
+        if flags:
+            # The engine looks at the updates, in which a NaN may be hidden by now.
+            take = jnp.all(jnp.stack(flags))
+            new = jax.tree.map(lambda n, o: jnp.where(take, n, o), new, memory)
+        return threshold, new
 
 
 def of_gradients(rule: Any) -> OfGradients:
@@ -48,7 +55,7 @@ def of_gradients(rule: Any) -> OfGradients:
       rule: any rule; what it is shown to `keep` is still what the clip leaves.
 
     Returns:
-      A rule with the same memory.
+      A rule with the same memory, which a NaN or inf in the gradients never enters.
 
     Raises:
       TypeError: `rule` is none.

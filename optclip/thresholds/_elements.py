@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives, _validate
+from optclip import _arithmetic, _collectives, _validate
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -97,8 +97,10 @@ class Moment:
             # Powers of shares of the larger one stay in range.
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
-            mean = kept * (old / safe) ** power + taken * (norm / safe) ** power
-            return peak * mean ** (1 / power)
+            old_share, new_share = (_arithmetic.ratio(x, safe) for x in (old, norm))
+            mean = kept * _arithmetic.power(old_share, power)
+            mean = mean + taken * _arithmetic.power(new_share, power)
+            return peak * _arithmetic.power(mean, 1 / power)
 
         found = jax.tree.map(learn, memory, seen.norm)
         return found, found

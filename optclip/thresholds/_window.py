@@ -116,13 +116,23 @@ class MeanPlusStd:
         if self.warmup is not None:
             _validate.length("warmup", self.warmup)
         _validate.length("ddof", self.ddof, least=0)
+        if self._needed > self.window:
+            raise ValueError(
+                f"window={self.window} holds fewer norms than the {self._needed} that"
+                f" warmup={self.warmup} and ddof={self.ddof} ask for, so that nothing"
+                " would ever be clipped. Give a longer window, or less of these."
+            )
+
+    @property
+    def _needed(self) -> int:
+        """The number of norms from which on there is a threshold."""
+        needed = max(2, self.window // 2) if self.warmup is None else self.warmup
+        return max(needed, self.ddof + 1)
 
     def init(self, norm: Any) -> History:
         return _empty(norm, self.window)
 
     def update(self, seen: Seen, memory: History) -> tuple[Any, History]:
-        needed = max(2, self.window // 2) if self.warmup is None else self.warmup
-
         def bound(ring: jax.Array) -> jax.Array:
             mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
             # Of equal norms the next is clipped at a hair above them, not at them.
@@ -130,7 +140,7 @@ class MeanPlusStd:
                 deviation, jnp.abs(mean) * 1e-6
             )
             return jnp.where(
-                memory.num_known >= max(needed, self.ddof + 1),
+                memory.num_known >= self._needed,
                 found,
                 jnp.full_like(found, jnp.inf),
             )

@@ -86,7 +86,12 @@ class Zscore:
         edge = mean + z * deviation
         if self.mode == "percentile":
             return edge, norm > edge
-        score = (norm - mean) / (deviation + like(self.eps, norm))
+        divisor = deviation + like(self.eps, norm)
+        is_flat = divisor == 0
+        safe = jnp.where(is_flat, jnp.ones_like(divisor), divisor)
+        score = (norm - mean) / safe
+        # Of norms that were all the same, whatever is above them is far above.
+        score = jnp.where(is_flat & (norm > mean), jnp.full_like(score, jnp.inf), score)
         if self.mode == "mean":
             return mean, score > z
         positive = jnp.where(score > z, score, z)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -42,8 +43,8 @@ def with_carry(clip: Any) -> optax.GradientTransformationExtraArgs:
     ================== ==============================================================
     edge               what happens
     ================== ==============================================================
-    NaN or inf in g    the clip's own policy decides on the updates; the carry stays as
-                       it was
+    NaN or inf in g    the clip's own policy decides on the updates; entries whose rest
+                       would not be finite keep the one they had
     threshold below    the carry grows for as long as they do: the clip must let through
     most norms         more than comes in
     ================== ==============================================================
@@ -92,11 +93,10 @@ def with_carry(clip: Any) -> optax.GradientTransformationExtraArgs:
             )
         ]
         new = [
-            None if rest is None else t - _leaves.widen(u)
+            None if rest is None else _finite_or(t - _leaves.widen(u), rest)
             for t, u, rest in zip(total, out, old, strict=True)
         ]
-        carried = flat.rebuild(_if_finite(new, old))
-        return flat.rebuild(out), CarryState(carried, clip_state)
+        return flat.rebuild(out), CarryState(flat.rebuild(new), clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -113,13 +113,6 @@ def _dense(tree: Any) -> _leaves.Flat:
     return flat
 
 
-def _if_finite(new: list[Any], old: list[Any]) -> list[Any]:
-    """The new entries if all are finite, else the old ones."""
-    flags = [jnp.all(jnp.isfinite(x)) for x in new if x is not None]
-    if not flags:
-        return new
-    sound = jnp.all(jnp.stack(flags))
-    return [
-        None if n is None else jnp.where(sound, n, o)
-        for n, o in zip(new, old, strict=True)
-    ]
+def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The new rest; of what is not finite the old one."""
+    return jnp.where(jnp.isfinite(new), new, old)

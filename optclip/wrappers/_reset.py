@@ -9,7 +9,7 @@ import optax
 
 from optclip import _leaves, _validate
 
-_KEPT = ("count", "clip_step", "clip_record", "skip_step", "skip_record")
+_KEPT = ("count", "clip_step", "clip_record", "skip_record")
 
 
 class ResetState(NamedTuple):
@@ -24,18 +24,13 @@ class ResetState(NamedTuple):
     reset_inner: Any
 
 
-def keep_counts(path: str) -> bool:
-    """Whether a leaf of an optimizer state is a count of steps or a clip's record."""
-    return any(key in _KEPT for key in path.split("/"))
-
-
 def with_reset(
     inner: Any,
     every: int = 500,
     *,
     warmup: int = 150,
     floor: Any = 0.01,
-    keep: Callable[[str], bool] | None = keep_counts,
+    keep: Callable[[str], bool] | str | None = "counts",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Reset an optimizer's state before every `every`-th update, then warm up again.
 
@@ -48,9 +43,10 @@ def with_reset(
       every: the number of updates from reset to reset, an int above 0.
       warmup: over how many updates they come back, an int of at least 0; 0 for none.
       floor: the factor of the first, from 0 to 1.
-      keep: tells by its path which leaves of the state stay; None for none. By default
-        what is called `count`, so that schedules and the correction of Adam's bias go
-        on, and what clips recorded.
+      keep: tells by its path which leaves of the state stay; None for none;
+        `"counts"` for the fields called `count`, so that schedules and the correction
+        of Adam's bias go on, and for what clips recorded. Hyperparameters that
+        optax.inject_hyperparams keeps go back to what they were at the start.
 
     Returns:
       A transformation. Its state goes back to what `inner.init` makes of the parameters
@@ -78,10 +74,10 @@ def with_reset(
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
     _validate.share("floor", floor)
-    if keep is not None and not callable(keep):
+    if keep not in ("counts", None) and not callable(keep):
         raise TypeError(
             f"keep={keep!r} ({type(keep).__name__}) cannot be called. Give a function"
-            " of the path of a leaf of the state, or None."
+            " of the path of a leaf of the state, 'counts' or None."
         )
 
     def init_fn(params: Any) -> ResetState:
@@ -106,11 +102,18 @@ def _begun(state: Any, blank: Any, now: jax.Array, keep: Any) -> Any:
     """The state, or where it is `now` a blank one but for what is kept."""
 
     def choose(path: Any, old: Any, new: Any) -> Any:
-        if keep is not None and keep(_leaves.path_str(path)):
+        kept = callable(keep) and keep(_leaves.path_str(path))
+        if kept or (keep == "counts" and _is_count(path)):
             return old
         return jnp.where(now, new, old)
 
     return jax.tree.map_with_path(choose, state, blank)
+
+
+def _is_count(path: Any) -> bool:
+    """Whether it is a field of that name: a parameter called `count` is none."""
+    fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+    return any(key.name in _KEPT for key in fields)
 
 
 def _back(phase: jax.Array, warmup: int, floor: Any) -> jax.Array:

@@ -82,6 +82,7 @@ def skip(
     NaN or inf in the updates  skipped; it never enters a rule's memory
     NaN or inf as `value`      skipped, if `value_when` is given; likewise
     norm equal to `when`       taken
+    `when` that is NaN         skipped
     ========================== ======================================================
 
     Example:
@@ -139,8 +140,10 @@ def skip(
             kept = _choose(skipped, state.skip_norm.clip_memory, seen.clip_memory)
             seen = seen._replace(clip_memory=kept)
             memory = _choose(skipped, state.skip_value, memory)
+        # Zeros, so that a NaN raises nothing in there, nor poisons a derivative.
+        given = _zero_if(skipped, updates)
         found, inner_state = wrapped.update(
-            updates, state.skip_inner, params, **extra_args
+            given, state.skip_inner, params, **extra_args
         )
         once = skipped.astype(jnp.int32)
         record = SkipRecord(old.skip_skipped + once, (old.skip_consecutive + 1) * once)
@@ -175,8 +178,9 @@ def _judged(
         step=seen.clip_step - 1,
         extra=extra,
     )
-    threshold, memory = _memory.update("value_when", rule, shown, memory)
-    return ~finite | (sound > jnp.asarray(threshold).astype(jnp.float32)), memory
+    threshold, memory = _memory.update("value_when", rule, shown, memory, ~finite)
+    # Not above: a NaN threshold is off too.
+    return ~finite | ~(sound <= jnp.asarray(threshold).astype(jnp.float32)), memory
 
 
 def _nothing_to_measure(tree: Any) -> Any:
@@ -194,6 +198,8 @@ def _has_counted(new: ClipState, old: ClipState, name: str) -> jax.Array:
         for record in (new.clip_record[name], old.clip_record[name])
     )
     changed = [a != b for a, b in zip(after, before, strict=True)]
+    thresholds = jax.tree.leaves(new.clip_record[name].clip_threshold)
+    changed += [jnp.isnan(threshold) for threshold in thresholds]
     return jnp.any(jnp.stack(changed)) if changed else jnp.zeros((), jnp.bool_)
 
 

@@ -1,0 +1,27 @@
+"""Further arguments of a recipe, passed on to the clip or skip it makes."""
+
+from typing import Any
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments; optax.inject_hyperparams passes them as one named `options`."""
+    inner = options.get("options")
+    return inner if len(options) == 1 and isinstance(inner, dict) else options
+
+
+def through(function: Any, *values: Any) -> Any:
+    """`function` of numbers, or the schedule of it if one of them is a schedule."""
+    if not any(callable(value) for value in values):
+        return function(*values)
+    return lambda step: function(*(v(step) if callable(v) else v for v in values))
+
+
+def refuse_behind_moments(name: str, options: dict[str, Any]) -> None:
+    """Raise for a policy that would hide for ever that moments are NaN."""
+    policy = given(options).get("nonfinite")
+    if policy in ("zero", "drop"):
+        raise ValueError(
+            f"nonfinite={policy!r} is not for {name}, which clips behind its moments:"
+            " after one NaN they stay NaN, and all updates would be zero from then on."
+            f" Leave it out, and wrap the optimizer: optclip.skip({name}(...))."
+        )
