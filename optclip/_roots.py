@@ -208,21 +208,23 @@ def _totals(arrays, plan, scale=None):
     return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
 
 
-def _held(x):
-    """`x`, but XLA does not square its factors apart where all is known to it.
-
-    It does not know that more digits than there are change nothing.
-    """
-    if jnp.iscomplexobj(x):
-        return lax.complex(_held(jnp.real(x)), _held(jnp.imag(x)))
-    digits = jnp.finfo(x.dtype)
-    return lax.reduce_precision(x, digits.nexp, digits.nmant + 1)
-
-
 def _power(plan, x, scale):
     x = widen(x, plan.dtype)
-    x = x if scale is None else _held(x * scale.astype(x.dtype))
-    return _square(x) if plan.ord == 2 else lax.abs(x)
+    if scale is None:
+        return _square(x) if plan.ord == 2 else lax.abs(x)
+    x = x * scale.astype(x.dtype)
+    return _square_of_product(x) if plan.ord == 2 else lax.abs(x)
+
+
+def _square_of_product(x):
+    """The square, in words that XLA does not turn into that of each factor.
+
+    Where it knows all numbers it would: 0 * inf for zeros, times a scale whose square
+    is out of range.
+    """
+    if jnp.iscomplexobj(x):
+        return _square_of_product(lax.real(x)) + _square_of_product(lax.imag(x))
+    return lax.abs(x) * lax.max(x, -x)
 
 
 def _combined(collective, local, found, parts, plan):

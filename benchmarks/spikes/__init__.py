@@ -1,0 +1,1 @@
+"""Which clip survives injected spikes best: two small character models, many methods."""
