@@ -58,3 +58,21 @@ def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
     large, small = jnp.maximum(a, b), jnp.minimum(a, b)
     safe = jnp.where(large > 0, large, jnp.ones_like(large))
     return large * jnp.sqrt(1 + jnp.square(ratio(small, safe)))
+
+
+def held(numbers: Any) -> Any:
+    """The same numbers, computed once: XLA on CPU does so for the result of a division.
+
+    What else several use it computes anew for each of them.
+    """
+
+    def quotient(x: jax.Array) -> jax.Array:
+        # A divisor that XLA cannot know to be 1.
+        one = jnp.where(jnp.isnan(x), x, jnp.ones_like(x))
+        return x / lax.stop_gradient(one)
+
+    return lax.platform_dependent(
+        numbers,
+        cpu=lambda numbers: jax.tree.map(quotient, numbers),
+        default=lambda numbers: numbers,
+    )

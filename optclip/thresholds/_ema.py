@@ -45,21 +45,17 @@ class Ema:
         return Average(jax.tree.map(unknown, norm), jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Average) -> tuple[Any, Average]:
-        warm = memory.step >= self.warmup
         ratio = self.ratio(seen.step) if callable(self.ratio) else self.ratio
-        peak, total = _all_norms(jax.tree.leaves(seen.norm))
 
-        def bound(norm: jax.Array, average: jax.Array) -> jax.Array:
-            limit = like(self.max_norm, norm)
-            is_over = _arithmetic.share(limit, peak) < total
-            # In this order: a factor for all could be too small a number.
-            early = limit * (_arithmetic.share(norm, peak) / total)
-            inf = jnp.full_like(norm, jnp.inf)
-            early = jnp.where(is_over, early, inf)
-            late = jnp.where(jnp.isinf(average), inf, like(ratio, norm) * average)
-            return jnp.where(warm, late, early)
+        def late(average: jax.Array) -> jax.Array:
+            inf = jnp.full_like(average, jnp.inf)
+            return jnp.where(jnp.isinf(average), inf, like(ratio, average) * average)
 
-        found = jax.tree.map(bound, seen.norm, memory.norm)
+        found = jax.tree.map(late, memory.norm)
+        if self.warmup > 0:
+            warm = memory.step >= self.warmup
+            early = self._together(seen.norm)
+            found = jax.tree.map(lambda e, f: jnp.where(warm, f, e), early, found)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # Where no gradient arrives there is nothing to learn.
@@ -67,6 +63,19 @@ class Ema:
 
         norms = jax.tree.map(learn, memory.norm, seen.keep(found))
         return found, Average(norms, _running.counted(memory.step))
+
+    def _together(self, norms: Any) -> Any:
+        """Thresholds that scale all norms by one factor, to `max_norm` in all."""
+        peak, total = _arithmetic.held(_all_norms(jax.tree.leaves(norms)))
+
+        def bound(norm: jax.Array) -> jax.Array:
+            limit = like(self.max_norm, norm)
+            is_over = _arithmetic.share(limit, peak) < total
+            # In this order: a factor for all could be too small a number.
+            found = limit * (_arithmetic.share(norm, peak) / total)
+            return jnp.where(is_over, found, jnp.full_like(norm, jnp.inf))
+
+        return jax.tree.map(bound, norms)
 
     def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
         """The average with one more norm."""
