@@ -15,7 +15,7 @@ class Anything(dict[str, Any]):
 
     ROW: Mapping[str, Any] = {
         "seconds": [1.0], "faults": [0], "temp_bytes": 0, "gradient_bytes": 1,
-        "moved_bytes": 1, "kernels": 1,
+        "moved_bytes": 1, "kernels": 1, "state_bytes": 0,
     }  # fmt: skip
 
     def get(self, key: str, default: Any = None) -> Any:
