@@ -310,3 +310,41 @@ def test_the_derivative_of_a_moment_at_zero():
     state = tx.init(jnp.zeros(2))
     slopes = jax.jacrev(lambda u: tx.update(u, state)[0])(jnp.zeros(2))
     assert np.all(np.isfinite(slopes))
+
+
+class Whole:
+    """A user's rule whose threshold is a whole number."""
+
+    def init(self, norm):
+        return ()
+
+    def update(self, seen, memory):
+        return jnp.int32(2), memory
+
+
+def test_a_rule_may_return_a_whole_number():
+    tx = optclip.clip_by_global_norm(Whole())
+    found, _ = tx.update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
+    np.testing.assert_allclose(found, [2.0])
+
+
+@pytest.mark.parametrize(
+    "rule", [thresholds.mean_over_rms, lambda d: thresholds.ema_of_max(d)]
+)
+def test_a_traced_decay_without_bias(rule):
+    def run(decay):
+        tx = optclip.clip_by_norm(rule(decay))
+        state = tx.init(jnp.zeros(1))
+        found = []
+        for norm in (3.0, 5.0, 2.0, 9.0):
+            _, state = tx.update(jnp.array([norm]), state)
+            found.append(optclip.metrics(state)["clip/threshold"])
+        return jnp.stack(found)
+
+    np.testing.assert_allclose(jax.jit(run)(0.75), run(0.75), rtol=1e-5)
+
+
+def test_a_rule_of_gradients_in_a_tree_without_leaves():
+    rule = thresholds.of_gradients(thresholds.moment())
+    tx = optclip.clip_by(rule, over=optclip.LEAF)
+    assert tx.update({}, tx.init({}), gradients={})[0] == {}

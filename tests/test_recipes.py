@@ -225,3 +225,11 @@ def test_small_states():
         state = jax.eval_shape(getattr(recipes, name)().init, large)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
         assert size < 64_000, name
+
+
+def test_whole_numbers_pass_clippy():
+    tx = recipes.clippy()
+    tree = {"w": jnp.ones(2), "n": jnp.arange(3)}
+    out, _ = tx.update(tree, tx.init(tree), tree)
+    np.testing.assert_array_equal(out["n"], tree["n"])
+    np.testing.assert_allclose(out["w"], 0.51, rtol=1e-6)

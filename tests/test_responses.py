@@ -176,3 +176,9 @@ def test_a_band_s_lower_edge_may_be_scheduled():
             out, state = jax.jit(tx.update)(jnp.array([0.1]), state)
             found.append(float(out[0]))
         np.testing.assert_allclose(found, [1.0, 2.0, 3.0], rtol=1e-6)
+
+
+def test_what_a_rule_sees_of_proportional_elements():
+    norms = jnp.array([4.0, 0.5, 2.0])
+    found = responses.proportional.coefficient(norms, jnp.ones(3))
+    np.testing.assert_allclose(found, [0.25, 1.0, 0.25])

@@ -217,8 +217,6 @@ def stable_adamw(
         correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
         def share(g: Any, v: Any) -> Any:
-            if not _leaves.is_floating(g):
-                return g
             wide = _leaves.widen(jnp.asarray(g))
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
             return _quotient(wide, jnp.maximum(root, eps))
