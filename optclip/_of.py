@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from optclip import _leaves
 from optclip._clip import Clip, Opened
 
 
@@ -46,7 +47,7 @@ def matched(scaled: Opened, measured: Opened) -> Opened:
         if shapes[0] != shapes[1]:
             raise ValueError(
                 "of(updates, params, extra_args) returned an array of shape"
-                f" {shapes[1]} for the leaf '{jax.tree_util.keystr(path)}' of shape"
+                f" {shapes[1]} for the leaf '{_leaves.path_str(path)}' of shape"
                 f" {shapes[0]}. Return a tree of the shapes of the updates."
             )
     return scaled

@@ -1,8 +1,8 @@
 """The published methods by their names, each one expression of optclip's parts.
 
-Called without arguments each has its authors' defaults. A clip goes before the
-optimizer; what says so in the table is an optimizer, or goes behind one. "Adam" stands
-for `optax.scale_by_adam()`, which a learning rate follows.
+Called without arguments each has its authors' defaults, where they gave any. A clip
+goes before the optimizer; what says so in the table is an optimizer, or goes behind
+one. "Adam" stands for `optax.scale_by_adam()`, which a learning rate follows.
 
 =============== =================================== ==================================
 recipe          what it is                          where it goes in the chain
@@ -11,7 +11,7 @@ recipe          what it is                          where it goes in the chain
 `autoclip`      tree x quantile of all norms        before the optimizer
 `zclip`         tree x running mean + z deviations  before the optimizer
 `adagc`         leaves x running norm               before the optimizer
-`aggc`          groups x running norm, both ways    before the optimizer
+`aggc`          groups x running norm               before the optimizer
 `mean_std_clip` tree x mean + k deviations          before the optimizer
 `olmo_ratio`    leaves x running norm               before the optimizer
 `auto_s`        tree x normalize                    before the optimizer
@@ -28,13 +28,13 @@ recipe          what it is                          where it goes in the chain
 =============== =================================== ==================================
 """
 
-from optclip.recipes._adaptive import adagc as adagc
 from optclip.recipes._adaptive import agc as agc
-from optclip.recipes._adaptive import aggc as aggc
 from optclip.recipes._adaptive import autoclip as autoclip
 from optclip.recipes._adaptive import mean_std_clip as mean_std_clip
-from optclip.recipes._adaptive import olmo_ratio as olmo_ratio
 from optclip.recipes._adaptive import zclip as zclip
+from optclip.recipes._by_part import adagc as adagc
+from optclip.recipes._by_part import aggc as aggc
+from optclip.recipes._by_part import olmo_ratio as olmo_ratio
 from optclip.recipes._optimizers import acclip as acclip
 from optclip.recipes._optimizers import clippy as clippy
 from optclip.recipes._optimizers import spam as spam

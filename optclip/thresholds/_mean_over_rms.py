@@ -34,9 +34,7 @@ class MeanOverRms:
         _validate.plain("eps", self.eps)
 
     def init(self, norm: Any) -> Averages:
-        # Two, not one twice, which could not be donated.
-        mean, rms = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
-        return Averages(mean, rms, jnp.zeros((), jnp.int32))
+        return Averages(*_running.zeros(norm), jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Averages) -> tuple[Any, Averages]:
         def average(old: jax.Array, norm: jax.Array) -> jax.Array:

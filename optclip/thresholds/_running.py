@@ -59,3 +59,9 @@ def root_mean_square(
 def counted(count: jax.Array) -> jax.Array:
     """The next count; it stays at the largest int."""
     return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
+
+
+def zeros(norm: Any) -> tuple[Any, Any]:
+    """Two trees of zeros like the norms: one twice could not be donated."""
+    first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
+    return first, second

@@ -49,9 +49,7 @@ class Zscore:
         _validate.flag("skip_spikes", self.skip_spikes)
 
     def init(self, norm: Any) -> Moments:
-        # Two, not one twice, which could not be donated.
-        mean, deviation = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
-        return Moments(mean, deviation, jnp.zeros((), jnp.int32))
+        return Moments(*_running.zeros(norm), jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Moments) -> tuple[Any, Moments]:
         warm = memory.step >= self.warmup
