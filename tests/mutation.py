@@ -28,7 +28,8 @@ GOAL = 0.95
 # Which tests are to notice a fault in which module, the quickest first.
 TESTS = {
     "norms": "norms bad_input sparse sharding",
-    "responses": "responses bad_answers stop_gradient derivatives_edges",
+    "responses/_norms": "responses derivatives_edges",
+    "responses/_resolve": "responses bad_answers stop_gradient",
     "functional/_lift": "functional bad_input",
     "functional/_leaf_norms": "functional bad_input masks",
     "functional/_tree_norms": "functional bad_input masks",
