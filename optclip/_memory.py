@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives, _trees, _validate
+from optclip import _arithmetic, _collectives, _trees, _validate
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
@@ -48,7 +48,7 @@ def update(
         threshold, new = _answer(name, rule, own, memory[i])
         filled = _trees.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
-            filled = jax.tree.map(_bounded_if, filled, bads[i])
+            filled = _once(jax.tree.map(_bounded_if, filled, bads[i]))
         found.append(filled)
         sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
         memories.append(_taken_if(sound, new, memory[i]))
@@ -127,12 +127,21 @@ def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
     return jnp.where(jnp.isinf(limit) & bad, largest, limit)
 
 
+def _once(thresholds: Any) -> Any:
+    """The same; XLA on CPU would compute each anew for all that is made of it."""
+    leaves, treedef = jax.tree.flatten(thresholds)
+    scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
+    held = _arithmetic.held(scalars)
+    return treedef.unflatten([held.get(i, x) for i, x in enumerate(leaves)])
+
+
 def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
     if not sound:
         return new
-    # One answer on all devices: they keep one history.
     off = jnp.any(jnp.stack([~flag for flag in sound])).astype(jnp.float32)
-    take = _collectives.largest(off) == 0
+    # One answer on all devices: they keep one history. And held: else XLA on CPU asks
+    # all norms anew for the memory of each.
+    take = _arithmetic.held(_collectives.largest(off)) == 0
     return jax.tree.map(
         lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
     )

@@ -115,6 +115,37 @@ def test_no_more_memory_for_a_step_of_a_hundred_million():
     assert room <= plain.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.parametrize("watch", [optclip.clip_by_global_norm, optclip.clip_by_norm])
+def test_measuring_alone_copies_nothing(watch):
+    """Adam squares the same elements as the norm: XLA on CPU would keep the squares."""
+    tree = transformer("float32")
+    plain, watched = (
+        step_with(tx, tree).memory_analysis().temp_size_in_bytes
+        for tx in (optax.identity(), watch(np.inf))
+    )
+    assert watched <= plain + 0.01 * num_bytes(tree)
+
+
+@pytest.mark.parametrize("method", ["clip_by_norm", "adagc", "olmo_ratio", "agc"])
+def test_a_leaf_clip_grows_with_the_leaves_and_no_faster(method):
+    """What the leaves share, XLA on CPU would compute anew for each of them."""
+
+    def length(leaves):
+        tree = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * leaves
+        recipes = optclip.recipes
+        tx = (
+            optclip.clip_by_norm(1.0)
+            if method == "clip_by_norm"
+            else getattr(recipes, method)()
+        )
+        state = jax.eval_shape(tx.init, tree)
+        program = compiled(tx.update, tree, state, tree, donated=(0, 1))
+        return len(program.as_text().splitlines())
+
+    few, more, many = (length(leaves) for leaves in (4, 8, 16))
+    assert many - more <= 2.2 * (more - few)
+
+
 def test_the_factor_is_not_computed_anew_for_each_leaf():
     """What XLA on CPU puts into the loop of a leaf: 60 instructions if it is."""
 

@@ -102,6 +102,8 @@ def test_against_the_code_of_the_authors(options):
     for norm in found["norms"]:
         out, state = update(gradient(norm), state)
         left.append(np.linalg.norm(np.asarray(out, np.float64)))
+    # A spike stays in mean and variance for long; float32 loses 1.3e-5 in the norm
+    # minus that mean, by which the variance is divided.
     np.testing.assert_allclose(left, found["left"][options], rtol=2e-5)
     assert np.sum(left < 0.99 * np.array(found["norms"])) > 20
 

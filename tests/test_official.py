@@ -15,7 +15,14 @@ import pytest
 
 import optclip
 from optclip import recipes
-from tests.official import aggc, olmo_skip, spam, stable_spam
+from tests.official import (
+    aggc,
+    autoclip,
+    axlearn_skip,
+    olmo_skip,
+    spam,
+    stable_spam,
+)
 
 FOLDER = pathlib.Path(spam.__file__).parent
 
@@ -76,6 +83,16 @@ def test_stable_spam(name):
     assert np.mean(np.any(cut, axis=1)) > 0.1
 
 
+def test_aggc_lets_the_first_step_pass():
+    """Its code raises it to `min_norm`, before there is any average; here none is."""
+    values = kept("aggc")
+    assert np.max(values["scales"]["floor"][0]) > 1.5
+    low, norms = aggc.OPTIONS["floor"]["low_mult"], np.array(values["norms"][0])
+    tx = recipes.aggc(optclip.by_path(str), low=low, min_norm=1.0, max_growth=np.inf)
+    found, _ = outputs_of(tx, [dict(zip("abc", norms, strict=True))])
+    np.testing.assert_allclose([found[key][0] for key in "abc"], norms, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["shrink", "both", "scheduled"])
 def test_aggc(name):
     options = aggc.OPTIONS[name]
@@ -118,7 +135,7 @@ def test_aggc(name):
     assert np.mean(changed) > 0.1
 
 
-@pytest.mark.parametrize("name", ["default", "short"])
+@pytest.mark.parametrize("name", list(olmo_skip.OPTIONS))
 def test_olmo_skips(name):
     options = olmo_skip.OPTIONS[name]
     values = kept("olmo_skip")
@@ -131,3 +148,28 @@ def test_olmo_skips(name):
     skipped = np.array(values["skipped"][name])
     np.testing.assert_array_equal(found == 0, skipped)
     assert int(optclip.metrics(state)["skip/skipped"]) == np.sum(skipped) > 0
+
+
+@pytest.mark.parametrize("name", list(autoclip.PERCENTILES))
+def test_autoclip(name):
+    values = kept("autoclip")
+    norms = np.array(values["norms"])
+    # PyTorch, which clips for them, adds 1e-6 to the norm.
+    tx = recipes.autoclip(autoclip.PERCENTILES[name] / 100, eps=1e-6)
+    found, state = outputs_of(tx, [norm * np.array([0.6, -0.8]) for norm in norms])
+    left = np.array(values["left"][name])
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), left, rtol=1e-5)
+    assert 0.1 < np.mean(left < 0.999 * norms) < 0.95
+    assert float(optclip.metrics(state)["clip/rate"]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["default", "tight"])
+def test_axlearn_skips(name):
+    options, values = axlearn_skip.OPTIONS[name], kept("axlearn_skip")
+    ratio = min(options["multipliers"])
+    tx = recipes.axlearn_skip(optax.identity(), ratio, options["decay"])
+    found, state = outputs_of(tx, [np.array(norm) for norm in values["norms"]])
+    skipped = np.array(values["skipped"][name])
+    np.testing.assert_array_equal(found == 0, skipped)
+    bad = np.sum(~np.isfinite(values["norms"]))
+    assert int(optclip.metrics(state)["skip/skipped"]) == np.sum(skipped) > bad

@@ -52,6 +52,16 @@ def test_the_optimizer_does_not_notice(bad):
     assert_equal(with_spike[3][1].skip_inner[0][0].count, 3)
 
 
+def test_a_number_of_python_is_zeroed_too():
+    tx = optclip.skip(optax.sgd(0.5), when=1.0)
+    updates, state = tx.update({"w": 8.0}, tx.init({"w": 0.0}))
+    assert updates["w"] == 0
+    assert state.skip_record["skip"].skip_skipped == 1
+    updates, state = tx.update({"w": 0.25}, state)
+    assert updates["w"] == -0.125
+    assert state.skip_record["skip"].skip_skipped == 1
+
+
 def test_a_clip_to_zero_is_no_skip():
     """What skip is for: the moments decay under a zeroed update."""
     clip = optclip.clip_by_global_norm(10.0, response="drop")

@@ -66,7 +66,7 @@ class Ema:
 
     def _together(self, norms: Any) -> Any:
         """Thresholds that scale all norms by one factor, to `max_norm` in all."""
-        peak, total = _arithmetic.held(_all_norms(jax.tree.leaves(norms)))
+        peak, total = _all_norms(jax.tree.leaves(norms))
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
@@ -97,10 +97,12 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())
-    peak = jnp.max(jnp.stack([jnp.max(x, initial=0.0) for x in norms]))
+    # Held, both: else XLA on CPU asks all norms anew for the threshold of each.
+    peaks = [jnp.max(x, initial=0.0) if x.ndim else x for x in norms]
+    peak = _arithmetic.held(jnp.max(jnp.stack(peaks), initial=0.0))
     squares = [jnp.sum(jnp.square(_arithmetic.share(x, peak))) for x in norms]
     total = _arithmetic.root(jnp.sum(jnp.stack(squares)))
-    return peak, jnp.maximum(total, 1.0)
+    return peak, _arithmetic.held(jnp.maximum(total, 1.0))
 
 
 def ema(
