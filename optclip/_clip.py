@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from optclip import (
-    _collectives,
     _elements,
     _leaves,
     _nonfinite,
@@ -209,7 +208,8 @@ class Clip:
         found = zip(measured, limits, strict=True)
         factors = _scale.held([self.respond(m, c) for m, c in found])
         owned = _owned(opened)
-        leaves = _read_again(opened, owned)
+        leaves = {i: opened.leaves[i] for i, _ in owned}
+        leaves = _scale.read_again(leaves, dict(owned))
         for i, block in owned:
             axis = opened.blocks[block].axis
             out[i] = self._scaled(leaves[i], factors[block], limits[block], axis)
@@ -255,24 +255,6 @@ class Clip:
     def _check(self, opened: Opened) -> None:
         paths = [opened.flat.paths[i] for i in opened.seen]
         _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
-
-
-def _read_again(opened: Opened, owned: list[tuple[int, int]]) -> dict[int, Any]:
-    """The same leaves, but XLA takes them for other ones than those of the norm.
-
-    Else on CPU what both read is kept in memory: narrow leaves as float32, 6 times
-    slower; and the squares, where an optimizer squares what is not clipped, 2 times.
-    """
-    members: dict[int, dict[int, Any]] = {}
-    for i, block in owned:
-        members.setdefault(block, {})[i] = opened.leaves[i]
-    found: dict[int, Any] = {}
-    # By block: none waits for leaves that it is not clipped with.
-    for leaves in members.values():
-        # A sparse leaf is two arrays.
-        arrays, treedef = jax.tree.flatten(leaves)
-        found |= treedef.unflatten(_collectives.barrier(arrays))
-    return found
 
 
 def nearer(limit: jax.Array | Limits) -> jax.Array:
