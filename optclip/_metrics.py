@@ -39,7 +39,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
       ==================== ===========================================================
 
       Of `skip` also int32 ``skip/skipped`` and ``skip/consecutive``: how many steps it
-      left out, and how many of them without a break up to now.
+      left out, and how many of them without a break up to now; and if it looks at the
+      loss, float32 ``skip/value`` and ``skip/value_threshold``. A clip inside `skip`
+      keeps the record of the last step that was taken: ``skip/norm`` has them all.
 
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
       ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``. For leaf, axis
@@ -83,8 +85,9 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
                 found[_unique(key, keys, set(found))] = value
             if name in skipped:
-                found[f"{unique}/skipped"] = skipped[name].skip_skipped
-                found[f"{unique}/consecutive"] = skipped[name].skip_consecutive
+                for field, value in skipped[name]._asdict().items():
+                    if value is not None:
+                        found[f"{unique}/{field.removeprefix('skip_')}"] = value
     return found
 
 

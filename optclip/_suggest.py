@@ -40,11 +40,13 @@ def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Sugges
     """A fixed threshold for a run like one whose norms are known.
 
     Record them with a clip that touches nothing, `clip_by_global_norm(inf)`, and
-    `metrics(state)["clip/norm"]` of each step; or give what another library logged.
+    `metrics(state)["clip/norm"]` of each step; or give what another library logged. One
+    bad batch can spoil the run behind it: if the 99 % quantile is many times the
+    median, record again behind a loose clip, and see that it falls.
 
     Args:
-      norms: the norm of each step in order, an array of any shape, or a list of dicts
-        as `metrics` returns them.
+      norms: the norm of each step in order, an array of any shape; or what `metrics`
+        returns: a list of such dicts, or one of arrays, as `jax.lax.scan` stacks them.
       rate: the share of the steps that may be clipped, from 0 to 1.
       skip_first: the share of the steps, at the start, that is not looked at: norms
         are larger there than they will be.
@@ -89,29 +91,38 @@ def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Sugges
 
 def _as_array(norms: Any) -> np.ndarray:
     given = norms
+    if isinstance(norms, dict):
+        given = _norm_in(norms)
     if isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], dict):
-        given = [_norm_in(entry) for entry in norms]
+        given = [float(_norm_in(entry)) for entry in norms]
     try:
         found = np.asarray(given, np.float64).ravel()
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"norms={norms!r} is not accepted. Give an array of numbers, one a step, or"
-            " a list of dicts as optclip.metrics returns them."
+            f"norms={_shortened(norms)} is not accepted. Give an array of numbers, one"
+            " a step, or dicts as optclip.metrics returns them."
         ) from error
     if np.any(found < 0):
         raise ValueError("norms holds a negative number. Give norms, which are not.")
     return found
 
 
-def _norm_in(entry: dict[str, Any]) -> float:
+def _norm_in(entry: dict[str, Any]) -> Any:
     """The one norm in a dict of metrics."""
     keys = [key for key in entry if key.endswith("/norm")]
     if len(keys) != 1:
+        all_keys = [key for key in entry if "/norm" in str(key)] or list(entry)
         raise ValueError(
-            f"norms holds a dict with {keys or 'no key that ends in /norm'}. Give the"
-            " numbers themselves, such as [m['clip/norm'] for m in history]."
+            f"norms holds a dict with {_shortened(all_keys)}, not one norm of a tree."
+            " Give the numbers themselves, such as [m['skip/norm'] for m in history]:"
+            " of a group its own, and of a clip inside skip those of the skip."
         )
-    return float(entry[keys[0]])
+    return entry[keys[0]]
+
+
+def _shortened(value: Any) -> str:
+    found = repr(value)
+    return found if len(found) <= 100 else f"{found[:100]}..."
 
 
 def _rounded_up(x: float) -> float:

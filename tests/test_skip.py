@@ -135,7 +135,13 @@ def test_the_loss_without_learning():
     tx = optclip.skip(optax.sgd(1.0), value_when=rule, learn_skipped=False)
     losses = jnp.array([1.0, 1.1, 0.9, 50.0, 50.0, 50.0])
     rows = run(tx, [1.0] * 6, value=losses)
-    assert optclip.metrics(rows[-1][1])["skip/skipped"] == 3
+    found = optclip.metrics(rows[-1][1])
+    assert found["skip/skipped"] == 3
+    assert found["skip/value"] == 50
+    # The mean of the three, and three of their deviations.
+    np.testing.assert_allclose(found["skip/value_threshold"], 1.2449, rtol=1e-4)
+    silent = optclip.skip(optax.sgd(1.0), when=1.0)
+    assert "skip/value" not in optclip.metrics(silent.init(PARAMS))
 
 
 def test_the_loss_must_be_given():

@@ -60,8 +60,17 @@ def test_too_few_and_the_wrong_kind():
         optclip.suggest(["x"])
     with pytest.raises(ValueError, match="negative"):
         optclip.suggest(-NORMS)
-    with pytest.raises(ValueError, match="no key that ends in /norm"):
+    with pytest.raises(ValueError, match=r"a dict with \['loss'\], not one norm"):
         optclip.suggest([{"loss": 1.0}])
     two = {"a/norm": 1.0, "b/norm": 2.0}
-    with pytest.raises(ValueError, match="'a/norm', 'b/norm'"):
+    with pytest.raises(ValueError, match=r"'a/norm', 'b/norm'.*of a clip inside skip"):
         optclip.suggest([two])
+    with pytest.raises(ValueError, match=r"\['clip/norm/head'\].*of a group its own"):
+        optclip.suggest({"clip/norm/head": NORMS, "clip/rate/head": NORMS})
+    with pytest.raises(TypeError, match=r"norms=.{,104}\.\.\. is not accepted"):
+        optclip.suggest(["x" * 1000])
+
+
+def test_metrics_stacked_by_scan():
+    stacked = {"clip/norm": NORMS, "clip/rate": 0 * NORMS}
+    assert optclip.suggest(stacked) == optclip.suggest(NORMS)

@@ -78,8 +78,9 @@ purpose, counted from step 0:
 The optimizer is Adam without weight decay, warmed up over {plan.WARMUP:.0%} of the steps and then on a
 cosine, with the same peak learning rate for all methods: {rates}. Each
 method sees the same weights and batches. Recipes have their defaults, with two
-exceptions: `megatron_skip` needs a number, and `acclip` is also run at a learning rate
-of its own, for its steps have the size of the gradients, not Adam's. Of five thresholds
+exceptions: `megatron_skip` is given a number, for by default it skips only what is not
+finite; and `acclip` is also run at a learning rate of its own, for its steps have the
+size of the gradients, not Adam's. Of five thresholds
 of the global norm the best is ranked; it is chosen by the losses shown here, so it is
 the only method that was tuned to these spikes. The burst happens behind a clip of
 gradients, which cannot see it; `clippy` alone can, as it clips the steps.

@@ -32,8 +32,10 @@ def olmo_skip(
 
     Returns:
       A transformation. Unlike there NaN and inf never enter the window: one NaN makes
-      OLMo skip as many steps as the window has. MaxText's and Levanter's rules have the
-      same numbers.
+      OLMo skip as many steps as the window has. What was skipped enters it, as there,
+      so that a huge spike hides the next ones for `window` steps; with
+      `learn_skipped=False, max_consecutive=100` it does not. MaxText's and Levanter's
+      rules have the same numbers.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range; at

@@ -225,6 +225,12 @@ def as_rules(
             return Constant(none)
         if callable(value) and not isinstance(value, type):
             return Schedule(value)
+        if isinstance(value, optax.GradientTransformation):
+            raise TypeError(
+                f"{name} holds a transformation, which is a whole clip, not where to"
+                " clip. Give a rule, such as optclip.thresholds.zscore() in place of"
+                " optclip.recipes.zclip()."
+            )
         if not _validate.is_number(value):
             raise TypeError(
                 f"{name} holds {value!r} ({type(value).__name__}). Give a number, an"

@@ -62,12 +62,15 @@ def skip(
         is never.
       learn_skipped: whether the rules of `when` and `value_when` learn from steps that
         were skipped (never from what is not finite; `ema`, which learns from what is
-        left, from none of them).
+        left, from none of them). True follows a shift of level, but a huge spike then
+        hides the next ones as long as the window remembers it; False sees those, but
+        after a shift skips for ever: give `max_consecutive` with it.
       norm_mask: which leaves are looked at, as in `clip_by`.
       axis_name: as in `clip_by`.
       name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
-        `skip/skipped` and `skip/consecutive`, and `skip/rate`, the share of steps whose
-        norm was above the threshold.
+        `skip/skipped` and `skip/consecutive`, `skip/rate`, the share of steps whose
+        norm was above the threshold, and with `value_when` also `skip/value` and
+        `skip/value_threshold`. What `inner` records it records of steps taken.
 
     Returns:
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
@@ -119,6 +122,9 @@ def skip(
         )
         # Two, not one twice, which could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
+        if value_rule is not None:
+            value, limit = jnp.zeros((2,), jnp.float32)
+            record = record._replace(skip_value=value, skip_value_threshold=limit)
         watched: Any = watch.init(params)
         return SkipState(wrapped.init(params), watched, memory, {name: record})
 
@@ -128,11 +134,14 @@ def skip(
         seen: Any
         _, seen = watch.update(updates, state.skip_norm, params, **extra_args)
         is_off = _has_counted(seen, state.skip_norm, name)
-        memory = state.skip_value
+        memory, old = state.skip_value, state.skip_record[name]
+        record = old
         if value_rule is not None:
-            is_bad, memory = _judged(value_rule, memory, seen, params, extra_args)
-            is_off = is_off | is_bad
-        old = state.skip_record[name]
+            value = _loss_in(extra_args)
+            limit, memory = _judged(value_rule, memory, value, seen, params, extra_args)
+            # Not above: a NaN threshold is off too.
+            is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
+            record = record._replace(skip_value=value, skip_value_threshold=limit)
         skipped = is_off
         if max_consecutive is not None:
             skipped = is_off & (old.skip_consecutive < max_consecutive)
@@ -146,7 +155,10 @@ def skip(
             given, state.skip_inner, params, **extra_args
         )
         once = skipped.astype(jnp.int32)
-        record = SkipRecord(old.skip_skipped + once, (old.skip_consecutive + 1) * once)
+        record = record._replace(
+            skip_skipped=old.skip_skipped + once,
+            skip_consecutive=(old.skip_consecutive + 1) * once,
+        )
         return _zero_if(skipped, found), SkipState(
             _choose(skipped, state.skip_inner, inner_state),
             seen,
@@ -157,20 +169,29 @@ def skip(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _judged(
-    rule: Rule, memory: Any, seen: ClipState, params: Any, extra: dict[str, Any]
-) -> tuple[jax.Array, Any]:
-    """Whether the loss is off, and what the rule remembers of it."""
-    if not _validate.is_number(extra.get("value")) or jnp.shape(extra["value"]):
+def _loss_in(extra: dict[str, Any]) -> jax.Array:
+    """The extra argument `value`."""
+    value = extra.get("value")
+    if value is None or not _validate.is_number(value) or jnp.shape(value):
         raise ValueError(
-            f"value_when is given, but update got value={extra.get('value')!r}. Give it"
-            " the loss: tx.update(updates, state, params, value=loss)."
+            f"value={value!r} was given to update of a skip that looks at the loss."
+            " Give it: tx.update(updates, state, params, value=loss)."
         )
-    value = jnp.asarray(extra["value"]).astype(jnp.float32)
+    return jnp.asarray(value).astype(jnp.float32)
+
+
+def _judged(
+    rule: Rule,
+    memory: Any,
+    value: jax.Array,
+    seen: ClipState,
+    params: Any,
+    extra: dict[str, Any],
+) -> tuple[jax.Array, Any]:
+    """What the loss is held against, and what the rule remembers of it."""
     finite = jnp.isfinite(value)
-    sound = jnp.where(finite, value, jnp.zeros_like(value))
     shown = Seen(
-        norm=sound,
+        norm=jnp.where(finite, value, jnp.zeros_like(value)),
         finite=finite,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=_nothing_to_measure,
@@ -179,8 +200,7 @@ def _judged(
         extra=extra,
     )
     threshold, memory = _memory.update("value_when", rule, shown, memory, ~finite)
-    # Not above: a NaN threshold is off too.
-    return ~finite | ~(sound <= jnp.asarray(threshold).astype(jnp.float32)), memory
+    return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
 def _nothing_to_measure(tree: Any) -> Any:
