@@ -131,7 +131,8 @@ def _once(thresholds: Any) -> Any:
     """The same; XLA on CPU would compute each anew for all that is made of it."""
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
-    held = _arithmetic.held(scalars)
+    floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    held = _arithmetic.held(floats)
     return treedef.unflatten([held.get(i, x) for i, x in enumerate(leaves)])
 
 

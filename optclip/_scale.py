@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from optclip import _arithmetic, _collectives, _leaves
 from optclip._arithmetic import ratio
@@ -70,6 +71,8 @@ def read_again(leaves: dict[int, Any], blocks: dict[int, int]) -> dict[int, Any]
     Else on CPU what both read is kept in memory: narrow leaves as float32, 6 times
     slower; and the squares, where an optimizer squares what is not clipped, 2 times.
     """
+    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
+        return leaves  # Each operation is a program of its own, and this one a copy.
     block_of = blocks.__getitem__
     narrow = {i: x for i, x in leaves.items() if _leaves.is_narrow(x)}
     wide = {i: x for i, x in leaves.items() if i not in narrow}

@@ -47,6 +47,7 @@ def tree():
         optclip.clip_by_value(0.5, response="proportional"),
         optclip.clip_by_value(optclip.thresholds.moment(decay=0.5)),
         optclip.clip_by_norm(optclip.thresholds.ema(max_norm=2.0)),
+        optclip.clip_by(optclip.thresholds.ema(max_norm=2.0), over=optclip.ELEMENT),
         optclip.recipes.autoclip(0.0, window=4, response="smooth"),
     ],
 )

@@ -31,8 +31,9 @@ def agc(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation; `update` must be given the parameters. The paper leaves out the
-      last linear layer: `clip_mask=optclip.by_path(lambda path: "head" not in path)`.
+      A transformation before the optimizer; `update` must be given the parameters. The
+      paper leaves out the last linear layer:
+      `clip_mask=optclip.by_path(lambda path: "head" not in path)`.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -67,7 +68,7 @@ def autoclip(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation with a state of 40 kB.
+      A transformation before the optimizer, with a state of 40 kB.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -109,7 +110,7 @@ def zclip(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation.
+      A transformation before the optimizer.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -142,7 +143,8 @@ def mean_std_clip(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation.
+      A transformation before the optimizer; Levanter has it behind Adam and its
+      weight decay, before the learning rate.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.

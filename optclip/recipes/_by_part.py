@@ -31,7 +31,7 @@ def adagc(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation.
+      A transformation before the optimizer.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -67,8 +67,8 @@ def olmo_ratio(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation. The first step is not clipped; a leaf without gradient does not
-      lower its average.
+      A transformation before the optimizer. The first step is not clipped; a leaf
+      without gradient does not lower its average.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -120,8 +120,8 @@ def aggc(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation. Unlike in the authors' code the first step, of which nothing is
-      known, is left alone, and so is a group without gradient.
+      A transformation before the optimizer. Unlike in the authors' code the first step,
+      of which nothing is known, is left alone, and so is a group without gradient.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.

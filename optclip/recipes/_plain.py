@@ -26,7 +26,8 @@ def auto_s(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation of one gradient; the paper's are those of single examples.
+      A transformation before the optimizer, of one gradient; the paper's are those of
+      single examples.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -60,7 +61,8 @@ def sclip(
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
-      A transformation: a smooth clip at :math:`\sqrt\tau`, then a scale.
+      A transformation before the optimizer: a smooth clip at :math:`\sqrt\tau`, then a
+      scale.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -97,7 +99,7 @@ def uclip(clip: Any = None) -> optax.GradientTransformationExtraArgs:
       clip: any clip; None is `clip_by_value(1.0)`.
 
     Returns:
-      A transformation: `optclip.with_carry(clip)`.
+      A transformation before the optimizer: `optclip.with_carry(clip)`.
 
     Raises:
       TypeError: `clip` is no optax transformation.

@@ -31,11 +31,12 @@ def olmo_skip(
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
-      A transformation. Unlike there NaN and inf never enter the window: one NaN makes
-      OLMo skip as many steps as the window has. What was skipped enters it, as there,
-      so that a huge spike hides the next ones for `window` steps; with
-      `learn_skipped=False, max_consecutive=100` it does not. MaxText's and Levanter's
-      rules have the same numbers.
+      A transformation around the whole optimizer, its clip and learning rate included.
+      Unlike there NaN and inf never enter the window: one NaN makes OLMo skip as many
+      steps as the window has. What was skipped enters it, as there, so that a huge
+      spike hides the next ones for `window` steps; with `learn_skipped=False,
+      max_consecutive=100` it does not. MaxText's and Levanter's rules have the same
+      numbers.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range; at
@@ -77,8 +78,9 @@ def axlearn_skip(
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
-      A transformation. Unlike there the first step is never skipped: AXLearn's average
-      starts at 1, so gradients above 20 from the first step on are skipped for ever.
+      A transformation around the whole optimizer, its clip and learning rate included.
+      Unlike there the first step is never skipped: AXLearn's average starts at 1, so
+      gradients above 20 from the first step on are skipped for ever.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.
@@ -113,7 +115,7 @@ def megatron_skip(
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
-      A transformation.
+      A transformation around the whole optimizer, its clip and learning rate included.
 
     Raises:
       TypeError, ValueError: an argument is of another kind or out of range.

@@ -131,6 +131,8 @@ def second_moment(
     edge               threshold
     ================== ==============================================================
     warm-up            inf: nothing is clipped
+    first step         inf, without a warm-up too
+    this step's norm   is not in v, which it enters clipped
     v = 0              inf: an element that had no gradient yet is not known
     zero element       counts as any other
     NaN or inf         as for any other; the step never enters the memory
@@ -171,7 +173,9 @@ def ema_of_max(decay: Any = 0.999) -> EmaOfMax:
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
+    warm-up            none
     first step         the largest element: nothing is clipped
+    this step's norm   is in the average
     zero leaf          counts as any other
     NaN or inf         as if the element were 0; the step never enters the memory
     ================== ==============================================================
@@ -212,7 +216,9 @@ def moment(power: Any = 1.0, decay: Any = 0.99) -> Moment:
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
+    warm-up            none: thresholds grow from 0
     first step         :math:`(1 - decay)^{1/p} |u|`
+    this step's norm   is in the average
     zero element       counts as any other
     NaN or inf         as if it were 0; the step never enters the memory
     ================== ==============================================================

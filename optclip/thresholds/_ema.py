@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from optclip import _arithmetic, _validate
+from optclip import _arithmetic, _collectives, _validate
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -98,9 +99,14 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     if not norms:
         return jnp.ones(()), jnp.ones(())
     # Held, both: else XLA on CPU asks all norms anew for the threshold of each.
-    peaks = [jnp.max(x, initial=0.0) if x.ndim else x for x in norms]
+    peaks = [_collectives.largest(x) if x.ndim else x for x in norms]
     peak = _arithmetic.held(jnp.max(jnp.stack(peaks), initial=0.0))
-    squares = [jnp.sum(jnp.square(_arithmetic.share(x, peak))) for x in norms]
+
+    def square(x: jax.Array) -> jax.Array:
+        found = jnp.square(_arithmetic.share(x, peak))
+        return _collectives.spanning(lax.psum, jnp.sum(found)) if x.ndim else found
+
+    squares = [square(x) for x in norms]
     total = _arithmetic.root(jnp.sum(jnp.stack(squares)))
     return peak, _arithmetic.held(jnp.maximum(total, 1.0))
 
@@ -138,7 +144,10 @@ def ema(
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
-    first step         without warm-up: inf
+    warm-up            its share of `max_norm`, if the L2 norm of all is above; else inf
+    first step         as in the warm-up; without one inf
+    this step's norm   is not in the average, which it enters clipped; in the warm-up
+                       the threshold is made of it
     zero norm          as for any other; it does not enter the memory (a leaf that gets
                        no gradient for a while would be held to almost nothing)
     NaN or inf norm    as for any other; it never enters the memory

@@ -80,7 +80,9 @@ def mean_over_rms(b1: Any = 0.7, b2: Any = 0.9, eps: Any = 1e-8) -> MeanOverRms:
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
-    first step         1
+    warm-up            none
+    first step         1; of a zero norm 0
+    this step's norm   is in both averages
     zero norm          counts as any other
     NaN or inf norm    as of a norm of 0; it never enters the memory
     ================== ==============================================================

@@ -58,6 +58,10 @@ def relative_to_params(ratio: Any = 0.01, min_norm: Any = 1e-3) -> RelativeToPar
     ================ ================================================================
     edge             threshold
     ================ ================================================================
+    warm-up          none: the first step is as any other
+    zero norm        as for any other
+    NaN or inf norm  as for any other
+    this step's norm is not looked at: only that of the parameters is
     zero parameters  `ratio * min_norm`
     NaN or inf in w  NaN or inf: the first is loud, the second clips nothing
     ================ ================================================================

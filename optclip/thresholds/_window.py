@@ -189,6 +189,8 @@ def quantile(q: Any = 0.1, window: int = 1000) -> Quantile:
     fewer than window  the quantile of all so far
     zero norm          counts as any other
     NaN or inf norm    the quantile without it; it never enters the memory
+    warm-up            none
+    this step's norm   is in the window, unclipped
     ================== ==============================================================
 
     Example:
@@ -238,6 +240,8 @@ def mean_plus_std(
     equal norms        a millionth of k above them
     zero norm          counts as any other
     NaN or inf norm    as for any other; it never enters the memory
+    first step         inf: nothing is clipped
+    this step's norm   is not in the window; it enters it unclipped
     ================== ==============================================================
 
     Example:

@@ -162,6 +162,8 @@ def zscore(
     edge               threshold
     ================== ==============================================================
     warm-up            `max_norm`
+    first step         `max_norm`
+    this step's norm   is not in mean and deviation; it enters after, a spike clipped
     zero norm          counts as any other
     NaN or inf norm    as of a norm of 0; it never enters the memory
     ================== ==============================================================
