@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import (
+    _collectives,
     _elements,
     _leaves,
     _nonfinite,
@@ -209,7 +210,7 @@ class Clip:
         factors = _scale.held([self.respond(m, c) for m, c in found])
         owned = _owned(opened)
         leaves = {i: opened.leaves[i] for i, _ in owned}
-        leaves = _scale.read_again(leaves, dict(owned))
+        leaves = _collectives.read_again(leaves, dict(owned))
         for i, block in owned:
             axis = opened.blocks[block].axis
             out[i] = self._scaled(leaves[i], factors[block], limits[block], axis)

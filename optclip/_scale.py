@@ -5,7 +5,6 @@ it was to the bit, subnormals included.
 """
 
 import functools
-import itertools
 import numbers
 from typing import Any, NamedTuple
 
@@ -13,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
-from optclip import _arithmetic, _collectives, _leaves
+from optclip import _arithmetic, _leaves
 from optclip._arithmetic import ratio
 from optclip.norms import Measured
 from optclip.responses import Detached, Response
@@ -63,32 +61,6 @@ def held(factors: list[Factor]) -> list[Factor]:
     """
     parts = _arithmetic.held([(near, far) for near, far, *_ in factors])
     return [factor(near, far) for near, far in parts]
-
-
-def read_again(leaves: dict[int, Any], blocks: dict[int, int]) -> dict[int, Any]:
-    """The same leaves, but XLA takes them for other ones than those of the norm.
-
-    Else on CPU what both read is kept in memory: narrow leaves as float32, 6 times
-    slower; and the squares, where an optimizer squares what is not clipped, 2 times.
-    """
-    if not any(isinstance(x, Tracer) for x in jax.tree.leaves(leaves)):
-        return leaves  # Each operation is a program of its own, and this one a copy.
-    block_of = blocks.__getitem__
-    narrow = {i: x for i, x in leaves.items() if _leaves.is_narrow(x)}
-    wide = {i: x for i, x in leaves.items() if i not in narrow}
-
-    def apart(leaves: dict[int, Any]) -> dict[int, Any]:
-        found: dict[int, Any] = {}
-        # By block: none waits for leaves that it is not clipped with.
-        for _, members in itertools.groupby(sorted(leaves, key=block_of), block_of):
-            # A sparse leaf is two arrays.
-            arrays, treedef = jax.tree.flatten({i: leaves[i] for i in members})
-            found |= treedef.unflatten(_collectives.barrier(arrays))
-        return found
-
-    # On TPU it costs float32 leaves 3 percent of the bytes of a step.
-    wide = lax.platform_dependent(wide, cpu=apart, default=lambda same: same)
-    return wide | apart(narrow)
 
 
 def respond(
