@@ -13,7 +13,7 @@ from examples import train_char_rnn
 
 COMPUTE = jnp.bfloat16
 UNITS = 128
-WIDTH = 64
+WIDTH = 48
 BLOCKS = 2
 HEADS = 4
 
@@ -30,7 +30,7 @@ class Model(NamedTuple):
     init: Callable[[jax.Array, int], Any]  # from a key and the number of letters
     logits: Callable[[Any, jax.Array], jax.Array]
     learning_rate: float
-    window: int = 64
+    window: int = 32
     batch: int = 8
 
     def loss(self, params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.spikes import measures, picture, plan, record
+from benchmarks.spikes.models import MODELS
 from benchmarks.spikes.record import Row, Spread, spread
 
 # Written by hand, from the run of 2026-11-21.
@@ -64,9 +65,10 @@ def done(data: Mapping[str, Any]) -> str:
     rates = ", ".join(
         f"{rate:g} for the {model}" for model, rate in data["learning_rates"].items()
     )
+    window = MODELS[0].window
     return f"""Made by `python -m benchmarks.spikes`. Two small models of characters learn the text of
 CPython's help: the network of the [main job](../examples/train_char_rnn.py), with
-fewer units, and a transformer; {data["steps"]} steps with {data["seeds"]} seeds, on windows of 64 characters, 8 at a
+fewer units, and a transformer; {data["steps"]} steps with {data["seeds"]} seeds, on windows of {window} characters, 8 at a
 time. Each run is computed in bfloat16 with parameters kept in float32, and is hit on
 purpose, counted from step 0:
 
