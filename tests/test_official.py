@@ -16,9 +16,12 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.official import (
+    agc,
     aggc,
     autoclip,
     axlearn_skip,
+    clippy,
+    levanter,
     olmo_skip,
     spam,
     stable_spam,
@@ -173,3 +176,48 @@ def test_axlearn_skips(name):
     np.testing.assert_array_equal(found == 0, skipped)
     bad = np.sum(~np.isfinite(values["norms"]))
     assert int(optclip.metrics(state)["skip/skipped"]) == np.sum(skipped) > bad
+
+
+@pytest.mark.parametrize("name", list(levanter.OPTIONS))
+def test_levanter(name):
+    options, values = levanter.OPTIONS[name], kept("levanter")
+    tx = recipes.mean_std_clip(
+        options["sigma_factor"], options["rolling_interval_length"]
+    )
+    norms = np.array(values["norms"])
+    found, state = outputs_of(tx, [norm * np.array([0.6, -0.8]) for norm in norms])
+    left = np.array(values["left"][name])
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), left, rtol=1e-5)
+    clipped = left < 0.999 * norms
+    # With its defaults the first spike alone that half a window came before.
+    assert np.sum(clipped) == (1 if name == "default" else 41)
+    rate = float(optclip.metrics(state)["clip/rate"])
+    assert rate == pytest.approx(np.mean(clipped), abs=0.01)
+
+
+@pytest.mark.parametrize("name", list(agc.RATIOS))
+def test_agc(name):
+    values = kept("agc")
+    tx = recipes.agc(agc.RATIOS[name])
+    update = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])
+    changed = []
+    rows = zip(values["params"], values["gradients"], values["left"][name], strict=True)
+    for row in rows:
+        w, g, left = ({k: np.float32(x) for k, x in tree.items()} for tree in row)
+        found = update(g, w)
+        for k in agc.SHAPES:
+            np.testing.assert_allclose(found[k], left[k], rtol=1e-5)
+            changed.append(np.any(left[k] != g[k]))
+    assert 0.1 < np.mean(changed) < 0.99
+
+
+@pytest.mark.parametrize("name", list(clippy.OPTIONS))
+def test_clippy(name):
+    values, tx = kept("clippy"), recipes.clippy(**clippy.OPTIONS[name])
+    update = jax.jit(lambda u, w: tx.update(u, tx.init(w), w)[0])
+    steps, params, left = map(
+        np.float32, (values["steps"], values["params"], values["left"][name])
+    )
+    for u, w, expected in zip(steps, params, left, strict=True):
+        np.testing.assert_allclose(update(u, w), expected, rtol=1e-5)
+    assert 0.1 < np.mean(np.any(left != steps, axis=1)) < 0.99

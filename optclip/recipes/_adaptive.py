@@ -137,6 +137,9 @@ def mean_std_clip(
 ) -> optax.GradientTransformationExtraArgs:
     r"""The global norm to the mean of the last norms plus k of their deviations.
 
+    .. math:: c_t = \mathrm{mean} + k\,\mathrm{std} \text{ of }
+        \|g_{t-128}\|, \ldots, \|g_{t-1}\|
+
     Args:
       k: the number of standard deviations.
       window: the number of norms.
@@ -158,6 +161,6 @@ def mean_std_clip(
       >>> print(updates)
       [5.]
 
-    Source: Levanter (stanford-crfm/levanter), `clip_update_norm`.
+    Source: Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """
     return clip_by(thresholds.mean_plus_std(k, window), **given(options))

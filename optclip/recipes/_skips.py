@@ -70,6 +70,10 @@ def axlearn_skip(
 ) -> optax.GradientTransformationExtraArgs:
     r"""AXLearn's rule: skip if the norm is above 20 times its running average.
 
+    .. math:: \text{skip if } n_t > 20\,\hat\gamma_{t-1}; \quad \text{else }
+        \gamma_t = 0.99\,\gamma_{t-1} + 0.01\,n_t, \quad
+        \hat\gamma_t = \frac{\gamma_t}{1 - 0.99^t}
+
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
       ratio: the smallest of its multipliers, which decides.
@@ -108,6 +112,8 @@ def megatron_skip(
     inner: Any = None, when: Any = math.inf, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
+
+    .. math:: \text{skip if } \|g\| > c \text{ or } \|g\| \text{ is not finite}
 
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.

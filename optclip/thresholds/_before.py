@@ -61,6 +61,15 @@ def of_gradients(rule: Any) -> OfGradients:
       TypeError: `rule` is none.
       ValueError: at `update`, there are no `gradients`.
 
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    first steps        as of `rule`, its warm-up too
+    this step's norm   that of the gradients, as `rule` has it
+    zero norm          as of `rule`, for gradients of zero
+    NaN or inf norm    as of a norm of 0; it never enters the memory
+    ================== ==============================================================
+
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> rule = optclip.thresholds.of_gradients(optclip.thresholds.moment(decay=0.5))

@@ -164,6 +164,13 @@ def constant(value: Any) -> Constant:
       TypeError: `value` is no real number or array of them; a bool is none.
       ValueError: a concrete value is negative or NaN.
 
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    any step or norm   `value`: there is no warm-up and no memory
+    NaN or inf norm    the same; the clip's `nonfinite` says what is done
+    ================== ==============================================================
+
     Example:
       >>> from optclip import thresholds
       >>> thresholds.constant(1.0)
@@ -181,6 +188,14 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
 
     Raises:
       TypeError: `function` cannot be called.
+
+    ================== ==============================================================
+    edge               threshold
+    ================== ==============================================================
+    first step         `function(0)`
+    zero norm          as for any other
+    NaN or inf norm    as for any other; the step counts
+    ================== ==============================================================
 
     Example:
       >>> import optax

@@ -256,7 +256,7 @@ def mean_plus_std(
       [4.]
       [5.]
 
-    Source: `clip_update_by_historical_norm` of Levanter (stanford-crfm/levanter), whose
-    smallest deviation is an absolute 1e-6.
+    Source: `clip_update_by_historical_norm` of Levanter (marin-community/levanter),
+    whose smallest deviation is an absolute 1e-6.
     """
     return MeanPlusStd(k, window, warmup, ddof)
