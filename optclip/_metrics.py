@@ -40,8 +40,10 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
 
       Of `skip` also int32 ``skip/skipped`` and ``skip/consecutive``: how many steps it
       left out, and how many of them without a break up to now; and if it looks at the
-      loss, float32 ``skip/value`` and ``skip/value_threshold``. A clip inside `skip`
-      keeps the record of the last step that was taken: ``skip/norm`` has them all.
+      loss, float32 ``skip/value`` and ``skip/value_threshold``. Its coefficient and
+      rate are of the norm alone: a step left out for its loss counts in ``skipped``. A
+      clip inside `skip` keeps the record of the last step that was taken:
+      ``skip/norm`` has them all.
 
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
       ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``. For leaf, axis

@@ -41,9 +41,11 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
-                "A function by path was called with a single number, as"
-                " optax.inject_hyperparams calls what it takes for a schedule. Name the"
-                " argument in its static_args, such as static_args=('groups',)."
+                "A function by path was called with a single number, the step, as a"
+                " schedule is. For thresholds by path give its tree, as in"
+                " clip_by_norm(by_path(function)(params)). Under"
+                " optax.inject_hyperparams name the argument in its static_args, such"
+                " as static_args=('groups',)."
             )
         found = [function(_leaves.path_str(path)) for path in flat.paths]
         return flat.rebuild(found)
