@@ -1,6 +1,6 @@
 """Train with injected spikes by every method, save, write the page and the picture.
 
-It took 38 minutes on two cores that had other work too; `--small` is a smoke test.
+It took 11 minutes on two cores with little other work; `--small` is a smoke test.
 """
 
 import argparse
