@@ -75,7 +75,7 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
             [python, "-m", "ruff", "format", "--check"],
             [python, "-m", "pyright", "--pythonpath", python],
             [python, "tests/check_types.py"],
-            [*whole, "--cov", "--cov-report=term"],
+            [*whole, "--cov", "--cov-report=term", "--durations=40"],
             [python, "-m", "pytest", "-q", "tests/parity"],
         ]
         if (sys.platform, platform.machine()) == ("linux", "x86_64"):

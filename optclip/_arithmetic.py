@@ -49,7 +49,14 @@ def share(x: jax.Array, peak: jax.Array) -> jax.Array:
     # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
     shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
     divisor = jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink
-    return ratio(x * shrink, jnp.broadcast_to(divisor, x.shape))
+    return ratio(x * shrink, spread(divisor, x))
+
+
+def spread(value: jax.Array, like: jax.Array) -> jax.Array:
+    """`value` in the shape of `like`, and if it is one number split as that is."""
+    if value.ndim:
+        return jnp.broadcast_to(value, like.shape)
+    return jnp.full_like(like, value, dtype=value.dtype)
 
 
 def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:

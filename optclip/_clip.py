@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from optclip import (
+    _arithmetic,
     _collectives,
     _elements,
     _leaves,
     _nonfinite,
+    _placement,
     _scale,
     _sparse,
     _trees,
@@ -100,7 +102,7 @@ class Clip:
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
-        _validate.axis_names(self.axis_name)
+        _placement.check(self.axis_name)
 
     @property
     def moves_elements(self) -> bool:
@@ -114,10 +116,11 @@ class Clip:
           ValueError: it does not broadcast to their shape.
         """
         limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
+        _placement.check_alike(name, limit, norm)
         # Not the maximum, whose derivative at 0 is halved.
         limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
         # Where elements move, it must broadcast to the leaf, dense: checked there.
-        return limit if self.moves_elements else _broadcast(name, limit, norm.shape)
+        return limit if self.moves_elements else _broadcast(name, limit, norm)
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
@@ -134,7 +137,9 @@ class Clip:
         # This one first: a leaf clip has one mask for both, which users know as this.
         scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
         counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
-        leaves = _where(live, [_leaves.whole(x) for x in flat.leaves])
+        told = _placement.by_leaf(self.axis_name, tree)
+        held = map(_leaves.hold, flat.leaves, told)
+        leaves = _where(live, list(held))
         measured_tree = flat.rebuild(_where(counted, leaves))
         scaled_tree = flat.rebuild(_where(scaled, leaves))
         blocks, treedef = blocks_of(self.scope, measured_tree)
@@ -146,17 +151,19 @@ class Clip:
             for i, leaf in enumerate(leaves)
             if owner[i] is not None or (leaf is not None and id(leaf) in measured)
         ]
+        for i in seen:
+            _placement.check_reduced(flat.paths[i], flat.leaves[i])
         return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
 
     def measure(self, opened: Opened) -> Reading:
         """The norms, short of the entries that the policy drops."""
         if self.nonfinite != "drop":
-            measured = norms.measure(opened.blocks, self.norm, self.axis_name)
+            measured = norms.measure(opened.blocks, self.norm)
             return Reading(measured, [~jnp.isfinite(m.root) for m in measured])
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
-        found = norms.measure(flags, norms.INF, self.axis_name)
-        measured = norms.measure(kept, self.norm, self.axis_name)
+        found = norms.measure(flags, norms.INF)
+        measured = norms.measure(kept, self.norm)
         return Reading(measured, [m.root > 0 for m in found])
 
     def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
@@ -218,6 +225,8 @@ class Clip:
 
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
+        for which, bound in (("lower", lower), ("upper", upper)):
+            _placement.check_alike(which, bound, _leaves.values(leaf))
         name = f"the leaf '{_leaves.path_str(path)}'"
         cleaned = self.nonfinite in ("zero", "drop")
         return _elements.bounded(
@@ -271,13 +280,16 @@ def _owned(opened: Opened) -> list[tuple[int, int]]:
     return [(i, block) for i, block in enumerate(opened.owner) if block is not None]
 
 
-def _broadcast(name: str, value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    _validate.broadcasts(name, value.shape, shape)
-    return jnp.broadcast_to(value, shape)
+def _broadcast(name: str, value: jax.Array, norm: jax.Array) -> jax.Array:
+    _validate.broadcasts(name, value.shape, norm.shape)
+    return _arithmetic.spread(value, norm)
 
 
 def _each(function: Any, block: Block) -> Block:
-    leaves = [function(_leaves.unwrap(x)) for x in block.leaves]
+    leaves = [
+        _leaves.hold(function(_leaves.unwrap(x)), _leaves.axis_name_of(x))
+        for x in block.leaves
+    ]
     return dataclasses.replace(block, leaves=leaves)
 
 

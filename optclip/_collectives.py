@@ -1,7 +1,7 @@
 """Sums and maxima that span the devices a value is split over, and barriers."""
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,36 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from optclip import _leaves, _validate
-
-Axes = tuple[Hashable, ...]
-
-
-def split_axes(x: jax.Array, axis_name: Any = None) -> Axes:
-    """The mapped axes that `x` is split over: as told, else as its type says.
-
-    Inside `jax.shard_map` an array's type names the mesh axes it varies over; a
-    replicated array varies over none and so counts once.
-    """
-    if axis_name is None:
-        return tuple(sorted(jax.typeof(x).manual_axis_type.varying, key=str))
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    _validate.axis_names(names)
-    try:
-        axes_size(names)
-    except NameError:
-        raise ValueError(
-            f"axis_name={axis_name!r} is no mapped axis here. Give the name of an axis"
-            " of the enclosing shard_map, pmap or vmap(axis_name=...), or () for none."
-        ) from None
-    return names
-
-
-def axes_size(axes: Axes) -> int:
-    size = 1
-    for name in axes:
-        size *= lax.axis_size(name)
-    return size
+from optclip import _leaves
+from optclip._placement import Axes, split_axes
 
 
 def combine(
@@ -64,9 +36,11 @@ def combine(
     return [local(values) for values in totals]
 
 
-def spanning(collective: Callable[..., Any], value: jax.Array) -> jax.Array:
-    """`value` combined over the axes that its type varies over."""
-    axes = split_axes(value)
+def spanning(
+    collective: Callable[..., Any], value: jax.Array, axes: Axes | None = None
+) -> jax.Array:
+    """`value` combined over these axes, or those that its type varies over."""
+    axes = split_axes(value) if axes is None else axes
     return collective(value, axes) if axes else value
 
 

@@ -15,6 +15,7 @@ from optclip import (
     _leaves,
     _memory,
     _of,
+    _placement,
     _record,
     _validate,
     norms,
@@ -72,8 +73,10 @@ def clip_by(
       norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a
         function tree -> tree.
       clip_mask: which leaves are scaled; likewise.
-      axis_name: mapped axes to combine the norm over, `()` for none; None reads them
-        off the type of each leaf, which `jax.shard_map` keeps.
+      axis_name: mapped axes that leaves are split over, which a norm spans: a name, a
+        tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these or a
+        function tree -> tree; None reads them off the type of each leaf, which
+        `jax.shard_map` keeps.
       record: whether the state keeps what happened; `"leaves"` keeps it by leaf for
         leaf, axis and element scope; the tree has one norm only.
       name: what `optclip.metrics` calls this clip.
@@ -84,7 +87,9 @@ def clip_by(
     Raises:
       TypeError: an argument is of the wrong kind.
       ValueError: an argument is out of range; or, at `init` and `update`, a tree of
-        thresholds, masks or labels does not match the updates.
+        thresholds, masks, labels or axis names does not match the updates; a
+        threshold varies over devices that share a norm; a leaf is not summed yet
+        over a mesh axis.
 
     Example:
       Adaptive soft clipping of each layer's units, by hand:
@@ -107,7 +112,7 @@ def clip_by(
     def init_fn(params: Any) -> ClipState:
         treedef, shapes = _norm_shapes(clip, params)
         zeros = jax.tree.unflatten(
-            treedef, [jnp.zeros(s.shape, s.dtype) for s in shapes]
+            treedef, [_placement.zeros(s, params) for s in shapes]
         )
         return ClipState(
             clip_step=jnp.zeros((), jnp.int32),
@@ -145,7 +150,7 @@ def clip_by(
         clipped, coefficients = now.apply(scaled, reading.measured, limits)
         records = {}
         if record:
-            steps = _steps(reading, limits, coefficients)
+            steps = _steps(opened, reading, limits, coefficients)
             old = state.clip_record[name]
             new = _record.advance(old, opened.treedef, over, record, steps)
             records = {name: new}
@@ -260,7 +265,10 @@ def _limits(
 
 
 def _steps(
-    reading: _clip.Reading, limits: list[Any], coefficients: list[jax.Array]
+    opened: _clip.Opened,
+    reading: _clip.Reading,
+    limits: list[Any],
+    coefficients: list[jax.Array],
 ) -> list[_record.Step]:
     return [
         _record.Step(
@@ -269,8 +277,17 @@ def _steps(
             coefficient=k,
             clipped=(k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k),
             bad=bad,
+            told=_told(block),
         )
-        for m, bad, limit, k in zip(
-            reading.measured, reading.bad, limits, coefficients, strict=True
+        for block, m, bad, limit, k in zip(
+            opened.blocks, reading.measured, reading.bad, limits, coefficients,
+            strict=True,
         )
-    ]
+    ]  # fmt: skip
+
+
+def _told(block: norms.Block) -> Any:
+    if block.axis is None:
+        return None
+    own = _leaves.axis_name_of(block.leaves[0])
+    return _placement.told_across_slices(block.axis, own)

@@ -31,30 +31,40 @@ class Flat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-    """A BCOO matrix as one leaf, for scopes; to jax it is two, data and indices."""
+class Held:
+    """A leaf as scopes are shown it, where there is more to it than one array.
 
-    mat: BCOO
+    A BCOO matrix is two to jax, data and indices. `axis_name` is what was told of the
+    leaf, None if nothing.
+    """
+
+    leaf: Any
+    axis_name: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.mat.shape
+        return jnp.shape(self.leaf)
 
     @property
     def ndim(self) -> int:
-        return self.mat.ndim
+        return len(self.shape)
 
     @property
     def dtype(self) -> Any:
-        return self.mat.dtype
+        return jnp.result_type(self.leaf)
 
 
-def whole(leaf: Any) -> Any:
-    return Whole(leaf) if is_sparse(leaf) else leaf
+def hold(leaf: Any, axis_name: Any = None) -> Any:
+    plain = axis_name is None and not is_sparse(leaf)
+    return leaf if plain else Held(leaf, axis_name)
 
 
 def unwrap(leaf: Any) -> Any:
-    return leaf.mat if isinstance(leaf, Whole) else leaf
+    return leaf.leaf if isinstance(leaf, Held) else leaf
+
+
+def axis_name_of(leaf: Any) -> Any:
+    return leaf.axis_name if isinstance(leaf, Held) else None
 
 
 def is_sparse(leaf: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _collectives, _trees, _validate
+from optclip import _arithmetic, _collectives, _placement, _trees, _validate
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
@@ -122,6 +122,8 @@ def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
     limit = jnp.asarray(threshold)
     if not jnp.issubdtype(limit.dtype, jnp.floating):
         return limit
+    if limit.ndim == 0:
+        limit = _arithmetic.spread(limit, bad)
     limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
     largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
     return jnp.where(jnp.isinf(limit) & bad, largest, limit)
@@ -143,6 +145,11 @@ def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
     # One answer on all devices: they keep one history. And held: else XLA on CPU asks
     # all norms anew for the memory of each.
     take = _arithmetic.held(_collectives.largest(off)) == 0
-    return jax.tree.map(
-        lambda n, o: jnp.where(take, jnp.asarray(n).astype(o.dtype), o), new, old
-    )
+
+    def taken(n: Any, o: Any) -> jax.Array:
+        n, o = jnp.asarray(n).astype(o.dtype), jnp.asarray(o)
+        if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
+            n = _placement.placed_as(n, o)
+        return jnp.where(take, n, o)
+
+    return jax.tree.map(taken, new, old)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives
+from optclip import _collectives, _placement
 
 
 class ClipRecord(NamedTuple):
@@ -78,6 +78,7 @@ class Step(NamedTuple):
     coefficient: jax.Array
     clipped: jax.Array
     bad: jax.Array
+    told: Any = None  # of the axes they are split over: see `_placement`
 
 
 def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
@@ -130,24 +131,36 @@ def _summary(steps: list[Step]) -> ClipRecord:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    clipped = [s.clipped for s in steps]
-    share = sum(
-        _collectives.spanning(lax.psum, jnp.sum(c, dtype=jnp.float32)) for c in clipped
-    )
+    told = [s.told for s in steps]
+
+    def spanned(collective: Any, reduce: Any, values: list[jax.Array]) -> list[Any]:
+        splits = map(_placement.split_axes, values, told)
+        pairs = zip(values, splits, strict=True)
+        return [_collectives.spanning(collective, reduce(v), axes) for v, axes in pairs]
+
+    def largest(values: list[jax.Array]) -> jax.Array:
+        peaks = spanned(lax.pmax, _peak, values)
+        return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
+
+    share = sum(spanned(lax.psum, _count, [s.clipped for s in steps]))
     number = sum(
-        c.size * _collectives.axes_size(_collectives.split_axes(c)) for c in clipped
+        s.clipped.size * _placement.axes_size(_placement.split_axes(s.clipped, s.told))
+        for s in steps
     )
-    bad = _largest([s.bad.astype(jnp.float32) for s in steps])
+    bad = largest([s.bad.astype(jnp.float32) for s in steps])
     return ClipRecord(
-        clip_norm=_largest([s.norm for s in steps]),
-        clip_threshold=-_largest([-s.threshold for s in steps]),
-        clip_coefficient=-_largest([-s.coefficient for s in steps]),
+        clip_norm=largest([s.norm for s in steps]),
+        clip_threshold=-largest([-s.threshold for s in steps]),
+        clip_coefficient=-largest([-s.coefficient for s in steps]),
         clip_fraction=share / max(number, 1),
         clip_clipped=jnp.asarray(share > 0),
         clip_nonfinite=bad > 0,
     )
 
 
-def _largest(values: list[jax.Array]) -> jax.Array:
-    peaks = [_collectives.largest(v) if v.ndim else v for v in values]
-    return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
+def _peak(values: jax.Array) -> jax.Array:
+    return jnp.max(values, initial=-jnp.inf) if values.ndim else values
+
+
+def _count(flags: jax.Array) -> jax.Array:
+    return jnp.sum(flags, dtype=jnp.float32)

@@ -4,8 +4,6 @@ Only concrete numbers are looked at; a traced value passes, because nothing can 
 known of it.
 """
 
-import numbers
-from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -98,18 +96,6 @@ def length(name: str, value: Any, *, least: int = 1) -> None:
         )
     if value < least:
         raise ValueError(f"{given} is below {least}. Give a number of steps.")
-
-
-def axis_names(value: Any) -> None:
-    """Raise unless `value` may name mapped axes, as in `jax.lax.psum`."""
-    for name in value if isinstance(value, tuple) else (value,):
-        # A number would be an axis of the array itself to lax.
-        if isinstance(name, numbers.Number) or not isinstance(name, Hashable):
-            raise TypeError(
-                f"axis_name={value!r} ({type(value).__name__}) names no mapped axis."
-                " Give a name, a tuple of names, () for none, or None to read them off"
-                " the leaves."
-            )
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives, _leaves, _roots, _sparse, _validate
+from optclip import _leaves, _placement, _roots, _sparse, _validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +134,8 @@ def measure(
     Args:
       blocks: what shares a norm.
       norm: which norm.
-      axis_name: the mapped axes to combine over, `()` for none; None reads them off
-        each array's type.
+      axis_name: a name, a tuple of names (`()` for none) or a PartitionSpec: the mapped
+        axes that all leaves are split over; None reads them off each array's type.
 
     Returns:
       One `Measured` a block, float32 (float64 if any leaf is), of shape `()`, or with
@@ -150,18 +150,13 @@ def measure(
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
             x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
-            split = _collectives.split_axes(x, axis_name)
-            # Each element is on one device.
-            split = () if axis == () else split
-            if split and axis and axis_name is None:
-                raise ValueError(
-                    f"A norm over the axes {axis} of a leaf split over the mesh axes"
-                    f" {split}: its type does not say which dimension is split. Give"
-                    " axis_name=() if no slice is split, else axis_name with the names."
-                )
+            own = _leaves.axis_name_of(leaf)
+            own = axis_name if own is None else own
+            shape = jnp.shape(_leaves.unwrap(leaf))
+            split = _placement.split_axes_of_slices(x, shape, block.axis, own)
             arrays.append(x)
             parts.append(_roots.Part(i, axis, split))
-            counts[i] += count * _collectives.axes_size(split)
+            counts[i] += count * _placement.axes_size(split)
     # The norm of single elements is the modulus, whatever its order.
     elements = all(part.axis == () for part in parts)
     plan = _roots.Plan(
@@ -188,7 +183,7 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
             f"norm={norm!r} ({type(norm).__name__}) is no norm. Give optclip.norms.L1,"
             " L2, INF, RMS, AVERAGE or Norm(p)."
         )
-    _validate.axis_names(axis_name)
+    _placement.check(axis_name, by_leaf=False)
     for block in blocks:
         if not isinstance(block, Block):
             raise TypeError(

@@ -211,7 +211,7 @@ LENGTH = [
 AXIS_NAME = [
     Bad(3, T, r"axis_name=3 \(int\) names no", "a tuple of names"),
     Bad(math.nan, T, r"axis_name=nan \(float\) names no", "a tuple of names"),
-    Bad(["i"], T, r"axis_name=\['i'\] \(list\) names no", "a tuple of names"),
+    Bad([3], T, r"axis_name=\[3\] \(list\) names no", "a tuple of names"),
     Bad("i", V, "axis_name='i' is no mapped axis", "an axis of the enclosing"),
 ]
 CALLED = [

@@ -8,7 +8,7 @@ import pytest
 from optclip import recipes
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("methods.md", "add_a_method.md")
+PAGES = ("methods.md", "add_a_method.md", "at_scale.md")
 BLOCKS = [
     pytest.param(code, id=f"{page}-{i}")
     for page in PAGES
@@ -26,7 +26,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 7
 
 
 def test_every_recipe_has_a_row():

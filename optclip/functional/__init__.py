@@ -21,8 +21,9 @@ strict     the true norm of the output is never above the threshold, whatever th
 norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
            enter the norm
 clip_mask  likewise: which leaves are scaled
-axis_name  mapped axes to combine the norm over, `()` for none; None reads them off
-           the type of each leaf, which `jax.shard_map` keeps
+axis_name  mapped axes that leaves are split over: a name, a tuple of names (`()` for
+           none), a PartitionSpec, or a tree of these; None reads them off the type of
+           each leaf, which `jax.shard_map` keeps
 ========== =====================================================================
 
 A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _collectives, _validate
-from optclip._arithmetic import ratio
+from optclip._arithmetic import ratio, spread
 
 
 def _by_curve(
@@ -97,7 +97,7 @@ class Proportional:
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
         past = ~(norm <= threshold)
-        peak = jnp.broadcast_to(_collectives.largest(norm), norm.shape)
+        peak = spread(_collectives.largest(norm), norm)
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
@@ -108,8 +108,8 @@ class Proportional:
         peak = _collectives.largest(jnp.where(finite, size, jnp.zeros_like(size)))
         safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
         # What is infinite goes to its bound.
-        share = jnp.where(finite, size, jnp.broadcast_to(safe, size.shape))
-        share = ratio(share, jnp.broadcast_to(safe, size.shape))
+        safe = spread(safe, size)
+        share = ratio(jnp.where(finite, size, safe), safe)
         moved = jnp.where(x < 0, -limit, limit) * share
         loud = jnp.isnan(limit)
         return jnp.where((size > limit) | loud, jnp.where(loud, limit, moved), x)

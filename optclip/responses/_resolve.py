@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _validate
+from optclip import _arithmetic, _validate
 from optclip.responses._band import Band
 from optclip.responses._elements import MuLaw, Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
@@ -60,7 +60,7 @@ def _number_like(asked: jax.Array, found: Any) -> jax.Array:
             f"response returned an array of shape {shape}. Return a real number, or an"
             f" array of the shape {asked.shape} it was asked about."
         )
-    return jnp.broadcast_to(jnp.asarray(found).astype(asked.dtype), asked.shape)
+    return _arithmetic.spread(jnp.asarray(found).astype(asked.dtype), asked)
 
 
 hard: Hard = Hard()

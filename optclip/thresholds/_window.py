@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _arithmetic, _validate
+from optclip import _arithmetic, _placement, _validate
 from optclip.thresholds._rule import Seen, like
 
 
@@ -32,7 +32,8 @@ def _with(history: History, norm: Any, window: int) -> History:
 
     def with_one(ring: jax.Array, x: jax.Array) -> jax.Array:
         # A restored checkpoint may hold NumPy arrays.
-        return jnp.asarray(ring).at[history.next].set(x)
+        ring = jnp.asarray(ring)
+        return ring.at[history.next].set(_placement.placed_as(x, ring[0]))
 
     norms = jax.tree.map(with_one, history.norms, norm)
     return History(

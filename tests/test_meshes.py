@@ -1,0 +1,106 @@
+"""Every transformation on meshes is as on one device, to two units in the last place.
+
+A third of all cells of the matrix; all of them are in `python -m tests.meshes`.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding
+
+import optclip
+from optclip import thresholds
+from tests import helpers, meshes
+
+CASES = meshes.a_third()
+ULPS = 2
+# One pass and one in the branch for norms out of range; AdaGC's warm-up has a norm of
+# norms, of which it is told by then. What elements share is their record.
+MOST = {"shard_map": 8, "auto": 8, "explicit": 8}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The update and record of each entry on one device, computed once."""
+    found = {}
+
+    def of(name):
+        if name not in found:
+            found[name] = meshes.on_one_device(name)
+        return found[name]
+
+    return of
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_as_on_one_device(case, alone):
+    expected, found = alone(case.entry), meshes.on_a_mesh(case)
+    assert helpers.differs(expected.updates, meshes.gradients())
+    assert meshes.ulps_between(found.updates, expected.updates) <= ULPS
+    assert meshes.ulps_between(found.metrics, expected.metrics) <= ULPS
+    assert meshes.is_placed_as_told(case, found.updates)
+    if case.placement == "whole":
+        assert found.collectives == 0
+    else:
+        assert found.collectives <= MOST[case.mode]
+
+
+def test_the_third_has_all_kinds():
+    for i in range(4):
+        assert {case[i] for case in CASES} == {case[i] for case in meshes.every_case()}
+
+
+LEARNED = {
+    "ema by unit": optclip.clip_by(thresholds.ema(0.5, warmup=1), over=optclip.units()),
+    "quantile by unit": optclip.clip_by(
+        thresholds.quantile(0.5, 4), over=optclip.units()
+    ),
+    "share of parameters": optclip.recipes.agc(0.5),
+    "second moment": optclip.clip_by_value(thresholds.second_moment(0.5, warmup=0)),
+    "largest element": optclip.clip_by_value(thresholds.ema_of_max(0.5)),
+    "moment": optclip.clip_by_value(thresholds.moment(decay=0.5)),
+    "skip": optclip.skip(
+        optclip.clip_by_global_norm(1.0), when=thresholds.quantile(0.9, 8)
+    ),
+}
+
+
+# A quantile looks up places in a table, for which JAX wants to be told a sharding.
+ON_EXPLICIT = [name for name in LEARNED if name != "quantile by unit"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, AxisType.Auto) for name in LEARNED),
+        *((name, AxisType.Explicit) for name in ON_EXPLICIT),
+    ],
+    ids=str,
+)
+def test_what_is_learned_is_the_same(name, kind):
+    """Over three steps, the second ten times as large; memory and record included."""
+    tx = LEARNED[name]
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+    specs = {"bias": P(), "kernel": P("data", "model"), "out": P(None, "data")}
+    places = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
+
+    @jax.jit
+    def update(tree, state):
+        return tx.update(tree, state, jax.tree.map(jnp.ones_like, tree))
+
+    tree = meshes.gradients()
+    state, placed_state = tx.init(tree), tx.init(jax.device_put(tree, places))
+    clipped = False
+    for scale in (1.0, 10.0, 1.0):
+        scaled = jax.tree.map(lambda x, scale=scale: scale * x, tree)
+        expected, state = update(scaled, state)
+        found, placed_state = update(jax.device_put(scaled, places), placed_state)
+        clipped |= helpers.differs(expected, scaled)
+        for key, x in expected.items():
+            np.testing.assert_allclose(found[key], x, rtol=1e-6)
+            assert found[key].sharding.is_equivalent_to(places[key], x.ndim)
+    assert clipped
+    for a, b in zip(jax.tree.leaves(placed_state), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -1,0 +1,306 @@
+"""What `axis_name=` tells of each leaf, and what is raised when it cannot be right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import P, lax
+from jax.sharding import AxisType
+
+import optclip
+from optclip.functional import (
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    global_norm,
+)
+
+MESH_SHAPE = (4, 2)
+SPECS = {"both": P("data", "model"), "split": P("data"), "whole": P()}
+TREE = {
+    "both": np.arange(8.0, dtype=np.float32).reshape(4, 2) + 1,
+    "split": np.full(4, 2.0, np.float32),
+    "whole": np.array([3.0, 4.0], np.float32),
+}
+NORM = np.sqrt(sum(np.sum(x.astype(np.float64) ** 2) for x in TREE.values()))
+
+
+WHOLE = P()
+
+
+def mapped(function, out=WHOLE, *, check_vma=True, specs=SPECS):
+    mesh = jax.make_mesh(MESH_SHAPE, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    return jax.jit(
+        jax.shard_map(
+            function, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=check_vma
+        )
+    )
+
+
+def square_norm(*leaves):
+    return np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in leaves))
+
+
+AS_SPECS = {
+    "specs": SPECS,
+    "names": {"both": ("data", "model"), "split": "data", "whole": ()},
+    "function": optclip.by_path(lambda path: SPECS[path]),
+}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("told", list(AS_SPECS))
+def test_told_by_leaf(told, check_vma):
+    def clip(tree):
+        return clip_by_global_norm(tree, 1.0, axis_name=AS_SPECS[told])
+
+    clipped, norm = mapped(clip, (SPECS, P()), check_vma=check_vma)(TREE)
+    np.testing.assert_allclose(norm, NORM, rtol=2e-7)
+    for key, x in TREE.items():
+        np.testing.assert_allclose(clipped[key], x / NORM, rtol=4e-7)
+
+
+def test_untold_and_untyped_is_local():
+    """Without types nothing says that there are other devices: hence `axis_name`."""
+    norms = mapped(
+        lambda tree: global_norm(tree)[None], P(("data", "model")), check_vma=False
+    )(TREE)
+    parts = [
+        square_norm(TREE["both"][i, j], TREE["split"][i], TREE["whole"])
+        for i in range(4)
+        for j in range(2)
+    ]
+    np.testing.assert_allclose(norms, parts, rtol=1e-6)
+
+
+def test_one_name_for_all_counts_whole_leaves_once():
+    """Where types tell that a leaf is the same everywhere, it is not counted twice."""
+    alike = {key: TREE[key] for key in ("split", "whole")}
+    specs = {key: SPECS[key] for key in alike}
+    norm = mapped(lambda t: global_norm(t, axis_name="data"), specs=specs)(alike)
+    np.testing.assert_allclose(norm, square_norm(*alike.values()), rtol=2e-7)
+
+
+def test_what_looks_like_a_shard_is_counted_so_unless_told():
+    """Gathered, pcast and not yet averaged: three ways to vary and be no shard."""
+    whole = TREE["whole"]
+
+    def gathered(x):
+        return lax.all_gather(x, "data", tiled=True)
+
+    def cast(x):
+        del x
+        return lax.pcast(jnp.asarray(whole), "data", to="varying")
+
+    def unaveraged(x):
+        # What each device has of a mean that is taken later.
+        return 4 * x[0] * jnp.ones(2)
+
+    for make, alone in (
+        (gathered, square_norm(TREE["split"])),
+        (cast, square_norm(whole)),
+    ):
+        seen = mapped(lambda x, make=make: global_norm(make(x)), specs=P("data"))
+        np.testing.assert_allclose(seen(TREE["split"]), alone * 2, rtol=2e-7)
+        told = mapped(
+            lambda x, make=make: lax.pmean(global_norm(make(x), axis_name=()), "data"),
+            specs=P("data"),
+        )
+        np.testing.assert_allclose(told(TREE["split"]), alone, rtol=2e-7)
+    seen = mapped(lambda x: global_norm(unaveraged(x)), specs=P("data"))
+    np.testing.assert_allclose(seen(TREE["split"]), 8 * np.sqrt(8), rtol=2e-7)
+    averaged = mapped(
+        lambda x: global_norm(lax.pmean(unaveraged(x), "data")), specs=P("data")
+    )
+    np.testing.assert_allclose(averaged(TREE["split"]), 8 * np.sqrt(2), rtol=2e-7)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
+def test_slices_of_a_split_leaf(axis, check_vma):
+    """Over the devices that a slice is on, and no others."""
+    kernel = {"both": TREE["both"]}
+    specs = {"both": SPECS["both"]}
+
+    def clip(tree):
+        tx = optclip.clip_by(3.0, over=optclip.axes(axis), axis_name=specs)
+        clipped, state = tx.update(tree, tx.init(tree))
+        return clipped, optclip.metrics(state)
+
+    clipped, metrics = mapped(clip, (specs, P()), check_vma=check_vma, specs=specs)(
+        kernel
+    )
+    norms = np.sqrt(np.sum(np.float64(TREE["both"]) ** 2, axis=axis, keepdims=True))
+    factor = np.minimum(1, 3 / norms)
+    assert np.any(factor < 1)
+    np.testing.assert_allclose(clipped["both"], TREE["both"] * factor, rtol=4e-7)
+    np.testing.assert_allclose(metrics["clip/norm"], np.max(norms), rtol=2e-7)
+    np.testing.assert_allclose(metrics["clip/coefficient"], np.min(factor), rtol=2e-7)
+    np.testing.assert_allclose(metrics["clip/fraction"], np.mean(norms > 3), rtol=1e-6)
+
+
+def test_experts_count_once():
+    """A group whose members live on different axes: experts, and what all share."""
+    labels = {"both": "experts", "split": "experts", "whole": "shared"}
+
+    def clip(tree):
+        tx = optclip.clip_by_group_norm({"experts": 4.0, "shared": 1.0}, labels)
+        clipped, state = tx.update(tree, tx.init(tree))
+        return clipped, optclip.metrics(state)
+
+    clipped, metrics = mapped(clip, (SPECS, P()))(TREE)
+    experts = square_norm(TREE["both"], TREE["split"])
+    np.testing.assert_allclose(metrics["clip/norm/experts"], experts, rtol=2e-7)
+    np.testing.assert_allclose(metrics["clip/norm/shared"], 5.0, rtol=2e-7)
+    np.testing.assert_allclose(clipped["whole"], TREE["whole"] / 5, rtol=4e-7)
+    for key in ("both", "split"):
+        np.testing.assert_allclose(clipped[key], TREE[key] * 4 / experts, rtol=4e-7)
+
+
+def test_a_pipeline_whose_stages_hold_parts_of_the_tree():
+    """Each stage has layers of its own, all stages what is before and after them."""
+    mesh = jax.make_mesh((8,), ("stage",), axis_types=(AxisType.Auto,))
+    layers = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
+    tree = {"layers": layers, "head": np.array([2.0, 1.0], np.float32)}
+    specs = {"layers": P("stage"), "head": P()}
+
+    def clip(tree):
+        return clip_by_global_norm(tree, 1.0)
+
+    step = jax.shard_map(clip, mesh=mesh, in_specs=(specs,), out_specs=(specs, P()))
+    clipped, norm = jax.jit(step)(tree)
+    expected = square_norm(*tree.values())
+    np.testing.assert_allclose(norm, expected, rtol=2e-7)
+    np.testing.assert_allclose(clipped["layers"], layers / expected, rtol=4e-7)
+
+
+def refused(function, error, match, **kwargs):
+    with pytest.raises(error, match=match):
+        mapped(function, **kwargs)(TREE)
+
+
+def test_an_unknown_axis_names_those_there_are():
+    refused(
+        lambda tree: global_norm(tree, axis_name="dta"),
+        ValueError,
+        r"'dta' is no mapped axis here. The mesh axes mapped here are"
+        r" \('data', 'model'\)",
+    )
+    with pytest.raises(ValueError, match="None is known"):
+        global_norm(TREE, axis_name="data")
+
+
+def test_a_tree_that_does_not_match():
+    told = {"both": P("data"), "split": P(), "hole": P()}
+    refused(
+        lambda tree: global_norm(tree, axis_name=told),
+        ValueError,
+        "axis_name has the structure .* It lacks 'whole'.* the unknown 'hole'",
+    )
+
+
+@pytest.mark.parametrize("told", [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1)])
+def test_what_names_no_axis(told):
+    with pytest.raises(TypeError, match="names no mapped axis. Give a name, a tuple"):
+        optclip.clip_by_global_norm(1.0, axis_name=told)
+
+
+def test_a_spec_for_another_leaf():
+    refused(
+        lambda tree: clip_by_norm(tree, 1.0, axis_name=P("data", None, "model")),
+        ValueError,
+        r"3 entries for a leaf of shape",
+    )
+    refused(
+        lambda tree: clip_by_norm(tree, 1.0, axis_name=P(P.UNCONSTRAINED)),
+        ValueError,
+        "UNCONSTRAINED, which does not tell",
+    )
+
+
+CLIPS = {
+    "tree": lambda tree, c: clip_by_global_norm(tree, c)[0],
+    "leaf": lambda tree, c: clip_by_norm(tree, c)[0],
+    "element": lambda tree, c: clip_by_value(tree, -1.0, c),
+}
+
+
+@pytest.mark.parametrize("name", list(CLIPS))
+def test_a_threshold_that_differs_by_device(name):
+    def clip(tree):
+        own = lax.axis_index("model") + 1.0
+        return CLIPS[name](tree, own)
+
+    refused(
+        clip,
+        ValueError,
+        r"varies over the mesh axes \('model',\).*lax.pmean",
+        out=SPECS,
+    )
+
+
+def test_a_threshold_that_differs_where_each_device_clips_by_itself():
+    """On purpose: `axis_name=()`."""
+    limits = np.array([1.0, 2.0, 0.5, 100.0], np.float32)
+
+    def clip(tree):
+        own = jnp.asarray(limits)[lax.axis_index("data")]
+        return clip_by_global_norm(tree, own, axis_name=())[0]
+
+    found = mapped(clip, P("data"), specs=P("data"))(TREE["split"])
+    np.testing.assert_allclose(found, np.minimum(2.0, limits), rtol=2e-7)
+
+
+def test_gradients_that_are_not_summed_yet():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.reshard(jnp.ones((8, 4)), P("data"))
+        w = jax.reshard(jnp.ones((8, 3)), P("data"))
+
+        def gradient(x, w):
+            return jnp.einsum("bi,bj->ij", x, w, out_sharding=P(unreduced={"data"}))
+
+        @jax.jit
+        def clip(x, w):
+            return clip_by_global_norm({"kernel": gradient(x, w)}, 1.0)
+
+        with pytest.raises(ValueError, match=r"'kernel' is not summed yet .*'data'"):
+            clip(x, w)
+
+        @jax.jit
+        def reduced(x, w):
+            return clip_by_global_norm(jax.reshard(gradient(x, w), P()), 1.0)[1]
+
+        np.testing.assert_allclose(reduced(x, w), 8 * np.sqrt(12), rtol=2e-7)
+
+
+def test_state_made_inside_has_one_value_everywhere():
+    """Clipping each part by itself leaves a record that is the same on all devices."""
+
+    def clip(tree):
+        tx = optclip.clip_by_norm(2.5, axis_name=())
+        clipped, state = tx.update(tree, tx.init(tree))
+        return clipped, optclip.metrics(state)
+
+    clipped, metrics = mapped(clip, (SPECS, P()))(TREE)
+    np.testing.assert_allclose(metrics["clip/norm"], 8.0)
+    np.testing.assert_allclose(
+        clipped["both"], np.minimum(TREE["both"], 2.5), rtol=4e-7
+    )
+
+
+def test_a_loss_that_differs_by_device():
+    """All devices skip, or none: the loss that decides is to be the same on all."""
+
+    def step(tree, average):
+        tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
+        loss = lax.axis_index("data") + jnp.float32(2)
+        loss = lax.pmean(loss, "data") if average else loss
+        out, state = tx.update(tree, tx.init(tree), value=loss)
+        return out, optclip.metrics(state)["skip/value"]
+
+    with pytest.raises(ValueError, match=r"value varies .*pmean\(value, \('data',\)"):
+        mapped(lambda tree: step(tree, False), (SPECS, P()))(TREE)
+    _, loss = mapped(lambda tree: step(tree, True), (SPECS, P()))(TREE)
+    assert loss == 3.5

@@ -1,0 +1,103 @@
+"""Training over several real processes is training in one; what dies can go on."""
+
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests import training_process
+from tests.training_process import SAVE_AT, STEPS
+
+ROOT = pathlib.Path(__file__).parent.parent
+# Three times what the slowest took on two cores.
+LIMIT = 240
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(count, folder, **more):
+    """Start all processes; what each returned and wrote, and the seconds of all."""
+    port, started = free_port(), time.monotonic()
+    folder.mkdir(exist_ok=True)
+    processes, logs = [], []
+    for process in range(count):
+        config = {
+            "process": process,
+            "count": count,
+            "port": port,
+            "folder": str(folder),
+        }
+        logs.append(folder / f"{process}.log")
+        with logs[-1].open("w") as log:
+            command = [sys.executable, "-m", "tests.training_process"]
+            processes.append(
+                subprocess.Popen(
+                    [*command, json.dumps(config | more)],
+                    cwd=ROOT,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        codes = [p.wait(LIMIT - (time.monotonic() - started)) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+    return codes, [log.read_text() for log in logs]
+
+
+def result(folder):
+    return dict(np.load(folder / "result.npz"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    codes, logs = run(1, folder)
+    assert codes == [0], logs
+    return result(folder)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_as_in_one_process(count, alone, tmp_path):
+    codes, logs = run(count, tmp_path)
+    assert codes == [0] * count, logs
+    found = result(tmp_path)
+    assert found["split"] > 4  # Parameters and momentum are in parts.
+    assert found.keys() == alone.keys()
+    # Clipped, or all runs would agree whatever norm they had.
+    assert np.all(found["seen"][:, 1] > 0.25)
+    np.testing.assert_allclose(found["seen"], alone["seen"], rtol=1e-4)
+    for key in found:
+        np.testing.assert_allclose(found[key], alone[key], rtol=1e-3, atol=1e-4)
+
+
+def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    codes, logs = run(2, whole)
+    assert codes == [0, 0], logs
+    start = time.monotonic()
+    codes, logs = run(2, broken, die_at=SAVE_AT + 1)
+    took = time.monotonic() - start
+    assert codes[1] == 17
+    assert codes[0] not in (0, None)
+    assert "task" in logs[0].lower() or "closed" in logs[0].lower(), logs[0]
+    assert took < LIMIT
+    assert not (broken / "result.npz").exists()
+    codes, logs = run(2, broken)
+    assert codes == [0, 0], logs
+    expected, found = result(whole), result(broken)
+    assert len(found["seen"]) == STEPS - SAVE_AT
+    np.testing.assert_array_equal(found["seen"], expected["seen"][SAVE_AT:])
+    for key in expected.keys() - {"seen"}:
+        np.testing.assert_array_equal(found[key], expected[key])
+    assert training_process.HEARTBEAT < LIMIT
