@@ -30,15 +30,23 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent
 OLDEST = (3, 11)
 NEWEST = "3.13"
-# Left out on the newest Python: words of errors, and searches over many numbers, which
-# take half of the time and were never seen to differ there.
+# Left out on the newest Python: words of errors, searches over many numbers, and long
+# runs beside the papers' equations, which take most of the time and were never seen to
+# differ there.
 SAME_ANYWHERE = (
     "accuracy",
     "bad_input",
     "corpus",
+    "derivatives_edges",
+    "derivatives_leaves",
+    "learned",
+    "methods",
     "nonfinite_cells",
+    "nonfinite_wrapped",
     "notebooks",
+    "official",
     "properties",
+    "spikes",
 )
 
 
@@ -67,6 +75,7 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
     groups = ["test", "lint", "parity"] if everything else ["test"]
     python = environment(base, ".venv", groups)
     suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
+    suite += ["--dist", "loadgroup"]
     whole = [python, *suite, "--doctest-modules", "optclip", "tests", *rest]
     parts = [whole]
     if everything:

@@ -92,9 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps of each run")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     args = parser.parse_args(arguments)
-    if jax.config.read("jax_num_cpu_devices") < DEVICES:
-        # Before the first device is asked for; of no account on GPU and TPU.
-        jax.config.update("jax_num_cpu_devices", DEVICES)
+    # Before the first device is asked for; of no account on GPU and TPU.
+    jax.config.update("jax_num_cpu_devices", DEVICES)
     steps = 5 if args.quick else args.steps
     split, shards = train(DEVICES, steps)
     alone, _ = train(1, steps)

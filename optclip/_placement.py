@@ -25,7 +25,7 @@ _ACCEPTED = (
 
 
 def check(axis_name: Any, *, by_leaf: bool = True) -> None:
-    """Raise unless this may name mapped axes, as in `jax.lax.psum`, or a tree of such."""
+    """Raise unless this may name mapped axes, as in `jax.lax.psum`, by leaf or not."""
     if callable(axis_name) and by_leaf:
         return
     told = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
@@ -97,10 +97,8 @@ def split_axes_of_slices(
     return split
 
 
-def told_across_slices(axis: tuple[int, ...] | None, told: Any) -> Any:
+def told_across_slices(axis: tuple[int, ...], told: Any) -> Any:
     """What is told of an array with one value for each slice; None for nothing."""
-    if axis is None:
-        return None
     if isinstance(told, PartitionSpec):
         return _dims(told, [a for a in range(len(told)) if a not in axis])
     return told if axis == () else None

@@ -37,3 +37,16 @@ def test_only_the_clipped_run_learns(clip):
     assert learned == (clip != "no clip")
     after = max(run.trace.norm_after)
     assert after <= 0.2501 if learned else after > 100
+
+
+def test_sharded_training_is_training_on_one_device():
+    script = ROOT / "examples" / "train_sharded.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script, "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "each device holds (64, 128)" in done.stdout
+    assert "The norms of the first step differ by" in done.stdout

@@ -104,3 +104,29 @@ def test_what_is_learned_is_the_same(name, kind):
     assert clipped
     for a, b in zip(jax.tree.leaves(placed_state), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["eager", "in a mesh", "traced"])
+def test_a_memory_lies_where_its_norms_do(where):
+    """From `init` on, if that can know: traced, and outside of a mesh, it cannot."""
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    place = NamedSharding(mesh, P("data", "model"))
+    tree = {
+        "alone": np.ones(3, np.float32),
+        "split": jax.device_put(jnp.ones((8, 4)), place),
+    }
+    tx = optclip.clip_by_value(thresholds.moment(decay=0.5))
+    if where == "in a mesh":
+        with jax.set_mesh(mesh):
+            state = jax.jit(tx.init)(tree)
+    else:
+        state = (tx.init if where == "eager" else jax.jit(tx.init))(tree)
+    memory = [x for x in jax.tree.leaves(state) if x.shape == (8, 4)]
+    assert [x.sharding.is_equivalent_to(place, 2) for x in memory] == [
+        where != "traced"
+    ]
+    out, new = jax.jit(tx.update)(tree, state)
+    assert out["split"].sharding.is_equivalent_to(place, 2)
+    later = [x for x in jax.tree.leaves(new) if x.shape == (8, 4)]
+    assert all(x.sharding.is_equivalent_to(place, 2) for x in later)
+    np.testing.assert_allclose(later[0], 0.5)

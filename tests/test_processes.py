@@ -13,6 +13,9 @@ import pytest
 from tests import training_process
 from tests.training_process import SAVE_AT, STEPS
 
+# One worker runs them all, so that what they share is made once.
+pytestmark = pytest.mark.xdist_group("processes")
+
 ROOT = pathlib.Path(__file__).parent.parent
 # Three times what the slowest took on two cores.
 LIMIT = 240
@@ -60,18 +63,24 @@ def result(folder):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("alone")
-    codes, logs = run(1, folder)
-    assert codes == [0], logs
-    return result(folder)
+def whole(tmp_path_factory):
+    """What so many processes make of it when none dies, each run once."""
+    found = {}
+
+    def of(count):
+        if count not in found:
+            folder = tmp_path_factory.mktemp(f"whole{count}")
+            codes, logs = run(count, folder)
+            assert codes == [0] * count, logs
+            found[count] = result(folder)
+        return found[count]
+
+    return of
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_as_in_one_process(count, alone, tmp_path):
-    codes, logs = run(count, tmp_path)
-    assert codes == [0] * count, logs
-    found = result(tmp_path)
+def test_as_in_one_process(count, whole):
+    alone, found = whole(1), whole(count)
     assert found["split"] > 4  # Parameters and momentum are in parts.
     assert found.keys() == alone.keys()
     # Clipped, or all runs would agree whatever norm they had.
@@ -81,10 +90,8 @@ def test_as_in_one_process(count, alone, tmp_path):
         np.testing.assert_allclose(found[key], alone[key], rtol=1e-3, atol=1e-4)
 
 
-def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    codes, logs = run(2, whole)
-    assert codes == [0, 0], logs
+def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path, whole):
+    broken = tmp_path / "broken"
     start = time.monotonic()
     codes, logs = run(2, broken, die_at=SAVE_AT + 1)
     took = time.monotonic() - start
@@ -95,7 +102,7 @@ def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path):
     assert not (broken / "result.npz").exists()
     codes, logs = run(2, broken)
     assert codes == [0, 0], logs
-    expected, found = result(whole), result(broken)
+    expected, found = whole(2), result(broken)
     assert len(found["seen"]) == STEPS - SAVE_AT
     np.testing.assert_array_equal(found["seen"], expected["seen"][SAVE_AT:])
     for key in expected.keys() - {"seen"}:
