@@ -29,7 +29,7 @@ global norm of 3 take care of the huge gradient as well, but end 0.1 behind `ada
 
 Only `clippy` limits the burst itself: it loses 9 and 19 of the 80 steps after it, the
 clips of gradients 56 to 79. With a clip by norm before Adam it might have the best of
-both; that was not tried. Corrupted batches have about four times the usual norm and
+both; that was not tried. Corrupted batches have about three times the usual norm and
 cost any method 28 to 67 of the 150 steps after them, no clip too. `acclip` wants a
 learning rate of its own; one factor was tried, roughly."""
 WHERE = "images/spikes.png"
