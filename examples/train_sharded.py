@@ -82,9 +82,10 @@ def train(devices: int, steps: int) -> tuple[list[Log], dict[str, Any]]:
         windows = train_char_rnn.draw_windows(corpus.train, key)
         windows = jax.device_put(windows, NamedSharding(mesh, BATCH))
         params, opt_state, log = step(params, opt_state, windows)
-        logs.append(log)
+        # Waits for each step: devices that are made of one CPU get in each other's way.
+        logs.append(jax.device_get(log))
     shards = {name: x.sharding.shard_shape(x.shape) for name, x in params.items()}
-    return jax.device_get(logs), shards
+    return logs, shards
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
