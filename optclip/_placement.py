@@ -51,6 +51,21 @@ def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
     )
 
 
+def check_known() -> None:
+    """Raise where types do not tell a part from a whole, and nothing else does.
+
+    Not inside `jax.vmap(axis_name=...)`: there, as in any vmap, it is of one example.
+    """
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if axes and not any(map(_is_typed, axes)):
+        raise ValueError(
+            "Inside pmap, and shard_map with check_vma=False, nothing tells whether a"
+            " leaf is whole or a part of one. Give axis_name=() if each device holds"
+            f" whole gradients, as after jax.lax.pmean(grads, {axes}); else the axes"
+            " that leaves are split over, or their PartitionSpecs."
+        )
+
+
 def split_axes(x: jax.Array, told: Any = None) -> Axes:
     """The mapped axes that `x` is split over.
 

@@ -143,10 +143,13 @@ def measure(
 
     Raises:
       TypeError: an argument is of the wrong kind.
-      ValueError: a leaf lacks an axis, or `axis_name` is not mapped.
+      ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
+        it is needed.
     """
     _check(blocks, norm, axis_name)
     arrays, parts, counts = [], [], [0] * len(blocks)
+    if axis_name is None and any(map(_is_untold, blocks)):
+        _placement.check_known()
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
             x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
@@ -209,6 +212,12 @@ def _check_leaf(block: Block, leaf: Any) -> None:
             f"axis={block.axis} is out of range for a leaf of shape {jnp.shape(leaf)}."
             " Give axes that it has."
         )
+
+
+def _is_untold(block: Block) -> bool:
+    """Whether a norm of this spans devices as the types of its leaves say."""
+    told = [_leaves.axis_name_of(x) is not None for x in block.leaves]
+    return block.axis != () and not all(told)
 
 
 def _open(

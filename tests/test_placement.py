@@ -61,10 +61,37 @@ def test_told_by_leaf(told, check_vma):
         np.testing.assert_allclose(clipped[key], x / NORM, rtol=4e-7)
 
 
-def test_untold_and_untyped_is_local():
-    """Without types nothing says that there are other devices: hence `axis_name`."""
+def test_untyped_must_be_told():
+    """Nothing tells a whole leaf from a part of one, so that any norm could be wrong."""
+    refused(
+        lambda tree: global_norm(tree),
+        ValueError,
+        r"check_vma=False, nothing tells .* Give axis_name=\(\) if .*pmean\(grads,"
+        r" \('data', 'model'\)\)",
+        check_vma=False,
+    )
+    with pytest.raises(ValueError, match="Inside pmap, and shard_map with"):
+        jax.pmap(global_norm)(TREE["split"])
+    # Elements have no norm in common.
+    clipped = mapped(
+        lambda tree: clip_by_value(tree, -1.0, 1.0), SPECS, check_vma=False
+    )(TREE)
+    np.testing.assert_array_equal(clipped["split"], np.ones(4))
+
+
+def test_untyped_and_told():
+    x = TREE["both"][:, 0]
+    parts = jax.pmap(lambda x: global_norm(x, axis_name=()), axis_name="i")(x)
+    np.testing.assert_allclose(parts, x, rtol=2e-7)
+    whole = jax.pmap(lambda x: global_norm(x, axis_name="i"), axis_name="i")(x)
+    np.testing.assert_allclose(whole, [square_norm(x)] * 4, rtol=2e-7)
+    whole = jax.vmap(lambda x: global_norm(x, axis_name="i"), axis_name="i")(x)
+    np.testing.assert_allclose(whole, [square_norm(x)] * 4, rtol=2e-7)
+    np.testing.assert_allclose(jax.vmap(global_norm, axis_name="i")(x), x, rtol=2e-7)
     norms = mapped(
-        lambda tree: global_norm(tree)[None], P(("data", "model")), check_vma=False
+        lambda tree: global_norm(tree, axis_name=())[None],
+        P(("data", "model")),
+        check_vma=False,
     )(TREE)
     parts = [
         square_norm(TREE["both"][i, j], TREE["split"][i], TREE["whole"])
