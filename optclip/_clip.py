@@ -17,8 +17,8 @@ from optclip import (
     _collectives,
     _elements,
     _leaves,
+    _mapped,
     _nonfinite,
-    _placement,
     _scale,
     _sparse,
     _trees,
@@ -102,7 +102,7 @@ class Clip:
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
-        _placement.check(self.axis_name)
+        _mapped.check(self.axis_name)
 
     @property
     def moves_elements(self) -> bool:
@@ -116,7 +116,7 @@ class Clip:
           ValueError: it does not broadcast to their shape.
         """
         limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
-        _placement.check_alike(name, limit, norm)
+        _mapped.check_alike(name, limit, norm)
         # Not the maximum, whose derivative at 0 is halved.
         limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
         # Where elements move, it must broadcast to the leaf, dense: checked there.
@@ -137,7 +137,7 @@ class Clip:
         # This one first: a leaf clip has one mask for both, which users know as this.
         scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
         counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
-        told = _placement.by_leaf(self.axis_name, tree)
+        told = _mapped.by_leaf(self.axis_name, tree)
         held = map(_leaves.hold, flat.leaves, told)
         leaves = _where(live, list(held))
         measured_tree = flat.rebuild(_where(counted, leaves))
@@ -152,7 +152,7 @@ class Clip:
             if owner[i] is not None or (leaf is not None and id(leaf) in measured)
         ]
         for i in seen:
-            _placement.check_reduced(flat.paths[i], flat.leaves[i])
+            _mapped.check_reduced(flat.paths[i], flat.leaves[i])
         return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
 
     def measure(self, opened: Opened) -> Reading:
@@ -226,7 +226,7 @@ class Clip:
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
         for which, bound in (("lower", lower), ("upper", upper)):
-            _placement.check_alike(which, bound, _leaves.values(leaf))
+            _mapped.check_alike(which, bound, _leaves.values(leaf))
         name = f"the leaf '{_leaves.path_str(path)}'"
         cleaned = self.nonfinite in ("zero", "drop")
         return _elements.bounded(

@@ -10,7 +10,7 @@ from jax import lax
 from jax.core import Tracer
 
 from optclip import _leaves
-from optclip._placement import Axes, split_axes
+from optclip._mapped import Axes, split_axes
 
 
 def combine(

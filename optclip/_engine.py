@@ -13,6 +13,7 @@ import optax
 from optclip import (
     _clip,
     _leaves,
+    _mapped,
     _memory,
     _of,
     _placement,
@@ -290,4 +291,4 @@ def _told(block: norms.Block) -> Any:
     if block.axis is None:
         return None
     own = _leaves.axis_name_of(block.leaves[0])
-    return _placement.told_across_slices(block.axis, own)
+    return _mapped.told_across_slices(block.axis, own)

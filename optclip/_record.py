@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives, _placement
+from optclip import _collectives, _mapped
 
 
 class ClipRecord(NamedTuple):
@@ -134,7 +134,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
     told = [s.told for s in steps]
 
     def spanned(collective: Any, reduce: Any, values: list[jax.Array]) -> list[Any]:
-        splits = map(_placement.split_axes, values, told)
+        splits = map(_mapped.split_axes, values, told)
         pairs = zip(values, splits, strict=True)
         return [_collectives.spanning(collective, reduce(v), axes) for v, axes in pairs]
 
@@ -144,7 +144,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
 
     share = sum(spanned(lax.psum, _count, [s.clipped for s in steps]))
     number = sum(
-        s.clipped.size * _placement.axes_size(_placement.split_axes(s.clipped, s.told))
+        s.clipped.size * _mapped.axes_size(_mapped.split_axes(s.clipped, s.told))
         for s in steps
     )
     bad = largest([s.bad.astype(jnp.float32) for s in steps])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _placement, _sums
+from optclip import _arithmetic, _collectives, _mapped, _sums
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     block: int
     axis: tuple[int, ...] | None
-    split: _placement.Axes
+    split: _mapped.Axes
 
 
 class Plan(NamedTuple):
@@ -265,7 +265,7 @@ def _trusted_from(arrays, plan) -> list[float]:
     """The smallest sum to which what vanished on the way adds under half an ULP."""
     counts = [0] * plan.num_blocks
     for x, part in zip(arrays, plan.parts, strict=True):
-        counts[part.block] += x.size * _placement.axes_size(part.split)
+        counts[part.block] += x.size * _mapped.axes_size(part.split)
     wide = jnp.finfo(plan.dtype)
     floor = 0.0 if plan.ord == math.inf else float(wide.tiny) * 2.0 ** (wide.nmant + 1)
     return [max(count, 1) * floor for count in counts]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves, _placement, _roots, _sparse, _validate
+from optclip import _leaves, _mapped, _roots, _sparse, _validate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,17 +149,17 @@ def measure(
     _check(blocks, norm, axis_name)
     arrays, parts, counts = [], [], [0] * len(blocks)
     if axis_name is None and any(map(_is_untold, blocks)):
-        _placement.check_known()
+        _mapped.check_known()
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
             x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
             own = _leaves.axis_name_of(leaf)
             own = axis_name if own is None else own
             shape = jnp.shape(_leaves.unwrap(leaf))
-            split = _placement.split_axes_of_slices(x, shape, block.axis, own)
+            split = _mapped.split_axes_of_slices(x, shape, block.axis, own)
             arrays.append(x)
             parts.append(_roots.Part(i, axis, split))
-            counts[i] += count * _placement.axes_size(split)
+            counts[i] += count * _mapped.axes_size(split)
     # The norm of single elements is the modulus, whatever its order.
     elements = all(part.axis == () for part in parts)
     plan = _roots.Plan(
@@ -186,7 +186,7 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
             f"norm={norm!r} ({type(norm).__name__}) is no norm. Give optclip.norms.L1,"
             " L2, INF, RMS, AVERAGE or Norm(p)."
         )
-    _placement.check(axis_name, by_leaf=False)
+    _mapped.check(axis_name, by_leaf=False)
     for block in blocks:
         if not isinstance(block, Block):
             raise TypeError(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _memory, _placement, _validate, norms, scopes
+from optclip import _leaves, _mapped, _memory, _validate, norms, scopes
 from optclip._engine import clip_by
 from optclip._record import ClipState, SkipRecord
 from optclip.thresholds._rule import Named, Rule, Seen, one_rule
@@ -178,7 +178,7 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
             " Give it: tx.update(updates, state, params, value=loss)."
         )
     loss = jnp.asarray(value).astype(jnp.float32)
-    _placement.check_one("value", loss)
+    _mapped.check_one("value", loss)
     return loss
 
 

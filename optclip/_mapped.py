@@ -1,0 +1,215 @@
+"""Over which mapped axes a leaf is split: as its type says, or as `axis_name=` tells.
+
+`axis_name=` is None (read the types), a name, a tuple of names (`()` for none), a
+`jax.sharding.PartitionSpec`, which also tells by dimension; or a prefix tree of these,
+or a function that returns one.
+"""
+
+from collections.abc import Hashable, Iterable
+from numbers import Number
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from optclip import _leaves, _trees
+
+Axes = tuple[Hashable, ...]
+_ACCEPTED = (
+    "Give a name, a tuple of names (() for none), a PartitionSpec, a tree of these, or"
+    " None to read them off the leaves."
+)
+
+
+def check(axis_name: Any, *, by_leaf: bool = True) -> None:
+    """Raise unless this may name mapped axes, as in `jax.lax.psum`, by leaf or not."""
+    if callable(axis_name) and by_leaf:
+        return
+    told = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
+    for own in told:
+        if callable(own) or not _is_one(own):
+            raise TypeError(
+                f"axis_name={axis_name!r} ({type(axis_name).__name__}) names no mapped"
+                f" axis. {_ACCEPTED}"
+            )
+
+
+def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
+    """What is told of each leaf of `tree`, in order."""
+    told = axis_name
+    if callable(told):
+        told = _trees.described("axis_name", told, tree)
+        check(told)
+    treedef = _leaves.flatten(tree).treedef
+    if _is_one(told):
+        return [told] * treedef.num_leaves
+    return treedef.flatten_up_to(
+        _trees.spread_prefix("axis_name", told, tree, is_leaf=_is_one)
+    )
+
+
+def check_known() -> None:
+    """Raise where types do not tell a part from a whole, and nothing else does.
+
+    Not inside `jax.vmap(axis_name=...)`: there, as in any vmap, it is of one example.
+    """
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if axes and not any(map(_is_typed, axes)):
+        raise ValueError(
+            "Inside pmap, and shard_map with check_vma=False, nothing tells whether a"
+            " leaf is whole or a part of one. Give axis_name=() if each device holds"
+            f" whole gradients, as after jax.lax.pmean(grads, {axes}); else the axes"
+            " that leaves are split over, or their PartitionSpecs."
+        )
+
+
+def split_axes(x: jax.Array, told: Any = None) -> Axes:
+    """The mapped axes that `x` is split over.
+
+    Inside `jax.shard_map` an array's type names the mesh axes it varies over; one that
+    is the same on all devices varies over none and so counts once, whatever is told.
+    """
+    varying = _varying(x)
+    if told is None:
+        return tuple(sorted(varying, key=str))
+    if isinstance(told, PartitionSpec):
+        names = tuple(name for dim in told for name in _names_of(dim))
+    else:
+        names = told if isinstance(told, tuple) else (told,)
+    return tuple(name for name in names if name in varying or not _is_typed(name))
+
+
+def split_axes_of_slices(
+    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...] | None, told: Any = None
+) -> Axes:
+    """The mapped axes that slices are split over, of a leaf with the numbers `x`.
+
+    Raises:
+      ValueError: only the specs of the leaf could tell, and they are not given.
+    """
+    if isinstance(told, PartitionSpec) and len(told) > len(shape):
+        raise ValueError(
+            f"axis_name={told} has {len(told)} entries for a leaf of shape {shape}."
+            " Give one for each dimension, or fewer."
+        )
+    if axis is None:
+        return split_axes(x, told)
+    if not axis:
+        return ()  # Each element is on one device.
+    if isinstance(told, PartitionSpec):
+        return split_axes(x, _dims(told, axis))
+    split = split_axes(x, told)
+    if split and told is None:
+        raise ValueError(
+            f"A norm over the axes {axis} of a leaf split over the mesh axes {split}:"
+            " its type does not say which dimension is split. Give axis_name the"
+            " PartitionSpecs of the leaves, those that shard_map has as in_specs; or"
+            " axis_name=() if no slice is split."
+        )
+    return split
+
+
+def told_across_slices(axis: tuple[int, ...], told: Any) -> Any:
+    """What is told of an array with one value for each slice; None for nothing."""
+    if isinstance(told, PartitionSpec):
+        return _dims(told, [a for a in range(len(told)) if a not in axis])
+    return told if axis == () else None
+
+
+def axes_size(axes: Axes) -> int:
+    """On how many devices there is a part."""
+    size = 1
+    for name in axes:
+        size *= lax.axis_size(name)
+    return size
+
+
+def check_reduced(path: Any, leaf: Any) -> None:
+    """Raise if a sum over devices is still to be done, of which this is a part."""
+    kind = jax.typeof(_leaves.values(leaf))
+    axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
+    if axes:
+        raise ValueError(
+            f"The leaf '{_leaves.path_str(path)}' is not summed yet over the mesh axes"
+            f" {tuple(sorted(axes, key=str))}, so that its norm is not known. Reduce it"
+            " before the clip: jax.reshard to a spec without unreduced, or"
+            " jax.lax.psum inside shard_map."
+        )
+
+
+def check_alike(name: str, value: Any, leaf: jax.Array) -> None:
+    """Raise if a threshold is another one on devices that share a norm."""
+    apart = _apart(value, leaf)
+    if apart:
+        raise ValueError(
+            f"{name} varies over the mesh axes {apart}, whose devices share a norm:"
+            " each would clip to its own. Make it one, as by jax.lax.pmean; or clip"
+            " each device's part by itself, with axis_name=()."
+        )
+
+
+def check_one(name: str, value: jax.Array) -> None:
+    """Raise if a number that all devices act on is another one on each."""
+    apart = _apart(value, jnp.zeros(()))
+    if apart:
+        raise ValueError(
+            f"{name} varies over the mesh axes {apart}, whose devices must do the same."
+            f" Make it one, as by jax.lax.pmean({name}, {apart})."
+        )
+
+
+def _apart(value: Any, other: jax.Array) -> Axes:
+    return tuple(sorted(_varying(jnp.asarray(value)) - _varying(other), key=str))
+
+
+def _is_one(told: Any) -> bool:
+    """Whether this is for a leaf, not a tree of such."""
+    if told is None or isinstance(told, PartitionSpec):
+        return True
+    if isinstance(told, tuple):
+        return all(_is_name(name) for name in told) and not hasattr(told, "_fields")
+    return _is_name(told)
+
+
+def _is_name(value: Any) -> bool:
+    # A number would be an axis of the array itself to lax.
+    if value is None or isinstance(value, (Number, PartitionSpec)):
+        return False
+    return isinstance(value, Hashable) and jax.tree_util.all_leaves([value])
+
+
+def _dims(spec: PartitionSpec, axis: Iterable[int]) -> PartitionSpec:
+    return PartitionSpec(*(spec[a] for a in axis if a < len(spec)))
+
+
+def _names_of(dim: Any) -> Axes:
+    if dim is None:
+        return ()
+    names = dim if isinstance(dim, tuple) else (dim,)
+    if PartitionSpec.UNCONSTRAINED in names:
+        raise ValueError(
+            "axis_name holds a PartitionSpec with UNCONSTRAINED, which does not tell"
+            " how a dimension is split. Give the names of mesh axes, or None."
+        )
+    return names
+
+
+def _varying(x: jax.Array) -> frozenset[Hashable]:
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def _is_typed(name: Hashable) -> bool:
+    """Whether types say what varies over an axis: in shard_map with check_vma."""
+    try:
+        index = lax.axis_index(name)
+    except NameError:
+        there = jax.sharding.get_abstract_mesh().manual_axes
+        known = f"The mesh axes mapped here are {there}." if there else "None is known."
+        raise ValueError(
+            f"axis_name={name!r} is no mapped axis here. {known} Give the name of an"
+            " axis of the enclosing shard_map, pmap or vmap(axis_name=...), or () for"
+            " none."
+        ) from None
+    return bool(_varying(index))
