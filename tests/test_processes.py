@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -97,7 +98,9 @@ def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path, whole):
     took = time.monotonic() - start
     assert codes[1] == 17
     assert codes[0] not in (0, None)
-    assert "task" in logs[0].lower() or "closed" in logs[0].lower(), logs[0]
+    # By the network, if it is heard first, or by what JAX itself watches.
+    said = "Task 1 heartbeat timeout|closed by peer|Connection reset"
+    assert re.search(said, logs[0]), logs[0]
     assert took < LIMIT
     assert not (broken / "result.npz").exists()
     codes, logs = run(2, broken)
