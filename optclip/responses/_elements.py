@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _collectives, _validate
-from optclip._arithmetic import ratio, spread
+from optclip._arithmetic import ratio, share, spread
 
 
 def _by_curve(
@@ -106,10 +106,9 @@ class Proportional:
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
         peak = _collectives.largest(jnp.where(finite, size, jnp.zeros_like(size)))
-        safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+        part = share(jnp.where(finite, size, jnp.zeros_like(size)), peak)
         # What is infinite goes to its bound.
-        safe = spread(safe, size)
-        share = ratio(jnp.where(finite, size, safe), safe)
-        moved = jnp.where(x < 0, -limit, limit) * share
+        part = jnp.where(finite, part, jnp.ones_like(part))
+        moved = jnp.where(x < 0, -limit, limit) * part
         loud = jnp.isnan(limit)
         return jnp.where((size > limit) | loud, jnp.where(loud, limit, moved), x)
