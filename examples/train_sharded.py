@@ -65,7 +65,7 @@ def train(devices: int, steps: int) -> tuple[list[Log], dict[str, Any]]:
     places = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
     params = train_char_rnn.init_params(jax.random.key(0), len(corpus.alphabet))
     params = jax.device_put(params, places)
-    # Like the parameters where it is as large as they are, else on all devices.
+    # The momentum lies where the parameters do.
     opt_state = optimizer().init(params)
 
     @jax.jit

@@ -226,7 +226,8 @@ class Clip:
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
         for which, bound in (("lower", lower), ("upper", upper)):
-            _mapped.check_alike(which, bound, _leaves.values(leaf))
+            like = leaf.data if _leaves.is_sparse(leaf) else leaf
+            _mapped.check_alike(which, bound, like)
         name = f"the leaf '{_leaves.path_str(path)}'"
         cleaned = self.nonfinite in ("zero", "drop")
         return _elements.bounded(

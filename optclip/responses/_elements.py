@@ -105,8 +105,8 @@ class Proportional:
         size = jnp.abs(x)
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
-        peak = _collectives.largest(jnp.where(finite, size, jnp.zeros_like(size)))
-        part = share(jnp.where(finite, size, jnp.zeros_like(size)), peak)
+        known = jnp.where(finite, size, jnp.zeros_like(size))
+        part = share(known, _collectives.largest(known))
         # What is infinite goes to its bound.
         part = jnp.where(finite, part, jnp.ones_like(part))
         moved = jnp.where(x < 0, -limit, limit) * part
