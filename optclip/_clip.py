@@ -25,9 +25,10 @@ from optclip import (
     _validate,
     norms,
 )
+from optclip._elements import Limits
 from optclip.norms import Block, Measured, Norm
 from optclip.responses import Response
-from optclip.responses._resolve import at_step
+from optclip.responses._resolve import at_step, compares
 from optclip.scopes._scope import Element, Scope, blocks_of, owners_of
 
 # How far a measured norm may be from the true one, with the roundings of scaling:
@@ -57,13 +58,6 @@ class Opened(NamedTuple):
     def entries(self, tree: Any) -> list[Any]:
         """The values of a tree of that structure, one a block."""
         return self.treedef.flatten_up_to(tree)
-
-
-class Limits(NamedTuple):
-    """Two thresholds for the elements of a leaf, each broadcasting to its shape."""
-
-    lower: Any
-    upper: Any
 
 
 class Reading(NamedTuple):
@@ -117,6 +111,7 @@ class Clip:
         """
         limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
         _mapped.check_alike(name, limit, norm)
+        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
         # Not the maximum, whose derivative at 0 is halved.
         limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
         # Where elements move, it must broadcast to the leaf, dense: checked there.
@@ -126,8 +121,10 @@ class Clip:
         """The same with the response as it is for a step."""
         return dataclasses.replace(self, response=at_step(self.response, step))
 
-    def alone(self) -> "Clip":
-        """The same clip on one device, as at `init`, outside any mapped axis."""
+    def at_init(self) -> "Clip":
+        """The same, told nothing of mapped axes unless their types are known here."""
+        if _mapped.is_typed_here():
+            return self
         return dataclasses.replace(self, axis_name=())
 
     def open(self, tree: Any) -> Opened:
@@ -165,6 +162,12 @@ class Clip:
         found = norms.measure(flags, norms.INF)
         measured = norms.measure(kept, self.norm)
         return Reading(measured, [m.root > 0 for m in found])
+
+    def check_spans(self, opened: Opened) -> None:
+        """Raise unless what slices have in common can be known on all devices."""
+        slices = [block for block in opened.blocks if block.axis is not None]
+        if any(_leaves.axis_name_of(block.leaves[0]) != () for block in slices):
+            _mapped.check_all_known()
 
     def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
         """What to multiply a block by."""
@@ -205,6 +208,8 @@ class Clip:
         """
         if self.nonfinite == "raise":
             self._check(opened)
+        if compares(self.response):
+            self.check_spans(opened)
         out = list(opened.leaves)
         if self.moves_elements:
             coefficients = [jnp.ones(()) for _ in opened.blocks]
@@ -266,14 +271,6 @@ class Clip:
     def _check(self, opened: Opened) -> None:
         paths = [opened.flat.paths[i] for i in opened.seen]
         _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
-
-
-def nearer(limit: jax.Array | Limits) -> jax.Array:
-    """The threshold, or the smaller modulus of two bounds, to be recorded."""
-    if not isinstance(limit, Limits):
-        return limit
-    lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
-    return jnp.minimum(jnp.min(lower), jnp.min(upper))
 
 
 def _owned(opened: Opened) -> list[tuple[int, int]]:

@@ -5,13 +5,20 @@ A response may say what it does to a single number by a method
 Complex numbers are clipped by their modulus.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _leaves, _scale, _sparse
 from optclip.responses import Hard
+
+
+class Limits(NamedTuple):
+    """Two thresholds for the elements of a leaf, each broadcasting to its shape."""
+
+    lower: Any
+    upper: Any
 
 
 def bounded(
@@ -57,6 +64,14 @@ def bounded(
     if mat is None:
         return out, shrunk
     return _sparse.unless(all_off, leaf, mat, out), shrunk
+
+
+def nearer(limit: jax.Array | Limits) -> jax.Array:
+    """The threshold, or the smaller modulus of two bounds, to be recorded."""
+    if not isinstance(limit, Limits):
+        return limit
+    lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
+    return jnp.minimum(jnp.min(lower), jnp.min(upper))
 
 
 def _moved(x, lower, upper, response, like, strict):

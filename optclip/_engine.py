@@ -22,7 +22,8 @@ from optclip import (
     norms,
     scopes,
 )
-from optclip._clip import Clip, Limits
+from optclip._clip import Clip
+from optclip._elements import Limits, nearer
 from optclip._record import ClipState
 from optclip.responses._resolve import resolve
 from optclip.thresholds import _rule
@@ -128,6 +129,8 @@ def clip_by(
             updates if of is None else _of.tree(of, updates, params, extra_args)
         )
         _check_state(state, rules, opened.treedef, name if record else None)
+        if jax.tree.leaves(state.clip_memory):
+            clip.check_spans(opened)
         now = clip.at(state.clip_step)
         reading = now.measure(opened)
         finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
@@ -217,7 +220,7 @@ def _check_state(state: Any, rules: Any, treedef: Any, name: str | None) -> None
 
 def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """The structure of the norms of trees like `params`, nothing computed."""
-    local = clip.alone()
+    local = clip.at_init()
     flat = _leaves.flatten(params)
     live = flat.clippable()
     treedefs = []
@@ -274,7 +277,7 @@ def _steps(
     return [
         _record.Step(
             norm=m.norm,
-            threshold=_clip.nearer(limit),
+            threshold=nearer(limit),
             coefficient=k,
             clipped=(k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k),
             bad=bad,

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from optclip import _leaves, _trees
 
 Axes = tuple[Hashable, ...]
 _ACCEPTED = (
-    "Give a name, a tuple of names (() for none), a PartitionSpec, a tree of these, or"
-    " None to read them off the leaves."
+    "Give a name, a tuple of names (() for none), a PartitionSpec (the .spec of a"
+    " NamedSharding), a tree of these, or None to read them off the leaves."
 )
 
 
@@ -29,11 +29,13 @@ def check(axis_name: Any, *, by_leaf: bool = True) -> None:
         return
     told = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
     for own in told:
-        if callable(own) or not _is_one(own):
+        if callable(own) or not _is_one(own) or isinstance(own, Sharding):
             raise TypeError(
                 f"axis_name={axis_name!r} ({type(axis_name).__name__}) names no mapped"
                 f" axis. {_ACCEPTED}"
             )
+        if isinstance(own, tuple) and len(set(own)) < len(own):
+            raise ValueError(f"axis_name={own} names an axis twice. Give each once.")
 
 
 def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
@@ -55,13 +57,25 @@ def check_known() -> None:
 
     Not inside `jax.vmap(axis_name=...)`: there, as in any vmap, it is of one example.
     """
-    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
-    if axes and not any(map(_is_typed, axes)):
+    axes = untyped_axes()
+    if axes:
         raise ValueError(
             "Inside pmap, and shard_map with check_vma=False, nothing tells whether a"
             " leaf is whole or a part of one. Give axis_name=() if each device holds"
             f" whole gradients, as after jax.lax.pmean(grads, {axes}); else the axes"
             " that leaves are split over, or their PartitionSpecs."
+        )
+
+
+def check_all_known() -> None:
+    """Raise likewise for what slices or elements have in common, on all devices."""
+    if untyped_axes():
+        raise ValueError(
+            "Inside pmap, and shard_map with check_vma=False, what a threshold learns"
+            " of slices or elements, and response='proportional', cannot be made the"
+            " same on all devices. Leave check_vma on; or, if each device holds whole"
+            " gradients, give axis_name=() (for elements to optclip.clip_by with"
+            " over=optclip.ELEMENT)."
         )
 
 
@@ -201,13 +215,25 @@ def _varying(x: jax.Array) -> frozenset[Hashable]:
     return jax.typeof(x).manual_axis_type.varying
 
 
+def is_typed_here() -> bool:
+    """Whether this is inside `shard_map` where types say what varies."""
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    return any(map(_is_typed, axes))
+
+
+def untyped_axes() -> Axes:
+    """The mapped axes here, if no type says what varies over them."""
+    return () if is_typed_here() else jax.sharding.get_abstract_mesh().manual_axes
+
+
 def _is_typed(name: Hashable) -> bool:
     """Whether types say what varies over an axis: in shard_map with check_vma."""
     try:
         index = lax.axis_index(name)
     except NameError:
         there = jax.sharding.get_abstract_mesh().manual_axes
-        known = f"The mesh axes mapped here are {there}." if there else "None is known."
+        known = "None is: under jax.jit alone leave axis_name out."
+        known = f"The mesh axes mapped here are {there}." if there else known
         raise ValueError(
             f"axis_name={name!r} is no mapped axis here. {known} Give the name of an"
             " axis of the enclosing shard_map, pmap or vmap(axis_name=...), or () for"

@@ -1,18 +1,23 @@
-"""Where the numbers of a state lie, on a mesh of Explicit axes: where its norms do.
+"""Where arrays lie on a mesh, as their types say: as other arrays do.
 
-JAX decides it by type there, and a state that changes its type cannot be scanned.
+On Explicit axes JAX decides it by type, and a state that changes its type cannot be
+scanned; inside `shard_map` the type says what differs by device.
 """
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def zeros(norm: jax.ShapeDtypeStruct, tree: Any) -> jax.Array:
-    """Zeros for a norm of `tree`, on a mesh of Explicit axes split as the norm is."""
+    """Zeros for a norm of `tree`, of the type that the norm has on a mesh."""
+    if norm.manual_axis_type is not None and norm.manual_axis_type.varying:
+        axes = tuple(sorted(norm.manual_axis_type.varying, key=str))
+        return lax.pcast(jnp.zeros(norm.shape, norm.dtype), axes, to="varying")
     place = norm.sharding
     if place is not None and jax.sharding.get_abstract_mesh().empty:
         place = _concrete(place, tree)
@@ -39,3 +44,18 @@ def placed_as(x: jax.Array, like: jax.Array) -> jax.Array:
         return x
     spec = there.spec if there.mesh == here.mesh else PartitionSpec(*[None] * x.ndim)
     return jax.reshard(x, NamedSharding(here.mesh, spec))
+
+
+def whole(x: jax.Array) -> jax.Array:
+    """`x`, on a mesh of Explicit axes gathered: what sorts it wants to see all."""
+    here = jax.typeof(x).sharding
+    if AxisType.Explicit not in here.mesh.axis_types:
+        return x
+    return jax.reshard(x, NamedSharding(here.mesh, PartitionSpec(*[None] * x.ndim)))
+
+
+def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, whose type forgot over which mapped axes it varies: those of `like`."""
+    there, here = (jax.typeof(each).manual_axis_type.varying for each in (like, x))
+    axes = tuple(sorted(there - here, key=str))
+    return lax.pcast(x, axes, to="varying") if axes else x

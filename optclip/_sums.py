@@ -21,6 +21,10 @@ _ADDED_IN_PARTS = 4096
 # a minute to compile, the few that are left seconds. Five roundings more, of each sum.
 _MERGED, _JOINED = 32, 64
 
+# XLA for TPU puts at most 256 numbers in one all-reduce; of what is added in pairs it
+# sends the sums alone. 4,000 leaves lose five roundings.
+_SENT = 128
+
 # The loop over float16 and narrower: so many rows of so many numbers are merged at a
 # time, and so many times before that is merged with the total.
 _LANES, _ROWS, _TIMES = 2048, 4, 32
@@ -136,10 +140,14 @@ def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
 
 def by_pairs(merge: Merge, values: list[Any]) -> Any:
     """All values merged in pairs: thirty-two lose at most five roundings."""
-    while len(values) > 1:
+    return _merged_to(1, merge, values)[0]
+
+
+def _merged_to(most: int, merge: Merge, values: list[Any]) -> list[Any]:
+    while len(values) > most:
         pairs = zip(values[::2], values[1::2], strict=False)
         values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
-    return values[0]
+    return values
 
 
 def _folded(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
@@ -169,6 +177,8 @@ def exact_sum(x: jax.Array, axis: Axis = None) -> jax.Array:
 
 def exact_sum_of(values: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape: folding a thousand plainly costs 4 ULP."""
+    if _may_be_split(values[0]):
+        values = _merged_to(_SENT, lax.add, values)
     if len(values) == 1 or len(values) >= _ADDED_IN_PARTS:
         return plain_sum_of(values)
     return _carried_sum(jnp.stack(values), axis=(0,))[0]

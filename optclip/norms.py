@@ -151,12 +151,13 @@ def measure(
     if axis_name is None and any(map(_is_untold, blocks)):
         _mapped.check_known()
     for i, block in enumerate(blocks):
-        for leaf in block.leaves:
-            x, axis, count = _open(_leaves.unwrap(leaf), block.axis)
-            own = _leaves.axis_name_of(leaf)
+        for held in block.leaves:
+            leaf, own = _leaves.unwrap(held), _leaves.axis_name_of(held)
+            x, axis, count = _open(leaf, block.axis)
             own = axis_name if own is None else own
-            shape = jnp.shape(_leaves.unwrap(leaf))
-            split = _mapped.split_axes_of_slices(x, shape, block.axis, own)
+            split = _mapped.split_axes_of_slices(x, jnp.shape(leaf), block.axis, own)
+            if norm.per_count and split and _leaves.is_sparse(leaf):
+                _refuse_to_count(split)
             arrays.append(x)
             parts.append(_roots.Part(i, axis, split))
             counts[i] += count * _mapped.axes_size(split)
@@ -173,6 +174,14 @@ def measure(
         divisors = [max(n, 1) ** norm.per_count for n in counts]
         roots = [root / n for root, n in zip(roots, divisors, strict=True)]
     return [Measured(r, u) for r, u in zip(roots, units, strict=True)]
+
+
+def _refuse_to_count(split: tuple[Any, ...]) -> None:
+    raise ValueError(
+        f"How many elements a BCOO leaf has that is split over the mesh axes {split} is"
+        " not known: each device may have entries of one dense array, or an array of"
+        " its own. Give a norm without a mean, or dense leaves."
+    )
 
 
 def _check(blocks: Any, norm: Any, axis_name: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `axis_name=` tells of each leaf, and what is raised when it cannot be right."""
+"""What `axis_name=` tells of each leaf, and what looks like a shard."""
 
 import jax
 import jax.numpy as jnp
@@ -11,36 +11,10 @@ from jax.sharding import AxisType
 import optclip
 from optclip.functional import (
     clip_by_global_norm,
-    clip_by_norm,
     clip_by_value,
     global_norm,
 )
-
-MESH_SHAPE = (4, 2)
-SPECS = {"both": P("data", "model"), "split": P("data"), "whole": P()}
-TREE = {
-    "both": np.arange(8.0, dtype=np.float32).reshape(4, 2) + 1,
-    "split": np.full(4, 2.0, np.float32),
-    "whole": np.array([3.0, 4.0], np.float32),
-}
-NORM = np.sqrt(sum(np.sum(x.astype(np.float64) ** 2) for x in TREE.values()))
-
-
-WHOLE = P()
-
-
-def mapped(function, out=WHOLE, *, check_vma=True, specs=SPECS):
-    mesh = jax.make_mesh(MESH_SHAPE, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    return jax.jit(
-        jax.shard_map(
-            function, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=check_vma
-        )
-    )
-
-
-def square_norm(*leaves):
-    return np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in leaves))
-
+from tests.mapped import NORM, SPECS, TREE, mapped, refused, square_norm
 
 AS_SPECS = {
     "specs": SPECS,
@@ -77,6 +51,53 @@ def test_untyped_must_be_told():
         lambda tree: clip_by_value(tree, -1.0, 1.0), SPECS, check_vma=False
     )(TREE)
     np.testing.assert_array_equal(clipped["split"], np.ones(4))
+
+
+SPANNING = {
+    "learned of slices": lambda **told: optclip.clip_by(
+        optclip.thresholds.ema(), over=optclip.axes(0), **told
+    ),
+    "learned of elements": lambda **told: optclip.clip_by(
+        optclip.thresholds.ema_of_max(0.5), over=optclip.ELEMENT, **told
+    ),
+    "skip": lambda **told: optclip.skip(
+        optax.sgd(-1.0), when=3.0, over=optclip.ELEMENT, **told
+    ),
+    "proportional": lambda **told: optclip.clip_by(
+        1.0, over=optclip.ELEMENT, response="proportional", **told
+    ),
+    "detached": lambda **told: optclip.clip_by(
+        1.0,
+        over=optclip.ELEMENT,
+        response=optclip.responses.detached("proportional"),
+        **told,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPANNING)
+def test_untyped_and_in_common(name):
+    """What all slices decide together cannot be known from those of one device."""
+    kernel, specs = {"both": TREE["both"]}, {"both": SPECS["both"]}
+
+    def update(told):
+        tx = SPANNING[name](**told)
+        return lambda tree: tx.update(tree, tx.init(tree))[0]
+
+    def run(told, check_vma):
+        step = mapped(update(told), specs, check_vma=check_vma, specs=specs)
+        return step(kernel)["both"]
+
+    for told in ({}, {"axis_name": specs}):
+        with pytest.raises(ValueError, match=r"Leave check_vma on; or, if each device"):
+            run(told, check_vma=False)
+    expected = run({"axis_name": specs}, check_vma=True)
+    np.testing.assert_allclose(expected, jax.jit(update({}))(kernel)["both"], rtol=4e-7)
+    # Each device has whole gradients: as on one.
+    alone = mapped(
+        update({"axis_name": ()}), {"both": P()}, check_vma=False, specs={"both": P()}
+    )
+    np.testing.assert_allclose(alone(kernel)["both"], expected, rtol=4e-7)
 
 
 def test_untyped_and_told():
@@ -200,134 +221,3 @@ def test_a_pipeline_whose_stages_hold_parts_of_the_tree():
     expected = square_norm(*tree.values())
     np.testing.assert_allclose(norm, expected, rtol=2e-7)
     np.testing.assert_allclose(clipped["layers"], layers / expected, rtol=4e-7)
-
-
-def refused(function, error, match, **kwargs):
-    with pytest.raises(error, match=match):
-        mapped(function, **kwargs)(TREE)
-
-
-def test_an_unknown_axis_names_those_there_are():
-    refused(
-        lambda tree: global_norm(tree, axis_name="dta"),
-        ValueError,
-        r"'dta' is no mapped axis here. The mesh axes mapped here are"
-        r" \('data', 'model'\)",
-    )
-    with pytest.raises(ValueError, match="None is known"):
-        global_norm(TREE, axis_name="data")
-
-
-def test_a_tree_that_does_not_match():
-    told = {"both": P("data"), "split": P(), "hole": P()}
-    refused(
-        lambda tree: global_norm(tree, axis_name=told),
-        ValueError,
-        "axis_name has the structure .* It lacks 'whole'.* the unknown 'hole'",
-    )
-
-
-@pytest.mark.parametrize("told", [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1)])
-def test_what_names_no_axis(told):
-    with pytest.raises(TypeError, match="names no mapped axis. Give a name, a tuple"):
-        optclip.clip_by_global_norm(1.0, axis_name=told)
-
-
-def test_a_spec_for_another_leaf():
-    refused(
-        lambda tree: clip_by_norm(tree, 1.0, axis_name=P("data", None, "model")),
-        ValueError,
-        r"3 entries for a leaf of shape",
-    )
-    refused(
-        lambda tree: clip_by_norm(tree, 1.0, axis_name=P(P.UNCONSTRAINED)),
-        ValueError,
-        "UNCONSTRAINED, which does not tell",
-    )
-
-
-CLIPS = {
-    "tree": lambda tree, c: clip_by_global_norm(tree, c)[0],
-    "leaf": lambda tree, c: clip_by_norm(tree, c)[0],
-    "element": lambda tree, c: clip_by_value(tree, -1.0, c),
-}
-
-
-@pytest.mark.parametrize("name", list(CLIPS))
-def test_a_threshold_that_differs_by_device(name):
-    def clip(tree):
-        own = lax.axis_index("model") + 1.0
-        return CLIPS[name](tree, own)
-
-    refused(
-        clip,
-        ValueError,
-        r"varies over the mesh axes \('model',\).*lax.pmean",
-        out=SPECS,
-    )
-
-
-def test_a_threshold_that_differs_where_each_device_clips_by_itself():
-    """On purpose: `axis_name=()`."""
-    limits = np.array([1.0, 2.0, 0.5, 100.0], np.float32)
-
-    def clip(tree):
-        own = jnp.asarray(limits)[lax.axis_index("data")]
-        return clip_by_global_norm(tree, own, axis_name=())[0]
-
-    found = mapped(clip, P("data"), specs=P("data"))(TREE["split"])
-    np.testing.assert_allclose(found, np.minimum(2.0, limits), rtol=2e-7)
-
-
-def test_gradients_that_are_not_summed_yet():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        x = jax.reshard(jnp.ones((8, 4)), P("data"))
-        w = jax.reshard(jnp.ones((8, 3)), P("data"))
-
-        def gradient(x, w):
-            return jnp.einsum("bi,bj->ij", x, w, out_sharding=P(unreduced={"data"}))
-
-        @jax.jit
-        def clip(x, w):
-            return clip_by_global_norm({"kernel": gradient(x, w)}, 1.0)
-
-        with pytest.raises(ValueError, match=r"'kernel' is not summed yet .*'data'"):
-            clip(x, w)
-
-        @jax.jit
-        def reduced(x, w):
-            return clip_by_global_norm(jax.reshard(gradient(x, w), P()), 1.0)[1]
-
-        np.testing.assert_allclose(reduced(x, w), 8 * np.sqrt(12), rtol=2e-7)
-
-
-def test_state_made_inside_has_one_value_everywhere():
-    """Clipping each part by itself leaves a record that is the same on all devices."""
-
-    def clip(tree):
-        tx = optclip.clip_by_norm(2.5, axis_name=())
-        clipped, state = tx.update(tree, tx.init(tree))
-        return clipped, optclip.metrics(state)
-
-    clipped, metrics = mapped(clip, (SPECS, P()))(TREE)
-    np.testing.assert_allclose(metrics["clip/norm"], 8.0)
-    np.testing.assert_allclose(
-        clipped["both"], np.minimum(TREE["both"], 2.5), rtol=4e-7
-    )
-
-
-def test_a_loss_that_differs_by_device():
-    """All devices skip, or none: the loss that decides is to be the same on all."""
-
-    def step(tree, average):
-        tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
-        loss = lax.axis_index("data") + jnp.float32(2)
-        loss = lax.pmean(loss, "data") if average else loss
-        out, state = tx.update(tree, tx.init(tree), value=loss)
-        return out, optclip.metrics(state)["skip/value"]
-
-    with pytest.raises(ValueError, match=r"value varies .*pmean\(value, \('data',\)"):
-        mapped(lambda tree: step(tree, False), (SPECS, P()))(TREE)
-    _, loss = mapped(lambda tree: step(tree, True), (SPECS, P()))(TREE)
-    assert loss == 3.5

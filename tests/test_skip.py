@@ -234,3 +234,16 @@ def test_on_several_devices_all_skip_together():
     updates, skipped = jax.jit(mapped)(jnp.full(8, 5.0))
     np.testing.assert_array_equal(updates, 0)
     assert skipped[0] == 2
+
+
+def test_a_multi_steps_is_no_transformation_yet():
+    steps = optax.MultiSteps(optax.sgd(1.0), every_k_schedule=2)
+    with pytest.raises(TypeError, match=r"Give its .gradient_transformation\(\)"):
+        optclip.skip(steps)
+    tx = optclip.skip(steps.gradient_transformation())
+    state, found = tx.init(jnp.zeros(1)), []
+    for gradient in (1.0, 1.0, jnp.nan, 1.0, 3.0):
+        updates, state = tx.update(jnp.array([gradient]), state)
+        found.append(float(updates[0]))
+    # What is skipped is no part of a mean.
+    assert found == [0, -1, 0, 0, -2]

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _trees, _validate, norms, responses, scopes
-from optclip._clip import Clip, Limits
+from optclip._clip import Clip
+from optclip._elements import Limits
 
 
 def clip_by_value(

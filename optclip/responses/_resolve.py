@@ -144,3 +144,10 @@ def at_step(response: Response, step: jax.Array) -> Response:
     if isinstance(response, Detached):
         return Detached(at_step(response.response, step))
     return response.at(step) if isinstance(response, Band) else response
+
+
+def compares(response: Response) -> bool:
+    """Whether it looks at all norms of a leaf to answer about one."""
+    if isinstance(response, Detached):
+        return compares(response.response)
+    return isinstance(response, Proportional)

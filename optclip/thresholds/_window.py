@@ -21,7 +21,7 @@ class History(NamedTuple):
 
 def _empty(norm: Any, window: int) -> History:
     def ring(x: jax.Array) -> jax.Array:
-        return jnp.zeros((window, *x.shape), x.dtype)
+        return jnp.zeros_like(x, shape=(window, *x.shape))
 
     # Two zeros, not one twice, which could not be donated.
     return History(jax.tree.map(ring, norm), *jnp.zeros((2,), jnp.int32))
@@ -49,6 +49,34 @@ def _known(ring: jax.Array, count: jax.Array) -> jax.Array:
     return places < jnp.broadcast_to(count, ring.shape)
 
 
+class _Place(NamedTuple):
+    """Where a quantile lies among `known` norms in order: `share` of the way from the
+    place `low` to the next.
+    """
+
+    known: jax.Array
+    low: jax.Array
+    share: jax.Array
+
+
+def _at(ring: jax.Array, place: _Place) -> jax.Array:
+    """The number at a place among the known ones, for each norm."""
+    count, low, share = place
+    known = _known(ring, count)
+    ordered = jnp.sort(jnp.where(known, ring, jnp.full_like(ring, jnp.inf)), axis=0)
+    places = jax.lax.broadcasted_iota(jnp.int32, ring.shape, 0)
+
+    def at(index: jax.Array) -> jax.Array:
+        # No look-up: JAX has to be told where one lies on a mesh of Explicit axes.
+        here = places == jnp.broadcast_to(index, ring.shape)
+        return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=0)
+
+    a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
+    # Nothing is known of nothing: nothing is clipped.
+    step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
+    return a + step * share
+
+
 @dataclasses.dataclass(frozen=True)
 class Quantile:
     """See `quantile`."""
@@ -69,37 +97,29 @@ class Quantile:
         def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
             # A bad norm is told by the policy; the threshold is that of the others.
             ring = jnp.where(finite[None], ring, old)
-            count = jnp.where(finite, new.num_known, memory.num_known)
-            return self._quantile(ring, count)
+            counts = new.num_known, memory.num_known
+            pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
+            place = [
+                jnp.where(finite, *(_arithmetic.spread(x, finite) for x in pair))
+                for pair in pairs
+            ]
+            return _at(ring, _Place(*place))
 
         found = jax.tree.map(among, new.norms, memory.norms, seen.finite)
         return found, new
 
-    def _quantile(self, ring: jax.Array, count: jax.Array) -> jax.Array:
-        count = jnp.broadcast_to(count, ring.shape[1:])
-        inf = jnp.full_like(ring, jnp.inf)
-        ordered = jnp.sort(jnp.where(_known(ring, count), ring, inf), axis=0)
-        low, share = self._place(count, ring.dtype)
-        high = jnp.minimum(low + 1, jnp.maximum(count - 1, 0))
-        a, b = (
-            jnp.squeeze(jnp.take_along_axis(ordered, i[None], axis=0), 0)
-            for i in (low, high)
-        )
-        # Nothing is known of nothing: nothing is clipped.
-        step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
-        return a + step * share
-
-    def _place(self, count: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        """The place below the quantile among `count`, and the share of the next."""
+    def _place(self, count: jax.Array, dtype: Any) -> _Place:
         q = _validate.concrete(self.q)
         if q is None:
             last = jnp.maximum(count - 1, 0).astype(dtype)
             place = jnp.asarray(self.q).astype(dtype) * last
-            return jnp.floor(place).astype(jnp.int32), place - jnp.floor(place)
+            low = jnp.floor(place)
+            return _Place(count, low.astype(jnp.int32), place - low)
         # In float64, or a large step between two norms would show the rounding.
         places = float(q) * np.arange(-1, self.window).clip(0)
         low, share = np.floor(places), places - np.floor(places)
-        return jnp.asarray(low, jnp.int32)[count], jnp.asarray(share, dtype)[count]
+        low, share = jnp.asarray(low, jnp.int32), jnp.asarray(share, dtype)
+        return _Place(count, low[count], share[count])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from optclip import _leaves, _mapped, _memory, _validate, norms, scopes
+from optclip._clip import Clip
 from optclip._engine import clip_by
 from optclip._record import ClipState, SkipRecord
+from optclip.responses import drop
 from optclip.thresholds._rule import Named, Rule, Seen, one_rule
 
 
@@ -107,9 +109,10 @@ def skip(
     """
     wrapped = _validate.transformation("inner", inner)
     watch = clip_by(
-        Named("when", when), over=over, norm=norm, response="drop",
+        Named("when", when), over=over, norm=norm, response=drop,
         norm_mask=norm_mask, axis_name=axis_name, name=name,
     )  # fmt: skip
+    watched_by = Clip(over, norm, drop, norm_mask=norm_mask, axis_name=axis_name)
     value_rule = None if value_when is None else one_rule("value_when", value_when)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
@@ -132,6 +135,9 @@ def skip(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipState]:
         seen: Any
+        # All devices are to skip together, or none.
+        if _mapped.untyped_axes():
+            watched_by.check_spans(watched_by.open(updates))
         _, seen = watch.update(updates, state.skip_norm, params, **extra_args)
         is_off = _has_counted(seen, state.skip_norm, name)
         memory, old = state.skip_value, state.skip_record[name]
