@@ -69,6 +69,19 @@ def gpt2(width: int, blocks: int, vocabulary: int, positions: int) -> Tree:
     }
 
 
+def llama(width: int, blocks: int, hidden: int, vocabulary: int) -> Tree:
+    """The parameters of a Llama; (4096, 32, 11008, 32000) are the 291 leaves of 7B."""
+    square, up = (width, width), (width, hidden)
+
+    def block() -> Tree:
+        attention = dict.fromkeys(("wq", "wk", "wv", "wo"), square)
+        feed_forward = {"w1": up, "w2": up[::-1], "w3": up}
+        return attention | feed_forward | {"norm_1": (width,), "norm_2": (width,)}
+
+    head = {"embed": (vocabulary, width), "head": (width, vocabulary), "norm": (width,)}
+    return head | {"blocks": [block() for _ in range(blocks)]}
+
+
 def equal(leaves: int) -> Tree:
     """Leaves of 64 elements."""
     return [(64,)] * leaves

@@ -1,23 +1,12 @@
 """Collected only by path; the libraries' own warnings pass; one line each at the end."""
 
-import pathlib
-
 import pytest
 
 from .tally import Tally
 
-HERE = pathlib.Path(__file__).parent.resolve()
-
 # Warnings are errors in this repository; those that the libraries raise in their own
 # modules, in calls that are right, are not ours to mend.
 LIBRARIES = ("tensorflow", "keras", "torch", "google", "absl")
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Nothing here is collected unless asked for by path: it wants a process alone."""
-    given = [config.invocation_params.dir / arg.split("::")[0] for arg in config.args]
-    asked = any(path.resolve().is_relative_to(HERE) for path in given)
-    return None if asked else True
 
 
 def pytest_itemcollected(item):

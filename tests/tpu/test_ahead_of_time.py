@@ -3,59 +3,35 @@
 import re
 
 import jax
-import numpy as np
 import optax
 import pytest
-from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType
 
 import optclip
+from benchmarks import ahead_of_time
 from optclip import _roots
 
-COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute")
 
-
-def mesh_of(topology, kind):
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    return Mesh(np.array(found.devices), ("data",), axis_types=(kind,))
-
-
-def sharded(mesh, shape, dtype):
-    """Split over its first axis, as FSDP does, where that divides."""
-    splits = shape and shape[0] % mesh.size == 0
-    spec = P("data", *[None] * (len(shape) - 1)) if splits else P()
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-
-
-def transformer(mesh, dtype, num_layers=1, d=768):
+def transformer(dtype, num_layers=1, d=768):
     layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
     shapes = [(50_176, d), (100,), *layer * num_layers]
-    return [sharded(mesh, shape, dtype) for shape in shapes]
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
 def program(mesh, clip, dtype):
-    tx = optax.chain(clip, optax.adamw(1e-3))
-
-    def step(updates, state, params):
-        updates, state = tx.update(updates, state, params)
-        return optax.apply_updates(params, updates), state
-
-    with jax.set_mesh(mesh):
-        tree = transformer(mesh, dtype)
-        state = jax.tree.map(
-            lambda x: sharded(mesh, x.shape, x.dtype), jax.eval_shape(tx.init, tree)
-        )
-        return jax.jit(step, donate_argnums=(1, 2)).lower(tree, state, tree).compile()
+    return ahead_of_time.lowered(mesh, transformer(dtype), clip).compile()
 
 
-def accessed(program):
-    return program.cost_analysis()["bytes accessed"]
-
-
-def collectives(text):
-    names = "|".join(COLLECTIVES)
-    return re.findall(rf"= (\S.*?) ({names})(?:-start)?\(", text)
+def numbers_sent(program):
+    """How many float32 scalars each all-reduce has: there is no other collective."""
+    found = ahead_of_time.collectives(program.as_text())
+    assert {kind for _, kind in found} <= {"all-reduce"}
+    counts = []
+    for shapes, _ in found:
+        sizes = re.findall(r"([a-z]+\d+)\[(\d*)\]", shapes)
+        assert all(name == "f32" and size in ("", "1") for name, size in sizes)
+        counts.append(len(sizes))
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -71,18 +47,13 @@ def collectives(text):
 )
 def test_one_all_reduce_of_scalars(topology, kind, dtype):
     """On the way that is taken, and one in the branch for norms out of range."""
-    mesh = mesh_of(topology, kind)
-    plain = program(mesh, optax.identity(), dtype).as_text()
+    mesh = ahead_of_time.mesh_of(topology, kind)
+    plain = program(mesh, optax.identity(), dtype)
     ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
     theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
-    found = collectives(ours.as_text())
-    assert not collectives(plain)
-    assert [name for _, name in found] == ["all-reduce"] * 2
+    assert not numbers_sent(plain)
+    assert len(numbers_sent(ours)) == 2
     assert len(re.findall(r" conditional\(", ours.as_text())) == 1
-    for shapes, _ in found:
-        sizes = re.findall(r"([a-z]+\d+)\[(\d*)\]", shapes)
-        assert sizes
-        assert all(name == "f32" and size in ("", "1") for name, size in sizes)
     room, their_room = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
     print(f"\n{topology} {kind} {dtype}: temporaries {room}, optax {their_room}")
     # What the fusions of the branch pad; it does not grow with the tree.
@@ -103,8 +74,20 @@ def test_no_more_bytes_than_optax(topology, dtype, room, monkeypatch):
     """Short of the branch, whose bytes XLA counts as if it were taken."""
     monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
     monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
-    mesh = mesh_of(topology, AxisType.Auto)
+    mesh = ahead_of_time.mesh_of(topology)
     ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
     theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
     assert " conditional(" not in ours.as_text()
-    assert 0 < accessed(ours) <= room * accessed(theirs)
+    accessed, allowed = (ahead_of_time.accessed(each) for each in (ours, theirs))
+    assert 0 < accessed <= room * allowed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_all_reduce_of_many_leaves(dtype):
+    """XLA for TPU puts 256 numbers in one at most; the leaves are more."""
+    mesh = ahead_of_time.mesh_of("v5e:2x2")
+    shapes = [jax.ShapeDtypeStruct((64, 128), dtype)] * 300
+    ours = ahead_of_time.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
+    counts = numbers_sent(ours.compile())
+    assert len(counts) == 2
+    assert 0 < max(counts) <= 128
