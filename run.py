@@ -5,7 +5,8 @@
     python3 run.py test          # the test suite
     python3 run.py test --all    # with linters, types, coverage, the real TensorFlow,
                                  # Keras and PyTorch to compare with, the compiler of
-                                 # TPUs, and Python 3.13 if found
+                                 # TPUs, a wheel in an empty environment, and Python
+                                 # 3.13 if found
     python3 run.py bench         # hours: speed, memory, compile times, beside optax,
                                  # PyTorch and TensorFlow, into docs/performance.md
     python3 run.py prove         # hours: the worst errors over many cases, properties
@@ -36,6 +37,7 @@ NEWEST = "3.13"
 SAME_ANYWHERE = (
     "accuracy",
     "bad_input",
+    "collectives",
     "corpus",
     "derivatives",
     "derivatives_edges",
@@ -48,7 +50,9 @@ SAME_ANYWHERE = (
     "notebooks",
     "official",
     "properties",
+    "recipes",
     "spikes",
+    "stop_gradient",
 )
 
 
@@ -74,7 +78,7 @@ def main() -> int:
 
 def test(base: str, rest: list[str], *, everything: bool) -> int:
     """Run all parts, each in a process of its own; 0 if none failed."""
-    groups = ["test", "lint", "parity"] if everything else ["test"]
+    groups = ["test", "lint", "parity", "release"] if everything else ["test"]
     python = environment(base, ".venv", groups)
     suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
     suite += ["--dist", "loadgroup"]
@@ -88,6 +92,7 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
             [python, "tests/check_types.py"],
             [*whole, "--cov", "--cov-report=term", "--durations=40"],
             [python, "-m", "pytest", "-q", "tests/parity"],
+            [python, "-m", "pytest", "-q", "tests/release"],
         ]
         if (sys.platform, platform.machine()) == ("linux", "x86_64"):
             # The compiler alone: there need be no TPU.
@@ -95,9 +100,10 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
             parts.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
         newest = find(NEWEST)
         if newest and version(base) != NEWEST:
-            other = environment(newest, f".venv-{NEWEST}", ["test"])
+            other = environment(newest, f".venv-{NEWEST}", ["test", "release"])
             ignored = [f"--ignore=tests/test_{name}.py" for name in SAME_ANYWHERE]
             parts.append([other, *suite, "tests", *ignored, *rest])
+            parts.append([other, "-m", "pytest", "-q", "tests/release"])
     codes = [call(part) for part in parts]
     return next((code for code in codes if code), 0)
 

@@ -20,6 +20,19 @@ def run(request):
     return jax.jit if request.param == "jit" else lambda function: function
 
 
+# Collected only if asked for by path: each wants a process or an environment of its own.
+ASIDE = [pathlib.Path(__file__).parent / name for name in ("parity", "release", "tpu")]
+
+
+def pytest_ignore_collect(collection_path, config):
+    given = [config.invocation_params.dir / arg.split("::")[0] for arg in config.args]
+    for folder in ASIDE:
+        asked = any(path.resolve().is_relative_to(folder) for path in given)
+        if collection_path.is_relative_to(folder) and not asked:
+            return True
+    return None
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--examples", type=int, default=1000, help="examples a property (1000)"
