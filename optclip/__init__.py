@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 
 from optclip import functional as functional
 from optclip import norms as norms
+from optclip import plot as plot
 from optclip import recipes as recipes
 from optclip import responses as responses
 from optclip import scopes as scopes
@@ -20,6 +21,7 @@ from optclip._record import ClipState as ClipState
 from optclip._record import SkipRecord as SkipRecord
 from optclip._suggest import Suggestion as Suggestion
 from optclip._suggest import suggest as suggest
+from optclip._summary import summary as summary
 from optclip._trees import by_path as by_path
 from optclip.scopes import ELEMENT as ELEMENT
 from optclip.scopes import LEAF as LEAF
@@ -61,11 +63,13 @@ __all__ = [
     "groups",
     "metrics",
     "norms",
+    "plot",
     "recipes",
     "responses",
     "scopes",
     "skip",
     "suggest",
+    "summary",
     "thresholds",
     "units",
     "with_carry",

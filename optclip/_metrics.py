@@ -1,6 +1,7 @@
 """What was clipped: an optimizer state in, a flat dict for any logger out."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -91,6 +92,19 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
                     if value is not None:
                         found[f"{unique}/{field.removeprefix('skip_')}"] = value
     return found
+
+
+def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
+    """The names of the clips in a dict of metrics, each with its groups or leaves.
+
+    A clip that has one norm has one part, the empty one.
+    """
+    parts: dict[str, list[str]] = {}
+    for key in found:
+        name, norm, part = f"{key}/".partition("/norm/")
+        if norm:
+            parts.setdefault(name, []).append(part.removesuffix("/"))
+    return parts
 
 
 def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:

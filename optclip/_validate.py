@@ -91,11 +91,11 @@ def length(name: str, value: Any, *, least: int = 1) -> None:
     given = f"{name}={value!r} ({type(value).__name__})"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(
-            f"{given} is no int. Give a number of steps; under optax.inject_hyperparams"
-            f" name it in static_args=('{name}',)."
+            f"{given} is no int. Give an int of {least} or more; under"
+            f" optax.inject_hyperparams name it in static_args=('{name}',)."
         )
     if value < least:
-        raise ValueError(f"{given} is below {least}. Give a number of steps.")
+        raise ValueError(f"{given} is below {least}. Give an int of {least} or more.")
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -126,9 +126,14 @@ def choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
 def transformation(name: str, value: Any) -> optax.GradientTransformationExtraArgs:
     """`value` as a transformation that takes extra arguments; raise if it is none."""
     if not isinstance(value, optax.GradientTransformation):
+        advice = (
+            "Give one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)"
+        )
+        if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
+            advice = "Give its .gradient_transformation()"
         raise TypeError(
             f"{name}={value!r} ({type(value).__name__}) is no optax transformation."
-            " Give one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
+            f" {advice}."
         )
     return optax.with_extra_args_support(value)
 

@@ -6,15 +6,17 @@ one argument replaced. The texts hold `{p}` where the parameter is named.
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
 import optclip
-from optclip import functional, norms, recipes, responses, scopes, thresholds
+from optclip import functional, norms, plot, recipes, responses, scopes, thresholds
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": [jnp.ones((2, 3))]}
 LABELS = {"a": "x", "b": "y"}
@@ -111,8 +113,31 @@ CALLS = {
     "with_carry": Call(optclip.with_carry, {"clip": CLIP}, clips),
     "with_reset": Call(optclip.with_reset, {"inner": ADAM}, clips),
     "suggest": Call(optclip.suggest, {"norms": np.arange(100.0)}),
+    "summary": Call(
+        optclip.summary, {"opt_state": optclip.clip_by_norm(1.0).init(TREE)}
+    ),
     "functional.global_norm": Call(functional.global_norm, {"tree": TREE}),
 }
+_HISTORY = {
+    f"clip/{field}/{part}": np.ones(3)
+    for field in ("norm", "threshold", "coefficient")
+    for part in ("a", "b")
+}
+
+
+def _closed(ax: Any) -> None:
+    plt.close(ax.figure)
+
+
+for _name in ("norms", "rate", "distribution"):
+    CALLS[f"plot.{_name}"] = Call(
+        getattr(plot, _name), {"history": _HISTORY, "part": "a"}, _closed
+    )
+CALLS["plot.heatmap"] = Call(plot.heatmap, {"history": _HISTORY}, _closed)
+CALLS["plot.runs"] = Call(
+    plot.runs, {"histories": {"one": _HISTORY}, "part": "a"}, _closed
+)
+CALLS["plot.save"] = Call(plot.save, {"history": _HISTORY, "path": os.devnull})
 for _name in recipes.__all__:
     _right = {"use_value": False} if _name == "olmo_skip" else {}
     CALLS[f"recipes.{_name}"] = Call(getattr(recipes, _name), _right, clips)
@@ -201,12 +226,12 @@ SCALAR = [
 ]
 SHARE = [*SCALAR, Bad(1.5, V, "{p}=1.5 is above 1", "from 0 to 1")]
 LENGTH = [
-    Bad("x", T, r"{p}='x' \(str\) is no int", "a number of steps"),
-    Bad(True, T, r"{p}=True \(bool\) is no int", "a number of steps"),
+    Bad("x", T, r"{p}='x' \(str\) is no int", "an int of [01] or more"),
+    Bad(True, T, r"{p}=True \(bool\) is no int", "an int of [01] or more"),
     Bad(2.0, T, r"{p}=2.0 \(float\) is no int", "static_args=.'{p}'"),
-    Bad(math.nan, T, r"{p}=nan \(float\) is no int", "a number of steps"),
+    Bad(math.nan, T, r"{p}=nan \(float\) is no int", "an int of [01] or more"),
     Bad(jnp.ones((), int), T, r"{p}=Array.* is no int", "static_args=.'{p}'"),
-    Bad(-1, V, r"{p}=-1 \(int\) is below", "a number of steps"),
+    Bad(-1, V, r"{p}=-1 \(int\) is below", "an int of [01] or more"),
 ]
 AXIS_NAME = [
     Bad(3, T, r"axis_name=3 \(int\) names no", "a tuple of names"),
@@ -228,6 +253,18 @@ FLAG = [
     Bad(None, T, r"{p}=None \(NoneType\)", "True or"),
 ]
 OPTIONS = [Bad(3, T, "unexpected keyword argument 'options'", "", "")]
+HISTORY = [
+    Bad(3, T, r"history=3 \(int\)", "a list of dicts"),
+    Bad([3], T, r"history=\[3\] \(list\)", "a list of dicts"),
+    Bad([], V, "history holds no step", "what optclip.metrics returned"),
+    Bad(
+        {"clip/norm": [1.0, 2.0], "clip/rate": [1.0]},
+        V,
+        "of 1 and of 2 steps",
+        "as many steps",
+    ),
+    Bad({"clip/norm": ["x"]}, T, r"'clip/norm' .*\['x'\]", "numbers"),
+]
 ABOVE_ZERO = [*SCALAR, Bad(0, V, "{p}=0 .*out of range", "above 0")]
 BY_PARAMETER = {
     "absolute": SCALAR,
@@ -236,9 +273,21 @@ BY_PARAMETER = {
     "b2": SHARE,
     "clip": INNER,
     "ddof": LENGTH,
-    "every": [*LENGTH, Bad(0, V, r"every=0 \(int\) is below 1", "a number of steps")],
+    "every": [
+        *LENGTH,
+        Bad(0, V, r"every=0 \(int\) is below 1", "an int of [01] or more"),
+    ],
     "floor": SHARE,
     "grace": LENGTH,
+    "histories": [
+        Bad([3], T, "histories=.* is no dict", "a dict from what to call a run"),
+        Bad({}, V, "histories holds no run", "at least one"),
+        Bad({"one": 3}, T, "history=3", "a list of dicts"),
+    ],
+    "history": [
+        *HISTORY,
+        Bad({"loss": [1.0]}, V, "holds no (norms|groups)", "what optclip"),
+    ],
     "inner": INNER,
     "keep": CALLED,
     "learn_skipped": FLAG,
@@ -248,6 +297,18 @@ BY_PARAMETER = {
     "mu": ABOVE_ZERO,
     "of": CALLED,
     "options": OPTIONS,
+    "most": [
+        *LENGTH,
+        Bad(0, V, r"most=0 \(int\) is below 1", "an int of [01] or more"),
+    ],
+    "part": [
+        Bad("c", V, "part='c' is not one of", r"\['a', 'b'\]"),
+        Bad(3, V, "part=3 is not one of", r"\['a', 'b'\]"),
+    ],
+    "path": [
+        Bad(3, T, r"path=3 \(int\) is no path", "str"),
+        Bad(None, T, r"path=None \(NoneType\) is no path", "str"),
+    ],
     "power": ABOVE_ZERO,
     "rate": SHARE,
     "relative": SCALAR,
@@ -258,6 +319,10 @@ BY_PARAMETER = {
     "use_value": FLAG,
     "weight_decay": SCALAR,
     "when": THRESHOLD,
+    "ax": [
+        Bad(3, T, r"ax=3 \(int\) is no", "Matplotlib axes"),
+        Bad(np.array([None]), T, r"ax=array.* \(ndarray\) is no", "Matplotlib axes"),
+    ],
     "axis": AXIS,
     "axis_name": AXIS_NAME,
     "blocks": [
@@ -359,7 +424,10 @@ BY_PARAMETER = {
         Bad(None, T, "value=None", "a real number"),
     ],
     "warmup": LENGTH,
-    "window": [*LENGTH, Bad(0, V, r"window=0 \(int\) is below 1", "a number of steps")],
+    "window": [
+        *LENGTH,
+        Bad(0, V, r"window=0 \(int\) is below 1", "an int of [01] or more"),
+    ],
     "z": [*SCALAR, Bad(0, V, "z=0 .*out of range", "above 0")],
 }
 UNIT_AXIS = [
@@ -409,6 +477,14 @@ BY_CALL = {
         Bad(np.ones(3), V, "norms holds 3 finite", "at least 10"),
         Bad(-np.ones(99), V, "norms holds a negative", "norms, which are not"),
     ],
+    **{
+        (f"plot.{name}", "clip"): [
+            Bad("x", V, "clip='x' is not one of", r"\['clip'\]"),
+            Bad(3, V, "clip=3 is not one of", r"\['clip'\]"),
+        ]
+        for name in ("norms", "rate", "distribution", "heatmap", "runs")
+    },
+    ("plot.save", "history"): HISTORY,
     ("units", "axis"): UNIT_AXIS,
     ("ema", "max_norm"): _NUMBER_ONLY,
     ("zscore", "max_norm"): _NUMBER_ONLY,

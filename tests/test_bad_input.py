@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import optclip
-from optclip import functional, norms, recipes, responses, scopes, thresholds
+from optclip import functional, norms, plot, recipes, responses, scopes, thresholds
 from tests import bad_input
 
 # What no user calls, or what is all abstract: nothing of theirs to refuse.
@@ -25,8 +25,8 @@ NOT_CALLED = {
     "Rule": "a protocol",
     "Scope": "abstract; what a subclass returns is in test_bad_answers.py",
 }
-MODULES = (optclip, functional, norms, recipes, responses, scopes, thresholds)
-PREFIXES = {functional: "functional.", recipes: "recipes."}
+MODULES = (optclip, functional, norms, plot, recipes, responses, scopes, thresholds)
+PREFIXES = {functional: "functional.", plot: "plot.", recipes: "recipes."}
 
 
 def public_callables():

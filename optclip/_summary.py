@@ -1,0 +1,93 @@
+"""What every clip did, in words for a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from optclip import _validate
+from optclip._metrics import metrics, parts_in
+
+
+def summary(opt_state: Any, *, most: int = 10) -> str:
+    """A few lines on each clip: its last step, its rate, and which parts have the norm.
+
+    Args:
+      opt_state: the state of any optax transformation, or what `metrics` returned.
+      most: how many groups or leaves of a clip are named, those of the largest norm.
+
+    Returns:
+      Text. The share of a group or leaf is that of its square in the sum of squares: of
+      L2 norms, what it has of the square of the whole.
+
+    Raises:
+      TypeError: called inside `jax.jit`, where there are no numbers yet; `most` is no
+        int.
+      ValueError: there is no optclip clip in the state; `most` is below 1.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> watch = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
+      >>> tx = optax.chain(watch, optclip.clip_by_global_norm(1.0))
+      >>> updates = {"bias": jnp.array([3.0]), "kernel": jnp.array([[4.0]])}
+      >>> print(optclip.summary(tx.update(updates, tx.init(updates))[1]))
+      watch: 2 norms, clipped in 0% of the steps
+          64%  4         kernel
+          36%  3         bias
+      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of the steps
+    """
+    _validate.length("most", most)
+    given = isinstance(opt_state, Mapping) and bool(parts_in(opt_state))
+    found = dict(opt_state) if given else metrics(opt_state)
+    if any(isinstance(x, Tracer) for x in found.values()):
+        raise TypeError(
+            "summary was called inside jax.jit, where the numbers are not known. Return"
+            " optclip.metrics(state) from the step and give that."
+        )
+    numbers = {key: float(x) for key, x in found.items()}
+    lines = []
+    for name, parts in parts_in(numbers).items():
+        lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
+        if parts != [""]:
+            norms = np.array([numbers[f"{name}/norm/{part}"] for part in parts])
+            lines += _shares(parts, norms, most)
+    return "\n".join(lines)
+
+
+def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
+    """What is said of a clip as a whole; of parts, the most there was of any."""
+
+    def most(field: str) -> float | None:
+        keys = ("/".join(filter(None, (name, field, part))) for part in parts)
+        known = [numbers[key] for key in keys if key in numbers]
+        return max(known) if known else None
+
+    said = [f"{len(parts)} norms"]
+    if parts == [""]:
+        largest = "largest norm" if most("fraction") is not None else "norm"
+        fields = {
+            largest: "norm",
+            "threshold": "threshold",
+            "coefficient": "coefficient",
+        }
+        values = ((word, most(field)) for word, field in fields.items())
+        said = [f"{word} {value:.4g}" for word, value in values if value is not None]
+    counts = {
+        "clipped in {:.0%} of the steps": most("rate"),
+        "{:.0f} not finite": most("nonfinite") or None,
+        "{:.0f} left out": numbers.get(f"{name}/skipped"),
+    }
+    return said + [text.format(n) for text, n in counts.items() if n is not None]
+
+
+def _shares(parts: list[str], norms: np.ndarray, most: int) -> list[str]:
+    """The parts of the largest norms, each with its share; first what is not finite."""
+    known = np.where(np.isfinite(norms), norms, 0.0)
+    # Of the largest: squares of the norms themselves may be out of range.
+    squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
+    shares = squares / max(squares.sum(), 1.0)
+    order = np.lexsort((-known, np.isfinite(norms)))
+    lines = [f"  {shares[i]:>5.0%}  {norms[i]:<8.4g}  {parts[i]}" for i in order[:most]]
+    left = len(parts) - len(lines)
+    return lines + ([f"         and {left} more"] if left else [])

@@ -1,0 +1,60 @@
+"""How large norms are, and where among them the threshold lies."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optclip.plot import _history, _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def distribution(
+    history: Any, *, clip: str | None = None, part: str | None = None, ax: Any = None
+) -> "Axes":
+    """How many steps had which norm; the median threshold, and the quantile it is.
+
+    Args:
+      history: of a run, as in `optclip.plot`.
+      clip: the name of the clip; the only one if None.
+      part: a group's label or a leaf's path, for clips that record these.
+      ax: axes to draw on; those of a new figure if None.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `history` or `ax` is of the wrong kind.
+      ValueError: there is no such clip or part, or several and none is named; no norm
+        is finite and above 0.
+
+    Example:
+      >>> import numpy as np, optclip
+      >>> norms = np.linspace(1.0, 5.0, 101)
+      >>> history = {
+      ...     "clip/norm": norms, "clip/threshold": np.full(101, 4.0),
+      ...     "clip/coefficient": np.minimum(1, 4.0 / norms),
+      ... }
+      >>> ax = optclip.plot.distribution(history)
+      >>> print(ax.get_legend_handles_labels()[1])
+      ['threshold 4: above 74% of the norms']
+    """
+    found = _history.clip_in(history, clip, part)
+    norms = found.norm[np.isfinite(found.norm) & (found.norm > 0)]
+    if not norms.size:
+        raise ValueError("history holds no norm that is finite and above 0.")
+    ax = _style.new_axes(ax)
+    # In equal ratios: norms are spread over orders of magnitude, not evenly.
+    low, high = norms.min(), norms.max()
+    edges = np.geomspace(low, high if high > low else 2 * low, 41)
+    ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
+    ax.set_xscale("log")
+    limits = found.threshold[np.isfinite(found.threshold)]
+    if limits.size:
+        limit = float(np.median(limits))
+        share = np.mean(norms < limit)
+        label = f"threshold {limit:.3g}: above {share:.0%} of the norms"
+        ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
+    return _style.finish(ax, x="norm of the updates", y="steps", title=found.name)

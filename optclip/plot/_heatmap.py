@@ -1,0 +1,76 @@
+"""The norm of each group or leaf over time."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optclip.plot import _history, _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# More columns and rows than these cannot be told apart in a picture.
+_COLUMNS, _ROWS = 200, 60
+
+
+def heatmap(history: Any, *, clip: str | None = None, ax: Any = None) -> "Axes":
+    """The norm of each group or leaf at each step, the largest on top.
+
+    Of more than 200 steps each column is the largest norm of several; of more than 60
+    leaves those with the largest medians are shown. What is not finite is left white.
+
+    Args:
+      history: of a run with a clip by group, or one with `record="leaves"`, as in
+        `optclip.plot`.
+      clip: the name of the clip; the only one if None.
+      ax: axes to draw on; those of a new figure, as high as it has rows, if None.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `history` or `ax` is of the wrong kind.
+      ValueError: the clip has one norm only; there is no such clip, or several and none
+        is named.
+
+    Example:
+      >>> import optclip
+      >>> history = {"clip/norm/bias": [0.1, 0.2], "clip/norm/kernel": [3.0, 4.0]}
+      >>> ax = optclip.plot.heatmap(history)
+      >>> print([label.get_text() for label in ax.get_yticklabels()])
+      ['kernel', 'bias']
+    """
+    name, parts = _history.parts_of(history, clip)
+    finite = {key: _drawn(x) for key, x in parts.items()}
+    size = {key: _median(x) for key, x in finite.items()}
+    order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
+    rows = np.stack([_binned(finite[key]) for key in order])
+    steps = len(finite[order[0]])
+    ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order))
+    with np.errstate(divide="ignore"):
+        image = ax.imshow(
+            np.log10(rows), aspect="auto", cmap="cividis", interpolation="nearest",
+            extent=(-0.5, steps - 0.5, len(order) - 0.5, -0.5),
+        )  # fmt: skip
+    ax.figure.colorbar(image, ax=ax, label="log10 of the norm")
+    ax.set_yticks(range(len(order)), order, fontsize="small")
+    left = len(parts) - len(order)
+    title = name + (f" (the largest {len(order)} of {len(parts)})" if left else "")
+    _style.finish(ax, x="step", y="", title=title)
+    ax.grid(visible=False)
+    return ax
+
+
+def _drawn(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(x) & (x > 0), x, np.nan)
+
+
+def _median(x: np.ndarray) -> float:
+    return float(np.nanmedian(x)) if np.isfinite(x).any() else 0.0
+
+
+def _binned(x: np.ndarray) -> np.ndarray:
+    """At most so many columns as can be seen, each the largest of its steps."""
+    parts = np.array_split(x, min(len(x), _COLUMNS))
+    return np.array([np.nan if np.isnan(p).all() else np.nanmax(p) for p in parts])

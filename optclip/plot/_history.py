@@ -1,0 +1,176 @@
+"""The history of a run: for each quantity of each clip an array over the steps."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optclip._metrics import parts_in
+
+# Of the largest or smallest of several norms, so that norm * coefficient is no norm.
+_OF_SEVERAL = "fraction"
+
+
+class Clip(NamedTuple):
+    """What one clip did, or did to one group or leaf; None for what is not recorded."""
+
+    name: str
+    norm: np.ndarray
+    threshold: np.ndarray
+    after: np.ndarray | None
+    clipped: np.ndarray
+
+
+def read(history: Any) -> dict[str, np.ndarray]:
+    """Any form of a history as arrays of float64, one number a step.
+
+    Raises:
+      TypeError: it is none of the forms that are accepted.
+      ValueError: it holds no step, steps with other keys than the first, or more steps
+        of one quantity than of another.
+    """
+    if isinstance(history, (str, os.PathLike)):
+        lines = Path(history).read_text().splitlines()
+        history = [json.loads(line) for line in lines if line.strip()]
+    if isinstance(history, Mapping):
+        columns = dict(history)
+    elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
+        columns = _columns(history)
+    else:
+        raise TypeError(
+            f"history={history!r:.100} ({type(history).__name__}) is not accepted. Give"
+            " a list of dicts as optclip.metrics returns them, one dict of arrays, or"
+            " the path of a file of JSON lines."
+        )
+    found = {key: _numbers(key, x) for key, x in columns.items()}
+    lengths = {len(x) for x in found.values()}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"history holds arrays of {' and of '.join(map(str, sorted(lengths)))}"
+            " steps. Give as many steps of each."
+        )
+    if lengths in (set(), {0}):
+        raise ValueError("history holds no step. Give what optclip.metrics returned.")
+    return found
+
+
+def _numbers(key: str, x: Any) -> np.ndarray:
+    try:
+        found = np.atleast_1d(np.asarray(x, float))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"history holds under {key!r} what is no number: {x!r:.100}. Give numbers,"
+            " one a step."
+        ) from error
+    if found.ndim > 1:
+        raise ValueError(
+            f"history holds under {key!r} an array of shape {found.shape}. Give one"
+            " number a step."
+        )
+    return found
+
+
+def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    keys = list(steps[0]) if steps else []
+    for i, step in enumerate(steps):
+        if set(step) != set(keys):
+            odd = sorted(set(step) ^ set(keys))
+            raise ValueError(
+                f"history holds other keys in step {i} than in step 0: {odd}. Give the"
+                " metrics of one optimizer."
+            )
+    return {key: [step[key] for step in steps] for key in keys}
+
+
+def save(history: Any, path: str | os.PathLike[str]) -> None:
+    """Write a history as JSON, one object a line, for `plot` and any other tool.
+
+    Args:
+      history: what the plots take.
+      path: of the file, which is replaced.
+
+    Raises:
+      TypeError: `history` is none of the forms that are accepted; `path` is no path.
+      ValueError: it holds no step, or steps of several kinds.
+
+    Example:
+      >>> import optclip, pathlib, tempfile
+      >>> file = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+      >>> optclip.plot.save({"clip/norm": [1.0, 2.5]}, file)
+      >>> print(file.read_text().splitlines()[1])
+      {"clip/norm": 2.5}
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"path={path!r} ({type(path).__name__}) is no path. Give a str or a"
+            " pathlib.Path."
+        )
+    columns = read(history)
+    rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
+    """One clip of a history, or one group or leaf of it.
+
+    Raises:
+      ValueError: there is no such clip or part, or several and none was named.
+    """
+    found = read(history)
+    by_name = parts_in(found)
+    name = _one("clip", clip, list(by_name))
+    parts = [each for each in by_name[name] if each]
+    end = f"/{_one('part', part, parts)}" if parts or part is not None else ""
+
+    def of(field: str) -> np.ndarray | None:
+        return found.get(f"{name}/{field}{end}")
+
+    norm, threshold, coefficient = (of(f) for f in ("norm", "threshold", "coefficient"))
+    if norm is None or threshold is None or coefficient is None:
+        raise ValueError(
+            f"history lacks the norm, threshold or coefficient of '{name}{end}'. Give"
+            " all that optclip.metrics returned."
+        )
+    several = of(_OF_SEVERAL) is not None
+    with np.errstate(invalid="ignore"):
+        after = None if several else norm * coefficient
+    # As in the rate of `metrics`: what a policy zeroed or made NaN was not clipped.
+    clipped = (coefficient != 1) & np.isfinite(norm) & np.isfinite(coefficient)
+    return Clip(f"{name}{end}", norm, threshold, after, clipped)
+
+
+def parts_of(history: Any, clip: str | None) -> tuple[str, dict[str, np.ndarray]]:
+    """The name of a clip by group or leaf, and the norms of its parts.
+
+    Raises:
+      ValueError: it has one norm only.
+    """
+    found = read(history)
+    by_name = parts_in(found)
+    name = _one("clip", clip, list(by_name))
+    parts = {part: found[f"{name}/norm/{part}"] for part in by_name[name] if part}
+    if not parts:
+        raise ValueError(
+            f"The clip '{name}' has one norm a step, not one for each group or leaf."
+            " Clip by group, or record leaves: clip_by_norm(inf, record='leaves',"
+            " name='watch') in front of it measures each leaf and clips none."
+        )
+    return name, parts
+
+
+def _one(what: str, given: str | None, known: list[str]) -> str:
+    """The one that was named, or the only one there is."""
+    if given is None and len(known) == 1:
+        return known[0]
+    if given in known:
+        return str(given)
+    if not known:
+        which = "norms of a clip" if what == "clip" else "groups or leaves"
+        raise ValueError(
+            f"history holds no {which}. Give what optclip.metrics returned."
+        )
+    raise ValueError(f"{what}={given!r} is not one of {known}. Give one of these.")

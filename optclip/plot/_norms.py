@@ -1,0 +1,67 @@
+"""The norm before and after a clip, with the threshold."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optclip.plot import _history, _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def norms(
+    history: Any, *, clip: str | None = None, part: str | None = None, ax: Any = None
+) -> "Axes":
+    """The norm before and after, and the threshold, at each step.
+
+    A step whose norm is not finite is marked at the top. Of a clip by leaf, axis or
+    element the norm is the largest of all and the threshold the smallest, and what was
+    left is not known. The axis is logarithmic if norms differ by more than 30 times.
+
+    Args:
+      history: of a run, as in `optclip.plot`.
+      clip: the name of the clip; the only one if None.
+      part: a group's label or a leaf's path, for clips that record these.
+      ax: axes to draw on; those of a new figure if None.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `history` or `ax` is of the wrong kind.
+      ValueError: there is no such clip or part, or several and none is named.
+
+    Example:
+      >>> import optclip
+      >>> history = {
+      ...     "clip/norm": [1.0, 3.0], "clip/threshold": [2.0, 2.0],
+      ...     "clip/coefficient": [1.0, 2 / 3],
+      ... }
+      >>> ax = optclip.plot.norms(history)
+      >>> print([line.get_label() for line in ax.lines])
+      ['before', 'after', 'threshold']
+    """
+    found = _history.clip_in(history, clip, part)
+    ax = _style.new_axes(ax)
+    steps = np.arange(len(found.norm))
+    ax.plot(steps, _style.gaps(found.norm), color=_style.BEFORE, lw=1, label="before")
+    shown = [found.norm]
+    if found.after is not None:
+        after = _style.gaps(found.after)
+        ax.plot(steps, after, color=_style.AFTER, lw=1, label="after")
+        shown.append(found.after)
+    if np.isfinite(found.threshold).any():
+        limit = _style.gaps(found.threshold)
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}
+        ax.step(steps, limit, where="mid", label="threshold", **style)
+        shown.append(found.threshold)
+    _style.set_scale(ax, *shown)
+    bad = np.flatnonzero(~np.isfinite(found.norm))
+    if bad.size:
+        ax.plot(
+            bad, np.full(bad.size, 0.98), "x", color=_style.BAD, label="not finite",
+            transform=ax.get_xaxis_transform(), clip_on=False,
+        )  # fmt: skip
+    return _style.finish(ax, x="step", y="norm of the updates", title=found.name)

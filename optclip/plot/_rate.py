@@ -1,0 +1,62 @@
+"""How often a clip clips."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optclip import _validate
+from optclip.plot import _history, _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def rate(
+    history: Any,
+    *,
+    clip: str | None = None,
+    part: str | None = None,
+    window: int = 100,
+    ax: Any = None,
+) -> "Axes":
+    """The share of steps that were clipped: so far, and among the last `window`.
+
+    Args:
+      history: of a run, as in `optclip.plot`; a step was clipped if its coefficient is
+        not 1.
+      clip: the name of the clip; the only one if None.
+      part: a group's label or a leaf's path, for clips that record these.
+      window: how many steps the second line looks back.
+      ax: axes to draw on; those of a new figure if None.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `history`, `window` or `ax` is of the wrong kind.
+      ValueError: there is no such clip or part, or several and none is named; `window`
+        is below 1.
+
+    Example:
+      >>> import optclip
+      >>> history = {
+      ...     "clip/norm": [1.0, 3.0], "clip/threshold": [2.0, 2.0],
+      ...     "clip/coefficient": [1.0, 2 / 3],
+      ... }
+      >>> print(optclip.plot.rate(history).lines[0].get_ydata())
+      [0.  0.5]
+    """
+    _validate.length("window", window)
+    found = _history.clip_in(history, clip, part)
+    ax = _style.new_axes(ax)
+    total = np.cumsum(found.clipped)
+    steps = np.arange(1, len(total) + 1)
+    before = np.concatenate([np.zeros(window), total])[: len(total)]
+    lately = (total - before) / np.minimum(steps, window)
+    ax.plot(steps - 1, total / steps, color=_style.AFTER, label="so far")
+    if len(total) > window:
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
+        ax.plot(steps - 1, lately, label=f"last {window} steps", **style)
+    ax.set_ylim(-0.02, 1.02)
+    return _style.finish(ax, x="step", y="share of steps clipped", title=found.name)

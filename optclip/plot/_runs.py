@@ -1,0 +1,78 @@
+"""Several runs beside one another."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optclip import _validate
+from optclip.plot import _history, _style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def runs(
+    histories: Mapping[str, Any],
+    *,
+    clip: str | None = None,
+    part: str | None = None,
+    window: int = 25,
+    ax: Any = None,
+) -> "Axes":
+    """The running median of the norm of each run, with the share of steps it clipped.
+
+    Args:
+      histories: a dict from what to call a run to its history, as in `optclip.plot`.
+      clip: the name of the clip in all of them; the only one if None.
+      part: a group's label or a leaf's path, for clips that record these.
+      window: of how many steps the median is.
+      ax: axes to draw on; those of a new figure if None.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `histories` is no dict; a history, `window` or `ax` is of the
+        wrong kind.
+      ValueError: there is no run; there is no such clip or part, or several and none is
+        named; `window` is below 1.
+
+    Example:
+      >>> import optclip
+      >>> run = {
+      ...     "clip/norm": [1.0, 3.0], "clip/threshold": [2.0, 2.0],
+      ...     "clip/coefficient": [1.0, 2 / 3],
+      ... }
+      >>> ax = optclip.plot.runs({"max_norm=2": run})
+      >>> print(ax.get_legend_handles_labels()[1])
+      ['max_norm=2 (50% clipped)']
+    """
+    if not isinstance(histories, Mapping):
+        raise TypeError(
+            f"histories={histories!r:.100} ({type(histories).__name__}) is no dict."
+            " Give a dict from what to call a run to its history."
+        )
+    if not histories:
+        raise ValueError("histories holds no run. Give at least one.")
+    _validate.length("window", window)
+    found = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
+    ax = _style.new_axes(ax)
+    medians = []
+    for i, (name, run) in enumerate(found.items()):
+        medians.append(_running_median(run.norm, window))
+        label = f"{name} ({np.mean(run.clipped):.0%} clipped)"
+        color = _style.CYCLE[i % len(_style.CYCLE)]
+        style = _style.LINES[i % len(_style.LINES)]
+        ax.plot(medians[-1], style, color=color, lw=1.3, label=label)
+    _style.set_scale(ax, *medians)
+    title = next(iter(found.values())).name
+    return _style.finish(ax, x="step", y=f"norm, median of {window}", title=title)
+
+
+def _running_median(x: np.ndarray, window: int) -> np.ndarray:
+    """Of the last numbers up to each; those that are not finite are left out."""
+    found = _style.gaps(x)
+    parts = (found[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
+    return np.array([np.nan if np.isnan(p).all() else np.nanmedian(p) for p in parts])

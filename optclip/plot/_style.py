@@ -1,0 +1,63 @@
+"""What all pictures share: colours that print and that everyone can tell apart."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's, light to dark; runs have line styles too, for print in grey.
+BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"
+CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":")
+# Above this range of numbers small ones are seen only on a logarithmic axis.
+_RANGE = 30.0
+
+
+def new_axes(ax: Any = None, height: float = 3.6) -> "Axes":
+    """The axes given, or those of a new figure.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `ax` is something else, such as the array `plt.subplots` returns.
+    """
+    if hasattr(ax, "get_ylim"):
+        return ax
+    if ax is not None:
+        raise TypeError(
+            f"ax={ax!r} ({type(ax).__name__}) is no axes. Give Matplotlib axes, or None"
+            " for those of a new figure."
+        )
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "optclip.plot draws with Matplotlib, which is not installed. Install it:"
+            " pip install 'optclip[plot]'."
+        ) from error
+    return plt.subplots(figsize=(6.4, height), layout="constrained")[1]
+
+
+def gaps(x: np.ndarray) -> np.ndarray:
+    """Gaps in place of what cannot be drawn."""
+    return np.where(np.isfinite(x), x, np.nan)
+
+
+def set_scale(ax: "Axes", *values: np.ndarray) -> None:
+    """A logarithmic axis where the numbers ask for one."""
+    shown = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
+    if shown.size and shown.max() > _RANGE * shown.min():
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+
+
+def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
+    """Words on the axes, light lines behind, a legend if there is something to tell."""
+    ax.set(xlabel=x, ylabel=y, title=title)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False, fontsize="small")
+    return ax

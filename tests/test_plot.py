@@ -1,0 +1,223 @@
+"""Pictures show what was recorded, from any form of a history."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import plot
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+NORMS = [1.0, 3.0, float("nan"), 50.0, 2.0]
+
+
+@pytest.fixture(autouse=True)
+def no_figure_is_left():
+    yield
+    plt.close("all")
+
+
+def recorded(tx, norms=NORMS):
+    """The metrics of a run over gradients of these norms."""
+    params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    state, history = tx.init(params), []
+    for norm in norms:
+        grads = {"a": jnp.array([norm * 0.6]), "b": jnp.array([norm * 0.8])}
+        _, state = tx.update(grads, state, params)
+        history.append(optclip.metrics(state))
+    return history
+
+
+@pytest.fixture(scope="module")
+def history():
+    return recorded(optclip.clip_by_global_norm(2.0))
+
+
+def lines(ax):
+    return {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}
+
+
+def test_norms(history):
+    ax = plot.norms(history)
+    found = lines(ax)
+    np.testing.assert_allclose(found["before"], [1, 3, np.nan, 50, 2], rtol=1e-6)
+    np.testing.assert_allclose(found["after"], [1, 2, np.nan, 2, 2], rtol=1e-6)
+    np.testing.assert_allclose(found["threshold"], 2.0)
+    bad = next(line for line in ax.lines if line.get_label() == "not finite")
+    assert list(bad.get_xdata()) == [2]
+    # From 1 to 50.
+    assert ax.get_yscale() == "log"
+    assert (ax.get_xlabel(), ax.get_title()) == ("step", "clip")
+    assert (
+        plot.norms(recorded(optclip.clip_by_global_norm(2.0), [1.0, 3.0])).get_yscale()
+        == "linear"
+    )
+
+
+def test_a_threshold_that_is_infinite_is_not_drawn():
+    ax = plot.norms(recorded(optclip.clip_by_global_norm(jnp.inf)))
+    assert "threshold" not in lines(ax)
+
+
+def test_of_leaves_what_is_left_is_not_known():
+    """Norm is the largest and coefficient the smallest: their product is no norm."""
+    ax = plot.norms(recorded(optclip.clip_by_norm(2.0)))
+    assert set(lines(ax)) == {"before", "threshold", "not finite"}
+
+
+def test_every_form_of_a_history(history, tmp_path):
+    stacked = {key: np.stack([h[key] for h in history]) for key in history[0]}
+    plot.save(history, tmp_path / "run.jsonl")
+    rows = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert json.loads(rows[1])["clip/norm"] == 3.0
+    expected = lines(plot.norms(history))
+    for form in (
+        stacked,
+        tmp_path / "run.jsonl",
+        str(tmp_path / "run.jsonl"),
+        tuple(history),
+    ):
+        for key, values in lines(plot.norms(form)).items():
+            np.testing.assert_array_equal(values, expected[key])
+
+
+def test_as_scan_stacks_it():
+    tx = optclip.clip_by_global_norm(2.0)
+
+    def step(state, size):
+        _, state = tx.update(size, state)
+        return state, optclip.metrics(state)
+
+    _, stacked = jax.lax.scan(step, tx.init(jnp.zeros(())), jnp.arange(5.0))
+    np.testing.assert_allclose(lines(plot.norms(stacked))["after"], [0, 1, 2, 2, 2])
+
+
+def test_axes_that_are_given(history):
+    _, (one, other) = plt.subplots(1, 2)
+    assert plot.norms(history, ax=one) is one
+    assert plot.rate(history, ax=other) is other
+
+
+def test_rate():
+    ax = plot.rate(
+        recorded(optclip.clip_by_global_norm(2.0), [1, 3, 3, 1, 1]), window=2
+    )
+    np.testing.assert_allclose(lines(ax)["so far"], [0, 1 / 2, 2 / 3, 1 / 2, 2 / 5])
+    np.testing.assert_allclose(lines(ax)["last 2 steps"], [0, 1 / 2, 1, 1 / 2, 0])
+    assert list(lines(plot.rate(recorded(optclip.clip_by_global_norm(2.0))))) == [
+        "so far"
+    ]
+
+
+def test_distribution(history):
+    ax = plot.distribution(history)
+    assert sum(patch.get_height() for patch in ax.patches) == 4
+    assert ax.get_legend_handles_labels()[1] == ["threshold 2: above 25% of the norms"]
+    one = plot.distribution(recorded(optclip.clip_by_global_norm(jnp.inf), [3.0]))
+    assert not one.get_legend_handles_labels()[1]
+    with pytest.raises(ValueError, match="no norm that is finite and above 0"):
+        plot.distribution(recorded(optclip.clip_by_global_norm(2.0), [0.0]))
+
+
+def test_heatmap():
+    tx = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
+    ax = plot.heatmap(
+        recorded(optax.chain(tx, optclip.clip_by_global_norm(1.0))), clip="watch"
+    )
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
+    shown = ax.images[0].get_array()
+    expected = np.log10([[0.8, 2.4, 1, 40, 1.6], [0.6, 1.8, 1, 30, 1.2]])
+    assert list(np.ma.getmaskarray(shown)[0]) == [False, False, True, False, False]
+    np.testing.assert_allclose(
+        shown[:, [0, 1, 3, 4]], expected[:, [0, 1, 3, 4]], rtol=1e-5
+    )
+
+
+def test_a_heatmap_of_more_than_can_be_seen():
+    history = {f"clip/norm/{i}": np.full(1000, i + 1.0) for i in range(70)}
+    history["clip/norm/69"] = np.full(1000, np.nan)
+    ax = plot.heatmap(history)
+    assert ax.images[0].get_array().shape == (60, 200)
+    assert ax.get_title() == "clip (the largest 60 of 70)"
+    assert ax.get_yticklabels()[0].get_text() == "68"
+
+
+def test_runs(history):
+    ax = plot.runs(
+        {"clipped": history, "loose": recorded(optclip.clip_by_global_norm(9.0))},
+        window=2,
+    )
+    found = lines(ax)
+    assert list(found) == ["clipped (40% clipped)", "loose (20% clipped)"]
+    np.testing.assert_allclose(
+        found["loose (20% clipped)"], [1, 2, 3, 50, 26], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.distribution])
+def test_one_clip_of_several_one_group_of_several(draw):
+    labels = {"a": "first", "b": "second"}
+    tx = optax.chain(
+        optclip.clip_by_group_norm(1.0, labels),
+        optclip.clip_by_global_norm(1.0, name="all"),
+    )
+    history = recorded(tx)
+    assert draw(history, clip="all").get_title() == "all"
+    assert draw(history, clip="clip", part="second").get_title() == "clip/second"
+    with pytest.raises(ValueError, match=r"clip=None is not one of \['clip', 'all'\]"):
+        draw(history)
+    with pytest.raises(
+        ValueError, match=r"part='third' is not one of \['first', 'seco"
+    ):
+        draw(history, clip="clip", part="third")
+    with pytest.raises(ValueError, match="no groups or leaves"):
+        draw(history, clip="all", part="third")
+
+
+BAD = {
+    "a number": (3.0, TypeError, "is not accepted. Give a list of dicts"),
+    "numbers": ([3.0], TypeError, "is not accepted. Give a list of dicts"),
+    "nothing": ([], ValueError, "holds no step"),
+    "no arrays": ({}, ValueError, "holds no step"),
+    "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm', 'loss'\]"),
+    "no clip": ({"loss": [1.0]}, ValueError, "no norms of a clip"),
+    "norms alone": ({"clip/norm": [1.0]}, ValueError, "lacks the norm, threshold or coefficient of 'clip'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_history(name):
+    given, error, match = BAD[name]
+    with pytest.raises(error, match=match):
+        plot.norms(given)
+
+
+def test_what_makes_no_picture(history):
+    with pytest.raises(ValueError, match="has one norm a step"):
+        plot.heatmap(history)
+    with pytest.raises(ValueError, match="window=0 .* is below 1"):
+        plot.rate(history, window=0)
+    with pytest.raises(TypeError, match="Give a dict from what to call a run"):
+        plot.runs([history])
+    with pytest.raises(ValueError, match="histories holds no run"):
+        plot.runs({})
+
+
+def test_matplotlib_is_imported_by_the_call():
+    code = "import sys, optclip; assert optclip.plot; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_matplotlib(history, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install 'optclip\[plot\]'"):
+        plot.norms(history)

@@ -1,0 +1,85 @@
+"""A few lines on each clip: what it did, and whose norm it was."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optclip
+
+GRADS = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+
+
+def state_after(tx, *grads):
+    state = tx.init(GRADS)
+    for each in grads:
+        _, state = tx.update(each, state, GRADS)
+    return state
+
+
+def test_of_the_tree():
+    zeros = jax.tree.map(jnp.zeros_like, GRADS)
+    state = state_after(optclip.clip_by_global_norm(2.5), zeros, zeros, zeros, GRADS)
+    expected = (
+        "clip: norm 5, threshold 2.5, coefficient 0.5, clipped in 25% of the steps"
+    )
+    assert optclip.summary(state) == expected
+    assert optclip.summary(optclip.metrics(state)) == expected
+    assert optclip.summary(jax.device_get(optclip.metrics(state))) == expected
+
+
+def test_of_leaves():
+    found = optclip.summary(state_after(optclip.clip_by_norm(3.5), GRADS))
+    assert found.startswith("clip: largest norm 4, threshold 3.5, coefficient 0.875,")
+
+
+def test_of_groups_and_what_is_not_finite():
+    tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
+    state = state_after(tx, GRADS, GRADS | {"a": jnp.array([jnp.nan])})
+    assert optclip.summary(state).splitlines() == [
+        "clip: 2 norms, clipped in 100% of the steps, 1 not finite",
+        "     0%  nan       first",
+        "   100%  4         second",
+    ]
+
+
+def test_the_largest_of_many():
+    grads = {f"{i:02}": jnp.array([1.0 + (i == 7)]) for i in range(20)}
+    tx = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
+    found = optclip.summary(tx.update(grads, tx.init(grads))[1], most=2).splitlines()
+    assert found[1:] == [
+        "    17%  2         07",
+        "     4%  1         00",
+        "         and 18 more",
+    ]
+
+
+def test_norms_whose_squares_overflow_and_zeros():
+    tx = optclip.clip_by_norm(jnp.inf, record="leaves")
+    huge = jax.tree.map(lambda x: x * 0.5e38, GRADS)
+    assert "64%" in optclip.summary(state_after(tx, huge)).splitlines()[1]
+    zeros = jax.tree.map(jnp.zeros_like, GRADS)
+    assert "0%  0 " in optclip.summary(state_after(tx, zeros)).splitlines()[1]
+
+
+def test_of_skips():
+    tx = optclip.skip(optax.sgd(1.0), when=4.0)
+    found = optclip.summary(state_after(tx, GRADS, GRADS))
+    assert found.startswith("skip: norm 5, threshold 4, coefficient 0, ")
+    assert found.endswith(", 2 left out")
+
+
+def test_inside_jit():
+    tx = optclip.clip_by_global_norm(1.0)
+
+    @jax.jit
+    def step(grads):
+        return optclip.summary(tx.update(grads, tx.init(grads))[1])
+
+    with pytest.raises(TypeError, match="inside jax.jit, where the numbers are not"):
+        step(GRADS)
+
+
+def test_without_a_clip():
+    with pytest.raises(ValueError, match="There is no optclip clip in this state"):
+        optclip.summary(optax.sgd(1.0).init(GRADS))
