@@ -33,3 +33,13 @@ def test_one_oldest_python():
 def test_run_time_needs_three_packages():
     names = {re.split(r"[<>=]", each)[0] for each in PROJECT["dependencies"]}
     assert names == {"jax", "jaxlib", "optax"}
+
+
+def test_the_workflow_runs_the_oldest_that_is_promised():
+    flow = (ROOT / ".github" / "workflows" / "jax.yml").read_text()
+    (oldest,) = re.findall(r"name: oldest\n.*\n +packages: (.+)", flow)
+    bounds = dict(each.split(">=") for each in PROJECT["dependencies"])
+    pinned = dict(each.split("==") for each in oldest.split())
+    assert set(pinned) == set(bounds)
+    for name, version in pinned.items():
+        assert version.removesuffix(".0") == bounds[name].removesuffix(".0")
