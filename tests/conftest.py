@@ -1,5 +1,6 @@
 """Eight CPU devices, and compiled programs kept between runs."""
 
+import collections
 import pathlib
 
 import jax
@@ -37,3 +38,16 @@ def pytest_addoption(parser):
     parser.addoption(
         "--examples", type=int, default=1000, help="examples a property (1000)"
     )
+    parser.addoption(
+        "--sample", type=int, default=1, help="each test for every n-th of its cases (1)"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    step, seen, kept = config.getoption("sample"), collections.Counter(), {}
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        kept[item] = seen[function] % step == 0
+        seen[function] += 1
+    config.hook.pytest_deselected(items=[item for item in items if not kept[item]])
+    items[:] = [item for item in items if kept[item]]
