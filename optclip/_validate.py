@@ -12,6 +12,8 @@ import numpy as np
 import optax
 
 _LARGEST = float(np.finfo(np.float64).max)
+# Steps are counted in int32.
+_LARGEST_COUNT = 2**31 - 1
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -96,6 +98,11 @@ def length(name: str, value: Any, *, least: int = 1) -> None:
         )
     if value < least:
         raise ValueError(f"{given} is below {least}. Give an int of {least} or more.")
+    if value > _LARGEST_COUNT:
+        raise ValueError(
+            f"{name} is an int above the largest int32, {_LARGEST_COUNT}. Give that or"
+            " less."
+        )
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -232,6 +232,7 @@ LENGTH = [
     Bad(math.nan, T, r"{p}=nan \(float\) is no int", "an int of [01] or more"),
     Bad(jnp.ones((), int), T, r"{p}=Array.* is no int", "static_args=.'{p}'"),
     Bad(-1, V, r"{p}=-1 \(int\) is below", "an int of [01] or more"),
+    Bad(HUGE, V, "{p} is an int above the largest", "less"),
 ]
 AXIS_NAME = [
     Bad(3, T, r"axis_name=3 \(int\) names no", "a tuple of names"),

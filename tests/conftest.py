@@ -3,6 +3,7 @@
 import collections
 import pathlib
 
+import hypothesis
 import jax
 import pytest
 
@@ -19,6 +20,24 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 def run(request):
     """A function as it is, and compiled."""
     return jax.jit if request.param == "jit" else lambda function: function
+
+
+@pytest.fixture
+def holds(request):
+    """Try a property on as many examples as asked for, or on a share of them."""
+    count = request.config.getoption("examples")
+
+    def check(prop, strategy, share=1.0):
+        settings = hypothesis.settings(
+            max_examples=max(int(share * count), 1),
+            derandomize=True,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        settings(hypothesis.given(strategy)(prop))()
+
+    return check
 
 
 # Collected only if asked for by path: each wants a process or an environment of its own.
@@ -39,7 +58,10 @@ def pytest_addoption(parser):
         "--examples", type=int, default=1000, help="examples a property (1000)"
     )
     parser.addoption(
-        "--sample", type=int, default=1, help="each test for every n-th of its cases (1)"
+        "--sample",
+        type=int,
+        default=1,
+        help="each test for every n-th of its cases (1)",
     )
 
 

@@ -18,6 +18,7 @@ FP8 = [
     "float8_e5m2",
     "float8_e5m2fnuz",
 ]
+TINY = float(np.finfo(np.float32).tiny)
 
 
 @contextlib.contextmanager
@@ -106,3 +107,37 @@ def differs(a: Any, b: Any) -> bool:
     """Whether any leaf differs: a test of clipping must show that something was cut."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return any(not np.array_equal(as_float64(x), as_float64(y)) for x, y in pairs)
+
+
+def as_xla_sees(tree: Any) -> Any:
+    """What is floating, exactly, short of what XLA on CPU takes for zero."""
+
+    def wide(x):
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return None
+        exact = np.asarray(x).astype(np.float64)
+        return np.where(np.abs(exact) < TINY, 0.0, exact)
+
+    return jax.tree.map(wide, tree)
+
+
+def wrong(found: Any, expected: Any, original: Any) -> str | None:
+    """In which way a clipped tree is not what the formula gives, or None."""
+    given = [jnp.asarray(x) for x in jax.tree.leaves(original)]
+    kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in given]
+    outs = jax.tree.leaves(found)
+    clipped = [x for x, kind in zip(outs, kinds, strict=True) if kind]
+    for out, wanted in zip(clipped, jax.tree.leaves(expected), strict=True):
+        info = jnp.finfo(out.dtype)
+        got = np.asarray(out).astype(np.float64)
+        if np.any(np.isnan(got)):
+            return "NaN"
+        # One rounding of the product, two of the coefficient, one of the norm; what
+        # is subnormal may be flushed or rounded to the next.
+        floor = max(float(info.smallest_subnormal), TINY)
+        room = 4 * float(info.eps) * np.abs(wanted) + floor
+        reachable = np.clip(wanted, -float(info.max), float(info.max))
+        if np.any(np.abs(got - reachable) > room):
+            return f"{got.ravel()[:4]} for {reachable.ravel()[:4]}"
+    return None

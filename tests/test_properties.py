@@ -8,11 +8,9 @@ The shapes are few, because each new one has to be compiled; the values are draw
 import functools
 import math
 
-import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 import optclip
@@ -98,24 +96,6 @@ def problems(draw, names=tuple(CLIPS), dtypes=tuple(DTYPES), **kwargs):
     )
     threshold = np.float32(min((largest or 1.0) * share, 1e38))
     return name, dtype, tree, threshold
-
-
-@pytest.fixture
-def holds(request):
-    """Try a property on as many examples as asked for."""
-    count = request.config.getoption("examples")
-
-    def check(prop, strategy):
-        settings = hypothesis.settings(
-            max_examples=count,
-            derandomize=True,
-            deadline=None,
-            database=None,
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        settings(hypothesis.given(strategy)(prop))()
-
-    return check
 
 
 def in_normal_range(name, dtype, tree, threshold):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import optclip
+from tests import helpers
 from tests.test_skip import assert_equal
 
 
@@ -32,6 +33,15 @@ def test_carry_keeps_its_dtypes_and_what_is_not_clipped():
     left = sum(x["h"].astype(jnp.float32) for x in found) + state.carry_rest["h"]
     np.testing.assert_allclose(left, 2 * tree["h"].astype(jnp.float32), rtol=1e-6)
     assert jax.tree.structure(state) == jax.tree.structure(tx.init(tree))
+
+
+def test_carry_around_what_remembers():
+    """Its memory keeps the type it began with, so that loops take it."""
+    tx = optclip.with_carry(optax.trace(0.9))
+    grads = {"h": jnp.ones(2, jnp.bfloat16)}
+    state = tx.init(grads)
+    _, after = tx.update(grads, state)
+    helpers.assert_same_types(after, state)
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])

@@ -68,11 +68,16 @@ def with_carry(clip: Any) -> optax.GradientTransformationExtraArgs:
 
     def init_fn(params: Any) -> CarryState:
         flat = _dense(params)
-        rest = [
-            jnp.zeros_like(_leaves.widen(_leaves.values(x))) if is_live else None
-            for x, is_live in zip(flat.leaves, flat.clippable(), strict=True)
+        pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
+        # As `update` will show them to it.
+        shown = [
+            _leaves.widen(_leaves.values(x)) if is_live else x for x, is_live in pairs
         ]
-        return CarryState(flat.rebuild(rest), inner.init(params))
+        rest = [
+            jnp.zeros_like(x) if is_live else None
+            for x, (_, is_live) in zip(shown, pairs, strict=True)
+        ]
+        return CarryState(flat.rebuild(rest), inner.init(flat.rebuild(shown)))
 
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any

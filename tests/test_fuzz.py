@@ -1,0 +1,355 @@
+"""Hostile input gets the documented errors or the right answer, never anything else.
+
+pytest tests/test_fuzz.py --examples 20000      # CI tries a twentieth of these
+"""
+
+import inspect
+import math
+import pathlib
+import traceback
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import pytest
+from hypothesis import strategies as st
+
+import optclip
+from optclip import plot
+from tests import fuzz, helpers, oracles
+
+OURS = pathlib.Path(optclip.__file__).parent
+# Six properties share the examples asked for.
+SHARE = 0.2
+
+
+@pytest.fixture(autouse=True)
+def whole_tracebacks():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+class Refused(Exception):
+    """What was given is none of optclip's to use, and it says so."""
+
+
+def asked(function, *args, **kwargs):
+    """The answer; `Refused` where optclip itself, and not JAX in it, said what is bad."""
+    try:
+        return function(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        ours = pathlib.Path(last.filename).is_relative_to(OURS)
+        if not (ours or "fuzz.py" in last.filename) or len(str(error)) < 20:
+            raise
+        raise Refused from error
+
+
+def try_all(holds, prop, strategy, least=0.2):
+    """At least that share of the examples get an answer, so that answers are tested."""
+    answered = []
+
+    def attempt(given):
+        try:
+            prop(*given)
+        except Refused:
+            answered.append(False)
+        else:
+            answered.append(True)
+
+    holds(attempt, strategy, SHARE)
+    assert sum(answered) > least * len(answered)
+
+
+@st.composite
+def options_of(draw, function):
+    """At most three of its options."""
+    taken = set(inspect.signature(function).parameters)
+    names = sorted((taken & set(fuzz.OPTIONS)) - {"groups", "lower", "upper"})
+    some = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
+    return {name: draw(fuzz.OPTIONS[name]) for name in some}
+
+
+@st.composite
+def clips(draw, functions):
+    """One of them by name, what follows the tree, options."""
+    name = draw(st.sampled_from(sorted(functions)))
+    options = draw(options_of(functions[name]))
+    if name == "global_norm":
+        return name, (), options
+    if name == "clip_by_value" and functions is fuzz.FUNCTIONS:
+        return name, (draw(fuzz.OPTIONS["lower"]), draw(fuzz.OPTIONS["upper"])), options
+    last = (draw(fuzz.OPTIONS["groups"]),) if name == "clip_by_group_norm" else ()
+    return name, (draw(fuzz.limits), *last), options
+
+
+def is_plain(tree):
+    """Whether all numbers of a tree are real arrays and finite: what oracles take."""
+    leaves = [x for x in jax.tree.leaves(tree) if not isinstance(x, (bool, int))]
+    if not all(hasattr(x, "dtype") for x in leaves):
+        return False
+    floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    return floating and all(
+        np.all(np.isfinite(helpers.as_float64(x))) for x in floating
+    )
+
+
+def formula(name, tree, arguments, options):
+    """What the clip must give in float64; None if the oracles do not cover it."""
+    told = options.keys() - {"ord", "axis", "nonfinite", "strict", "record", "name"}
+    numbers = all(isinstance(c, (int, float, np.floating)) for c in arguments)
+    if told or not numbers or not is_plain(tree):
+        return None
+    wide = helpers.as_xla_sees(tree)
+    limit, p, axis = float(arguments[0]), options.get("ord") or 2.0, options.get("axis")
+
+    def measured(x, measure):
+        if axis is None or not x.size:
+            return x * oracles.hard(measure(x), limit)
+        first = np.moveaxis(x, np.ravel(axis)[0], 0)
+        (found,) = oracles.by_first_axis([first], limit, measure)
+        return np.moveaxis(found, 0, np.ravel(axis)[0])
+
+    measures = {
+        "clip_by_norm": lambda x: oracles.norm(x, p),
+        "clip_by_rms": oracles.rms,
+        "clip_by_average_norm": oracles.average_norm,
+    }
+    if name in measures:
+        return jax.tree.map(lambda x: measured(x, measures[name]), wide)
+    if name == "clip_by_global_norm":
+        return oracles.by_tree(wide, limit, p)
+    if name == "clip_by_value":
+        return oracles.by_value(
+            wide, *((-limit, limit) if len(arguments) < 2 else map(float, arguments))
+        )
+    return None
+
+
+def judge(found, tree, expected):
+    """What was clipped has the types of what was given, and no NaN of its own."""
+    helpers.assert_same_types(found, tree)
+    if expected is not None:
+        problem = helpers.wrong(found, expected, tree)
+        assert problem is None, problem
+
+
+def test_functions(holds):
+    compared = []
+
+    def prop(call, tree):
+        name, arguments, options = call
+        found = asked(fuzz.FUNCTIONS[name], tree, *arguments, **options)
+        if name == "global_norm":
+            assert found.shape == ()
+            return
+        clipped = found[0] if name.endswith(("global_norm", "group_norm")) else found
+        with np.errstate(all="ignore"):
+            expected = formula(name, tree, arguments, options)
+        compared.append(expected is not None)
+        judge(clipped, tree, expected)
+
+    try_all(holds, prop, st.tuples(clips(fuzz.FUNCTIONS), fuzz.trees()))
+    assert sum(compared) > len(compared) / 20
+
+
+def stepped(tx, tree):
+    """Two updates; the state keeps its types, and tells what it did."""
+    state = asked(tx.init, tree)
+    for _ in range(2):
+        found, after = asked(tx.update, tree, state, tree)
+        helpers.assert_same_types(after, state)
+        state = after
+    return found, state
+
+
+def told(state):
+    """What can be read of it, if it has a record."""
+    try:
+        numbers = asked(optclip.metrics, state)
+    except Refused:
+        return
+    assert all(jnp.shape(x) == () for x in numbers.values())
+    assert isinstance(optclip.summary(state), str)
+
+
+def test_transformations(holds):
+    compared = []
+
+    def prop(call, tree):
+        name, arguments, options = call
+        tx = asked(fuzz.FACTORIES[name], *arguments, **options)
+        found, state = stepped(tx, tree)
+        with np.errstate(all="ignore"):
+            expected = formula(name, tree, arguments, options)
+        compared.append(expected is not None)
+        judge(found, tree, expected)
+        told(state)
+
+    try_all(holds, prop, st.tuples(clips(fuzz.FACTORIES), fuzz.trees()))
+    assert sum(compared) > len(compared) / 20
+
+
+@st.composite
+def made(draw, functions, others):
+    """A rule or recipe by name, some of its arguments hostile."""
+    name = draw(st.sampled_from(sorted(functions)))
+    parameters = sorted(set(inspect.signature(functions[name]).parameters) - others)
+    some = (
+        draw(st.lists(st.sampled_from(parameters), max_size=2, unique=True))
+        if parameters
+        else []
+    )
+    return name, {each: draw(fuzz.ARGUMENTS) for each in some}
+
+
+def finite_stays(found, tree):
+    """No NaN and no inf from numbers that had none.
+
+    But for float16: the eps of optax's Adam is 0 there, and it divides zero by zero.
+    """
+    given = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
+    if is_plain(given) and not any(x.dtype == jnp.float16 for x in given):
+        outs = [x for x in jax.tree.leaves(found) if hasattr(x, "dtype")]
+        assert is_plain(outs)
+
+
+def test_recipes(holds):
+    """With an optimizer inside of those that take one."""
+    others = {
+        "options",
+        "stacked",
+        "axis",
+        "inner",
+        "clip",
+        "groups",
+        "when",
+        "use_value",
+    }
+
+    def prop(call, tree):
+        name, arguments = call
+        if name == "olmo_skip":
+            arguments = {**arguments, "use_value": False}
+        if name == "aggc":
+            arguments = {**arguments, "groups": lambda tree: "all"}
+        tx = asked(fuzz.RECIPES[name], **arguments)
+        found, state = stepped(tx, tree)
+        assert jax.tree.structure(found) == jax.tree.structure(tree)
+        finite_stays(found, tree)
+        told(state)
+
+    # Optimizers compute with what a clip lets pass, and change the type of what is
+    # NumPy's: to these, floating leaves of JAX only.
+    drawn = fuzz.trees(fuzz.arrays(of_jax=True))
+    try_all(holds, prop, st.tuples(made(fuzz.RECIPES, others), drawn))
+
+
+def test_rules(holds):
+    """In every scope, by every norm and response."""
+    options = {
+        name: fuzz.OPTIONS[name] for name in ("over", "norm", "response", "record")
+    }
+
+    def prop(call, given, tree):
+        name, arguments = call
+        rule = asked(fuzz.RULES[name], **arguments)
+        found, state = stepped(asked(optclip.clip_by, rule, **given), tree)
+        helpers.assert_same_types(found, tree)
+        told(state)
+
+    drawn = st.tuples(
+        made(fuzz.RULES, set()), st.fixed_dictionaries(options), fuzz.trees()
+    )
+    try_all(holds, prop, drawn, least=0.05)
+
+
+INNER = [
+    optax.adam(0.1), optax.sgd(0.1, momentum=0.9), optclip.clip_by_norm(1.0),
+    optax.chain(optclip.clip_by_global_norm(1.0), optax.scale(-1.0)), optax.identity(),
+]  # fmt: skip
+BAD_INNER = [None, 3, "adam", optax.adam, (1, 2), fuzz.Stranger()]
+
+
+def test_wrappers(holds):
+    inner = st.one_of(*[st.sampled_from(INNER)] * 4, st.sampled_from(BAD_INNER))
+    wrappers = {
+        "skip": lambda inner, x: optclip.skip(inner, when=x),
+        "skip for a while": lambda inner, x: optclip.skip(inner, max_consecutive=x),
+        "with_carry": lambda inner, x: optclip.with_carry(inner),
+        "with_reset": lambda inner, x: optclip.with_reset(inner, x, warmup=2),
+        "after": lambda inner, x: optclip.after(inner, optclip.clip_by_norm(x)),
+    }
+
+    def prop(name, inner, number, limit, tree):
+        argument = number if name in ("skip for a while", "with_reset") else limit
+        found, state = stepped(asked(wrappers[name], inner, argument), tree)
+        assert jax.tree.structure(found) == jax.tree.structure(tree)
+        told(state)
+
+    drawn = st.tuples(
+        st.sampled_from(sorted(wrappers)), inner, fuzz.ARGUMENTS, fuzz.limits,
+        fuzz.trees(fuzz.arrays(of_jax=True)),
+    )  # fmt: skip
+    try_all(holds, prop, drawn, least=0.05)
+
+
+NUMBERS = [1.0, 2.5, 0.0, math.nan, math.inf, 1e-30, 3]
+COLUMN = st.lists(st.sampled_from(NUMBERS), min_size=0, max_size=30)
+FIELDS = ["norm", "threshold", "coefficient", "rate", "clipped", "norm/a", "norm/b"]
+
+
+@st.composite
+def histories(draw):
+    """Lists of dicts, dicts of lists, and what is neither."""
+    fields = draw(st.lists(st.sampled_from(FIELDS), max_size=5, unique=True))
+    name = draw(st.sampled_from(["clip", "other", ""]))
+    count = draw(st.integers(0, 30))
+    columns = {f"{name}/{x}": draw(COLUMN) for x in fields}
+    if draw(st.booleans()):
+        columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
+    rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
+    hostile = [
+        3,
+        None,
+        {"clip/norm": "x"},
+        [{"clip/norm": None}],
+        [3],
+        [[]],
+    ]
+    return draw(
+        st.one_of(*[st.sampled_from([columns, rows])] * 4, st.sampled_from(hostile))
+    )
+
+
+def test_reading(holds, tmp_path):
+    """Pictures, summaries and suggestions of anything."""
+    readers = {
+        "norms": plot.norms, "rate": plot.rate, "distribution": plot.distribution,
+        "heatmap": plot.heatmap, "runs": lambda h, **k: plot.runs({"run": h}, **k),
+        "save": lambda h: plot.save(h, tmp_path / "x"), "summary": optclip.summary,
+        "suggest": optclip.suggest, "metrics": optclip.metrics,
+    }  # fmt: skip
+
+    def prop(name, history, number):
+        given = history
+        if name == "suggest" and isinstance(history, dict):
+            given = next(iter(history.values()), [])
+        takes = {
+            "rate": "window",
+            "runs": "window",
+            "summary": "most",
+            "suggest": "rate",
+        }
+        options = {takes[name]: number} if name in takes else {}
+        try:
+            asked(readers[name], given, **options)
+        finally:
+            plt.close("all")
+
+    drawn = st.tuples(st.sampled_from(sorted(readers)), histories(), fuzz.ARGUMENTS)
+    try_all(holds, prop, drawn, least=0.02)
