@@ -115,3 +115,10 @@ def test_keras_by_name():
     others = [v.value for v in model.non_trainable_variables]
     predicted, _ = model.stateless_call(listed, others, jnp.ones((2, 8)))
     np.testing.assert_allclose(predicted, model(jnp.ones((2, 8))), rtol=1e-6)
+
+
+def test_compile_of_keras_takes_no_transformation():
+    """The page says so; when this fails, the page can be shorter."""
+    model = page.run("Keras 3 on JAX")["model"]
+    with pytest.raises(ValueError, match="Could not interpret optimizer"):
+        model.compile(optimizer=optax.sgd(0.1))
