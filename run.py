@@ -5,8 +5,9 @@
     python3 run.py test          # the test suite
     python3 run.py test --all    # with linters, types, coverage, the real TensorFlow,
                                  # Keras and PyTorch to compare with, the compiler of
-                                 # TPUs, a wheel in an empty environment, and Python
-                                 # 3.13 if found
+                                 # TPUs, a wheel in an empty environment, the
+                                 # libraries of docs/stacks.md, and Python 3.13 if
+                                 # found
     python3 run.py bench         # hours: speed, memory, compile times, beside optax,
                                  # PyTorch and TensorFlow, into docs/performance.md
     python3 run.py prove         # hours: the worst errors over many cases, properties
@@ -44,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["train", "test", "prove", "bench"])
     parser.add_argument(
-        "--all", action="store_true", help="test: linters, types, parity, TPUs, 3.13"
+        "--all", action="store_true", help="test: linters, types, all else; see above"
     )
     options, rest = parser.parse_known_args()
     base = find_python()
@@ -81,6 +82,8 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
             # The compiler alone: there need be no TPU.
             compiler = environment(base, ".venv-tpu", ["tpu"])
             parts.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
+        stacks = environment(base, ".venv-stacks", ["stacks"])
+        parts.append([stacks, "-m", "pytest", "-q", "tests/stacks"])
         newest = find(NEWEST)
         if newest and version(base) != NEWEST:
             other = environment(newest, f".venv-{NEWEST}", ["test", "release"])

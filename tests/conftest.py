@@ -41,7 +41,10 @@ def holds(request):
 
 
 # Collected only if asked for by path: each wants a process or an environment of its own.
-ASIDE = [pathlib.Path(__file__).parent / name for name in ("parity", "release", "tpu")]
+ASIDE = [
+    pathlib.Path(__file__).parent / name
+    for name in ("parity", "release", "stacks", "tpu")
+]
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -1,0 +1,1 @@
+"""optclip inside the libraries that people train, save and log with."""
