@@ -21,6 +21,8 @@ permission to install into the system's Python.
 from __future__ import annotations  # So that an older Python gets to find_python.
 
 import argparse
+import concurrent.futures
+import functools
 import hashlib
 import os
 import pathlib
@@ -67,31 +69,36 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
     suite = ["-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "4"]
     suite += ["--dist", "loadgroup"]
     whole = [python, *suite, "--doctest-modules", "optclip", "tests", *rest]
-    parts = [whole]
-    if everything:
-        parts = [
-            [python, "-m", "ruff", "check"],
-            [python, "-m", "ruff", "format", "--check"],
-            [python, "-m", "pyright", "--pythonpath", python],
-            [python, "tests/check_types.py"],
-            [*whole, "--cov", "--cov-report=term", "--durations=40"],
-            [python, "-m", "pytest", "-q", "tests/parity"],
-            [python, "-m", "pytest", "-q", "tests/release"],
-        ]
-        if (sys.platform, platform.machine()) == ("linux", "x86_64"):
-            # The compiler alone: there need be no TPU.
-            compiler = environment(base, ".venv-tpu", ["tpu"])
-            parts.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
-        stacks = environment(base, ".venv-stacks", ["stacks"])
-        parts.append([stacks, "-m", "pytest", "-q", "tests/stacks"])
-        newest = find(NEWEST)
-        if newest and version(base) != NEWEST:
-            other = environment(newest, f".venv-{NEWEST}", ["test", "release"])
-            ignored = [f"--ignore=tests/test_{name}.py" for name in SAME_ANYWHERE]
-            sample = ["--sample", str(SAMPLE)]
-            parts.append([other, *suite, "tests", *sample, *ignored, *rest])
-            parts.append([other, "-m", "pytest", "-q", "tests/release"])
+    if not everything:
+        return call(whole)
+    apart = [
+        [python, "-m", "pytest", "-q", "tests/parity"],
+        [python, "-m", "pytest", "-q", "tests/release"],
+    ]
+    if (sys.platform, platform.machine()) == ("linux", "x86_64"):
+        # The compiler alone: there need be no TPU.
+        compiler = environment(base, ".venv-tpu", ["tpu"])
+        apart.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
+    stacks = environment(base, ".venv-stacks", ["stacks"])
+    apart.append([stacks, "-m", "pytest", "-q", "tests/stacks"])
+    parts = [
+        [python, "-m", "ruff", "check"],
+        [python, "-m", "ruff", "format", "--check"],
+        [python, "-m", "pyright", "--pythonpath", python],
+        [python, "tests/check_types.py"],
+        [*whole, "--cov", "--cov-report=term", "--durations=40"],
+    ]
+    newest = find(NEWEST)
+    if newest and version(base) != NEWEST:
+        other = environment(newest, f".venv-{NEWEST}", ["test", "release"])
+        ignored = [f"--ignore=tests/test_{name}.py" for name in SAME_ANYWHERE]
+        sample = ["--sample", str(SAMPLE)]
+        parts.append([other, *suite, "tests", *sample, *ignored, *rest])
+        apart.append([other, "-m", "pytest", "-q", "tests/release"])
     codes = [call(part) for part in parts]
+    # These have a process each, and leave a core idle.
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        codes += pool.map(functools.partial(call, at_end=True), apart)
     return next((code for code in codes if code), 0)
 
 
@@ -187,14 +194,22 @@ def install(python: str, arguments: list[str]) -> None:
         sys.exit("Could not install; see above. Is a package index reachable?")
 
 
-def call(command: list[str]) -> int:
-    """Run in the checkout, free of any other environment; say what and how long."""
+def call(command: list[str], *, at_end: bool = False) -> int:
+    """Run in the checkout, free of any other environment; say what and how long.
+
+    `at_end` prints nothing before it ends, so that several may run at once.
+    """
     shown = " ".join(word.replace(f"{ROOT}{os.sep}", "") for word in command)
-    print(f"$ {shown}", flush=True)
+    if not at_end:
+        print(f"$ {shown}", flush=True)
     start = time.monotonic()
-    code = subprocess.run(command, cwd=ROOT, env=clean()).returncode
-    took = time.monotonic() - start
-    print(f"  {'ok' if code == 0 else f'FAILED ({code})'}, {took:.0f} s", flush=True)
+    to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if at_end else {}
+    done = subprocess.run(command, cwd=ROOT, env=clean(), text=True, **to)
+    took, code = time.monotonic() - start, done.returncode
+    said = f"$ {shown}\n{done.stdout}" if at_end else ""
+    print(
+        f"{said}  {'ok' if code == 0 else f'FAILED ({code})'}, {took:.0f} s", flush=True
+    )
     return code
 
 

