@@ -44,7 +44,7 @@ def test_the_pictures_are_the_notebooks():
 
 def test_the_figures_were_measured():
     """Losses of three seeds are in a notebook's output, others on the pages named."""
-    page = (DOCS / "which_clip.md").read_text()
+    page = " ".join((DOCS / "which_clip.md").read_text().split())
     printed = ""
     for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
         for cell in nbformat.read(path, as_version=4).cells:
