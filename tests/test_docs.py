@@ -3,12 +3,14 @@
 import pathlib
 import re
 
+import nbformat
 import pytest
 
 from optclip import recipes
+from tests import pictures
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("methods.md", "add_a_method.md", "at_scale.md")
+PAGES = ("methods.md", "add_a_method.md", "at_scale.md", "which_clip.md")
 BLOCKS = [
     pytest.param(code, id=f"{page}-{i}")
     for page in PAGES
@@ -26,7 +28,37 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 20
+
+
+def test_the_pictures_are_the_notebooks():
+    """`python -m tests.pictures` takes them out of it."""
+    page = (DOCS / "which_clip.md").read_text()
+    shown = re.findall(r"\(images/(which_\w+\.png)\)", page)
+    kept = pictures.named()
+    assert sorted(shown) == sorted(kept)
+    for name, picture in kept.items():
+        assert (DOCS / "images" / name).read_bytes() == picture
+        assert len(picture) < 60_000
+
+
+def test_the_figures_were_measured():
+    """Losses of three seeds are in a notebook's output, others on the pages named."""
+    page = " ".join((DOCS / "which_clip.md").read_text().split())
+    printed = ""
+    for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            for output in cell.get("outputs", []):
+                printed += " ".join(output.get("text", "").split()) + "\n"
+    pages = "".join(
+        (DOCS / name).read_text() for name in ("spikes.md", "incumbents.md")
+    )
+    seeds = re.findall(r"\d\.\d\d \d\.\d\d \d\.\d\d", page)
+    assert len(seeds) >= 20
+    assert not [each for each in seeds if each not in printed]
+    others = re.findall(r"\b\d\.\d{3}\b", page)
+    assert len(others) >= 4
+    assert not [each for each in others if each not in pages]
 
 
 def test_every_recipe_has_a_row():
