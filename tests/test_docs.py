@@ -8,7 +8,14 @@ import pytest
 from optclip import recipes
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("methods.md", "add_a_method.md", "at_scale.md")
+PAGES = (
+    "add_a_method.md",
+    "at_scale.md",
+    "design.md",
+    "index.md",
+    "methods.md",
+    "sharp_edges.md",
+)
 BLOCKS = [
     pytest.param(code, id=f"{page}-{i}")
     for page in PAGES
@@ -26,7 +33,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 16
 
 
 def test_every_recipe_has_a_row():
