@@ -43,7 +43,7 @@ def holds(request):
 # Collected only if asked for by path: each wants a process or an environment of its own.
 ASIDE = [
     pathlib.Path(__file__).parent / name
-    for name in ("parity", "release", "stacks", "tpu")
+    for name in ("parity", "release", "site", "stacks", "tpu")
 ]
 
 
