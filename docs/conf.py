@@ -29,6 +29,7 @@ nitpicky = True
 # The notebooks keep what they printed and drew; tests/test_notebooks.py runs them.
 nb_execution_mode = "off"
 nb_merge_streams = True
+myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
 
 napoleon_custom_sections = ["Guarantees"]
@@ -55,8 +56,10 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "sphinx_book_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = "optclip"
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"use_download_button": False}
+html_theme_options = {"navbar_persistent": [], "use_download_button": False}

@@ -33,7 +33,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 16
+    assert len(BLOCKS) == 17
 
 
 def test_every_recipe_has_a_row():

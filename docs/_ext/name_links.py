@@ -3,7 +3,8 @@
 Docstrings write names as `name`, which reStructuredText takes for a title; here it is
 code. A name stands for itself in full (`optclip.clip_by`), by its module
 (`thresholds.ema`), and in the pages of the API bare (`clip_by`): first one of the same
-module, then one of `optclip`, then one of any. Calls count: `recipes.zclip(z=3.0)`.
+module, then one of `optclip`, then one of any. Calls count, `recipes.zclip(z=3.0)`,
+and so does `help(optclip.skip)`.
 """
 
 import re
@@ -51,7 +52,7 @@ def link(app: Sphinx, document: nodes.document, docname: str) -> None:
 
 def find(text: str, docname: str, known: set[str]) -> str | None:
     """The public name that a piece of code on this page means, in full."""
-    called = CALL.fullmatch(text)
+    called = CALL.fullmatch(re.sub(r"^help\((.*)\)$", r"\1", text))
     if not called:
         return None
     name = re.sub(r"^(optclip|F)\b", _in_full, called[1])
