@@ -13,6 +13,7 @@ PAGES = (
     "at_scale.md",
     "design.md",
     "index.md",
+    "logging.md",
     "methods.md",
     "sharp_edges.md",
 )
@@ -33,7 +34,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 17
+    assert len(BLOCKS) == 19
 
 
 def test_every_recipe_has_a_row():
