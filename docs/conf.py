@@ -34,6 +34,7 @@ myst_heading_anchors = 3
 
 napoleon_custom_sections = ["Guarantees"]
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80
 

@@ -17,7 +17,6 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
-API = DOCS / "api"
 NAME = """\
 {title}
 {line}
@@ -55,9 +54,19 @@ def names(module: ModuleType) -> list[str]:
     return sorted(found, key=lambda n: (order.index(kind(module, n)), n.lower()))
 
 
-def public() -> list[str]:
-    """Every public name, in full."""
-    return [f"{m.__name__}{n}" for m in modules() for n in ["", *_dotted(m)]]
+def public() -> dict[str, str]:
+    """The page of every public name, in full.
+
+    Some file systems take `Drop`, the class, and `drop` for one name.
+    """
+    found = {}
+    for module in modules():
+        found[module.__name__] = f"api/{module.__name__}"
+        for name in names(module):
+            end = "-class" if kind(module, name) == "class" else ""
+            full = f"{module.__name__}.{name}"
+            found[full] = f"api/{full}{end}"
+    return found
 
 
 def kind(module: ModuleType, name: str) -> str:
@@ -75,6 +84,8 @@ def page(module: ModuleType, name: str) -> str:
     if inspect.isclass(value) and not issubclass(value, tuple):
         # Fields of a named tuple are in its docstring, and have none that says more.
         more = "   :members:\n"
+        # A protocol is made by nobody; its signature would be that of any.
+        name += "()" if str(inspect.signature(value)) == "(*args, **kwargs)" else ""
     elif kind(module, name) == "data":
         directive, more = "py:data", _constant(module, value)
     return NAME.format(
@@ -85,27 +96,29 @@ def page(module: ModuleType, name: str) -> str:
 
 def module_page(module: ModuleType) -> str:
     """The page of a module: its docstring, and its names with their first lines."""
-    title = module.__name__
-    found, rows = names(module), []
-    for name in found:
+    title, homes = module.__name__, public()
+    rows, links = [], []
+    for name in names(module):
         first = _first(getattr(module, name))
         if kind(module, name) == "data":
-            first = f"``{getattr(module, name)!r}``"
-        rows.append(f":doc:`{name} <{module.__name__}.{name}>`\n   {first}\n")
+            first = f"``{getattr(module, name)!r}``. {first}"
+        link = f"{name} </{homes[f'{title}.{name}']}>"
+        rows.append(f":doc:`{link}`\n   {first}\n")
+        links.append(link)
     return MODULE.format(
         title=title, line="=" * len(title), docstring=_automodule(module),
-        list="\n".join(rows),
-        pages="\n   ".join(f"{name} <{title}.{name}>" for name in found),
+        list="\n".join(rows), pages="\n   ".join(links),
     )  # fmt: skip
 
 
 def pages() -> dict[pathlib.Path, str]:
     """All pages by their path."""
-    made = {}
+    homes, made = public(), {}
     for module in modules():
-        made[API / f"{module.__name__}.rst"] = module_page(module)
+        made[DOCS / f"{homes[module.__name__]}.rst"] = module_page(module)
         for name in names(module):
-            made[API / f"{module.__name__}.{name}.rst"] = page(module, name)
+            home = homes[f"{module.__name__}.{name}"]
+            made[DOCS / f"{home}.rst"] = page(module, name)
     return made
 
 
@@ -117,12 +130,12 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def check(app: Sphinx, env: BuildEnvironment) -> None:
-    """Each public name has a description with words in it, on a page of its own."""
+    """Each public name is described, on a page of its own."""
     described = env.domains.python_domain.objects
-    warn = logging.getLogger(__name__).warning
-    for name in public():
+    for name, home in public().items():
         found: Any = described.get(name)
-        if found is None or found.docname != f"api/{name}":
+        if found is None or found.docname != home:
+            warn = logging.getLogger(__name__).warning
             warn(f"the public name {name} has no page of its own")
 
 
@@ -142,7 +155,3 @@ def _first(value: object) -> str:
 
 def _automodule(module: ModuleType) -> str:
     return f".. automodule:: {module.__name__}\n   :no-members:"
-
-
-def _dotted(module: ModuleType) -> list[str]:
-    return [f".{name}" for name in names(module)]

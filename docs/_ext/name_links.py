@@ -38,15 +38,14 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def link(app: Sphinx, document: nodes.document, docname: str) -> None:
     """Make each a link to the page of its name."""
-    known, own = set(public()), {module.__name__ for module in modules()}
+    homes, own = public(), {module.__name__ for module in modules()}
     for node in list(document.findall(nodes.literal)):
         if isinstance(node.parent, (nodes.reference, nodes.title)):
             continue
-        name = find(node.astext(), docname, known)
-        if name and docname != f"api/{name}":
-            page = f"api/{name}"
-            place = f"module-{name}" if name in own else name
-            new = make_refnode(app.builder, docname, page, place, node.deepcopy(), name)
+        name = find(node.astext(), docname, set(homes))
+        if name and docname != homes[name]:
+            there = homes[name], f"module-{name}" if name in own else name
+            new = make_refnode(app.builder, docname, *there, node.deepcopy(), name)
             node.replace_self(new)
 
 
@@ -56,7 +55,7 @@ def find(text: str, docname: str, known: set[str]) -> str | None:
     if not called:
         return None
     name = re.sub(r"^(optclip|F)\b", _in_full, called[1])
-    tried = [name] if name.startswith("optclip.") else []
+    tried = [name]
     if "." in name:
         tried.append(f"optclip.{name}")
     elif docname.startswith("api/"):
