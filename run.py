@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Set up all that is needed in `.venv`, then train, test, prove or measure.
+"""Set up all that is needed in `.venv`, then train, test, show, prove or measure.
 
     python3 run.py train         # the main job: see examples/train_char_rnn.py --help
     python3 run.py test          # the test suite
     python3 run.py test --all    # with linters, types, coverage, the real TensorFlow,
                                  # Keras and PyTorch to compare with, the compiler of
                                  # TPUs, a wheel in an empty environment, the
-                                 # libraries of docs/stacks.md, and Python 3.13 if
-                                 # found
+                                 # libraries of docs/stacks.md, the site, and Python
+                                 # 3.13 if found
+    python3 run.py docs          # the documentation, built and shown on this machine;
+                                 # --build builds it, and does not show it
     python3 run.py bench         # hours: speed, memory, compile times, beside optax,
                                  # PyTorch and TensorFlow, into docs/performance.md
     python3 run.py prove         # hours: the worst errors over many cases, properties
@@ -28,6 +30,7 @@ import os
 import pathlib
 import platform
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -35,6 +38,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent
 OLDEST = (3, 11)
 NEWEST = "3.13"
+HTML = "docs/_build/html"
+PORT = 8000
 # The newest Python, with the newest JAX, runs each test for one case in so many: an odd
 # number, so that eager and compiled take turns.
 SAMPLE = 5
@@ -45,10 +50,11 @@ SAME_ANYWHERE = ("examples", "incumbents", "notebooks", "processes", "spikes")
 def main() -> int:
     """Parse the command, find a Python, do it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["train", "test", "prove", "bench"])
+    parser.add_argument("command", choices=["train", "test", "docs", "prove", "bench"])
     parser.add_argument(
         "--all", action="store_true", help="test: linters, types, all else; see above"
     )
+    parser.add_argument("--build", action="store_true", help="docs: do not show them")
     options, rest = parser.parse_known_args()
     base = find_python()
     if options.command == "train":
@@ -56,6 +62,8 @@ def main() -> int:
         return call([python, "examples/train_char_rnn.py", *rest])
     if options.command == "prove":
         return prove(base, rest)
+    if options.command == "docs":
+        return docs(base, rest, show=not options.build)
     if options.command == "bench":
         python = environment(base, ".venv", ["bench"])
         return call([python, "-m", "benchmarks", *rest])
@@ -81,6 +89,8 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
         apart.append([compiler, "-m", "pytest", "-q", "tests/tpu"])
     stacks = environment(base, ".venv-stacks", ["stacks"])
     apart.append([stacks, "-m", "pytest", "-q", "tests/stacks"])
+    site = environment(base, ".venv-docs", ["docs"])
+    apart.append([site, "-m", "pytest", "-q", "tests/site"])
     parts = [
         [python, "-m", "ruff", "check"],
         [python, "-m", "ruff", "format", "--check"],
@@ -115,6 +125,24 @@ def prove(base: str, rest: list[str]) -> int:
     ]
     codes = [call(part) for part in parts]
     return next((code for code in codes if code), 0)
+
+
+def docs(base: str, rest: list[str], *, show: bool) -> int:
+    """Build the documentation, then serve it until the user has seen enough."""
+    python = environment(base, ".venv-docs", ["docs"])
+    sphinx = ["-m", "sphinx", "-W", "--keep-going", "-q", *rest]
+    code = call([python, *sphinx, "docs", HTML])
+    if code or not show:
+        return code
+    with socket.socket() as probe:
+        if not probe.connect_ex(("localhost", PORT)):
+            sys.exit(f"Port {PORT} is in use. Free it, or open {HTML}/index.html.")
+    print(f"http://localhost:{PORT}, Ctrl-C to end", flush=True)
+    server = ["-m", "http.server", str(PORT), "--bind", "localhost"]
+    try:
+        return call([python, *server, "--directory", HTML])
+    except KeyboardInterrupt:
+        return 0
 
 
 def find_python() -> str:

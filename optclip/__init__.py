@@ -1,8 +1,10 @@
 """optclip: gradient clipping for JAX, right in every dtype, at any scale.
 
-tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(3e-4))
-clipped, norm = optclip.functional.clip_by_global_norm(grads, 1.0)
-optclip.metrics(opt_state)
+In an optimizer, as a function, and what it did::
+
+    tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(3e-4))
+    clipped, norm = optclip.functional.clip_by_global_norm(grads, 1.0)
+    optclip.metrics(opt_state)
 """
 
 from importlib.metadata import version as _version

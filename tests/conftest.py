@@ -3,7 +3,6 @@
 import collections
 import pathlib
 
-import hypothesis
 import jax
 import pytest
 
@@ -25,6 +24,9 @@ def run(request):
 @pytest.fixture
 def holds(request):
     """Try a property on as many examples as asked for, or on a share of them."""
+    # Not above: the environments of TPUs, stacks and the site have no Hypothesis.
+    import hypothesis
+
     count = request.config.getoption("examples")
 
     def check(prop, strategy, share=1.0):
@@ -43,7 +45,7 @@ def holds(request):
 # Collected only if asked for by path: each wants a process or an environment of its own.
 ASIDE = [
     pathlib.Path(__file__).parent / name
-    for name in ("parity", "release", "stacks", "tpu")
+    for name in ("parity", "release", "site", "stacks", "tpu")
 ]
 
 

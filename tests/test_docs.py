@@ -10,7 +10,16 @@ from optclip import recipes
 from tests import pictures
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("methods.md", "add_a_method.md", "at_scale.md", "which_clip.md")
+PAGES = (
+    "add_a_method.md",
+    "at_scale.md",
+    "design.md",
+    "index.md",
+    "logging.md",
+    "methods.md",
+    "sharp_edges.md",
+    "which_clip.md",
+)
 BLOCKS = [
     pytest.param(code, id=f"{page}-{i}")
     for page in PAGES
@@ -28,7 +37,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 20
+    assert len(BLOCKS) == 31
 
 
 def test_the_pictures_are_the_notebooks():

@@ -27,7 +27,7 @@ def clip_by_norm(
         with 1 at `axis`, or a scalar), or a prefix tree of these.
       axis: the axes that each norm is taken over; None is all.
       ord: p of the norm, any number above 0 or inf; None is 2.
-      eps, strict, nonfinite, clip_mask, axis_name: see the module.
+      eps, strict, nonfinite, clip_mask, axis_name: see `optclip.functional`.
 
     Returns:
       A tree like `tree`. Leaves, or slices, inside the norm are kept to the bit.
@@ -71,7 +71,7 @@ def clip_by_average_norm(
     Args:
       tree: any pytree of arrays.
       max_norm: c, a number, or a prefix tree of numbers.
-      eps, strict, nonfinite, clip_mask, axis_name: see the module.
+      eps, strict, nonfinite, clip_mask, axis_name: see `optclip.functional`.
 
     Returns:
       A tree like `tree`.
@@ -111,7 +111,7 @@ def clip_by_rms(
       tree: any pytree of arrays.
       max_rms: c, a number or array that broadcasts to the norms, or a prefix tree.
       axis: the axes that each mean is taken over; None is all.
-      eps, strict, nonfinite, clip_mask, axis_name: see the module.
+      eps, strict, nonfinite, clip_mask, axis_name: see `optclip.functional`.
 
     Returns:
       A tree like `tree`.

@@ -19,8 +19,8 @@ def global_norm(
     Args:
       tree: any pytree of arrays.
       ord: p, any number above 0 or inf; None is 2.
-      axis_name: see the module.
-      norm_mask: see the module.
+      axis_name: see `optclip.functional`.
+      norm_mask: see `optclip.functional`.
 
     Returns:
       A scalar, float32, or float64 if a leaf is; 0 for a tree without numbers, inf
@@ -67,7 +67,7 @@ def clip_by_group_norm(
         function from the tree to one (see `optclip.by_path`); None marks leaves in no
         group, which are left alone.
       ord: p of the norm, any number above 0 or inf; None is 2.
-      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see the module.
+      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
 
     Returns:
       A tree like `tree`, and the norm of each group before the clip, by label.
@@ -114,7 +114,7 @@ def clip_by_global_norm(
       norm: the norm, if it is in hand already; it is then not computed. One that reads
         inf counts as not finite: leave it out for the output to be right all the same.
       ord: p of the norm, any number above 0 or inf; None is 2.
-      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see the module.
+      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
 
     Returns:
       A tree like `tree`, and the norm before the clip: scalar, float32 or wider.

@@ -26,9 +26,10 @@ def clip_by_value(
       lower: a number, an array that broadcasts to each leaf without growing it, or a
         prefix tree of these. None, here or in the tree, is no bound.
       upper: likewise.
-      nonfinite: see the module; `zero` and `drop` both put zero for NaN and inf.
+      nonfinite: see `optclip.functional`; `zero` and `drop` both put zero for NaN and
+        inf.
       strict: round bounds that the dtype does not have towards zero.
-      clip_mask: see the module.
+      clip_mask: see `optclip.functional`.
 
     Returns:
       A tree like `tree`. Elements inside the bounds are kept to the bit.

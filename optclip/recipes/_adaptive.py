@@ -46,6 +46,8 @@ def agc(
       >>> print(*(f"{norm:.3f}" for norm in jnp.linalg.norm(updates, axis=0)))
       0.050 0.005
 
+    The rule alone, with what it does at the edges: `thresholds.relative_to_params`.
+
     Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
     Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
@@ -81,6 +83,8 @@ def autoclip(
       ...     updates, state = tx.update(jnp.array([norm]), state)
       >>> print(updates)
       [1.2]
+
+    The rule alone, with what it does at the edges: `thresholds.quantile`.
 
     Source: Seetharaman, Wichern, Pardo, Le Roux, *AutoClip: Adaptive Gradient Clipping
     for Source Separation Networks*, 2020, arXiv:2007.14469; also QC-SGD, 2023,
@@ -124,6 +128,8 @@ def zclip(
       >>> print(f"{updates[0]:.2f}")
       1.51
 
+    The rule alone, with what it does at the edges: `thresholds.zscore`.
+
     Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
     Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
@@ -160,6 +166,8 @@ def mean_std_clip(
       ...     updates, state = tx.update(jnp.array([norm]), state)
       >>> print(updates)
       [5.]
+
+    The rule alone, with what it does at the edges: `thresholds.mean_plus_std`.
 
     Source: Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """

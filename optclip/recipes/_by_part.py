@@ -46,6 +46,8 @@ def adagc(
       >>> print(updates["a"], updates["b"])
       [3.] [4.2]
 
+    The rule alone, with what it does at the edges: `thresholds.ema`.
+
     Source: Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
@@ -81,6 +83,8 @@ def olmo_ratio(
       ...     updates, state = tx.update(jnp.array([norm]), state)
       >>> print(updates)
       [2.]
+
+    The rule alone, with what it does at the edges: `thresholds.ema`.
 
     Source: OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
@@ -133,6 +137,8 @@ def aggc(
       >>> clipped, state = tx.update(grads, tx.init(grads))
       >>> print(optclip.metrics(state)["clip/norm/dense"])
       5.0
+
+    The rule alone, with what it does at the edges: `thresholds.ema`.
 
     Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
     Language Model Training*, 2026, arXiv:2601.11864; numbers from its LoRA scripts,

@@ -53,6 +53,8 @@ def spam(
       >>> print(f"{optclip.metrics(state)['clip/threshold']:.2f}")
       2.24
 
+    The rule alone, with what it does at the edges: `thresholds.second_moment`.
+
     Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
     Training*, 2025, arXiv:2501.06842, algorithm 1.
     """
@@ -105,6 +107,9 @@ def stable_spam(
       >>> print(f"{optclip.metrics(state)['max/threshold']:.0f}")
       501
 
+    The rules alone, with what they do at the edges: `thresholds.ema_of_max`,
+    `thresholds.mean_over_rms`.
+
     Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
     Adam*, 2025, arXiv:2502.17055.
     """
@@ -151,6 +156,8 @@ def acclip(
       >>> updates, _ = tx.update(jnp.array([1.0]), tx.init(jnp.zeros(1)))
       >>> print(f"{updates[0]:.4f}")
       0.0100
+
+    The rule alone, with what it does at the edges: `thresholds.moment`.
 
     Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
     arXiv:1912.03194.

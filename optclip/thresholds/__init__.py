@@ -5,22 +5,22 @@ A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
 it keeps in `memory`, a pytree of arrays of fixed shapes. A norm that is NaN or inf
 never enters a memory.
 
-=================== ===================================== ==============================
-rule                threshold                             published as
-=================== ===================================== ==============================
-`constant`          a number
-`schedule`          an optax schedule of the step
-`relative_to_params` a share of the parameters' norm      AGC
-`quantile`          a quantile of the last norms          AutoClip
-`mean_plus_std`     mean + k deviations of the last norms Levanter
-`zscore`            the same of a running mean            ZClip
-`ema`               a multiple of the running norm        AdaGC, OLMo, AGGC
-`mean_over_rms`     how steady the norms are              Stable-SPAM's AdaGN
-`second_moment`     a multiple of each element's RMS      SPAM
-`ema_of_max`        the running maximum of each leaf      Stable-SPAM's AdaClip
-`moment`            each element's running power mean     ACClip
-`of_gradients`      a rule that looks before an optimizer ACClip
-=================== ===================================== ==============================
+==================== ===================================== =============================
+rule                 threshold                             published as
+==================== ===================================== =============================
+`constant`           a number
+`schedule`           an optax schedule of the step
+`relative_to_params` a share of the parameters' norm       AGC
+`quantile`           a quantile of the last norms          AutoClip
+`mean_plus_std`      mean + k deviations of the last norms Levanter
+`zscore`             the same of a running mean            ZClip
+`ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
+`mean_over_rms`      how steady the norms are              Stable-SPAM's AdaGN
+`second_moment`      a multiple of each element's RMS      SPAM
+`ema_of_max`         the running maximum of each leaf      Stable-SPAM's AdaClip
+`moment`             each element's running power mean     ACClip
+`of_gradients`       a rule that looks before an optimizer ACClip
+==================== ===================================== =============================
 """
 
 from optclip.thresholds._before import of_gradients as of_gradients

@@ -1,0 +1,157 @@
+"""A page for each public name, made from `__all__` and the docstrings.
+
+A module that `optclip.__all__` names gets a page with its docstring and its list, and
+each name in its own `__all__` a page too: a new one needs no work. Public is what
+`__all__` says, also where the same object is public in two places.
+"""
+
+import importlib
+import inspect
+import pathlib
+import textwrap
+from types import ModuleType
+from typing import Any
+
+from gather import DOCS, renew
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+
+NAME = """\
+{title}
+{line}
+
+.. currentmodule:: {module}
+
+.. {directive}:: {name}
+{more}"""
+MODULE = """\
+{title}
+{line}
+
+{docstring}
+
+{list}
+
+.. toctree::
+   :hidden:
+
+   {pages}
+"""
+
+
+def modules() -> list[ModuleType]:
+    """`optclip` and the modules that its `__all__` names."""
+    top = importlib.import_module("optclip")
+    below = [getattr(top, name) for name in top.__all__]
+    return [top, *filter(inspect.ismodule, below)]
+
+
+def names(module: ModuleType) -> list[str]:
+    """What `__all__` of the module says, without modules, by kind and alphabet."""
+    found = [n for n in module.__all__ if not inspect.ismodule(getattr(module, n))]
+    order = ("function", "class", "data")
+    return sorted(found, key=lambda n: (order.index(kind(module, n)), n.lower()))
+
+
+def public() -> dict[str, str]:
+    """The page of every public name, in full.
+
+    Some file systems take `Drop`, the class, and `drop` for one name.
+    """
+    found = {}
+    for module in modules():
+        found[module.__name__] = f"api/{module.__name__}"
+        for name in names(module):
+            end = "-class" if kind(module, name) == "class" else ""
+            full = f"{module.__name__}.{name}"
+            found[full] = f"api/{full}{end}"
+    return found
+
+
+def kind(module: ModuleType, name: str) -> str:
+    """What autodoc calls it."""
+    value = getattr(module, name)
+    if inspect.isclass(value):
+        return "class"
+    return "function" if inspect.isroutine(value) else "data"
+
+
+def page(module: ModuleType, name: str) -> str:
+    """The page of one name."""
+    title, value = f"{module.__name__}.{name}", getattr(module, name)
+    directive, more = f"auto{kind(module, name)}", ""
+    if inspect.isclass(value) and not issubclass(value, tuple):
+        # Fields of a named tuple are in its docstring, and have none that says more.
+        more = "   :members:\n"
+        # A protocol is made by nobody; its signature would be that of any.
+        name += "()" if str(inspect.signature(value)) == "(*args, **kwargs)" else ""
+    elif kind(module, name) == "data":
+        directive, more = "py:data", _constant(module, value)
+    return NAME.format(
+        title=title, line="=" * len(title), module=module.__name__, name=name,
+        directive=directive, more=more,
+    )  # fmt: skip
+
+
+def module_page(module: ModuleType) -> str:
+    """The page of a module: its docstring, and its names with their first lines."""
+    title, homes = module.__name__, public()
+    rows, links = [], []
+    for name in names(module):
+        first = _first(getattr(module, name))
+        if kind(module, name) == "data":
+            first = f"``{getattr(module, name)!r}``. {first}"
+        link = f"{name} </{homes[f'{title}.{name}']}>"
+        rows.append(f":doc:`{link}`\n   {first}\n")
+        links.append(link)
+    return MODULE.format(
+        title=title, line="=" * len(title), docstring=_automodule(module),
+        list="\n".join(rows), pages="\n   ".join(links),
+    )  # fmt: skip
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """All pages by their path."""
+    homes, made = public(), {}
+    for module in modules():
+        made[DOCS / f"{homes[module.__name__]}.rst"] = module_page(module)
+        for name in names(module):
+            home = homes[f"{module.__name__}.{name}"]
+            made[DOCS / f"{home}.rst"] = page(module, name)
+    return made
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Write the pages before anything is read; check them after."""
+    renew(pages())
+    app.connect("env-check-consistency", check)
+    return {"parallel_read_safe": True}
+
+
+def check(app: Sphinx, env: BuildEnvironment) -> None:
+    """Each public name is described, on a page of its own."""
+    described = env.domains.python_domain.objects
+    for name, home in public().items():
+        found: Any = described.get(name)
+        if found is None or found.docname != home:
+            warn = logging.getLogger(__name__).warning
+            warn(f"the public name {name} has no page of its own")
+
+
+def _constant(module: ModuleType, value: object) -> str:
+    """The value, and what kind of thing it is."""
+    own = type(value).__name__
+    text = inspect.getdoc(value) or ""
+    if own in module.__all__:
+        text = f"An instance of `{own}`. {_first(value)}"
+    return f"   :value: {value!r}\n\n" + textwrap.indent(text, "   ") + "\n"
+
+
+def _first(value: object) -> str:
+    """The first paragraph of its docstring."""
+    return " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+
+
+def _automodule(module: ModuleType) -> str:
+    return f".. automodule:: {module.__name__}\n   :no-members:"

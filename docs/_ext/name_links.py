@@ -1,0 +1,71 @@
+"""Public names in backticks lead to their pages, in docstrings and in pages alike.
+
+Docstrings write names as `name`, which reStructuredText takes for a title; here it is
+code. A name stands for itself in full (`optclip.clip_by`), by its module
+(`thresholds.ema`), and in the pages of the API bare (`clip_by`): first one of the same
+module, then one of `optclip`, then one of any. Calls count, `recipes.zclip(z=3.0)`,
+and so does `help(optclip.skip)`.
+"""
+
+import re
+
+from api_pages import modules, public
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+from sphinx.util.nodes import make_refnode
+
+CALL = re.compile(r"([\w.]+)(\(.*\))?", re.DOTALL)
+
+
+class Code(SphinxTransform):
+    """What single backticks hold in a docstring is code."""
+
+    default_priority = 400
+
+    def apply(self, **kwargs: object) -> None:
+        """Replace all in one document."""
+        for node in list(self.document.findall(nodes.title_reference)):
+            node.replace_self(nodes.literal("", node.astext()))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Mark code as it is read, link it as it is written."""
+    app.add_transform(Code)
+    app.connect("doctree-resolved", link)
+    return {"parallel_read_safe": True}
+
+
+def link(app: Sphinx, document: nodes.document, docname: str) -> None:
+    """Make each a link to the page of its name."""
+    homes, own = public(), {module.__name__ for module in modules()}
+    for node in list(document.findall(nodes.literal)):
+        if isinstance(node.parent, (nodes.reference, nodes.title)):
+            continue
+        name = find(node.astext(), docname, set(homes))
+        if name and docname != homes[name]:
+            there = homes[name], f"module-{name}" if name in own else name
+            new = make_refnode(app.builder, docname, *there, node.deepcopy(), name)
+            node.replace_self(new)
+
+
+def find(text: str, docname: str, known: set[str]) -> str | None:
+    """The public name that a piece of code on this page means, in full."""
+    called = CALL.fullmatch(re.sub(r"^help\((.*)\)$", r"\1", text))
+    if not called:
+        return None
+    name = re.sub(r"^(optclip|F)\b", _in_full, called[1])
+    tried = [name]
+    if "." in name:
+        tried.append(f"optclip.{name}")
+    elif docname.startswith("api/"):
+        own = docname.removeprefix("api/")
+        places = [own, own.rpartition(".")[0], *(m.__name__ for m in modules())]
+        tried += [f"{place}.{name}" for place in places]
+    else:
+        tried.append(f"optclip.recipes.{name}")
+    return next((full for full in tried if full in known), None)
+
+
+def _in_full(prefix: re.Match[str]) -> str:
+    return {"F": "optclip.functional"}.get(prefix[0], prefix[0])

@@ -1,0 +1,66 @@
+"""The site: `python3 run.py docs` builds it from these pages and shows it."""
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+import optclip  # noqa: E402
+
+project = "optclip"
+author = "The optclip maintainers"
+version = release = optclip.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "gather",
+    "api_pages",
+    "name_links",
+    "mathml",
+    "returns",
+]
+exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
+nitpicky = True
+
+# The notebooks keep what they printed and drew; tests/test_notebooks.py runs them.
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["tasklist"]
+myst_heading_anchors = 3
+
+napoleon_custom_sections = ["Guarantees"]
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 80
+
+# Lists of the names of other sites are fetched where the site is published. Elsewhere
+# the build wants no network, and names of others are no links.
+online = "READTHEDOCS" in os.environ or "OPTCLIP_INTERSPHINX" in os.environ
+intersphinx_mapping = {
+    "flax": ("https://flax.readthedocs.io/en/latest/", None),
+    "jax": ("https://docs.jax.dev/en/latest/", None),
+    "numpy": ("https://numpy.org/doc/stable/", None),
+    "optax": ("https://optax.readthedocs.io/en/latest/", None),
+    "python": ("https://docs.python.org/3/", None),
+}
+intersphinx_mapping = intersphinx_mapping if online else {}
+nitpick_ignore_regex = [
+    ("py:.*", r"(collections|jax|matplotlib|numpy|optax|os|typing)\..*"),
+    # What a public function returns may be of a class that is not: `Axes`, the scope.
+    ("py:class", r"optclip\..*\._.*"),
+    ("py:class", "Axes"),
+]
+
+html_theme = "sphinx_book_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_title = "optclip"
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navbar_persistent": [], "use_download_button": False}
