@@ -107,6 +107,14 @@ def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
     return parts
 
 
+def percent(share: float) -> str:
+    """In whole percent; 0% is none and 100% all, whatever is rounded."""
+    # Shares are float32: a rate of 1 may be the number below.
+    if 0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1 - 1e-6 else f"{share:.0%}"
+
+
 def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
     """Every clip in a state, with what `skip` counted beside it."""
 

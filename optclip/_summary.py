@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 
 from optclip import _validate
-from optclip._metrics import metrics, parts_in
+from optclip._metrics import metrics, parts_in, percent
 
 
 def summary(opt_state: Any, *, most: int = 10) -> str:
@@ -73,12 +73,15 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
         }
         values = ((word, most(field)) for word, field in fields.items())
         said = [f"{word} {value:.4g}" for word, value in values if value is not None]
-    counts = {
-        "clipped in {:.0%} of the steps": most("rate"),
-        "{:.0f} not finite": most("nonfinite") or None,
-        "{:.0f} left out": numbers.get(f"{name}/skipped"),
-    }
-    return said + [text.format(n) for text, n in counts.items() if n is not None]
+    rate, nonfinite = most("rate"), most("nonfinite")
+    skipped = numbers.get(f"{name}/skipped")
+    if rate is not None:
+        said.append(f"clipped in {percent(rate)} of the steps")
+    if nonfinite:
+        said.append(f"{nonfinite:.0f} not finite")
+    if skipped is not None:
+        said.append(f"{skipped:.0f} left out")
+    return said
 
 
 def _shares(parts: list[str], norms: np.ndarray, most: int) -> list[str]:

@@ -1,7 +1,7 @@
 """MEASURE: one norm that is right for every dtype, magnitude and split of the leaves.
 
 A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
-kept in float32 or wider; the arithmetic is in `_roots`.
+kept in float32 or wider.
 """
 
 import dataclasses

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests import typed_user
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
@@ -50,3 +52,11 @@ def test_sharded_training_is_training_on_one_device():
     assert done.returncode == 0, done.stderr
     assert "each device holds (64, 128)" in done.stdout
     assert "The norms of the first step differ by" in done.stdout
+
+
+def test_the_typed_user():
+    """What pyright reads does what it says."""
+    said = typed_user.main().splitlines()
+    assert [line.split(":")[0] for line in said if not line.startswith(" ")] == [
+        "clip", "halved", "leaves", "skip"
+    ]  # fmt: skip

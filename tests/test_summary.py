@@ -62,6 +62,15 @@ def test_norms_whose_squares_overflow_and_zeros():
     assert "0%  0 " in optclip.summary(state_after(tx, zeros)).splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [(0.0, "0%"), (0.004, "<1%"), (0.5, "50%"), (0.999, ">99%"), (0.99999994, "100%")],
+)
+def test_none_is_none_and_all_is_all(rate, said):
+    found = {"clip/norm": 1.0, "clip/rate": rate}
+    assert optclip.summary(found).endswith(f"clipped in {said} of the steps")
+
+
 def test_of_skips():
     tx = optclip.skip(optax.sgd(1.0), when=4.0)
     found = optclip.summary(state_after(tx, GRADS, GRADS))

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optclip._metrics import percent
 from optclip.plot import _history, _style
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def distribution(
     limits = found.threshold[np.isfinite(found.threshold)]
     if limits.size:
         limit = float(np.median(limits))
-        share = np.mean(norms < limit)
-        label = f"threshold {limit:.3g}: above {share:.0%} of the norms"
+        share = float(np.mean(norms < limit))
+        label = f"threshold {limit:.3g}: above {percent(share)} of the norms"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
     return _style.finish(ax, x="norm of the updates", y="steps", title=found.name)

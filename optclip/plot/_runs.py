@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optclip import _validate
+from optclip._metrics import percent
 from optclip.plot import _history, _style
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def runs(
     window: int = 25,
     ax: Any = None,
 ) -> "Axes":
-    """The running median of the norm of each run, with the share of steps it clipped.
+    """The running median of the norm before the clip, with the share of steps clipped.
 
     Args:
       histories: a dict from what to call a run to its history, as in `optclip.plot`.
@@ -62,13 +63,15 @@ def runs(
     medians = []
     for i, (name, run) in enumerate(found.items()):
         medians.append(_running_median(run.norm, window))
-        label = f"{name} ({np.mean(run.clipped):.0%} clipped)"
+        label = f"{name} ({percent(float(np.mean(run.clipped)))} clipped)"
         color = _style.CYCLE[i % len(_style.CYCLE)]
         style = _style.LINES[i % len(_style.LINES)]
         ax.plot(medians[-1], style, color=color, lw=1.3, label=label)
     _style.set_scale(ax, *medians)
     title = next(iter(found.values())).name
-    return _style.finish(ax, x="step", y=f"norm, median of {window}", title=title)
+    return _style.finish(
+        ax, x="step", y=f"norm before the clip, median of {window}", title=title
+    )
 
 
 def _running_median(x: np.ndarray, window: int) -> np.ndarray:
