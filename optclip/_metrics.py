@@ -109,10 +109,11 @@ def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
 
 def percent(share: float) -> str:
     """In whole percent; 0% is none and 100% all, whatever is rounded."""
-    # Shares are float32: a rate of 1 may be the number below.
-    if 0 < share < 0.005:
+    rounded = f"{share:.0%}"
+    if rounded == "0%" and share > 0:
         return "<1%"
-    return ">99%" if 0.995 <= share < 1 - 1e-6 else f"{share:.0%}"
+    # Rates are float32: that of 1 may be the number below.
+    return ">99%" if rounded == "100%" and share < 1 - 1e-6 else rounded
 
 
 def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:

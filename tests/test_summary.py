@@ -64,7 +64,7 @@ def test_norms_whose_squares_overflow_and_zeros():
 
 @pytest.mark.parametrize(
     ("rate", "said"),
-    [(0.0, "0%"), (0.004, "<1%"), (0.5, "50%"), (0.999, ">99%"), (0.99999994, "100%")],
+    [(0.0, "0%"), (0.005, "<1%"), (0.5, "50%"), (0.999, ">99%"), (0.99999994, "100%")],
 )
 def test_none_is_none_and_all_is_all(rate, said):
     found = {"clip/norm": 1.0, "clip/rate": rate}
