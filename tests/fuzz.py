@@ -6,6 +6,7 @@ each new one has to be compiled.
 """
 
 import decimal
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -152,3 +153,57 @@ RULES = {
     for name in thresholds.__all__
     if name[0].islower() and name not in ("constant", "schedule", "of_gradients")
 }
+
+
+@st.composite
+def options_of(draw, function):
+    """At most three of its options."""
+    taken = set(inspect.signature(function).parameters)
+    names = sorted((taken & set(OPTIONS)) - {"groups", "lower", "upper"})
+    some = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
+    return {name: draw(OPTIONS[name]) for name in some}
+
+
+@st.composite
+def clips(draw, functions):
+    """One of them by name, what follows the tree, options."""
+    name = draw(st.sampled_from(sorted(functions)))
+    options = draw(options_of(functions[name]))
+    if name == "global_norm":
+        return name, (), options
+    if name == "clip_by_value" and functions is FUNCTIONS:
+        return name, (draw(OPTIONS["lower"]), draw(OPTIONS["upper"])), options
+    last = (draw(OPTIONS["groups"]),) if name == "clip_by_group_norm" else ()
+    return name, (draw(limits), *last), options
+
+
+@st.composite
+def made(draw, functions, others):
+    """A rule or recipe by name, some of its arguments hostile."""
+    name = draw(st.sampled_from(sorted(functions)))
+    parameters = sorted(set(inspect.signature(functions[name]).parameters) - others)
+    if not parameters:
+        return name, {}
+    some = draw(st.lists(st.sampled_from(parameters), max_size=2, unique=True))
+    return name, {each: draw(ARGUMENTS) for each in some}
+
+
+STEPS = [1.0, 2.5, 0.0, math.nan, math.inf, 1e-30, 3]
+COLUMN = st.lists(st.sampled_from(STEPS), min_size=0, max_size=30)
+FIELDS = ["norm", "threshold", "coefficient", "rate", "clipped", "norm/a", "norm/b"]
+
+
+@st.composite
+def histories(draw):
+    """Lists of dicts, dicts of lists, and what is neither."""
+    fields = draw(st.lists(st.sampled_from(FIELDS), max_size=5, unique=True))
+    name = draw(st.sampled_from(["clip", "other", ""]))
+    count = draw(st.integers(0, 30))
+    columns = {f"{name}/{x}": draw(COLUMN) for x in fields}
+    if draw(st.booleans()):
+        columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
+    rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
+    hostile = [3, None, {"clip/norm": "x"}, [{"clip/norm": None}], [3], [[]]]
+    return draw(
+        st.one_of(*[st.sampled_from([columns, rows])] * 4, st.sampled_from(hostile))
+    )

@@ -42,6 +42,56 @@ TESTS = {
     "_elements": "functional sparse nonfinite derivatives_edges",
     "_clip": "functional masks sparse nonfinite bad_input scopes",
     "_engine": "thresholds metrics masks bad_answers scopes",
+    "_sparse": "sparse scopes nonfinite",
+    "_nonfinite": "nonfinite sparse",
+    "_mapped": "mapped mapped_refused sharding",
+    "_placement": "sharding mapped",
+    "_memory": "thresholds learned::test_state_is_small bad_answers sharding",
+    "_metrics": "metrics summary skip",
+    "_summary": "summary",
+    "scopes/_scope": "scopes bad_answers",
+    "scopes/_axes": "units scopes learned::test_relative_to_params",
+    "scopes/_groups": "scopes bad_answers masks",
+    "responses/_band": "responses methods::test_aggc bad_input",
+    "responses/_elements": "responses",
+    "thresholds/_rule": "thresholds bad_answers bad_input",
+    "thresholds/_window": "learned::test_against_the_paper methods::test_olmo_skip"
+    " learned::test_lengths_that_would_never_clip_are_refused"
+    " learned::test_nothing_bad_is_remembered learned::test_huge_and_tiny_norms",
+    "thresholds/_ema": "methods::test_olmo_ratio methods::test_axlearn_skip"
+    " learned::test_adagc_clips_all_alike_in_its_warm_up"
+    " learned::test_adagc_against_the_paper learned::test_nothing_bad_is_remembered",
+    "thresholds/_zscore": "learned::test_norms_without_deviation_and_without_eps"
+    " learned::test_against_the_paper learned::test_nothing_bad_is_remembered",
+    "thresholds/_mean_over_rms": "methods::test_stable_spam_whole"
+    " learned::test_nothing_bad_is_remembered",
+    "thresholds/_elements": "methods::test_spam methods::test_stable_spam_elements"
+    " methods::test_acclip learned::test_the_derivative_of_a_moment_at_zero"
+    " learned::test_nothing_bad_is_remembered",
+    "thresholds/_relative": "learned::test_relative_to_params"
+    " learned::test_parameters_are_asked_for methods::test_clippy",
+    "thresholds/_before": "wrappers"
+    " learned::test_a_rule_of_gradients_in_a_tree_without_leaves"
+    " methods::test_stable_adamw",
+    "thresholds/_running": "learned::test_a_traced_decay_without_bias"
+    " learned::test_against_the_paper methods::test_olmo_ratio",
+    "wrappers/_after": "wrappers methods::test_stable_adamw",
+    "wrappers/_carry": "wrappers methods::test_uclip",
+    "wrappers/_reset": "wrappers methods::test_spam",
+    "wrappers/_skip": "skip bad_answers",
+    "recipes/_plain": "methods::test_auto_s methods::test_sclip methods::test_uclip"
+    " recipes::test_it_says_what_and_whence",
+    "recipes/_adaptive": "learned::test_against_the_paper"
+    " learned::test_adagc_against_the_paper methods::test_olmo_ratio",
+    "recipes/_by_part": "learned::test_relative_to_params methods::test_aggc"
+    " methods::test_clippy methods::test_clippy_holds_what_may_not_move"
+    " recipes::test_whole_numbers_pass_clippy units",
+    "recipes/_optimizers": "methods::test_spam methods::test_stable_spam_elements"
+    " methods::test_stable_spam_leaves methods::test_stable_spam_whole"
+    " methods::test_acclip methods::test_stable_adamw"
+    " recipes::test_no_decay_needs_no_parameters",
+    "recipes/_skips": "methods::test_olmo_skip methods::test_axlearn_skip"
+    " methods::test_megatron_skip",
 }
 
 # One or two changes of each kind: eleven for every plus sign tell no more.

@@ -3,8 +3,6 @@
 pytest tests/test_fuzz.py --examples 20000      # CI tries a twentieth of these
 """
 
-import inspect
-import math
 import pathlib
 import traceback
 
@@ -63,28 +61,6 @@ def try_all(holds, prop, strategy, least=0.2):
 
     holds(attempt, strategy, SHARE)
     assert sum(answered) > least * len(answered)
-
-
-@st.composite
-def options_of(draw, function):
-    """At most three of its options."""
-    taken = set(inspect.signature(function).parameters)
-    names = sorted((taken & set(fuzz.OPTIONS)) - {"groups", "lower", "upper"})
-    some = draw(st.lists(st.sampled_from(names), max_size=3, unique=True))
-    return {name: draw(fuzz.OPTIONS[name]) for name in some}
-
-
-@st.composite
-def clips(draw, functions):
-    """One of them by name, what follows the tree, options."""
-    name = draw(st.sampled_from(sorted(functions)))
-    options = draw(options_of(functions[name]))
-    if name == "global_norm":
-        return name, (), options
-    if name == "clip_by_value" and functions is fuzz.FUNCTIONS:
-        return name, (draw(fuzz.OPTIONS["lower"]), draw(fuzz.OPTIONS["upper"])), options
-    last = (draw(fuzz.OPTIONS["groups"]),) if name == "clip_by_group_norm" else ()
-    return name, (draw(fuzz.limits), *last), options
 
 
 def is_plain(tree):
@@ -153,7 +129,7 @@ def test_functions(holds):
         compared.append(expected is not None)
         judge(clipped, tree, expected)
 
-    try_all(holds, prop, st.tuples(clips(fuzz.FUNCTIONS), fuzz.trees()))
+    try_all(holds, prop, st.tuples(fuzz.clips(fuzz.FUNCTIONS), fuzz.trees()))
     assert sum(compared) > len(compared) / 20
 
 
@@ -190,21 +166,8 @@ def test_transformations(holds):
         judge(found, tree, expected)
         told(state)
 
-    try_all(holds, prop, st.tuples(clips(fuzz.FACTORIES), fuzz.trees()))
+    try_all(holds, prop, st.tuples(fuzz.clips(fuzz.FACTORIES), fuzz.trees()))
     assert sum(compared) > len(compared) / 20
-
-
-@st.composite
-def made(draw, functions, others):
-    """A rule or recipe by name, some of its arguments hostile."""
-    name = draw(st.sampled_from(sorted(functions)))
-    parameters = sorted(set(inspect.signature(functions[name]).parameters) - others)
-    some = (
-        draw(st.lists(st.sampled_from(parameters), max_size=2, unique=True))
-        if parameters
-        else []
-    )
-    return name, {each: draw(fuzz.ARGUMENTS) for each in some}
 
 
 def finite_stays(found, tree):
@@ -246,7 +209,7 @@ def test_recipes(holds):
     # Optimizers compute with what a clip lets pass, and change the type of what is
     # NumPy's: to these, floating leaves of JAX only.
     drawn = fuzz.trees(fuzz.arrays(of_jax=True))
-    try_all(holds, prop, st.tuples(made(fuzz.RECIPES, others), drawn))
+    try_all(holds, prop, st.tuples(fuzz.made(fuzz.RECIPES, others), drawn))
 
 
 def test_rules(holds):
@@ -263,7 +226,7 @@ def test_rules(holds):
         told(state)
 
     drawn = st.tuples(
-        made(fuzz.RULES, set()), st.fixed_dictionaries(options), fuzz.trees()
+        fuzz.made(fuzz.RULES, set()), st.fixed_dictionaries(options), fuzz.trees()
     )
     try_all(holds, prop, drawn, least=0.05)
 
@@ -298,34 +261,6 @@ def test_wrappers(holds):
     try_all(holds, prop, drawn, least=0.05)
 
 
-NUMBERS = [1.0, 2.5, 0.0, math.nan, math.inf, 1e-30, 3]
-COLUMN = st.lists(st.sampled_from(NUMBERS), min_size=0, max_size=30)
-FIELDS = ["norm", "threshold", "coefficient", "rate", "clipped", "norm/a", "norm/b"]
-
-
-@st.composite
-def histories(draw):
-    """Lists of dicts, dicts of lists, and what is neither."""
-    fields = draw(st.lists(st.sampled_from(FIELDS), max_size=5, unique=True))
-    name = draw(st.sampled_from(["clip", "other", ""]))
-    count = draw(st.integers(0, 30))
-    columns = {f"{name}/{x}": draw(COLUMN) for x in fields}
-    if draw(st.booleans()):
-        columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
-    rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
-    hostile = [
-        3,
-        None,
-        {"clip/norm": "x"},
-        [{"clip/norm": None}],
-        [3],
-        [[]],
-    ]
-    return draw(
-        st.one_of(*[st.sampled_from([columns, rows])] * 4, st.sampled_from(hostile))
-    )
-
-
 def test_reading(holds, tmp_path):
     """Pictures, summaries and suggestions of anything."""
     readers = {
@@ -351,5 +286,7 @@ def test_reading(holds, tmp_path):
         finally:
             plt.close("all")
 
-    drawn = st.tuples(st.sampled_from(sorted(readers)), histories(), fuzz.ARGUMENTS)
+    drawn = st.tuples(
+        st.sampled_from(sorted(readers)), fuzz.histories(), fuzz.ARGUMENTS
+    )
     try_all(holds, prop, drawn, least=0.02)
