@@ -190,17 +190,19 @@ def made(draw, functions, others):
 
 STEPS = [1.0, 2.5, 0.0, math.nan, math.inf, 1e-30, 3]
 COLUMN = st.lists(st.sampled_from(STEPS), min_size=0, max_size=30)
-FIELDS = ["norm", "threshold", "coefficient", "rate", "clipped", "norm/a", "norm/b"]
+COMPLETE = ["norm", "threshold", "coefficient"]
+FIELDS = [*COMPLETE, "rate", "clipped", "norm/a", "norm/b"]
 
 
 @st.composite
 def histories(draw):
     """Lists of dicts, dicts of lists, and what is neither."""
-    fields = draw(st.lists(st.sampled_from(FIELDS), max_size=5, unique=True))
+    some = draw(st.lists(st.sampled_from(FIELDS), max_size=5, unique=True))
+    fields = draw(st.sampled_from([some, COMPLETE, [*COMPLETE, "rate"]]))
     name = draw(st.sampled_from(["clip", "other", ""]))
-    count = draw(st.integers(0, 30))
+    count = draw(st.sampled_from([0, 1, 20, 30]))
     columns = {f"{name}/{x}": draw(COLUMN) for x in fields}
-    if draw(st.booleans()):
+    if draw(st.sampled_from([True, True, False])):
         columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
     rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
     hostile = [3, None, {"clip/norm": "x"}, [{"clip/norm": None}], [3], [[]]]
