@@ -7,7 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _collectives, _placement, _trees, _validate
+from optclip import (
+    _arithmetic,
+    _collectives,
+    _leaves,
+    _placement,
+    _trees,
+    _validate,
+)
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
@@ -82,6 +89,12 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
     for value in [None] if is_missing else leaves:
         if not _validate.is_number(value):
             who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
+            if is_rule(value):
+                raise TypeError(
+                    f"{name}: {rule.function!r} was called as a schedule, with the"
+                    f" step, and returned a rule, {type(value).__name__}. Give the"
+                    " rule itself: call it first."
+                )
             raise TypeError(
                 f"{name}: the {who} returned {value!r} ({type(value).__name__}) as"
                 " threshold. Return a real number, an array, or a tree of these."
@@ -92,6 +105,13 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
             f" {_types(new)}, but was given {_types(memory)}. Return a memory of the"
             " structure and shapes that init(norm) returned."
         )
+    for now, then in zip(jax.tree.leaves(new), jax.tree.leaves(memory), strict=True):
+        if _leaves.is_floating(now) and not _leaves.is_floating(then):
+            raise ValueError(
+                f"{name}: the rule {rule!r} remembers floats where init(norm) returned"
+                f" {jnp.result_type(then)}, which would cut them to whole numbers."
+                " Return floats from init too."
+            )
     return threshold, new
 
 

@@ -71,9 +71,10 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
     if not states:
         raise ValueError(
             "There is no optclip clip in this state, a"
-            f" {type(opt_state).__name__}. Give the whole optimizer state, as"
-            " tx.init returned it (a checkpoint restored without a target is plain"
-            " dicts: restore it with tx.init(params) as the target)."
+            f" {type(opt_state).__name__}. Give the whole optimizer state of a chain"
+            " with a clip of optclip in it: optax's own keep no record. (A checkpoint"
+            " restored without a target is plain dicts: restore it with"
+            " tx.init(params) as the target.)"
         )
     found: dict[str, jax.Array] = {}
     given = {name for state, _ in states for name in state.clip_record}
@@ -94,6 +95,11 @@ def metrics(opt_state: Any) -> dict[str, jax.Array]:
     return found
 
 
+# What the numbers are called behind the name of a clip, or of a skip.
+_FIELDS = {"norm", "threshold", "coefficient", "fraction", "rate", "nonfinite"}
+_FIELDS |= {"skipped", "consecutive", "value", "value_threshold"}
+
+
 def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
     """The names of the clips in a dict of metrics, each with its groups or leaves.
 
@@ -105,6 +111,11 @@ def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
         if norm:
             parts.setdefault(name, []).append(part.removesuffix("/"))
     return parts
+
+
+def is_metric(key: str) -> bool:
+    """Whether a key is one of those that `metrics` makes, ``clip/norm/encoder``."""
+    return any(part in _FIELDS for part in key.split("/")[1:])
 
 
 def percent(share: float) -> str:

@@ -7,6 +7,8 @@ import numpy as np
 from optclip import _validate
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
+# A norm of so many times the median may have spoiled the run behind it.
+_MANY = 100
 
 
 class Suggestion(NamedTuple):
@@ -18,6 +20,7 @@ class Suggestion(NamedTuple):
       quantiles: a dict from q to that quantile of the norms.
       steps: the number of finite norms.
       nonfinite: the number of norms that were NaN or inf, left out of all this.
+      largest: the largest finite norm of all steps, the first included.
     """
 
     max_norm: float
@@ -25,6 +28,7 @@ class Suggestion(NamedTuple):
     quantiles: dict[float, float]
     steps: int
     nonfinite: int
+    largest: float
 
     def __str__(self) -> str:
         rows = [
@@ -33,16 +37,24 @@ class Suggestion(NamedTuple):
         ]
         bad = f", {self.nonfinite} more not finite" if self.nonfinite else ""
         last = f"max_norm={self.max_norm:.4g} would have clipped {self.rate:.1%} of"
-        return "\n".join([*rows, f"{last} {self.steps} steps{bad}"])
+        rows.append(f"{last} {self.steps} steps{bad}")
+        if self.largest > _MANY * self.quantiles[0.5]:
+            rows.append(
+                f"the largest norm of all is {self.largest:.2g}, over {_MANY} times the"
+                " median: if this run did not train, record one that does"
+            )
+        return "\n".join(rows)
 
 
 def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Suggestion:
     """A fixed threshold for a run like one whose norms are known.
 
     Record them with a clip that touches nothing, `clip_by_global_norm(inf)`, and
-    `metrics(state)["clip/norm"]` of each step; or give what another library logged. One
-    bad batch can spoil the run behind it: if the 99 % quantile is many times the
-    median, record again behind a loose clip, and see that it falls.
+    `metrics(state)["clip/norm"]` of each step; or give what another library logged.
+    Record where training works: but for the step that lost it, the norms of a lost run
+    look like any other's. If the 99 % quantile is many times the median, or one norm
+    100 times (the table says so), record again behind a loose clip or at a lower
+    learning rate, and see that it falls.
 
     Args:
       norms: the norm of each step in order, an array of any shape; or what `metrics`
@@ -72,8 +84,8 @@ def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Sugges
     """
     _validate.share("rate", rate)
     _validate.share("skip_first", skip_first)
-    found = _as_array(norms)
-    found = found[int(len(found) * float(skip_first)) :]
+    every = _as_array(norms)
+    found = every[int(len(every) * float(skip_first)) :]
     finite = found[np.isfinite(found)]
     if len(finite) < 10:
         raise ValueError(
@@ -84,9 +96,9 @@ def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Sugges
     threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
     share = float(np.mean(finite > threshold))
-    return Suggestion(
-        threshold, share, quantiles, len(finite), len(found) - len(finite)
-    )
+    largest = float(np.max(every[np.isfinite(every)]))
+    nonfinite = len(found) - len(finite)
+    return Suggestion(threshold, share, quantiles, len(finite), nonfinite, largest)
 
 
 def _as_array(norms: Any) -> np.ndarray:
@@ -114,10 +126,17 @@ def _norm_in(entry: dict[str, Any]) -> Any:
         all_keys = [key for key in entry if "/norm" in str(key)] or list(entry)
         raise ValueError(
             f"norms holds a dict with {_shortened(all_keys)}, not one norm of a tree."
-            " Give the numbers themselves, such as [m['skip/norm'] for m in history]:"
-            " of a group its own, and of a clip inside skip those of the skip."
+            f" Give the numbers of one, such as {_one_of(all_keys)}: of a group its"
+            " own, and of a clip inside skip those of the skip."
         )
     return entry[keys[0]]
+
+
+def _one_of(keys: list[str]) -> str:
+    """How a user would take the numbers of one key, the skip's if there is one."""
+    norms = [key for key in keys if "/norm" in str(key)] or ["clip/norm"]
+    key = next((key for key in norms if key.startswith("skip")), norms[0])
+    return f"history[{key!r}] or [m[{key!r}] for m in history]"
 
 
 def _shortened(value: Any) -> str:

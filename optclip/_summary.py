@@ -7,7 +7,7 @@ import numpy as np
 from jax.core import Tracer
 
 from optclip import _validate
-from optclip._metrics import metrics, parts_in, percent
+from optclip._metrics import is_metric, metrics, parts_in, percent
 
 
 def summary(opt_state: Any, *, most: int = 10) -> str:
@@ -38,14 +38,7 @@ def summary(opt_state: Any, *, most: int = 10) -> str:
       clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of the steps
     """
     _validate.length("most", most)
-    given = isinstance(opt_state, Mapping) and bool(parts_in(opt_state))
-    found = dict(opt_state) if given else metrics(opt_state)
-    if any(isinstance(x, Tracer) for x in found.values()):
-        raise TypeError(
-            "summary was called inside jax.jit, where the numbers are not known. Return"
-            " optclip.metrics(state) from the step and give that."
-        )
-    numbers = {key: float(x) for key, x in found.items()}
+    numbers = {key: _number(key, x) for key, x in _found(opt_state).items()}
     lines = []
     for name, parts in parts_in(numbers).items():
         lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
@@ -53,6 +46,33 @@ def summary(opt_state: Any, *, most: int = 10) -> str:
             norms = np.array([numbers[f"{name}/norm/{part}"] for part in parts])
             lines += _shares(parts, norms, most)
     return "\n".join(lines)
+
+
+def _found(given: Any) -> Mapping[str, Any]:
+    """The metrics in a state, or those that were given."""
+    if isinstance(given, Mapping) and parts_in(given):
+        return {key: x for key, x in given.items() if is_metric(key)}
+    if isinstance(given, list) and given and isinstance(given[-1], Mapping):
+        raise TypeError(
+            "opt_state is a list of dicts, a history. Give one step of it, such as the"
+            " last, history[-1]; optclip.plot draws the whole."
+        )
+    return metrics(given)
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, Tracer):
+        raise TypeError(
+            "summary was called inside jax.jit, where the numbers are not known. Return"
+            " optclip.metrics(state) from the step and give that."
+        )
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"opt_state holds under {key!r} what is no number: {value!r:.100}. Give the"
+            " metrics of one step; optclip.plot draws those of many."
+        ) from error
 
 
 def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
@@ -91,6 +111,8 @@ def _shares(parts: list[str], norms: np.ndarray, most: int) -> list[str]:
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
     shares = squares / max(squares.sum(), 1.0)
     order = np.lexsort((-known, np.isfinite(norms)))
-    lines = [f"  {shares[i]:>5.0%}  {norms[i]:<8.4g}  {parts[i]}" for i in order[:most]]
+    lines = [
+        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}" for i in order[:most]
+    ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])

@@ -56,7 +56,8 @@ def test_norms(history):
     assert list(bad.get_xdata()) == [2]
     # From 1 to 50.
     assert ax.get_yscale() == "log"
-    assert (ax.get_xlabel(), ax.get_title()) == ("step", "clip")
+    # One clip needs no name.
+    assert (ax.get_xlabel(), ax.get_title()) == ("step", "")
     assert (
         plot.norms(recorded(optclip.clip_by_global_norm(2.0), [1.0, 3.0])).get_yscale()
         == "linear"
@@ -79,6 +80,8 @@ def test_every_form_of_a_history(history, tmp_path):
     plot.save(history, tmp_path / "run.jsonl")
     rows = (tmp_path / "run.jsonl").read_text().splitlines()
     assert json.loads(rows[1])["clip/norm"] == 3.0
+    # NaN and inf are no JSON.
+    assert json.loads(rows[2], parse_constant=pytest.fail)["clip/norm"] == "nan"
     expected = lines(plot.norms(history))
     for form in (
         stacked,
@@ -99,6 +102,21 @@ def test_as_scan_stacks_it():
 
     _, stacked = jax.lax.scan(step, tx.init(jnp.zeros(())), jnp.arange(5.0))
     np.testing.assert_allclose(lines(plot.norms(stacked))["after"], [0, 1, 2, 2, 2])
+
+
+@pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.heatmap])
+def test_what_was_logged_beside_the_metrics(draw):
+    """Of every tenth step, with a loss, a time, and another number now and then."""
+    tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
+    history = [
+        {**h, "step": 10 * i, "loss": "?", "time": "now"} | ({} if i else {"held": 1})
+        for i, h in enumerate(recorded(tx))
+    ]
+    ax = draw(history, **({} if draw is plot.heatmap else {"part": "first"}))
+    if draw is plot.heatmap:
+        assert tuple(ax.images[0].get_extent()[:2]) == (-5, 45)
+    else:
+        assert list(ax.lines[0].get_xdata()) == [0, 10, 20, 30, 40]
 
 
 def test_axes_that_are_given(history):
@@ -135,7 +153,7 @@ def test_heatmap():
     )
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
     shown = ax.images[0].get_array()
-    expected = np.log10([[0.8, 2.4, 1, 40, 1.6], [0.6, 1.8, 1, 30, 1.2]])
+    expected = np.array([[0.8, 2.4, 1, 40, 1.6], [0.6, 1.8, 1, 30, 1.2]])
     assert list(np.ma.getmaskarray(shown)[0]) == [False, False, True, False, False]
     np.testing.assert_allclose(
         shown[:, [0, 1, 3, 4]], expected[:, [0, 1, 3, 4]], rtol=1e-5
@@ -173,7 +191,7 @@ def test_one_clip_of_several_one_group_of_several(draw):
     history = recorded(tx)
     assert draw(history, clip="all").get_title() == "all"
     assert draw(history, clip="clip", part="second").get_title() == "clip/second"
-    with pytest.raises(ValueError, match=r"clip=None is not one of \['clip', 'all'\]"):
+    with pytest.raises(ValueError, match=r"2 clips, \['clip', 'all'\]. Give clip="):
         draw(history)
     with pytest.raises(
         ValueError, match=r"part='third' is not one of \['first', 'seco"
@@ -188,7 +206,7 @@ BAD = {
     "numbers": ([3.0], TypeError, "is not accepted. Give a list of dicts"),
     "nothing": ([], ValueError, "holds no step"),
     "no arrays": ({}, ValueError, "holds no step"),
-    "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm', 'loss'\]"),
+    "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm'\]"),
     "no clip": ({"loss": [1.0]}, ValueError, "no norms of a clip"),
     "norms alone": ({"clip/norm": [1.0]}, ValueError, "lacks the norm, threshold or coefficient of 'clip'"),
 }  # fmt: skip
@@ -199,6 +217,15 @@ def test_what_is_no_history(name):
     given, error, match = BAD[name]
     with pytest.raises(error, match=match):
         plot.norms(given)
+
+
+def test_a_file_that_broke_off(tmp_path):
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"clip/norm": 1.0}\n{"clip/no')
+    with pytest.raises(
+        ValueError, match=r"Line 2 of .*run.jsonl is no JSON: .*clip/no"
+    ):
+        plot.norms(file)
 
 
 def test_what_makes_no_picture(history):

@@ -26,6 +26,7 @@ def test_of_the_tree():
     assert optclip.summary(state) == expected
     assert optclip.summary(optclip.metrics(state)) == expected
     assert optclip.summary(jax.device_get(optclip.metrics(state))) == expected
+    assert optclip.summary({**optclip.metrics(state), "time": "now"}) == expected
 
 
 def test_of_leaves():
@@ -87,6 +88,19 @@ def test_inside_jit():
 
     with pytest.raises(TypeError, match="inside jax.jit, where the numbers are not"):
         step(GRADS)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ([{"clip/norm": 1.0}], r"a history. Give one step of it, .*history\[-1\]"),
+        ({"clip/norm": jnp.ones(3)}, "under 'clip/norm' what is no number"),
+        ({"clip/norm": None}, "under 'clip/norm' what is no number: None"),
+    ],
+)
+def test_what_is_no_step(given, match):
+    with pytest.raises(TypeError, match=match):
+        optclip.summary(given)
 
 
 def test_without_a_clip():

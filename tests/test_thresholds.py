@@ -81,15 +81,37 @@ def test_memory_keeps_its_dtype():
     @dataclasses.dataclass(frozen=True)
     class Counter:
         def init(self, norm):
-            return jnp.zeros((), jnp.int32)
+            return jnp.zeros((), jnp.bfloat16)
 
         def update(self, seen, memory):
-            return 1.0, memory + 1.0
+            return 1.0, memory.astype(jnp.float32) + 1.0
 
     tx = optclip.clip_by_global_norm(Counter())
     state = tx.init(jnp.ones(2))
     _, after = tx.update(jnp.ones(2), state)
     helpers.assert_same_types(after, state)
+
+
+def test_memory_is_not_cut_to_whole_numbers():
+    class Mean:
+        def init(self, norm):
+            return jnp.zeros((), jnp.int32)
+
+        def update(self, seen, memory):
+            return 1.0, 0.9 * memory + 0.1 * seen.norm
+
+    tx = optclip.clip_by_global_norm(Mean())
+    with pytest.raises(ValueError, match="int32, which would cut them to whole"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+
+
+@pytest.mark.parametrize("rule", ["quantile", "mean_plus_std"])
+def test_a_state_of_another_window(rule):
+    make = getattr(optclip.thresholds, rule)
+    tx, longer = (optclip.clip_by_global_norm(make(window=n)) for n in (4, 8))
+    state = tx.init(jnp.ones(2))
+    with pytest.raises(ValueError, match="holds the last 4 norms, but window=8"):
+        longer.update(jnp.ones(2), state)
 
 
 def test_what_is_a_rule():
@@ -98,8 +120,16 @@ def test_what_is_a_rule():
     assert not is_rule(Watcher)
     with pytest.raises(TypeError, match="max_norm holds a transf.*Give a rule, such"):
         optclip.clip_by_global_norm(optclip.recipes.zclip())
-    with pytest.raises(TypeError, match="max_norm holds.*Give a number"):
+    with pytest.raises(
+        TypeError, match="max_norm holds the class Watcher. Give an instance"
+    ):
         optclip.clip_by_global_norm(Watcher)
+
+
+def test_a_rule_that_was_not_called():
+    tx = optclip.clip_by_global_norm(optclip.thresholds.quantile)
+    with pytest.raises(TypeError, match="returned a rule, Quantile. Give the rule"):
+        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
 
 
 def test_none_alone_is_no_threshold():

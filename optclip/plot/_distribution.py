@@ -16,6 +16,9 @@ def distribution(
 ) -> "Axes":
     """How many steps had which norm; the median threshold, and the quantile it is.
 
+    Of a clip by leaf, axis or element the norm is the largest of all and the threshold
+    the smallest, so that one says nothing of the other.
+
     Args:
       history: of a run, as in `optclip.plot`.
       clip: the name of the clip; the only one if None.
@@ -51,11 +54,14 @@ def distribution(
     low, high = norms.min(), norms.max()
     edges = np.geomspace(low, high if high > low else 2 * low, 41)
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
-    ax.set_xscale("log")
+    _style.set_log_ticks(ax)
     limits = found.threshold[np.isfinite(found.threshold)]
     if limits.size:
         limit = float(np.median(limits))
         share = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(share)} of the norms"
+        if found.after is None:
+            label = f"smallest threshold {limit:.3g}"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
-    return _style.finish(ax, x="norm of the updates", y="steps", title=found.name)
+    x = "norm of the updates" if found.after is not None else "largest norm of all"
+    return _style.finish(ax, x=x, y="steps", title=found.title)

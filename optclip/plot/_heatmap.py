@@ -22,7 +22,7 @@ def heatmap(history: Any, *, clip: str | None = None, ax: Any = None) -> "Axes":
     Args:
       history: of a run with a clip by group, or one with `record="leaves"`, as in
         `optclip.plot`.
-      clip: the name of the clip; the only one if None.
+      clip: the name of the clip; the only one by group or leaf if None.
       ax: axes to draw on; those of a new figure, as high as it has rows, if None.
 
     Returns:
@@ -41,19 +41,18 @@ def heatmap(history: Any, *, clip: str | None = None, ax: Any = None) -> "Axes":
       >>> print([label.get_text() for label in ax.get_yticklabels()])
       ['kernel', 'bias']
     """
-    name, parts = _history.parts_of(history, clip)
+    name, steps, parts = _history.parts_of(history, clip)
     finite = {key: _drawn(x) for key, x in parts.items()}
     size = {key: _median(x) for key, x in finite.items()}
     order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
     rows = np.stack([_binned(finite[key]) for key in order])
-    steps = len(finite[order[0]])
     ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order))
-    with np.errstate(divide="ignore"):
-        image = ax.imshow(
-            np.log10(rows), aspect="auto", cmap="cividis", interpolation="nearest",
-            extent=(-0.5, steps - 0.5, len(order) - 0.5, -0.5),
-        )  # fmt: skip
-    ax.figure.colorbar(image, ax=ax, label="log10 of the norm")
+    half = 0.5 * (steps[-1] - steps[0]) / max(len(steps) - 1, 1) or 0.5
+    image = ax.imshow(
+        rows, aspect="auto", cmap="cividis", interpolation="nearest", norm="log",
+        extent=(steps[0] - half, steps[-1] + half, len(order) - 0.5, -0.5),
+    )  # fmt: skip
+    ax.figure.colorbar(image, ax=ax, label="norm")
     ax.set_yticks(range(len(order)), order, fontsize="small")
     left = len(parts) - len(order)
     title = name + (f" (the largest {len(order)} of {len(parts)})" if left else "")

@@ -8,16 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optclip._metrics import parts_in
+from optclip._metrics import is_metric, parts_in
 
 # Of the largest or smallest of several norms, so that norm * coefficient is no norm.
 _OF_SEVERAL = "fraction"
 
 
 class Clip(NamedTuple):
-    """What one clip did, or did to one group or leaf; None for what is not recorded."""
+    """What one clip did, or did to one group or leaf; None for what is not recorded.
 
-    name: str
+    `title` is what tells it from the other clips of the run.
+    """
+
+    title: str
+    steps: np.ndarray
     norm: np.ndarray
     threshold: np.ndarray
     after: np.ndarray | None
@@ -27,16 +31,18 @@ class Clip(NamedTuple):
 def read(history: Any) -> dict[str, np.ndarray]:
     """Any form of a history as arrays of float64, one number a step.
 
+    Losses, times and texts that were logged beside the metrics are left out, but for
+    `step`.
+
     Raises:
       TypeError: it is none of the forms that are accepted.
       ValueError: it holds no step, steps with other keys than the first, or more steps
         of one quantity than of another.
     """
     if isinstance(history, (str, os.PathLike)):
-        lines = Path(history).read_text().splitlines()
-        history = [json.loads(line) for line in lines if line.strip()]
+        history = _lines_of(Path(history))
     if isinstance(history, Mapping):
-        columns = dict(history)
+        columns = {key: x for key, x in history.items() if _is_read(key)}
     elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
         columns = _columns(history)
     else:
@@ -52,14 +58,20 @@ def read(history: Any) -> dict[str, np.ndarray]:
             f"history holds arrays of {' and of '.join(map(str, sorted(lengths)))}"
             " steps. Give as many steps of each."
         )
-    if lengths in (set(), {0}):
+    if lengths == {0} or not history:
         raise ValueError("history holds no step. Give what optclip.metrics returned.")
     return found
 
 
+def _is_read(key: str) -> bool:
+    return key == "step" or is_metric(key)
+
+
 def _numbers(key: str, x: Any) -> np.ndarray:
+    # JSON has no infinity: `save` writes it as a text.
+    given = [float(each) for each in x] if _holds_text(x) else x
     try:
-        found = np.atleast_1d(np.asarray(x, float))
+        found = np.atleast_1d(np.asarray(given, float))
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"history holds under {key!r} what is no number: {x!r:.100}. Give numbers,"
@@ -73,11 +85,24 @@ def _numbers(key: str, x: Any) -> np.ndarray:
     return found
 
 
+def _lines_of(path: Path) -> list[Any]:
+    found = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"Line {number} of {path} is no JSON: {line!r:.80}. Give a file with"
+                " one JSON object a line, as optclip.plot.save writes it."
+            ) from error
+    return found
+
+
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    keys = list(steps[0]) if steps else []
+    keys = [key for key in steps[0] if _is_read(key)] if steps else []
     for i, step in enumerate(steps):
-        if set(step) != set(keys):
-            odd = sorted(set(step) ^ set(keys))
+        odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
+        if odd:
             raise ValueError(
                 f"history holds other keys in step {i} than in step 0: {odd}. Give the"
                 " metrics of one optimizer."
@@ -87,6 +112,9 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def save(history: Any, path: str | os.PathLike[str]) -> None:
     """Write a history as JSON, one object a line, for `plot` and any other tool.
+
+    Written is what `metrics` gave, and `step` if there is one. JSON has no numbers that
+    are not finite: these are written as "inf" and "nan".
 
     Args:
       history: what the plots take.
@@ -109,9 +137,17 @@ def save(history: Any, path: str | os.PathLike[str]) -> None:
             " pathlib.Path."
         )
     columns = read(history)
-    rows = zip(*(x.tolist() for x in columns.values()), strict=True)
+    rows = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
     lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
     Path(path).write_text("\n".join(lines) + "\n")
+
+
+def _as_json(x: float) -> float | str:
+    return x if np.isfinite(x) else str(x)
+
+
+def _holds_text(x: Any) -> bool:
+    return isinstance(x, list) and any(each in ("inf", "-inf", "nan") for each in x)
 
 
 def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
@@ -124,6 +160,7 @@ def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
     by_name = parts_in(found)
     name = _one("clip", clip, list(by_name))
     parts = [each for each in by_name[name] if each]
+    steps = steps_in(found, len(next(iter(found.values()))))
     end = f"/{_one('part', part, parts)}" if parts or part is not None else ""
 
     def of(field: str) -> np.ndarray | None:
@@ -140,18 +177,27 @@ def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
         after = None if several else norm * coefficient
     # As in the rate of `metrics`: what a policy zeroed or made NaN was not clipped.
     clipped = (coefficient != 1) & np.isfinite(norm) & np.isfinite(coefficient)
-    return Clip(f"{name}{end}", norm, threshold, after, clipped)
+    title = f"{name}{end}" if end or len(by_name) > 1 else ""
+    return Clip(title, steps, norm, threshold, after, clipped)
 
 
-def parts_of(history: Any, clip: str | None) -> tuple[str, dict[str, np.ndarray]]:
-    """The name of a clip by group or leaf, and the norms of its parts.
+def steps_in(found: dict[str, np.ndarray], count: int) -> np.ndarray:
+    """What was logged as `step`, or else 0, 1, ... up to that many."""
+    return found.get("step", np.arange(count, dtype=float))
+
+
+def parts_of(
+    history: Any, clip: str | None
+) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+    """The name of a clip by group or leaf, the steps, and the norms of its parts.
 
     Raises:
       ValueError: it has one norm only.
     """
     found = read(history)
     by_name = parts_in(found)
-    name = _one("clip", clip, list(by_name))
+    parted = [name for name, parts in by_name.items() if parts != [""]]
+    name = _one("clip", clip, parted if clip is None and parted else list(by_name))
     parts = {part: found[f"{name}/norm/{part}"] for part in by_name[name] if part}
     if not parts:
         raise ValueError(
@@ -159,7 +205,7 @@ def parts_of(history: Any, clip: str | None) -> tuple[str, dict[str, np.ndarray]
             " Clip by group, or record leaves: clip_by_norm(inf, record='leaves',"
             " name='watch') in front of it measures each leaf and clips none."
         )
-    return name, parts
+    return name, steps_in(found, len(next(iter(parts.values())))), parts
 
 
 def _one(what: str, given: str | None, known: list[str]) -> str:
@@ -172,5 +218,10 @@ def _one(what: str, given: str | None, known: list[str]) -> str:
         which = "norms of a clip" if what == "clip" else "groups or leaves"
         raise ValueError(
             f"history holds no {which}. Give what optclip.metrics returned."
+        )
+    if given is None:
+        raise ValueError(
+            f"history holds {len(known)} {'clips' if what == 'clip' else 'parts'},"
+            f" {known}. Give {what}= one of these."
         )
     raise ValueError(f"{what}={given!r} is not one of {known}. Give one of these.")

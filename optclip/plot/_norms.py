@@ -45,8 +45,10 @@ def norms(
     """
     found = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    steps = np.arange(len(found.norm))
-    ax.plot(steps, _style.gaps(found.norm), color=_style.BEFORE, lw=1, label="before")
+    steps = found.steps
+    # Broad and light below narrow and dark: where they are equal both are seen.
+    before = {"color": _style.BEFORE, "lw": 2.4, "label": "before"}
+    ax.plot(steps, _style.gaps(found.norm), **before)
     shown = [found.norm]
     if found.after is not None:
         after = _style.gaps(found.after)
@@ -61,7 +63,7 @@ def norms(
     bad = np.flatnonzero(~np.isfinite(found.norm))
     if bad.size:
         ax.plot(
-            bad, np.full(bad.size, 0.98), "x", color=_style.BAD, label="not finite",
-            transform=ax.get_xaxis_transform(), clip_on=False,
+            steps[bad], np.full(bad.size, 0.98), "x", color=_style.BAD,
+            label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
         )  # fmt: skip
-    return _style.finish(ax, x="step", y="norm of the updates", title=found.name)
+    return _style.finish(ax, x="step", y="norm of the updates", title=found.title)

@@ -51,12 +51,12 @@ def rate(
     found = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
     total = np.cumsum(found.clipped)
-    steps = np.arange(1, len(total) + 1)
+    count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
-    lately = (total - before) / np.minimum(steps, window)
-    ax.plot(steps - 1, total / steps, color=_style.AFTER, label="so far")
+    lately = (total - before) / np.minimum(count, window)
+    ax.plot(found.steps, total / count, color=_style.AFTER, label="so far")
     if len(total) > window:
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
-        ax.plot(steps - 1, lately, label=f"last {window} steps", **style)
+        ax.plot(found.steps, lately, label=f"last {window} steps", **style)
     ax.set_ylim(-0.02, 1.02)
-    return _style.finish(ax, x="step", y="share of steps clipped", title=found.name)
+    return _style.finish(ax, x="step", y="share of steps clipped", title=found.title)

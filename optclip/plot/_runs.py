@@ -66,9 +66,9 @@ def runs(
         label = f"{name} ({percent(float(np.mean(run.clipped)))} clipped)"
         color = _style.CYCLE[i % len(_style.CYCLE)]
         style = _style.LINES[i % len(_style.LINES)]
-        ax.plot(medians[-1], style, color=color, lw=1.3, label=label)
+        ax.plot(run.steps, medians[-1], style, color=color, lw=1.3, label=label)
     _style.set_scale(ax, *medians)
-    title = next(iter(found.values())).name
+    title = next(iter(found.values())).title
     return _style.finish(
         ax, x="step", y=f"norm before the clip, median of {window}", title=title
     )

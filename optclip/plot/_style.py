@@ -53,6 +53,16 @@ def set_scale(ax: "Axes", *values: np.ndarray) -> None:
         ax.set_ylim(bottom=0)
 
 
+def set_log_ticks(ax: "Axes") -> None:
+    """A logarithmic x axis whose ticks read 0.5, 1, 2."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
 def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
     """Words on the axes, light lines behind, a legend if there is something to tell."""
     ax.set(xlabel=x, ylabel=y, title=title)

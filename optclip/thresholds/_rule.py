@@ -43,15 +43,16 @@ class Rule(Protocol):
     Example:
       A threshold of twice the mean of all norms so far, 1 on the first step:
 
-      >>> import dataclasses, jax.numpy as jnp, optclip
+      >>> import dataclasses, jax, jax.numpy as jnp, optclip
       >>> @dataclasses.dataclass(frozen=True)
       ... class TwiceTheMean:
-      ...     def init(self, norm):
-      ...         return jnp.zeros_like(norm)
+      ...     def init(self, norm):  # An array; by leaf or group a tree of them.
+      ...         return jax.tree.map(jnp.zeros_like, norm)
       ...     def update(self, seen, memory):
-      ...         threshold = jnp.where(seen.step == 0, 1.0, 2 * memory)
-      ...         mean = memory + (seen.norm - memory) / (seen.step + 1)
-      ...         return threshold, mean
+      ...         known, count = seen.step > 0, seen.step + 1
+      ...         threshold = jax.tree.map(lambda m: jnp.where(known, 2 * m, 1), memory)
+      ...         mean = lambda m, n: m + (n - m) / count
+      ...         return threshold, jax.tree.map(mean, memory, seen.norm)
       >>> tx = optclip.clip_by_global_norm(TwiceTheMean())
       >>> state = tx.init(jnp.zeros(2))
       >>> for size in (1.0, 2.0, 20.0):
@@ -245,6 +246,11 @@ def as_rules(
                 f"{name} holds a transformation, which is a whole clip, not where to"
                 " clip. Give a rule, such as optclip.thresholds.zscore() in place of"
                 " optclip.recipes.zclip()."
+            )
+        if isinstance(value, type) and hasattr(value, "update"):
+            raise TypeError(
+                f"{name} holds the class {value.__name__}. Give an instance of it,"
+                f" {value.__name__}(...)."
             )
         if not _validate.is_number(value):
             raise TypeError(

@@ -28,7 +28,17 @@ def _empty(norm: Any, window: int) -> History:
 
 
 def _with(history: History, norm: Any, window: int) -> History:
-    """The history with one more norm, in the place of the oldest."""
+    """The history with one more norm, in the place of the oldest.
+
+    Raises:
+      ValueError: the history is of another window.
+    """
+    kept = {jnp.shape(ring)[0] for ring in jax.tree.leaves(history.norms)}
+    if kept - {window}:
+        raise ValueError(
+            f"The state holds the last {kept.pop()} norms, but window={window}. Give"
+            " the window of the run that made the state, or begin a new one with init."
+        )
 
     def with_one(ring: jax.Array, x: jax.Array) -> jax.Array:
         # A restored checkpoint may hold NumPy arrays.

@@ -50,18 +50,23 @@ def test_the_sdist_has_what_a_tester_needs(built):
     start = f"optclip-{VERSION}/"
     with tarfile.open(sdist) as file:
         names = {name.removeprefix(start) for name in file.getnames()}
-    needed = {"LICENSE", "CITATION.cff", "CHANGELOG.md", "README.md", "run.py"}
-    assert needed | {"tests/conftest.py", "docs/methods.md", "pyproject.toml"} < names
+    needed = {
+        "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
+        "run.py", "pyproject.toml", ".ci/run", ".github/workflows/jax.yml",
+        "tests/conftest.py", "docs/methods.md", "benchmarks/results/cpu.json",
+    }  # fmt: skip
+    assert needed < names
     assert not [
         name for name in names if name.startswith((".venv", ".git/", "results"))
     ]
 
 
-def test_it_installs_where_nothing_else_is(built, tmp_path):
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_where_nothing_else_is(kind, built, tmp_path):
     venv.create(tmp_path / "empty", with_pip=True)
     python = tmp_path / "empty" / "bin" / "python"
-    (wheel,) = built.glob("*.whl")
-    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
+    (file,) = built.glob(kind)
+    run(python, "-m", "pip", "install", "-q", file, cwd=tmp_path)
     smoke = Path(__file__).with_name("smoke.py")
     # -I: neither this folder nor any variable may lend a module.
     assert run(python, "-I", smoke, cwd=tmp_path).strip() == VERSION

@@ -26,7 +26,7 @@ BEFORE, AFTER = 12, 12
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Every kind of state at once: rules that learn, groups, leaves, and `skip`.
+    """Several kinds of state at once: rules that learn, groups, leaves, and `skip`.
 
     Of things that 0.1.0 has: a checkpoint of it is to be restored into this for ever.
     """
