@@ -103,6 +103,9 @@ BAD_LIMITS = [
 ]  # fmt: skip
 limits = _mostly(LIMITS, BAD_LIMITS)
 
+# Labels that fit every tree: all leaves in one group, each in its own.
+TOGETHER = optclip.by_path(lambda path: "all")
+APART = optclip.by_path(str)
 MASKS = [
     True, False, {"a": True, "b": False}, (True, False), lambda tree: True,
     optclip.by_path(lambda path: "a" in path),
@@ -116,7 +119,15 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "nonfinite": _mostly(["propagate", "zero", "drop"], ["raise", "nan", None, 3]),
     "response": _mostly(
         ["hard", "smooth", "normalize", "tanh", "drop", optclip.responses.band(0.5)],
-        ["x", None, 3, lambda n: n, lambda n, c: "x", lambda n, c: n[:0], Stranger()],
+        [
+            "x",
+            None,
+            3,
+            lambda n: n,
+            lambda n, c: "x",
+            lambda n, c: np.ones(7),
+            Stranger(),
+        ],
     ),
     "norm_mask": _mostly(MASKS, BAD_MASKS),
     "clip_mask": _mostly(MASKS, BAD_MASKS),
@@ -129,8 +140,17 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "norm": _mostly([optclip.norms.L1, optclip.norms.RMS], [2, "x", None, Stranger()]),
     "groups": _mostly(
-        [{"a": "x", "b": "y"}, ("x", None), lambda tree: "x", optclip.by_path(str)],
-        [3, None, {"c": "x"}, {"a": 1, "b": 2}, lambda: "x", Stranger()],
+        [{"a": "x", "b": "y"}, TOGETHER, APART],
+        [
+            3,
+            ("x", None),
+            lambda tree: "x",
+            None,
+            {"c": "x"},
+            {"a": 1, "b": 2},
+            lambda: "x",
+            Stranger(),
+        ],
     ),
     "lower": _mostly([-1.0, None, -math.inf, 0], [3.0, math.nan, "x", {"c": 1}]),
     "upper": _mostly([1.0, None, math.inf, 0], [-3.0, math.nan, "x", {"c": 1}]),
