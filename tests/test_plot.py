@@ -146,6 +146,12 @@ def test_distribution(history):
         plot.distribution(recorded(optclip.clip_by_global_norm(2.0), [0.0]))
 
 
+def test_of_leaves_one_extreme_says_nothing_of_the_other():
+    ax = plot.distribution(recorded(optclip.clip_by_norm(2.0)))
+    assert ax.get_legend_handles_labels()[1] == ["smallest threshold 2"]
+    assert ax.get_xlabel() == "largest norm of all"
+
+
 def test_heatmap():
     tx = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
     ax = plot.heatmap(
@@ -208,6 +214,7 @@ BAD = {
     "no arrays": ({}, ValueError, "holds no step"),
     "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm'\]"),
     "no clip": ({"loss": [1.0]}, ValueError, "no norms of a clip"),
+    "a norm an axis": ({"clip/norm": np.ones((2, 3))}, ValueError, r"an array of shape \(2, 3\)"),
     "norms alone": ({"clip/norm": [1.0]}, ValueError, "lacks the norm, threshold or coefficient of 'clip'"),
 }  # fmt: skip
 

@@ -90,6 +90,10 @@ def test_inside_jit():
         step(GRADS)
 
 
+def test_a_norm_alone():
+    assert optclip.summary({"clip/norm": 2.0}) == "clip: norm 2"
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [
