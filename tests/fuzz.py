@@ -168,10 +168,12 @@ FACTORIES = {
     if name.startswith("clip_by")
 }
 RECIPES = {name: getattr(recipes, name) for name in recipes.__all__}
+# Not for every scope, or of one argument that is a function.
+NO_RULES = ("bounds", "constant", "schedule", "of_gradients")
 RULES = {
     name: getattr(thresholds, name)
     for name in thresholds.__all__
-    if name[0].islower() and name not in ("constant", "schedule", "of_gradients")
+    if name[0].islower() and name not in NO_RULES
 }
 
 

@@ -40,6 +40,9 @@ def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | N
     given = {k: v for k, v in options.items() if k not in IRRELEVANT}
     if given.pop("strict", False) or given.keys() - TOLD or not is_plain(tree):
         return None
+    # A norm in hand is no norm to measure by.
+    if not isinstance(given.get("norm", optclip.norms.L2), optclip.norms.Norm):
+        return None
     bounds = arguments if name != "clip_by_group_norm" else arguments[:1]
     if not all(isinstance(c, (int, float, np.floating)) for c in bounds):
         return None
