@@ -106,7 +106,7 @@ def _as_array(norms: Any) -> np.ndarray:
     if isinstance(norms, dict):
         given = _norm_in(norms)
     if isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], dict):
-        given = [float(_norm_in(entry)) for entry in norms]
+        given = [_norm_in(entry) for entry in norms]
     try:
         found = np.asarray(given, np.float64).ravel()
     except (TypeError, ValueError) as error:

@@ -158,6 +158,9 @@ def test_heatmap():
         recorded(optax.chain(tx, optclip.clip_by_global_norm(1.0))), clip="watch"
     )
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
+    # The only one that has leaves need not be named.
+    chained = recorded(optax.chain(tx, optclip.clip_by_global_norm(1.0)))
+    assert plot.heatmap(chained).get_title() == "watch"
     shown = ax.images[0].get_array()
     expected = np.array([[0.8, 2.4, 1, 40, 1.6], [0.6, 1.8, 1, 30, 1.2]])
     assert list(np.ma.getmaskarray(shown)[0]) == [False, False, True, False, False]
@@ -214,6 +217,7 @@ BAD = {
     "no arrays": ({}, ValueError, "holds no step"),
     "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm'\]"),
     "no clip": ({"loss": [1.0]}, ValueError, "no norms of a clip"),
+    "no threshold": ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, ValueError, "lacks the norm, threshold or"),
     "a norm an axis": ({"clip/norm": np.ones((2, 3))}, ValueError, r"an array of shape \(2, 3\)"),
     "norms alone": ({"clip/norm": [1.0]}, ValueError, "lacks the norm, threshold or coefficient of 'clip'"),
 }  # fmt: skip

@@ -78,8 +78,11 @@ def test_too_few_and_the_wrong_kind():
         optclip.suggest([two])
     with pytest.raises(ValueError, match=r"\['clip/norm/head'\].*of a group its own"):
         optclip.suggest({"clip/norm/head": NORMS, "clip/rate/head": NORMS})
-    with pytest.raises(TypeError, match=r"norms=.{,104}\.\.\. is not accepted"):
+    with pytest.raises(ValueError, match="norms holds 0 finite numbers"):
+        optclip.suggest([{"clip/norm": None}])
+    with pytest.raises(TypeError, match=r"norms=\['x{98}\.\.\. is not accepted"):
         optclip.suggest(["x" * 1000])
+    assert optclip.suggest(NORMS[:10], skip_first=0.0).steps == 10
 
 
 def test_metrics_stacked_by_scan():
