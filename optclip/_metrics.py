@@ -115,7 +115,7 @@ def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
 
 def is_metric(key: str) -> bool:
     """Whether a key is one of those that `metrics` makes, ``clip/norm/encoder``."""
-    return any(part in _FIELDS for part in key.split("/")[1:])
+    return any(part in _FIELDS for part in str(key).split("/")[1:])
 
 
 def percent(share: float) -> str:

@@ -22,8 +22,8 @@ def summary(opt_state: Any, *, most: int = 10) -> str:
       L2 norms, what it has of the square of the whole.
 
     Raises:
-      TypeError: called inside `jax.jit`, where there are no numbers yet; `most` is no
-        int.
+      TypeError: called inside `jax.jit`, where there are no numbers yet; given a
+        history of many steps, or what is no number; `most` is no int.
       ValueError: there is no optclip clip in the state; `most` is below 1.
 
     Example:

@@ -216,6 +216,7 @@ BAD = {
     "nothing": ([], ValueError, "holds no step"),
     "no arrays": ({}, ValueError, "holds no step"),
     "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"other keys in step 1 .*\['clip/norm'\]"),
+    "no names": ({3: [1.0]}, ValueError, "no norms of a clip"),
     "no clip": ({"loss": [1.0]}, ValueError, "no norms of a clip"),
     "no threshold": ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, ValueError, "lacks the norm, threshold or"),
     "a norm an axis": ({"clip/norm": np.ones((2, 3))}, ValueError, r"an array of shape \(2, 3\)"),

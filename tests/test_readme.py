@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -115,12 +114,3 @@ def test_every_clip_is_in_the_table_of_parts():
     for name in optclip.__all__:
         if name.startswith("clip_by_"):
             assert f"`{name}(" in README
-
-
-def test_versions_agree():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    citation = (ROOT / "CITATION.cff").read_text()
-    changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert optclip.__version__ == project["version"]
-    assert f"version: {project['version']}\n" in citation
-    assert f"## {project['version']}" in changelog
