@@ -115,12 +115,13 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
 def prove(base: str, rest: list[str]) -> int:
     """The long proofs, one after the other; 0 if none failed."""
     python = environment(base, ".venv", ["test", "prove"])
-    properties = [python, "-m", "pytest", "-q", "tests/test_properties.py"]
+    many = [
+        f"tests/test_{name}.py" for name in ("properties", "fuzz", "fuzz_histories")
+    ]
     parts = [
         [python, "-m", "tests.accuracy"],
         [python, "-m", "tests.bounds"],
-        [*properties, "--examples", "20000"],
-        [python, "-m", "pytest", "-q", "tests/test_fuzz.py", "--examples", "20000"],
+        [python, "-m", "pytest", "-q", *many, "--examples", "20000"],
         [python, "-m", "tests.mutation", *rest],
     ]
     codes = [call(part) for part in parts]

@@ -16,6 +16,7 @@ from optclip import recipes as recipes
 from optclip import responses as responses
 from optclip import scopes as scopes
 from optclip import thresholds as thresholds
+from optclip import typing as typing
 from optclip._engine import clip_by as clip_by
 from optclip._metrics import metrics as metrics
 from optclip._record import ClipRecord as ClipRecord
@@ -73,6 +74,7 @@ __all__ = [
     "suggest",
     "summary",
     "thresholds",
+    "typing",
     "units",
     "with_carry",
     "with_reset",

@@ -4,6 +4,9 @@ The only place that builds `optax.GradientTransformationExtraArgs` and that keep
 state. Every `clip_by_*` is one call of `clip_by`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,21 +30,22 @@ from optclip._elements import Limits, nearer
 from optclip._record import ClipState
 from optclip.responses._resolve import resolve
 from optclip.thresholds import _rule
+from optclip.typing import AxisName, Mask, Number, PyTree, ResponseLike, ThresholdTree
 
 
 def clip_by(
-    threshold: Any,
+    threshold: ThresholdTree,
     *,
     over: scopes.Scope = scopes.TREE,
     norm: norms.Norm = norms.L2,
-    response: Any = "hard",
-    of: Any = None,
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    of: Callable[[PyTree, PyTree, dict[str, Any]], PyTree] | None = None,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    norm_mask: Any = None,
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:

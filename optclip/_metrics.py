@@ -1,5 +1,7 @@
 """What was clipped: an optimizer state in, a flat dict for any logger out."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -9,9 +11,10 @@ import jax.numpy as jnp
 
 from optclip import _leaves
 from optclip._record import ClipRecord, ClipState, SkipRecord
+from optclip.typing import PyTree
 
 
-def metrics(opt_state: Any) -> dict[str, jax.Array]:
+def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     """The records of all clips in an optimizer state, as one flat dict of scalars.
 
     Finds every clip however the state is nested: chain, masked, partition, MultiSteps,

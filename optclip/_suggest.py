@@ -1,7 +1,11 @@
 """A fixed threshold, from the norms of a run that was recorded."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from optclip import _validate
@@ -46,7 +50,12 @@ class Suggestion(NamedTuple):
         return "\n".join(rows)
 
 
-def suggest(norms: Any, rate: float = 0.1, *, skip_first: float = 0.1) -> Suggestion:
+def suggest(
+    norms: Mapping[str, Any] | Sequence[Any] | np.ndarray | jax.Array,
+    rate: float = 0.1,
+    *,
+    skip_first: float = 0.1,
+) -> Suggestion:
     """A fixed threshold for a run like one whose norms are known.
 
     Record them with a clip that touches nothing, `clip_by_global_norm(inf)`, and

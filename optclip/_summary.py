@@ -1,5 +1,7 @@
 """What every clip did, in words for a terminal."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,9 +10,10 @@ from jax.core import Tracer
 
 from optclip import _validate
 from optclip._metrics import is_metric, metrics, parts_in, percent
+from optclip.typing import PyTree
 
 
-def summary(opt_state: Any, *, most: int = 10) -> str:
+def summary(opt_state: PyTree, *, most: int = 10) -> str:
     """A few lines on each clip: its last step, its rate, and which parts have the norm.
 
     Args:

@@ -4,6 +4,8 @@ A norm is entrywise, taken over a *block*: all the elements that share it. Sums 
 kept in float32 or wider.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _leaves, _mapped, _roots, _sparse, _validate
+from optclip._types import AxisName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    blocks: Sequence[Block], norm: Norm = L2, axis_name: Any = None
+    blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
 ) -> list[Measured]:
     """The norm of each block, over all devices that the block is split over.
 

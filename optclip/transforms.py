@@ -6,24 +6,33 @@ A threshold is a number, an array, a traced value, an optax schedule or a rule; 
 leaf and group scope also a prefix tree of these, with None for unclipped.
 """
 
-from typing import Any
+from __future__ import annotations
 
 import optax
 
 from optclip import norms, scopes
 from optclip._engine import clip_by
 from optclip.thresholds._rule import Named, bounds
+from optclip.typing import (
+    AxisName,
+    Labels,
+    Mask,
+    Number,
+    ResponseLike,
+    Threshold,
+    ThresholdTree,
+)
 
 
 def clip_by_value(
-    limit: Any = None,
+    limit: ThresholdTree | None = None,
     *,
-    lower: Any = None,
-    upper: Any = None,
-    response: Any = "hard",
+    lower: ThresholdTree | None = None,
+    upper: ThresholdTree | None = None,
+    response: ResponseLike = "hard",
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
+    clip_mask: Mask | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -68,16 +77,16 @@ def clip_by_value(
 
 
 def clip_by_norm(
-    max_norm: Any,
+    max_norm: ThresholdTree,
     *,
     axis: int | tuple[int, ...] | None = None,
     ord: float | None = None,
-    response: Any = "hard",
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -116,14 +125,14 @@ def clip_by_norm(
 
 
 def clip_by_average_norm(
-    max_norm: Any,
+    max_norm: ThresholdTree,
     *,
-    response: Any = "hard",
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -162,15 +171,15 @@ def clip_by_average_norm(
 
 
 def clip_by_rms(
-    max_rms: Any,
+    max_rms: ThresholdTree,
     *,
     axis: int | tuple[int, ...] | None = None,
-    response: Any = "hard",
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -209,17 +218,17 @@ def clip_by_rms(
 
 
 def clip_by_group_norm(
-    max_norm: Any,
-    groups: Any,
+    max_norm: ThresholdTree,
+    groups: Labels,
     *,
     ord: float | None = None,
-    response: Any = "hard",
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    norm_mask: Any = None,
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -261,16 +270,16 @@ def clip_by_group_norm(
 
 
 def clip_by_global_norm(
-    max_norm: Any,
+    max_norm: Threshold,
     *,
     ord: float | None = None,
-    response: Any = "hard",
-    eps: Any = 0.0,
+    response: ResponseLike = "hard",
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    norm_mask: Any = None,
-    clip_mask: Any = None,
-    axis_name: Any = None,
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     record: bool | str = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:

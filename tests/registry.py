@@ -352,6 +352,7 @@ OTHER_NAMES = {
     "suggest": "test_suggest.py",
     "summary": "test_summary.py",
     "thresholds": "test_thresholds.py",
+    "typing": "test_typing.py",
     "units": "test_units.py",
     "with_carry": "test_wrappers.py",
     "with_reset": "test_wrappers.py",

@@ -10,11 +10,12 @@ import inspect
 import pathlib
 import textwrap
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, is_typeddict
 
 from gather import DOCS, renew
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 
 NAME = """\
@@ -85,7 +86,11 @@ def page(module: ModuleType, name: str) -> str:
         # Fields of a named tuple are in its docstring, and have none that says more.
         more = "   :members:\n"
         # A protocol is made by nobody; its signature would be that of any.
-        name += "()" if str(inspect.signature(value)) == "(*args, **kwargs)" else ""
+        name += "()" if is_protocol(value) else ""
+        # Nor do the keys of a dict of options, which are all that it has.
+        more += "   :undoc-members:\n" if is_typeddict(value) else ""
+    elif name in described_below(module):
+        more = "   :no-value:\n"
     elif kind(module, name) == "data":
         directive, more = "py:data", _constant(module, value)
     return NAME.format(
@@ -94,13 +99,19 @@ def page(module: ModuleType, name: str) -> str:
     )  # fmt: skip
 
 
+def is_protocol(value: type) -> bool:
+    """Whether it says what others must have."""
+    return Protocol in value.__bases__
+
+
 def module_page(module: ModuleType) -> str:
     """The page of a module: its docstring, and its names with their first lines."""
     title, homes = module.__name__, public()
     rows, links = [], []
     for name in names(module):
-        first = _first(getattr(module, name))
-        if kind(module, name) == "data":
+        below = described_below(module)
+        first = below.get(name) or _first(getattr(module, name))
+        if name not in below and kind(module, name) == "data":
             first = f"``{getattr(module, name)!r}``. {first}"
         link = f"{name} </{homes[f'{title}.{name}']}>"
         rows.append(f":doc:`{link}`\n   {first}\n")
@@ -137,6 +148,16 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
         if found is None or found.docname != home:
             warn = logging.getLogger(__name__).warning
             warn(f"the public name {name} has no page of its own")
+
+
+def described_below(module: ModuleType) -> dict[str, str]:
+    """What strings below the module's constants say; a type alias has no docstring."""
+    found = ModuleAnalyzer.for_module(module.__name__).find_attr_docs()
+    return {
+        name: " ".join(" ".join(lines).split())
+        for (owner, name), lines in found.items()
+        if not owner and name in module.__all__
+    }
 
 
 def _constant(module: ModuleType, value: object) -> str:

@@ -1,24 +1,25 @@
 """The pure clips of each leaf, or slice of it, by its own norm."""
 
-from typing import Any
+from __future__ import annotations
 
 from optclip import norms, responses, scopes
 from optclip._clip import Clip
 from optclip.functional._lift import run
+from optclip.typing import AxisName, Mask, Number, PyTree
 
 
 def clip_by_norm(
-    tree: Any,
-    max_norm: Any,
+    tree: PyTree,
+    max_norm: Number | PyTree,
     *,
     axis: int | tuple[int, ...] | None = None,
     ord: float | None = None,
-    eps: Any = 0.0,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
-) -> Any:
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+) -> PyTree:
     r"""Clip each leaf by its own norm, :math:`x \min(1, c / \|x\|)`.
 
     Args:
@@ -54,15 +55,15 @@ def clip_by_norm(
 
 
 def clip_by_average_norm(
-    tree: Any,
-    max_norm: Any,
+    tree: PyTree,
+    max_norm: Number | PyTree,
     *,
-    eps: Any = 0.0,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
-) -> Any:
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+) -> PyTree:
     r"""Clip each leaf by its average norm, :math:`x \min(1, c\,n / \|x\|_2)`.
 
     The average norm is the L2 norm over the number n of elements, as TensorFlow
@@ -95,16 +96,16 @@ def clip_by_average_norm(
 
 
 def clip_by_rms(
-    tree: Any,
-    max_rms: Any,
+    tree: PyTree,
+    max_rms: Number | PyTree,
     *,
     axis: int | tuple[int, ...] | None = None,
-    eps: Any = 0.0,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    clip_mask: Any = None,
-    axis_name: Any = None,
-) -> Any:
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+) -> PyTree:
     r"""Clip each leaf by its root mean square, :math:`x \min(1, c / RMS(x))`.
 
     Args:

@@ -1,5 +1,7 @@
 """The pure clips of many leaves by a common norm, and that norm."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax
@@ -9,10 +11,15 @@ from optclip import _leaves, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip.functional._lift import run
 from optclip.norms import Measured
+from optclip.typing import AxisName, Labels, Mask, Number, PyTree
 
 
 def global_norm(
-    tree: Any, *, ord: float | None = None, axis_name: Any = None, norm_mask: Any = None
+    tree: PyTree,
+    *,
+    ord: float | None = None,
+    axis_name: AxisName | None = None,
+    norm_mask: Mask | None = None,
 ) -> jax.Array:
     r"""The norm of all leaves together, :math:`(\sum_i |x_i|^p)^{1/p}`.
 
@@ -46,18 +53,18 @@ def global_norm(
 
 
 def clip_by_group_norm(
-    tree: Any,
-    max_norm: Any,
-    groups: Any,
+    tree: PyTree,
+    max_norm: Number | PyTree,
+    groups: Labels,
     *,
     ord: float | None = None,
-    eps: Any = 0.0,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    norm_mask: Any = None,
-    clip_mask: Any = None,
-    axis_name: Any = None,
-) -> tuple[Any, dict[str, jax.Array]]:
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+) -> tuple[PyTree, dict[str, jax.Array]]:
     r"""Clip each group of leaves by the norm of the group.
 
     Args:
@@ -94,18 +101,18 @@ def clip_by_group_norm(
 
 
 def clip_by_global_norm(
-    tree: Any,
-    max_norm: Any,
+    tree: PyTree,
+    max_norm: Number,
     *,
-    norm: Any = None,
+    norm: Number | None = None,
     ord: float | None = None,
-    eps: Any = 0.0,
+    eps: Number = 0.0,
     strict: bool = False,
     nonfinite: str = "propagate",
-    norm_mask: Any = None,
-    clip_mask: Any = None,
-    axis_name: Any = None,
-) -> tuple[Any, jax.Array]:
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+) -> tuple[PyTree, jax.Array]:
     r"""Clip all leaves by their common norm, :math:`x \min(1, c / \|tree\|)`.
 
     Args:

@@ -1,6 +1,6 @@
 """The pure clip of elements."""
 
-from typing import Any
+from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
@@ -8,17 +8,18 @@ import jax.numpy as jnp
 from optclip import _trees, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip._elements import Limits
+from optclip.typing import Mask, Number, PyTree
 
 
 def clip_by_value(
-    tree: Any,
-    lower: Any,
-    upper: Any,
+    tree: PyTree,
+    lower: Number | PyTree,
+    upper: Number | PyTree,
     *,
     nonfinite: str = "propagate",
     strict: bool = False,
-    clip_mask: Any = None,
-) -> Any:
+    clip_mask: Mask | None = None,
+) -> PyTree:
     r"""Clip each element to bounds, :math:`\max(\min(x, upper), lower)`.
 
     Args:

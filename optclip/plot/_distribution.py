@@ -1,19 +1,26 @@
 """How large norms are, and where among them the threshold lies."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip._metrics import percent
 from optclip.plot import _history, _style
+from optclip.typing import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def distribution(
-    history: Any, *, clip: str | None = None, part: str | None = None, ax: Any = None
-) -> "Axes":
+    history: History,
+    *,
+    clip: str | None = None,
+    part: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
     """How many steps had which norm; the median threshold, and the quantile it is.
 
     Of a clip by leaf, axis or element the norm is the largest of all and the threshold

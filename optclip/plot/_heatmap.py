@@ -1,10 +1,13 @@
 """The norm of each group or leaf over time."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip.plot import _history, _style
+from optclip.typing import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,7 +16,9 @@ if TYPE_CHECKING:
 _COLUMNS, _ROWS = 200, 60
 
 
-def heatmap(history: Any, *, clip: str | None = None, ax: Any = None) -> "Axes":
+def heatmap(
+    history: History, *, clip: str | None = None, ax: Axes | None = None
+) -> Axes:
     """The norm of each group or leaf at each step, the largest on top.
 
     Of more than 200 steps each column is the largest norm of several; of more than 60

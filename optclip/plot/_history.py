@@ -1,5 +1,7 @@
 """The history of a run: for each quantity of each clip an array over the steps."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optclip._metrics import is_metric, parts_in
+from optclip.typing import History
 
 # Of the largest or smallest of several norms, so that norm * coefficient is no norm.
 _OF_SEVERAL = "fraction"
@@ -110,7 +113,7 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {key: [step[key] for step in steps] for key in keys}
 
 
-def save(history: Any, path: str | os.PathLike[str]) -> None:
+def save(history: History, path: str | os.PathLike[str]) -> None:
     """Write a history as JSON, one object a line, for `plot` and any other tool.
 
     Written is what `metrics` gave, and `step` if there is one. JSON has no numbers that

@@ -1,18 +1,25 @@
 """The norm before and after a clip, with the threshold."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip.plot import _history, _style
+from optclip.typing import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def norms(
-    history: Any, *, clip: str | None = None, part: str | None = None, ax: Any = None
-) -> "Axes":
+    history: History,
+    *,
+    clip: str | None = None,
+    part: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
     """The norm before and after, and the threshold, at each step.
 
     A step whose norm is not finite is marked at the top. Of a clip by leaf, axis or

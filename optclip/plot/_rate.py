@@ -1,24 +1,27 @@
 """How often a clip clips."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip import _validate
 from optclip.plot import _history, _style
+from optclip.typing import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def rate(
-    history: Any,
+    history: History,
     *,
     clip: str | None = None,
     part: str | None = None,
     window: int = 100,
-    ax: Any = None,
-) -> "Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """The share of steps that were clipped: so far, and among the last `window`.
 
     Args:

@@ -1,26 +1,29 @@
 """Several runs beside one another."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip import _validate
 from optclip._metrics import percent
 from optclip.plot import _history, _style
+from optclip.typing import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
 def runs(
-    histories: Mapping[str, Any],
+    histories: Mapping[str, History],
     *,
     clip: str | None = None,
     part: str | None = None,
     window: int = 25,
-    ax: Any = None,
-) -> "Axes":
+    ax: Axes | None = None,
+) -> Axes:
     """The running median of the norm before the clip, with the share of steps clipped.
 
     Args:

@@ -1,22 +1,25 @@
 """Clips of the whole tree by its norms so far, and of units by their weights."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
 from optclip import scopes, thresholds
 from optclip._engine import clip_by
 from optclip.recipes._options import given
+from optclip.typing import ClipOptions, Number
 
 
 def agc(
-    ratio: Any = 0.01,
-    min_norm: Any = 1e-3,
+    ratio: Number = 0.01,
+    min_norm: Number = 1e-3,
     *,
     stacked: Callable[[str], bool] | None = None,
     axis: Callable[[str, tuple[int, ...]], Any] | None = None,
-    **options: Any,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adaptive gradient clipping: each unit to a share of its own weights' norm.
 
@@ -58,7 +61,7 @@ def agc(
 
 
 def autoclip(
-    q: Any = 0.1, window: int = 10_000, **options: Any
+    q: Number = 0.1, window: int = 10_000, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
     r"""AutoClip: the global norm to a quantile of all norms so far, this one included.
 
@@ -94,11 +97,11 @@ def autoclip(
 
 
 def zclip(
-    z: Any = 2.5,
-    decay: Any = 0.97,
+    z: Number = 2.5,
+    decay: Number = 0.97,
     warmup: int = 25,
-    max_norm: Any = 1.0,
-    **options: Any,
+    max_norm: Number = 1.0,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""ZClip: spikes of the global norm, by their z-score, and `max_norm` always.
 
@@ -139,7 +142,7 @@ def zclip(
 
 
 def mean_std_clip(
-    k: Any = 3.0, window: int = 128, **options: Any
+    k: Number = 3.0, window: int = 128, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
     r"""The global norm to the mean of the last norms plus k of their deviations.
 

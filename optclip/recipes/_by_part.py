@@ -1,7 +1,9 @@
 """Clips of each leaf or group by the running average of its own norm."""
 
+from __future__ import annotations
+
 import operator
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
@@ -9,14 +11,15 @@ from optclip import _validate, responses, scopes, thresholds
 from optclip._engine import clip_by
 from optclip._trees import by_path
 from optclip.recipes._options import given, through
+from optclip.typing import ClipOptions, Labels, Number, NumberOrSchedule
 
 
 def adagc(
-    ratio: Any = 1.05,
-    decay: Any = 0.98,
+    ratio: Number = 1.05,
+    decay: Number = 0.98,
     warmup: int = 100,
-    max_norm: Any = 1.0,
-    **options: Any,
+    max_norm: Number = 1.0,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""AdaGC: each leaf to a multiple of the running average of its own clipped norm.
 
@@ -56,7 +59,7 @@ def adagc(
 
 
 def olmo_ratio(
-    ratio: Any = 1.5, decay: Any = 0.95, **options: Any
+    ratio: NumberOrSchedule = 1.5, decay: Number = 0.95, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
     r"""OLMo's ratio clip: each leaf to a multiple of its running clipped norm.
 
@@ -94,15 +97,15 @@ def olmo_ratio(
 
 
 def aggc(
-    groups: Any = None,
+    groups: Labels | None = None,
     *,
-    high: Any = 0.6,
-    low: Any = 0.95,
-    decay: Any = 0.95,
-    min_norm: Any = 0.01,
-    max_shrink: Any = 0.9,
-    max_growth: Any = 1.0,
-    **options: Any,
+    high: NumberOrSchedule = 0.6,
+    low: NumberOrSchedule = 0.95,
+    decay: Number = 0.95,
+    min_norm: Number = 0.01,
+    max_shrink: Number = 0.9,
+    max_growth: Number = 1.0,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""AGGC: each group into a band around its running norm; small norms may grow.
 

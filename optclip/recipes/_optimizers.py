@@ -1,6 +1,8 @@
 """Methods that need the optimizer's moments, or the parameters, to clip."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +12,19 @@ from optclip import _leaves, _validate, norms, responses, scopes, thresholds
 from optclip._arithmetic import ratio as _ratio
 from optclip._engine import clip_by
 from optclip.recipes._options import given, refuse_behind_moments
+from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import after, with_reset
 
 
 def spam(
-    inner: Any = None,
+    inner: optax.GradientTransformation | None = None,
     *,
-    theta: Any = 5000.0,
-    b2: Any = 0.999,
+    theta: Number = 5000.0,
+    b2: Number = 0.999,
     every: int = 500,
     warmup: int = 150,
     grace: int = 20,
-    **options: Any,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""SPAM: Adam that clips spikes of single elements and begins anew now and then.
 
@@ -68,13 +71,13 @@ def spam(
 
 
 def stable_spam(
-    inner: Any = None,
+    inner: optax.GradientTransformation | None = None,
     *,
-    decay: Any = 0.999,
-    b1: Any = 0.7,
-    b2: Any = 0.9,
+    decay: Number = 0.999,
+    b1: Number = 0.7,
+    b2: Number = 0.9,
     every: int = 1000,
-    **options: Any,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Stable-SPAM: elements by the running maximum, leaves to a steady norm, Adam.
 
@@ -129,7 +132,11 @@ def stable_spam(
 
 
 def acclip(
-    b1: Any = 0.9, b2: Any = 0.99, alpha: Any = 1.0, eps: Any = 1e-5, **options: Any
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    alpha: Number = 1.0,
+    eps: Number = 1e-5,
+    **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""ACClip: a momentum, each element clipped by the running mean of its gradient's.
 
@@ -174,11 +181,11 @@ def acclip(
 
 
 def stable_adamw(
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    eps: Any = 1e-6,
-    weight_decay: Any = 0.0,
-    **options: Any,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    eps: Number = 1e-6,
+    weight_decay: float | jax.Array = 0.0,
+    **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""StableAdamW: AdamW, slower in a leaf whose second moment is out of date.
 
@@ -240,7 +247,7 @@ def stable_adamw(
 
 
 def clippy(
-    relative: Any = 0.5, absolute: Any = 0.01, **options: Any
+    relative: Number = 0.5, absolute: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clippy: no element of a parameter changes by more than a share of itself.
 
@@ -287,7 +294,7 @@ def clippy(
                 return u
             wide = _leaves.widen(jnp.asarray(u))
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
-            allowed = (relative * size + absolute).astype(size.dtype)
+            allowed = jnp.asarray(relative * size + absolute, size.dtype)
             return _quotient(wide, allowed)
 
         return jax.tree.map(share, updates, params)

@@ -1,12 +1,13 @@
 """Further arguments of a recipe, passed on to the clip or skip it makes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments; optax.inject_hyperparams passes them as one named `options`."""
     inner = options.get("options")
-    return inner if len(options) == 1 and isinstance(inner, dict) else options
+    return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
 
 
 def through(function: Any, *values: Any) -> Any:
@@ -16,7 +17,7 @@ def through(function: Any, *values: Any) -> Any:
     return lambda step: function(*(v(step) if callable(v) else v for v in values))
 
 
-def refuse_behind_moments(name: str, options: dict[str, Any]) -> None:
+def refuse_behind_moments(name: str, options: Mapping[str, Any]) -> None:
     """Raise for a policy that would hide for ever that moments are NaN."""
     policy = given(options).get("nonfinite")
     if policy in ("zero", "drop"):

@@ -1,6 +1,8 @@
 """Clips with fixed numbers, and a rest that is carried over."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import optax
@@ -10,11 +12,12 @@ from optclip._engine import clip_by
 from optclip.recipes._options import given, through
 from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
+from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
 from optclip.wrappers import with_carry
 
 
 def auto_s(
-    max_norm: Any = 1.0, gamma: Any = 0.01, **options: Any
+    max_norm: Threshold = 1.0, gamma: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
     r"""Automatic clipping: always the same length, but for what is smaller than gamma.
 
@@ -48,7 +51,9 @@ def auto_s(
 
 
 def sclip(
-    c: Any = 1.0, tau: Any = 1.0, **options: Any
+    c: NumberOrSchedule = 1.0,
+    tau: NumberOrSchedule = 1.0,
+    **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""SClip: each element by a smooth curve with the limit c.
 
@@ -89,7 +94,9 @@ def sclip(
     return optax.with_extra_args_support(optax.chain(clip, scaled))
 
 
-def uclip(clip: Any = None) -> optax.GradientTransformationExtraArgs:
+def uclip(
+    clip: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformationExtraArgs:
     r"""U-Clip: what was cut off is added to the next gradient, before it is clipped.
 
     .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad

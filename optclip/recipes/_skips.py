@@ -1,22 +1,25 @@
 """Steps that are left out, as the large training codes do."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
 from optclip import _validate, thresholds
 from optclip.recipes._options import given
+from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip
 
 
 def olmo_skip(
-    inner: Any = None,
-    sigma: Any = 6.0,
+    inner: optax.GradientTransformation | None = None,
+    sigma: Number = 6.0,
     window: int = 128,
     *,
     use_value: bool = True,
-    **options: Any,
+    **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""OLMo's rule: skip if loss or norm is above its mean plus 6 deviations.
 
@@ -66,7 +69,10 @@ def olmo_skip(
 
 
 def axlearn_skip(
-    inner: Any = None, ratio: Any = 20.0, decay: Any = 0.99, **options: Any
+    inner: optax.GradientTransformation | None = None,
+    ratio: Number = 20.0,
+    decay: Number = 0.99,
+    **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""AXLearn's rule: skip if the norm is above 20 times its running average.
 
@@ -109,7 +115,9 @@ def axlearn_skip(
 
 
 def megatron_skip(
-    inner: Any = None, when: Any = math.inf, **options: Any
+    inner: optax.GradientTransformation | None = None,
+    when: ThresholdTree = math.inf,
+    **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
 

@@ -46,6 +46,7 @@ from optclip.responses._norms import Normalize as Normalize
 from optclip.responses._norms import Response as Response
 from optclip.responses._norms import Smooth as Smooth
 from optclip.responses._resolve import Detached as Detached
+from optclip.responses._resolve import ResponseLike as ResponseLike
 from optclip.responses._resolve import detached as detached
 from optclip.responses._resolve import drop as drop
 from optclip.responses._resolve import hard as hard

@@ -1,5 +1,7 @@
 """A response that also lets small norms grow."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 
 from optclip import _validate
 from optclip._arithmetic import ratio
+from optclip._types import Number, NumberOrSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Band:
         _validate.share("max_shrink", self.max_shrink)
         _validate.number("max_growth", self.max_growth)
 
-    def at(self, step: jax.Array) -> "Band":
+    def at(self, step: jax.Array) -> Band:
         """The same with `low` as its schedule has it for a step."""
         if not callable(self.low):
             return self
@@ -50,11 +53,11 @@ class Band:
 
 
 def band(
-    low: Any = 0.5,
+    low: NumberOrSchedule = 0.5,
     *,
-    min_norm: Any = 0.0,
-    max_shrink: Any = 0.0,
-    max_growth: Any = float("inf"),
+    min_norm: Number = 0.0,
+    max_shrink: Number = 0.0,
+    max_growth: Number = float("inf"),
 ) -> Band:
     r"""Scale norms above the threshold c down to it, those below `low * c` up to that.
 

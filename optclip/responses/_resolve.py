@@ -1,8 +1,10 @@
 """What a `response=` argument means: a name, an object, or a function."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,16 @@ from optclip import _arithmetic, _validate
 from optclip.responses._band import Band
 from optclip.responses._elements import MuLaw, Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
+
+ResponseLike = (
+    Literal[
+        "hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law",
+        "proportional",
+    ]
+    | str
+    | Response
+    | Callable[[jax.Array, jax.Array], Any]
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +96,7 @@ _BY_NAME: dict[str, Response] = {
 }
 
 
-def detached(response: Any = "hard") -> Detached:
+def detached(response: ResponseLike = "hard") -> Detached:
     r"""A response that clips as ever, but takes the clip out of a meta-gradient.
 
     What the updates are multiplied by is a constant to JAX: the derivative of the

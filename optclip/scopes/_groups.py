@@ -1,12 +1,14 @@
 """The scope of labelled groups of leaves."""
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from optclip import _leaves, _trees
+from optclip._types import Labels
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -50,7 +52,7 @@ class Groups(Scope):
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 
 
-def groups(labels: Any | Callable[[Any], Any]) -> Groups:
+def groups(labels: Labels) -> Groups:
     """The scope of one norm for each label.
 
     Args:

@@ -33,6 +33,8 @@ from optclip.thresholds._relative import relative_to_params as relative_to_param
 from optclip.thresholds._rule import Bounds as Bounds
 from optclip.thresholds._rule import Rule as Rule
 from optclip.thresholds._rule import Seen as Seen
+from optclip.thresholds._rule import Threshold as Threshold
+from optclip.thresholds._rule import ThresholdTree as ThresholdTree
 from optclip.thresholds._rule import bounds as bounds
 from optclip.thresholds._rule import constant as constant
 from optclip.thresholds._rule import schedule as schedule

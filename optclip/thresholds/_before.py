@@ -1,12 +1,14 @@
 """A rule that learns from the gradients, where what is clipped is made of them."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optclip.thresholds._rule import Seen, one_rule
+from optclip.thresholds._rule import Seen, Threshold, one_rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,7 @@ class OfGradients:
         return threshold, new
 
 
-def of_gradients(rule: Any) -> OfGradients:
+def of_gradients(rule: Threshold) -> OfGradients:
     """The threshold of another rule, which is shown the norms of the gradients.
 
     For a clip of what an optimizer made of them, such as a momentum, in

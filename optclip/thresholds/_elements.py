@@ -1,5 +1,7 @@
 """Thresholds for single elements, from what each of them, or its leaf, was before."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _collectives, _validate
+from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -107,7 +110,7 @@ class Moment:
 
 
 def second_moment(
-    theta: Any = 5000.0, decay: Any = 0.999, warmup: int = 20
+    theta: Number = 5000.0, decay: Number = 0.999, warmup: int = 20
 ) -> SecondMoment:
     r"""A multiple of the running root mean square of each element.
 
@@ -155,7 +158,7 @@ def second_moment(
     return SecondMoment(theta, decay, warmup)
 
 
-def ema_of_max(decay: Any = 0.999) -> EmaOfMax:
+def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
     r"""The running average of the largest element of each leaf.
 
     .. math:: c_t = \frac{m_t}{1 - decay^t}, \qquad
@@ -197,7 +200,7 @@ def ema_of_max(decay: Any = 0.999) -> EmaOfMax:
     return EmaOfMax(decay)
 
 
-def moment(power: Any = 1.0, decay: Any = 0.99) -> Moment:
+def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
     r"""The running power mean of each element's modulus, this step's included.
 
     .. math:: c_t^p = decay \cdot c_{t-1}^p + (1 - decay) \cdot |u_t|^p

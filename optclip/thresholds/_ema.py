@@ -1,5 +1,7 @@
 """The threshold that is a multiple of the running norm."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip import _arithmetic, _collectives, _validate
+from optclip._types import Number, NumberOrSchedule
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -112,10 +115,10 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
 
 
 def ema(
-    ratio: Any = 1.05,
-    decay: Any = 0.98,
+    ratio: NumberOrSchedule = 1.05,
+    decay: Number = 0.98,
     warmup: int = 100,
-    max_norm: Any = 1.0,
+    max_norm: Number = 1.0,
     start: str = "first",
 ) -> Ema:
     r"""A multiple of the running average of the norms that were left.

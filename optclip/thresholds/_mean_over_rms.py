@@ -1,5 +1,7 @@
 """The threshold that says how steady the norms are: mean over root mean square."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 
 from optclip import _validate
 from optclip._arithmetic import ratio
+from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -57,7 +60,9 @@ class MeanOverRms:
         return found, Averages(mean, rms, _running.counted(memory.steps))
 
 
-def mean_over_rms(b1: Any = 0.7, b2: Any = 0.9, eps: Any = 1e-8) -> MeanOverRms:
+def mean_over_rms(
+    b1: Number = 0.7, b2: Number = 0.9, eps: Number = 1e-8
+) -> MeanOverRms:
     r"""The running mean of the norms over their running root mean square.
 
     .. math:: c_t = \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + eps}, \quad

@@ -1,5 +1,7 @@
 """The threshold that goes by the parameters: adaptive gradient clipping."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _validate
+from optclip._types import Number
 from optclip.thresholds._rule import Seen, like
 
 
@@ -38,7 +41,9 @@ class RelativeToParams:
         return jax.tree.map(share, seen.measure(seen.params)), memory
 
 
-def relative_to_params(ratio: Any = 0.01, min_norm: Any = 1e-3) -> RelativeToParams:
+def relative_to_params(
+    ratio: Number = 0.01, min_norm: Number = 1e-3
+) -> RelativeToParams:
     r"""A share of the parameters' own norm, over the same scope.
 
     .. math:: c = ratio \cdot \max(\|w\|, min\_norm)

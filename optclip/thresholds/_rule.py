@@ -1,5 +1,7 @@
 """What a rule is; the plain ones; and what is taken for one."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip import _validate
+from optclip._types import Number, NumberOrSchedule, PyTree
 
 
 class Seen(NamedTuple):
@@ -75,6 +78,10 @@ class Rule(Protocol):
         ...
 
 
+Threshold = NumberOrSchedule | Rule
+ThresholdTree = Threshold | PyTree
+
+
 @dataclasses.dataclass(frozen=True)
 class Constant:
     """The threshold that never changes; numbers and arrays mean this."""
@@ -127,7 +134,9 @@ class Named:
     value: Any
 
 
-def bounds(lower: Any = None, upper: Any = None) -> Bounds:
+def bounds(
+    lower: ThresholdTree | None = None, upper: ThresholdTree | None = None
+) -> Bounds:
     """Two bounds for elements, in place of a symmetric threshold.
 
     Args:
@@ -154,7 +163,7 @@ def bounds(lower: Any = None, upper: Any = None) -> Bounds:
     return Bounds(lower, upper)
 
 
-def constant(value: Any) -> Constant:
+def constant(value: Number) -> Constant:
     """A fixed threshold, the rule that a plain number stands for.
 
     Args:

@@ -1,5 +1,7 @@
 """Thresholds from the last norms: a quantile of them, or mean + k deviations."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip import _arithmetic, _placement, _validate
+from optclip._types import Number
 from optclip.thresholds._rule import Seen, like
 
 
@@ -196,7 +199,7 @@ def _mean_and_deviation(
     return mean * peak, deviation * peak
 
 
-def quantile(q: Any = 0.1, window: int = 1000) -> Quantile:
+def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
     r"""A quantile of the last norms, the current one among them.
 
     .. math:: c_t = \mathrm{quantile}_q(n_{t-window+1}, \ldots, n_t)
@@ -242,7 +245,7 @@ def quantile(q: Any = 0.1, window: int = 1000) -> Quantile:
 
 
 def mean_plus_std(
-    k: Any = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
+    k: Number = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
 ) -> MeanPlusStd:
     r"""The mean of the norms before this one plus k of their standard deviations.
 

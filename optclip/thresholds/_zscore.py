@@ -1,5 +1,7 @@
 """The threshold for spikes: the running mean plus some deviations."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _validate
+from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -125,12 +128,12 @@ def _root(x: jax.Array) -> jax.Array:
 
 
 def zscore(
-    z: Any = 2.5,
-    decay: Any = 0.97,
+    z: Number = 2.5,
+    decay: Number = 0.97,
     warmup: int = 25,
     mode: str = "reciprocal",
-    max_norm: Any = float("inf"),
-    eps: Any = 1e-6,
+    max_norm: Number = float("inf"),
+    eps: Number = 1e-6,
     skip_spikes: bool = False,
 ) -> Zscore:
     r"""Spikes, norms more than z deviations above the running mean, are clipped.

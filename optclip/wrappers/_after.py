@@ -1,5 +1,7 @@
 """A clip behind an optimizer, which may look at what the optimizer was given."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import optax
@@ -19,7 +21,9 @@ class AfterState(NamedTuple):
     after_clip: Any
 
 
-def after(inner: Any, clip: Any) -> optax.GradientTransformationExtraArgs:
+def after(
+    inner: optax.GradientTransformation, clip: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
     """`optax.chain(inner, clip)`, where the clip is shown what `inner` was given.
 
     Args:

@@ -1,5 +1,7 @@
 """What a clip cuts off is added to the next step."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,9 @@ class CarryState(NamedTuple):
     carry_clip: Any
 
 
-def with_carry(clip: Any) -> optax.GradientTransformationExtraArgs:
+def with_carry(
+    clip: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
     r"""Any clip, with what it cut off added to the next updates: on average unbiased.
 
     .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad

@@ -1,5 +1,7 @@
 """An optimizer whose moments begin anew every so many steps."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip import _leaves, _validate
+from optclip.typing import Number
 
 _KEPT = ("count", "clip_step", "clip_record", "skip_record")
 
@@ -25,11 +28,11 @@ class ResetState(NamedTuple):
 
 
 def with_reset(
-    inner: Any,
+    inner: optax.GradientTransformation,
     every: int = 500,
     *,
     warmup: int = 150,
-    floor: Any = 0.01,
+    floor: Number = 0.01,
     keep: Callable[[str], bool] | str | None = "counts",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Reset an optimizer's state before every `every`-th update, then warm up again.

@@ -1,5 +1,7 @@
 """Steps left out whole: the optimizer does not notice that there was one."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from optclip._engine import clip_by
 from optclip._record import ClipState, SkipRecord
 from optclip.responses import drop
 from optclip.thresholds._rule import Named, Rule, Seen, one_rule
+from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
 
 
 class SkipState(NamedTuple):
@@ -33,16 +36,16 @@ class SkipState(NamedTuple):
 
 
 def skip(
-    inner: Any,
+    inner: optax.GradientTransformation,
     *,
-    when: Any = math.inf,
-    value_when: Any = None,
+    when: ThresholdTree = math.inf,
+    value_when: Threshold | None = None,
     over: scopes.Scope = scopes.TREE,
     norm: norms.Norm = norms.L2,
     max_consecutive: int | None = None,
     learn_skipped: bool = True,
-    norm_mask: Any = None,
-    axis_name: Any = None,
+    norm_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
     name: str = "skip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Leave out steps whose norm or loss is off, or not finite.

@@ -1,0 +1,16 @@
+"""Names for the kinds of argument that all of optclip takes; see `optclip.typing`."""
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+Number = int | float | jax.Array | np.ndarray | np.number
+NumberOrSchedule = Number | Callable[[jax.Array], Any]
+Mask = bool | Callable[[PyTree], PyTree] | PyTree
+Labels = str | Callable[[PyTree], PyTree] | PyTree
+AxisName = Hashable | Callable[[PyTree], PyTree] | PyTree
+History = Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
