@@ -19,28 +19,56 @@ import optax
 import orbax.checkpoint as ocp
 
 import optclip
+from optclip import thresholds
 
 GOLDEN = Path(__file__).with_name("golden")
 # Steps before the checkpoint and after it.
 BEFORE, AFTER = 12, 12
+# The clips that clip in some steps, and those that change every norm.
+SOMETIMES = {
+    "groups", "leaves", "slices", "elements", "largest", "carried", "clip", "after",
+}  # fmt: skip
+ALWAYS = {"smooth", "steady"}
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Several kinds of state at once: rules that learn, groups, leaves, and `skip`.
+    """Every kind of state at once: each rule that learns, each scope, each wrapper.
 
     Of things that 0.1.0 has: a checkpoint of it is to be restored into this for ever.
     """
+    adam = optclip.with_reset(optax.adam(0.05), every=9, warmup=2)
+    usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
+    steps = optclip.after(adam, optclip.clip_by_global_norm(usual, name="after"))
+    rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
+    return optclip.skip(
+        optax.chain(*clips(), steps), when=30.0, value_when=rule, max_consecutive=4
+    )
+
+
+def clips() -> list[optax.GradientTransformation]:
+    """Those before the optimizer, by name."""
     rules = {
-        "body": optclip.thresholds.ema(ratio=1.05, warmup=4, max_norm=4.0),
-        "head": optclip.thresholds.zscore(z=1.0, warmup=4),
+        "body": thresholds.ema(ratio=1.05, warmup=4, max_norm=4.0),
+        "head": thresholds.zscore(z=1.0, warmup=4),
     }
     by_group = optclip.by_path(lambda path: "head" if "head" in path else "body")
-    clips = optax.chain(
+    deviations = thresholds.mean_plus_std(0.5, window=6)
+    moment = thresholds.moment(power=1.5, decay=0.5)
+    second = thresholds.second_moment(theta=2.0, decay=0.9, warmup=3)
+    largest = thresholds.ema_of_max(decay=0.9)
+    return [
         optclip.clip_by_group_norm(rules, by_group, name="groups"),
         optclip.clip_by_norm(1.5, record="leaves", name="leaves"),
-        optclip.clip_by_global_norm(optclip.thresholds.quantile(0.5, window=8)),
-    )
-    return optclip.skip(optax.chain(clips, optax.adam(0.05)), when=30.0)
+        optclip.clip_by_norm(deviations, axis=0, name="slices"),
+        optclip.clip_by_value(second, name="elements"),
+        optclip.clip_by_value(moment, response="smooth", name="smooth"),
+        optclip.clip_by_value(largest, response="proportional", name="largest"),
+        optclip.clip_by(
+            thresholds.mean_over_rms(), response="normalize", name="steady"
+        ),
+        optclip.with_carry(optclip.clip_by_global_norm(0.97, name="carried")),
+        optclip.clip_by_global_norm(thresholds.quantile(0.5, window=8)),
+    ]
 
 
 def start() -> dict[str, Any]:
@@ -54,7 +82,10 @@ def start() -> dict[str, Any]:
 def step(run: dict[str, Any], noise: Any) -> dict[str, Any]:
     """Towards 0 with noise; one step in eight is so far off that it is left out."""
     grads = jax.tree.map(jnp.add, run["params"], noise)
-    updates, opt_state = optimizer().update(grads, run["opt_state"], run["params"])
+    loss = optclip.functional.global_norm(grads) ** 2
+    updates, opt_state = optimizer().update(
+        grads, run["opt_state"], run["params"], value=loss
+    )
     params = optax.apply_updates(run["params"], updates)
     return {"params": params, "opt_state": opt_state}
 

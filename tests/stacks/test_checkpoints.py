@@ -78,9 +78,9 @@ def test_what_a_version_wrote_goes_on_to_its_numbers(version):
     end = checkpoints.numbers(checkpoints.go_on(run, checkpoints.BEFORE, last))
     # Other versions of XLA round otherwise, and it adds up over the steps.
     assert_close(end, said["end"], 1e-4)
-    for name in ("groups", "leaves", "clip"):
-        rates = [value for key, value in end.items() if key.startswith(f"{name}/rate")]
-        assert 0 < max(rates) < 1
+    rates = {k.split("/")[0]: x for k, x in end.items() if "/rate" in k and 0 < x < 1}
+    assert rates.keys() >= checkpoints.SOMETIMES
+    assert all(end[f"{name}/rate"] == 1 for name in checkpoints.ALWAYS)
     assert end["skip/skipped"] == 3
     assert said["saved"]["skip/skipped"] == 1
 
@@ -92,5 +92,5 @@ def test_this_version_has_one():
 @pytest.mark.parametrize("version", VERSIONS)
 def test_they_are_small_and_name_no_machine(version):
     files = [p for p in (checkpoints.GOLDEN / version).rglob("*") if p.is_file()]
-    assert sum(p.stat().st_size for p in files) < 100_000
+    assert sum(p.stat().st_size for p in files) < 200_000
     assert not [p for p in files if b"/tmp" in p.read_bytes()]
