@@ -22,6 +22,7 @@ extensions = [
     "name_links",
     "mathml",
     "returns",
+    "type_names",
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
@@ -37,7 +38,6 @@ napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 80
-autodoc_type_aliases = {n: f"optclip.typing.{n}" for n in optclip.typing.__all__}
 
 # Lists of the names of other sites are fetched where the site is published. Elsewhere
 # the build wants no network, and names of others are no links.

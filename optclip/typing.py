@@ -19,16 +19,16 @@ from typing import Any, TypedDict
 from optclip import _types, norms, responses, scopes, thresholds
 
 PyTree = _types.PyTree
-"""Anything that JAX takes for a tree: dicts, lists, tuples, modules, a single leaf."""
+"""What JAX takes for a tree, such as dicts, lists, tuples, modules or a single leaf."""
 
 Number = _types.Number
 """A real number, Python's or NumPy's, or an array of them, traced or not; no bool."""
 
 NumberOrSchedule = _types.NumberOrSchedule
-"""A number, or an optax schedule: a function of the step that returns one."""
+"""A number, or an optax schedule, which is a function of the step."""
 
 Threshold = thresholds.Threshold
-"""One threshold: a number, an optax schedule or a `Rule`."""
+"""One threshold, be it a number, an optax schedule or a `Rule`."""
 
 ThresholdTree = thresholds.ThresholdTree
 """A threshold, or a prefix tree of thresholds with None for what is not clipped."""
@@ -46,7 +46,7 @@ AxisName = _types.AxisName
 """A mesh axis, a tuple of them, a `PartitionSpec`, a tree of these, or a function."""
 
 History = _types.History
-"""What `optclip.metrics` returned: a list of dicts, a dict of arrays, or a file."""
+"""What `optclip.metrics` returned, as a list of dicts, a dict of arrays, or a file."""
 
 
 class MomentClipOptions(TypedDict, total=False):

@@ -73,7 +73,7 @@ def public() -> dict[str, str]:
 def kind(module: ModuleType, name: str) -> str:
     """What autodoc calls it."""
     value = getattr(module, name)
-    if inspect.isclass(value):
+    if inspect.isclass(value) and name not in described_below(module):
         return "class"
     return "function" if inspect.isroutine(value) else "data"
 
@@ -82,7 +82,7 @@ def page(module: ModuleType, name: str) -> str:
     """The page of one name."""
     title, value = f"{module.__name__}.{name}", getattr(module, name)
     directive, more = f"auto{kind(module, name)}", ""
-    if inspect.isclass(value) and not issubclass(value, tuple):
+    if kind(module, name) == "class" and not issubclass(value, tuple):
         # Fields of a named tuple are in its docstring, and have none that says more.
         more = "   :members:\n"
         # A protocol is made by nobody; its signature would be that of any.
