@@ -76,7 +76,11 @@ def _remembered(name: str, rule: Any, value: Any) -> Any:
 
 def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
     """The threshold and memory that a rule returns, checked to be such."""
-    found = rule.update(seen, memory)
+    try:
+        found = rule.update(seen, memory)
+    except (TypeError, ValueError) as error:
+        _refuse_foreign(name, rule, seen.norm, memory, error)
+        raise
     if not isinstance(found, tuple) or len(found) != 2:
         raise TypeError(
             f"{name}: update(seen, memory) of the rule {rule!r} returned {found!r}."
@@ -113,6 +117,19 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
                 " Return floats from init too."
             )
     return threshold, new
+
+
+def _refuse_foreign(
+    name: str, rule: Any, norm: Any, memory: Any, error: Exception
+) -> None:
+    """Raise if it is the memory of other norms that a rule failed on."""
+    made = jax.eval_shape(rule.init, norm)
+    if _types(made) != _types(memory):
+        raise ValueError(
+            f"{name}: the state holds a memory of {_types(memory)}, but for these"
+            f" updates the rule {rule!r} keeps {_types(made)}. Give the state that init"
+            " returned for a tree like these updates."
+        ) from error
 
 
 def _types(memory: Any) -> tuple[Any, list[tuple[int, ...]]]:

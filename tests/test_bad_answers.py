@@ -12,6 +12,7 @@ import pytest
 
 import optclip
 from optclip import functional as F
+from optclip import thresholds
 from tests import helpers
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1.0])}
@@ -91,6 +92,27 @@ def test_a_threshold_that_is_none(answer, error, words, run):
 def test_a_rule_that_answers_nonsense(rule, error, words, run):
     tx = optclip.clip_by_rms({"a": 1.0, "b": rule})
     refused(run, error, f"max_rms: .*{words}", lambda: once(tx))
+
+
+@pytest.mark.parametrize("rule", [thresholds.ema(), thresholds.quantile(0.5, 4)])
+def test_a_memory_of_another_tree(rule, run):
+    """Without a record there is nothing else in the state to tell it by."""
+    tx = optclip.clip_by_norm(rule, record=False)
+    state = tx.init({"a": jnp.ones(2)})
+    words = "the state holds a memory of .*'a'.*'b'.*Give the state that init"
+    refused(run, ValueError, words, lambda: tx.update({"b": jnp.ones(2)}, state))
+
+
+def test_a_rule_that_fails_by_itself(run):
+    class Failing:
+        def init(self, norm):
+            return jnp.zeros(())
+
+        def update(self, seen, memory):
+            raise ValueError("of its own")
+
+    tx = optclip.clip_by_global_norm(Failing())
+    refused(run, ValueError, "^of its own", lambda: once(tx))
 
 
 def test_a_number_is_a_memory(run):
