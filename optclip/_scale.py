@@ -200,6 +200,26 @@ def _select(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
+def chosen(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
+    """`jnp.where`, by the bits of bfloat16: XLA on CPU would widen it and round again.
+
+    A bfloat16 leaf is scaled in two thirds of the time.
+    """
+    if x.dtype != jnp.bfloat16 or jax.typeof(x).weak_type:
+        return _select(where, x, otherwise)
+    as_bits, other_bits = (
+        lax.bitcast_convert_type(value, jnp.uint16) for value in (x, otherwise)
+    )
+    return lax.bitcast_convert_type(_select(where, as_bits, other_bits), x.dtype)
+
+
+@chosen.defjvp
+def _chosen_jvp(primals, tangents):
+    where, *_ = primals
+    return chosen(*primals), _select(where, *tangents[1:])
+
+
+@jax.custom_jvp
 def _times(x: jax.Array, coefficient: jax.Array) -> jax.Array:
     """The product, whose derivative has no inf * 0 where an entry is not finite."""
     return x * coefficient.astype(x.dtype)
@@ -216,7 +236,7 @@ def _times_jvp(primals, tangents):
 @jax.custom_jvp
 def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
     """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
-    return _select(whole, x, scaled)
+    return chosen(whole, x, scaled)
 
 
 @_kept.defjvp

@@ -6,12 +6,24 @@ widens as it reads.
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
+
+from optclip._parts import (
+    AT_ONCE,
+    Axis,
+    Merge,
+    Power,
+    Reduce,
+    Term,
+    by_pairs,
+    looped,
+    merged_to,
+    sliced,
+)
 
 # From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 _ADDED_IN_PARTS = 4096
@@ -24,31 +36,6 @@ _MERGED, _JOINED = 32, 64
 # XLA for TPU puts at most 256 numbers in one all-reduce; of what is added in pairs it
 # sends the sums alone. 4,000 leaves lose five roundings.
 _SENT = 128
-
-# The loop over float16 and narrower: so many rows of so many numbers are merged at a
-# time, and so many times before that is merged with the total.
-_LANES, _ROWS, _TIMES = 2048, 4, 32
-
-Axis = tuple[int, ...] | None
-Reduce = Callable[[jax.Array, Axis], jax.Array]
-Merge = Callable[[Any, Any], Any]
-Power = Callable[[jax.Array, jax.Array | None], jax.Array]
-
-
-class Term(NamedTuple):
-    """One array, to be reduced over `axis` after `power(array, scale)`.
-
-    Terms of one key may be reduced together; a term whose key is None is alone.
-    """
-
-    array: jax.Array
-    key: Hashable
-    axis: Axis
-    power: Power
-    scale: jax.Array | None = None
-
-    def reduced(self, reduce: Reduce) -> jax.Array:
-        return reduce(self.power(self.array, self.scale), self.axis)
 
 
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
@@ -76,7 +63,9 @@ def _reduced(
 
     def on_cpu(term: Term) -> jax.Array:
         if _is_copied(term):
-            return _looped(merge, reduce_on_cpu, term)
+            if term.axis is not None:
+                return sliced(reduce_on_cpu, term)
+            return looped(merge, reduce_on_cpu, term)
         return term.reduced(reduce_on_cpu)
 
     groups = {
@@ -138,18 +127,6 @@ def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
     return x
 
 
-def by_pairs(merge: Merge, values: list[Any]) -> Any:
-    """All values merged in pairs: thirty-two lose at most five roundings."""
-    return _merged_to(1, merge, values)[0]
-
-
-def _merged_to(most: int, merge: Merge, values: list[Any]) -> list[Any]:
-    while len(values) > most:
-        pairs = zip(values[::2], values[1::2], strict=False)
-        values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
-    return values
-
-
 def _folded(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
     if len(values) == 1:
         return values[0]
@@ -178,7 +155,7 @@ def exact_sum(x: jax.Array, axis: Axis = None) -> jax.Array:
 def exact_sum_of(values: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape: folding a thousand plainly costs 4 ULP."""
     if _may_be_split(values[0]):
-        values = _merged_to(_SENT, lax.add, values)
+        values = merged_to(_SENT, lax.add, values)
     if len(values) == 1 or len(values) >= _ADDED_IN_PARTS:
         return plain_sum_of(values)
     return _carried_sum(jnp.stack(values), axis=(0,))[0]
@@ -233,7 +210,7 @@ def _is_carried(x: jax.Array) -> bool:
 def _is_copied(term: Term) -> bool:
     """Whether XLA on CPU would widen the whole array, in memory, before it adds."""
     x = term.array
-    large = term.axis is None and x.size >= _LANES * _ROWS
+    large = x.size >= AT_ONCE and len(term.axis or ()) < x.ndim
     # Float32 and bfloat16 it widens as it adds.
     is_odd = x.dtype.itemsize < 4 and x.dtype != jnp.bfloat16
     return large and is_odd and not _may_be_split(x)
@@ -251,30 +228,3 @@ def _type(term: Term) -> Hashable:
 def _devices(x: jax.Array) -> Hashable:
     """What must be the same in arrays that are reduced together."""
     return _may_be_split(x), jax.typeof(x).manual_axis_type
-
-
-def _looped(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
-    """The term reduced a few rows at a time, so that nothing is kept."""
-    flat = term.array.ravel()
-    step = _LANES * _ROWS
-
-    def power(x: jax.Array) -> jax.Array:
-        return term.power(x, term.scale)
-
-    def rows(start: jax.Array | int, times: int) -> jax.Array:
-        def add(i, lanes):
-            starts = [start + i * step + j * _LANES for j in range(_ROWS)]
-            found = [power(lax.dynamic_slice(flat, (s,), (_LANES,))) for s in starts]
-            return merge(lanes, by_pairs(merge, found))
-
-        return lax.fori_loop(0, times, add, zeros)
-
-    zeros = jnp.zeros_like(power(flat[:_LANES]))
-    num_blocks, rest = divmod(flat.size, step * _TIMES)
-    times, tail = divmod(rest, step)
-    lanes = lax.fori_loop(
-        0, num_blocks, lambda i, t: merge(t, rows(i * step * _TIMES, _TIMES)), zeros
-    )
-    lanes = merge(lanes, rows(num_blocks * step * _TIMES, times))
-    rest = reduce(power(flat[flat.size - tail :]), None)
-    return merge(reduce(lanes, None), rest)

@@ -1,0 +1,110 @@
+"""One array reduced part by part, where XLA on CPU would first widen all of it.
+
+That is float16 and narrower; float32 and bfloat16 it widens as it adds.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# The loop over float16 and narrower: so many rows of so many numbers are merged at a
+# time, and so many times before that is merged with the total.
+_LANES, _ROWS, _TIMES = 2048, 4, 32
+AT_ONCE = _LANES * _ROWS
+
+# Of slices of such an array so many numbers are widened at a time.
+_WIDENED = 2**18
+
+Axis = tuple[int, ...] | None
+Reduce = Callable[[jax.Array, Axis], jax.Array]
+Merge = Callable[[Any, Any], Any]
+Power = Callable[[jax.Array, jax.Array | None], jax.Array]
+
+
+class Term(NamedTuple):
+    """One array, to be reduced over `axis` after `power(array, scale)`.
+
+    Terms of one key may be reduced together; a term whose key is None is alone.
+    """
+
+    array: jax.Array
+    key: Hashable
+    axis: Axis
+    power: Power
+    scale: jax.Array | None = None
+
+    def reduced(self, reduce: Reduce) -> jax.Array:
+        return reduce(self.power(self.array, self.scale), self.axis)
+
+
+def by_pairs(merge: Merge, values: list[Any]) -> Any:
+    """All values merged in pairs: thirty-two lose at most five roundings."""
+    return merged_to(1, merge, values)[0]
+
+
+def merged_to(most: int, merge: Merge, values: list[Any]) -> list[Any]:
+    while len(values) > most:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
+    return values
+
+
+def looped(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
+    """The term reduced a few rows at a time, so that nothing is kept."""
+    flat = term.array.ravel()
+    step = AT_ONCE
+
+    def power(x: jax.Array) -> jax.Array:
+        return term.power(x, term.scale)
+
+    def rows(start: jax.Array | int, times: int) -> jax.Array:
+        def add(i, lanes):
+            starts = [start + i * step + j * _LANES for j in range(_ROWS)]
+            found = [power(lax.dynamic_slice(flat, (s,), (_LANES,))) for s in starts]
+            return merge(lanes, by_pairs(merge, found))
+
+        return lax.fori_loop(0, times, add, zeros)
+
+    zeros = jnp.zeros_like(power(flat[:_LANES]))
+    num_blocks, rest = divmod(flat.size, step * _TIMES)
+    times, tail = divmod(rest, step)
+    lanes = lax.fori_loop(
+        0, num_blocks, lambda i, t: merge(t, rows(i * step * _TIMES, _TIMES)), zeros
+    )
+    lanes = merge(lanes, rows(num_blocks * step * _TIMES, times))
+    rest = reduce(power(flat[flat.size - tail :]), None)
+    return merge(reduce(lanes, None), rest)
+
+
+def sliced(reduce: Reduce, term: Term) -> jax.Array:
+    """The slices of a term reduced part by part, so that little is widened at once."""
+    x, axis = term.array, term.axis or ()
+    # Along the first dimension what lies together in memory stays together.
+    lead = next(d for d in range(x.ndim) if x.shape[d] > 1)
+    length = x.shape[lead]
+    step = min(length, max(1, _WIDENED * length // x.size))
+    count, rest = divmod(length, step)
+
+    def part(start: jax.Array | int, size: int) -> jax.Array:
+        block, scale = (
+            a
+            if a is None or a.shape[lead] < length
+            else lax.dynamic_slice_in_dim(a, start, size, lead)
+            for a in (x, term.scale)
+        )
+        # Without the barrier it widens number by number, in no vector.
+        return reduce(lax.optimization_barrier(term.power(block, scale)), axis)
+
+    def place(i: jax.Array, found: jax.Array) -> jax.Array:
+        new = part(i * step, step)
+        return lax.dynamic_update_slice_in_dim(found, new, i * new.shape[lead], lead)
+
+    like = part(0, step)
+    shape = [n * count if d == lead else n for d, n in enumerate(like.shape)]
+    found = lax.fori_loop(0, count, place, jnp.zeros(shape, like.dtype))
+    if rest:
+        found = lax.concatenate([found, part(count * step, rest)], lead)
+    return reduce(found, (lead,)) if lead in axis else found
