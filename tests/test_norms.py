@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optclip import norms
-from optclip.functional import clip_by_global_norm, global_norm
+from optclip.functional import clip_by_global_norm, clip_by_norm, global_norm
 from tests import helpers, oracles
 
 ORDERS = [0.5, 1.0, 1.5, 2.0, 3.0, math.inf]
@@ -245,3 +245,34 @@ def test_of_what_the_compiler_knows(ord, value):
     root, unit = (np.float64(x) for x in jax.jit(measure)())
     expected = float(np.float32(value)) * (3 ** (1 / ord))
     np.testing.assert_allclose(root * unit, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((300, 1000), 0), ((300, 1000), 1), ((3000, 100), 0), ((1, 300, 1000), 2),
+        ((20, 50, 300), (0, 2)), ((128, 4096), 1), ((90, 100), 0),
+    ],
+)  # fmt: skip
+def test_slices_of_large_float16(shape, axis, p):
+    """They are widened part by part: more than one part, with a rest and without."""
+    rng = np.random.default_rng(5)
+    x = (100 * rng.normal(size=shape)).astype(np.float16)
+    limit = 50.0 if p == math.inf else 0.5
+    found = np.asarray(
+        helpers.strictly(clip_by_norm)(jnp.asarray(x), limit, axis=axis, ord=p)
+    )
+    wide = np.abs(x.astype(np.float64))
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if p == math.inf:
+        norm = np.max(wide, axis=axes, keepdims=True)
+    else:
+        norm = np.sum(wide**p, axis=axes, keepdims=True) ** (1 / p)
+    assert np.mean(norm > limit) > 0.9
+    wanted = x * np.minimum(1.0, limit / norm)
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-7)
+    (measured_norms,) = norms.measure(
+        [norms.Block([jnp.asarray(x)], axes)], norms.Norm(p)
+    )
+    np.testing.assert_allclose(measured_norms.norm, norm, rtol=7 * F32_ULP)
