@@ -105,7 +105,7 @@ def _moved(x, lower, upper, response, like, strict):
     elif selects and x.dtype == like.dtype:
         out = _between(x, wide, lower, upper)
     else:
-        out = _scale.chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+        out = _chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
     if strict:
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
         out = _scale.without_subnormals(out, near_side < tiny)
@@ -117,16 +117,30 @@ def _between(x, wide, lower, upper):
     """`x`, or the bound that it is past, rounded once: a third of the time."""
     upper = jnp.where(upper < lower, lower, upper)
     low, high = (_in_range(bound, x) for bound in (lower, upper))
-    out = _scale.chosen(wide < lower, low, x)
-    out = _scale.chosen(wide > upper, high, out)
+    out = _chosen(wide < lower, low, x)
+    out = _chosen(wide > upper, high, out)
     # Unless a bound is NaN, which must be seen.
-    return _scale.chosen(lower <= upper, out, low + high)
+    return _chosen(lower <= upper, out, low + high)
 
 
 def _in_range(bound, x):
     """A bound in the dtype of `x`; one too large for it is its largest number."""
     largest = jnp.asarray(jnp.finfo(x.dtype).max).astype(bound.dtype)
     return _leaves.narrow(jnp.clip(bound, -largest, largest), x)
+
+
+@jax.custom_jvp
+def _chosen(where, x, otherwise):
+    """`jnp.where`, by the bits of bfloat16, which XLA on CPU would widen and round."""
+    if x.dtype != jnp.bfloat16 or jax.typeof(x).weak_type:
+        return jnp.where(where, x, otherwise)
+    bits = (jax.lax.bitcast_convert_type(a, jnp.uint16) for a in (x, otherwise))
+    return jax.lax.bitcast_convert_type(jnp.where(where, *bits), x.dtype)
+
+
+@_chosen.defjvp
+def _chosen_jvp(primals, tangents):
+    return _chosen(*primals), jnp.where(primals[0], *tangents[1:])
 
 
 def _pointing(wide):

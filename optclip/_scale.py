@@ -185,11 +185,14 @@ def scale(
     x: jax.Array, factor: Factor, like: jax.Array, *, towards_zero: bool = False
 ) -> jax.Array:
     """`x` times the factor in the dtype of `like`; `x` itself where the factor is 1."""
-    kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
-    wide = _leaves.widen(x)
+    whole = _leaves.widen(x)
     # The select keeps XLA from multiplying the parts first, which may give 0.
-    wide = _select(factor.is_far, _times(wide, factor.far), wide)
+    wide = _select(factor.is_far, _times(whole, factor.far), whole)
     wide = _times(wide, factor.near)
+    if x.dtype == like.dtype and not towards_zero:
+        # Before the cast: XLA on CPU selects bfloat16 in float32, and would cast twice.
+        return cast(_kept(whole, wide, factor.is_one), like)
+    kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     return _kept(kept, cast(wide, like, towards_zero=towards_zero), factor.is_one)
 
 
@@ -197,26 +200,6 @@ def _select(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
     """`jnp.where` without its nested function, which XLA would inline leaf by leaf."""
     select = jnp.where if where.ndim else lax.select
     return select(where, x, otherwise)
-
-
-@jax.custom_jvp
-def chosen(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
-    """`jnp.where`, by the bits of bfloat16: XLA on CPU would widen it and round again.
-
-    A bfloat16 leaf is scaled in two thirds of the time.
-    """
-    if x.dtype != jnp.bfloat16 or jax.typeof(x).weak_type:
-        return _select(where, x, otherwise)
-    as_bits, other_bits = (
-        lax.bitcast_convert_type(value, jnp.uint16) for value in (x, otherwise)
-    )
-    return lax.bitcast_convert_type(_select(where, as_bits, other_bits), x.dtype)
-
-
-@chosen.defjvp
-def _chosen_jvp(primals, tangents):
-    where, *_ = primals
-    return chosen(*primals), _select(where, *tangents[1:])
 
 
 @jax.custom_jvp
@@ -236,7 +219,7 @@ def _times_jvp(primals, tangents):
 @jax.custom_jvp
 def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
     """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
-    return chosen(whole, x, scaled)
+    return _select(whole, x, scaled)
 
 
 @_kept.defjvp
