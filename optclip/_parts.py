@@ -99,12 +99,14 @@ def sliced(reduce: Reduce, term: Term) -> jax.Array:
         return reduce(lax.optimization_barrier(term.power(block, scale)), axis)
 
     def place(i: jax.Array, found: jax.Array) -> jax.Array:
-        new = part(i * step, step)
-        return lax.dynamic_update_slice_in_dim(found, new, i * new.shape[lead], lead)
+        return lax.dynamic_update_index_in_dim(found, part(i * step, step), i, 0)
 
-    like = part(0, step)
-    shape = [n * count if d == lead else n for d, n in enumerate(like.shape)]
-    found = lax.fori_loop(0, count, place, jnp.zeros(shape, like.dtype))
+    # Of its type, which says over which devices it varies.
+    none = jnp.zeros_like(part(0, step))
+    found = lax.fori_loop(0, count, place, jnp.broadcast_to(none, (count, *none.shape)))
+    found = found.reshape(
+        [n * count if d == lead else n for d, n in enumerate(none.shape)]
+    )
     if rest:
         found = lax.concatenate([found, part(count * step, rest)], lead)
     return reduce(found, (lead,)) if lead in axis else found

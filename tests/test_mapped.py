@@ -11,6 +11,7 @@ from jax.sharding import AxisType
 import optclip
 from optclip.functional import (
     clip_by_global_norm,
+    clip_by_norm,
     clip_by_value,
     global_norm,
 )
@@ -221,3 +222,19 @@ def test_a_pipeline_whose_stages_hold_parts_of_the_tree():
     expected = square_norm(*tree.values())
     np.testing.assert_allclose(norm, expected, rtol=2e-7)
     np.testing.assert_allclose(clipped["layers"], layers / expected, rtol=4e-7)
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_large_float16(axis, spec):
+    """On CPU a loop goes over them, whose carry varies over the devices too."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    x = np.random.default_rng(0).normal(size=(800, 400)).astype(np.float16)
+
+    def clip(x):
+        return clip_by_norm(x, 1.0, axis=axis, axis_name=spec)
+
+    step = jax.shard_map(clip, mesh=mesh, in_specs=spec, out_specs=spec)
+    norm = np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=axis, keepdims=True))
+    assert np.all(norm > 1)
+    np.testing.assert_allclose(jax.jit(step)(x), x / norm, rtol=2e-3)
