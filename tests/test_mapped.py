@@ -237,4 +237,5 @@ def test_slices_of_large_float16(axis, spec):
     step = jax.shard_map(clip, mesh=mesh, in_specs=spec, out_specs=spec)
     norm = np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=axis, keepdims=True))
     assert np.all(norm > 1)
-    np.testing.assert_allclose(jax.jit(step)(x), x / norm, rtol=2e-3)
+    # Beside that of the dtype, half the step of its subnormals.
+    np.testing.assert_allclose(jax.jit(step)(x), x / norm, rtol=1e-3, atol=3e-8)
