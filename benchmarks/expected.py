@@ -49,3 +49,13 @@ def missing(found: Tables, wanted: Tables) -> dict[str, list[str]]:
         if lacking:
             result[title] = lacking
     return result
+
+
+def not_run(data: Mapping[str, Any]) -> dict[str, list[str]]:
+    """By part, the cases of a whole run that are not in the data."""
+    whole = as_if_measured(data)["parts"]
+    lacking = {
+        part: [name for name in cases if name not in data["parts"].get(part, {})]
+        for part, cases in whole.items()
+    }
+    return {part: names for part, names in lacking.items() if names}

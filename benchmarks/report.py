@@ -19,7 +19,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
     ("Many leaves, over a jitted identity", "Time of the donated clip over that of a function that returns its arguments: what JAX takes to pass so many. For these trees read this table rather than the next.", goals.over_identity),
     ("Clip alone, over its floor", "Time of the donated clip over that of the floor. Of many leaves the floor's two executables pay twice to pass their arguments, so it is generous there.", goals.over_floor),
-    ("Clip alone: optax", "Time of optax over that of optclip, with one goal for all trees of a dtype. A miss also says what a clip could reach that were as fast as its floor, or, of many leaves, as passing them.", goals.over_optax),
+    ("Clip alone: optax", "Time of optax over that of optclip, with one goal for all trees of a dtype. A miss also says what a clip as fast as its floor would reach, or, of many leaves, one that only passes them.", goals.over_optax),
     ("Clip alone: PyTorch", "Time of `clip_grad_norm_(foreach=True)` over that of optclip.", lambda d: goals.over_other(d, "PyTorch")),
     ("Clip alone: TensorFlow", "Time of a `tf.function` of `tf.clip_by_global_norm`, which cannot work in place, over that of optclip.", lambda d: goals.over_other(d, "TensorFlow")),
     ("Optimizer steps", "Time of the step clipped by optclip over that of the same step unclipped. *Made* gradients are computed in the step.", goals.steps),
@@ -33,7 +33,7 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
     ("Thresholds that learn", "Time of an AdamW step clipped by a learned threshold over that of the same step with a fixed one, for the whole tree or by leaf.", goals.rules),
     ("Other scopes, over their floor", "As for the clip alone, the faster of plain norms of the scope and of optclip's, and a plain scale. By value the floor is one `jnp.clip`. Of 2,000 leaves, each with a norm of its own, optclip guards each against overflow, in some seven small kernels a leaf; stacked into one array (tried, 300 leaves) they take as long, 2.8 ms for 2.5, because each is taken out of it again.", goals.scopes),
     ("Other scopes: the nearest elsewhere", "Time of optax's `clip_by_block_rms`, `clip`, or `partition` of global clips, or TensorFlow's `clip_by_norm` (not in place), over that of optclip. Nothing elsewhere is nearer.", goals.scopes_nearest),
-    ("Extra memory", "Temporary memory of the clip in percent of the gradients, by XLA's account. Small trees have no goal: a few kB are percents there.", goals.memory),
+    ("Extra memory", "Temporary memory of the clip in percent of the gradients, by XLA's account. Small leaves are joined before they are reduced, so that thousands compile to few reductions: where all are small that is up to a copy of them, here 2 MB at most.", goals.memory),
     ("Page faults", "Minor page faults of one clip.", goals.faults),
     ("Bandwidth", "Bytes that the clip must move (3 x the gradients) per second, over what `x + 1` in place moves.", goals.bandwidth),
     ("Kernels", "Fusions in the compiled clip; each is a kernel.", goals.kernels),
@@ -41,11 +41,11 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
 
 
 INTRODUCTION = """
-Made by `python -m benchmarks`, which measures all of this again; the samples are in `benchmarks/results`. Contenders take turns in random order; the first round is dropped. Those in JAX work on the same buffers, donated where they give a tree back; PyTorch and TensorFlow have buffers of their own, filled with the same numbers. A median is of ratios by round, with its quartiles beside it; but compile times are of separate processes, over the median of what they are compared with, and bandwidth is over the median of the copy.
+Made by `python -m benchmarks`, which measures all of this again (cases that were not run yet are named below); the samples are in `benchmarks/results`. Contenders take turns in random order; the first round is dropped. Those in JAX work on the same buffers, donated where they give a tree back; PyTorch and TensorFlow have buffers of their own, filled with the same numbers. A median is of ratios by round, with its quartiles beside it; but compile times are of separate processes, over the median of what they are compared with, and bandwidth is over the median of the copy.
 
-The numbers are standard normal. The clip and the steps have a threshold of 0.4 of the norm; other scopes half of the smallest norm that they see, or half the numbers' own size, and the real train step one so low that it always clips. In each table the worst row comes first.
+The numbers are standard normal. The clip and the steps have a threshold of 0.4 of the norm; other scopes half of the smallest norm that they see, or half the numbers' own size, and the real train step one so low that it always clips. In each table the row furthest off its goal comes first, and rows without a goal last.
 
-**The floor** is the cheapest norm known and a plain scale, two executables on the same buffers: in each round the faster of the norm as one writes it down in float32 (which XLA may copy float16 for) and of optclip's own norm alone. The plain norm is left out on the tree of 4,000 leaves, where it takes minutes to compile; so is optax there, unless the run is `--long`.
+**The floor** is the cheapest norm known and a plain scale, two executables on the same buffers: in each round the faster of the norm as one writes it down in float32 (which XLA copies float16 for) and of optclip's own norm alone, which in float16 is always the faster: there the floor says what a clip costs beyond our norm, not what memory would allow. The plain norm is left out on the tree of 4,000 leaves, where it takes minutes to compile; so is optax there, unless the run is `--long`.
 """
 
 ERRORS = "Against float64: the relative error of the norm; of a clip the largest of an element, relative to it, among up to 16,384 of each leaf; of a step the largest in the sampled parameters and moments, relative to the largest there, against the same optimizer on gradients that NumPy clipped in float64. A run ends if optclip's is more than rounding explains. In bf16 and f16 a step of SGD is below their rounding, and its check says nothing. PyTorch's steps are not checked."
@@ -70,6 +70,7 @@ def _section(data: Mapping[str, Any], images: list[str]) -> Iterator[str]:
     yield provenance.lines(data)
     tables, whole = judged(data), judged(expected.as_if_measured(data))
     yield _goals(tables, expected.missing(tables, whole))
+    yield from _not_run(expected.not_run(data))
     for image in images:
         yield f"![{_caption(image)}]({image})\n"
     for (title, text, _), (_, found) in zip(TABLES, tables, strict=True):
@@ -117,6 +118,16 @@ def _unmeasured(lacking: Mapping[str, list[str]]) -> Iterator[str]:
         yield "Not measured:\n\n| table | rows |\n|---|---|"
         for title, rows in lacking.items():
             yield f"| {title} | {'; '.join(rows)} |"
+        yield ""
+
+
+def _not_run(missing_cases: Mapping[str, list[str]]) -> Iterator[str]:
+    """The cases of a whole run that are not there, with goals or without."""
+    if missing_cases:
+        count = sum(len(names) for names in missing_cases.values())
+        yield f"{count} cases of a whole run were not run:\n"
+        for part, names in missing_cases.items():
+            yield f"- `{part}`: {', '.join(names)}"
         yield ""
 
 

@@ -120,7 +120,7 @@ def _between(x, wide, lower, upper):
     out = _chosen(wide < lower, low, x)
     out = _chosen(wide > upper, high, out)
     # Unless a bound is NaN, which must be seen.
-    return _chosen(lower <= upper, out, low + high)
+    return _chosen(lower <= upper, out, jnp.maximum(low, high))
 
 
 def _in_range(bound, x):

@@ -30,7 +30,16 @@ from optclip._elements import Limits, nearer
 from optclip._record import ClipState
 from optclip.responses._resolve import resolve
 from optclip.thresholds import _rule
-from optclip.typing import AxisName, Mask, Number, PyTree, ResponseLike, ThresholdTree
+from optclip.typing import (
+    AxisName,
+    Mask,
+    Nonfinite,
+    Number,
+    PyTree,
+    Record,
+    ResponseLike,
+    ThresholdTree,
+)
 
 
 def clip_by(
@@ -42,11 +51,11 @@ def clip_by(
     of: Callable[[PyTree, PyTree, dict[str, Any]], PyTree] | None = None,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Any clip there is: measure, threshold, respond, apply, record.

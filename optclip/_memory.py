@@ -123,7 +123,10 @@ def _refuse_foreign(
     name: str, rule: Any, norm: Any, memory: Any, error: Exception
 ) -> None:
     """Raise if it is the memory of other norms that a rule failed on."""
-    made = jax.eval_shape(rule.init, norm)
+    try:
+        made = jax.eval_shape(rule.init, norm)
+    except Exception:
+        return  # An init that wants known numbers: which memory it makes is not known.
     if _types(made) != _types(memory):
         raise ValueError(
             f"{name}: the state holds a memory of {_types(memory)}, but for these"

@@ -79,34 +79,60 @@ def looped(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
     return merge(reduce(lanes, None), rest)
 
 
-def sliced(reduce: Reduce, term: Term) -> jax.Array:
+def sliced(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
     """The slices of a term reduced part by part, so that little is widened at once."""
-    x, axis = term.array, term.axis or ()
-    # Along the first dimension what lies together in memory stays together.
-    lead = next(d for d in range(x.ndim) if x.shape[d] > 1)
+    runs = _runs(term.array.shape, term.axis or ())
+    x = term.array.reshape([n for n, _ in runs])
+    axis = tuple(d for d, (_, is_reduced) in enumerate(runs) if is_reduced)
+    kept = [1 if is_reduced else n for n, is_reduced in runs]
+    scale = None if term.scale is None else term.scale.reshape(kept)
+    lead = x.shape.index(max(x.shape))
     length = x.shape[lead]
-    step = min(length, max(1, _WIDENED * length // x.size))
+    step = max(1, min(length, _WIDENED * length // x.size))
     count, rest = divmod(length, step)
 
+    def cut(a: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+        if a.shape[lead] < length:
+            return a
+        return lax.dynamic_slice_in_dim(a, start, size, lead)
+
     def part(start: jax.Array | int, size: int) -> jax.Array:
-        block, scale = (
-            a
-            if a is None or a.shape[lead] < length
-            else lax.dynamic_slice_in_dim(a, start, size, lead)
-            for a in (x, term.scale)
-        )
+        own = None if scale is None else cut(scale, start, size)
         # Without the barrier it widens number by number, in no vector.
-        return reduce(lax.optimization_barrier(term.power(block, scale)), axis)
+        wide = lax.optimization_barrier(term.power(cut(x, start, size), own))
+        return reduce(wide, axis)
+
+    def add(i: jax.Array, found: jax.Array) -> jax.Array:
+        return merge(found, part(i * step, step))
 
     def place(i: jax.Array, found: jax.Array) -> jax.Array:
-        return lax.dynamic_update_index_in_dim(found, part(i * step, step), i, 0)
+        return lax.dynamic_update_slice_in_dim(
+            found, part(i * step, step), i * step, lead
+        )
 
     # Of its type, which says over which devices it varies.
     none = jnp.zeros_like(part(0, step))
-    found = lax.fori_loop(0, count, place, jnp.broadcast_to(none, (count, *none.shape)))
-    found = found.reshape(
-        [n * count if d == lead else n for d, n in enumerate(none.shape)]
+    if lead in axis:
+        found = lax.fori_loop(0, count, add, none)
+        found = merge(found, part(count * step, rest)) if rest else found
+    else:
+        one = lax.slice_in_dim(none, 0, 1, axis=lead)
+        room = jnp.broadcast_to(one, [*kept[:lead], count * step, *kept[lead + 1 :]])
+        found = lax.fori_loop(0, count, place, room)
+        last = [part(count * step, rest)] if rest else []
+        found = lax.concatenate([found, *last], lead)
+    return found.reshape(
+        [1 if d in (term.axis or ()) else n for d, n in enumerate(term.array.shape)]
     )
-    if rest:
-        found = lax.concatenate([found, part(count * step, rest)], lead)
-    return reduce(found, (lead,)) if lead in axis else found
+
+
+def _runs(shape: tuple[int, ...], axis: tuple[int, ...]) -> list[tuple[int, bool]]:
+    """Neighbouring dimensions as one, with whether they are reduced."""
+    runs: list[tuple[int, bool]] = []
+    for d, n in enumerate(shape):
+        is_reduced = d in axis
+        if runs and runs[-1][1] == is_reduced:
+            runs[-1] = runs[-1][0] * n, is_reduced
+        else:
+            runs.append((n, is_reduced))
+    return runs

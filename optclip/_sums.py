@@ -64,7 +64,7 @@ def _reduced(
     def on_cpu(term: Term) -> jax.Array:
         if _is_copied(term):
             if term.axis is not None:
-                return sliced(reduce_on_cpu, term)
+                return sliced(merge, reduce_on_cpu, term)
             return looped(merge, reduce_on_cpu, term)
         return term.reduced(reduce_on_cpu)
 
@@ -210,7 +210,7 @@ def _is_carried(x: jax.Array) -> bool:
 def _is_copied(term: Term) -> bool:
     """Whether XLA on CPU would widen the whole array, in memory, before it adds."""
     x = term.array
-    large = x.size >= AT_ONCE and len(term.axis or ()) < x.ndim
+    large = x.size >= AT_ONCE and term.axis != () and len(term.axis or ()) < x.ndim
     # Float32 and bfloat16 it widens as it adds.
     is_odd = x.dtype.itemsize < 4 and x.dtype != jnp.bfloat16
     return large and is_odd and not _may_be_split(x)

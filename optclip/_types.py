@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -10,7 +10,9 @@ import numpy as np
 PyTree = Any
 Number = int | float | jax.Array | np.ndarray | np.number
 NumberOrSchedule = Number | Callable[[jax.Array], Any]
-Mask = bool | Callable[[PyTree], PyTree] | PyTree
+Mask = Callable[[PyTree], PyTree] | PyTree
 Labels = str | Callable[[PyTree], PyTree] | PyTree
 AxisName = Hashable | Callable[[PyTree], PyTree] | PyTree
 History = Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
+Nonfinite = Literal["propagate", "zero", "drop", "raise"]
+Record = bool | Literal["leaves"]

@@ -17,7 +17,9 @@ from optclip.typing import (
     AxisName,
     Labels,
     Mask,
+    Nonfinite,
     Number,
+    Record,
     ResponseLike,
     Threshold,
     ThresholdTree,
@@ -31,9 +33,9 @@ def clip_by_value(
     upper: ThresholdTree | None = None,
     response: ResponseLike = "hard",
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip each element to :math:`[-limit, limit]`, or to :math:`[lower, upper]`.
@@ -84,10 +86,10 @@ def clip_by_norm(
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip each leaf by its own norm, :math:`x \min(1, c / \|x\|)`.
@@ -130,10 +132,10 @@ def clip_by_average_norm(
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip each leaf by its average norm, :math:`x \min(1, c\,n / \|x\|_2)`.
@@ -177,10 +179,10 @@ def clip_by_rms(
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip each leaf by its root mean square, :math:`x \min(1, c / RMS(x))`.
@@ -225,11 +227,11 @@ def clip_by_group_norm(
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip each group of leaves by the norm of the group.
@@ -276,11 +278,11 @@ def clip_by_global_norm(
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
-    record: bool | str = True,
+    record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clip all leaves by their common norm, :math:`x \min(1, c / \|updates\|)`.

@@ -1,7 +1,25 @@
 """The types of optclip's arguments, for the annotations of your own code.
 
-They say to a reader, an editor and a type checker what an argument takes; what it does
-with it is in the docstrings of the functions.
+==================== ===============================================================
+name                 what it stands for
+==================== ===============================================================
+`Number`             a real number, or an array of them; `NumberOrSchedule`, or an
+                     optax schedule of it
+`Threshold`          one: a number, a schedule or a `Rule`, which is shown a `Seen`
+`ThresholdTree`      one, or a prefix tree of them, None for what is not clipped
+`ResponseLike`       the name of a response, a `Response`, or a function
+`Nonfinite`          what to do about NaN and inf, in a word
+`Record`             whether to keep what happened: True, False or `"leaves"`
+`Mask`, `Labels`     a tree of bools or strings, or a function of the updates
+`AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
+`History`            what `optclip.metrics` returned, over the steps
+`ClipOptions`        the further arguments of `clip_by` and of the recipes; likewise
+                     `MomentClipOptions`, without `eps`, and `SkipOptions`
+`PyTree`             any tree
+==================== ===============================================================
+
+What is in a tree no type checker looks at. What an argument does is in the docstrings
+of the functions.
 
 Example:
   >>> import optax, optclip
@@ -17,6 +35,11 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from optclip import _types, norms, responses, scopes, thresholds
+from optclip.norms import Norm as Norm
+from optclip.responses import Response as Response
+from optclip.scopes import Scope as Scope
+from optclip.thresholds import Rule as Rule
+from optclip.thresholds import Seen as Seen
 
 PyTree = _types.PyTree
 """What JAX takes for a tree, such as dicts, lists, tuples, modules or a single leaf."""
@@ -32,6 +55,12 @@ Threshold = thresholds.Threshold
 
 ThresholdTree = thresholds.ThresholdTree
 """A threshold, or a prefix tree of thresholds with None for what is not clipped."""
+
+Nonfinite = _types.Nonfinite
+"""What a clip does about NaN and inf, in a word; see `optclip.functional`."""
+
+Record = _types.Record
+"""Whether the state keeps what happened, True, False or by leaf."""
 
 ResponseLike = responses.ResponseLike
 """A response's name, a `Response`, or a function of norm and threshold."""
@@ -57,11 +86,11 @@ class MomentClipOptions(TypedDict, total=False):
     response: ResponseLike
     of: Callable[[PyTree, PyTree, dict[str, Any]], PyTree] | None
     strict: bool
-    nonfinite: str
+    nonfinite: Nonfinite
     norm_mask: Mask | None
     clip_mask: Mask | None
     axis_name: AxisName | None
-    record: bool | str
+    record: Record
     name: str
 
 
@@ -94,10 +123,17 @@ __all__ = [
     "Labels",
     "Mask",
     "MomentClipOptions",
+    "Nonfinite",
+    "Norm",
     "Number",
     "NumberOrSchedule",
     "PyTree",
+    "Record",
+    "Response",
     "ResponseLike",
+    "Rule",
+    "Scope",
+    "Seen",
     "SkipOptions",
     "Threshold",
     "ThresholdTree",

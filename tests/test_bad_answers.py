@@ -111,8 +111,15 @@ def test_a_rule_that_fails_by_itself(run):
         def update(self, seen, memory):
             raise ValueError("of its own")
 
+    class Particular(Failing):
+        def init(self, norm):
+            return np.zeros(int(norm))
+
     tx = optclip.clip_by_global_norm(Failing())
     refused(run, ValueError, "^of its own", lambda: once(tx))
+    other = optclip.clip_by_global_norm(Particular())
+    state = other.init(TREE)
+    refused(run, ValueError, "^of its own", lambda: other.update(TREE, state))
 
 
 def test_a_number_is_a_memory(run):

@@ -213,3 +213,14 @@ def test_zero_is_no_alarm_to_debug_nans():
             jnp.array([jnp.inf, 1.0]), 0.5, nonfinite="zero"
         )
     assert not np.any(found)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_bounds_of_one_sign_are_no_alarm(dtype):
+    """Their sum may be above the largest number, or be NaN."""
+    x = jnp.array([1.0, 200.0, 250.0], dtype)
+    lower, upper = float(jnp.finfo(dtype).max) * 0.75, float(jnp.finfo(dtype).max)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        out = F.clip_by_value(x, lower, upper)
+    wanted = np.clip(np.asarray(x, np.float64), lower, upper).astype(out.dtype)
+    np.testing.assert_array_equal(out, wanted)

@@ -253,6 +253,7 @@ def test_of_what_the_compiler_knows(ord, value):
     [
         ((300, 1000), 0), ((300, 1000), 1), ((3000, 100), 0), ((1, 300, 1000), 2),
         ((20, 50, 300), (0, 2)), ((128, 4096), 1), ((90, 100), 0),
+        ((3, 4, 50_000), 0), ((3, 200, 700), 2), ((500, 2, 600), 1),
     ],
 )  # fmt: skip
 def test_slices_of_large_float16(shape, axis, p):
@@ -269,7 +270,7 @@ def test_slices_of_large_float16(shape, axis, p):
         norm = np.max(wide, axis=axes, keepdims=True)
     else:
         norm = np.sum(wide**p, axis=axes, keepdims=True) ** (1 / p)
-    assert np.mean(norm > limit) > 0.9
+    assert np.mean(norm > limit) > 0.8
     wanted = x * np.minimum(1.0, limit / norm)
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-7)
     (measured_norms,) = norms.measure(

@@ -233,3 +233,24 @@ def test_whole_numbers_pass_clippy():
     out, _ = tx.update(tree, tx.init(tree), tree)
     np.testing.assert_array_equal(out["n"], tree["n"])
     np.testing.assert_allclose(out["w"], 0.51, rtol=1e-6)
+
+
+FIXED = [
+    ("adagc", "over", optclip.TREE), ("agc", "over", optclip.TREE),
+    ("auto_s", "response", "hard"), ("sclip", "response", "hard"),
+    ("clippy", "norm", optclip.norms.L2), ("stable_spam", "over", optclip.LEAF),
+    ("olmo_skip", "value_when", 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "option", "value"), FIXED)
+def test_what_defines_a_method_is_fixed(name, option, value):
+    with pytest.raises(TypeError, match=f"^{option}=.* not accepted: this method is"):
+        getattr(recipes, name)(**{option: value})
+
+
+@pytest.mark.parametrize("name", ["zclip", "spam", "olmo_skip", "stable_adamw"])
+def test_options_that_are_none(name):
+    for option in ("strickt", "threshold"):
+        with pytest.raises(TypeError, match=f"^{option}=1 is not known. Give some of"):
+            getattr(recipes, name)(**{option: 1})

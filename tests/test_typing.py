@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import recipes
+from optclip import _nonfinite, recipes
+from optclip.responses._resolve import ResponseName
 
 
 def _functions() -> Iterator[tuple[str, types.FunctionType]]:
@@ -85,3 +86,20 @@ def test_what_is_no_number_is_refused_by_both(value):
     assert not isinstance(value, optclip.typing.Number)
     with pytest.raises(TypeError, match="eps"):
         optclip.clip_by_global_norm(1.0, eps=value)
+
+
+@pytest.mark.parametrize(
+    ("words", "accepted"),
+    [
+        (ResponseName, optclip.responses._resolve._BY_NAME),
+        (optclip.typing.Nonfinite, _nonfinite.POLICIES),
+    ],
+    ids=["responses", "nonfinite"],
+)
+def test_words_are_those_that_are_accepted(words, accepted):
+    assert sorted(typing.get_args(words)) == sorted(accepted)
+
+
+def test_plots_say_what_they_return():
+    for name in optclip.plot.__all__:
+        assert "return" in typing.get_type_hints(getattr(optclip.plot, name))

@@ -33,6 +33,13 @@ class Halved:
         return 0.5 * jnp.maximum(seen.norm, memory), jnp.maximum(seen.norm, memory)
 
 
+class Gentle:
+    """A response of the user's own, its arguments named as the user likes."""
+
+    def coefficient(self, n: jax.Array, c: jax.Array) -> jax.Array:
+        return jnp.minimum(1.0, c / n)
+
+
 def halfway(norm: jax.Array, threshold: jax.Array) -> jax.Array:
     """A response of the user's own, a plain function."""
     return jnp.where(norm > threshold, 0.5, jnp.ones_like(norm))
@@ -42,7 +49,7 @@ def make_optimizer(rate: float) -> optax.GradientTransformation:
     rule: thresholds.Rule = Halved()
     clip = optclip.clip_by(rule, norm=norms.RMS, response=halfway, name="halved")
     assert_type(clip, optax.GradientTransformationExtraArgs)
-    by_recipe = recipes.zclip(z=3.0)
+    by_recipe = recipes.zclip(z=3.0, response=Gentle(), nonfinite="zero")
     assert_type(by_recipe, optax.GradientTransformationExtraArgs)
     scope: scopes.Scope = optclip.groups(optclip.by_path(str))
     response: responses.Response = responses.band(0.5)

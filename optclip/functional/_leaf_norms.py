@@ -5,7 +5,7 @@ from __future__ import annotations
 from optclip import norms, responses, scopes
 from optclip._clip import Clip
 from optclip.functional._lift import run
-from optclip.typing import AxisName, Mask, Number, PyTree
+from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree
 
 
 def clip_by_norm(
@@ -16,7 +16,7 @@ def clip_by_norm(
     ord: float | None = None,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
@@ -60,7 +60,7 @@ def clip_by_average_norm(
     *,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
@@ -102,7 +102,7 @@ def clip_by_rms(
     axis: int | tuple[int, ...] | None = None,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:

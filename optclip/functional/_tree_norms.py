@@ -11,7 +11,7 @@ from optclip import _leaves, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip.functional._lift import run
 from optclip.norms import Measured
-from optclip.typing import AxisName, Labels, Mask, Number, PyTree
+from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
 
 
 def global_norm(
@@ -60,7 +60,7 @@ def clip_by_group_norm(
     ord: float | None = None,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
@@ -108,7 +108,7 @@ def clip_by_global_norm(
     ord: float | None = None,
     eps: Number = 0.0,
     strict: bool = False,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,

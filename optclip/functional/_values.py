@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from optclip import _trees, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip._elements import Limits
-from optclip.typing import Mask, Number, PyTree
+from optclip.typing import Mask, Nonfinite, Number, PyTree
 
 
 def clip_by_value(
@@ -16,7 +16,7 @@ def clip_by_value(
     lower: Number | PyTree,
     upper: Number | PyTree,
     *,
-    nonfinite: str = "propagate",
+    nonfinite: Nonfinite = "propagate",
     strict: bool = False,
     clip_mask: Mask | None = None,
 ) -> PyTree:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from optclip._metrics import percent
 from optclip.plot import _history, _style
+from optclip.plot._style import Axes
 from optclip.typing import History
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def distribution(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from optclip.plot import _history, _style
+from optclip.plot._style import Axes
 from optclip.typing import History
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 # More columns and rows than these cannot be told apart in a picture.
 _COLUMNS, _ROWS = 200, 60

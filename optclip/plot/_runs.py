@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optclip import _validate
 from optclip._metrics import percent
 from optclip.plot import _history, _style
+from optclip.plot._style import Axes
 from optclip.typing import History
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 def runs(

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any
 
 # Okabe and Ito's, light to dark; runs have line styles too, for print in grey.
 BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"

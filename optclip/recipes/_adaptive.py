@@ -9,7 +9,7 @@ import optax
 
 from optclip import scopes, thresholds
 from optclip._engine import clip_by
-from optclip.recipes._options import given
+from optclip.recipes._options import made
 from optclip.typing import ClipOptions, Number
 
 
@@ -55,8 +55,8 @@ def agc(
     Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     threshold = thresholds.relative_to_params(ratio, min_norm)
-    return clip_by(
-        threshold, over=scopes.units(stacked=stacked, axis=axis), **given(options)
+    return made(
+        clip_by, options, threshold, over=scopes.units(stacked=stacked, axis=axis)
     )
 
 
@@ -93,7 +93,7 @@ def autoclip(
     for Source Separation Networks*, 2020, arXiv:2007.14469; also QC-SGD, 2023,
     arXiv:2309.17316.
     """
-    return clip_by(thresholds.quantile(q, window), **given(options))
+    return made(clip_by, options, thresholds.quantile(q, window))
 
 
 def zclip(
@@ -136,8 +136,8 @@ def zclip(
     Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
     Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
-    return clip_by(
-        thresholds.zscore(z, decay, warmup, max_norm=max_norm), **given(options)
+    return made(
+        clip_by, options, thresholds.zscore(z, decay, warmup, max_norm=max_norm)
     )
 
 
@@ -174,4 +174,4 @@ def mean_std_clip(
 
     Source: Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """
-    return clip_by(thresholds.mean_plus_std(k, window), **given(options))
+    return made(clip_by, options, thresholds.mean_plus_std(k, window))

@@ -10,7 +10,7 @@ import optax
 from optclip import _validate, responses, scopes, thresholds
 from optclip._engine import clip_by
 from optclip._trees import by_path
-from optclip.recipes._options import given, through
+from optclip.recipes._options import given, made, through
 from optclip.typing import ClipOptions, Labels, Number, NumberOrSchedule
 
 
@@ -55,7 +55,7 @@ def adagc(
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     threshold = thresholds.ema(ratio, decay, warmup, max_norm)
-    return clip_by(threshold, over=scopes.LEAF, **given(options))
+    return made(clip_by, options, threshold, over=scopes.LEAF)
 
 
 def olmo_ratio(
@@ -93,7 +93,7 @@ def olmo_ratio(
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
     all_options: dict[str, Any] = {"eps": 1e-6} | given(options)
-    return clip_by(threshold, over=scopes.LEAF, **all_options)
+    return made(clip_by, all_options, threshold, over=scopes.LEAF)
 
 
 def aggc(
@@ -156,8 +156,8 @@ def aggc(
     )  # fmt: skip
     labels = by_path(_module) if groups is None else groups
     threshold = thresholds.ema(high, decay, warmup=0, start="zero")
-    return clip_by(
-        threshold, over=scopes.groups(labels), response=response, **given(options)
+    return made(
+        clip_by, options, threshold, over=scopes.groups(labels), response=response
     )
 
 

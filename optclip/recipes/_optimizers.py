@@ -11,7 +11,7 @@ import optax
 from optclip import _leaves, _validate, norms, responses, scopes, thresholds
 from optclip._arithmetic import ratio as _ratio
 from optclip._engine import clip_by
-from optclip.recipes._options import given, refuse_behind_moments
+from optclip.recipes._options import given, made, refuse_behind_moments
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import after, with_reset
 
@@ -65,7 +65,7 @@ def spam(
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
-    clip = clip_by(rule, over=scopes.ELEMENT, **given(options))
+    clip = made(clip_by, options, rule, over=scopes.ELEMENT)
     chain = optax.chain(clip, _validate.transformation("inner", adam))
     return with_reset(chain, every, warmup=warmup)
 
@@ -119,13 +119,13 @@ def stable_spam(
     adam = optax.scale_by_adam() if inner is None else inner
     of_elements: dict[str, Any] = {"name": "max"} | given(options)
     of_leaves: dict[str, Any] = {"name": "norm"} | given(options)
-    elements = clip_by(
-        thresholds.ema_of_max(decay), over=scopes.ELEMENT, response="proportional",
-        **of_elements,
+    elements = made(
+        clip_by, of_elements, thresholds.ema_of_max(decay), over=scopes.ELEMENT,
+        response="proportional",
     )  # fmt: skip
-    leaves = clip_by(
-        thresholds.mean_over_rms(b1, b2), over=scopes.LEAF, response="normalize",
-        **of_leaves,
+    leaves = made(
+        clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over=scopes.LEAF,
+        response="normalize",
     )  # fmt: skip
     reset = with_reset(adam, every, warmup=0, keep=None)
     return optax.with_extra_args_support(optax.chain(elements, leaves, reset))
@@ -173,9 +173,9 @@ def acclip(
     _validate.share("b2", b2)
     _validate.plain("alpha", alpha, above=True)
     refuse_behind_moments("acclip", options)
-    clip = clip_by(
-        thresholds.of_gradients(thresholds.moment(alpha, b2)), over=scopes.ELEMENT,
-        response=responses.detached("hard"), eps=eps, **given(options),
+    clip = made(
+        clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
+        over=scopes.ELEMENT, response=responses.detached("hard"), eps=eps,
     )  # fmt: skip
     return after(optax.ema(b1, debias=False), clip)
 
@@ -238,8 +238,8 @@ def stable_adamw(
         return jax.tree.map(share, extra["gradients"], nu)
 
     adam = optax.scale_by_adam(b1, b2, eps)
-    clip = clip_by(
-        1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment, **given(options)
+    clip = made(
+        clip_by, options, 1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment
     )
     if _validate.concrete(weight_decay) == 0:
         return after(adam, clip)
@@ -299,9 +299,7 @@ def clippy(
 
         return jax.tree.map(share, updates, params)
 
-    return clip_by(
-        1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed, **given(options)
-    )
+    return made(clip_by, options, 1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed)
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

@@ -1,13 +1,38 @@
 """Further arguments of a recipe, passed on to the clip or skip it makes."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import optax
 
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments; optax.inject_hyperparams passes them as one named `options`."""
     inner = options.get("options")
     return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
+
+
+def made(
+    make: Callable[..., optax.GradientTransformationExtraArgs],
+    options: Mapping[str, Any],
+    *arguments: Any,
+    **fixed: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """`make` with what defines a method, and the further options of its user."""
+    own = given(options)
+    parameters = inspect.signature(make).parameters.values()
+    taken = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    known = sorted(taken - set(fixed))
+    for name, value in own.items():
+        if name in fixed:
+            raise TypeError(
+                f"{name}={value!r} is not accepted: this method is defined by a {name}"
+                f" of its own. Leave it out, or build another with {make.__name__}."
+            )
+        if name not in known:
+            raise TypeError(f"{name}={value!r} is not known. Give some of {known}.")
+    return make(*arguments, **fixed, **own)
 
 
 def through(function: Any, *values: Any) -> Any:

@@ -9,7 +9,7 @@ import optax
 
 from optclip import _validate, scopes
 from optclip._engine import clip_by
-from optclip.recipes._options import given, through
+from optclip.recipes._options import made, through
 from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
@@ -47,7 +47,7 @@ def auto_s(
     """
     _validate.plain("gamma", gamma)
     threshold = Named("max_norm", max_norm)
-    return clip_by(threshold, response="normalize", eps=gamma, **given(options))
+    return made(clip_by, options, threshold, response="normalize", eps=gamma)
 
 
 def sclip(
@@ -87,7 +87,7 @@ def sclip(
             _validate.plain(name, value, above=name == "tau")
     edge: Any = through(jnp.sqrt, tau)
     scale: Any = through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
-    clip = clip_by(edge, over=scopes.ELEMENT, response="smooth", **given(options))
+    clip = made(clip_by, options, edge, over=scopes.ELEMENT, response="smooth")
     # By a schedule also where it is a number: that keeps the dtype of the updates.
     at: Any = scale if callable(scale) else lambda step: scale
     scaled = optax.scale_by_schedule(at)

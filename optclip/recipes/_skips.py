@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import optax
 
 from optclip import _validate, thresholds
-from optclip.recipes._options import given
+from optclip.recipes._options import given, made
 from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip
 
@@ -65,7 +65,7 @@ def olmo_skip(
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     value_when = rule if use_value else None
-    return skip(_adam_if(inner), when=rule, value_when=value_when, **given(options))
+    return made(skip, options, _adam_if(inner), when=rule, value_when=value_when)
 
 
 def axlearn_skip(
@@ -111,7 +111,7 @@ def axlearn_skip(
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
     all_options: dict[str, Any] = {"learn_skipped": False} | given(options)
-    return skip(_adam_if(inner), when=rule, **all_options)
+    return made(skip, all_options, _adam_if(inner), when=rule)
 
 
 def megatron_skip(
@@ -142,7 +142,7 @@ def megatron_skip(
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return skip(_adam_if(inner), when=when, **given(options))
+    return made(skip, options, _adam_if(inner), when=when)
 
 
 def _adam_if(inner: Any) -> Any:

@@ -1,7 +1,7 @@
 """Responses to a norm: scale down to it, smoothly, always, or not at all."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from optclip._arithmetic import power, ratio
 class Response(Protocol):
     """What a clip does with a norm and a threshold."""
 
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array: ...
+    def coefficient(self, norm: jax.Array, threshold: jax.Array, /) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,15 +14,10 @@ from optclip.responses._band import Band
 from optclip.responses._elements import MuLaw, Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
 
-ResponseLike = (
-    Literal[
-        "hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law",
-        "proportional",
-    ]
-    | str
-    | Response
-    | Callable[[jax.Array, jax.Array], Any]
-)  # fmt: skip
+ResponseName = Literal[
+    "hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law", "proportional"
+]
+ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Any]
 
 
 @dataclasses.dataclass(frozen=True)

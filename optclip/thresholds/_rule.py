@@ -66,11 +66,11 @@ class Rule(Protocol):
       [ 9. 12.]
     """
 
-    def init(self, norm: Any) -> Any:
+    def init(self, norm: Any, /) -> Any:
         """The memory before the first step, from norms of which only shapes count."""
         ...
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: Any, /) -> tuple[Any, Any]:
         """The threshold, shaped as the norms or broadcast to them, and new memory.
 
         The engine takes the new memory only if all norms that this rule saw are finite.
