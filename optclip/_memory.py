@@ -127,7 +127,7 @@ def _refuse_foreign(
         made = jax.eval_shape(rule.init, norm)
     except Exception:
         return  # An init that wants known numbers: which memory it makes is not known.
-    if _types(made) != _types(memory):
+    if jax.tree.structure(made) != jax.tree.structure(memory):
         raise ValueError(
             f"{name}: the state holds a memory of {_types(memory)}, but for these"
             f" updates the rule {rule!r} keeps {_types(made)}. Give the state that init"

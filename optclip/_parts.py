@@ -85,22 +85,16 @@ def sliced(merge: Merge, reduce: Reduce, term: Term) -> jax.Array:
     x = term.array.reshape([n for n, _ in runs])
     axis = tuple(d for d, (_, is_reduced) in enumerate(runs) if is_reduced)
     kept = [1 if is_reduced else n for n, is_reduced in runs]
-    scale = None if term.scale is None else term.scale.reshape(kept)
     lead = x.shape.index(max(x.shape))
     length = x.shape[lead]
     step = max(1, min(length, _WIDENED * length // x.size))
     count, rest = divmod(length, step)
 
-    def cut(a: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
-        if a.shape[lead] < length:
-            return a
-        return lax.dynamic_slice_in_dim(a, start, size, lead)
-
     def part(start: jax.Array | int, size: int) -> jax.Array:
-        own = None if scale is None else cut(scale, start, size)
-        # Without the barrier it widens number by number, in no vector.
-        wide = lax.optimization_barrier(term.power(cut(x, start, size), own))
-        return reduce(wide, axis)
+        cut = lax.dynamic_slice_in_dim(x, start, size, lead)
+        # No scale: the powers of such narrow numbers are in the range of float32. And
+        # without the barrier it widens number by number, in no vector.
+        return reduce(lax.optimization_barrier(term.power(cut, None)), axis)
 
     def add(i: jax.Array, found: jax.Array) -> jax.Array:
         return merge(found, part(i * step, step))

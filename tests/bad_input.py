@@ -253,7 +253,7 @@ FLAG = [
     Bad(1, T, r"{p}=1 \(int\)", "True or"),
     Bad(None, T, r"{p}=None \(NoneType\)", "True or"),
 ]
-OPTIONS = [Bad(3, T, "unexpected keyword argument 'options'", "", "")]
+OPTIONS = [Bad(3, T, "options=3", "not known", "Give some of")]
 HISTORY = [
     Bad(3, T, r"history=3 \(int\)", "a list of dicts"),
     Bad([3], T, r"history=\[3\] \(list\)", "a list of dicts"),
