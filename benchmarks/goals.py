@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.timing import Spread, added, ratio, smaller, spread
+from benchmarks.timing import added, exactly, ratio, smaller, spread
 from benchmarks.verdicts import Case, Verdict, cases, named, on_gpu, ratios, seconds
 
 MEMORY_BOUND = ("gpt2", "one")  # trees whose clip is limited by memory alone
@@ -208,7 +208,7 @@ def memory(data: Any) -> Iterator[Verdict]:
         row = case["rows"]["optclip"]
         if "temp_bytes" in row:
             part = 100 * row["temp_bytes"] / row["gradient_bytes"]
-            yield Verdict(named(case), Spread(part, part, part), 1.0)
+            yield Verdict(named(case), exactly(part), 1.0)
 
 
 def faults(data: Any) -> Iterator[Verdict]:
@@ -242,4 +242,4 @@ def kernels(data: Any) -> Iterator[Verdict]:
         if case["tree"] not in MEMORY_BOUND:
             count = float(case["rows"]["optclip"]["kernels"])
             goal = 2000.0 if case["tree"] == "equal" else None
-            yield Verdict(named(case), Spread(count, count, count), goal, strict=True)
+            yield Verdict(named(case), exactly(count), goal, strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks import expected, goals, plots, provenance, results, verdicts
 from benchmarks.expected import Tables
-from benchmarks.timing import spread
+from benchmarks.timing import Spread, spread
 from benchmarks.verdicts import Verdict, worst_first
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -31,7 +31,7 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
     ("Overflow safety", "Time of optclip's norm over that of the same norm without the second pass that guards it; the branches in the HLO show which has one. Float16 alone needs none: its squares are in the range of float32.", goals.safety),
     ("Recording", "Time of the transformation with its record over that with `record=False`.", goals.recording),
     ("Thresholds that learn", "Time of an AdamW step clipped by a learned threshold over that of the same step with a fixed one, for the whole tree or by leaf.", goals.rules),
-    ("Other scopes, over their floor", "As for the clip alone, the faster of plain norms of the scope and of optclip's, and a plain scale. By value the floor is one `jnp.clip`. Of 2,000 leaves, each with a norm of its own, optclip guards each against overflow, in some seven small kernels a leaf; stacked into one array (tried, 300 leaves) they take as long, 2.8 ms for 2.5, because each is taken out of it again.", goals.scopes),
+    ("Other scopes, over their floor", "As for the clip alone, the faster of plain norms of the scope and of optclip's, and a plain scale. By value the floor is one `jnp.clip`. Of 2,000 leaves, each with a norm of its own, optclip guards each against overflow, in some seven small kernels a leaf; stacked into one array (tried) they take no less, because each is taken out of it again.", goals.scopes),
     ("Other scopes: the nearest elsewhere", "Time of optax's `clip_by_block_rms`, `clip`, or `partition` of global clips, or TensorFlow's `clip_by_norm` (not in place), over that of optclip. Nothing elsewhere is nearer.", goals.scopes_nearest),
     ("Extra memory", "Temporary memory of the clip in percent of the gradients, by XLA's account. Small leaves are joined before they are reduced, so that thousands compile to few reductions: where all are small that is up to a copy of them, here 2 MB at most.", goals.memory),
     ("Page faults", "Minor page faults of one clip.", goals.faults),
@@ -41,7 +41,7 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
 
 
 INTRODUCTION = """
-Made by `python -m benchmarks`, which measures all of this again (cases that were not run yet are named below); the samples are in `benchmarks/results`. Contenders take turns in random order; the first round is dropped. Those in JAX work on the same buffers, donated where they give a tree back; PyTorch and TensorFlow have buffers of their own, filled with the same numbers. A median is of ratios by round, with its quartiles beside it; but compile times are of separate processes, over the median of what they are compared with, and bandwidth is over the median of the copy.
+Made by `python -m benchmarks`, which measures all of this again (cases that were not run yet are named below); the samples are in `benchmarks/results`. Contenders take turns in random order; the first round is dropped. Those in JAX work on the same buffers, donated where they give a tree back; PyTorch and TensorFlow have buffers of their own, filled with the same numbers. A median is of ratios by round, with its quartiles beside it; *within noise* is a goal inside the interval that holds the true median with 95 % confidence, so that these rounds cannot tell whether it is met. But compile times are of separate processes, over the median of what they are compared with, and bandwidth is over the median of the copy.
 
 The numbers are standard normal. The clip and the steps have a threshold of 0.4 of the norm; other scopes half of the smallest norm that they see, or half the numbers' own size, and the real train step one so low that it always clips. In each table the row furthest off its goal comes first, and rows without a goal last.
 
@@ -95,9 +95,11 @@ def _goals(tables: Tables, lacking: Mapping[str, list[str]]) -> str:
     with_goal = [(t, v) for t, found in tables for v in found if v.goal is not None]
     short = sorted((x for x in with_goal if x[1].short), key=lambda x: -x[1].miss)
     unknown = sum(len(rows) for rows in lacking.values())
+    near = [sum(v.near for _, v in with_goal if v.short is x) for x in (False, True)]
     text = (
-        f"{len(with_goal) - len(short)} of {len(with_goal) + unknown} goals are met,"
-        f" {len(short)} fall short, {unknown} not measured."
+        f"{len(with_goal) - len(short)} of {len(with_goal) + unknown} goals are met"
+        f" ({near[False]} within noise), {len(short)} fall short ({near[True]} within"
+        f" noise), {unknown} not measured."
     )
     return "\n".join([text, "", *_misses(short), *_unmeasured(lacking)])
 
@@ -108,7 +110,8 @@ def _misses(short: Sequence[tuple[str, Verdict]]) -> Iterator[str]:
         yield "Those that fall short:\n\n| table | row | goal | measured |\n|---|---|---|---|"
         for title, v in short:
             measured = _number(v.measured.median)
-            yield f"| {title} | {v.what} | {_goal(v)} | {measured} |"
+            noisy = ", within noise" if v.near else ""
+            yield f"| {title} | {v.what} | {_goal(v)} | {measured}{noisy} |"
         yield ""
 
 
@@ -135,12 +138,18 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     """A table of goals and measurements."""
     lines = ["| | goal | median | quartiles | |", "|---|---|---|---|---|"]
     for each in verdicts:
-        low, high = (_number(x) for x in each.measured[1:])
         lines.append(
             f"| {each.what} | {_goal(each)} | {_number(each.measured.median)} |"
-            f" {low} to {high} | {each.met} |"
+            f" {_quartiles(each.measured)} | {each.met} |"
         )
     return "\n".join(lines)
+
+
+def _quartiles(measured: Spread) -> str:
+    """What lies between them, if there were so many samples."""
+    if measured.count < 3:
+        return ("counted", "one run", "two runs")[measured.count]
+    return f"{_number(measured.low)} to {_number(measured.high)}"
 
 
 def _goal(verdict: Verdict) -> str:

@@ -1,8 +1,8 @@
 """Part `scopes`: the clips by leaf, axis, group and element, against their own floor.
 
 The floor is the norms of the same scope, plain or optclip's if those are faster, and a
-plain scale, as two executables on the same buffers. Beside them runs what is nearest in optax or TensorFlow, where either
-has the same clip at all.
+plain scale, as two executables on the same buffers. Beside them runs what is nearest in
+optax or TensorFlow, where either has the same clip at all.
 """
 
 import math
@@ -148,6 +148,8 @@ def floor(scope: str, held: Held, limit: Any) -> dict[str, Contender]:
     """What a scope costs at least."""
     if scope == "value":
         return {"plain clip": held.taking(plain_value(limit), _nothing)}
+    if scope == "axis" and all(x.ndim == 1 for x in jax.tree.leaves(held.tree)):
+        scope = "leaf"  # the same norms, which are handed on in one array
     found = jax.tree.map(
         jnp.ones_like, jax.eval_shape(lambda t: norms(scope, t), held.tree)
     )

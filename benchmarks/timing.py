@@ -5,6 +5,7 @@ than a round cancels in it. The first round, which warms caches up, is dropped.
 """
 
 import gc
+import math
 import resource
 import statistics
 import time
@@ -24,11 +25,13 @@ class Contender(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A median and the quartiles about it."""
+    """A median, the quartiles about it, and what else is known of it."""
 
     median: float
     low: float
     high: float
+    count: int = 0  # samples; 0 for a number that is the same in each run
+    sure: tuple[float, float] | None = None  # holds the true median, at 95 %
 
 
 def page_faults() -> int:
@@ -70,8 +73,27 @@ def _timed(call: Callable[[], Any]) -> tuple[float, int, Any]:
 
 def spread(samples: Sequence[float]) -> Spread:
     """The median and quartiles of some samples."""
-    low, high = np.quantile(samples, (0.25, 0.75))
-    return Spread(statistics.median(samples), float(low), float(high))
+    low, high = (float(x) for x in np.quantile(samples, (0.25, 0.75)))
+    sure = _interval_of_the_median(sorted(samples))
+    return Spread(statistics.median(samples), low, high, len(samples), sure)
+
+
+def exactly(x: float) -> Spread:
+    """What is counted, not timed."""
+    return Spread(x, x, x)
+
+
+def _interval_of_the_median(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """The samples that at least 95 % of the time have the true median between them.
+
+    The true median is below k or fewer of n samples as often as n fair coins show k or
+    fewer heads; no distribution is assumed. Five samples or fewer do not tell.
+    """
+    n, seldom, k = len(ordered), 0.0, -1
+    while seldom + math.comb(n, k + 1) / 2**n <= 0.025:
+        k += 1
+        seldom += math.comb(n, k) / 2**n
+    return (ordered[k], ordered[n - 1 - k]) if k >= 0 else None
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Spread:

@@ -38,9 +38,18 @@ class Verdict(NamedTuple):
         )
 
     @property
+    def near(self) -> bool:
+        """Whether so few rounds cannot tell on which side of the goal the median is."""
+        if self.goal is None or self.measured.sure is None:
+            return False
+        low, high = self.measured.sure
+        return low <= self.goal <= high
+
+    @property
     def met(self) -> str:
         """In words."""
         words = "" if self.goal is None else "**falls short**" if self.short else "met"
+        words += ", within noise" if self.near else ""
         return "; ".join(each for each in (words, self.note) if each)
 
 

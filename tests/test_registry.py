@@ -9,6 +9,7 @@ import pytest
 
 import optclip
 from optclip import functional, transforms
+from tests import public_api
 from tests.registry import ENTRIES, OTHER_NAMES
 
 
@@ -19,6 +20,11 @@ def _factories():
 def test_every_public_name_is_registered():
     registered = {factory.__name__ for factory in _factories()} | set(OTHER_NAMES)
     assert set(optclip.__all__) == registered
+
+
+def test_the_public_api_is_as_written():
+    """A change of a default is to be seen: `python -m tests.public_api` writes it."""
+    assert public_api.text() == public_api.FILE.read_text()
 
 
 def test_every_name_has_its_test_file():

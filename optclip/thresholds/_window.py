@@ -58,8 +58,11 @@ def _with(history: History, norm: Any, window: int) -> History:
 
 def _known(ring: jax.Array, count: jax.Array) -> jax.Array:
     """Which places hold a norm; `count` is a scalar or one for each norm."""
-    places = jax.lax.broadcasted_iota(jnp.int32, ring.shape, 0)
-    return places < jnp.broadcast_to(count, ring.shape)
+    return _places(ring) < jnp.broadcast_to(count, ring.shape)
+
+
+def _places(ring: jax.Array) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, ring.shape, 0)
 
 
 class _Place(NamedTuple):
@@ -77,7 +80,7 @@ def _at(ring: jax.Array, place: _Place) -> jax.Array:
     count, low, share = place
     known = _known(ring, count)
     ordered = jnp.sort(jnp.where(known, ring, jnp.full_like(ring, jnp.inf)), axis=0)
-    places = jax.lax.broadcasted_iota(jnp.int32, ring.shape, 0)
+    places = _places(ring)
 
     def at(index: jax.Array) -> jax.Array:
         # No look-up: JAX has to be told where one lies on a mesh of Explicit axes.
