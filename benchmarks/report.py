@@ -147,8 +147,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
 
 def _quartiles(measured: Spread) -> str:
     """What lies between them, if there were so many samples."""
-    if measured.count < 3:
-        return ("counted", "one run", "two runs")[measured.count]
+    if measured.num_samples < 3:
+        return ("counted", "one run", "two runs")[measured.num_samples]
     return f"{_number(measured.low)} to {_number(measured.high)}"
 
 

@@ -30,7 +30,7 @@ class Spread(NamedTuple):
     median: float
     low: float
     high: float
-    count: int = 0  # samples; 0 for a number that is the same in each run
+    num_samples: int = 0  # 0 for a number that is the same in each run
     sure: tuple[float, float] | None = None  # holds the true median, at 95 %
 
 
