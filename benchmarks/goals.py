@@ -208,7 +208,8 @@ def memory(data: Any) -> Iterator[Verdict]:
         row = case["rows"]["optclip"]
         if "temp_bytes" in row:
             part = 100 * row["temp_bytes"] / row["gradient_bytes"]
-            yield Verdict(named(case), exactly(part), 1.0)
+            note = f"{row['temp_bytes'] / 1e6:.2f} MB"
+            yield Verdict(named(case), exactly(part), 1.0, note=note)
 
 
 def faults(data: Any) -> Iterator[Verdict]:

@@ -33,7 +33,7 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
     ("Thresholds that learn", "Time of an AdamW step clipped by a learned threshold over that of the same step with a fixed one, for the whole tree or by leaf.", goals.rules),
     ("Other scopes, over their floor", "As for the clip alone, the faster of plain norms of the scope and of optclip's, and a plain scale. By value the floor is one `jnp.clip`. Of 2,000 leaves, each with a norm of its own, optclip guards each against overflow, in some seven small kernels a leaf; stacked into one array (tried) they take no less, because each is taken out of it again.", goals.scopes),
     ("Other scopes: the nearest elsewhere", "Time of optax's `clip_by_block_rms`, `clip`, or `partition` of global clips, or TensorFlow's `clip_by_norm` (not in place), over that of optclip. Nothing elsewhere is nearer.", goals.scopes_nearest),
-    ("Extra memory", "Temporary memory of the clip in percent of the gradients, by XLA's account. Small leaves are joined before they are reduced, so that thousands compile to few reductions: where all are small that is up to a copy of them, here 2 MB at most.", goals.memory),
+    ("Extra memory", "Temporary memory of the clip in percent of the gradients, by XLA's account. Small leaves are joined before they are reduced, so that thousands compile to few reductions: where all are small, and no two of one shape, that is a copy of them, in float32 for bfloat16.", goals.memory),
     ("Page faults", "Minor page faults of one clip.", goals.faults),
     ("Bandwidth", "Bytes that the clip must move (3 x the gradients) per second, over what `x + 1` in place moves.", goals.bandwidth),
     ("Kernels", "Fusions in the compiled clip; each is a kernel.", goals.kernels),

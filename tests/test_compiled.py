@@ -209,6 +209,15 @@ def test_thousands_of_leaves_take_few_reductions(platform, ord):
     assert "callback" not in text
 
 
+def test_few_reductions_are_left_of_thousands_by_the_compiler():
+    """On CPU, whose compiler may take apart what it was given together."""
+    shapes = [SMALL[i % len(SMALL)] for i in range(4000)]
+    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    program = compiled(functional.global_norm, tree, donated=())
+    reductions = re.findall(r" reduce\(|ynn_fusion\S* = ", program.as_text())
+    assert 2 <= len(reductions) <= 20
+
+
 @pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("kind", ["alike", "distinct"])
 def test_many_small_leaves(kind, ord):

@@ -11,6 +11,7 @@ import pytest
 
 import optclip
 from optclip import recipes
+from optclip.recipes import _by_part
 from tests import helpers
 
 PARAMS = {
@@ -254,3 +255,20 @@ def test_options_that_are_none(name):
     for option in ("strickt", "threshold"):
         with pytest.raises(TypeError, match=f"^{option}=1 is not known. Give some of"):
             getattr(recipes, name)(**{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "module"),
+    [
+        ("params/blocks/0/attn/kernel", "attn"),
+        ("params/blocks_12/mlp_1/bias", "mlp"),
+        ("layers/3/kernel", "layers"),
+        ("dense3/kernel", "dense"),
+        ("embedding", "all"),
+        ("0/1/kernel", "all"),
+        ("12x/kernel", "12x"),
+        ("_1/kernel", "all"),
+    ],
+)
+def test_modules_of_aggc_have_no_numbers(path, module):
+    assert _by_part._module(path) == module

@@ -130,6 +130,24 @@ def test_the_loss(scale):
     assert taken == [True, True, True, True, False, True, False, True]
 
 
+def test_a_norm_or_a_loss_is_enough():
+    tx = optclip.skip(optax.sgd(1.0), when=10.0, value_when=5.0)
+    sizes = [1.0, 100.0, 1.0, 100.0, 1.0, 1.0]
+    losses = jnp.array([1.0, 1.0, 9.0, 9.0, -jnp.inf, 5.0])
+    rows = run(tx, sizes, value=losses)
+    taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
+    assert taken == [True, False, False, False, False, True]
+
+
+def test_the_loss_by_a_schedule():
+    tx = optclip.skip(optax.sgd(1.0), value_when=lambda step: 10.0 * step)
+    rows = run(tx, [1.0] * 3, value=jnp.array([1.0, 1.0, 21.0]))
+    limits = [optclip.metrics(state)["skip/value_threshold"] for _, state in rows]
+    np.testing.assert_array_equal(limits, [0.0, 10.0, 20.0])
+    taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
+    assert taken == [False, True, False]
+
+
 def test_the_loss_without_learning():
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
     tx = optclip.skip(optax.sgd(1.0), value_when=rule, learn_skipped=False)

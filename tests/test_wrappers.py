@@ -139,6 +139,16 @@ def test_reset_warms_up_again():
     assert found[0]["x"].dtype == jnp.bfloat16
 
 
+def test_reset_leaves_what_it_does_not_scale_to_the_bit():
+    """A product with 1 would make zeros of subnormal numbers."""
+    tx = optclip.with_reset(optax.identity(), 2, warmup=2, floor=0.5)
+    tiny = jnp.array([1e-40, 1.0], jnp.float32)
+    found, _ = steps_of(tx, [tiny] * 3)
+    bits = [np.asarray(x).view(np.uint32) for x in (tiny, *found)]
+    np.testing.assert_array_equal(bits[1], bits[0])
+    assert found[1][1] == 0.5
+
+
 def test_reset_of_parameters():
     """What an optimizer keeps of the parameters is of those at the reset."""
 

@@ -80,6 +80,9 @@ def test_no_more_bytes_than_optax(topology, dtype, room, monkeypatch):
     assert " conditional(" not in ours.as_text()
     accessed, allowed = (ahead_of_time.accessed(each) for each in (ours, theirs))
     assert 0 < accessed <= room * allowed
+    taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
+    print(f"\n{topology} {dtype}: temporaries {taken}, optax {allowed}")
+    assert taken <= allowed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
