@@ -134,14 +134,16 @@ def test_few_page_faults(dtype):
     """A hundred million elements, donated: at most 100, where a copy takes more."""
     shapes = transformer(dtype, num_layers=6, width=768, words=50_257)
     tree = [jnp.ones(x.shape, x.dtype) for x in shapes]
-    clip = jax.jit(lambda t: functional.clip_by_global_norm(t, 1.0), donate_argnums=0)
+    clip = jax.jit(
+        lambda t: functional.clip_by_global_norm(t, 1.0)[0], donate_argnums=0
+    )
     tree = jax.block_until_ready(clip(tree))
     before = page_faults()
     tree = jax.block_until_ready(clip(tree))
     between = page_faults()
     copy = jax.block_until_ready(jax.jit(lambda t: [x + x for x in t])(tree))
     assert between - before <= 100 < page_faults() - between
-    assert optax.tree.norm(copy) < 2.1
+    assert functional.global_norm(copy) < 2.1
 
 
 def test_no_more_memory_for_a_step_of_a_hundred_million():
