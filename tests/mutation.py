@@ -144,6 +144,7 @@ EQUIVALENT = {
     r"\+ +return known\[ ?-1\]": "there is one",
     r"\+ +squares = \(known \*": "shares are those of any multiple",
     r"\+ +if self\.warmup (>= 0|> ?-1):": "all steps are past a warm-up of none",
+    r"\+.*where\(number == 0, jnp": "x / x is 1 on a CPU",
     r"\+.*jnp\.minimum\(taken, 2\)": "no rounding on a CPU takes it above 1",
     r"\+.*arange\(-1, self\.window\)\.clip\( 1\)": "of one norm it is that norm",
     r"\+ +last = jnp\.maximum\(count - 1, 1\)": "of one norm it is that norm",

@@ -67,8 +67,9 @@ def test_a_traced_quantile(q):
         np.testing.assert_allclose(run(q), exact, rtol=1e-6)
 
 
-def test_a_quantile_of_a_first_norm_that_is_bad_knows_nothing():
-    rule = thresholds.quantile(0.5, 3)
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0])
+def test_a_quantile_of_a_first_norm_that_is_bad_knows_nothing(q):
+    rule = thresholds.quantile(q, 3)
     limit, _ = rule.update(seen(0.0, finite=False), rule.init(jnp.float32(0)))
     assert limit == INF
 
@@ -105,6 +106,23 @@ def test_a_deviation_of_too_few_divides_by_nothing(ddof):
         limit, _ = rule.update(seen(9.0), memory)
     exact = np.array([1.0, 2.0, 4.0])
     np.testing.assert_allclose(limit, exact.mean() + exact.std(ddof=ddof), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "needed"), [(2, 2), (4, 2), (6, 3), (9, 4)])
+def test_half_a_window_is_its_warm_up(window, needed):
+    rule = thresholds.mean_plus_std(0.0, window)
+    memory = rule.init(jnp.float32(0))
+    for n in range(needed):
+        limit, memory = rule.update(seen(1.0 + n), memory)
+        assert limit == INF
+    limit, _ = rule.update(seen(99.0), memory)
+    np.testing.assert_allclose(limit, (1 + needed) / 2)
+
+
+def test_a_mean_of_one_norm_is_that_norm():
+    rule = thresholds.mean_plus_std(5.0, 4, warmup=1)
+    _, memory = rule.update(seen(3.0), rule.init(jnp.float32(0)))
+    np.testing.assert_allclose(rule.update(seen(9.0), memory)[0], 3.0, rtol=1e-5)
 
 
 def test_equal_norms_are_not_clipped_by_rounding():
@@ -172,6 +190,25 @@ def test_ema_by_slices_of_leaves_of_other_shapes():
     limits, _ = rule.update(seen(norms, step=1), memory)
     np.testing.assert_allclose(limits["b"], [[1.05 * 0.8]], rtol=1e-6)
     assert limits["a"][1, 0] == INF
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0**-90, 2.0**90])
+def test_ema_in_its_warm_up_at_any_size(unit):
+    """Norms 3 and 4 together are 5; at the threshold nothing is clipped."""
+    norms = {"a": 3.0 * unit, "b": 4.0 * unit}
+    zeros = {"a": jnp.float32(0), "b": jnp.float32(0)}
+    for most, wanted in ((1.0, [0.6, 0.8]), (5.0, [INF, INF]), (9.0, [INF, INF])):
+        rule = thresholds.ema(warmup=1, max_norm=most * unit)
+        limits, _ = rule.update(seen(norms), rule.init(zeros))
+        found = np.array([limits["a"], limits["b"]], np.float64) / unit
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_ema_of_zeros_divides_by_nothing():
+    rule = thresholds.ema(warmup=1)
+    with jax.debug_nans(True):
+        limit, _ = rule.update(seen(0.0), rule.init(jnp.float32(0)))
+    assert limit == INF
 
 
 def test_ema_by_a_schedule_of_its_ratio():
