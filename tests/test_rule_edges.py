@@ -234,13 +234,16 @@ def test_how_an_average_begins(start):
     np.testing.assert_allclose(found, wanted[start], rtol=1e-6)
 
 
-def test_a_mean_over_rms_of_zeros_is_zero():
+def test_a_mean_over_rms_of_zeros_and_of_others():
     rule = thresholds.mean_over_rms(eps=0.0)
     limit, memory = rule.update(seen(0.0), rule.init(jnp.float32(0)))
     assert limit == 0.0
     limit, _ = rule.update(seen(2.0), memory)
     mean, square = 2 * 0.3 / (1 - 0.49), 4 * 0.1 / (1 - 0.81)
     np.testing.assert_allclose(limit, mean / math.sqrt(square), rtol=1e-6)
+    rule = thresholds.mean_over_rms(eps=2.0)
+    limit, _ = rule.update(seen(3.0), rule.init(jnp.float32(0)))
+    np.testing.assert_allclose(limit, 3.0 / (3.0 + 2.0), rtol=1e-6)
 
 
 def test_second_moments_by_hand():
