@@ -33,6 +33,15 @@ def test_olmo_skip_from_half_a_window_on():
     np.testing.assert_allclose(limits[4], wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("window", [2, 3])
+def test_olmo_skip_of_so_few_knows_from_two_on(window):
+    tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, window, use_value=False)
+    found = history(tx, [1.0, 3.0, 5.0])
+    limits = [float(metrics["skip/threshold"]) for _, metrics in found]
+    np.testing.assert_allclose(limits, [np.inf, np.inf, 2 + 2 * 2**0.5], rtol=1e-6)
+    assert found[2][0] == 0.0
+
+
 def test_olmo_skip_by_the_loss_too():
     tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, 4)
     state = tx.init(jnp.zeros(1))
