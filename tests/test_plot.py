@@ -64,6 +64,27 @@ def test_norms(history):
     )
 
 
+@pytest.mark.parametrize("draw", [plot.norms, plot.rate, lambda h: plot.runs({"a": h})])
+def test_one_step_is_seen(draw):
+    """A line through one point is none."""
+    tx = optclip.clip_by_global_norm(1.0)
+    _, state = tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)))
+    lines = draw(optclip.metrics(state)).lines
+    assert lines
+    assert all(
+        (line.get_marker(), line.get_markevery()) == ("o", [0]) for line in lines
+    )
+
+
+def test_a_step_between_two_that_are_not_finite_is_seen():
+    norm = [1.0, 2.0, np.nan, 3.0, np.nan, 4.0, 5.0, np.nan, 6.0]
+    ones = [1.0] * len(norm)
+    history = {"clip/norm": norm, "clip/threshold": ones, "clip/coefficient": ones}
+    before, _, threshold, _ = plot.norms(history).lines
+    assert before.get_markevery() == [3, 8]
+    assert threshold.get_marker() == "None"
+
+
 def test_a_threshold_that_is_infinite_is_not_drawn():
     ax = plot.norms(recorded(optclip.clip_by_global_norm(jnp.inf)))
     assert "threshold" not in lines(ax)

@@ -51,15 +51,15 @@ def norms(
     steps = found.steps
     # Broad and light below narrow and dark: where they are equal both are seen.
     before = {"color": _style.BEFORE, "lw": 2.4, "label": "before"}
-    ax.plot(steps, _style.gaps(found.norm), **before)
+    ax.plot(steps, _style.gaps(found.norm), **before, **_style.dots(found.norm))
     shown = [found.norm]
     if found.after is not None:
-        after = _style.gaps(found.after)
-        ax.plot(steps, after, color=_style.AFTER, lw=1, label="after")
+        style = {"color": _style.AFTER, "lw": 1, "label": "after"}
+        ax.plot(steps, _style.gaps(found.after), **style, **_style.dots(found.after))
         shown.append(found.after)
     if np.isfinite(found.threshold).any():
         limit = _style.gaps(found.threshold)
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2, **_style.dots(limit)}
         ax.step(steps, limit, where="mid", label="threshold", **style)
         shown.append(found.threshold)
     _style.set_scale(ax, *shown)

@@ -53,7 +53,8 @@ def rate(
     count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
     lately = (total - before) / np.minimum(count, window)
-    ax.plot(found.steps, total / count, color=_style.AFTER, label="so far")
+    rate, style = total / count, {"color": _style.AFTER, "label": "so far"}
+    ax.plot(found.steps, rate, **style, **_style.dots(rate))
     if len(total) > window:
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
         ax.plot(found.steps, lately, label=f"last {window} steps", **style)

@@ -65,8 +65,9 @@ def runs(
         medians.append(_running_median(run.norm, window))
         label = f"{name} ({percent(float(np.mean(run.clipped)))} clipped)"
         color = _style.CYCLE[i % len(_style.CYCLE)]
-        style = _style.LINES[i % len(_style.LINES)]
-        ax.plot(run.steps, medians[-1], style, color=color, lw=1.3, label=label)
+        style = {"ls": _style.LINES[i % len(_style.LINES)], "lw": 1.3, "color": color}
+        dots = _style.dots(medians[-1])
+        ax.plot(run.steps, medians[-1], label=label, **style, **dots)
     _style.set_scale(ax, *medians)
     title = next(iter(found.values())).title
     return _style.finish(

@@ -46,6 +46,16 @@ def gaps(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), x, np.nan)
 
 
+def dots(x: np.ndarray) -> dict[str, Any]:
+    """Marks for points without a neighbour, which no line would show."""
+    known = np.isfinite(x)
+    beside = np.append(known[1:], False) | np.append(False, known[:-1])
+    alone = np.flatnonzero(known & ~beside)
+    if not alone.size:
+        return {}
+    return {"marker": "o", "markersize": 4, "markevery": alone.tolist()}
+
+
 def set_scale(ax: "Axes", *values: np.ndarray) -> None:
     """A logarithmic axis where the numbers ask for one."""
     shown = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
