@@ -13,8 +13,8 @@
     python3 run.py bench         # hours: speed, memory, compile times, beside optax,
                                  # PyTorch and TensorFlow, into docs/performance.md
     python3 run.py prove         # hours: the worst errors over many cases, properties
-                                 # with 20,000 examples each, as many hostile calls,
-                                 # faults put in on purpose
+                                 # with 20,000 examples each, as many hostile calls
+                                 # in all, faults put in on purpose
 
 Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, and no
 permission to install into the system's Python.

@@ -17,6 +17,7 @@ PAGES = (
     "index.md",
     "logging.md",
     "methods.md",
+    "nonfinite.md",
     "sharp_edges.md",
     "which_clip.md",
 )
@@ -38,7 +39,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 31
+    assert len(BLOCKS) == 33
 
 
 def test_the_pictures_are_the_notebooks():
