@@ -59,8 +59,9 @@ def norms(
         shown.append(found.after)
     if np.isfinite(found.threshold).any():
         limit = _style.gaps(found.threshold)
-        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2, **_style.dots(limit)}
-        ax.step(steps, limit, where="mid", label="threshold", **style)
+        style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}
+        dots = _style.dots(limit, "_", 14.0)
+        ax.step(steps, limit, where="mid", label="threshold", **style, **dots)
         shown.append(found.threshold)
     _style.set_scale(ax, *shown)
     bad = np.flatnonzero(~np.isfinite(found.norm))

@@ -46,14 +46,14 @@ def gaps(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x), x, np.nan)
 
 
-def dots(x: np.ndarray) -> dict[str, Any]:
+def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
     """Marks for points without a neighbour, which no line would show."""
     known = np.isfinite(x)
     beside = np.append(known[1:], False) | np.append(False, known[:-1])
     alone = np.flatnonzero(known & ~beside)
     if not alone.size:
         return {}
-    return {"marker": "o", "markersize": 4, "markevery": alone.tolist()}
+    return {"marker": marker, "markersize": size, "markevery": alone.tolist()}
 
 
 def set_scale(ax: "Axes", *values: np.ndarray) -> None:
