@@ -140,7 +140,7 @@ def _joined(terms: list[Term]) -> Term:
         return terms[0]
     flat = lax.concatenate([term.array.ravel() for term in terms], 0)
     # Without the barrier XLA reduces each by itself after all. It joins bfloat16 in
-    # float32; as whole numbers (tried) they take half the room, and a third more time.
+    # float32; as whole numbers (tried once) they took half the room, a third more time.
     return terms[0]._replace(array=lax.optimization_barrier(flat))
 
 
