@@ -1,6 +1,7 @@
 """The norms and clips that race in JAX: optclip, optax, and the floor under both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import unwrap
 from typing import Any
 from unittest import mock
@@ -29,7 +30,7 @@ def plain_sum(x: jax.Array, **axes: Any) -> jax.Array:
     return jnp.sum(jnp.square(x.astype(jnp.float32)), **axes)
 
 
-def plain_scale(tree: Tree, by: float) -> Tree:
+def plain_scale(tree: Tree, by: Any) -> Tree:
     """Each leaf times one number, in float32, rounded once."""
     return jax.tree.map(lambda x: scaled(x, by), tree)
 
@@ -39,8 +40,9 @@ def scaled(x: jax.Array, by: Any) -> jax.Array:
     return (x.astype(jnp.float32) * by).astype(x.dtype)
 
 
-def one_pass(tree: Tree) -> jax.Array:
-    """The norm of optclip without the second pass that keeps it from overflow."""
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Traces optclip without the second pass that keeps its norms from overflow."""
     kept = unwrap(_roots._compiled)
     # Compiled by itself, or jit would take what it has traced with the second pass.
     fresh = jax.jit(lambda arrays, plan: kept(arrays, plan), static_argnums=1)
@@ -48,6 +50,12 @@ def one_pass(tree: Tree) -> jax.Array:
         mock.patch.object(_roots, "_compiled", fresh),
         mock.patch.object(_roots, "_may_leave_range", return_value=False),
     ):
+        yield
+
+
+def one_pass(tree: Tree) -> jax.Array:
+    """The norm of optclip, unguarded."""
+    with unguarded():
         return optclip.functional.global_norm(tree)
 
 

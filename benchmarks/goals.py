@@ -34,9 +34,19 @@ def over_optax(data: Any) -> Iterator[Verdict]:
     for case in cases(data, "clip", what="clip"):
         goal = OVER_OPTAX[case["dtype"]]
         for each in ratios([case], "optax", "optclip", lambda c, g=goal: g, least=True):
-            most = _most(case) if each.short else ""
-            notes = [note for note in (most, each.note) if note]
-            yield each._replace(note="; ".join(notes))
+            yield _explained(each, _most(case))
+
+
+def _explained(verdict: Verdict, why: str) -> Verdict:
+    """With what explains it, if it is a miss."""
+    notes = [why] if why and verdict.short else []
+    return verdict._replace(note="; ".join([*notes, *filter(None, [verdict.note])]))
+
+
+def _over(words: str, case: Case, above: str, below: str) -> str:
+    """The ratio of two contenders in words, if both ran."""
+    a, b = seconds(case["rows"], above), seconds(case["rows"], below)
+    return f"{words} {ratio(a, b).median:.2f}" if a and b else ""
 
 
 def _most(case: Case) -> str:
@@ -110,9 +120,11 @@ def steps(data: Any, contender: str = "optclip") -> Iterator[Verdict]:
         )
         return f"{case['optimizer']}, {named(case)}, {source}"
 
-    found = cases(data, "steps")
     below = "PyTorch, unclipped" if contender == "PyTorch" else "unclipped"
-    return ratios(found, contender, below, goal, name=name)
+    for case in cases(data, "steps"):
+        least = _over("our norm and a plain scale", case, "plain scale", "unclipped")
+        for each in ratios([case], contender, below, goal, name=name):
+            yield _explained(each, least)
 
 
 def backprop(data: Any) -> Iterator[Verdict]:
@@ -135,7 +147,17 @@ def compiling(data: Any) -> Iterator[Verdict]:
             labels = (case["tree"], case["leaves"], case["what"])
             goal = COMPILE.get(labels) if case["dtype"] == "f32" else None
             measured = spread([each / middle for each in theirs])
-            yield Verdict(compiled(case), measured, goal, least=True)
+            found = Verdict(compiled(case), measured, goal, least=True)
+            yield _explained(found, _least_compiled(case, spread(theirs).median))
+
+
+def _least_compiled(case: Case, theirs: float) -> str:
+    """By how much optax compiles slower than the least that any clip does."""
+    rows = case["rows"]
+    parts = [seconds(rows, name) for name in ("one pass", "scale only") if name in rows]
+    found = [spread(part).median for part in parts if part]
+    words = "unguarded" + (" and a plain scale" if len(found) > 1 else "")
+    return f"{words} {theirs / sum(found):.2f}" if found else ""
 
 
 def growth(data: Any) -> Iterator[Verdict]:
@@ -190,7 +212,11 @@ def scopes(data: Any) -> Iterator[Verdict]:
         by_norm = own and scale and added(smaller(plain, own), scale)
         below = clip if case["scope"] == "value" else by_norm
         if ours and below:
-            yield Verdict(f"{case['scope']}: {named(case)}", ratio(ours, below), 1.15)
+            title = f"{case['scope']}: {named(case)}"
+            found = Verdict(title, ratio(ours, below), 1.15)
+            unsafe = seconds(rows, "unguarded")
+            why = f"unguarded {ratio(unsafe, below).median:.2f}" if unsafe else ""
+            yield _explained(found, why)
 
 
 def scopes_nearest(data: Any) -> Iterator[Verdict]:

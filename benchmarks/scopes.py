@@ -17,7 +17,7 @@ import optax
 import optclip.functional as F
 from benchmarks import trees
 from benchmarks.cases import Case, Options, Row
-from benchmarks.contenders import plain_sum, scaled
+from benchmarks.contenders import plain_sum, scaled, unguarded
 from benchmarks.held import Held
 from benchmarks.oracle import Inspect, scope_check
 from benchmarks.timing import Contender, race
@@ -69,6 +69,16 @@ def ours(scope: str, limit: Any, labels: Tree) -> Callable[[Tree], tuple[Tree, .
         "group": lambda tree: F.clip_by_group_norm(tree, limit, labels),
         "value": lambda tree: (F.clip_by_value(tree, -limit, limit),),
     }[scope]
+
+
+def ours_unguarded(scope: str, limit: Any, labels: Tree) -> Callable[[Tree], Any]:
+    """The same without the second pass of its norms, to see what that costs."""
+
+    def clip(tree: Tree) -> tuple[Tree, ...]:
+        with unguarded():
+            return ours(scope, limit, labels)(tree)
+
+    return clip
 
 
 def by_optax(scope: str, limit: Any, labels: Tree) -> Callable[..., Any] | None:
@@ -183,6 +193,9 @@ def _case(
             "optclip": held.taking(ours(scope, limit, labels), checks["optclip"]),
             **floor(scope, held, limit),
         }
+        if workload.many and scope != "value":
+            unsafe = ours_unguarded(scope, limit, labels)
+            runners["unguarded"] = held.taking(unsafe, checks["optclip"])
         nearest = by_optax(scope, limit, labels)
         if nearest is not None:
             runners["optax"] = held.taking(nearest, checks["optax"])

@@ -10,6 +10,7 @@ import optax
 
 import optclip
 from benchmarks import trees
+from benchmarks.contenders import plain_scale
 from benchmarks.held import compiled
 from benchmarks.oracle import judged, places
 from benchmarks.timing import Contender
@@ -156,3 +157,14 @@ def transformations(limit: float) -> dict[str, Clip | None]:
         "optax": optax.clip_by_global_norm(limit),
     }
     return {"unclipped": None, **{name: Clip(tx, limit) for name, tx in clips.items()}}
+
+
+def least(limit: float) -> Clip:
+    """Our norm and a plain scale: what clips a step at least."""
+
+    def update(updates: Tree, params: Tree) -> Tree:
+        del params
+        norm = optclip.functional.global_norm(updates)
+        return plain_scale(updates, jnp.minimum(1.0, limit / norm))
+
+    return Clip(optax.stateless(update), limit)
