@@ -183,11 +183,6 @@ def _by_largest(arrays, plan):
 
 def _totals(arrays, plan, scale=None):
     """The sum of powers, or the maximum, of each block."""
-    scales = [None] * len(arrays)
-    if scale is not None:
-        # One of its own for each array: XLA would write a shared one out, as large as
-        # the array, before it reads that many numbers.
-        scales = _collectives.barrier([scale[part.block] for part in plan.parts])
     power = functools.partial(_power, plan)
     terms = [
         _sums.Term(
@@ -196,9 +191,9 @@ def _totals(arrays, plan, scale=None):
             key=(part.block, part.split) if part.axis is None else None,
             axis=part.axis,
             power=power,
-            scale=own,
+            scale=None if scale is None else scale[part.block],
         )
-        for x, own, part in zip(arrays, scales, plan.parts, strict=True)
+        for x, part in zip(arrays, plan.parts, strict=True)
     ]
     is_largest = plan.ord == math.inf
     found = _sums.largest(terms) if is_largest else _sums.total(terms)
@@ -212,19 +207,11 @@ def _power(plan, x, scale):
     x = widen(x, plan.dtype)
     if scale is None:
         return _square(x) if plan.ord == 2 else lax.abs(x)
-    x = x * scale.astype(x.dtype)
-    return _square_of_product(x) if plan.ord == 2 else lax.abs(x)
-
-
-def _square_of_product(x):
-    """The square, in words that XLA does not turn into that of each factor.
-
-    Where it knows all numbers it would: 0 * inf for zeros, times a scale whose square
-    is out of range.
-    """
-    if jnp.iscomplexobj(x):
-        return _square_of_product(lax.real(x)) + _square_of_product(lax.imag(x))
-    return lax.abs(x) * lax.max(x, -x)
+    # The square of x * scale alone XLA may turn into that of each factor: 0 * inf for
+    # zeros that it knows, times a scale whose square is out of range.
+    unseen_zero = scale - scale
+    x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
+    return _square(x) if plan.ord == 2 else lax.abs(x)
 
 
 def _combined(collective, local, found, parts, plan):

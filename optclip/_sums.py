@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
+from optclip import _collectives
 from optclip._parts import (
     AT_ONCE,
     Axis,
@@ -68,10 +69,7 @@ def _reduced(
             return looped(merge, reduce_on_cpu, term)
         return term.reduced(reduce_on_cpu)
 
-    groups = {
-        i: [_merged(merge, lot) for lot in _lots(group, _MERGED, _type)]
-        for i, group in _groups(terms).items()
-    }
+    groups = _merged(merge, _groups(terms))
     delicate = {i: group for i, group in groups.items() if _needs_care(group[0])}
     found = {i: apart(group) for i, group in groups.items() if i not in delicate}
     # Where CPU is no exception, XLA is not to see branches.
@@ -106,20 +104,30 @@ def _lots(
     ]
 
 
-def _merged(merge: Merge, terms: list[Term]) -> Term:
-    if len(terms) == 1:
-        return terms[0]
-    scaled = [(term.array, term.scale) for term in terms]
-    array = _powers_merged(merge, terms[0].power, scaled)
-    return terms[0]._replace(array=array, power=_as_it_is, scale=None)
+def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]]:
+    lots = [(i, lot) for i in groups for lot in _lots(groups[i], _MERGED, _type)]
+    scales = [lot[0].scale for _, lot in lots]
+    if any(scale is not None for scale in scales):
+        # One of its own for each lot: XLA would write a shared one out, as large as
+        # the array, before it reads that many numbers.
+        scales = _collectives.barrier(scales)
+    found: dict[int, list[Term]] = {i: [] for i in groups}
+    for (i, lot), scale in zip(lots, scales, strict=True):
+        first = lot[0]._replace(scale=scale)
+        if len(lot) > 1:
+            arrays = [term.array for term in lot]
+            array = _powers_merged(merge, first.power, arrays, scale)
+            first = first._replace(array=array, power=_as_it_is, scale=None)
+        found[i].append(first)
+    return found
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _powers_merged(
-    merge: Merge, power: Power, scaled: list[tuple[jax.Array, jax.Array | None]]
+    merge: Merge, power: Power, arrays: list[jax.Array], scale: jax.Array | None
 ) -> jax.Array:
     """Compiled, so that lots alike are traced once."""
-    return by_pairs(merge, [power(x, scale) for x, scale in scaled])
+    return by_pairs(merge, [power(x, scale) for x in arrays])
 
 
 def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
