@@ -110,35 +110,37 @@ def _two_pass(arrays, plan):
     ones = [jnp.ones_like(t) for t in totals]
     if not any(_may_leave_range(x, plan) for x in arrays):
         return [_root(t, plan.ord) for t in totals], ones
-    too_small = [
-        t < low for t, low in zip(totals, _trusted_from(arrays, plan), strict=True)
-    ]
-    too_large = [jnp.isinf(t) for t in totals]
+    lows = _trusted_from(arrays, plan)
     down, up = _DOWN[plan.dtype], _UP[plan.dtype]
 
+    def small(totals):
+        return [t < low for t, low in zip(totals, lows, strict=True)]
+
+    # In the branch the flags are found again: handed in, each would be a kernel.
     def again(arrays, totals):
-        del totals
+        is_small = small(totals)
         scale = [
-            jnp.where(large, down, jnp.where(small, up, one))
-            for large, small, one in zip(too_large, too_small, ones, strict=True)
+            jnp.where(jnp.isinf(t), down, jnp.where(low, up, one))
+            for t, low, one in zip(totals, is_small, ones, strict=True)
         ]
         scaled = [_root(t, plan.ord) for t in _totals(arrays, plan, scale)]
         return [
-            jnp.where(small, r * (1 / up), r)
-            for r, small in zip(scaled, too_small, strict=True)
+            jnp.where(low, r * (1 / up), r)
+            for r, low in zip(scaled, is_small, strict=True)
         ]
 
     def keep(arrays, totals):
         del arrays
         return [_root(t, plan.ord) for t in totals]
 
-    left_range = jnp.any(
-        jnp.stack([jnp.any(a | b) for a, b in zip(too_small, too_large, strict=True)])
-    )
-    found = lax.cond(left_range, again, keep, arrays, totals)
+    left_range = [
+        jnp.any(low | jnp.isinf(t))
+        for t, low in zip(totals, small(totals), strict=True)
+    ]
+    found = lax.cond(jnp.any(jnp.stack(left_range)), again, keep, arrays, totals)
     units = [
-        jnp.where(large, 1 / down, one)
-        for large, one in zip(too_large, ones, strict=True)
+        jnp.where(jnp.isinf(t), 1 / down, one)
+        for t, one in zip(totals, ones, strict=True)
     ]
     return found, units
 
