@@ -49,7 +49,7 @@ SMALL = (
     Tree("equal", 10, "f32"),
     Tree("equal", 80, "f32", False),
 )
-# What any clip does at least: our norm unguarded, and a plain scale by a constant.
+# What is left without all care: our norm unguarded, and a plain scale by a constant.
 LEAST = {"norm": ["one pass"], "clip": ["one pass", "scale only"]}
 MAKERS = {
     "equal": trees.equal,

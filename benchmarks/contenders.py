@@ -87,10 +87,15 @@ def norm_race(held: Held, oracle: Oracle, names: list[str]) -> dict[str, Contend
     """The named norms, reading the same buffers."""
     race = {name: held.reading(NORMS[name], oracle.of_norm(name)) for name in names}
     if "one pass" in race:
-        branches = [race[each].facts["branches"] for each in ("optclip", "one pass")]
-        if not branches[0] or branches[1]:
-            raise AssertionError(f"with and without a second pass: {branches} branches")
+        check_unguarded(race["optclip"], race["one pass"])
     return race
+
+
+def check_unguarded(guarded: Contender, bare: Contender) -> None:
+    """Raise unless only the first has a branch to a second pass."""
+    branches = [each.facts["branches"] for each in (guarded, bare)]
+    if not branches[0] or branches[1]:
+        raise AssertionError(f"with and without a second pass: {branches} branches")
 
 
 def clip_race(held: Held, oracle: Oracle, names: list[str]) -> dict[str, Contender]:

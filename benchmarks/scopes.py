@@ -17,7 +17,7 @@ import optax
 import optclip.functional as F
 from benchmarks import trees
 from benchmarks.cases import Case, Options, Row
-from benchmarks.contenders import plain_sum, scaled, unguarded
+from benchmarks.contenders import check_unguarded, plain_sum, scaled, unguarded
 from benchmarks.held import Held
 from benchmarks.oracle import Inspect, scope_check
 from benchmarks.timing import Contender, race
@@ -196,6 +196,7 @@ def _case(
         if workload.many and scope != "value":
             unsafe = ours_unguarded(scope, limit, labels)
             runners["unguarded"] = held.taking(unsafe, checks["optclip"])
+            check_unguarded(runners["optclip"], runners["unguarded"])
         nearest = by_optax(scope, limit, labels)
         if nearest is not None:
             runners["optax"] = held.taking(nearest, checks["optax"])

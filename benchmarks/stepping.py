@@ -160,11 +160,13 @@ def transformations(limit: float) -> dict[str, Clip | None]:
 
 
 def least(limit: float) -> Clip:
-    """Our norm and a plain scale: what clips a step at least."""
+    """Our norm and a plain scale, with nothing that makes the clip exact or safe."""
 
     def update(updates: Tree, params: Tree) -> Tree:
         del params
         norm = optclip.functional.global_norm(updates)
-        return plain_scale(updates, jnp.minimum(1.0, limit / norm))
+        # Or XLA on CPU would keep in float32 what both read.
+        again = jax.lax.optimization_barrier(updates)
+        return plain_scale(again, jnp.minimum(1.0, limit / norm))
 
     return Clip(optax.stateless(update), limit)

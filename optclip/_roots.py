@@ -120,8 +120,8 @@ def _two_pass(arrays, plan):
     def again(arrays, totals):
         is_small = small(totals)
         scale = [
-            jnp.where(jnp.isinf(t), down, jnp.where(low, up, one))
-            for t, low, one in zip(totals, is_small, ones, strict=True)
+            jnp.where(jnp.isinf(t), down, jnp.where(low, up, jnp.ones_like(t)))
+            for t, low in zip(totals, is_small, strict=True)
         ]
         scaled = [_root(t, plan.ord) for t in _totals(arrays, plan, scale)]
         return [

@@ -191,14 +191,14 @@ def scale(
     wide = _times(wide, factor.near)
     if x.dtype == like.dtype and not towards_zero:
         # Before the cast: XLA on CPU selects bfloat16 in float32, and would cast twice,
-        # a tenth of the time.
+        # and take a tenth longer.
         return cast(_kept(whole, wide, factor.is_one), like)
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     return _kept(kept, cast(wide, like, towards_zero=towards_zero), factor.is_one)
 
 
 def _select(where: jax.Array, x: jax.Array, otherwise: jax.Array) -> jax.Array:
-    """`jnp.where` without its nested function, a tenth of the compile time."""
+    """`jnp.where` without its nested function: it compiles in a tenth less time."""
     select = jnp.where if where.ndim else lax.select
     return select(where, x, otherwise)
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 from optclip import _collectives
 from optclip._parts import (
-    LOOPED,
+    AT_ONCE,
     Axis,
     Merge,
     Power,
@@ -41,16 +41,17 @@ _SENT = 128
 
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Sums of terms, several of one key at once, each with the index of its first."""
-    return _reduced(lax.add, _sum, exact_sum, terms)
+    return _reduced(lax.add, _two_sum, _sum, exact_sum, terms)
 
 
 def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Maxima of terms, 0 of nothing, likewise."""
-    return _reduced(lax.max, _max, _max, terms)
+    return _reduced(lax.max, _two_max, _max, _max, terms)
 
 
 def _reduced(
     merge: Merge,
+    carry: Merge,
     reduce: Reduce,
     reduce_on_cpu: Reduce,
     terms: list[Term],
@@ -66,7 +67,7 @@ def _reduced(
         if _is_copied(term):
             if term.axis is not None:
                 return sliced(merge, reduce_on_cpu, term)
-            return looped(merge, reduce_on_cpu, term)
+            return looped(merge, carry, reduce_on_cpu, term)
         return term.reduced(reduce_on_cpu)
 
     groups = _merged(merge, _groups(terms))
@@ -109,7 +110,7 @@ def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]
     scales = [lot[0].scale for _, lot in lots]
     if any(scale is not None for scale in scales):
         # One of its own for each lot: XLA would write a shared one out, as large as
-        # the array, before it reads that many numbers.
+        # the array, before it reads that many numbers. Nor is it to know them.
         scales = _collectives.barrier(scales)
     found: dict[int, list[Term]] = {i: [] for i in groups}
     for (i, lot), scale in zip(lots, scales, strict=True):
@@ -149,7 +150,7 @@ def _joined(terms: list[Term]) -> Term:
     flat = lax.concatenate([term.array.ravel() for term in terms], 0)
     # Without the barrier XLA reduces each by itself after all, in a third more time. It
     # joins bfloat16 in float32; as whole numbers (tried once) they took half the room,
-    # a third more time.
+    # and a third more time too.
     return terms[0]._replace(array=lax.optimization_barrier(flat))
 
 
@@ -208,6 +209,13 @@ def _two_sum(
     return both, jnp.where(jnp.isfinite(both), lost_a + lost_b + error, lost_a)
 
 
+def _two_max(
+    one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The maximum of two (maximum, nothing lost)."""
+    return lax.max(one[0], other[0]), one[1]
+
+
 def _needs_care(term: Term) -> bool:
     return _is_copied(term) or _is_carried(term.array)
 
@@ -220,7 +228,9 @@ def _is_carried(x: jax.Array) -> bool:
 def _is_copied(term: Term) -> bool:
     """Whether XLA on CPU would widen the whole array, in memory, before it adds."""
     x = term.array
-    large = x.size >= LOOPED and term.axis != () and len(term.axis or ()) < x.ndim
+    large = x.size >= AT_ONCE and term.axis != () and len(term.axis or ()) < x.ndim
+    # A loop counts in int32.
+    large = large and x.size < 2**31
     # Float32 and bfloat16 it widens as it adds.
     is_odd = x.dtype.itemsize < 4 and x.dtype != jnp.bfloat16
     return large and is_odd and not _may_be_split(x)

@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tests import accuracy, bounds
@@ -40,6 +41,19 @@ def test_norms_of_numbers_made_to_be_rounded_one_way(shapes):
     """Below 4,096 elements the errors are carried along; above, XLA's own sum is it."""
     room = 2 if shapes == "63x65" else accuracy.ROOM["one way"]
     assert max(accuracy.worst_one_way(shapes)) <= room
+
+
+def test_norms_of_float16_in_a_loop():
+    assert max(accuracy.worst(["100003"], "float16", EXACT)) <= 2
+
+
+@pytest.mark.parametrize("size", [2**18, 2**22, 2**26])
+def test_norms_of_equal_float16(size):
+    """Added block after block, 2**26 of them would lose thirty units."""
+    x = jnp.full(size, 1.93359375, jnp.float16)
+    exact = math.sqrt(size) * 1.93359375
+    found = float(accuracy.norm_of_order(2.0)([x]))
+    assert abs(found - exact) <= 2 * np.spacing(np.float32(exact))
 
 
 def test_norms_of_ten_million():
