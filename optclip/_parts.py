@@ -56,8 +56,8 @@ def merged_to(most: int, merge: Merge, values: list[Any]) -> list[Any]:
 def looped(merge: Merge, carry: Merge, reduce: Reduce, term: Term) -> jax.Array:
     """The term reduced a few rows at a time, so that nothing is kept.
 
-    `carry` merges (value, lost) of runs of rows: plainly added, 2**26 equal numbers lose
-    24 units in the last place.
+    `carry` merges (value, lost) of runs of rows: plainly added, 2**26 equal numbers
+    lose 24 units in the last place.
     """
     flat = term.array.ravel()
     step = AT_ONCE
