@@ -34,7 +34,11 @@ def parsed() -> argparse.Namespace:
     )
     add("--rounds", type=int, default=15, help="timed calls of each contender")
     add("--small", action="store_true", help="tiny sizes: a smoke test of a minute")
-    add("--long", action="store_true", help="also optax on 4,000 leaves")
+    add(
+        "--long",
+        action="store_true",
+        help="also optax on 4,000 leaves; left out, its rows there are lost",
+    )
     add("--only", default="", metavar="WORDS", help="cases with all of these words")
     add("--out", type=Path, help="the JSON file; benchmarks/results/<cpu|gpu>.json")
     add("--page", type=Path, help="the page; docs/performance.md, none if small")

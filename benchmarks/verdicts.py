@@ -54,8 +54,13 @@ class Verdict(NamedTuple):
 
 
 def worst_first(verdicts: Iterator[Verdict]) -> list[Verdict]:
-    """By the factor off the goal; rows without a goal last."""
-    return sorted(verdicts, key=lambda each: (each.goal is None, -each.miss))
+    """By the factor off the goal; then rows without a goal, by what was measured."""
+
+    def order(each: Verdict) -> tuple[bool, float, float]:
+        median = each.measured.median
+        return each.goal is None, -each.miss, median if each.least else -median
+
+    return sorted(verdicts, key=order)
 
 
 def on_gpu(data: Mapping[str, Any]) -> bool:

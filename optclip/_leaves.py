@@ -145,9 +145,12 @@ def real_dtype(dtype: Any) -> Any:
     return jnp.float64 if jnp.finfo(dtype).bits == 64 else jnp.float32
 
 
-def widen(x: jax.Array) -> jax.Array:
-    """`x` in the precision that all arithmetic on it is done in."""
-    real = real_dtype(x.dtype)
+def widen(x: jax.Array, real: Any = None) -> jax.Array:
+    """`x` in `real`, or the complex dtype of such parts: that of all arithmetic on it.
+
+    None is the precision that its own dtype asks for.
+    """
+    real = jnp.dtype(real_dtype(x.dtype) if real is None else real)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return x.astype(jnp.complex128 if real == jnp.float64 else jnp.complex64)
     return x.astype(real)

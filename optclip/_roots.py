@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _mapped, _sums
+from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
@@ -63,8 +63,8 @@ def _roots_jvp(plan, primals, tangents):
     for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
         unit = units[part.block]
         x, dx = (
-            _arithmetic.over(widen(x, plan.dtype), unit),
-            _arithmetic.over(widen(dx, plan.dtype), unit),
+            _arithmetic.over(_leaves.widen(x, plan.dtype), unit),
+            _arithmetic.over(_leaves.widen(dx, plan.dtype), unit),
         )
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
@@ -74,13 +74,6 @@ def _roots_jvp(plan, primals, tangents):
         count = _combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
-
-
-def widen(x: jax.Array, dtype: str) -> jax.Array:
-    """`x` in `dtype`, or in the complex dtype whose parts are `dtype`."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return x.astype(jnp.complex128 if dtype == "float64" else jnp.complex64)
-    return x.astype(dtype)
 
 
 def _direction(x, norm, ord):
@@ -137,12 +130,31 @@ def _two_pass(arrays, plan):
         jnp.any(low | jnp.isinf(t))
         for t, low in zip(totals, small(totals), strict=True)
     ]
-    found = lax.cond(jnp.any(jnp.stack(left_range)), again, keep, arrays, totals)
+    is_needed = _agreed(jnp.any(jnp.stack(left_range)), plan)
+    found = lax.cond(is_needed, again, keep, arrays, totals)
     units = [
         jnp.where(jnp.isinf(t), 1 / down, one)
         for t, one in zip(totals, ones, strict=True)
     ]
     return found, units
+
+
+def _agreed(flag, plan):
+    """The flag, set on all devices that the branch talks to if it is on one of them.
+
+    A device that took the branch alone would wait there for the others for ever: one
+    with a column of zeros, say, beside another leaf whose columns are split.
+    """
+    of_block: dict[int, set[Any]] = {}
+    for part in plan.parts:
+        of_block.setdefault(part.block, set()).update(part.split)
+    # No set: all processes must name the axes in one order.
+    spoken = dict.fromkeys(name for part in plan.parts for name in part.split)
+    # And what some block is not added over: types may not say what the flag varies by.
+    apart = tuple(n for n in spoken if any(n not in b for b in of_block.values()))
+    varies = {*_mapped.split_axes(flag), *_mapped.split_axes(flag, apart)}
+    axes = tuple(name for name in spoken if name in varies)
+    return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
 def _by_largest(arrays, plan):
@@ -155,7 +167,7 @@ def _by_largest(arrays, plan):
     # The modulus of a finite complex number may be above the largest float.
     shrink = 0.25 if any(jnp.iscomplexobj(x) for x in arrays) else 1.0
     for x, part in zip(arrays, plan.parts, strict=True):
-        size = jnp.abs(widen(x, plan.dtype) * shrink)
+        size = jnp.abs(_leaves.widen(x, plan.dtype) * shrink)
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
         share = _arithmetic.share(size, peak) ** plan.ord
@@ -185,7 +197,7 @@ def _by_largest(arrays, plan):
 
 def _totals(arrays, plan, scale=None):
     """The sum of powers, or the maximum, of each block."""
-    power = functools.partial(_power, plan)
+    power = _Power(plan.ord, plan.dtype)
     terms = [
         _sums.Term(
             x,
@@ -205,15 +217,21 @@ def _totals(arrays, plan, scale=None):
     return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
 
 
-def _power(plan, x, scale):
-    x = widen(x, plan.dtype)
-    if scale is None:
-        return _square(x) if plan.ord == 2 else lax.abs(x)
-    # The square of x * scale alone XLA may turn into that of each factor: 0 * inf for
-    # zeros that it knows, times a scale whose square is out of range.
-    unseen_zero = scale - scale
-    x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
-    return _square(x) if plan.ord == 2 else lax.abs(x)
+class _Power(NamedTuple):
+    """The power of each element, scaled; equal to others alike, so traced once."""
+
+    ord: float
+    dtype: str
+
+    def __call__(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        x = _leaves.widen(x, self.dtype)
+        if scale is not None:
+            # The square of x * scale alone XLA may turn into that of each factor:
+            # 0 * inf for zeros that it knows, times a scale whose square is out of
+            # range.
+            unseen_zero = scale - scale
+            x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
+        return _square(x) if self.ord == 2 else lax.abs(x)
 
 
 def _combined(collective, local, found, parts, plan):

@@ -79,8 +79,11 @@ def test_no_copy_leaf_by_leaf(dtype):
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((8192, 4096), 0), ((8192, 4096), 1), ((12, 768, 3072), 2), ((2, 4096, 1024), 1)],
-)
+    [
+        ((8192, 4096), 0), ((8192, 4096), 1), ((12, 768, 3072), 2), ((2, 4096, 1024), 1),
+        ((8192, 4096), (0, 1)), ((2**22,), 0),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_copy_slice_by_slice(dtype, shape, axis):
     """XLA on CPU would widen all of float16 first: 200 %."""

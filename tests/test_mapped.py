@@ -224,6 +224,45 @@ def test_a_pipeline_whose_stages_hold_parts_of_the_tree():
     np.testing.assert_allclose(clipped["layers"], layers / expected, rtol=4e-7)
 
 
+COLUMNS = {"whole": P(None, "x"), "cut": P("x", None)}
+
+
+def by_column(tree):
+    return clip_by_norm(tree, 1.0, axis=0, axis_name=COLUMNS)
+
+
+def by_leaf(tree):
+    """Each device its part of one by itself, of the other all together."""
+    return clip_by_norm(tree, 1.0, axis_name={"whole": (), "cut": "x"})
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
+@pytest.mark.parametrize("clip", [by_column, by_leaf])
+def test_out_of_range_on_one_device(clip, scale, check_vma):
+    """It must not wait alone, in the second pass, for what others send in no pass."""
+    rng = np.random.default_rng(0)
+    tree = {
+        "whole": rng.normal(size=(16, 8)).astype(np.float32),
+        "cut": rng.normal(size=(8, 16)).astype(np.float32),
+    }
+    tree["whole"][:, 2] *= scale
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    clipped = jax.jit(
+        jax.shard_map(
+            clip, mesh=mesh, in_specs=(COLUMNS,), out_specs=COLUMNS, check_vma=check_vma
+        )
+    )(tree)
+    # A device has one column of the first: its part by itself is that column.
+    axes = {"whole": 0, "cut": 0 if clip is by_column else None}
+    for key, x in tree.items():
+        norm = np.sqrt(np.sum(np.float64(x) ** 2, axis=axes[key], keepdims=True))
+        assert np.any(norm > 1)
+        np.testing.assert_allclose(
+            clipped[key], x / np.maximum(norm, 1), rtol=4e-7, atol=1e-37
+        )
+
+
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_slices_of_large_float16(axis, spec):
