@@ -221,6 +221,14 @@ def scopes(data: Any) -> Iterator[Verdict]:
             yield _explained(found, why)
 
 
+def zeros(data: Any) -> Iterator[Verdict]:
+    """The clip where one leaf or row is zero over that where none is."""
+    yield from ratios(
+        cases(data, "scopes"), "optclip, zeros", "optclip", lambda c: None,
+        name=lambda c: f"{c['scope']}: {named(c)}",
+    )  # fmt: skip
+
+
 def scopes_nearest(data: Any) -> Iterator[Verdict]:
     """By how much the nearest clip elsewhere is slower."""
     for other in ("optax", "TensorFlow"):

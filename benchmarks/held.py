@@ -26,15 +26,21 @@ class Held:
         self.tree = jax.jit(_copied)(None, self.source)
         self._fill = fill.lower(self.tree, self.source).compile()
 
-    def renew(self) -> None:
-        """Fill the buffers with the numbers of the source."""
-        self.tree = self._fill(self.tree, self.source)
+    def renew(self, source: Tree = None) -> None:
+        """Fill the buffers with the numbers of the source, or of another one."""
+        source = self.source if source is None else source
+        self.tree = self._fill(self.tree, source)
         jax.block_until_ready(self.tree)
 
     def taking(
-        self, function: Callable[..., Any], inspect: Inspect, *extra: Any
+        self,
+        function: Callable[..., Any],
+        inspect: Inspect,
+        *extra: Any,
+        source: Tree = None,
     ) -> Contender:
         """A function from the tree (and a state) to the tree (and a state), donated."""
+        source = jax.device_put(source)
         run, facts = compiled(function, self.tree, *extra, donate=range(1 + len(extra)))
         kept = extra
 
@@ -44,7 +50,9 @@ class Held:
             kept = tuple(rest) if kept else kept
             return rest
 
-        return Contender(call, self.renew, lambda _: inspect(self.tree), facts)
+        return Contender(
+            call, lambda: self.renew(source), lambda _: inspect(self.tree), facts
+        )
 
     def reading(self, function: Callable[[Tree], Any], inspect: Inspect) -> Contender:
         """A function of the tree that leaves it as it is."""

@@ -95,7 +95,7 @@ def scope_check(name: str, scope: str, source: Tree, limit: float) -> Inspect:
         sample = scaled_by(arrays, [np.ones(1)] * len(arrays))
         return elements_check(name, arrays, [np.clip(x, -limit, limit) for x in sample])
     factors = [
-        np.minimum(1, limit / norms) for norms in exact_scope_norms(scope, arrays)
+        limit / np.maximum(norms, limit) for norms in exact_scope_norms(scope, arrays)
     ]
     return elements_check(name, arrays, scaled_by(arrays, factors))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import optclip.functional as F
@@ -79,6 +80,14 @@ def ours_unguarded(scope: str, limit: Any, labels: Tree) -> Callable[[Tree], Any
             return ours(scope, limit, labels)(tree)
 
     return clip
+
+
+def with_zeros(scope: str, source: Tree) -> Tree:
+    """The numbers, but those of one leaf or row are 0."""
+    first, *rest = jax.tree.leaves(source)
+    first = np.array(first)
+    first.reshape(-1, first.shape[-1])[: 1 if scope == "axis" else None] = 0
+    return jax.tree.unflatten(jax.tree.structure(source), [first, *rest])
 
 
 def by_optax(scope: str, limit: Any, labels: Tree) -> Callable[..., Any] | None:
@@ -197,6 +206,13 @@ def _case(
             unsafe = ours_unguarded(scope, limit, labels)
             runners["unguarded"] = held.taking(unsafe, checks["optclip"])
             check_unguarded(runners["optclip"], runners["unguarded"])
+        if scope in ("leaf", "axis"):
+            zeros = with_zeros(scope, source)
+            runners["optclip, zeros"] = held.taking(
+                ours(scope, limit, labels),
+                scope_check("optclip", scope, zeros, limit),
+                source=zeros,
+            )
         nearest = by_optax(scope, limit, labels)
         if nearest is not None:
             runners["optax"] = held.taking(nearest, checks["optax"])

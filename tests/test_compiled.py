@@ -92,6 +92,17 @@ def test_no_copy_slice_by_slice(dtype, shape, axis):
     assert program.memory_analysis().temp_size_in_bytes <= 0.05 * num_bytes(tree)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_no_root_in_the_kernel_that_adds(dtype):
+    """Of 50,257 rows it took eight times as long."""
+    tree = [jax.ShapeDtypeStruct((50_257, 64), dtype)]
+    text = compiled(lambda t: functional.clip_by_norm(t, 1.0, axis=-1), tree).as_text()
+    kernels = [body for body in text.split("\n}\n") if " reduce(" in body]
+    assert kernels
+    assert "sqrt(" in text
+    assert not any("sqrt(" in body for body in kernels)
+
+
 def test_no_loop_over_single_elements():
     """Nothing is added there, so that a loop could only copy once more."""
     tx = optclip.clip_by(1.0, over=optclip.ELEMENT, response="smooth")
