@@ -109,7 +109,8 @@ def _two_pass(arrays, plan):
     def small(totals):
         return [t < low for t, low in zip(totals, lows, strict=True)]
 
-    # In the branch the flags are found again: handed in, each would be a kernel.
+    # In the branch the flags are found again: handed in, they are two kernels more a
+    # leaf, of seven.
     def again(arrays, totals):
         is_small = small(totals)
         scale = [
