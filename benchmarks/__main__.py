@@ -6,6 +6,7 @@ run one by one and cases measured again; then the page and the plots are made fr
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 # Before JAX is imported: the libraries share the memory of a GPU, and are quiet.
@@ -58,12 +59,18 @@ def main() -> None:
     out = arguments.out or HERE / "results" / f"{kept}.json"
     words = set(arguments.only.split())
     results = Results(out)
-    for part in arguments.parts or PARTS:
-        for case in cases_of(part, options):
-            if words <= set(case.name.split()):
-                print(f"{part}: {case.name}", flush=True)
-                if not arguments.list:
-                    results.add(part, case, case.run(), options)
+    chosen = [
+        (part, case)
+        for part in arguments.parts or PARTS
+        for case in cases_of(part, options)
+        if words <= set(case.name.split())
+    ]
+    if not chosen:
+        sys.exit(f"No case has all of the words {arguments.only!r}: see --list.")
+    for part, case in chosen:
+        print(f"{part}: {case.name}", flush=True)
+        if not arguments.list:
+            results.add(part, case, case.run(), options)
     page = arguments.page or (None if options.small else report.PAGE)
     if page and not arguments.list:
         report.write(_saved(out), page)

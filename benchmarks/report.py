@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import expected, goals, plots, provenance, results, verdicts
+from benchmarks import brief, expected, goals, plots, provenance, results, verdicts
 from benchmarks.expected import Tables
 from benchmarks.timing import Spread, spread
 from benchmarks.verdicts import Verdict, worst_first
@@ -44,6 +44,8 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
 INTRODUCTION = """
 Made by `python -m benchmarks --long`, which measures all of this again, in half a day (cases that were not run yet are named below); the samples are in `benchmarks/results`. Contenders take turns in random order; the first round is dropped. Those in JAX work on the same buffers, donated where they give a tree back; PyTorch and TensorFlow have buffers of their own, filled with the same numbers. A median is of ratios by round, with its quartiles beside it; *within noise* is a goal inside the interval that holds the true median with 95 % confidence, so that these rounds cannot tell whether it is met. But compile times are of separate processes, over the median of what they are compared with, and bandwidth is over the median of the copy.
 
+**The trees**: the 148 leaves of GPT-2 124M (`gpt2`), one array of as many numbers (`one`), 2,000 leaves of 64 (`equal`), 1,000 small leaves of distinct sizes (`distinct`), and 4,000 small leaves of 24 shapes (`assorted`). *Mixed* is float32, bfloat16 and float16 leaf by leaf in turn. **Goals** are those that we set ourselves; rows without one are for comparison. `python -m benchmarks --list` names all cases, `python -m benchmarks clip --only "clip gpt2 f32" --out here.json --page here.md` runs some of them by their words.
+
 The numbers are standard normal. The clip and the steps have a threshold of 0.4 of the norm; other scopes half of the smallest norm that they see, or half the numbers' own size, and the real train step one so low that it always clips. In each table the row furthest off its goal comes first, and rows without a goal last, the worst of them first.
 
 **The floor** is the cheapest norm known and a plain scale, two executables on the same buffers: in each round the faster of the norm as one writes it down in float32 (which XLA copies float16 for) and of optclip's own norm alone, which in float16 is always the faster: there the floor says what a clip costs beyond our norm, not what memory would allow. The plain norm and optax are left out on the tree of 4,000 leaves, where they take minutes to compile, unless the run is `--long`.
@@ -69,6 +71,7 @@ def page(files: Sequence[Mapping[str, Any]], images: Mapping[str, list[str]]) ->
 def _section(data: Mapping[str, Any], images: list[str]) -> Iterator[str]:
     """What was measured on one machine."""
     yield f"## On {data['machines'][0]['backend'].upper()}\n"
+    yield from brief.lines(data)
     yield provenance.lines(data)
     tables, whole = judged(data), judged(expected.as_if_measured(data))
     yield _goals(tables, expected.missing(tables, whole))

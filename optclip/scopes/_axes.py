@@ -125,11 +125,13 @@ def units(
     Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
     Without Normalization*, 2021, arXiv:2102.06171, section 4.1.
     """
-    for name, function in (("stacked", stacked), ("axis", axis)):
+    for name, function, of in (
+        ("stacked", stacked, "path"), ("axis", axis, "path and the shape"),
+    ):  # fmt: skip
         if function is not None and not callable(function):
             raise TypeError(
                 f"{name}={function!r} ({type(function).__name__}) cannot be called."
-                " Give a function of the path of a leaf, or None."
+                f" Give a function of the {of} of a leaf, or None."
             )
     return Units(stacked, axis)
 

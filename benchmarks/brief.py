@@ -1,0 +1,63 @@
+"""What most readers of the page want to know, before its tables."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.timing import ratio, spread
+from benchmarks.verdicts import cases, seconds
+
+SOURCES = ("made", "arguments")
+CLIPS = ("optclip", "optax")
+STEPS = """
+How much longer an AdamW step of GPT-2 (124M) takes with a clip by global norm than without. Gradients *in the step* are computed in the same `jax.jit`, the usual case; *as arguments* they come from another one and have to be read from memory anew.
+""".strip()
+COMPILATION = "Seconds until the clip alone is compiled, float32."
+
+
+def lines(data: Mapping[str, Any]) -> Iterator[str]:
+    """The two short tables, of what was measured."""
+    for text, head, rows in (
+        (STEPS, _STEPS_HEAD, list(_steps(data))),
+        (COMPILATION, _COMPILATION_HEAD, list(_compilation(data))),
+    ):
+        if rows:
+            yield "\n".join([f"{text}\n", head, *rows, ""])
+
+
+_STEPS_HEAD = (
+    "| | in the step: optclip | optax | as arguments: optclip | optax |\n"
+    "|---|---|---|---|---|"
+)
+_COMPILATION_HEAD = "| | optclip | optax |\n|---|---|---|"
+
+
+def _steps(data: Mapping[str, Any]) -> Iterator[str]:
+    """A row for each dtype."""
+    for dtype in ("f32", "bf16", "f16", "mixed"):
+        cells = []
+        for source in SOURCES:
+            labels = {"optimizer": "adamw", "tree": "gpt2", "gradients": source}
+            found = cases(data, "steps", dtype=dtype, **labels)
+            cells += [_longer(found, clip) for clip in CLIPS]
+        if any(cells):
+            yield f"| {dtype} | {' | '.join(cells)} |"
+
+
+def _longer(found: list[Any], clip: str) -> str:
+    """The median ratio of the clipped step to the same step unclipped, in percent."""
+    for case in found:
+        ours, plain = (seconds(case["rows"], name) for name in (clip, "unclipped"))
+        if ours and plain:
+            return f"{100 * (ratio(ours, plain).median - 1):+.0f} %"
+    return ""
+
+
+def _compilation(data: Mapping[str, Any]) -> Iterator[str]:
+    """A row for each tree and number of leaves."""
+    found = cases(data, "compile", what="clip", dtype="f32")
+    for case in sorted(found, key=lambda c: (int(c["leaves"]), c["tree"])):
+        cells = [
+            f"{spread(samples).median:.1f}" if samples else ""
+            for samples in (seconds(case["rows"], name) for name in CLIPS)
+        ]
+        yield f"| {case['leaves']} leaves, {case['tree']} | {' | '.join(cells)} |"
