@@ -48,7 +48,7 @@ def _longer(found: list[Any], clip: str) -> str:
     for case in found:
         ours, plain = (seconds(case["rows"], name) for name in (clip, "unclipped"))
         if ours and plain:
-            return f"{100 * (ratio(ours, plain).median - 1):+.0f} %"
+            return f"{round(100 * (ratio(ours, plain).median - 1)):+d} %"
     return ""
 
 

@@ -57,10 +57,11 @@ ERRORS = "Against float64: the relative error of the norm; of a clip the largest
 
 def page(files: Sequence[Mapping[str, Any]], images: Mapping[str, list[str]]) -> str:
     """The whole page; images are by backend."""
-    parts = [
-        "# How fast it is\n",
-        INTRODUCTION.lstrip(),
-    ]
+    parts = ["# How fast it is\n"]
+    for data in files:
+        parts += [f"## In short, on {data['machines'][0]['backend'].upper()}\n"]
+        parts += brief.lines(data)
+    parts += ["## How it is measured\n", INTRODUCTION.lstrip()]
     if not any(data["machines"][0]["backend"] == "gpu" for data in files):
         parts.append("**Not measured on GPU.**\n")
     for data in files:
@@ -71,7 +72,6 @@ def page(files: Sequence[Mapping[str, Any]], images: Mapping[str, list[str]]) ->
 def _section(data: Mapping[str, Any], images: list[str]) -> Iterator[str]:
     """What was measured on one machine."""
     yield f"## On {data['machines'][0]['backend'].upper()}\n"
-    yield from brief.lines(data)
     yield provenance.lines(data)
     tables, whole = judged(data), judged(expected.as_if_measured(data))
     yield _goals(tables, expected.missing(tables, whole))
