@@ -259,7 +259,7 @@ def _root(total, ord):
         return total
     root = jnp.sqrt(total)
     # Of slices not at once: XLA on CPU would take the root in the kernel that adds,
-    # which made the second pass over the embedding of GPT-2 nine times as long.
+    # which made the second pass over the embedding of GPT-2 eight times as long.
     return jnp.where(total > 0, root, total) if total.ndim else root
 
 

@@ -3,7 +3,6 @@
 Clocks are in `benchmarks/`; what is here is the same on every run.
 """
 
-import itertools
 import re
 
 import jax
@@ -35,12 +34,9 @@ def transformer(dtype, num_layers=2, width=256, words=2000):
 
 def gpt2(dtype):
     """The 148 leaves of GPT-2, 124 million elements."""
-    shapes = trees.leaves(trees.gpt2(768, 12, 50_257, 1024))
-    names = MIXED if dtype == "mixed" else [dtype]
-    return [
-        jax.ShapeDtypeStruct(shape, name)
-        for shape, name in zip(shapes, itertools.cycle(names), strict=False)
-    ]
+    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "mixed": "mixed"}
+    shapes = trees.gpt2(768, 12, 50_257, 1024)
+    return jax.tree.leaves(trees.typed(shapes, short[dtype]))
 
 
 def num_bytes(tree):
