@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import contenders, trees
+from benchmarks import contenders, scopes, trees
 from benchmarks.cases import Case, Options, Row
 
 LIMIT_SECONDS = 1800
@@ -50,7 +50,14 @@ SMALL = (
     Tree("equal", 80, "f32", False),
 )
 # What is left without all care: our norm unguarded, and a plain scale by a constant.
-LEAST = {"norm": ["one pass"], "clip": ["one pass", "scale only"]}
+LEAST = {"norm": ["one pass"], "clip": ["one pass", "scale only"], "rms": []}
+CLIPS = {
+    "clip": contenders.clips(1.0),
+    "rms": {
+        "optclip": scopes.ours("rms", 1.0, None),
+        "optax": scopes.by_optax("rms", 1.0, None),
+    },
+}
 MAKERS = {
     "equal": trees.equal,
     "assorted": trees.assorted,
@@ -60,9 +67,9 @@ MAKERS = {
 
 
 def cases(options: Options) -> Iterator[Case]:
-    """A case for each tree, norm and clip."""
+    """A case for each tree: the global norm, the clip by it, and by that of a leaf."""
     for tree in SMALL if options.small else TREES:
-        for what in ("norm", "clip"):
+        for what in ("norm", "clip", "rms"):
             names = ["optclip", *LEAST[what]]
             if tree.optax or options.long:
                 names.append("optax")
@@ -106,7 +113,7 @@ def measured(name: str, what: str, kind: str, leaves: str, dtype: str) -> float:
     jax.config.update("jax_enable_compilation_cache", False)
     tree = trees.typed(MAKERS[kind](int(leaves)), dtype)
     is_norm = what == "norm" or name == "one pass"
-    table = contenders.NORMS if is_norm else contenders.clips(1.0)
+    table = contenders.NORMS if is_norm else CLIPS[what]
     donate = () if is_norm else (0,)
     # A first small compilation starts the compiler's threads.
     jax.jit(lambda x: x + 1)(jax.numpy.ones(3)).block_until_ready()

@@ -166,7 +166,7 @@ def growth(data: Any) -> Iterator[Verdict]:
     """Compile seconds at the largest over those at the smallest number of leaves."""
     for name in ("optclip", "optax"):
         for kind in ("equal", "assorted"):
-            for what in ("norm", "clip"):
+            for what in ("norm", "clip", "rms"):
                 found = cases(data, "compile", tree=kind, what=what, dtype="f32")
                 found = [case for case in found if seconds(case["rows"], name)]
                 found.sort(key=lambda case: int(case["leaves"]))

@@ -26,7 +26,7 @@ TABLES: tuple[tuple[str, str, Callable[[Any], Iterator[Verdict]]], ...] = (
     ("Optimizer steps: optax", "The same clipped by optax.", lambda d: goals.steps(d, "optax")),
     ("Optimizer steps: PyTorch", "`clip_grad_norm_` and its fused AdamW over this AdamW alone: what the clip adds to PyTorch's own step. Its step itself may be the faster one: see the milliseconds below.", lambda d: goals.steps(d, "PyTorch")),
     ("A real train step", "Forward, backward and AdamW of a small GPT-2, clipped over unclipped.", goals.backprop),
-    ("Compile time: optax", "Seconds to trace, lower and compile with optax over those with optclip. A miss also says what our norm would reach unguarded, without the second pass that keeps it from overflow; and for the clip that and a plain scale by a constant, compiled apart.", goals.compiling),
+    ("Compile time: optax", "Seconds to trace, lower and compile with optax over those with optclip: of the global norm, the clip by it, and the clip of each leaf by its root mean square (`rms`; optax has no clip by the norm of a leaf). A miss also says what our norm would reach unguarded, without the second pass that keeps it from overflow; and for the clip that and a plain scale by a constant, compiled apart.", goals.compiling),
     ("Compile time: growth", "Compile seconds at the most leaves over those at the fewest.", goals.growth),
     ("Overflow safety", "Time of optclip's norm over that of the same norm without the second pass that guards it; the branches in the HLO show which has one. Float16 alone needs none: its squares are in the range of float32.", goals.safety),
     ("Recording", "Time of the transformation with its record over that with `record=False`.", goals.recording),

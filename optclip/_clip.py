@@ -6,7 +6,6 @@ here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +18,19 @@ from optclip import (
     _leaves,
     _mapped,
     _nonfinite,
+    _rows,
     _scale,
     _sparse,
-    _trees,
     _validate,
     norms,
 )
 from optclip._elements import Limits
+from optclip._opened import Opened, opened_by
+from optclip._rows import Rows
 from optclip.norms import Block, Measured, Norm
 from optclip.responses import Response
-from optclip.responses._resolve import at_step, compares
-from optclip.scopes._scope import Element, Scope, blocks_of, owners_of
+from optclip.responses._resolve import at_step, compares, is_ours
+from optclip.scopes._scope import Element, Scope
 
 # How far a measured norm may be from the true one, with the roundings of scaling:
 # half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
@@ -37,34 +38,11 @@ from optclip.scopes._scope import Element, Scope, blocks_of, owners_of
 _BAND = {"float32": (2.0**-20, 2.0**-14), "float64": (2.0**-46, 2.0**-40)}
 
 
-class Opened(NamedTuple):
-    """A tree laid out for a clip: blocks to measure, and each leaf's block.
-
-    `owner` is the block that scales each leaf, `seen` the leaves that are measured or
-    scaled.
-    """
-
-    flat: _leaves.Flat
-    leaves: list[Any]
-    blocks: list[Block]
-    treedef: Any
-    owner: list[int | None]
-    seen: list[int]
-
-    def tree(self, values: list[Any]) -> Any:
-        """One value a block, in the structure of the scope."""
-        return jax.tree.unflatten(self.treedef, values)
-
-    def entries(self, tree: Any) -> list[Any]:
-        """The values of a tree of that structure, one a block."""
-        return self.treedef.flatten_up_to(tree)
-
-
 class Reading(NamedTuple):
     """The norm of each block, and whether it held a non-finite entry."""
 
-    measured: list[Measured]
-    bad: list[jax.Array]
+    measured: Rows
+    bad: Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,19 +81,34 @@ class Clip:
         """Whether single elements go to a bound, rather than times a coefficient."""
         return isinstance(self.scope, Element) and hasattr(self.response, "element")
 
-    def fit(self, name: str, threshold: Any, norm: jax.Array) -> jax.Array:
-        """A threshold in the dtype and shape of the norms it is for, at least 0.
+    def fit(self, name: str, values: list[Any], measured: Rows) -> Any:
+        """The threshold of each block in the dtype and shape of its norm, at least 0.
+
+        Rows like the norms; where single elements are moved a list, each as it was
+        given, since it is to broadcast to the leaf.
 
         Raises:
-          ValueError: it does not broadcast to their shape.
+          ValueError: one does not broadcast to the shape of its norm.
         """
-        limit = _scale.as_limit(threshold, norm.dtype, towards_zero=self.strict)
+        known: dict[Any, jax.Array] = {}  # Most often all are one number.
+        limits = []
+        for value, m in zip(values, measured.entries(), strict=True):
+            key = id(value), jax.typeof(m.root)
+            if key not in known:
+                known[key] = self._fitted(name, value, m.root)
+            limits.append(known[key])
+        if self.moves_elements:
+            return [_at_least_0(limit) for limit in limits]
+        return measured.with_entries(limits).map(_at_least_0)
+
+    def _fitted(self, name: str, value: Any, norm: jax.Array) -> jax.Array:
+        limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
         _mapped.check_alike(name, limit, norm)
         _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
-        # Not the maximum, whose derivative at 0 is halved.
-        limit = jnp.where(limit < 0, jnp.zeros_like(limit), limit)
-        # Where elements move, it must broadcast to the leaf, dense: checked there.
-        return limit if self.moves_elements else _broadcast(name, limit, norm)
+        if self.moves_elements:
+            return limit
+        _validate.broadcasts(name, limit.shape, norm.shape)
+        return _arithmetic.spread(limit, norm)
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
@@ -129,39 +122,19 @@ class Clip:
 
     def open(self, tree: Any) -> Opened:
         """Which leaves are measured, which are scaled, and by whose norm."""
-        flat = _leaves.flatten(tree)
-        live = flat.clippable()
-        # This one first: a leaf clip has one mask for both, which users know as this.
-        scaled = _trees.spread_mask("clip_mask", self.clip_mask, tree)
-        counted = _trees.spread_mask("norm_mask", self.norm_mask, tree)
-        told = _mapped.by_leaf(self.axis_name, tree)
-        held = map(_leaves.hold, flat.leaves, told)
-        leaves = _where(live, list(held))
-        measured_tree = flat.rebuild(_where(counted, leaves))
-        scaled_tree = flat.rebuild(_where(scaled, leaves))
-        blocks, treedef = blocks_of(self.scope, measured_tree)
-        index = jax.tree.unflatten(treedef, list(range(len(blocks))))
-        owner = owners_of(self.scope, index, scaled_tree, flat.treedef)
-        measured = {id(x) for block in blocks for x in block.leaves}
-        seen = [
-            i
-            for i, leaf in enumerate(leaves)
-            if owner[i] is not None or (leaf is not None and id(leaf) in measured)
-        ]
-        for i in seen:
-            _mapped.check_reduced(flat.paths[i], flat.leaves[i])
-        return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
+        masks = self.norm_mask, self.clip_mask
+        return opened_by(self.scope, tree, *masks, self.axis_name)
 
     def measure(self, opened: Opened) -> Reading:
         """The norms, short of the entries that the policy drops."""
         if self.nonfinite != "drop":
-            measured = norms.measure(opened.blocks, self.norm)
-            return Reading(measured, [~jnp.isfinite(m.root) for m in measured])
+            measured = norms.measured(opened.blocks, self.norm)
+            return Reading(measured, measured.map(lambda m: ~jnp.isfinite(m.root)))
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
-        found = norms.measure(flags, norms.INF)
-        measured = norms.measure(kept, self.norm)
-        return Reading(measured, [m.root > 0 for m in found])
+        found = norms.measured(flags, norms.INF)
+        measured = norms.measured(kept, self.norm)
+        return Reading(measured, found.map(lambda m: m.root > 0))
 
     def check_spans(self, opened: Opened) -> None:
         """Raise unless what slices have in common can be known on all devices."""
@@ -192,19 +165,22 @@ class Clip:
         clear = (outer.coefficient == 1) & ~jnp.isnan(inner.coefficient)
         return jax.tree.map(lambda o, i: jnp.where(clear, o, i), outer, inner)
 
-    def keep(self, norm: jax.Array, threshold: Any) -> jax.Array:
-        """The norm that the response would leave."""
+    def keep(self, norms: Any, thresholds: Any) -> Any:
+        """The norms that the response would leave, a tree like those given."""
+        each = _rows.each if is_ours(self.response) else jax.tree.map
+        return each(self._kept, norms, thresholds)
+
+    def _kept(self, norm: jax.Array, threshold: Any) -> jax.Array:
         measured = Measured(norm, jnp.ones_like(norm))
-        limit = self.fit("threshold", threshold, norm)
+        limit = _at_least_0(self._fitted("threshold", threshold, norm))
         return norm * self.respond(measured, limit).coefficient
 
-    def apply(
-        self, opened: Opened, measured: Sequence[Measured], limits: Sequence[Any]
-    ) -> tuple[Any, list[jax.Array]]:
+    def apply(self, opened: Opened, measured: Any, limits: Any) -> tuple[Any, Any]:
         """The clipped tree, and the coefficient of each block.
 
-        A limit is a threshold shaped as the block's norm or, for elements, `Limits`.
-        Where a response acts on elements by itself, `measured` is not looked at.
+        Norms, limits and coefficients are `Rows`; but where single elements are moved
+        lists, and the norms are not looked at. A limit is a threshold as `fit` returns
+        it or, for elements, `Limits`.
         """
         if self.nonfinite == "raise":
             self._check(opened)
@@ -213,20 +189,28 @@ class Clip:
         out = list(opened.leaves)
         if self.moves_elements:
             coefficients = [jnp.ones(()) for _ in opened.blocks]
-            for i, block in _owned(opened):
+            for i, block in opened.owned():
                 path = opened.flat.paths[i]
                 found = self._bounded(path, opened.leaves[i], limits[block])
                 out[i], coefficients[block] = found
             return opened.flat.rebuild(out), coefficients
-        found = zip(measured, limits, strict=True)
-        factors = _scale.held([self.respond(m, c) for m, c in found])
-        owned = _owned(opened)
+        pairs = _scale.held(self._factors(measured, limits))
+        factors = [_scale.factor(*pair) for pair in pairs.entries()]
+        limit_of = limits.entries()
+        owned = opened.owned()
         leaves = {i: opened.leaves[i] for i, _ in owned}
         leaves = _collectives.read_again(leaves, dict(owned))
         for i, block in owned:
             axis = opened.blocks[block].axis
-            out[i] = self._scaled(leaves[i], factors[block], limits[block], axis)
-        return opened.flat.rebuild(out), [f.coefficient for f in factors]
+            out[i] = self._scaled(leaves[i], factors[block], limit_of[block], axis)
+        return opened.flat.rebuild(out), pairs.map(lambda pair: pair[0] * pair[1])
+
+    def _factors(self, measured: Rows, limits: Rows) -> Rows:
+        if is_ours(self.response):
+            return measured.map(self.respond, limits)
+        # One that is not may want to see numbers, one by one.
+        asked = zip(measured.entries(), limits.entries(), strict=True)
+        return measured.with_entries([self.respond(m, c) for m, c in asked])
 
     def _bounded(self, path, leaf, limit):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
@@ -273,14 +257,9 @@ class Clip:
         _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
 
 
-def _owned(opened: Opened) -> list[tuple[int, int]]:
-    """The leaves that are scaled, as (leaf, block)."""
-    return [(i, block) for i, block in enumerate(opened.owner) if block is not None]
-
-
-def _broadcast(name: str, value: jax.Array, norm: jax.Array) -> jax.Array:
-    _validate.broadcasts(name, value.shape, norm.shape)
-    return _arithmetic.spread(value, norm)
+def _at_least_0(limit: jax.Array) -> jax.Array:
+    # Not the maximum, whose derivative at 0 is halved.
+    return jnp.where(limit < 0, jnp.zeros_like(limit), limit)
 
 
 def _each(function: Any, block: Block) -> Block:
@@ -289,7 +268,3 @@ def _each(function: Any, block: Block) -> Block:
         for x in block.leaves
     ]
     return dataclasses.replace(block, leaves=leaves)
-
-
-def _where(mask: list[bool], leaves: list[Any]) -> list[Any]:
-    return [x if m else None for m, x in zip(mask, leaves, strict=True)]

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip import (
-    _clip,
     _leaves,
-    _mapped,
     _memory,
     _of,
     _placement,
@@ -25,9 +23,11 @@ from optclip import (
     norms,
     scopes,
 )
-from optclip._clip import Clip
+from optclip._clip import Clip, Reading
 from optclip._elements import Limits, nearer
+from optclip._opened import Opened
 from optclip._record import ClipState
+from optclip._rows import Rows
 from optclip.responses._resolve import resolve
 from optclip.thresholds import _rule
 from optclip.typing import (
@@ -146,17 +146,17 @@ def clip_by(
             clip.check_spans(opened)
         now = clip.at(state.clip_step)
         reading = now.measure(opened)
-        finite = opened.tree([jnp.isfinite(m.norm) for m in reading.measured])
+        finite = reading.measured.map(lambda m: jnp.isfinite(m.norm))
         seen = _rule.Seen(
-            norm=opened.tree([_sound(m) for m in reading.measured]),
-            finite=finite,
+            norm=opened.tree(reading.measured.map(_sound).entries()),
+            finite=opened.tree(finite.entries()),
             keep=now.keep,
-            measure=lambda tree: _norms(now, tree),
+            measure=lambda tree: opened.tree(_norms(now, now.open(tree))),
             params=params,
             step=state.clip_step,
             extra=extra_args,
         )
-        bad = opened.tree(reading.bad)
+        bad = opened.tree(reading.bad.entries())
         values, memories = {}, []
         for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
             found, memory = _memory.update(key, rule, seen, memory, bad)
@@ -246,16 +246,15 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
         ]
         opened = local.open(flat.rebuild(leaves))
         treedefs.append(opened.treedef)
-        return [m.norm for m in local.measure(opened).measured]
+        return _norms(local, opened)
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     shapes = jax.eval_shape(measure, arrays)
     return treedefs[-1], shapes
 
 
-def _norms(clip: Clip, tree: Any) -> Any:
-    opened = clip.open(tree)
-    return opened.tree([m.norm for m in clip.measure(opened).measured])
+def _norms(clip: Clip, opened: Opened) -> list[jax.Array]:
+    return clip.measure(opened).measured.map(lambda m: m.norm).entries()
 
 
 def _sound(norm: norms.Measured) -> jax.Array:
@@ -265,46 +264,32 @@ def _sound(norm: norms.Measured) -> jax.Array:
 
 def _limits(
     clip: Clip,
-    opened: _clip.Opened,
-    reading: _clip.Reading,
+    opened: Opened,
+    reading: Reading,
     values: dict[str, list[Any]],
-) -> list[Any]:
+) -> Any:
     if len(values) == 2:
         return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
     ((name, found),) = values.items()
     if clip.moves_elements:
         for value, block in zip(found, opened.blocks, strict=True):
             _validate.broadcasts(name, jnp.shape(value), jnp.shape(block.leaves[0]))
-    return [
-        clip.fit(name, value, m.root)
-        for value, m in zip(found, reading.measured, strict=True)
-    ]
+    return clip.fit(name, found, reading.measured)
 
 
-def _steps(
-    opened: _clip.Opened,
-    reading: _clip.Reading,
-    limits: list[Any],
-    coefficients: list[jax.Array],
-) -> list[_record.Step]:
-    return [
-        _record.Step(
-            norm=m.norm,
-            threshold=nearer(limit),
-            coefficient=k,
-            clipped=(k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k),
-            bad=bad,
-            told=_told(block),
-        )
-        for block, m, bad, limit, k in zip(
-            opened.blocks, reading.measured, reading.bad, limits, coefficients,
-            strict=True,
-        )
-    ]  # fmt: skip
+def _steps(opened: Opened, reading: Reading, limits: Any, coefficients: Any) -> Rows:
+    measured, bad = reading.measured, reading.bad
+    told = measured.with_entries([norms.told_across(b) for b in opened.blocks])
+    if not isinstance(limits, Rows):
+        # Bounds of elements are of any shape that fits the leaf; one is recorded.
+        least = [jnp.min(nearer(limit), initial=jnp.inf) for limit in limits]
+        limits = measured.with_entries(least)
+        shapes = [x.shape for x in measured.map(lambda m: m.root).entries()]
+        spread = map(jnp.broadcast_to, coefficients, shapes)
+        coefficients = measured.with_entries(list(spread))
 
+    def step(m: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
+        past = (k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k)
+        return _record.Step(m.norm, limit, k, past, bad, told)
 
-def _told(block: norms.Block) -> Any:
-    if block.axis is None:
-        return None
-    own = _leaves.axis_name_of(block.leaves[0])
-    return _mapped.told_across_slices(block.axis, own)
+    return measured.map(step, limits, coefficients, bad, told)

@@ -5,6 +5,7 @@
 or a function that returns one.
 """
 
+import dataclasses
 from collections.abc import Hashable, Iterable
 from numbers import Number
 from typing import Any
@@ -123,6 +124,14 @@ def split_axes_of_slices(
             " axis_name=() if no slice is split."
         )
     return split
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What is told of one array, None for nothing: a pytree without leaves."""
+
+    axis_name: Any = None
 
 
 def told_across_slices(axis: tuple[int, ...], told: Any) -> Any:

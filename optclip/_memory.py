@@ -12,6 +12,7 @@ from optclip import (
     _collectives,
     _leaves,
     _placement,
+    _rows,
     _trees,
     _validate,
 )
@@ -37,8 +38,8 @@ def update(
     """The thresholds, with the structure of the norms, and each rule's new memory.
 
     A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
-    `seen` is of the whole tree, its `keep` of one norm and one threshold; each rule
-    is shown its own part. `bad` says for each norm whether an entry of it is not
+    `seen` is of the whole tree, its `keep` of trees of one structure; each rule is
+    shown its own part. `bad` says for each norm whether an entry of it is not
     finite: what a rule lets pass for want of knowledge is then not untouchable.
     """
     leaves, norms = _matched(name, rules, seen.norm)
@@ -55,10 +56,9 @@ def update(
         threshold, new = _answer(name, rule, own, memory[i])
         filled = _trees.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
-            filled = _once(jax.tree.map(_bounded_if, filled, bads[i]))
+            filled = _once(_rows.each(_bounded_if, filled, bads[i]))
         found.append(filled)
-        sound = [jnp.all(flag) for flag in jax.tree.leaves(flags[i])]
-        memories.append(_taken_if(sound, new, memory[i]))
+        memories.append(_taken_if(jax.tree.leaves(flags[i]), new, memory[i]))
     return jax.tree.unflatten(treedef, found), memories
 
 
@@ -150,7 +150,7 @@ def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
 
 
 def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
-    return jax.tree.map(keep, norm, _trees.fill(name, threshold, norm))
+    return keep(norm, _trees.fill(name, threshold, norm))
 
 
 def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
@@ -174,14 +174,16 @@ def _once(thresholds: Any) -> Any:
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
-    held = _arithmetic.held(floats)
-    return treedef.unflatten([held.get(i, x) for i, x in enumerate(leaves)])
+    held = _arithmetic.held(_rows.Rows(list(floats.values()))).entries()
+    found = dict(zip(floats, held, strict=True))
+    return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])
 
 
 def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
-    if not sound:
+    if not sound or not jax.tree.leaves(new):
         return new
-    off = jnp.any(jnp.stack([~flag for flag in sound])).astype(jnp.float32)
+    unsound = _rows.Rows(sound).map(lambda flags: ~jnp.all(flags)).values
+    off = jnp.any(jnp.stack(list(map(jnp.any, unsound)))).astype(jnp.float32)
     # One answer on all devices: they keep one history. And held: else XLA on CPU asks
     # all norms anew for the memory of each.
     take = _arithmetic.held(_collectives.largest(off)) == 0
@@ -192,4 +194,4 @@ def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
             n = _placement.placed_as(n, o)
         return jnp.where(take, n, o)
 
-    return jax.tree.map(taken, new, old)
+    return _rows.each(taken, new, old)

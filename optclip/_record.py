@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip import _collectives, _mapped
+from optclip._rows import Rows
 
 
 class ClipRecord(NamedTuple):
@@ -78,7 +79,7 @@ class Step(NamedTuple):
     coefficient: jax.Array
     clipped: jax.Array
     bad: jax.Array
-    told: Any = None  # of the axes they are split over: see `_placement`
+    told: _mapped.Told
 
 
 def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
@@ -103,15 +104,15 @@ def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
 
 
 def advance(
-    old: ClipRecord, treedef: Any, scope: Any, record: Any, steps: list[Step]
+    old: ClipRecord, treedef: Any, scope: Any, record: Any, steps: Rows
 ) -> ClipRecord:
     """The record after a step."""
     if scope.itemized or record == "leaves":
-        entries = [_summary([step]) for step in steps]
+        entries = steps.map(lambda step: _summary([step])).entries()
         columns = ([entry[i] for entry in entries] for i in range(len(old)))
         new = ClipRecord(*(jax.tree.unflatten(treedef, c) for c in columns))
     else:
-        new = _summary(steps)
+        new = _summary(steps.values)
     if scope.itemized:
         new = new._replace(clip_fraction=None)
 
@@ -131,7 +132,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    told = [s.told for s in steps]
+    told = [s.told.axis_name for s in steps]
 
     def spanned(collective: Any, reduce: Any, values: list[jax.Array]) -> list[Any]:
         splits = map(_mapped.split_axes, values, told)
@@ -143,9 +144,10 @@ def _summary(steps: list[Step]) -> ClipRecord:
         return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
 
     share = sum(spanned(lax.psum, _count, [s.clipped for s in steps]))
+    splits = map(_mapped.split_axes, [s.clipped for s in steps], told)
     number = sum(
-        s.clipped.size * _mapped.axes_size(_mapped.split_axes(s.clipped, s.told))
-        for s in steps
+        s.clipped.size * _mapped.axes_size(axes)
+        for s, axes in zip(steps, splits, strict=True)
     )
     bad = largest([s.bad.astype(jnp.float32) for s in steps])
     return ClipRecord(

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
+from optclip._rows import Rows
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
@@ -37,12 +39,11 @@ class Plan(NamedTuple):
     dtype: str
     parts: tuple[Part, ...]
     num_blocks: int
+    told: tuple[_mapped.Told, ...]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def roots(
-    arrays: list[jax.Array], plan: Plan
-) -> tuple[list[jax.Array], list[jax.Array]]:
+def roots(arrays: list[jax.Array], plan: Plan) -> Rows:
     """The norm of each block as (root, unit), their product: see `norms.Measured`."""
     return _compiled(arrays, plan)
 
@@ -58,7 +59,9 @@ def _compiled(arrays, plan):
 @roots.defjvp
 def _roots_jvp(plan, primals, tangents):
     (arrays,), (tangent_arrays,) = primals, tangents
-    norms, units = roots(arrays, plan)
+    found = roots(arrays, plan)
+    pairs = found.entries()
+    norms, units = [root for root, _ in pairs], [unit for _, unit in pairs]
     slopes, ties = [], []
     for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
         unit = units[part.block]
@@ -73,7 +76,8 @@ def _roots_jvp(plan, primals, tangents):
     if plan.ord == math.inf:
         count = _combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
-    return (norms, units), (slope, [jnp.zeros_like(unit) for unit in units])
+    still = [jnp.zeros_like(unit) for unit in units]
+    return found, found.with_entries(list(zip(slope, still, strict=True)))
 
 
 def _direction(x, norm, ord):
@@ -99,45 +103,43 @@ def _direction(x, norm, ord):
 
 def _two_pass(arrays, plan):
     """Orders 1, 2, inf: the plain sum or maximum; scaled, if that left the range."""
-    totals = _totals(arrays, plan)
-    ones = [jnp.ones_like(t) for t in totals]
+    totals = Rows(_totals(arrays, plan), plan.told)
+    lows = totals.with_entries(_trusted_from(arrays, plan))
+
+    def root(total):
+        return _root(total, plan.ord)
+
     if not any(_may_leave_range(x, plan) for x in arrays):
-        return [_root(t, plan.ord) for t in totals], ones
-    lows = _trusted_from(arrays, plan)
+        return totals.map(lambda total: (root(total), jnp.ones_like(total)))
     down, up = _DOWN[plan.dtype], _UP[plan.dtype]
 
-    def small(totals):
-        return [t < low for t, low in zip(totals, lows, strict=True)]
+    def scale(total, low):
+        grown = jnp.where(total < low, up, jnp.ones_like(total))
+        return jnp.where(jnp.isinf(total), down, grown)
+
+    def root_of_scaled(found, total, low):
+        back = jnp.where(total < low, 1 / up, jnp.ones_like(total))
+        return root(found) * back
 
     # In the branch the flags are found again: handed in, they are two kernels more a
     # leaf, of seven.
     def again(arrays, totals):
-        is_small = small(totals)
-        scale = [
-            jnp.where(jnp.isinf(t), down, jnp.where(low, up, jnp.ones_like(t)))
-            for t, low in zip(totals, is_small, strict=True)
-        ]
-        scaled = [_root(t, plan.ord) for t in _totals(arrays, plan, scale)]
-        return [
-            jnp.where(low, r * (1 / up), r)
-            for r, low in zip(scaled, is_small, strict=True)
-        ]
+        scales = totals.map(scale, lows).entries()
+        scaled = totals.with_entries(_totals(arrays, plan, scales))
+        return scaled.map(root_of_scaled, totals, lows)
 
     def keep(arrays, totals):
         del arrays
-        return [_root(t, plan.ord) for t in totals]
+        return totals.map(root)
 
-    left_range = [
-        jnp.any(low | jnp.isinf(t))
-        for t, low in zip(totals, small(totals), strict=True)
-    ]
-    is_needed = _agreed(jnp.any(jnp.stack(left_range)), plan)
-    found = lax.cond(is_needed, again, keep, arrays, totals)
-    units = [
-        jnp.where(jnp.isinf(t), 1 / down, one)
-        for t, one in zip(totals, ones, strict=True)
-    ]
-    return found, units
+    left_range = totals.map(lambda total, low: (total < low) | jnp.isinf(total), lows)
+    flag = jnp.any(jnp.stack([jnp.any(flags) for flags in left_range.values]))
+    found = lax.cond(_agreed(flag, plan), again, keep, arrays, totals)
+
+    def with_unit(root, total):
+        return root, jnp.where(jnp.isinf(total), 1 / down, jnp.ones_like(total))
+
+    return found.map(with_unit, totals)
 
 
 def _agreed(flag, plan):
@@ -193,7 +195,7 @@ def _by_largest(arrays, plan):
         jnp.where(o, 1 / _DOWN[plan.dtype], u) / shrink
         for o, u in zip(over, units, strict=True)
     ]
-    return found, units
+    return Rows(list(zip(found, units, strict=True)), plan.told)
 
 
 def _totals(arrays, plan, scale=None):
@@ -274,11 +276,11 @@ def _may_leave_range(x: jax.Array, plan: Plan) -> bool:
     return largest >= wide.maxexp or smallest <= wide.minexp + wide.nmant
 
 
-def _trusted_from(arrays, plan) -> list[float]:
+def _trusted_from(arrays, plan) -> list[np.generic]:
     """The smallest sum to which what vanished on the way adds under half an ULP."""
     counts = [0] * plan.num_blocks
     for x, part in zip(arrays, plan.parts, strict=True):
         counts[part.block] += x.size * _mapped.axes_size(part.split)
     wide = jnp.finfo(plan.dtype)
     floor = 0.0 if plan.ord == math.inf else float(wide.tiny) * 2.0 ** (wide.nmant + 1)
-    return [max(count, 1) * floor for count in counts]
+    return [np.dtype(plan.dtype).type(max(count, 1) * floor) for count in counts]

@@ -15,6 +15,7 @@ from jax import lax
 
 from optclip import _arithmetic, _leaves
 from optclip._arithmetic import ratio
+from optclip._rows import Rows
 from optclip.norms import Measured
 from optclip.responses import Detached, Response
 
@@ -54,13 +55,12 @@ def factor(near: jax.Array, far: jax.Array) -> Factor:
     return Factor(near, far, is_far, (near == 1) & ~is_far)
 
 
-def held(factors: list[Factor]) -> list[Factor]:
-    """The same, as numbers that XLA on CPU does not compute anew in each leaf's loop.
+def held(factors: Rows) -> Rows:
+    """Each `(near, far)`, which XLA on CPU does not compute anew in each leaf's loop.
 
     2,000 leaves then compile in half the time.
     """
-    parts = _arithmetic.held([(near, far) for near, far, *_ in factors])
-    return [factor(near, far) for near, far in parts]
+    return _arithmetic.held(factors.map(lambda found: (found.near, found.far)))
 
 
 def respond(

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip import _leaves, _mapped, _roots, _sparse, _validate
+from optclip._rows import Rows
 from optclip._types import AxisName
 
 
@@ -149,6 +151,13 @@ def measure(
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """
+    return measured(blocks, norm, axis_name).entries()
+
+
+def measured(
+    blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
+) -> Rows:
+    """The same as rows, for what computes on."""
     _check(blocks, norm, axis_name)
     arrays, parts, counts = [], [], [0] * len(blocks)
     if axis_name is None and any(map(_is_untold, blocks)):
@@ -171,12 +180,24 @@ def measure(
         dtype=_accumulator(arrays),
         parts=tuple(parts),
         num_blocks=len(blocks),
+        told=tuple(map(told_across, blocks)),
     )
-    roots, units = _roots.roots(arrays, plan)
-    if norm.per_count:
-        divisors = [max(n, 1) ** norm.per_count for n in counts]
-        roots = [root / n for root, n in zip(roots, divisors, strict=True)]
-    return [Measured(r, u) for r, u in zip(roots, units, strict=True)]
+    found = _roots.roots(arrays, plan)
+    if not norm.per_count:
+        return found.map(lambda pair: Measured(*pair))
+    real = np.dtype(plan.dtype).type
+    divisors = [real(max(n, 1) ** norm.per_count) for n in counts]
+    return found.map(
+        lambda pair, n: Measured(pair[0] / n, pair[1]), found.with_entries(divisors)
+    )
+
+
+def told_across(block: Block) -> _mapped.Told:
+    """Over which mapped axes the norms of a block are split, as far as is told."""
+    if block.axis is None:
+        return _mapped.Told()
+    own = _leaves.axis_name_of(block.leaves[0])
+    return _mapped.Told(_mapped.told_across_slices(block.axis, own))
 
 
 def _refuse_to_count(split: tuple[Any, ...]) -> None:

@@ -207,7 +207,7 @@ def test_a_leaf_clip_grows_with_the_leaves_and_no_faster(method):
         program = compiled(tx.update, tree, state, tree, donated=(0, 1))
         return len(program.as_text().splitlines())
 
-    few, more, many = (length(leaves) for leaves in (4, 8, 16))
+    few, more, many = (length(leaves) for leaves in (16, 32, 64))
     assert many - more <= 2.2 * (more - few)
 
 

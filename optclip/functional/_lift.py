@@ -6,7 +6,7 @@ import jax
 
 from optclip import _trees, _validate
 from optclip._clip import Clip
-from optclip.norms import Measured
+from optclip._rows import Rows
 
 
 def run(
@@ -14,7 +14,7 @@ def run(
     tree: Any,
     name: str,
     threshold: Any,
-    in_hand: list[Measured] | None = None,
+    in_hand: Rows | None = None,
 ) -> tuple[Any, Any]:
     """The clipped tree and its norms, in the structure of the scope.
 
@@ -29,10 +29,8 @@ def run(
         _validate.number(name, value)
     opened = clip.open(tree)
     measured = clip.measure(opened).measured if in_hand is None else in_hand
-    spread = _trees.fill(name, threshold, opened.tree([m.root for m in measured]))
-    limits = [
-        clip.fit(name, limit, m.root)
-        for limit, m in zip(opened.entries(spread), measured, strict=True)
-    ]
+    roots = measured.map(lambda m: m.root)
+    spread = _trees.fill(name, threshold, opened.tree(roots.entries()))
+    limits = clip.fit(name, opened.entries(spread), measured)
     clipped, _ = clip.apply(opened, measured, limits)
-    return clipped, opened.tree([m.norm for m in measured])
+    return clipped, opened.tree(measured.map(lambda m: m.norm).entries())

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from optclip import _leaves, _validate, norms, responses, scopes
 from optclip._clip import Clip
+from optclip._rows import Rows
 from optclip.functional._lift import run
 from optclip.norms import Measured
 from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
@@ -49,7 +50,7 @@ def global_norm(
         scopes.TREE, norms.of_order(ord), responses.hard,
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
-    return clip.measure(clip.open(tree)).measured[0].norm
+    return clip.measure(clip.open(tree)).measured.entries()[0].norm
 
 
 def clip_by_group_norm(
@@ -176,7 +177,7 @@ def clip_by_global_norm(
         _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
     )
     return run(
-        clip, tree, "max_norm", max_norm, [Measured(given, jnp.ones_like(given))]
+        clip, tree, "max_norm", max_norm, Rows([Measured(given, jnp.ones_like(given))])
     )
 
 

@@ -153,6 +153,13 @@ def at_step(response: Response, step: jax.Array) -> Response:
     return response.at(step) if isinstance(response, Band) else response
 
 
+def is_ours(response: Response) -> bool:
+    """Whether it is one of optclip's own, which many norms may be shown to at once."""
+    if isinstance(response, Detached):
+        return is_ours(response.response)
+    return isinstance(response, _OURS)
+
+
 def compares(response: Response) -> bool:
     """Whether it looks at all norms of a leaf to answer about one."""
     if isinstance(response, Detached):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _collectives, _validate
+from optclip import _arithmetic, _collectives, _rows, _validate
 from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -46,13 +46,13 @@ class SecondMoment:
             found = jnp.sqrt(like(self.theta, root)) * root
             return jnp.where(known, found, jnp.full_like(root, jnp.inf))
 
-        found = jax.tree.map(bound, memory.value)
+        found = _rows.each(bound, memory.value)
 
         def learn(root: jax.Array, left: jax.Array) -> jax.Array:
             weights = _running.parts(self.decay, root)
             return _running.root_mean_square(*weights, root, left)
 
-        roots = jax.tree.map(learn, memory.value, seen.keep(found))
+        roots = _rows.each(learn, memory.value, seen.keep(found))
         return found, Running(roots, _running.counted(memory.steps))
 
 
@@ -75,7 +75,7 @@ class EmaOfMax:
             weights = _running.debiased_parts(self.decay, memory.steps, old)
             return _running.mean(*weights, old, peak)
 
-        found = jax.tree.map(learn, memory.value, seen.norm)
+        found = _rows.each(learn, memory.value, seen.norm)
         return found, Running(found, _running.counted(memory.steps))
 
 
@@ -105,7 +105,7 @@ class Moment:
             mean = mean + taken * _arithmetic.power(new_share, power)
             return peak * _arithmetic.power(mean, 1 / power)
 
-        found = jax.tree.map(learn, memory, seen.norm)
+        found = _rows.each(learn, memory, seen.norm)
         return found, found
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _validate
+from optclip import _arithmetic, _collectives, _rows, _validate
 from optclip._types import Number, NumberOrSchedule
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -55,17 +55,17 @@ class Ema:
             inf = jnp.full_like(average, jnp.inf)
             return jnp.where(jnp.isinf(average), inf, like(ratio, average) * average)
 
-        found = jax.tree.map(late, memory.norm)
+        found = _rows.each(late, memory.norm)
         if self.warmup > 0:
             warm = memory.step >= self.warmup
             early = self._together(seen.norm)
-            found = jax.tree.map(lambda e, f: jnp.where(warm, f, e), early, found)
+            found = _rows.each(lambda e, f: jnp.where(warm, f, e), early, found)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # Where no gradient arrives there is nothing to learn.
             return jnp.where(left > 0, self._averaged(old, left, memory.step), old)
 
-        norms = jax.tree.map(learn, memory.norm, seen.keep(found))
+        norms = _rows.each(learn, memory.norm, seen.keep(found))
         return found, Average(norms, _running.counted(memory.step))
 
     def _together(self, norms: Any) -> Any:
@@ -79,7 +79,7 @@ class Ema:
             found = limit * (_arithmetic.share(norm, peak) / total)
             return jnp.where(is_over, found, jnp.full_like(norm, jnp.inf))
 
-        return jax.tree.map(bound, norms)
+        return _rows.each(bound, norms)
 
     def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
         """The average with one more norm."""
@@ -102,16 +102,20 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     if not norms:
         return jnp.ones(()), jnp.ones(())
     # Held, both: else XLA on CPU asks all norms anew for the threshold of each.
-    peaks = [_collectives.largest(x) if x.ndim else x for x in norms]
-    peak = _arithmetic.held(jnp.max(jnp.stack(peaks), initial=0.0))
+    rows = _rows.Rows(norms)
+    peaks = rows.map(lambda x: _collectives.largest(x) if x.ndim else x)
+    peak = _arithmetic.held(jnp.max(_joined(peaks), initial=0.0))
 
     def square(x: jax.Array) -> jax.Array:
         found = jnp.square(_arithmetic.share(x, peak))
         return _collectives.spanning(lax.psum, jnp.sum(found)) if x.ndim else found
 
-    squares = [square(x) for x in norms]
-    total = _arithmetic.root(jnp.sum(jnp.stack(squares)))
+    total = _arithmetic.root(jnp.sum(_joined(rows.map(square))))
     return peak, _arithmetic.held(jnp.maximum(total, 1.0))
+
+
+def _joined(rows: _rows.Rows) -> jax.Array:
+    return jnp.concatenate([x.ravel() for x in rows.values])
 
 
 def ema(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _validate
+from optclip import _rows, _validate
 from optclip._arithmetic import ratio
 from optclip._types import Number
 from optclip.thresholds import _running
@@ -48,15 +48,15 @@ class MeanOverRms:
             weights = _running.debiased_parts(self.b2, memory.steps, norm)
             return _running.root_mean_square(*weights, old, norm)
 
-        mean = jax.tree.map(average, memory.mean, seen.norm)
-        rms = jax.tree.map(mean_square, memory.rms, seen.norm)
+        mean = _rows.each(average, memory.mean, seen.norm)
+        rms = _rows.each(mean_square, memory.rms, seen.norm)
 
         def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
             divisor = rms + like(self.eps, rms)
             safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
             return ratio(mean, safe)
 
-        found = jax.tree.map(bound, mean, rms)
+        found = _rows.each(bound, mean, rms)
         return found, Averages(mean, rms, _running.counted(memory.steps))
 
 

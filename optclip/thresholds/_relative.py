@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _validate
+from optclip import _rows, _validate
 from optclip._types import Number
 from optclip.thresholds._rule import Seen, like
 
@@ -38,7 +38,7 @@ class RelativeToParams:
         def share(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
 
-        return jax.tree.map(share, seen.measure(seen.params)), memory
+        return _rows.each(share, seen.measure(seen.params)), memory
 
 
 def relative_to_params(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _validate
+from optclip import _arithmetic, _rows, _validate
 from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -71,7 +71,7 @@ class Zscore:
                 jnp.where(stays, deviation, jnp.where(warm, late[1], early[1])),
             )
 
-        found = jax.tree.map(one, seen.norm, memory.mean, memory.deviation)
+        found = _rows.each(one, seen.norm, memory.mean, memory.deviation)
         limits, means, deviations = (
             jax.tree.map(lambda f, i=i: f[i], found, is_leaf=_is_found)
             for i in range(3)

@@ -1,0 +1,238 @@
+"""What is computed for many norms at once: each as if it were alone."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import functional, responses, thresholds
+from optclip._rows import Rows, each
+from tests.helpers import strict
+
+
+def leaves(dtype=jnp.float32):
+    """Of one number and of few, past the threshold of 1 and not; zero, huge, tiny."""
+    rng = np.random.default_rng(0)
+    shapes = [(), (3,), (1,), (), (2, 2), (1,), (3,), (1, 1), (), (2, 2), (1,)]
+    scales = [5, 0.1, 7, 0.2, 3, 0.3, 4, 2, 0, 1e-30, 1e30]
+    found = [
+        jnp.asarray(rng.normal(size=shape) * scale, jnp.float32).astype(dtype)
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    assert len({x.shape for x in found}) < len(found)
+    return found
+
+
+def same(found, expected):
+    def check(a, b):
+        wide = np.complex64 if jnp.iscomplexobj(b) else np.float32
+        np.testing.assert_array_equal(np.asarray(a, wide), np.asarray(b, wide))
+
+    jax.tree.map(check, found, expected)
+
+
+def close(found, expected):
+    """Logarithms and powers of vectors are others than those of numbers, to an ULP."""
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_entries_come_back_in_order():
+    entries = [
+        (jnp.float32(1), jnp.ones(2)),
+        (jnp.float32(2), jnp.float32(3)),
+        (jnp.float32(4), jnp.ones((1, 1))),
+        (jnp.float32(5), jnp.float32(6)),
+        (jnp.bfloat16(7), jnp.float32(8)),
+    ]
+    rows = Rows(entries)
+    assert rows.indices == ((0,), (1, 3), (2,), (4,))
+    same(rows.entries(), entries)
+    doubled = rows.map(lambda pair, other: pair[0] + 2 * other[0], rows)
+    same(doubled.entries(), [3 * entry[0] for entry in entries])
+
+
+def test_what_is_told_of_keeps_entries_apart():
+    rows = Rows([jnp.ones(1)] * 4, told=("a", "b", "a", "b"))
+    assert rows.indices == ((0, 2), (1, 3))
+
+
+def test_each_is_a_map_over_trees():
+    tree = {"a": jnp.float32(1), "b": [jnp.ones(2), jnp.float32(3)], "c": None}
+    found = each(lambda x, y: (x + y, x.ndim), tree, tree)
+    assert found["b"][1] == (6, 0)
+    assert found["b"][0][1] == 1
+    assert found["c"] is None
+    assert each(lambda x: x, ()) == ()
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "grad", "hessian"])
+def test_rows_under_transformations(transform):
+    vector = jnp.arange(1.0, 5.0)
+
+    def cubes(x):
+        rows = Rows(list(jnp.unstack(x))).map(lambda n: n**3)
+        return sum(i * n for i, n in enumerate(rows.entries()))
+
+    plain = (jnp.arange(4.0) * vector**3).sum()
+    if transform == "vmap":
+        found = jax.vmap(cubes)(jnp.stack([vector, vector]))
+        np.testing.assert_array_equal(found, [plain] * 2)
+        return
+    expected = {
+        "jit": plain,
+        "grad": 3 * jnp.arange(4) * vector**2,
+        "hessian": jnp.diag(6 * jnp.arange(4) * vector),
+    }[transform]
+    for function in (cubes, jax.jit(cubes)):
+        found = getattr(jax, transform)(function)(vector)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def own(norm, threshold):
+    return jnp.minimum(1, threshold / (norm + 1))
+
+
+NAMES = ("hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law",
+         "proportional")  # fmt: skip
+RESPONSES = {name: name for name in NAMES} | {
+    "band": responses.band(0.5),
+    "detached": responses.detached("hard"),
+    "own": own,
+}
+
+
+@pytest.mark.parametrize("over", [optclip.LEAF, optclip.axes(-1), optclip.ELEMENT])
+@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize("strict_clip", [False, True])
+def test_a_leaf_among_many_is_clipped_as_alone(run, over, response, strict_clip):
+    tree = leaves()
+    if over == optclip.axes(-1):
+        tree = [x for x in tree if x.ndim]
+    tx = strict(
+        optclip.clip_by(
+            1.0, over=over, response=RESPONSES[response], strict=strict_clip
+        )
+    )
+
+    def clip(updates):
+        return tx.update(updates, tx.init(updates))[0]
+
+    found = run(clip)(tree)
+    close(found, [run(clip)([x])[0] for x in tree])
+    assert any((a != b).any() for a, b in zip(found, tree, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_policies_of_leaves_among_many(run, policy, dtype):
+    tree = leaves(dtype)
+    tree[1] = tree[1].at[0].set(jnp.inf)
+    tree[3] = jnp.full_like(tree[3], jnp.nan)
+
+    def clip(updates):
+        return functional.clip_by_norm(updates, 1.0, nonfinite=policy)
+
+    same(run(clip)(tree), [run(clip)([x])[0] for x in tree])
+
+
+def test_thresholds_of_many_shapes(run):
+    """Traced and not, by leaf, None among them, and of one number in an axis."""
+    tree = {"a": jnp.full(1, 9.0), "b": jnp.full(1, 9.0), "c": jnp.full(1, 9.0)}
+
+    def clip(updates, limit):
+        limits = {"a": limit, "b": jnp.full(1, 2.0), "c": None}
+        return functional.clip_by_norm(updates, limits, axis=0)
+
+    found = run(clip)(tree, jnp.float32(3))
+    same(found, {"a": jnp.full(1, 3.0), "b": jnp.full(1, 2.0), "c": jnp.full(1, 9.0)})
+
+
+def test_bounds_of_many_shapes(run):
+    """Of elements: none of which is held against the shape of another's."""
+    tree = {"a": jnp.full(1, 9.0), "b": jnp.full(1, 9.0), "c": jnp.full(1, 9.0)}
+    lower = {"a": -1.0, "b": jnp.full(1, -2.0), "c": None}
+    upper = {"a": jnp.full(1, 3.0), "b": 2.0, "c": None}
+    tx = strict(
+        optclip.clip_by(
+            thresholds.bounds(lower, upper),
+            over=optclip.ELEMENT,
+            clip_mask={"a": True, "b": False, "c": True},
+        )
+    )
+    clipped, state = run(tx.update)(tree, tx.init(tree))
+    same(clipped, {"a": jnp.full(1, 3.0), "b": tree["b"], "c": tree["c"]})
+    numbers = optclip.metrics(state)
+    assert numbers["clip/threshold"] == 1
+    assert numbers["clip/norm"] == 9
+
+
+def test_a_response_of_ones_own_sees_numbers():
+    """Outside of jit it may ask questions about them."""
+
+    def halved(norm, threshold):
+        return 0.5 if norm > threshold else 1.0
+
+    tree = [jnp.full(3, 9.0), jnp.full(3, 0.1), jnp.full(3, 9.0)]
+    tx = optclip.clip_by_norm(1.0, response=halved)
+    found, _ = tx.update(tree, tx.init(tree))
+    same(found, [tree[0] / 2, tree[1], tree[2] / 2])
+
+
+RULES = {
+    "ema": thresholds.ema(warmup=0),
+    "zscore": thresholds.zscore(0.5, warmup=2),
+    "quantile": thresholds.quantile(0.5, window=3),
+    "mean_over_rms": thresholds.mean_over_rms(),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_leaf_among_many_is_remembered_as_alone(run, name):
+    tx = strict(optclip.clip_by_norm(RULES[name], record="leaves"))
+    tree = leaves()[:-2]
+    state, alone = tx.init(tree), [tx.init([x]) for x in tree]
+    update, was_clipped = run(tx.update), False
+    for step in range(1, 6):
+        given = [x * (step % 3) for x in tree]
+        found, state = update(given, state)
+        for i, x in enumerate(given):
+            (expected,), alone[i] = update([x], alone[i])
+            close([found[i]], [expected])
+            was_clipped |= bool((expected != x).any())
+    records = [own.clip_record["clip"] for own in alone]
+    for field in state.clip_record["clip"]._fields:
+        together = getattr(state.clip_record["clip"], field)
+        close(together, [getattr(record, field)[0] for record in records])
+    assert was_clipped
+
+
+def kernels(method, num_leaves):
+    """The kernels of a clip by leaf, as XLA for CPU writes them, each once."""
+    tree = [jax.ShapeDtypeStruct((5,), jnp.float32)] * num_leaves
+    tx = optclip.clip_by_norm(1.0) if method is None else method()
+    state = jax.eval_shape(tx.init, tree)
+    text = jax.jit(tx.update).lower(tree, state, tree).compile().as_text()
+    bodies = re.findall(r"^%fused_computation\S* [^\n]*\{\n(.*?)^\}", text, re.M | re.S)
+    plain = re.compile(r", metadata=\{[^}]*\}|(?<=[a-z_])[\d.]+|\.\d+")
+    return text, {plain.sub("", body) for body in bodies}
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        (None, 125),
+        (optclip.recipes.adagc, 360),
+        (optclip.recipes.agc, 290),
+        (optclip.recipes.olmo_ratio, 360),
+    ],
+)
+def test_the_leaves_share_their_kernels(method, most):
+    """With the number of a leaf in it no kernel is that of another, and all compile."""
+    (few, of_few), (many, of_many) = kernels(method, 30), kernels(method, 60)
+    assert of_few
+    assert len(of_many) <= len(of_few) + 5
+    assert 0 < many.count(" = ") - few.count(" = ") <= 30 * most
