@@ -26,6 +26,10 @@ def leaves(dtype=jnp.float32):
     return found
 
 
+def one_by_one(clip):
+    return lambda tree: [clip([x])[0] for x in tree]
+
+
 def same(found, expected):
     def check(a, b):
         wide = np.complex64 if jnp.iscomplexobj(b) else np.float32
@@ -106,8 +110,10 @@ RESPONSES = {name: name for name in NAMES} | {
 
 
 @pytest.mark.parametrize("over", [optclip.LEAF, optclip.axes(-1), optclip.ELEMENT])
-@pytest.mark.parametrize("response", RESPONSES)
-@pytest.mark.parametrize("strict_clip", [False, True])
+@pytest.mark.parametrize(
+    ("response", "strict_clip"),
+    [*((name, False) for name in RESPONSES), ("hard", True), ("own", True)],
+)
 def test_a_leaf_among_many_is_clipped_as_alone(run, over, response, strict_clip):
     tree = leaves()
     if over == optclip.axes(-1):
@@ -122,7 +128,7 @@ def test_a_leaf_among_many_is_clipped_as_alone(run, over, response, strict_clip)
         return tx.update(updates, tx.init(updates))[0]
 
     found = run(clip)(tree)
-    close(found, [run(clip)([x])[0] for x in tree])
+    close(found, run(one_by_one(clip))(tree))
     assert any((a != b).any() for a, b in zip(found, tree, strict=True))
 
 
@@ -136,7 +142,7 @@ def test_policies_of_leaves_among_many(run, policy, dtype):
     def clip(updates):
         return functional.clip_by_norm(updates, 1.0, nonfinite=policy)
 
-    same(run(clip)(tree), [run(clip)([x])[0] for x in tree])
+    same(run(clip)(tree), run(one_by_one(clip))(tree))
 
 
 def test_thresholds_of_many_shapes(run):
