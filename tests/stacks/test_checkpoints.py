@@ -76,8 +76,12 @@ def test_what_a_version_wrote_goes_on_to_its_numbers(version):
     assert_close(checkpoints.numbers(run), said["saved"], 1e-6)
     last = checkpoints.BEFORE + checkpoints.AFTER
     end = checkpoints.numbers(checkpoints.go_on(run, checkpoints.BEFORE, last))
+    # What the clip before cut to .97 is to an ULP the median of its kind, the threshold:
+    # whether that counts as clipped is a matter of rounding.
+    tie = "clip/rate"
+    assert abs(end[tie] - said["end"].pop(tie)) <= 2.1 / last
     # Other versions of XLA round otherwise, and it adds up over the steps.
-    assert_close(end, said["end"], 1e-4)
+    assert_close({k: x for k, x in end.items() if k != tie}, said["end"], 1e-4)
     rates = {k.split("/")[0]: x for k, x in end.items() if "/rate" in k and 0 < x < 1}
     assert rates.keys() >= checkpoints.SOMETIMES
     assert all(end[f"{name}/rate"] == 1 for name in checkpoints.ALWAYS)
