@@ -151,7 +151,7 @@ def clip_by(
             norm=opened.tree(reading.measured.map(_sound).entries()),
             finite=opened.tree(finite.entries()),
             keep=now.keep,
-            measure=lambda tree: opened.tree(_norms(now, now.open(tree))),
+            measure=lambda tree: _norm_tree(now, tree),
             params=params,
             step=state.clip_step,
             extra=extra_args,
@@ -251,6 +251,12 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     shapes = jax.eval_shape(measure, arrays)
     return treedefs[-1], shapes
+
+
+def _norm_tree(clip: Clip, tree: Any) -> Any:
+    # A tree of its own structure: parameters may have leaves that updates have not.
+    opened = clip.open(tree)
+    return opened.tree(_norms(clip, opened))
 
 
 def _norms(clip: Clip, opened: Opened) -> list[jax.Array]:

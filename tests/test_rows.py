@@ -188,6 +188,15 @@ def test_a_response_of_ones_own_sees_numbers():
     same(found, [tree[0] / 2, tree[1], tree[2] / 2])
 
 
+def test_parameters_that_have_no_update(run):
+    """Are measured as what they are, not as the next one that has."""
+    tx = optclip.recipes.agc()
+    params = {"frozen": jnp.full(3, 50.0), "w": jnp.ones(3)}
+    updates = {"frozen": None, "w": jnp.ones(3)}
+    found, _ = run(tx.update)(updates, tx.init(params), params)
+    np.testing.assert_allclose(found["w"], 0.01, rtol=1e-5)
+
+
 RULES = {
     "ema": thresholds.ema(warmup=0),
     "zscore": thresholds.zscore(0.5, warmup=2),

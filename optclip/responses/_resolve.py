@@ -157,7 +157,7 @@ def is_ours(response: Response) -> bool:
     """Whether it is one of optclip's own, which many norms may be shown to at once."""
     if isinstance(response, Detached):
         return is_ours(response.response)
-    return isinstance(response, _OURS)
+    return type(response) in _OURS
 
 
 def compares(response: Response) -> bool:
