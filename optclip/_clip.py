@@ -1,7 +1,7 @@
 """The one clip: measure over a scope, respond to a threshold, apply.
 
 Both layers stand on `Clip`. `functional` gives it thresholds; `transforms` asks a
-rule for them between `measure` and `apply`. Norms, thresholds and factors are lists
+rule for them between `measure` and `apply`. Norms, thresholds and factors are `Rows`
 here, one entry a block, and trees of the scope's structure outside.
 """
 
@@ -18,7 +18,6 @@ from optclip import (
     _leaves,
     _mapped,
     _nonfinite,
-    _rows,
     _scale,
     _sparse,
     _validate,
@@ -128,12 +127,12 @@ class Clip:
     def measure(self, opened: Opened) -> Reading:
         """The norms, short of the entries that the policy drops."""
         if self.nonfinite != "drop":
-            measured = norms.measured(opened.blocks, self.norm)
+            measured = norms.measure_rows(opened.blocks, self.norm)
             return Reading(measured, measured.map(lambda m: ~jnp.isfinite(m.root)))
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
-        found = norms.measured(flags, norms.INF)
-        measured = norms.measured(kept, self.norm)
+        found = norms.measure_rows(flags, norms.INF)
+        measured = norms.measure_rows(kept, self.norm)
         return Reading(measured, found.map(lambda m: m.root > 0))
 
     def check_spans(self, opened: Opened) -> None:
@@ -165,15 +164,17 @@ class Clip:
         clear = (outer.coefficient == 1) & ~jnp.isnan(inner.coefficient)
         return jax.tree.map(lambda o, i: jnp.where(clear, o, i), outer, inner)
 
-    def keep(self, norms: Any, thresholds: Any) -> Any:
-        """The norms that the response would leave, a tree like those given."""
-        each = _rows.each if is_ours(self.response) else jax.tree.map
-        return each(self._kept, norms, thresholds)
-
-    def _kept(self, norm: jax.Array, threshold: Any) -> jax.Array:
-        measured = Measured(norm, jnp.ones_like(norm))
-        limit = _at_least_0(self._fitted("threshold", threshold, norm))
-        return norm * self.respond(measured, limit).coefficient
+    def keep(self, tree: Any, thresholds: Any) -> Any:
+        """The norms that the response would leave of those of a tree."""
+        leaves, treedef = jax.tree.flatten(tree)
+        measured = Rows([Measured(norm, jnp.ones_like(norm)) for norm in leaves])
+        limits = self.fit("threshold", treedef.flatten_up_to(thresholds), measured)
+        if not isinstance(limits, Rows):
+            pairs = zip(limits, leaves, strict=True)
+            limits = measured.with_entries([_arithmetic.spread(*p) for p in pairs])
+        factors = self._factors(measured, limits)
+        kept = measured.map(lambda m, factor: m.root * factor.coefficient, factors)
+        return treedef.unflatten(kept.entries())
 
     def apply(self, opened: Opened, measured: Any, limits: Any) -> tuple[Any, Any]:
         """The clipped tree, and the coefficient of each block.
@@ -203,7 +204,8 @@ class Clip:
         for i, block in owned:
             axis = opened.blocks[block].axis
             out[i] = self._scaled(leaves[i], factors[block], limit_of[block], axis)
-        return opened.flat.rebuild(out), pairs.map(lambda pair: pair[0] * pair[1])
+        coefficients = pairs.map(lambda pair: _scale.factor(*pair).coefficient)
+        return opened.flat.rebuild(out), coefficients
 
     def _factors(self, measured: Rows, limits: Rows) -> Rows:
         if is_ours(self.response):

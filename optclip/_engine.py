@@ -141,7 +141,8 @@ def clip_by(
         opened = clip.open(
             updates if of is None else _of.tree(of, updates, params, extra_args)
         )
-        _check_state(state, rules, opened.treedef, name if record else None)
+        names = [name] if record else []
+        _record.check_state(state, len(rules), opened.treedef, names)
         if jax.tree.leaves(state.clip_memory):
             clip.check_spans(opened)
         now = clip.at(state.clip_step)
@@ -205,30 +206,6 @@ def _check_record(record: Any, name: Any, over: Any) -> None:
         )
     if not isinstance(name, str) or not name:
         raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
-
-
-def _check_state(state: Any, rules: Any, treedef: Any, name: str | None) -> None:
-    """Raise unless `state` is what `init` of this clip made for such updates."""
-    advice = "Give the state that init of this very transformation returned"
-    if not isinstance(state, ClipState):
-        raise TypeError(
-            f"state is a {type(state).__name__}, not a ClipState. {advice}, or that"
-            " the update before returned."
-        )
-    names = sorted(state.clip_record)
-    if names != ([] if name is None else [name]) or len(rules) != len(
-        state.clip_memory
-    ):
-        raise ValueError(
-            f"state is of another clip: it holds {len(state.clip_memory)} thresholds"
-            f" and records for {names}. {advice}."
-        )
-    kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in names]
-    if any(k not in (treedef, jax.tree.structure(0)) for k in kept):
-        raise ValueError(
-            f"updates have norms of the structure {treedef}, but the state was made"
-            f" for {kept[0]}. Give init and update trees of one structure."
-        )
 
 
 def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:

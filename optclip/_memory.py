@@ -9,13 +9,12 @@ import jax.numpy as jnp
 
 from optclip import (
     _arithmetic,
-    _collectives,
     _leaves,
-    _placement,
     _rows,
     _trees,
     _validate,
 )
+from optclip.thresholds import _running
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
@@ -58,7 +57,7 @@ def update(
         if not isinstance(rule, (Constant, Schedule)):
             filled = _once(_rows.each(_bounded_if, filled, bads[i]))
         found.append(filled)
-        memories.append(_taken_if(jax.tree.leaves(flags[i]), new, memory[i]))
+        memories.append(_running.taken_if(flags[i], new, memory[i]))
     return jax.tree.unflatten(treedef, found), memories
 
 
@@ -177,21 +176,3 @@ def _once(thresholds: Any) -> Any:
     held = _arithmetic.held(_rows.Rows(list(floats.values()))).entries()
     found = dict(zip(floats, held, strict=True))
     return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])
-
-
-def _taken_if(sound: list[jax.Array], new: Any, old: Any) -> Any:
-    if not sound or not jax.tree.leaves(new):
-        return new
-    unsound = _rows.Rows(sound).map(lambda flags: ~jnp.all(flags)).values
-    off = jnp.any(jnp.stack(list(map(jnp.any, unsound)))).astype(jnp.float32)
-    # One answer on all devices: they keep one history. And held: else XLA on CPU asks
-    # all norms anew for the memory of each.
-    take = _arithmetic.held(_collectives.largest(off)) == 0
-
-    def taken(n: Any, o: Any) -> jax.Array:
-        n, o = jnp.asarray(n).astype(o.dtype), jnp.asarray(o)
-        if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
-            n = _placement.placed_as(n, o)
-        return jnp.where(take, n, o)
-
-    return _rows.each(taken, new, old)

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 
 from optclip import _leaves
-from optclip._clip import Clip, Opened
+from optclip._clip import Clip
+from optclip._opened import Opened
 
 
 def check(of: Any, clip: Clip) -> None:

@@ -72,7 +72,7 @@ class ClipState(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step brought for one block: arrays of the block's norm's shape."""
+    """What one step brought for one block, or for a row of blocks."""
 
     norm: jax.Array
     threshold: jax.Array
@@ -80,6 +80,28 @@ class Step(NamedTuple):
     clipped: jax.Array
     bad: jax.Array
     told: _mapped.Told
+
+
+def check_state(state: Any, num_rules: int, treedef: Any, names: list[str]) -> None:
+    """Raise unless `init` of this clip made such a state for such updates."""
+    advice = "Give the state that init of this very transformation returned"
+    if not isinstance(state, ClipState):
+        raise TypeError(
+            f"state is a {type(state).__name__}, not a ClipState. {advice}, or that"
+            " the update before returned."
+        )
+    found = sorted(state.clip_record)
+    if found != names or num_rules != len(state.clip_memory):
+        raise ValueError(
+            f"state is of another clip: it holds {len(state.clip_memory)} thresholds"
+            f" and records for {found}. {advice}."
+        )
+    kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
+    if any(k not in (treedef, jax.tree.structure(0)) for k in kept):
+        raise ValueError(
+            f"updates have norms of the structure {treedef}, but the state was made"
+            f" for {kept[0]}. Give init and update trees of one structure."
+        )
 
 
 def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:

@@ -121,8 +121,6 @@ def _two_pass(arrays, plan):
         back = jnp.where(total < low, 1 / up, jnp.ones_like(total))
         return root(found) * back
 
-    # In the branch the flags are found again: handed in, they are two kernels more a
-    # leaf, of seven.
     def again(arrays, totals):
         scales = totals.map(scale, lows).entries()
         scaled = totals.with_entries(_totals(arrays, plan, scales))
@@ -133,8 +131,8 @@ def _two_pass(arrays, plan):
         return totals.map(root)
 
     left_range = totals.map(lambda total, low: (total < low) | jnp.isinf(total), lows)
-    flag = jnp.any(jnp.stack([jnp.any(flags) for flags in left_range.values]))
-    found = lax.cond(_agreed(flag, plan), again, keep, arrays, totals)
+    is_needed = _agreed(left_range.any(), plan)
+    found = lax.cond(is_needed, again, keep, arrays, totals)
 
     def with_unit(root, total):
         return root, jnp.where(jnp.isinf(total), 1 / down, jnp.ones_like(total))

@@ -30,8 +30,9 @@ class Rows:
     def __init__(self, entries: list[Any], told: Sequence[Any] = ()) -> None:
         alike: dict[Any, list[int]] = {}
         for i, entry in enumerate(entries):
-            kind = _kind(entry) and (_kind(entry), told[i] if told else None)
-            alike.setdefault(kind or i, []).append(i)
+            kind = _kind(entry)
+            key = i if kind is None else (kind, told[i] if told else None)
+            alike.setdefault(key, []).append(i)
         self.indices = tuple(map(tuple, alike.values()))
         self.values = self._stacked(entries)
 
@@ -45,6 +46,8 @@ class Rows:
 
     def map(self, function: Callable[..., Any], *others: Rows) -> Rows:
         """What `function` returns for each entry, and those of others like these."""
+        if any(other.indices != self.indices for other in others):
+            raise ValueError("These rows are not of the same entries.")
         columns = [self.values, *(other.values for other in others)]
         asked = zip(self.indices, *columns, strict=True)
         return self.with_values(
@@ -60,6 +63,10 @@ class Rows:
         for index, value in zip(self.indices, self.values, strict=True):
             found.update(zip(index, _unstacked(value, len(index)), strict=True))
         return [found[i] for i in range(len(found))]
+
+    def any(self) -> jax.Array:
+        """Whether any of these flags is set."""
+        return jnp.any(jnp.stack([jnp.any(flags) for flags in self.values]))
 
     def tree_flatten(self) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
         """For jax."""
@@ -77,7 +84,7 @@ class Rows:
 
 
 def each(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map`, of numbers alike at once."""
+    """`jax.tree.map`, of numbers alike at once: `function` is shown tracers of vmap."""
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
     found = Rows(list(zip(*columns, strict=True))).map(lambda entry: function(*entry))
@@ -112,8 +119,6 @@ def _unstacked(value: Any, size: int) -> list[Any]:
     if size == 1:
         return [value]
     vectors, treedef = jax.tree.flatten(value)
-    if not vectors:
-        return [value] * size
     columns = zip(*map(_numbers, vectors), strict=True)
     return [treedef.unflatten(column) for column in columns]
 
@@ -139,9 +144,9 @@ def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
     """
     # A second number, since XLA writes down what holds one only; unsigned, since
     # others could count from the end.
-    flat, shape, last = vector.ravel(), vector.shape[1:], len(vector)
+    last = len(vector)
     places = [jnp.array([i, last], jnp.uint32) for i in range(last)]
     places = lax.optimization_barrier(places)
     return tuple(
-        lax.dynamic_slice(flat, (place[0],), (1,)).reshape(shape) for place in places
+        lax.dynamic_index_in_dim(vector, place[0], keepdims=False) for place in places
     )

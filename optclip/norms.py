@@ -151,10 +151,10 @@ def measure(
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """
-    return measured(blocks, norm, axis_name).entries()
+    return measure_rows(blocks, norm, axis_name).entries()
 
 
-def measured(
+def measure_rows(
     blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
 ) -> Rows:
     """The same as rows, for what computes on."""

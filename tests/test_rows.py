@@ -1,11 +1,13 @@
 """What is computed for many norms at once: each as if it were alone."""
 
+import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optclip
 from optclip import functional, responses, thresholds
@@ -57,6 +59,12 @@ def test_entries_come_back_in_order():
     same(rows.entries(), entries)
     doubled = rows.map(lambda pair, other: pair[0] + 2 * other[0], rows)
     same(doubled.entries(), [3 * entry[0] for entry in entries])
+
+
+def test_rows_of_other_entries_are_refused():
+    one, other = Rows([jnp.ones(1)] * 2), Rows([jnp.ones(1), jnp.ones(2)])
+    with pytest.raises(ValueError, match="not of the same entries"):
+        one.map(lambda x, y: x + y, other)
 
 
 def test_what_is_told_of_keeps_entries_apart():
@@ -186,6 +194,88 @@ def test_a_response_of_ones_own_sees_numbers():
     tx = optclip.clip_by_norm(1.0, response=halved)
     found, _ = tx.update(tree, tx.init(tree))
     same(found, [tree[0] / 2, tree[1], tree[2] / 2])
+
+
+def test_a_subclass_of_a_response_is_ones_own():
+    class Halved(responses.Hard):
+        def coefficient(self, norm, threshold):
+            return 0.5 if norm > threshold else 1.0
+
+    tree = [jnp.full(3, 9.0), jnp.full(3, 0.1), jnp.full(3, 9.0)]
+    tx = optclip.clip_by_norm(1.0, response=Halved())
+    found, _ = tx.update(tree, tx.init(tree))
+    same(found, [tree[0] / 2, tree[1], tree[2] / 2])
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeps:
+    """Shows `keep` a plain number, and remembers what it said."""
+
+    limit: float
+
+    def init(self, norm):
+        return norm
+
+    def update(self, seen, memory):
+        return jnp.float32(1), seen.keep(self.limit)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "options"),
+    [
+        (1e300, np.finfo(np.float32).max, {"response": "normalize"}),
+        (0.1, np.float32(0.1) * (1 - 2**-20), {"strict": True}),
+    ],
+)
+def test_what_a_plain_number_would_keep(run, limit, kept, options):
+    """A finite one stays finite, and a strict one is not rounded up."""
+    tree = [jnp.full(3, 9.0), jnp.full(3, 9.0)]
+    tx = optclip.clip_by_norm(Keeps(limit), **options)
+    _, state = run(tx.update)(tree, tx.init(tree))
+    for found in state.clip_memory[0][0]:
+        assert np.isfinite(found)
+        np.testing.assert_allclose(found, kept, rtol=2e-6)
+        assert float(found) <= limit
+
+
+def test_what_is_kept_of_elements(run):
+    """By bounds of the shapes that users give."""
+    tree = {"a": jnp.full(1, 9.0), "b": jnp.full((1, 1), 9.0), "c": jnp.full(2, 9.0)}
+    tx = optclip.clip_by(Keeps(2.0), over=optclip.ELEMENT)
+    _, state = run(tx.update)(tree, tx.init(tree))
+    same(state.clip_memory[0][0], jax.tree.map(lambda x: jnp.full_like(x, 2.0), tree))
+
+
+class Draws:
+    """Remembers keys."""
+
+    def init(self, norm):
+        return jax.tree.map(lambda n: jax.random.key(0), norm)
+
+    def update(self, seen, memory):
+        new = jax.tree.map(lambda key: jax.random.fold_in(key, 1), memory)
+        return jnp.float32(1), new
+
+
+def test_keys_are_remembered(run):
+    tree = [jnp.full(3, 9.0), jnp.full(3, 9.0)]
+    tx = optclip.clip_by_norm(Draws())
+    _, state = run(tx.update)(tree, tx.init(tree))
+    expected = jax.random.key_data(jax.random.fold_in(jax.random.key(0), 1))
+    for key in state.clip_memory[0][0]:
+        same(jax.random.key_data(key), expected)
+
+
+def test_split_over_one_device(run):
+    """Norms keep the axis of an Explicit mesh that has one device on it."""
+    mesh = jax.make_mesh((1,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        place = NamedSharding(mesh, PartitionSpec(None, "x"))
+        tree = [jax.device_put(jnp.full((4, 1), x), place) for x in (3.0, 0.1)]
+        found = run(lambda t: functional.clip_by_norm(t, 1.0, axis=0))(tree)
+    np.testing.assert_allclose(found[0], jnp.full((4, 1), 0.5), rtol=1e-6)
+    same(found[1], tree[1])
+    assert all(x.sharding == place for x in found)
 
 
 def test_parameters_that_have_no_update(run):

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optclip import _rows
+from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, Threshold, one_rule
 
 
@@ -31,20 +33,16 @@ class OfGradients:
                 " update(updates, state, params, gradients=...)."
             )
         norm = seen.measure(seen.extra["gradients"])
-        finite = jax.tree.map(jnp.isfinite, norm)
+        finite = _rows.each(jnp.isfinite, norm)
 
         def sound(n: jax.Array, is_finite: jax.Array) -> jax.Array:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
-        norm = jax.tree.map(sound, norm, finite)
+        norm = _rows.each(sound, norm, finite)
         shown = seen._replace(norm=norm, finite=finite)
         threshold, new = self.rule.update(shown, memory)
-        flags = [jnp.all(flag) for flag in jax.tree.leaves(finite)]
-        if flags:
-            # The engine looks at the updates, in which a NaN may be hidden by now.
-            take = jnp.all(jnp.stack(flags))
-            new = jax.tree.map(lambda n, o: jnp.where(take, n, o), new, memory)
-        return threshold, new
+        # The engine looks at the updates, in which a NaN may be hidden by now.
+        return threshold, _running.taken_if(finite, new, memory)
 
 
 def of_gradients(rule: Threshold) -> OfGradients:

@@ -101,9 +101,9 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())
-    # Held, both: else XLA on CPU asks all norms anew for the threshold of each.
     rows = _rows.Rows(norms)
     peaks = rows.map(lambda x: _collectives.largest(x) if x.ndim else x)
+    # Held, as below: else XLA on CPU asks all norms anew for the threshold of each.
     peak = _arithmetic.held(jnp.max(_joined(peaks), initial=0.0))
 
     def square(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _arithmetic, _validate
+from optclip import _arithmetic, _collectives, _placement, _rows, _validate
 
 
 def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -65,3 +65,25 @@ def zeros(norm: Any) -> tuple[Any, Any]:
     """Two trees of zeros like the norms: one twice could not be donated."""
     first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
     return first, second
+
+
+def taken_if(finite: Any, new: Any, old: Any) -> Any:
+    """The new memory, if all norms were finite; else the old one."""
+    flags = jax.tree.leaves(finite)
+    if not flags or not jax.tree.leaves(new):
+        return new
+    is_bad = _rows.Rows(flags).map(lambda flags: ~jnp.all(flags)).any()
+    # One answer on all devices: they keep one history. And held: else XLA on CPU asks
+    # all norms anew for the memory of each.
+    largest = _collectives.largest(is_bad.astype(jnp.float32))
+    take = _arithmetic.held(largest) == 0
+
+    def taken(n: Any, o: Any) -> jax.Array:
+        n, o = jnp.asarray(n), jnp.asarray(o)
+        if n.dtype != o.dtype:
+            n = n.astype(o.dtype)
+        if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
+            n = _placement.placed_as(n, o)
+        return jnp.where(take, n, o)
+
+    return _rows.each(taken, new, old)
