@@ -8,7 +8,7 @@ finite at zero and keeps nothing of the branch.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +17,12 @@ from jax import lax
 
 from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
 from optclip._rows import Rows
+from optclip._totals import Part, Plan, combined, totals_of
 
 # Powers of two by which the second pass multiplies elements whose sum of powers
 # overflowed (down) or was too small to trust (up); every product stays in range.
 _DOWN = {"float32": 2.0**-80, "float64": 2.0**-600}
 _UP = {"float32": 2.0**90, "float64": 2.0**600}
-
-
-class Part(NamedTuple):
-    """How one array enters its block's norm."""
-
-    block: int
-    axis: tuple[int, ...] | None
-    split: _mapped.Axes
-
-
-class Plan(NamedTuple):
-    """What is known of all blocks before tracing."""
-
-    ord: float
-    dtype: str
-    parts: tuple[Part, ...]
-    num_blocks: int
-    told: tuple[_mapped.Told, ...]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -72,9 +55,9 @@ def _roots_jvp(plan, primals, tangents):
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
-    slope = _combined(lax.psum, _sums.plain_sum_of, slopes, plan.parts, plan)
+    slope = combined(lax.psum, _sums.plain_sum_of, slopes, plan.parts, plan)
     if plan.ord == math.inf:
-        count = _combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
+        count = combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     still = [jnp.zeros_like(unit) for unit in units]
     return found, found.with_entries(list(zip(slope, still, strict=True)))
@@ -103,7 +86,7 @@ def _direction(x, norm, ord):
 
 def _two_pass(arrays, plan):
     """Orders 1, 2, inf: the plain sum or maximum; scaled, if that left the range."""
-    totals = Rows(_totals(arrays, plan), plan.told)
+    totals = totals_of(arrays, plan)
     lows = totals.with_entries(_trusted_from(arrays, plan))
 
     def root(total):
@@ -122,8 +105,7 @@ def _two_pass(arrays, plan):
         return root(found) * back
 
     def again(arrays, totals):
-        scales = totals.map(scale, lows).entries()
-        scaled = totals.with_entries(_totals(arrays, plan, scales))
+        scaled = totals_of(arrays, plan, totals.map(scale, lows))
         return scaled.map(root_of_scaled, totals, lows)
 
     def keep(arrays, totals):
@@ -173,12 +155,12 @@ def _by_largest(arrays, plan):
         peaks.append(peak)
         share = _arithmetic.share(size, peak) ** plan.ord
         powers.append(_sums.exact_sum(share, part.axis))
-    peak = _combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
+    peak = combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
     parts = [
         power * _arithmetic.share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
-    totals = _combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
+    totals = combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
     big = _DOWN[plan.dtype] ** -0.75
     units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
     found = [
@@ -196,62 +178,8 @@ def _by_largest(arrays, plan):
     return Rows(list(zip(found, units, strict=True)), plan.told)
 
 
-def _totals(arrays, plan, scale=None):
-    """The sum of powers, or the maximum, of each block."""
-    power = _Power(plan.ord, plan.dtype)
-    terms = [
-        _sums.Term(
-            x,
-            # Arrays of one block, on the same devices, may be added to one another.
-            key=(part.block, part.split) if part.axis is None else None,
-            axis=part.axis,
-            power=power,
-            scale=None if scale is None else scale[part.block],
-        )
-        for x, part in zip(arrays, plan.parts, strict=True)
-    ]
-    is_largest = plan.ord == math.inf
-    found = _sums.largest(terms) if is_largest else _sums.total(terms)
-    values, parts = [x for _, x in found], [plan.parts[i] for i, _ in found]
-    if is_largest:
-        return _combined(lax.pmax, _sums.largest_of, values, parts, plan)
-    return _combined(lax.psum, _sums.exact_sum_of, values, parts, plan)
-
-
-class _Power(NamedTuple):
-    """The power of each element, scaled; equal to others alike, so traced once."""
-
-    ord: float
-    dtype: str
-
-    def __call__(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-        x = _leaves.widen(x, self.dtype)
-        if scale is not None:
-            # The square of x * scale alone XLA may turn into that of each factor:
-            # 0 * inf for zeros that it knows, times a scale whose square is out of
-            # range.
-            unseen_zero = scale - scale
-            x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
-        return _square(x) if self.ord == 2 else lax.abs(x)
-
-
-def _combined(collective, local, found, parts, plan):
-    blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
-    for value, part in zip(found, parts, strict=True):
-        blocks[part.block].append((value, part.split))
-    # A block without leaves has norm zero.
-    zero = jnp.zeros((), plan.dtype)
-    return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])
-
-
 def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
     return reduce(x, axis=part.axis, keepdims=part.axis is not None)
-
-
-def _square(x):
-    if jnp.iscomplexobj(x):
-        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
-    return lax.square(x)
 
 
 def _root(total, ord):

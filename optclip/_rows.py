@@ -36,6 +36,21 @@ class Rows:
         self.indices = tuple(map(tuple, alike.values()))
         self.values = self._stacked(entries)
 
+    @classmethod
+    def joined(
+        cls,
+        stacked: dict[tuple[int, ...], Any],
+        entries: dict[int, Any],
+        told: Sequence[Any],
+    ) -> Rows:
+        """Rows that are stacked already, and those of other entries of the list."""
+        rest = list(entries)
+        rows = cls(list(entries.values()), [told[i] for i in rest])
+        indices = [tuple(rest[i] for i in index) for index in rows.indices]
+        return cls.tree_unflatten(
+            (*stacked, *indices), [*stacked.values(), *rows.values]
+        )
+
     def with_values(self, values: list[Any]) -> Rows:
         """Other values, stacked already, in the rows of these."""
         return self.tree_unflatten(self.indices, values)
@@ -59,10 +74,16 @@ class Rows:
 
     def entries(self) -> list[Any]:
         """The list."""
-        found: dict[int, Any] = {}
-        for index, value in zip(self.indices, self.values, strict=True):
-            found.update(zip(index, _unstacked(value, len(index)), strict=True))
+        found = self.by_index()
         return [found[i] for i in range(len(found))]
+
+    def by_index(self, start: int = 0) -> dict[int, Any]:
+        """The entries, by their place in the list, of all rows from `start` on."""
+        found: dict[int, Any] = {}
+        rows = zip(self.indices[start:], self.values[start:], strict=True)
+        for index, value in rows:
+            found.update(zip(index, _unstacked(value, len(index)), strict=True))
+        return found
 
     def any(self) -> jax.Array:
         """Whether any of these flags is set."""

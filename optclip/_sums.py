@@ -49,6 +49,39 @@ def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     return _reduced(lax.max, _two_max, _max, _max, terms)
 
 
+def each_total(terms: list[Term], scales: jax.Array | None) -> jax.Array:
+    """The sum of each of small terms of one type, over all axes, stacked."""
+    return _each_reduced(_sum, _carried_sum, terms, scales)
+
+
+def each_largest(terms: list[Term], scales: jax.Array | None) -> jax.Array:
+    """The maximum of each, likewise."""
+    return _each_reduced(_max, _max, terms, scales)
+
+
+def _each_reduced(
+    reduce: Reduce,
+    reduce_on_cpu: Reduce,
+    terms: list[Term],
+    scales: jax.Array | None,
+) -> jax.Array:
+    array, _, axis, power, _ = terms[0]
+
+    def apart() -> jax.Array:
+        each = [None] * len(terms) if scales is None else jnp.unstack(scales)
+        scaled = [t._replace(scale=s) for t, s in zip(terms, each, strict=True)]
+        return jnp.stack([term.reduced(reduce) for term in scaled])
+
+    def joined() -> jax.Array:
+        rows = [term.array.reshape(1, array.size) for term in terms]
+        whole = lax.concatenate(rows, 0)
+        scale = None if scales is None else scales.reshape(-1, 1)
+        found = reduce_on_cpu(power(whole, scale), (1,))
+        return found.reshape(len(terms), *([] if axis is None else [1] * array.ndim))
+
+    return lax.platform_dependent(cpu=joined, default=apart)
+
+
 def _reduced(
     merge: Merge,
     carry: Merge,
@@ -161,7 +194,7 @@ def exact_sum(x: jax.Array, axis: Axis = None) -> jax.Array:
     XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost
     hundreds of units in the last place; there each rounding error is carried along.
     """
-    return _carried_sum(x, axis) if _is_carried(x) else _sum(x, axis)
+    return _carried_sum(x, axis) if is_carried(x) else _sum(x, axis)
 
 
 def exact_sum_of(values: list[jax.Array]) -> jax.Array:
@@ -218,10 +251,10 @@ def _two_max(
 
 
 def _needs_care(term: Term) -> bool:
-    return _is_copied(term) or _is_carried(term.array)
+    return _is_copied(term) or is_carried(term.array)
 
 
-def _is_carried(x: jax.Array) -> bool:
+def is_carried(x: jax.Array) -> bool:
     """Whether errors are carried: XLA would gather an array split over devices."""
     return x.size < _ADDED_IN_PARTS and not _may_be_split(x)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _leaves, _mapped, _roots, _sparse, _validate
+from optclip import _leaves, _mapped, _roots, _sparse, _totals, _validate
 from optclip._rows import Rows
 from optclip._types import AxisName
 
@@ -171,11 +171,11 @@ def measure_rows(
             if norm.per_count and split and _leaves.is_sparse(leaf):
                 _refuse_to_count(split)
             arrays.append(x)
-            parts.append(_roots.Part(i, axis, split))
+            parts.append(_totals.Part(i, axis, split))
             counts[i] += count * _mapped.axes_size(split)
     # The norm of single elements is the modulus, whatever its order.
     elements = all(part.axis == () for part in parts)
-    plan = _roots.Plan(
+    plan = _totals.Plan(
         ord=math.inf if elements else float(norm.ord),
         dtype=_accumulator(arrays),
         parts=tuple(parts),

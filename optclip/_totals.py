@@ -1,0 +1,150 @@
+"""The sum of powers, or the maximum, of each block of arrays, all blocks at once."""
+
+import collections
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip import _collectives, _leaves, _mapped, _sums
+from optclip._rows import Rows
+
+# From so many small arrays of one type on, each a block, they are reduced at once, as
+# rows of one array. 2,000 take 4.5 ms then, not 20, and compile in 16 s, not 34; fewer
+# would take XLA longer than one by one.
+_MANY = 8
+
+
+class Part(NamedTuple):
+    """How one array enters its block's norm."""
+
+    block: int
+    axis: tuple[int, ...] | None
+    split: _mapped.Axes
+
+
+class Plan(NamedTuple):
+    """What is known of all blocks before tracing."""
+
+    ord: float
+    dtype: str
+    parts: tuple[Part, ...]
+    num_blocks: int
+    told: tuple[_mapped.Told, ...]
+
+
+class _Power(NamedTuple):
+    """The power of each element, scaled; equal to others alike, so traced once."""
+
+    ord: float
+    dtype: str
+
+    def __call__(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        x = _leaves.widen(x, self.dtype)
+        if scale is not None:
+            # The square of x * scale alone XLA may turn into that of each factor:
+            # 0 * inf for zeros that it knows, times a scale whose square is out of
+            # range.
+            unseen_zero = scale - scale
+            x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
+        return _square(x) if self.ord == 2 else lax.abs(x)
+
+
+class _Reduction(NamedTuple):
+    """How arrays of one block are reduced, and how those that are each a block."""
+
+    together: Callable[..., list[tuple[int, jax.Array]]]
+    each: Callable[..., jax.Array]
+    across: Callable[..., Any]
+    local: Callable[[list[jax.Array]], jax.Array]
+
+
+_SUM = _Reduction(_sums.total, _sums.each_total, lax.psum, _sums.exact_sum_of)
+_MAX = _Reduction(_sums.largest, _sums.each_largest, lax.pmax, _sums.largest_of)
+
+
+def totals_of(arrays: list[jax.Array], plan: Plan, scales: Rows | None = None) -> Rows:
+    """The sum of powers of each block, or the maximum, elements times its scale."""
+    reduction = _MAX if plan.ord == math.inf else _SUM
+    power = _Power(plan.ord, plan.dtype)
+    at_once = _alike(arrays, plan)
+    stacked = {}
+    for i, members in enumerate(at_once):
+        parts = [plan.parts[m] for m in members]
+        terms = [
+            _sums.Term(arrays[m], None, part.axis, power)
+            for m, part in zip(members, parts, strict=True)
+        ]
+        scale = None if scales is None else scales.values[i]
+        stacked[tuple(part.block for part in parts)] = reduction.each(terms, scale)
+    own = {} if scales is None else scales.by_index(len(at_once))
+    done = {m for members in at_once for m in members}
+    left = [i for i in range(len(arrays)) if i not in done]
+    totals = _together(arrays, plan, left, own, reduction, power)
+    known = {block for blocks in stacked for block in blocks}
+    rest = {i: x for i, x in enumerate(totals) if i not in known}
+    return Rows.joined(stacked, rest, plan.told)
+
+
+def _together(
+    arrays: list[jax.Array],
+    plan: Plan,
+    indices: list[int],
+    scale_of: dict[int, jax.Array],
+    reduction: _Reduction,
+    power: _Power,
+) -> list[jax.Array]:
+    """What some of the arrays bring to each block."""
+    parts = [plan.parts[i] for i in indices]
+    terms = [
+        _sums.Term(
+            arrays[i],
+            # Arrays of one block, on the same devices, may be added to one another.
+            key=(part.block, part.split) if part.axis is None else None,
+            axis=part.axis,
+            power=power,
+            scale=scale_of.get(part.block),
+        )
+        for i, part in zip(indices, parts, strict=True)
+    ]
+    found = reduction.together(terms)
+    values, owners = [x for _, x in found], [parts[i] for i, _ in found]
+    return combined(reduction.across, reduction.local, values, owners, plan)
+
+
+def _alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
+    """Which small arrays of one type are each a block, many of them."""
+    parts_of = collections.Counter(part.block for part in plan.parts)
+    found: dict[Any, list[int]] = {}
+    for i, (x, part) in enumerate(zip(arrays, plan.parts, strict=True)):
+        is_whole = part.axis is None or len(part.axis) == x.ndim
+        is_alone = parts_of[part.block] == 1 and is_whole and not part.split
+        if is_alone and _sums.is_carried(x):
+            key = jax.typeof(x), part.axis, plan.told[part.block]
+            found.setdefault(key, []).append(i)
+    return [tuple(members) for members in found.values() if len(members) >= _MANY]
+
+
+def combined(
+    collective: Callable[..., Any],
+    local: Callable[[list[jax.Array]], jax.Array],
+    found: list[jax.Array],
+    parts: list[Part],
+    plan: Plan,
+) -> list[jax.Array]:
+    """What was found of the parts of each block, combined; 0 of none."""
+    blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
+    for value, part in zip(found, parts, strict=True):
+        blocks[part.block].append((value, part.split))
+    # A block without leaves has norm zero.
+    zero = jnp.zeros((), plan.dtype)
+    return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])
+
+
+def _square(x):
+    if jnp.iscomplexobj(x):
+        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
+    return lax.square(x)
