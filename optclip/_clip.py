@@ -89,13 +89,14 @@ class Clip:
         Raises:
           ValueError: one does not broadcast to the shape of its norm.
         """
-        known: dict[Any, jax.Array] = {}  # Most often all are one number.
-        limits = []
-        for value, m in zip(values, measured.entries(), strict=True):
-            key = id(value), jax.typeof(m.root)
-            if key not in known:
-                known[key] = self._fitted(name, value, m.root)
-            limits.append(known[key])
+        limits: list[Any] = [None] * len(values)
+        for index, m in zip(measured.indices, measured.values, strict=True):
+            norm = m.root if len(index) == 1 else m.root[0]
+            known: dict[int, jax.Array] = {}  # Most often all are one number.
+            for i in index:
+                if id(values[i]) not in known:
+                    known[id(values[i])] = self._fitted(name, values[i], norm)
+                limits[i] = known[id(values[i])]
         if self.moves_elements:
             return [_at_least_0(limit) for limit in limits]
         return measured.with_entries(limits).map(_at_least_0)

@@ -72,12 +72,16 @@ def _each_reduced(
         scaled = [t._replace(scale=s) for t, s in zip(terms, each, strict=True)]
         return jnp.stack([term.reduced(reduce) for term in scaled])
 
+    def rows(start: int) -> jax.Array:
+        lot = slice(start, start + _JOINED)
+        whole = lax.concatenate([t.array.reshape(1, array.size) for t in terms[lot]], 0)
+        scale = None if scales is None else scales[lot].reshape(-1, 1)
+        return reduce_on_cpu(power(whole, scale), (1,))
+
     def joined() -> jax.Array:
-        rows = [term.array.reshape(1, array.size) for term in terms]
-        whole = lax.concatenate(rows, 0)
-        scale = None if scales is None else scales.reshape(-1, 1)
-        found = reduce_on_cpu(power(whole, scale), (1,))
-        return found.reshape(len(terms), *([] if axis is None else [1] * array.ndim))
+        lots = [rows(start) for start in range(0, len(terms), _JOINED)]
+        kept = () if axis is None else (1,) * array.ndim
+        return lax.concatenate(lots, 0).reshape(len(terms), *kept)
 
     return lax.platform_dependent(cpu=joined, default=apart)
 

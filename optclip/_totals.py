@@ -13,7 +13,7 @@ from optclip import _collectives, _leaves, _mapped, _sums
 from optclip._rows import Rows
 
 # From so many small arrays of one type on, each a block, they are reduced at once, as
-# rows of one array. 2,000 take 4.5 ms then, not 20, and compile in 16 s, not 34; fewer
+# rows of one array. 2,000 take 4.5 ms then, not 20, and compile in 12 s, not 34; fewer
 # would take XLA longer than one by one.
 _MANY = 8
 
