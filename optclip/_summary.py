@@ -87,19 +87,20 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
         return max(known) if known else None
 
     said = [f"{len(parts)} norms"]
+    fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
+    of_many = parts == [""] and fraction is not None
     if parts == [""]:
-        largest = "largest norm" if most("fraction") is not None else "norm"
-        fields = {
-            largest: "norm",
-            "threshold": "threshold",
-            "coefficient": "coefficient",
-        }
-        values = ((word, most(field)) for word, field in fields.items())
+        # Of many norms these need not be of one.
+        largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
+        fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
+        values = ((which + field, most(field)) for field, which in fields.items())
         said = [f"{word} {value:.4g}" for word, value in values if value is not None]
-    rate, nonfinite = most("rate"), most("nonfinite")
+    if of_many and fraction is not None:
+        said.append(f"{percent(fraction)} of the norms clipped in the last step")
     skipped = numbers.get(f"{name}/skipped")
     if rate is not None:
-        said.append(f"clipped in {percent(rate)} of the steps")
+        some = "some" if of_many else "clipped"
+        said.append(f"{some} in {percent(rate)} of the steps")
     if nonfinite:
         said.append(f"{nonfinite:.0f} not finite")
     if skipped is not None:

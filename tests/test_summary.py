@@ -30,8 +30,12 @@ def test_of_the_tree():
 
 
 def test_of_leaves():
-    found = optclip.summary(state_after(optclip.clip_by_norm(3.5), GRADS))
-    assert found.startswith("clip: largest norm 4, threshold 3.5, coefficient 0.875,")
+    """Of many the largest, the smallest, and how many were clipped."""
+    state = state_after(optclip.clip_by_norm(3.5), GRADS)
+    assert optclip.summary(state) == (
+        "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
+        " 50% of the norms clipped in the last step, some in 100% of the steps"
+    )
 
 
 def test_of_groups_and_what_is_not_finite():
