@@ -134,7 +134,9 @@ class Clip:
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
         found = norms.measure_rows(flags, norms.INF)
         measured = norms.measure_rows(kept, self.norm)
-        return Reading(measured, found.map(lambda m: m.root > 0))
+        # As rows of other arrays, these need not be rows like those.
+        bad = found.map(lambda m: m.root > 0).entries()
+        return Reading(measured, measured.with_entries(bad))
 
     def check_spans(self, opened: Opened) -> None:
         """Raise unless what slices have in common can be known on all devices."""

@@ -39,17 +39,29 @@ class Rows:
     @classmethod
     def joined(
         cls,
-        stacked: dict[tuple[int, ...], Any],
-        entries: dict[int, Any],
+        runs: dict[tuple[int, ...], jax.Array],
+        rest: dict[int, jax.Array],
         told: Sequence[Any],
     ) -> Rows:
-        """Rows that are stacked already, and those of other entries of the list."""
-        rest = list(entries)
-        rows = cls(list(entries.values()), [told[i] for i in rest])
-        indices = [tuple(rest[i] for i in index) for index in rows.indices]
-        return cls.tree_unflatten(
-            (*stacked, *indices), [*stacked.values(), *rows.values]
-        )
+        """Rows of runs of entries, each a vector already, and of other entries."""
+        others, places = cls(list(rest.values()), [told[i] for i in rest]), list(rest)
+        found = dict(runs)
+        for index, value in zip(others.indices, others.values, strict=True):
+            found[tuple(places[i] for i in index)] = value
+        alike: dict[Any, list[tuple[int, ...]]] = {}
+        for run, value in found.items():
+            kind = _kind(value if len(run) == 1 else value[0])
+            key = run if kind is None else (kind, told[run[0]])
+            alike.setdefault(key, []).append(run)
+        indices = [sum(row, ()) for row in alike.values()]
+        values = [_concatenated({run: found[run] for run in r}) for r in alike.values()]
+        return cls.tree_unflatten(tuple(indices), values)
+
+    def run(self, indices: tuple[int, ...]) -> jax.Array:
+        """The values of some entries of a row that follow one another there."""
+        row = next(r for r, index in enumerate(self.indices) if indices[0] in index)
+        start = self.indices[row].index(indices[0])
+        return self.values[row][start : start + len(indices)]
 
     def with_values(self, values: list[Any]) -> Rows:
         """Other values, stacked already, in the rows of these."""
@@ -74,16 +86,10 @@ class Rows:
 
     def entries(self) -> list[Any]:
         """The list."""
-        found = self.by_index()
-        return [found[i] for i in range(len(found))]
-
-    def by_index(self, start: int = 0) -> dict[int, Any]:
-        """The entries, by their place in the list, of all rows from `start` on."""
         found: dict[int, Any] = {}
-        rows = zip(self.indices[start:], self.values[start:], strict=True)
-        for index, value in rows:
+        for index, value in zip(self.indices, self.values, strict=True):
             found.update(zip(index, _unstacked(value, len(index)), strict=True))
-        return found
+        return [found[i] for i in range(len(found))]
 
     def any(self) -> jax.Array:
         """Whether any of these flags is set."""
@@ -105,7 +111,7 @@ class Rows:
 
 
 def each(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map`, of numbers alike at once: `function` is shown tracers of vmap."""
+    """`jax.tree.map`, of numbers alike at once: `function` may see tracers of vmap."""
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
     found = Rows(list(zip(*columns, strict=True))).map(lambda entry: function(*entry))
@@ -134,6 +140,14 @@ def _stacked(entries: list[Any]) -> Any:
         return jnp.stack(scalars)
 
     return jax.tree.map(stacked, *entries)
+
+
+def _concatenated(runs: dict[tuple[int, ...], jax.Array]) -> jax.Array:
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    return lax.concatenate(
+        [x if len(run) > 1 else x[None] for run, x in runs.items()], 0
+    )
 
 
 def _unstacked(value: Any, size: int) -> list[Any]:

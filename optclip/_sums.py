@@ -41,49 +41,12 @@ _SENT = 128
 
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Sums of terms, several of one key at once, each with the index of its first."""
-    return _reduced(lax.add, _two_sum, _sum, exact_sum, terms)
+    return _reduced(lax.add, _two_sum, sum_over, exact_sum, terms)
 
 
 def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Maxima of terms, 0 of nothing, likewise."""
-    return _reduced(lax.max, _two_max, _max, _max, terms)
-
-
-def each_total(terms: list[Term], scales: jax.Array | None) -> jax.Array:
-    """The sum of each of small terms of one type, over all axes, stacked."""
-    return _each_reduced(_sum, _carried_sum, terms, scales)
-
-
-def each_largest(terms: list[Term], scales: jax.Array | None) -> jax.Array:
-    """The maximum of each, likewise."""
-    return _each_reduced(_max, _max, terms, scales)
-
-
-def _each_reduced(
-    reduce: Reduce,
-    reduce_on_cpu: Reduce,
-    terms: list[Term],
-    scales: jax.Array | None,
-) -> jax.Array:
-    array, _, axis, power, _ = terms[0]
-
-    def apart() -> jax.Array:
-        each = [None] * len(terms) if scales is None else jnp.unstack(scales)
-        scaled = [t._replace(scale=s) for t, s in zip(terms, each, strict=True)]
-        return jnp.stack([term.reduced(reduce) for term in scaled])
-
-    def rows(start: int) -> jax.Array:
-        lot = slice(start, start + _JOINED)
-        whole = lax.concatenate([t.array.reshape(1, array.size) for t in terms[lot]], 0)
-        scale = None if scales is None else scales[lot].reshape(-1, 1)
-        return reduce_on_cpu(power(whole, scale), (1,))
-
-    def joined() -> jax.Array:
-        lots = [rows(start) for start in range(0, len(terms), _JOINED)]
-        kept = () if axis is None else (1,) * array.ndim
-        return lax.concatenate(lots, 0).reshape(len(terms), *kept)
-
-    return lax.platform_dependent(cpu=joined, default=apart)
+    return _reduced(lax.max, _two_max, max_over, max_over, terms)
 
 
 def _reduced(
@@ -198,7 +161,7 @@ def exact_sum(x: jax.Array, axis: Axis = None) -> jax.Array:
     XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost
     hundreds of units in the last place; there each rounding error is carried along.
     """
-    return _carried_sum(x, axis) if is_carried(x) else _sum(x, axis)
+    return carried_sum(x, axis) if is_carried(x) else sum_over(x, axis)
 
 
 def exact_sum_of(values: list[jax.Array]) -> jax.Array:
@@ -207,28 +170,28 @@ def exact_sum_of(values: list[jax.Array]) -> jax.Array:
         values = merged_to(_SENT, lax.add, values)
     if len(values) == 1 or len(values) >= _ADDED_IN_PARTS:
         return plain_sum_of(values)
-    return _carried_sum(jnp.stack(values), axis=(0,))[0]
+    return carried_sum(jnp.stack(values), axis=(0,))[0]
 
 
 def plain_sum_of(values: list[jax.Array]) -> jax.Array:
     """The plain sum, for tangents: what is not linear cannot be transposed."""
-    return _folded(_sum, values)
+    return _folded(sum_over, values)
 
 
 def largest_of(values: list[jax.Array]) -> jax.Array:
     """The maximum, element by element."""
-    return _folded(_max, values)
+    return _folded(max_over, values)
 
 
-def _sum(x: jax.Array, axis: Axis) -> jax.Array:
+def sum_over(x: jax.Array, axis: Axis) -> jax.Array:
     return jnp.sum(x, axis=axis, keepdims=axis is not None)
 
 
-def _max(x: jax.Array, axis: Axis) -> jax.Array:
+def max_over(x: jax.Array, axis: Axis) -> jax.Array:
     return jnp.max(x, axis=axis, keepdims=axis is not None, initial=0.0)
 
 
-def _carried_sum(x: jax.Array, axis: Axis) -> jax.Array:
+def carried_sum(x: jax.Array, axis: Axis) -> jax.Array:
     dims = tuple(range(x.ndim)) if axis is None else axis
     zero = jnp.zeros((), x.dtype)
     sums, lost = lax.reduce((x, jnp.zeros_like(x)), (zero, zero), _two_sum, dims)

@@ -9,13 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives, _leaves, _mapped, _sums
+from optclip import _alike, _collectives, _leaves, _mapped, _sums
+from optclip._parts import Reduce
 from optclip._rows import Rows
-
-# From so many small arrays of one type on, each a block, they are reduced at once, as
-# rows of one array. 2,000 take 4.5 ms then, not 20, and compile in 12 s, not 34; fewer
-# would take XLA longer than one by one.
-_MANY = 8
 
 
 class Part(NamedTuple):
@@ -57,43 +53,48 @@ class _Reduction(NamedTuple):
     """How arrays of one block are reduced, and how those that are each a block."""
 
     together: Callable[..., list[tuple[int, jax.Array]]]
-    each: Callable[..., jax.Array]
+    each: tuple[Reduce, Reduce]
     across: Callable[..., Any]
     local: Callable[[list[jax.Array]], jax.Array]
 
 
-_SUM = _Reduction(_sums.total, _sums.each_total, lax.psum, _sums.exact_sum_of)
-_MAX = _Reduction(_sums.largest, _sums.each_largest, lax.pmax, _sums.largest_of)
+_SUM = _Reduction(
+    _sums.total, (_sums.sum_over, _sums.carried_sum), lax.psum, _sums.exact_sum_of
+)
+_MAX = _Reduction(
+    _sums.largest, (_sums.max_over, _sums.max_over), lax.pmax, _sums.largest_of
+)
 
 
 def totals_of(arrays: list[jax.Array], plan: Plan, scales: Rows | None = None) -> Rows:
     """The sum of powers of each block, or the maximum, elements times its scale."""
     reduction = _MAX if plan.ord == math.inf else _SUM
     power = _Power(plan.ord, plan.dtype)
-    at_once = _alike(arrays, plan)
-    stacked = {}
-    for i, members in enumerate(at_once):
+    at_once = _many_alike(arrays, plan)
+    runs = {}
+    for members in at_once:
         parts = [plan.parts[m] for m in members]
         terms = [
             _sums.Term(arrays[m], None, part.axis, power)
             for m, part in zip(members, parts, strict=True)
         ]
-        scale = None if scales is None else scales.values[i]
-        stacked[tuple(part.block for part in parts)] = reduction.each(terms, scale)
-    own = {} if scales is None else scales.by_index(len(at_once))
+        blocks = tuple(part.block for part in parts)
+        scale = None if scales is None else scales.run(blocks)
+        runs[blocks] = _alike.reduced(*reduction.each, terms, scale)
     done = {m for members in at_once for m in members}
     left = [i for i in range(len(arrays)) if i not in done]
+    own = None if scales is None or not left else scales.entries()
     totals = _together(arrays, plan, left, own, reduction, power)
-    known = {block for blocks in stacked for block in blocks}
+    known = {block for blocks in runs for block in blocks}
     rest = {i: x for i, x in enumerate(totals) if i not in known}
-    return Rows.joined(stacked, rest, plan.told)
+    return Rows.joined(runs, rest, plan.told)
 
 
 def _together(
     arrays: list[jax.Array],
     plan: Plan,
     indices: list[int],
-    scale_of: dict[int, jax.Array],
+    scales: list[jax.Array] | None,
     reduction: _Reduction,
     power: _Power,
 ) -> list[jax.Array]:
@@ -106,7 +107,7 @@ def _together(
             key=(part.block, part.split) if part.axis is None else None,
             axis=part.axis,
             power=power,
-            scale=scale_of.get(part.block),
+            scale=None if scales is None else scales[part.block],
         )
         for i, part in zip(indices, parts, strict=True)
     ]
@@ -115,17 +116,17 @@ def _together(
     return combined(reduction.across, reduction.local, values, owners, plan)
 
 
-def _alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
+def _many_alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
     """Which small arrays of one type are each a block, many of them."""
     parts_of = collections.Counter(part.block for part in plan.parts)
     found: dict[Any, list[int]] = {}
     for i, (x, part) in enumerate(zip(arrays, plan.parts, strict=True)):
         is_whole = part.axis is None or len(part.axis) == x.ndim
         is_alone = parts_of[part.block] == 1 and is_whole and not part.split
-        if is_alone and _sums.is_carried(x):
+        if is_alone and _alike.is_row(x):
             key = jax.typeof(x), part.axis, plan.told[part.block]
             found.setdefault(key, []).append(i)
-    return [tuple(members) for members in found.values() if len(members) >= _MANY]
+    return [tuple(members) for members in found.values() if len(members) >= _alike.MANY]
 
 
 def combined(
@@ -144,7 +145,7 @@ def combined(
     return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])
 
 
-def _square(x):
+def _square(x: jax.Array) -> jax.Array:
     if jnp.iscomplexobj(x):
         return lax.square(lax.real(x)) + lax.square(lax.imag(x))
     return lax.square(x)

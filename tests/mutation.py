@@ -43,6 +43,7 @@ TESTS = {
     "_scale": "responses functional nonfinite sparse norms derivatives_edges",
     "_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges",
     "_totals": "many_leaves norms sharding",
+    "_alike": "many_leaves",
     "_elements": "functional sparse nonfinite derivatives_edges",
     "_clip": "functional masks sparse nonfinite bad_input scopes",
     "_opened": "masks scopes sparse",

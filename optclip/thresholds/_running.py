@@ -1,4 +1,4 @@
-"""Running averages: how much of the old stays, how much of the new is taken."""
+"""What is remembered: how much of the old stays, how much of the new is taken."""
 
 from typing import Any
 

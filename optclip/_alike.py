@@ -1,0 +1,53 @@
+"""Many small arrays of one type, each reduced to a number of its own, all at once.
+
+On CPU they are the rows of one array. 2,000 norms of 64 elements and their clips take
+4.5 ms then, not 20, and compile in 12 s, not 34.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip import _sums
+from optclip._parts import Reduce, Term
+
+# From so many on: of four, a quarter of both times; of two, nothing.
+MANY = 4
+
+# So many at a time: 2,000 rows of one array take XLA 4 s, in lots of 64 they take 1 s.
+_LOT = 64
+
+# The rows are float32: of narrow arrays larger than this the copy costs what it gains.
+_NARROW = 1024
+
+
+def is_row(x: jax.Array) -> bool:
+    """Whether an array like this may be a row, many of them given."""
+    return _sums.is_carried(x) and (x.dtype.itemsize >= 4 or x.size <= _NARROW)
+
+
+def reduced(
+    reduce: Reduce,
+    reduce_on_cpu: Reduce,
+    terms: list[Term],
+    scales: jax.Array | None,
+) -> jax.Array:
+    """What each of some terms of one type, over all axes, comes to: one vector."""
+    like, axis, power = terms[0].array, terms[0].axis, terms[0].power
+
+    def apart() -> jax.Array:
+        each = [None] * len(terms) if scales is None else jnp.unstack(scales)
+        scaled = [t._replace(scale=s) for t, s in zip(terms, each, strict=True)]
+        return jnp.stack([term.reduced(reduce) for term in scaled])
+
+    def lot(start: int) -> jax.Array:
+        part = slice(start, start + _LOT)
+        rows = [term.array.reshape(1, like.size) for term in terms[part]]
+        scale = None if scales is None else scales[part].reshape(-1, 1)
+        return reduce_on_cpu(power(lax.concatenate(rows, 0), scale), (1,))
+
+    def joined() -> jax.Array:
+        found = lax.concatenate([lot(i) for i in range(0, len(terms), _LOT)], 0)
+        return found.reshape(len(terms), *([] if axis is None else [1] * like.ndim))
+
+    return lax.platform_dependent(cpu=joined, default=apart)
