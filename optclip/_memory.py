@@ -7,13 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import (
-    _arithmetic,
-    _leaves,
-    _rows,
-    _trees,
-    _validate,
-)
+from optclip import _arithmetic, _leaves, _rows, _trees, _validate
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
