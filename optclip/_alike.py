@@ -17,7 +17,7 @@ MANY = 4
 # So many at a time: 2,000 rows of one array take XLA 4 s, in lots of 64 they take 1 s.
 _LOT = 64
 
-# The rows are float32: of narrow arrays larger than this the copy costs what it gains.
+# Rows are a copy: of 16-bit arrays larger than this it costs what it gains.
 _NARROW = 1024
 
 

@@ -143,7 +143,7 @@ def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
 
 
 def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
-    return keep(norm, _trees.fill(name, threshold, norm))
+    return keep(norm, _trees.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
 def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:

@@ -22,7 +22,8 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
 
     Returns:
       Text. The share of a group or leaf is that of its square in the sum of squares: of
-      L2 norms, what it has of the square of the whole.
+      L2 norms, what it has of the square of the whole; behind its name is in how many
+      of the steps it was clipped, if in any. "Up to" is that of the one with most.
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a
@@ -47,7 +48,8 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
         lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
         if parts != [""]:
             norms = np.array([numbers[f"{name}/norm/{part}"] for part in parts])
-            lines += _shares(parts, norms, most)
+            rates = [numbers.get(f"{name}/rate/{part}", 0.0) for part in parts]
+            lines += _shares(parts, norms, rates, most)
     return "\n".join(lines)
 
 
@@ -89,6 +91,7 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
     said = [f"{len(parts)} norms"]
     fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
     of_many = parts == [""] and fraction is not None
+    up_to = "" if parts == [""] or not (rate or nonfinite) else "up to "
     if parts == [""]:
         # Of many norms these need not be of one.
         largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
@@ -100,23 +103,27 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
     skipped = numbers.get(f"{name}/skipped")
     if rate is not None:
         some = "some" if of_many else "clipped"
-        said.append(f"{some} in {percent(rate)} of the steps")
+        said.append(f"{some} in {up_to}{percent(rate)} of the steps")
     if nonfinite:
-        said.append(f"{nonfinite:.0f} not finite")
+        said.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
         said.append(f"{skipped:.0f} left out")
     return said
 
 
-def _shares(parts: list[str], norms: np.ndarray, most: int) -> list[str]:
+def _shares(
+    parts: list[str], norms: np.ndarray, rates: list[float], most: int
+) -> list[str]:
     """The parts of the largest norms, each with its share; first what is not finite."""
     known = np.where(np.isfinite(norms), norms, 0.0)
     # Of the largest: squares of the norms themselves may be out of range.
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
     shares = squares / max(squares.sum(), 1.0)
     order = np.lexsort((-known, np.isfinite(norms)))
+    clipped = [f" (clipped in {percent(rate)})" if rate else "" for rate in rates]
     lines = [
-        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}" for i in order[:most]
+        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}{clipped[i]}"
+        for i in order[:most]
     ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])

@@ -1,4 +1,4 @@
-"""Sums and maxima over many arrays: few reductions, no bit lost, nothing copied.
+"""Sums and maxima over many arrays: few reductions, no bit lost, no large copy.
 
 What is done here for CPU alone is left out elsewhere: there XLA adds in parts, and
 widens as it reads.

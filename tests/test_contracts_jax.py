@@ -1,5 +1,7 @@
 """Every transformation under every transformation of JAX."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +131,8 @@ def test_no_host_transfer(entry):
     with jax.transfer_guard("disallow"):
         found, _ = jax.block_until_ready(update(tree, state))
     assert helpers.differs(found, tree)
+    text = update.lower(tree, state).compile().as_text()
+    assert not re.search(r"callback|infeed|outfeed| send\(| recv\(", text)
 
 
 @every

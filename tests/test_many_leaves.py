@@ -1,6 +1,7 @@
 """Many small leaves of one type, each with a norm of its own: reduced at once on CPU."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,25 @@ def test_scopes_that_have_one_number_a_leaf(run, monkeypatch, over):
         np.testing.assert_allclose(clipped, expected, rtol=1e-6)
     assert NUM_LEAVES + 1 in counts
     assert any((x != y).any() for x, y in zip(found, tree, strict=True))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+def test_few_reductions_on_cpu(platform):
+    """In lots, in each of two passes; elsewhere a leaf is reduced where it lies."""
+    tree = [jax.ShapeDtypeStruct((64,), jnp.float32)] * 2000
+    traced = jax.jit(lambda t: functional.clip_by_norm(t, 1.0)).trace(tree)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    found = len(re.findall(r"stablehlo\.reduce\b", text))
+    lots = -(-len(tree) // _alike._LOT)
+    assert 2 * lots <= found <= (2 * lots if platform == "cpu" else 4000) + 20
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_rows_are_one_copy(dtype):
+    tree = [jax.ShapeDtypeStruct((1000,), dtype)] * 100
+    program = jax.jit(lambda t: functional.clip_by_norm(t, 1.0)).lower(tree).compile()
+    size = 100 * 1000 * jnp.dtype(dtype).itemsize
+    assert 0.5 * size < program.memory_analysis().temp_size_in_bytes < 1.1 * size
 
 
 def test_few_of_a_type_are_not(run, monkeypatch):

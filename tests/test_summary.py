@@ -42,9 +42,9 @@ def test_of_groups_and_what_is_not_finite():
     tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
     state = state_after(tx, GRADS, GRADS | {"a": jnp.array([jnp.nan])})
     assert optclip.summary(state).splitlines() == [
-        "clip: 2 norms, clipped in 100% of the steps, 1 not finite",
-        "     0%  nan       first",
-        "   100%  4         second",
+        "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
+        "     0%  nan       first (clipped in 50%)",
+        "   100%  4         second (clipped in 100%)",
     ]
 
 

@@ -175,11 +175,13 @@ def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
             f"history lacks the norm, threshold or coefficient of '{name}{end}'. Give"
             " all that optclip.metrics returned."
         )
+    # The largest float stands for inf where a norm was not finite.
+    threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
     several = of(_OF_SEVERAL) is not None
     with np.errstate(invalid="ignore"):
         after = None if several else norm * coefficient
-    # As in the rate of `metrics`: what a policy zeroed or made NaN was not clipped.
-    clipped = (coefficient != 1) & np.isfinite(norm) & np.isfinite(coefficient)
+    # As in the rate of `metrics`: not zeros, nor what a policy zeroed or made NaN.
+    clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
     return Clip(title, steps, norm, threshold, after, clipped)
 

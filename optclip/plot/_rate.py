@@ -22,7 +22,7 @@ def rate(
 
     Args:
       history: of a run, as in `optclip.plot`; a step was clipped if its coefficient is
-        not 1.
+        not 1, and its norm finite and above 0.
       clip: the name of the clip; the only one if None.
       part: a group's label or a leaf's path, for clips that record these.
       window: how many steps the second line looks back.

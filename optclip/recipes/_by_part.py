@@ -29,7 +29,8 @@ def adagc(
     Args:
       ratio: :math:`\lambda`.
       decay: :math:`\beta`.
-      warmup: so many steps are clipped by their global norm.
+      warmup: so many steps are clipped by their global norm; the smallest norm that
+        a leaf had left in them is its first :math:`\gamma`.
       max_norm: to this.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 

@@ -3,7 +3,9 @@
 A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
 `__call__` (optax.inject_hyperparams takes any callable for a schedule). What it knows
 it keeps in `memory`, a pytree of arrays of fixed shapes. A norm that is NaN or inf
-never enters a memory.
+never enters a memory: if one is, a rule learns nothing from the step, of other leaves
+neither, and its warm-up waits. `nonfinite="drop"` leaves norms finite; a tree of rules,
+one a leaf, keeps the leaves apart.
 
 ==================== ===================================== =============================
 rule                 threshold                             published as

@@ -74,7 +74,7 @@ class Ema:
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
-            is_over = _arithmetic.share(limit, peak) < total
+            is_over = (_arithmetic.share(limit, peak) < total) & (norm > 0)
             # In this order: a factor for all could be too small a number.
             found = limit * (_arithmetic.share(norm, peak) / total)
             return jnp.where(is_over, found, jnp.full_like(norm, jnp.inf))
@@ -155,8 +155,9 @@ def ema(
     first step         as in the warm-up; without one inf
     this step's norm   is not in the average, which it enters clipped; in the warm-up
                        the threshold is made of it
-    zero norm          as for any other; it does not enter the memory (a leaf that gets
-                       no gradient for a while would be held to almost nothing)
+    zero norm          inf in the warm-up, else as for any other; it does not enter the
+                       memory (a leaf that gets no gradient for a while would be held to
+                       almost nothing)
     NaN or inf norm    as for any other; it never enters the memory
     ================== ==============================================================
 
