@@ -58,17 +58,17 @@ class _Reduction(NamedTuple):
     local: Callable[[list[jax.Array]], jax.Array]
 
 
-_SUM = _Reduction(
-    _sums.total, (_sums.sum_over, _sums.carried_sum), lax.psum, _sums.exact_sum_of
-)
-_MAX = _Reduction(
-    _sums.largest, (_sums.max_over, _sums.max_over), lax.pmax, _sums.largest_of
-)
+def _reduction(ord: float) -> _Reduction:
+    if ord == math.inf:
+        each = _sums.max_over, _sums.max_over
+        return _Reduction(_sums.largest, each, lax.pmax, _sums.largest_of)
+    each = _sums.sum_over, _sums.carried_sum
+    return _Reduction(_sums.total, each, lax.psum, _sums.exact_sum_of)
 
 
 def totals_of(arrays: list[jax.Array], plan: Plan, scales: Rows | None = None) -> Rows:
     """The sum of powers of each block, or the maximum, elements times its scale."""
-    reduction = _MAX if plan.ord == math.inf else _SUM
+    reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
     at_once = _many_alike(arrays, plan)
     runs = {}

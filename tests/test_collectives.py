@@ -21,7 +21,7 @@ from tests import meshes
 
 CELL = ("2x4", "mixed", "shard_map")
 # What passes a collective on, for whoever asked for it.
-PASSED_ON_BY = ("combine", "spanning", "largest", "_combined", "spanned")
+PASSED_ON_BY = ("combine", "spanning", "largest", "combined", "_together", "spanned")
 
 
 # What has nothing to hold when an element is NaN.
@@ -125,7 +125,7 @@ def test_none_can_be_left_out(name, calls_while_traced):
     jax.clear_caches()
     step = jax.jit(mapped(update))
     expected = [step(tree, -1) for tree in trees]
-    idle = "_memory" if name in MEMORYLESS else None
+    idle = "_running" if name in MEMORYLESS else None
     asked = [(i, line) for i, line in enumerate(lines) if line.split(":")[0] != idle]
     unseen = {}
     for i, line in asked:
