@@ -121,8 +121,9 @@ def each(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 def _kind(entry: Any) -> Any:
     """What is the same in entries that may be stacked; None if this one may not be."""
     leaves, treedef = jax.tree.flatten(entry)
-    # Not slices: those of a leaf that is split over devices may be split too.
-    if any(jnp.size(x) != 1 for x in leaves):
+    # Not slices: those of a leaf that is split over devices may be split too; nor what
+    # is split over an axis of one device, which looking up forgets.
+    if any(jnp.size(x) != 1 or any(jax.typeof(x).sharding.spec) for x in leaves):
         return None
     return treedef, *map(jax.typeof, leaves)
 
