@@ -184,14 +184,17 @@ def largest_of(values: list[jax.Array]) -> jax.Array:
 
 
 def sum_over(x: jax.Array, axis: Axis) -> jax.Array:
+    """The sum, as XLA adds."""
     return jnp.sum(x, axis=axis, keepdims=axis is not None)
 
 
 def max_over(x: jax.Array, axis: Axis) -> jax.Array:
+    """The maximum, 0 of nothing."""
     return jnp.max(x, axis=axis, keepdims=axis is not None, initial=0.0)
 
 
 def carried_sum(x: jax.Array, axis: Axis) -> jax.Array:
+    """The sum, each rounding error carried along."""
     dims = tuple(range(x.ndim)) if axis is None else axis
     zero = jnp.zeros((), x.dtype)
     sums, lost = lax.reduce((x, jnp.zeros_like(x)), (zero, zero), _two_sum, dims)

@@ -67,7 +67,7 @@ def _reduction(ord: float) -> _Reduction:
 
 
 def totals_of(arrays: list[jax.Array], plan: Plan, scales: Rows | None = None) -> Rows:
-    """The sum of powers of each block, or the maximum, elements times its scale."""
+    """The sum of powers of each block, or the maximum, of elements times its scale."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
     at_once = _many_alike(arrays, plan)

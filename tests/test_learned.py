@@ -351,3 +351,13 @@ def test_a_rule_of_gradients_in_a_tree_without_leaves():
     rule = thresholds.of_gradients(thresholds.moment())
     tx = optclip.clip_by(rule, over=optclip.LEAF)
     assert tx.update({}, tx.init({}), gradients={})[0] == {}
+
+
+def test_a_leaf_of_zeros_in_the_warm_up_is_not_clipped(run):
+    """Nor does it hide in the record what the others were clipped to."""
+    tx = optclip.recipes.adagc()
+    tree = {"frozen": jnp.zeros(2), "w": jnp.array([30.0, 40.0])}
+    _, state = run(tx.update)(tree, tx.init(tree))
+    numbers = optclip.metrics(state)
+    assert numbers["clip/threshold"] == 1
+    np.testing.assert_allclose(numbers["clip/coefficient"], 0.02, rtol=1e-6)

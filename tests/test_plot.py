@@ -282,3 +282,15 @@ def test_without_matplotlib(history, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pip install 'optclip\[plot\]'"):
         plot.norms(history)
+
+
+def test_zeros_are_not_clipped_and_the_largest_float_is_no_threshold():
+    """As `metrics` counts, and as a rule stands for inf where a norm is NaN."""
+    history = {
+        "clip/norm": [0.0, np.nan, 4.0],
+        "clip/threshold": [1.0, np.finfo(np.float32).max, 1.0],
+        "clip/coefficient": [0.0, 0.0, 0.25],
+    }
+    rate = optclip.plot.rate(history).lines[0].get_ydata()
+    np.testing.assert_allclose(rate, [0, 0, 1 / 3])
+    assert optclip.plot.norms(history).get_ylim()[1] < 1e3

@@ -216,7 +216,7 @@ def test_a_subclass_of_a_response_is_ones_own():
 class Keeps:
     """Shows `keep` a plain number, and remembers what it said."""
 
-    limit: float
+    limit: object
 
     def init(self, norm):
         return norm
@@ -241,6 +241,13 @@ def test_what_a_plain_number_would_keep(run, limit, kept, options):
         assert np.isfinite(found)
         np.testing.assert_allclose(found, kept, rtol=2e-6)
         assert float(found) <= limit
+
+
+def test_keep_names_itself_where_it_is_shown_another_tree():
+    tree = {"a": jnp.full(3, 9.0), "b": jnp.full(3, 9.0)}
+    tx = optclip.clip_by_norm(Keeps({"a": 1.0}))
+    with pytest.raises(ValueError, match=r"keep\(threshold\) .*lacks 'b'"):
+        tx.update(tree, tx.init(tree))
 
 
 def test_what_is_kept_of_elements(run):
