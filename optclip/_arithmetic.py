@@ -70,10 +70,14 @@ def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
 def held(numbers: Any) -> Any:
     """The same numbers, computed once: XLA on CPU does so for the result of a division.
 
-    What else several use it computes anew for each of them.
+    What else several use it computes anew for each of them. Integers are let pass.
     """
 
     def quotient(x: jax.Array) -> jax.Array:
+        if x.dtype == jnp.bool_:
+            return quotient(x.astype(jnp.float32)) != 0
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
         # A divisor that XLA cannot know to be 1.
         one = jnp.where(jnp.isnan(x), x, jnp.ones_like(x))
         return x / lax.stop_gradient(one)

@@ -177,7 +177,7 @@ class Clip:
             limits = measured.with_entries([_arithmetic.spread(*p) for p in pairs])
         factors = self._factors(measured, limits)
         kept = measured.map(lambda m, factor: m.root * factor.coefficient, factors)
-        return treedef.unflatten(kept.entries())
+        return treedef.unflatten(kept.entries(as_slices=True))
 
     def apply(self, opened: Opened, measured: Any, limits: Any) -> tuple[Any, Any]:
         """The clipped tree, and the coefficient of each block.

@@ -167,6 +167,7 @@ def _once(thresholds: Any) -> Any:
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
-    held = _arithmetic.held(_rows.Rows(list(floats.values()))).entries()
+    rows = _arithmetic.held(_rows.Rows(list(floats.values())))
+    held = rows.entries(as_slices=True)
     found = dict(zip(floats, held, strict=True))
     return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])

@@ -15,6 +15,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from optclip import _arithmetic
+
 
 @jax.tree_util.register_pytree_node_class
 class Rows:
@@ -84,11 +86,17 @@ class Rows:
             ]
         )
 
-    def entries(self) -> list[Any]:
-        """The list."""
+    def entries(self, *, as_slices: bool = False) -> list[Any]:
+        """The list.
+
+        Args:
+          as_slices: whether the numbers are wanted as plain slices of their row, since
+            they will be stacked again: XLA then takes both away.
+        """
         found: dict[int, Any] = {}
         for index, value in zip(self.indices, self.values, strict=True):
-            found.update(zip(index, _unstacked(value, len(index)), strict=True))
+            entries = _unstacked(value, len(index), as_slices)
+            found.update(zip(index, entries, strict=True))
         return [found[i] for i in range(len(found))]
 
     def any(self) -> jax.Array:
@@ -110,12 +118,17 @@ class Rows:
         return [_stacked([entries[i] for i in index]) for index in self.indices]
 
 
-def each(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map`, of numbers alike at once: `function` may see tracers of vmap."""
+def each(
+    function: Callable[..., Any], tree: Any, *rest: Any, as_slices: bool = True
+) -> Any:
+    """`jax.tree.map`, of numbers alike at once: `function` may see tracers of vmap.
+
+    With `as_slices` for what will be stacked again, as by another `each`.
+    """
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
     found = Rows(list(zip(*columns, strict=True))).map(lambda entry: function(*entry))
-    return treedef.unflatten(found.entries())
+    return treedef.unflatten(found.entries(as_slices=as_slices))
 
 
 def _kind(entry: Any) -> Any:
@@ -151,11 +164,13 @@ def _concatenated(runs: dict[tuple[int, ...], jax.Array]) -> jax.Array:
     )
 
 
-def _unstacked(value: Any, size: int) -> list[Any]:
+def _unstacked(value: Any, size: int, as_slices: bool) -> list[Any]:
     if size == 1:
         return [value]
     vectors, treedef = jax.tree.flatten(value)
-    columns = zip(*map(_numbers, vectors), strict=True)
+    traced = all(isinstance(vector, Tracer) for vector in vectors)
+    numbers = jnp.unstack if as_slices and traced else _numbers
+    columns = zip(*map(numbers, vectors), strict=True)
     return [treedef.unflatten(column) for column in columns]
 
 
@@ -179,6 +194,7 @@ def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
     Known ones it would write into the kernel of each leaf, so that no two are the same
     and each is compiled: to scale 2,000 leaves alone would take 21 s, not 8.
     """
+    vector = _arithmetic.held(vector)
     # A second number, since XLA writes down what holds one only; unsigned, since
     # others could count from the end.
     last = len(vector)

@@ -20,8 +20,8 @@ DTYPES = ["float32", "bfloat16", "float16", "mixed"]
 MIXED = ["float32", "bfloat16", "float16"]
 
 
-def transformer(dtype, num_layers=2, width=256, words=2000):
-    """Shapes of a transformer, 2 million elements."""
+def transformer(dtype, num_layers=2, width=768, words=8000):
+    """Shapes of a transformer, 20 million elements."""
     d = width
     layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
     shapes = [(words, d), *layer * num_layers]
@@ -61,9 +61,7 @@ def test_no_copy_is_made(dtype, ord):
         return functional.clip_by_global_norm(updates, 1.0, ord=ord)
 
     found = compiled(clip, tree).memory_analysis().temp_size_in_bytes
-    # Here and below, room for small leaves joined and for the lanes of two loops, which
-    # take 100,248 bytes for float16 on jax 0.12.
-    assert found <= max(0.01 * num_bytes(tree), 150_000)
+    assert found <= 0.01 * num_bytes(tree)
     if dtype == "bfloat16":
         tx = optax.clip_by_global_norm(1.0)
         theirs = compiled(lambda t: tx.update(t, optax.EmptyState())[0], tree)
@@ -82,13 +80,13 @@ def test_no_copy_of_gpt2(dtype):
 def test_no_copy_leaf_by_leaf(dtype):
     tree = transformer(dtype)
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0), tree)
-    assert program.memory_analysis().temp_size_in_bytes <= 0.05 * num_bytes(tree)
+    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
 
 
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [
-        ((8192, 4096), 0), ((8192, 4096), 1), ((12, 768, 3072), 2), ((2, 4096, 1024), 1),
+        ((8192, 4096), 0), ((8192, 4096), 1), ((12, 768, 3072), 2), ((2, 4096, 4096), 1),
         ((8192, 4096), (0, 1)), ((2**22,), 0),
     ],
 )  # fmt: skip
@@ -97,7 +95,7 @@ def test_no_copy_slice_by_slice(dtype, shape, axis):
     """XLA on CPU would widen all of float16 first: 200 %."""
     tree = [jax.ShapeDtypeStruct(shape, dtype)] * 2
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0, axis=axis), tree)
-    assert program.memory_analysis().temp_size_in_bytes <= 0.05 * num_bytes(tree)
+    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -148,7 +146,7 @@ def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch
     more = accessed(clipped) - accessed(plain)
     assert 0 < more <= (passes + 0.02) * num_bytes(tree)
     room = clipped.memory_analysis().temp_size_in_bytes
-    assert room <= plain.memory_analysis().temp_size_in_bytes + 150_000
+    assert room <= plain.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

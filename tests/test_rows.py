@@ -330,7 +330,7 @@ def test_a_leaf_among_many_is_remembered_as_alone(run, name):
 def kernels(method, num_leaves):
     """The kernels of a clip by leaf, as XLA for CPU writes them, each once."""
     tree = [jax.ShapeDtypeStruct((5,), jnp.float32)] * num_leaves
-    tx = optclip.clip_by_norm(1.0) if method is None else method()
+    tx = method()
     state = jax.eval_shape(tx.init, tree)
     text = jax.jit(tx.update).lower(tree, state, tree).compile().as_text()
     bodies = re.findall(r"^%fused_computation\S* [^\n]*\{\n(.*?)^\}", text, re.M | re.S)
@@ -341,11 +341,14 @@ def kernels(method, num_leaves):
 @pytest.mark.parametrize(
     ("method", "most"),
     [
-        (None, 35),
-        (optclip.recipes.adagc, 260),
-        (optclip.recipes.agc, 110),
-        (optclip.recipes.olmo_ratio, 230),
+        (lambda: optclip.clip_by_norm(1.0), 35),
+        (lambda: optclip.clip_by_norm(1.0, record="leaves"), 85),
+        (lambda: optclip.clip_by_norm(RULES["zscore"]), 120),
+        (optclip.recipes.adagc, 75),
+        (optclip.recipes.agc, 62),
+        (optclip.recipes.olmo_ratio, 72),
     ],
+    ids=["plain", "recorded", "zscore", "adagc", "agc", "olmo_ratio"],
 )
 def test_the_leaves_share_their_kernels(method, most):
     """With the number of a leaf in it no kernel is that of another, and all compile."""

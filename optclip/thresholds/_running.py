@@ -86,4 +86,4 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
             n = _placement.placed_as(n, o)
         return jnp.where(take, n, o)
 
-    return _rows.each(taken, new, old)
+    return _rows.each(taken, new, old, as_slices=False)

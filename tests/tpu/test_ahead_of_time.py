@@ -68,28 +68,33 @@ def test_one_all_reduce_of_scalars(topology, kind, dtype):
 
 
 @pytest.mark.parametrize(
-    ("topology", "dtype", "room"),
+    ("topology", "kind", "dtype", "room"),
     [
-        ("v5e:2x2", "float32", 1.005),
-        ("v5e:2x2", "bfloat16", 1.005),
-        ("v5e:16x16", "float32", 1.005),
+        ("v5e:2x2", AxisType.Auto, "float32", 1.005),
+        ("v5e:2x2", AxisType.Auto, "bfloat16", 1.005),
+        ("v5e:2x2", AxisType.Explicit, "float32", 1.005),
+        ("v5p:2x2x4", AxisType.Auto, "float32", 1.005),
+        ("v5p:2x2x4", AxisType.Explicit, "bfloat16", 1.005),
+        ("v5e:16x16", AxisType.Auto, "float32", 1.005),
         # Of 256 parts, 356 kB each: what small leaves take to be joined shows.
-        ("v5e:16x16", "bfloat16", 1.15),
+        ("v5e:16x16", AxisType.Auto, "bfloat16", 1.15),
+        ("v5e:16x16", AxisType.Explicit, "bfloat16", 1.15),
     ],
 )
-def test_no_more_bytes_than_optax(topology, dtype, room, monkeypatch):
+def test_no_more_bytes_than_optax(topology, kind, dtype, room, monkeypatch):
     """Short of the branch, whose bytes XLA counts as if it were taken."""
     monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
     monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
-    mesh = ahead_of_time.mesh_of(topology)
+    mesh = ahead_of_time.mesh_of(topology, kind)
     ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
     theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
     assert " conditional(" not in ours.as_text()
     accessed, allowed = (ahead_of_time.accessed(each) for each in (ours, theirs))
     assert 0 < accessed <= room * allowed
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
-    # Not less than optax's: the pads of more fusions.
-    assert 0 < taken <= allowed + 0.7e6
+    # Not less than optax's: the pads of more fusions, most on Explicit axes.
+    explicit = kind is AxisType.Explicit
+    assert 0 < taken <= allowed + (1.2e6 if explicit else 0.7e6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
