@@ -11,7 +11,7 @@ CLIPS = ("optclip", "optax")
 STEPS = """
 How much longer an AdamW step of GPT-2 (124M) takes with a clip by global norm than without. Gradients *in the step* are computed in the same `jax.jit`, the usual case; *as arguments* they come from another one and have to be read from memory anew.
 """.strip()
-COMPILATION = "Seconds until a clip alone is compiled, float32: by global norm, and of each leaf by its root mean square. Each pair is of one machine; from machine to machine seconds differ by a factor of two."
+COMPILATION = "Seconds until a clip alone is compiled, float32: by global norm, and of each leaf by its root mean square. Each pair is of one machine. From machine to machine seconds differ by two to three and their ratio by up to two, so compare along rows only."
 
 
 def lines(data: Mapping[str, Any]) -> Iterator[str]:

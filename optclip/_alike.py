@@ -1,7 +1,7 @@
 """Many small arrays of one type, each reduced to a number of its own, all at once.
 
 On CPU they are the rows of one array. 2,000 norms of 64 elements and their clips take
-4.5 ms then, not 20, and compile in 13 s, not 33.
+a quarter of the time then, and less than half of it to compile.
 """
 
 import jax

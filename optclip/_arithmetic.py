@@ -70,7 +70,9 @@ def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
 def held(numbers: Any) -> Any:
     """The same numbers, computed once: XLA on CPU does so for the result of a division.
 
-    What else several use it computes anew for each of them. Integers are let pass.
+    What else several use it computes anew for each of them. What is below the smallest
+    normal number becomes 0, as in most that XLA does on CPU. Integers stay as they are:
+    their quotient would be a float, and no integer here costs what a root does.
     """
 
     def quotient(x: jax.Array) -> jax.Array:
