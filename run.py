@@ -103,7 +103,7 @@ def test(base: str, rest: list[str], *, everything: bool) -> int:
         other = environment(newest, f".venv-{NEWEST}", ["test", "release"])
         ignored = [f"--ignore=tests/test_{name}.py" for name in SAME_ANYWHERE]
         sample = ["--sample", str(SAMPLE)]
-        parts.append([other, *suite, "tests", *sample, *ignored, *rest])
+        parts.append([other, *suite, "tests", *ignored, *rest, *sample])
         apart.append([other, "-m", "pytest", "-q", "tests/release"])
     codes = [call(part) for part in parts]
     # These have a process each, and leave a core idle.

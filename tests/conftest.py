@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import zlib
 
 import jax
 import pytest
@@ -66,15 +67,20 @@ def pytest_addoption(parser):
         "--sample",
         type=int,
         default=1,
-        help="each test for every n-th of its cases (1)",
+        help="each test for every n-th of its cases, all of those marked whole (1)",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    step, seen, kept = config.getoption("sample"), collections.Counter(), {}
+    cases = collections.defaultdict(list)
     for item in items:
-        function = item.nodeid.partition("[")[0]
-        kept[item] = seen[function] % step == 0
-        seen[function] += 1
-    config.hook.pytest_deselected(items=[item for item in items if not kept[item]])
-    items[:] = [item for item in items if kept[item]]
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept = set()
+    for function, found in cases.items():
+        step = 1 if found[0].get_closest_marker("whole") else config.getoption("sample")
+        # Each test begins elsewhere, so that none of what they have in common is left
+        # out by all.
+        first = zlib.crc32(function.encode()) % min(step, len(found))
+        kept.update(found[first::step])
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]

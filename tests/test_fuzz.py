@@ -1,6 +1,6 @@
 """Hostile input gets the documented errors or the right answer, never anything else.
 
-pytest tests/test_fuzz.py --examples 20000      # CI tries a twentieth of these
+pytest tests/test_fuzz.py --examples 20000      # CI tries a fiftieth of these, `run.py test` a twentieth
 """
 
 import collections
