@@ -35,7 +35,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
                            and of groups, norm * coefficient is the norm after, if
                            both are numbers that float32 has
       ``clip/rate``        float32, the share of all steps so far that were clipped; a
-                           step zeroed or made NaN by `nonfinite=` is not counted
+                           norm zeroed or made NaN by `nonfinite=` is not counted,
+                           and steps of a rule's warm-up are among all steps
       ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry
                            in the norm
       ``clip/fraction``    float32, leaf, axis and element scope only: the share of

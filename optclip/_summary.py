@@ -13,22 +13,30 @@ from optclip._metrics import is_metric, metrics, parts_in, percent
 from optclip.typing import PyTree
 
 
-def summary(opt_state: PyTree, *, most: int = 10) -> str:
+_ORDERS = ("norm", "rate")
+
+
+def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     """A few lines on each clip: its last step, its rate, and which parts have the norm.
 
     Args:
       opt_state: the state of any optax transformation, or what `metrics` returned.
-      most: how many groups or leaves of a clip are named, those of the largest norm.
+      most: how many groups or leaves of a clip are named.
+      sort_by: which come first: those of the largest `"norm"`, before them those of
+        which it is not finite, most often so first; or those of the largest `"rate"`.
 
     Returns:
       Text. The share of a group or leaf is that of its square in the sum of squares: of
       L2 norms, what it has of the square of the whole; behind its name is in how many
-      of the steps it was clipped, if in any. "Up to" is that of the one with most.
+      of the steps it was clipped, and in how many it was not finite, if in any. "Up to"
+      is that of the one with most.
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a
-        history of many steps, or what is no number; `most` is no int.
-      ValueError: there is no optclip clip in the state; `most` is below 1.
+        history of many steps, or what is no number; `most` is no int, `sort_by` no
+        string.
+      ValueError: there is no optclip clip in the state; `most` is below 1; `sort_by`
+        is not known.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -42,14 +50,18 @@ def summary(opt_state: PyTree, *, most: int = 10) -> str:
       clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of the steps
     """
     _validate.length("most", most)
+    _validate.choice("sort_by", sort_by, _ORDERS)
     numbers = {key: _number(key, x) for key, x in _found(opt_state).items()}
     lines = []
     for name, parts in parts_in(numbers).items():
         lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
         if parts != [""]:
-            norms = np.array([numbers[f"{name}/norm/{part}"] for part in parts])
-            rates = [numbers.get(f"{name}/rate/{part}", 0.0) for part in parts]
-            lines += _shares(parts, norms, rates, most)
+            fields = ("norm", "rate", "nonfinite")
+            columns = [
+                np.array([numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts])
+                for field in fields
+            ]
+            lines += _shares(parts, *columns, most, sort_by)
     return "\n".join(lines)
 
 
@@ -112,18 +124,35 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
 
 
 def _shares(
-    parts: list[str], norms: np.ndarray, rates: list[float], most: int
+    parts: list[str],
+    norms: np.ndarray,
+    rates: np.ndarray,
+    nonfinite: np.ndarray,
+    most: int,
+    sort_by: str,
 ) -> list[str]:
-    """The parts of the largest norms, each with its share; first what is not finite."""
+    """The first parts, each with its share."""
     known = np.where(np.isfinite(norms), norms, 0.0)
     # Of the largest: squares of the norms themselves may be out of range.
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
     shares = squares / max(squares.sum(), 1.0)
-    order = np.lexsort((-known, np.isfinite(norms)))
-    clipped = [f" (clipped in {percent(rate)})" if rate else "" for rate in rates]
+    # Once parameters are NaN all leaves are: the first of them has been so most often.
+    is_finite = np.isfinite(norms)
+    orders = {
+        "norm": (-known, np.where(is_finite, 0, -nonfinite), is_finite),
+        "rate": (-known, -rates),
+    }
     lines = [
-        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}{clipped[i]}"
-        for i in order[:most]
+        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
+        f"{_behind(rates[i], nonfinite[i])}"
+        for i in np.lexsort(orders[sort_by])[:most]
     ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])
+
+
+def _behind(rate: float, nonfinite: float) -> str:
+    """What is said behind the name of a part."""
+    said = [f"clipped in {percent(rate)}"] if rate else []
+    said += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
+    return f" ({', '.join(said)})" if said else ""

@@ -302,6 +302,10 @@ BY_PARAMETER = {
         *LENGTH,
         Bad(0, V, r"most=0 \(int\) is below 1", "an int of [01] or more"),
     ],
+    "sort_by": [
+        Bad("size", V, "sort_by='size' is not known", "'rate'"),
+        Bad(None, T, r"sort_by=None \(NoneType\)", "'norm', 'rate'"),
+    ],
     "part": [
         Bad("c", V, "part='c' is not one of", r"\['a', 'b'\]"),
         Bad(3, V, "part=3 is not one of", r"\['a', 'b'\]"),

@@ -43,7 +43,7 @@ def test_of_groups_and_what_is_not_finite():
     state = state_after(tx, GRADS, GRADS | {"a": jnp.array([jnp.nan])})
     assert optclip.summary(state).splitlines() == [
         "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
-        "     0%  nan       first (clipped in 50%)",
+        "     0%  nan       first (clipped in 50%, not finite in 1)",
         "   100%  4         second (clipped in 100%)",
     ]
 
@@ -57,6 +57,27 @@ def test_the_largest_of_many():
         "     4%  1         00",
         "         and 18 more",
     ]
+
+
+def test_the_source_of_what_is_not_finite_is_first():
+    tx = optclip.clip_by_norm(jnp.inf, record="leaves", nonfinite="propagate")
+    nan = {key: x * jnp.nan for key, x in GRADS.items()}
+    state = state_after(tx, GRADS | {"b": nan["b"]}, nan)
+    assert optclip.summary(state).splitlines()[1:] == [
+        "     0%  nan       b (not finite in 2)",
+        "     0%  nan       a (not finite in 1)",
+    ]
+
+
+def test_the_most_clipped_first():
+    tx = optclip.clip_by_norm(3.5, record="leaves")
+    past_a, past_b = (
+        {"a": jnp.array([a]), "b": jnp.array([b])} for a, b in ((9.0, 1.0), (1.0, 6.0))
+    )
+    state = state_after(tx, past_a, past_a, past_b)
+    a, b = "     3%  1         a (clipped in 67%)", "    97%  6         b (clipped in 33%)"
+    assert optclip.summary(state).splitlines()[1:] == [b, a]
+    assert optclip.summary(state, sort_by="rate").splitlines()[1:] == [a, b]
 
 
 def test_norms_whose_squares_overflow_and_zeros():
