@@ -12,7 +12,6 @@ from optclip import _validate
 from optclip._metrics import is_metric, metrics, parts_in, percent
 from optclip.typing import PyTree
 
-
 _ORDERS = ("norm", "rate")
 
 
@@ -56,12 +55,11 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     for name, parts in parts_in(numbers).items():
         lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
         if parts != [""]:
-            fields = ("norm", "rate", "nonfinite")
-            columns = [
-                np.array([numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts])
-                for field in fields
-            ]
-            lines += _shares(parts, *columns, most, sort_by)
+            columns = {
+                field: [numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts]
+                for field in ("norm", "rate", "nonfinite")
+            }
+            lines += _shares(parts, columns, most, sort_by)
     return "\n".join(lines)
 
 
@@ -124,14 +122,11 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
 
 
 def _shares(
-    parts: list[str],
-    norms: np.ndarray,
-    rates: np.ndarray,
-    nonfinite: np.ndarray,
-    most: int,
-    sort_by: str,
+    parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
 ) -> list[str]:
     """The first parts, each with its share."""
+    norms = np.array(columns["norm"])
+    rates, nonfinite = columns["rate"], columns["nonfinite"]
     known = np.where(np.isfinite(norms), norms, 0.0)
     # Of the largest: squares of the norms themselves may be out of range.
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
@@ -139,8 +134,8 @@ def _shares(
     # Once parameters are NaN all leaves are: the first of them has been so most often.
     is_finite = np.isfinite(norms)
     orders = {
-        "norm": (-known, np.where(is_finite, 0, -nonfinite), is_finite),
-        "rate": (-known, -rates),
+        "norm": (-known, np.where(is_finite, 0, np.negative(nonfinite)), is_finite),
+        "rate": (-known, np.negative(rates)),
     }
     lines = [
         f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"

@@ -75,7 +75,10 @@ def test_the_most_clipped_first():
         {"a": jnp.array([a]), "b": jnp.array([b])} for a, b in ((9.0, 1.0), (1.0, 6.0))
     )
     state = state_after(tx, past_a, past_a, past_b)
-    a, b = "     3%  1         a (clipped in 67%)", "    97%  6         b (clipped in 33%)"
+    a, b = (
+        "     3%  1         a (clipped in 67%)",
+        "    97%  6         b (clipped in 33%)",
+    )
     assert optclip.summary(state).splitlines()[1:] == [b, a]
     assert optclip.summary(state, sort_by="rate").splitlines()[1:] == [a, b]
 
