@@ -67,7 +67,13 @@ def pytest_addoption(parser):
         "--sample",
         type=int,
         default=1,
-        help="each test for every n-th of its cases, all of those marked whole (1)",
+        help="each test for every n-th of its cases (1)",
+    )
+    parser.addoption(
+        "--matrix",
+        type=int,
+        default=1,
+        help="each test marked matrix for every n-th of its cases (1)",
     )
 
 
@@ -77,7 +83,9 @@ def pytest_collection_modifyitems(config, items):
         cases[item.nodeid.partition("[")[0]].append(item)
     kept = set()
     for function, found in cases.items():
-        step = 1 if found[0].get_closest_marker("whole") else config.getoption("sample")
+        step = config.getoption("sample")
+        if found[0].get_closest_marker("matrix"):
+            step = max(step, config.getoption("matrix"))
         # Each test begins elsewhere, so that none of what they have in common is left
         # out by all.
         first = zlib.crc32(function.encode()) % min(step, len(found))

@@ -11,6 +11,8 @@ import pytest
 from tests import helpers
 from tests.registry import ENTRIES, numpy_tree
 
+pytestmark = pytest.mark.matrix
+
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 
 PASSED = {

@@ -9,8 +9,6 @@ import pytest
 from optclip import recipes
 from tests import pictures
 
-pytestmark = pytest.mark.whole
-
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 PAGES = (
     "add_a_method.md",

@@ -8,8 +8,6 @@ import pytest
 
 from tests import typed_user
 
-pytestmark = pytest.mark.whole
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 

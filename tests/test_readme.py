@@ -13,8 +13,6 @@ import optclip
 from optclip import functional as F
 from tests import helpers, oracles
 
-pytestmark = pytest.mark.whole
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ROWS = re.findall(
