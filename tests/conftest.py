@@ -1,11 +1,11 @@
 """Eight CPU devices, and compiled programs kept between runs."""
 
-import collections
 import pathlib
-import zlib
 
 import jax
 import pytest
+
+from tests import covering
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -16,19 +16,27 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-@pytest.fixture(params=["eager", "jit"])
+@pytest.fixture(autouse=True, scope="module")
+def caches_of_one_module():
+    """What a module compiled goes with it: kept, a worker would grow to gigabytes."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.fixture(params=covering.RUNS)
 def run(request):
-    """A function as it is, and compiled."""
+    """A function as it is, or compiled."""
     return jax.jit if request.param == "jit" else lambda function: function
 
 
 @pytest.fixture
 def holds(request):
-    """Try a property on as many examples as asked for, or on a share of them."""
+    """Try a property on as many examples as asked for, or on a fraction of them."""
     # Not above: the environments of TPUs, stacks and the site have no Hypothesis.
     import hypothesis
 
-    count = request.config.getoption("examples")
+    config = request.config
+    count = config.getoption("examples") or (20_000 if config.getoption("full") else 300)
 
     def check(prop, strategy, share=1.0):
         settings = hypothesis.settings(
@@ -61,34 +69,34 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--examples", type=int, default=1000, help="examples a property (1000)"
+        "--full",
+        action="store_true",
+        help="all products of settings, and 20,000 examples of each property",
     )
     parser.addoption(
-        "--sample",
-        type=int,
-        default=1,
-        help="each test for every n-th of its cases (1)",
-    )
-    parser.addoption(
-        "--matrix",
-        type=int,
-        default=1,
-        help="each test marked matrix for every n-th of its cases (1)",
+        "--examples", type=int, help="examples of each property (300, or 20,000)"
     )
 
 
-def pytest_collection_modifyitems(config, items):
-    cases = collections.defaultdict(list)
-    for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
-    kept = set()
-    for function, found in cases.items():
-        step = config.getoption("sample")
-        if found[0].get_closest_marker("matrix"):
-            step = max(step, config.getoption("matrix"))
-        # Each test begins elsewhere, so that none of what they have in common is left
-        # out by all.
-        first = zlib.crc32(function.encode()) % min(step, len(found))
-        kept.update(found[first::step])
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+def pytest_generate_tests(metafunc):
+    """Cases of a test that is marked `covering`: see tests/covering.py."""
+    marker = metafunc.definition.get_closest_marker("covering")
+    if marker is None:
+        return
+    settings = dict(marker.kwargs)
+    where = settings.pop("where", None)
+    full = metafunc.config.getoption("full")
+    cases = (covering.product if full else covering.pairs)(settings, where)
+    metafunc.parametrize(
+        tuple(settings),
+        cases if len(settings) > 1 else [value for (value,) in cases],
+        ids=["-".join(map(_id, case)) for case in cases],
+        indirect=["run"] if "run" in settings else [],
+    )
+
+
+def _id(value):
+    for name in ("id", "__name__", "name"):
+        if isinstance(getattr(value, name, None), str):
+            return getattr(value, name)
+    return str(value)

@@ -33,6 +33,8 @@ class Entry:
       scalar_threshold: whether the threshold is one number that may be traced,
         scheduled and vmapped (a rule is not).
       slope_at_zero: its derivative there: 0 where the threshold itself is 0.
+      scope: the kind of what shares a norm.
+      response: the kind of what happens past the threshold.
     """
 
     id: str
@@ -45,6 +47,13 @@ class Entry:
     takes_flat: bool = False
     scalar_threshold: bool = True
     slope_at_zero: float = 1.0
+    scope: str = "leaf"
+    response: str = "hard"
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What of it meets every other setting of a test: see tests/covering.py."""
+        return self.scope, self.response
 
     def make(self, threshold: Any = None, **more: Any) -> Any:
         name, active = self.threshold
@@ -159,6 +168,7 @@ ENTRIES = [
         ("limit", 0.5),
         lambda tree, c: oracles.by_value(tree, -c, c),
         takes_flat=True,
+        scope="element",
     ),
     Entry(
         "value-two-bounds",
@@ -167,6 +177,7 @@ ENTRIES = [
         _two_bounds,
         {"lower": -0.25},
         takes_flat=True,
+        scope="element",
     ),
     Entry("norm", optclip.clip_by_norm, ("max_norm", 2.0), oracles.by_leaf),
     Entry(
@@ -175,6 +186,7 @@ ENTRIES = [
         ("max_norm", 2.0),
         oracles.by_first_axis,
         {"axis": (0,)},
+        scope="axes",
     ),
     Entry(
         "norm-l1",
@@ -202,6 +214,7 @@ ENTRIES = [
         ("max_rms", 1.5),
         lambda tree, c: oracles.by_first_axis(tree, c, oracles.rms),
         {"axis": (0,)},
+        scope="axes",
     ),
     Entry(
         "group-norm",
@@ -211,6 +224,7 @@ ENTRIES = [
         {"groups": top_key},
         statics=("groups",),
         per_leaf=False,
+        scope="groups",
     ),
     Entry(
         "global-norm",
@@ -219,6 +233,7 @@ ENTRIES = [
         oracles.by_tree,
         per_leaf=False,
         takes_flat=True,
+        scope="tree",
     ),
     Entry(
         "global-norm-inf",
@@ -229,6 +244,7 @@ ENTRIES = [
         statics=("ord",),
         per_leaf=False,
         takes_flat=True,
+        scope="tree",
     ),
     Entry(
         "global-norm-3",
@@ -239,6 +255,7 @@ ENTRIES = [
         statics=("ord",),
         per_leaf=False,
         takes_flat=True,
+        scope="tree",
     ),
     Entry(
         "smooth",
@@ -248,6 +265,8 @@ ENTRIES = [
         {"response": "smooth"},
         per_leaf=False,
         takes_flat=True,
+        scope="tree",
+        response="smooth",
     ),
     Entry(
         "normalize",
@@ -257,6 +276,8 @@ ENTRIES = [
         {"response": "normalize"},
         per_leaf=False,
         takes_flat=True,
+        scope="tree",
+        response="normalize",
     ),
     Entry(
         "user-response",
@@ -265,6 +286,7 @@ ENTRIES = [
         lambda tree, c: oracles.by_leaf(tree, c, response=_root),
         {"response": square_root_capper, "over": optclip.LEAF},
         statics=("response",),
+        response="user",
     ),
     Entry(
         "user-scope",
@@ -273,6 +295,7 @@ ENTRIES = [
         _by_both,
         {"over": TopKeys()},
         per_leaf=False,
+        scope="user",
     ),
     Entry(
         "user-rule",
@@ -283,6 +306,7 @@ ENTRIES = [
         takes_flat=True,
         scalar_threshold=False,
         slope_at_zero=0.0,
+        scope="tree",
     ),
     Entry(
         "zscore-in-warm-up",
@@ -292,6 +316,7 @@ ENTRIES = [
         per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,
+        scope="tree",
     ),
     Entry(
         "units",
@@ -299,6 +324,7 @@ ENTRIES = [
         ("threshold", 2.0),
         _by_unit,
         {"over": optclip.units()},
+        scope="axes",
     ),
     Entry(
         "band",
@@ -307,6 +333,7 @@ ENTRIES = [
         lambda tree, c: oracles.by_leaf(tree, c, response=_into_band),
         {"response": optclip.responses.band(0.75), "over": optclip.LEAF},
         statics=("response",),
+        response="band",
     ),
     Entry(
         "proportional",
@@ -314,6 +341,8 @@ ENTRIES = [
         ("limit", 0.4375),
         lambda tree, c: jax.tree.map(lambda x: _proportional(x, c), tree),
         {"response": "proportional"},
+        scope="element",
+        response="proportional",
     ),
     Entry(
         "ema-in-warm-up",

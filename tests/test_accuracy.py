@@ -13,8 +13,6 @@ import pytest
 
 from tests import accuracy, bounds
 
-pytestmark = pytest.mark.matrix
-
 EXACT = [1.0, 2.0, math.inf]
 OTHERS = [0.5, 1.5, 3.0]
 

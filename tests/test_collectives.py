@@ -19,8 +19,6 @@ from jax import P, lax
 import optclip
 from tests import meshes
 
-pytestmark = pytest.mark.matrix
-
 CELL = ("2x4", "mixed", "shard_map")
 # What passes a collective on, for whoever asked for it.
 PASSED_ON_BY = ("combine", "spanning", "largest", "combined", "_together", "spanned")

@@ -12,8 +12,6 @@ import pytest
 from tests import helpers
 from tests.registry import ENTRIES, SCALAR, numpy_tree
 
-pytestmark = pytest.mark.matrix
-
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 scalar = pytest.mark.parametrize("entry", SCALAR, ids=lambda e: e.id)
 

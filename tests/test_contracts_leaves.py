@@ -11,8 +11,6 @@ import pytest
 from tests import helpers
 from tests.registry import ENTRIES, numpy_tree
 
-pytestmark = pytest.mark.matrix
-
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 
 PASSED = {

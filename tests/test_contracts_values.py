@@ -10,8 +10,6 @@ import optclip
 from tests import helpers
 from tests.registry import ENTRIES, SCALAR, numpy_tree
 
-pytestmark = pytest.mark.matrix
-
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 scalar = pytest.mark.parametrize("entry", SCALAR, ids=lambda e: e.id)
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]

@@ -6,8 +6,6 @@ import pytest
 from tests import corpus, helpers
 from tests.registry import ENTRIES
 
-pytestmark = pytest.mark.matrix
-
 TREES = list(corpus.corpus())
 
 

@@ -18,8 +18,6 @@ from optclip import norms, responses
 from tests import differences, helpers, oracles
 from tests.registry import ENTRIES, square_root_capper
 
-pytestmark = pytest.mark.matrix
-
 KERNEL, BIAS = [0, 1, 2, 3, 4, 5], [6, 7]
 
 # The scope; which elements share a norm.

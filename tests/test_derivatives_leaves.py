@@ -13,8 +13,6 @@ from optclip import functional as F
 from tests import differences, helpers, oracles
 from tests.test_derivatives_edges import clip, weighed
 
-pytestmark = pytest.mark.matrix
-
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])

@@ -13,8 +13,6 @@ from jax.experimental.sparse import BCOO
 from tests import helpers, leaf_kinds
 from tests.registry import ENTRIES
 
-pytestmark = pytest.mark.matrix
-
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 
 

@@ -16,8 +16,6 @@ from optclip._alike import MANY
 from tests import oracles
 from tests.helpers import strictly
 
-pytestmark = pytest.mark.matrix
-
 NUM_LEAVES = 2 * MANY
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64, jnp.float8_e4m3fn]
 

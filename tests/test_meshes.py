@@ -14,8 +14,6 @@ import optclip
 from optclip import thresholds
 from tests import helpers, meshes
 
-pytestmark = pytest.mark.matrix
-
 CASES = meshes.a_quarter()
 # In how many ways leaves are split: each takes XLA an all-reduce of its own, and in
 # shard_map each set of mesh axes one. However many leaves there are.

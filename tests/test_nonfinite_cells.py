@@ -12,8 +12,6 @@ from optclip import functional as F
 from tests import helpers
 from tests import nonfinite_cells as nf
 
-pytestmark = pytest.mark.matrix
-
 LAYERS = ("functional", "transform")
 
 

@@ -122,7 +122,6 @@ def test_empty_blocks():
     assert found.norm == 0.0
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("p", ORDERS)
 def test_derivatives(p, run):
     """Against the formula; 0 at zero, split among ties, also complex and second order."""
@@ -248,7 +247,6 @@ def test_of_what_the_compiler_knows(ord, value):
     np.testing.assert_allclose(root * unit, expected, rtol=1e-6)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize(
     ("shape", "axis"),

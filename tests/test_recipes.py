@@ -14,8 +14,6 @@ from optclip import recipes
 from optclip.recipes import _by_part
 from tests import helpers
 
-pytestmark = pytest.mark.matrix
-
 PARAMS = {
     "dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3) - 2.5, "bias": jnp.ones(3)},
     "dense_1": {"kernel": 0.1 * jnp.ones((3, 2)), "bias": jnp.zeros(2)},

@@ -15,8 +15,6 @@ from optclip._alike import MANY
 from optclip._rows import Rows, each
 from tests.helpers import strict
 
-pytestmark = pytest.mark.matrix
-
 
 def leaves(dtype=jnp.float32):
     """Of one number and of few, past the threshold of 1 and not; zero, huge, tiny."""
