@@ -78,6 +78,10 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    covering.full = config.getoption("full")
+
+
 def pytest_generate_tests(metafunc):
     """Cases of a test that is marked `covering`: see tests/covering.py."""
     marker = metafunc.definition.get_closest_marker("covering")
@@ -85,10 +89,9 @@ def pytest_generate_tests(metafunc):
         return
     settings = dict(marker.kwargs)
     where = settings.pop("where", None)
-    full = metafunc.config.getoption("full")
-    cases = (covering.product if full else covering.pairs)(settings, where)
+    cases = (covering.product if covering.full else covering.pairs)(settings, where)
     metafunc.parametrize(
-        tuple(settings),
+        ",".join(settings),
         cases if len(settings) > 1 else [value for (value,) in cases],
         ids=["-".join(map(_id, case)) for case in cases],
         indirect=["run"] if "run" in settings else [],

@@ -18,6 +18,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+# Whether `--full` asks for the products; conftest.py sets it.
+full = False
 # The values of the fixture `run`: a function called as it is, or compiled.
 RUNS = ("eager", "jit")
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests import covering
+
 # All with a zero and a sign.
 FP8 = [
     "float8_e3m4",
@@ -42,6 +44,28 @@ def strict(tx: optax.GradientTransformationExtraArgs):
     return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
 
 
+# Kinds of trees of gradients; `typed` makes them.
+KINDS = ("float32", "bfloat16", "float16", "mixed")
+# Compiles in a fifth of the time, and is not what users run.
+UNOPTIMIZED = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+if jax.__version_info__ < (0, 12):
+    UNOPTIMIZED["xla_cpu_use_fusion_emitters"] = False
+
+
+def quick_jit(function, **kwargs):
+    """`jax.jit` for a promise that does not depend on what XLA makes of the program.
+
+    That a state keeps its structure, a wrapper of optax passes a clip on, a mask leaves
+    a leaf out: none of it needs XLA's optimizations, which are most of what a test
+    costs. What numbers come out is tested with them, and so is all of it by `--full`.
+    """
+    options = {} if covering.full else {"compiler_options": UNOPTIMIZED}
+    return jax.jit(function, **options, **kwargs)
+
+
 def gradients(seed: int = 0, dtype: Any = jnp.float32, scale: float = 1.0) -> Any:
     """Leaves of unequal norm: some are past every threshold of the registry, some not."""
     rng = np.random.default_rng(seed)
@@ -50,6 +74,13 @@ def gradients(seed: int = 0, dtype: Any = jnp.float32, scale: float = 1.0) -> An
         "out": [rng.normal(size=(2, 4)) * 5.0],
     }
     return jax.tree.map(lambda x: jnp.asarray(x * scale, dtype), tree)
+
+
+def typed(kind: str, seed: int = 0) -> Any:
+    """The gradients of a kind in `KINDS`, or of one more dtype."""
+    if kind == "mixed":
+        return mixed_gradients(seed)
+    return gradients(seed, jnp.dtype(kind))
 
 
 def mixed_gradients(seed: int = 0) -> Any:
