@@ -204,7 +204,7 @@ def main() -> int:
 
 
 def _copy(target: pathlib.Path) -> pathlib.Path:
-    kept_back = (".git", ".venv*", ".hypothesis", ".coverage", "__pycache__")
+    kept_back = (".git", ".venv*", ".nox", ".hypothesis", ".coverage", "__pycache__")
     ignored = shutil.ignore_patterns(*kept_back)
     shutil.copytree(ROOT, target, ignore=ignored)
     return target

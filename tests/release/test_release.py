@@ -52,7 +52,7 @@ def test_the_sdist_has_what_a_tester_needs(built):
         names = {name.removeprefix(start) for name in file.getnames()}
     needed = {
         "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
-        "run.py", "pyproject.toml", ".ci/run", ".github/workflows/jax.yml",
+        "run.py", "noxfile.py", "pyproject.toml", ".ci/run", ".github/workflows/jax.yml",
         "tests/conftest.py", "docs/methods.md", "benchmarks/results/cpu.json",
     }  # fmt: skip
     assert needed < names

@@ -1,0 +1,169 @@
+"""All that wants an environment of its own; the suite is `python3 run.py test`.
+
+    nox --list                # what there is; `.venv/bin/nox` after `run.py test`
+    nox -s lint types         # some of it
+    nox                       # all that a change has to pass beside the suite
+    nox -s docs -- serve      # the documentation, at http://localhost:8000
+    nox -R -s parity          # with what is installed already, newer or not
+
+Each session installs what it needs in `.nox` and keeps it. Nothing but CPython 3.11 or
+newer is needed, and Python 3.12 or 3.13 for `newest`.
+"""
+
+import os
+import pathlib
+import platform
+import sys
+
+import nox
+from nox.command import CommandFailed
+
+ROOT = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+import run  # noqa: E402
+
+nox.needs_version = ">=2025.5"
+nox.options.reuse_venv = "yes"
+# It brings a pip, so that a system may keep ensurepip back.
+nox.options.default_venv_backend = "virtualenv"
+os.environ.pop("PYTHONPATH", None)
+
+# Python 3.14 is not promised yet.
+NEWEST = run.find("3.13") or run.find("3.12")
+# Enough to see whether a new JAX keeps what is promised, in few minutes.
+CONTRACTS = (
+    "contracts_jax", "contracts_leaves", "contracts_optax", "contracts_values",
+    "leaf_kinds", "mapped", "norms", "registry", "skip", "typing",
+)  # fmt: skip
+HOURS = [f"tests/test_{name}.py" for name in ("properties", "fuzz", "fuzz_histories")]
+HTML = "docs/_build/html"
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Optclip as it is in the checkout, and groups of pyproject.toml."""
+    session.install("pip>=25.1")  # The first that knows groups.
+    session.install("--editable", ".", *(f"--group={group}" for group in groups))
+
+
+def every(session: nox.Session, *commands: list[str]) -> None:
+    """Run Python with each, also after one has failed."""
+    failed = []
+    for command in commands:
+        try:
+            session.run("python", *command)
+        except CommandFailed:
+            failed.append(" ".join(command))
+    if failed:
+        session.error(f"Failed: {'; '.join(failed)}")
+
+
+def tests(session: nox.Session, *where: str) -> None:
+    """The tests in a folder that `run.py test` leaves aside, or what was asked for."""
+    session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, as a linter and as a formatter."""
+    session.install("pip>=25.1")
+    session.install("--group=lint")
+    ruff = ["-m", "ruff"]
+    every(session, [*ruff, "check"], [*ruff, "format", "--check"])
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Pyright on the package and on its users; every public name has a type."""
+    install(session, "types")
+    python = str(pathlib.Path(session.bin, "python"))
+    pyright = ["-m", "pyright", "--pythonpath", python]
+    every(session, pyright, ["tests/check_types.py"])
+
+
+@nox.session(python=NEWEST)
+def newest(session: nox.Session) -> None:
+    """The contracts and the wheel with the newest Python and JAX."""
+    if not NEWEST:
+        session.skip("No Python 3.13 or 3.12 was found.")
+    session.install("pip>=25.1")
+    session.install(
+        "--upgrade", "--editable", ".", "--group=test", "--group=release", "jax",
+        "jaxlib", "optax",
+    )  # fmt: skip
+    files = [f"tests/test_{name}.py" for name in CONTRACTS]
+    pytest = ["-m", "pytest", "-q"]
+    every(
+        session,
+        [*pytest, *run.in_parallel(), *files, *session.posargs],
+        [*pytest, "tests/release"],
+    )
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Beside the real TensorFlow, Keras and PyTorch."""
+    install(session, "parity")
+    tests(session, "tests/parity")
+
+
+@nox.session
+def tpu(session: nox.Session) -> None:
+    """With the compiler of TPUs; no TPU is needed."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        session.skip("The compiler of TPUs is for Linux on x86_64 alone.")
+    install(session, "tpu")
+    tests(session, "tests/tpu")
+
+
+@nox.session
+def stacks(session: nox.Session) -> None:
+    """The page of stacks: libraries of models, checkpoints and logs."""
+    install(session, "stacks")
+    tests(session, "tests/stacks")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """The site builds without a doubt, and has all it should."""
+    install(session, "docs")
+    tests(session, "tests/site")
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """A wheel and an sdist that install where nothing else is."""
+    install(session, "release")
+    tests(session, "tests/release")
+
+
+@nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation; `-- serve` shows it, other arguments are Sphinx's."""
+    install(session, "docs")
+    rest = [word for word in session.posargs if word != "serve"]
+    sphinx = ["-m", "sphinx", "-W", "--keep-going", "-q", *rest]
+    session.run("python", *sphinx, "docs", HTML)
+    if "serve" in session.posargs:
+        session.log("http://localhost:8000, Ctrl-C to end")
+        server = ["-m", "http.server", "8000", "--bind", "localhost"]
+        session.run("python", *server, "--directory", HTML)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Hours: speed, memory, compile times, beside others, into docs/performance.md."""
+    install(session, "bench")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False)
+def prove(session: nox.Session) -> None:
+    """Hours: worst errors, 20,000 examples a property, faults put in on purpose."""
+    install(session, "prove")
+    every(
+        session,
+        ["-m", "tests.accuracy"],
+        ["-m", "tests.bounds"],
+        ["-m", "pytest", "-q", "--full", *HOURS],
+        ["-m", "tests.mutation", *session.posargs],
+    )
