@@ -1,4 +1,4 @@
-"""One version, wherever it is written; and the oldest Python and jax that are promised."""
+"""What is written in several places: versions, oldest, newest, and the parts of CI."""
 
 import re
 import tomllib
@@ -7,7 +7,11 @@ from pathlib import Path
 import optclip
 
 ROOT = Path(__file__).parents[1]
+FLOWS = ROOT / ".github" / "workflows"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = [
+    each.rpartition(" ")[2] for each in PROJECT["classifiers"] if ":: 3." in each
+]
 
 
 def test_one_version():
@@ -26,8 +30,26 @@ def test_one_oldest_python():
     assert f"CPython {oldest}+" in (ROOT / "README.md").read_text()
     major, minor = oldest.split(".")
     assert f"OLDEST = ({major}, {minor})" in (ROOT / "run.py").read_text()
-    named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: 3." in c]
-    assert named[0] == oldest
+    assert PYTHONS[0] == oldest
+
+
+def test_ci_has_the_oldest_python_and_the_newest():
+    assert f'NEWEST = run.find("{PYTHONS[-1]}")' in (ROOT / "noxfile.py").read_text()
+    found = re.findall(r"\b3\.\d+", (FLOWS / "ci.yml").read_text())
+    assert set(found) == {PYTHONS[0], PYTHONS[-1]}
+
+
+def test_ci_runs_every_session():
+    """Those that plain `nox` runs, that is: the workflow, and .ci/run after the suite."""
+    sessions = re.findall(
+        r"^@nox\.session(?:\(python=NEWEST\))?\ndef (\w+)",
+        (ROOT / "noxfile.py").read_text(),
+        re.MULTILINE,
+    )
+    (jobs,) = re.findall(r"^ +name: \[(.+)\]", (FLOWS / "ci.yml").read_text(), re.M)
+    assert sorted(jobs.split(", ")) == sorted(sessions)
+    (parts,) = re.findall(r"^parts=\((.+)\)", (ROOT / ".ci/run").read_text(), re.M)
+    assert sorted(parts.split()) == sorted(["suite", *sessions])
 
 
 def test_run_time_needs_three_packages():
@@ -36,7 +58,7 @@ def test_run_time_needs_three_packages():
 
 
 def test_the_workflow_runs_the_oldest_that_is_promised():
-    flow = (ROOT / ".github" / "workflows" / "jax.yml").read_text()
+    flow = (FLOWS / "jax.yml").read_text()
     (oldest,) = re.findall(r"name: oldest\n.*\n +packages: (.+)", flow)
     bounds = dict(each.split(">=") for each in PROJECT["dependencies"])
     pinned = dict(each.split("==") for each in oldest.split())
