@@ -1,7 +1,7 @@
 """Clip and AdamW on pods of TPUs, compiled ahead of time: no TPU is there, none runs.
 
-    .venv-tpu/bin/python -m benchmarks.pods            # minutes: the table of the page
-    .venv-tpu/bin/python -m benchmarks.pods --saved    # the table again from the numbers
+    .nox/tpu/bin/python -m benchmarks.pods            # minutes: the table of the page
+    .nox/tpu/bin/python -m benchmarks.pods --saved    # the table again from the numbers
 
 Shapes alone are given, of bfloat16 gradients and parameters, each leaf split over up to
 256 chips (FSDP). What is told is of the compiled program, for one chip: its memory by

@@ -1,4 +1,4 @@
-"""The site: `python3 run.py docs` builds it from these pages and shows it."""
+"""The site: `nox -s docs -- serve` builds it from these pages and shows it."""
 
 import os
 import pathlib

@@ -1,6 +1,6 @@
 """What remembers, on any history of gradients, against its paper in float64.
 
-pytest tests/test_fuzz_histories.py --examples 20000     # CI tries a fiftieth of these, `run.py test` a twentieth
+    pytest tests/test_fuzz_histories.py --full     # 20,000 histories; without it 300
 """
 
 import contextlib

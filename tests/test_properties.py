@@ -1,6 +1,6 @@
 """A search for counterexamples: what holds of every clip, whatever the numbers.
 
-    pytest tests/test_properties.py --examples 20000      # CI tries 400 of each, `run.py test` 1,000
+    pytest tests/test_properties.py --full      # 20,000 examples of each; without it 300
 
 The shapes are few, because each new one has to be compiled; the values are drawn.
 """

@@ -1,4 +1,4 @@
-"""The site builds without a doubt, and has all it should: `python3 run.py docs`."""
+"""The site builds without a doubt, and has all it should: `nox -s site`."""
 
 import html.parser
 import inspect

@@ -2,7 +2,7 @@
 
     python -m tests.stacks.checkpoints     # makes that of this version, once, to commit
 
-Run it, in the environment `.venv-stacks`, when a version is released; never again for
+Run it, in the environment `.nox/stacks`, when a version is released; never again for
 one that was: a checkpoint which that version did not write proves nothing.
 """
 
