@@ -1,14 +1,11 @@
-"""Every transformation on every mesh, beside one device: what they differ by.
-
-    python -m tests.meshes    # all of them, minutes: a table
+"""Every transformation on every mesh, to compare with one device.
 
 Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split, some,
 and none. Leaves have unequal norms, so that a sum over one device alone is another one.
 """
 
-import functools
-import itertools
-import sys
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,15 +16,40 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import thresholds
-from tests import registry
+from tests import helpers, registry
 
-MESHES = {"8": (8,), "2x4": (2, 4), "2x2x2": (2, 2, 2)}
-MODES = ("auto", "explicit", "shard_map")
-PLACEMENTS = ("split", "mixed", "whole")
-# A user's scope need not work here: the one of the registry has keys of one leaf each.
-REGISTRY = {entry.id: entry for entry in registry.ENTRIES if entry.id != "user-scope"}
-# Where the usual threshold clips nothing of these leaves.
-THRESHOLDS = {"average-norm": 0.02}
+# First the values of the cell in which most can go wrong: a covering array takes them
+# where nothing else decides.
+MESHES = {"2x4": (2, 4), "8": (8,), "2x2x2": (2, 2, 2)}
+MODES = ("shard_map", "auto", "explicit")
+PLACEMENTS = ("mixed", "split", "whole")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A transformation that clips some of `gradients`.
+
+    Attributes:
+      id: what the tests call it.
+      make: takes further options of the clip.
+      traits: the kinds of what devices must agree on, each to be tried on every mesh.
+      by_axis: whether shard_map must say how leaves are split: nothing else says it of
+        a norm over some of their axes.
+    """
+
+    id: str
+    make: Callable[..., Any]
+    traits: tuple[str, ...]
+    by_axis: bool = False
+
+
+def _of(entry: registry.Entry) -> Clip:
+    # Past its usual threshold is none of these leaves.
+    threshold = 0.02 if entry.id == "average-norm" else None
+    # Only this response looks at a number that devices have to agree on.
+    own = entry.id if entry.response == "proportional" else entry.scope
+    axes = entry.scope == "axes"
+    return Clip(entry.id, lambda **more: entry.make(threshold, **more), (own,), axes)
 
 
 def _masked(**more: Any) -> Any:
@@ -38,90 +60,60 @@ def _masked(**more: Any) -> Any:
     )
 
 
+def _drop(**more: Any) -> Any:
+    return optclip.clip_by_global_norm(2.0, nonfinite="drop", **more)
+
+
 def _skip(**more: Any) -> Any:
     clip = optclip.clip_by_global_norm(2.0, **more)
     return optclip.skip(clip, when=thresholds.quantile(0.9, 8))
 
 
-CLIPS: dict[str, Any] = {
-    **{
-        name: functools.partial(entry.make, THRESHOLDS.get(name))
-        for name, entry in REGISTRY.items()
-    },
-    "masked": _masked,
-    "drop": functools.partial(optclip.clip_by_global_norm, 2.0, nonfinite="drop"),
-    "skip": _skip,
-}
-# What the second step depends on the first for.
-LEARNED: dict[str, Any] = {
-    "ema by unit": functools.partial(
-        optclip.clip_by, thresholds.ema(0.5, warmup=1), over=optclip.units()
-    ),
-    "quantile by unit": functools.partial(
-        optclip.clip_by, thresholds.quantile(0.5, 4), over=optclip.units()
-    ),
-    "share of parameters": functools.partial(optclip.recipes.agc, 0.5),
-    "second moment": functools.partial(
-        optclip.clip_by_value, thresholds.second_moment(0.5, warmup=0)
-    ),
-    "largest element": functools.partial(
-        optclip.clip_by_value, thresholds.ema_of_max(0.5)
-    ),
-    "moment": functools.partial(optclip.clip_by_value, thresholds.moment(decay=0.5)),
-    "skip": _skip,
-}
-# A norm over axes must be told in shard_map how leaves are split: nothing else says it.
-BY_AXIS = (
-    "norm-axis",
-    "rms-axis",
-    "units",
-    "ema by unit",
-    "quantile by unit",
-    "share of parameters",
-)
+# A user's scope need not work here: the one of the registry has keys of one leaf each.
+CLIPS = [
+    *(_of(entry) for entry in registry.ENTRIES if entry.id != "user-scope"),
+    Clip("masked", _masked, ("masked",)),
+    Clip("drop", _drop, ("drop",)),
+    Clip("skip", _skip, ("skip",)),
+]
 
 
-class Case(NamedTuple):
-    """One cell of the matrix."""
+def _by_unit(rule: Any) -> Callable[..., Any]:
+    return lambda **more: optclip.clip_by(rule, over=optclip.units(), **more)
 
-    entry: str
-    shape: str
-    placement: str
-    mode: str
+
+def _by_element(rule: Any) -> Callable[..., Any]:
+    return lambda **more: optclip.clip_by_value(rule, **more)
+
+
+# What the second step depends on the first for: a memory that lies on many devices, one
+# that is the same on all, and both of them.
+LEARNED = [
+    Clip("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), ("units",), True),
+    Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("units",), True),
+    Clip(
+        "share of parameters",
+        lambda **more: optclip.recipes.agc(0.5, **more),
+        ("parameters",),
+        True,
+    ),
+    Clip(
+        "second moment",
+        _by_element(thresholds.second_moment(0.5, warmup=0)),
+        ("elements",),
+    ),
+    Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
+    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("all",)),
+    Clip("skip", _skip, ("all",)),
+]
 
 
 class Found(NamedTuple):
-    """What an update returned, what was recorded, and how often devices talked."""
+    """What an update returned, what was recorded, and the program that did it."""
 
     updates: Any
     metrics: dict[str, Any]
-    collectives: int
-
-
-def room(case: Case) -> int:
-    """How far from one device it may be, in units in the last place.
-
-    Under jit XLA on CPU adds small leaves one by one, in an order that depends on the
-    CPU: 4 were seen. A plain sum, without the root that halves its error, costs one more.
-    """
-    if case.mode != "shard_map":
-        return 8
-    return 3 if case.entry == "norm-l1" else 2
-
-
-def every_case() -> list[Case]:
-    return list(
-        itertools.starmap(Case, itertools.product(CLIPS, MESHES, PLACEMENTS, MODES))
-    )
-
-
-def a_quarter() -> list[Case]:
-    """All of the mesh of two axes with some leaves split, of the others one in seven."""
-    found = every_case()
-    usual = [case for case in found if (case.shape, case.placement) == ("2x4", "mixed")]
-    rest = [case for case in found if case not in usual]
-    # Seven is prime to the number of cases an entry has, so that all kinds come up.
-    return usual + rest[::7]
+    program: str
 
 
 def gradients() -> Any:
@@ -135,14 +127,14 @@ def gradients() -> Any:
     }
 
 
-def mesh_of(case: Case) -> Any:
-    kind = AxisType.Explicit if case.mode == "explicit" else AxisType.Auto
-    shape = MESHES[case.shape]
-    names = ("data", "model", "stage")[: len(shape)]
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
+def mesh_of(shape: str, mode: str) -> Any:
+    kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
+    sizes = MESHES[shape]
+    names = ("data", "model", "stage")[: len(sizes)]
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
 
 
-def specs_of(case: Case, names: tuple[str, ...]) -> dict[str, Any]:
+def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Kernels split both ways where the mesh has two axes, the first over two of three."""
     rows, columns = (names[0], *names[2:]), names[1] if len(names) > 1 else None
     return {
@@ -153,16 +145,17 @@ def specs_of(case: Case, names: tuple[str, ...]) -> dict[str, Any]:
         },
         "mixed": {"bias": P(), "kernel": P(rows, columns), "out": P(None, names[0])},
         "whole": {"bias": P(), "kernel": P(), "out": P()},
-    }[case.placement]
+    }[placement]
 
 
-def make(name: str, specs: Any = None) -> Any:
+def made(clip: Clip, specs: Any = None) -> Any:
     """The transformation, told by `specs` how leaves are split if it has to be."""
-    more = {"axis_name": specs} if specs and name in BY_AXIS else {}
-    return (CLIPS | LEARNED)[name](**more)
+    return clip.make(**({"axis_name": specs} if specs and clip.by_axis else {}))
 
 
-def update_of(tx: Any) -> Any:
+def update_of(tx: Any) -> Callable[[Any], Any]:
+    """One update from `init` on, with what was recorded of it."""
+
     def update(tree: Any) -> Any:
         updates, state = tx.update(tree, tx.init(tree))
         return updates, optclip.metrics(state)
@@ -170,76 +163,42 @@ def update_of(tx: Any) -> Any:
     return update
 
 
-def on_one_device(name: str) -> Found:
-    return Found(*jax.jit(update_of(make(name)))(gradients()), 0)
+def run_of(tx: Any) -> Callable[[Any], Any]:
+    """Three updates in a scan, the second of gradients that are ten times as large."""
+
+    def run(tree: Any) -> Any:
+        def step(state: Any, scale: Any) -> Any:
+            scaled = jax.tree.map(lambda x: scale * x, tree)
+            updates, state = tx.update(scaled, state, tree)
+            return state, (updates, optclip.metrics(state))
+
+        return jax.lax.scan(step, tx.init(tree), jnp.array([1.0, 10.0, 1.0]))[1]
+
+    return run
 
 
-def on_a_mesh(case: Case) -> Found:
-    mesh = mesh_of(case)
-    specs, tree = specs_of(case, mesh.axis_names), gradients()
-    if case.mode == "shard_map":
-        update = jax.jit(
-            jax.shard_map(
-                update_of(make(case.entry, specs)),
-                mesh=mesh, in_specs=(specs,), out_specs=(specs, P()),
-            )
-        )  # fmt: skip
+def on_one_device(clip: Clip, of: Callable[[Any], Any]) -> Found:
+    return Found(*helpers.quick_jit(of(made(clip)))(gradients()), "")
+
+
+def on_a_mesh(
+    clip: Clip, shape: str, placement: str, mode: str, of: Callable[[Any], Any]
+) -> Found:
+    """The same on a mesh, where the updates lie as the gradients do."""
+    mesh = mesh_of(shape, mode)
+    specs, tree = specs_of(placement, mesh.axis_names), gradients()
+    out = {k: P(None, *s) for k, s in specs.items()} if of is run_of else specs
+    if mode == "shard_map":
+        function = jax.shard_map(
+            of(made(clip, specs)), mesh=mesh, in_specs=(specs,), out_specs=(out, P())
+        )
     else:
-        update = jax.jit(update_of(make(case.entry)))
-        places = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
-        tree = jax.device_put(tree, places)
-    compiled = update.lower(tree).compile()
-    text = compiled.as_text()
-    assert "all-gather" not in text
-    return Found(*compiled(tree), text.count(" all-reduce("))
-
-
-def is_placed_as_told(case: Case, updates: Any) -> bool:
-    mesh = mesh_of(case)
-    specs = specs_of(case, mesh.axis_names)
-    return all(
-        x.sharding.is_equivalent_to(NamedSharding(mesh, specs[key]), x.ndim)
-        for key, x in updates.items()
-    )
-
-
-def ulps_between(found: Any, expected: Any) -> float:
-    """The largest distance, in units of the last place of each expected number."""
-    worst = 0.0
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    for a, b in pairs:
-        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        with np.errstate(all="ignore"):
-            apart = np.abs(np.float64(a) - np.float64(b)) / np.spacing(np.abs(b))
-        apart = np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))
-        worst = max(worst, float(np.max(apart, initial=0)))
-    return worst
-
-
-def main() -> int:
-    """Print the table; 1 if anything is further off than it may be."""
-    print(
-        "| transformation | mesh | mode | worst ULP of updates | of metrics | all-reduces |"
-    )
-    print("|---|---|---|---|---|---|")
-    far = 0.0
-    for name in CLIPS:
-        alone = on_one_device(name)
-        for shape, mode in itertools.product(MESHES, MODES):
-            cases = [Case(name, shape, each, mode) for each in PLACEMENTS]
-            found = [on_a_mesh(case) for case in cases]
-            updates = max(ulps_between(f.updates, alone.updates) for f in found)
-            metrics = max(ulps_between(f.metrics, alone.metrics) for f in found)
-            far = max(far, max(updates, metrics) - room(cases[0]))
-            counts = " / ".join(str(f.collectives) for f in found)
-            print(
-                f"| {name} | {shape} | {mode} | {updates:.0f} | {metrics:.0f} | {counts} |",
-                flush=True,
-            )
-    return int(far > 0)
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", 8)
-    sys.exit(main())
+        function = of(made(clip))
+        tree = jax.device_put(
+            tree, {k: NamedSharding(mesh, s) for k, s in specs.items()}
+        )
+    compiled = helpers.quick_jit(function).lower(tree).compile()
+    found = Found(*compiled(tree), compiled.as_text())
+    for key, x in found.updates.items():
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, out[key]), x.ndim)
+    return found
