@@ -6,6 +6,8 @@ import pytest
 from jax import P
 from jax.sharding import AxisType
 
+from tests import helpers
+
 MESH_SHAPE = (4, 2)
 SPECS = {"both": P("data", "model"), "split": P("data"), "whole": P()}
 TREE = {
@@ -21,7 +23,7 @@ WHOLE = P()
 
 def mapped(function, out=WHOLE, *, check_vma=True, specs=SPECS):
     mesh = jax.make_mesh(MESH_SHAPE, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    return jax.jit(
+    return helpers.quick_jit(
         jax.shard_map(
             function, mesh=mesh, in_specs=(specs,), out_specs=out, check_vma=check_vma
         )

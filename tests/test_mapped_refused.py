@@ -106,7 +106,7 @@ def test_a_threshold_that_differs_where_each_device_clips_by_itself():
         return clip_by_global_norm(tree, own, axis_name=())[0]
 
     found = mapped(clip, P("data"), specs=P("data"))(TREE["split"])
-    np.testing.assert_allclose(found, np.minimum(2.0, limits), rtol=2e-7)
+    np.testing.assert_allclose(found, np.minimum(2.0, limits), rtol=1e-6)
 
 
 def test_gradients_that_are_not_summed_yet():
@@ -129,7 +129,7 @@ def test_gradients_that_are_not_summed_yet():
         def reduced(x, w):
             return clip_by_global_norm(jax.reshard(gradient(x, w), P()), 1.0)[1]
 
-        np.testing.assert_allclose(reduced(x, w), 8 * np.sqrt(12), rtol=2e-7)
+        np.testing.assert_allclose(reduced(x, w), 8 * np.sqrt(12), rtol=1e-6)
 
 
 def test_state_made_inside_has_one_value_everywhere():
@@ -143,7 +143,7 @@ def test_state_made_inside_has_one_value_everywhere():
     clipped, metrics = mapped(clip, (SPECS, P()))(TREE)
     np.testing.assert_allclose(metrics["clip/norm"], 8.0)
     np.testing.assert_allclose(
-        clipped["both"], np.minimum(TREE["both"], 2.5), rtol=4e-7
+        clipped["both"], np.minimum(TREE["both"], 2.5), rtol=1e-6
     )
 
 
