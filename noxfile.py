@@ -27,6 +27,8 @@ nox.options.reuse_venv = "yes"
 # It brings a pip, so that a system may keep ensurepip back.
 nox.options.default_venv_backend = "virtualenv"
 os.environ.pop("PYTHONPATH", None)
+# Python compiles what it imports; pip would compile all of TensorFlow.
+os.environ["PIP_COMPILE"] = "0"
 
 # Python 3.14 is not promised yet.
 NEWEST = run.find("3.13") or run.find("3.12")

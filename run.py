@@ -127,8 +127,9 @@ def create(base: str, name: str) -> None:
 
 def install(python: str, *arguments: str) -> None:
     """Install with pip; stop with its own words if it cannot."""
-    command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    if call([*command, *arguments]):
+    # Python compiles what it imports; pip would compile all, for half of the time.
+    options = ["-q", "--disable-pip-version-check", "--no-compile"]
+    if call([python, "-m", "pip", "install", *options, *arguments]):
         sys.exit("Could not install; see above. Is a package index reachable?")
 
 
