@@ -1,6 +1,6 @@
 """Hostile input gets the documented errors or the right answer, never anything else.
 
-    pytest tests/test_fuzz.py --full      # 24,000 calls; without it 360
+pytest tests/test_fuzz.py --full      # 24,000 calls; without it 360
 """
 
 import collections
