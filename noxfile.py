@@ -35,7 +35,7 @@ NEWEST = run.find("3.13") or run.find("3.12")
 # Enough to see whether a new JAX keeps what is promised, in few minutes.
 CONTRACTS = (
     "contracts_jax", "contracts_leaves", "contracts_optax", "contracts_values",
-    "leaf_kinds", "mapped", "norms", "registry", "skip", "typing",
+    "mapped", "norms", "registry", "skip", "typing",
 )  # fmt: skip
 HOURS = [f"tests/test_{name}.py" for name in ("properties", "fuzz", "fuzz_histories")]
 HTML = "docs/_build/html"
