@@ -23,9 +23,9 @@ def caches_of_one_module():
     jax.clear_caches()
 
 
-@pytest.fixture(params=covering.RUNS)
+@pytest.fixture
 def run(request):
-    """A function as it is, or compiled."""
+    """A function as it is, or compiled: both, or as the covering array says."""
     return jax.jit if request.param == "jit" else lambda function: function
 
 
@@ -85,9 +85,11 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     """Cases of a test that is marked `covering`: see tests/covering.py."""
     marker = metafunc.definition.get_closest_marker("covering")
+    settings = dict(marker.kwargs) if marker else {}
+    if "run" in metafunc.fixturenames and "run" not in settings:
+        metafunc.parametrize("run", covering.RUNS, indirect=True)
     if marker is None:
         return
-    settings = dict(marker.kwargs)
     where = settings.pop("where", None)
     cases = (covering.product if covering.full else covering.pairs)(settings, where)
     metafunc.parametrize(

@@ -52,6 +52,8 @@ def _spread(x: np.ndarray, factor: float) -> np.ndarray:
     return x * factor**powers
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 # By the largest, the smallest normal and the resolution of the dtype.
 Maker = Callable[[float, float, float], tuple[Any, float]]
 PATTERNS: dict[str, Maker] = {
@@ -151,14 +153,19 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
 }
 
 
-def corpus() -> Iterator[Tree]:
+def patterns(dtype: str) -> Iterator[Tree]:
+    """Trees of the same shapes, so that one program takes them all."""
     for name, maker in PATTERNS.items():
-        for dtype in ("float32", "bfloat16", "float16"):
-            scale = _of_dtype(maker, dtype)[1]
+        tree, scale = _of_dtype(maker, dtype)
+        yield Tree(f"{name}, {dtype}", lambda tree=tree: tree, scale)
 
-            def make(maker: Maker = maker, dtype: str = dtype) -> Any:
-                return _of_dtype(maker, dtype)[0]
 
-            yield Tree(f"{name}, {dtype}", make, scale)
-    for name, build in STRUCTURES.items():
-        yield Tree(name, build)
+def structures(name: str) -> Iterator[Tree]:
+    yield Tree(name, STRUCTURES[name])
+
+
+def corpus() -> Iterator[Tree]:
+    for dtype in DTYPES:
+        yield from patterns(dtype)
+    for name in STRUCTURES:
+        yield from structures(name)

@@ -355,6 +355,8 @@ ENTRIES = [
     ),
 ]
 
+# One for each kind of scope, where a contract is about what shares a norm alone.
+BY_SCOPE = list({entry.scope: entry for entry in ENTRIES[::-1]}.values())
 SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 # Public names that are no transformation, and the file that tests each.

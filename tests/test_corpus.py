@@ -1,44 +1,51 @@
-"""Every transformation on every tree of the corpus, eager and compiled."""
+"""Every transformation on the trees of the corpus, against its formula."""
 
 import numpy as np
 import pytest
 
 from tests import corpus, helpers
-from tests.registry import ENTRIES
-
-TREES = list(corpus.corpus())
+from tests.covering import RUNS
+from tests.registry import BY_SCOPE, ENTRIES
 
 
 def test_there_are_64_trees_of_unlike_names():
-    assert len({tree.name for tree in TREES}) == len(TREES) >= 64
+    trees = list(corpus.corpus())
+    assert len({tree.name for tree in trees}) == len(trees) >= 64
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_the_formula_holds(entry, run):
+@pytest.mark.covering(entry=ENTRIES, dtype=corpus.DTYPES, run=RUNS)
+def test_magnitudes_ties_and_zeros(entry, dtype, run):
+    trees = list(corpus.patterns(dtype))
+    num_clipped = sum(is_clipped_right(clip_of(entry, run), entry, t) for t in trees)
+    assert num_clipped > len(trees) / 3
+
+
+@pytest.mark.covering(entry=BY_SCOPE, name=tuple(corpus.STRUCTURES))
+def test_structures(entry, name):
+    """What a tree is made of is met by what shares a norm; responses never see it."""
+    (tree,) = corpus.structures(name)
+    is_clipped_right(clip_of(entry, helpers.quick_jit), entry, tree)
+
+
+def clip_of(entry, run):
     def update(tree, threshold):
-        tx = helpers.strict(entry.make(threshold))
+        tx = helpers.strict(entry.make(threshold if entry.scalar_threshold else None))
         return tx.update(tree, tx.init(tree))[0]
 
-    def update_by_rule(tree, threshold):
-        del threshold
-        tx = helpers.strict(entry.make())
-        return tx.update(tree, tx.init(tree))[0]
+    return run(update)
 
-    clip = run(update if entry.scalar_threshold else update_by_rule)
+
+def is_clipped_right(clip, entry, case):
+    """Whether anything was clipped; an error if it is not what the formula gives."""
+    tree = case.make()
     active = entry.threshold[1] if entry.scalar_threshold else 1.0
-    failures, num_clipped = [], 0
-    for case in TREES:
-        tree = case.make()
-        # Two bounds would both have to be scaled.
-        scale = 1.0 if entry.id == "value-two-bounds" else case.scale
-        threshold = np.float32(active * scale)
-        found = clip(tree, threshold)
-        helpers.assert_same_types(found, tree)
-        num_clipped += helpers.differs(found, tree)
-        with np.errstate(over="ignore", under="ignore"):
-            expected = entry.expected(helpers.as_xla_sees(tree), float(threshold))
-        problem = helpers.wrong(found, expected, tree)
-        if problem:
-            failures.append(f"{case.name}: {problem}")
-    assert not failures, "\n".join(failures)
-    assert num_clipped > len(TREES) / 3
+    # Two bounds would both have to be scaled.
+    scale = 1.0 if entry.id == "value-two-bounds" else case.scale
+    threshold = np.float32(active * scale)
+    found = clip(tree, threshold)
+    helpers.assert_same_types(found, tree)
+    with np.errstate(over="ignore", under="ignore"):
+        expected = entry.expected(helpers.as_xla_sees(tree), float(threshold))
+    problem = helpers.wrong(found, expected, tree)
+    assert problem is None, f"{case.name}: {problem}"
+    return helpers.differs(found, tree)

@@ -11,13 +11,10 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 from tests import helpers, leaf_kinds
-from tests.registry import ENTRIES
+from tests.helpers import quick_jit
+from tests.registry import BY_SCOPE, ENTRIES
 
-every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-
-
-# Each format costs each program; the others differ from these by name alone.
-FEW = ["bfloat16", "float4_e2m1fn", "float8_e4m3fn"]
+every = pytest.mark.covering(entry=ENTRIES, group=tuple(leaf_kinds.GROUPS))
 
 
 def clip_of(entry):
@@ -25,15 +22,15 @@ def clip_of(entry):
     return lambda tree: tx.update(tree, tx.init(tree))[0]
 
 
-def whole_tree(formats=leaf_kinds.FLOATS):
-    tree = leaf_kinds.gradients(formats)
+def whole_tree(group):
+    tree = leaf_kinds.gradients(group)
     tree["dense"]["beside"] = leaf_kinds.beside()
     return tree
 
 
-def assert_whole(found, entry, formats=leaf_kinds.FLOATS):
+def assert_whole(found, entry, group):
     """The leaves that pass are as they were, the others as the oracle has them."""
-    helpers.assert_same_types(found, whole_tree(formats))
+    helpers.assert_same_types(found, whole_tree(group))
     beside = found["dense"].pop("beside")
     for (path, a), b in zip(
         jax.tree.leaves_with_path(beside),
@@ -43,7 +40,7 @@ def assert_whole(found, entry, formats=leaf_kinds.FLOATS):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
-    tree = leaf_kinds.gradients(formats)
+    tree = leaf_kinds.gradients(group)
     leaf_kinds.assert_clipped(found, tree, leaf_kinds.expected(entry, tree))
 
 
@@ -52,23 +49,25 @@ def test_no_float_format_is_forgotten():
     left_out |= {"float6_e2m3fn", "float6_e3m2fn"}
     known = {n for n in dir(jnp) if n.startswith(("float", "bfloat"))}
     assert known - left_out == set(leaf_kinds.FLOATS)
+    assert set(leaf_kinds.FLOATS) <= set().union(*leaf_kinds.GROUPS.values())
+
+
+@pytest.mark.covering(entry=BY_SCOPE, group=("a", "b"))
+def test_eager(entry, group):
+    assert_whole(clip_of(entry)(whole_tree(group)), entry, group)
 
 
 @every
-def test_eager(entry):
-    assert_whole(clip_of(entry)(whole_tree(FEW)), entry, FEW)
-
-
-@every
-def test_jit_and_donation(entry):
-    tree = whole_tree()
-    assert_whole(jax.jit(clip_of(entry), donate_argnums=0)(tree), entry)
+def test_jit_and_donation(entry, group):
+    tree = whole_tree(group)
+    clip = jax.jit(clip_of(entry), donate_argnums=0)
+    assert_whole(clip(tree), entry, group)
     # There is nothing to give away in a leaf without elements.
     assert all(x.is_deleted() for x in jax.tree.leaves(tree) if x.size)
 
 
 @every
-def test_vmap_in_cond_in_scan(entry):
+def test_vmap_in_cond_in_scan(entry, group):
     """A carry and a branch take nothing that differs in dtype, weak type or structure.
 
     Each of a batch is clipped by its own norms; a batch of BCOO leaves is one BCOO.
@@ -78,9 +77,9 @@ def test_vmap_in_cond_in_scan(entry):
     def step(trees, _):
         return jax.lax.cond(jnp.array(True), batch, lambda t: t, trees), None
 
-    trees = [leaf_kinds.gradients(FEW), leaf_kinds.gradients(FEW, flipped=True)]
+    trees = [leaf_kinds.gradients(group), leaf_kinds.gradients(group, flipped=True)]
     both = stacked(trees)
-    found, _ = jax.jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
+    found, _ = quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
     helpers.assert_same_types(found, both)
     for i, tree in enumerate(trees):
         wanted = leaf_kinds.expected(entry, tree)

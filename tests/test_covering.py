@@ -1,0 +1,60 @@
+"""Which pairs a covering array meets: all that there are, in few cases."""
+
+import itertools
+
+import pytest
+
+from tests import covering
+from tests.registry import ENTRIES
+
+SETTINGS = {"entry": ENTRIES, "dtype": ("a", "b", "c", "d"), "run": covering.RUNS}
+
+
+def missed(settings, cases, where=None):
+    """Pairs of the product that these cases do not meet, each named."""
+    return named_pairs(covering.product(settings, where)) - named_pairs(cases)
+
+
+def named_pairs(cases):
+    """Values by their identity, or by their traits: written anew, not as in covering."""
+    found = set()
+    for case in cases:
+        names = [getattr(x, "traits", (id(x),)) for x in case]
+        found |= {(at, id(x)) for at, x in enumerate(case)}
+        for (i, left), (j, right) in itertools.combinations(enumerate(names), 2):
+            found |= {(i, a, j, b) for a in left for b in right}
+    return found
+
+
+def test_every_pair_is_met_by_few():
+    cases = covering.pairs(SETTINGS)
+    assert not missed(SETTINGS, cases)
+    assert {id(case[0]) for case in cases} == {id(entry) for entry in ENTRIES}
+    assert len(cases) < len(covering.product(SETTINGS)) / 4
+
+
+def test_plain_settings_meet_one_another():
+    """Three settings of three values: nine cases at best, and 27 in all."""
+    settings = {name: (f"{name}1", f"{name}2", f"{name}3") for name in "abc"}
+    cases = covering.pairs(settings)
+    assert not missed(settings, cases)
+    assert 9 <= len(cases) <= 12
+    assert len(covering.product(settings)) == 27
+    assert missed(settings, cases[1:])
+
+
+def test_only_the_cases_that_there_are():
+    settings = {"a": (1, 2, 3), "b": (1, 2, 3)}
+    where = lambda a, b: a <= b  # noqa: E731
+    cases = covering.pairs(settings, where)
+    assert all(a <= b for a, b in cases)
+    assert not missed(settings, cases, where)
+
+
+def test_the_same_cases_every_time():
+    assert covering.pairs(SETTINGS) == covering.pairs(SETTINGS)
+
+
+@pytest.mark.covering(a=("x", "y"), b=(1, 2))
+def test_a_marked_test_is_given_its_settings(a, b):
+    assert (a, b) in itertools.product("xy", (1, 2))
