@@ -22,12 +22,18 @@ class Derivatives(NamedTuple):
       slope: the gradient of the loss.
       forward: the change of that gradient along the direction, forwards over reverse.
       reverse: the same, reverse over reverse.
+      by_numbers: the derivative of the loss by each further argument of the clip.
     """
 
     tangent: Any
     slope: Any
     forward: Any
     reverse: Any
+    by_numbers: Any = ()
+
+
+# What the two sides have in common.
+OF_UPDATES = Derivatives._fields[:4]
 
 
 def weights(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,24 +41,29 @@ def weights(size: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.uniform(0.5, 1.5, size), rng.uniform(-1.5, -0.5, size)
 
 
-def loss(y: Any) -> Any:
-    """Of a clipped vector, NumPy's or JAX's, each element weighted by its own."""
+def loss(y: np.ndarray) -> Any:
+    """Of a clipped vector, each element weighted by its own."""
     linear, quadratic = weights(y.size)
-    if isinstance(y, jax.Array):
-        linear, quadratic = (jnp.asarray(w, y.dtype) for w in (linear, quadratic))
     return (linear * y + 0.5 * quadratic * y * y).sum()
 
 
-def by_jax(clip: Callable[[Any], Any], x: Any, along: Any) -> Derivatives:
-    """Of all orders and modes, to be put under jit and vmap."""
-    slope_of = jax.grad(lambda x: loss(clip(x)))
-    slope, forward = jax.jvp(slope_of, (x,), (along,))
-    return Derivatives(
-        tangent=jax.jvp(clip, (x,), (along,))[1],
-        slope=slope,
-        forward=forward,
-        reverse=jax.grad(lambda x: jnp.vdot(slope_of(x), along))(x),
-    )
+def by_jax(clip: Callable[..., Any], x: Any, along: Any, *numbers: Any) -> Derivatives:
+    """Of all orders and modes, to be put under jit and vmap.
+
+    The clip is traced once: what runs forwards over reverse and, transposed, reverse
+    over reverse is one linear program.
+    """
+
+    def both(x: Any) -> Any:
+        y, pull = jax.vjp(clip, x, *numbers)
+        linear, quadratic = (jnp.asarray(w, y.dtype) for w in weights(y.size))
+        slope, *by_numbers = pull(linear + quadratic * y)
+        return (y, slope), by_numbers
+
+    (y, slope), push, by_numbers = jax.linearize(both, x, has_aux=True)
+    tangent, forward = push(along)
+    (reverse,) = jax.linear_transpose(push, x)((jnp.zeros_like(y), along))
+    return Derivatives(tangent, slope, forward, reverse, by_numbers)
 
 
 def by_differences(

@@ -1,5 +1,7 @@
 """Derivatives at the threshold, at zeros, and at the ends of the range."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 import optclip
 from optclip import functional as F
 from optclip import responses
-from tests import oracles
+from tests import helpers, oracles
 from tests.registry import square_root_capper
+
+POLICIES = ("propagate", "zero", "drop", "raise")
 
 UNIT = np.array([0.6, -0.8, 0.0])
 
@@ -35,11 +39,11 @@ AT_THE_THRESHOLD = {
 
 
 @pytest.mark.parametrize("name", AT_THE_THRESHOLD)
-def test_exactly_at_the_threshold(name, run):
+def test_exactly_at_the_threshold(name):
     """That of the inside for a clip with a kink; elsewhere there is only one."""
     response, k, change = AT_THE_THRESHOLD[name]
     x = jnp.array([3.0, -4.0, 0.0])
-    by_updates, by_threshold = run(
+    by_updates, by_threshold = jax.jit(
         jax.jacobian(lambda x, c: clip(x, c, response=response), (0, 1))
     )(x, jnp.float32(5.0))
     expected = k * np.eye(3) + change * np.outer(UNIT, UNIT)
@@ -61,33 +65,44 @@ def test_elements_at_the_bound(layer):
 
 
 @pytest.mark.parametrize(
-    "over", [optclip.TREE, optclip.ELEMENT], ids=["tree", "element"]
-)
-@pytest.mark.parametrize(
-    "response", ["hard", "smooth", responses.Smooth(0.5), "normalize"]
+    ("response", "over"),
+    [
+        ("hard", optclip.ELEMENT),
+        ("smooth", optclip.ELEMENT),
+        ("normalize", optclip.ELEMENT),
+        ("normalize", optclip.TREE),
+        (responses.Smooth(0.5), optclip.TREE),
+        ("hard", optclip.TREE),
+    ],
 )
 def test_threshold_zero(response, over):
     """All is zero whatever the updates; the threshold's own is that from above."""
     x = jnp.array([3.0, -4.0, 0.0])
-    by_updates, by_threshold = jax.jit(
-        jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
-    )(x, 0.0)
+    slopes = jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
+    by_updates, by_threshold = helpers.quick_jit(slopes)(x, 0.0)
     np.testing.assert_array_equal(by_updates[:2], np.zeros((2, 3)))
     direction = np.sign(x) if over is optclip.ELEMENT else UNIT
     np.testing.assert_allclose(by_threshold, direction, rtol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop", "raise"])
-def test_an_infinite_threshold_has_the_derivative_of_nothing_done(policy):
+def test_an_infinite_threshold_has_the_derivative_of_nothing_done():
     x = jnp.array([1.0, jnp.inf, 1e30, 0.0])
-    slope = jax.jit(jax.jacobian(lambda x, c: clip(x, c, nonfinite=policy)))
-    np.testing.assert_array_equal(slope(x, jnp.inf), np.eye(4))
+
+    def clips(x, c):
+        return {policy: clip(x, c, nonfinite=policy) for policy in POLICIES}
+
+    slopes = jax.jit(jax.jacobian(clips))
+    for policy, slope in slopes(x, jnp.inf).items():
+        np.testing.assert_array_equal(slope, np.eye(4), err_msg=policy)
+    # Below the largest float the same program does clip.
+    for slope in slopes(jnp.array([3.0, 4.0, 0.0, 0.0]), 1.0).values():
+        np.testing.assert_allclose(slope[:2, :2] @ np.array([3, 4]), 0, atol=1e-6)
 
 
-def test_second_derivative_of_a_norm_at_zeros(run):
+def test_second_derivative_of_a_norm_at_zeros():
     """A zero beside other elements is no kink of the L2 norm: it bends by 1 / norm."""
     tree = {"a": jnp.array([3.0, 4.0, 0.0]), "b": jnp.zeros(1)}
-    curve = run(jax.hessian(F.global_norm))(tree)
+    curve = helpers.quick_jit(jax.hessian(F.global_norm))(tree)
     exact = np.eye(3) / 5 - np.outer([3, 4, 0], [3, 4, 0]) / 125
     np.testing.assert_allclose(curve["a"]["a"], exact, atol=1e-7)
     np.testing.assert_allclose(curve["b"]["b"], [[0.2]], rtol=1e-6)
@@ -99,10 +114,24 @@ SCALES = np.array([1e-25, 1e-12, 1.0, 1e12, 1e25], np.float32)
 SHARES = np.array([2.0, 0.5, 1e-6, 1e-12], np.float32)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, np.inf])
-@pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
-def test_magnitudes(response, p):
+class Order(NamedTuple):
+    """The order of a norm, of which a response sees but a number."""
+
+    p: float
+    traits: tuple[str, ...] = ("norm",)
+
+    @property
+    def name(self) -> str:
+        return f"{self.p:g}"
+
+
+ORDERS = [Order(1.0), Order(2.0), Order(3.0), Order(np.inf)]
+
+
+@pytest.mark.covering(response=["hard", "smooth", "normalize"], order=ORDERS)
+def test_magnitudes(response, order):
     """A clip scales with updates and threshold together, and so its slopes do."""
+    p = order.p
 
     def derivatives(scale, share):
         def clipped(x):
@@ -110,9 +139,8 @@ def test_magnitudes(response, p):
             return clip(x, share * n, response=response, norm=optclip.norms.Norm(p))
 
         x = scale * jnp.asarray(UNIT, jnp.float32)
-        slope = jax.jacobian(clipped)
         # Forwards over reverse, along the updates themselves: no unit is left.
-        return slope(x), jax.jvp(slope, (x,), (x,))[1]
+        return jax.jvp(jax.jacobian(clipped), (x,), (x,))
 
     found = jax.jit(jax.vmap(jax.vmap(derivatives, (None, 0)), (0, None)))
     slope, bend = (np.asarray(part, np.float64) for part in found(SCALES, SHARES))
@@ -129,14 +157,19 @@ def test_magnitudes(response, p):
     np.testing.assert_allclose(across, np.broadcast_to(k, across.shape), rtol=1e-5)
 
 
-@pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
-def test_so_far_that_the_coefficient_is_in_two_halves(response):
+def test_so_far_that_the_coefficient_is_in_two_halves():
     """Past 2**60 thresholds, and exactly there: none along, the coefficient across."""
     x = jnp.asarray(np.ldexp(np.array([1.0, 0.0], np.float32), 60))
-    slope = jax.jit(jax.vmap(jax.jacobian(lambda x: clip(x, 1.0, response=response))))
-    for times in (0.99, 1.0, 1.01, 1e6, 1e18):
-        (found,) = np.asarray(slope(times * x[None]), np.float64) * 2.0**60 * times
-        np.testing.assert_allclose(found, [[0, 0], [0, 1]], atol=1e-5)
+
+    def clips(x):
+        return [clip(x, 1.0, response=r) for r in ("hard", "smooth", "normalize")]
+
+    times = np.array([0.99, 1.0, 1.01, 1e6, 1e18], np.float32)
+    slopes = jax.jit(jax.vmap(jax.jacobian(clips)))(times[:, None] * x)
+    for slope in slopes:
+        found = np.asarray(slope, np.float64) * 2.0**60 * times[:, None, None]
+        exact = np.broadcast_to([[0, 0], [0, 1]], found.shape)
+        np.testing.assert_allclose(found, exact, atol=1e-5)
 
 
 def test_a_smooth_clip_bends_however_small_the_updates():
