@@ -1,10 +1,12 @@
 """Every recipe, called without arguments, in every place people put a transformation."""
 
+import dataclasses
+import functools
 import inspect
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
@@ -12,13 +14,41 @@ import pytest
 import optclip
 from optclip import recipes
 from optclip.recipes import _by_part
-from tests import helpers
+from tests import covering, helpers
 
 PARAMS = {
     "dense_0": {"kernel": jnp.arange(6.0).reshape(2, 3) - 2.5, "bias": jnp.ones(3)},
-    "dense_1": {"kernel": 0.1 * jnp.ones((3, 2)), "bias": jnp.zeros(2)},
+    "dense_1": {"kernel": 0.1 * jnp.ones((2, 3))},
 }
 NAMES = sorted(recipes.__all__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A recipe as it is without arguments; of what kind, if not one clip by a rule."""
+
+    id: str
+    kind: str = "rule"
+
+    @property
+    def traits(self):
+        return (self.kind,)
+
+    def make(self, **arguments):
+        return getattr(recipes, self.id)(**arguments)
+
+
+KINDS = {
+    "auto_s": "plain", "sclip": "plain", "uclip": "carry", "clippy": "of steps",
+    "acclip": "behind moments", "stable_adamw": "behind moments",
+    "spam": "optimizer", "stable_spam": "optimizer",
+    "olmo_skip": "skip", "axlearn_skip": "skip", "megatron_skip": "skip",
+    "agc": "of parameters", "adagc": "of leaves", "olmo_ratio": "of leaves",
+    "aggc": "of leaves",
+}  # fmt: skip
+RECIPES = [Recipe(name, KINDS.get(name, "rule")) for name in NAMES]
+# What a recipe that is one expression of the same parts has nothing to add to.
+ONE_OF_EACH = RECIPES if covering.full else list({r.kind: r for r in RECIPES}.values())
 
 
 def gradients(step):
@@ -26,26 +56,39 @@ def gradients(step):
     return jax.tree.map(lambda p: scale * jnp.cos(p + 1.0), PARAMS)
 
 
+GRADIENTS = [gradients(step) for step in range(3)]
+
+
 def updated(tx, grads, state, params=PARAMS):
     """With all that any recipe asks for."""
     return tx.update(grads, state, params, value=jnp.float32(1.0))
 
 
-@pytest.fixture(params=NAMES)
-def tx(request):
-    return getattr(recipes, request.param)()
+@functools.cache
+def compiled(recipe):
+    """The transformation, and its update, compiled once for all tests."""
+    tx = recipe.make()
+    return tx, helpers.quick_jit(functools.partial(updated, tx))
 
 
-def assert_close(a, b, rtol=1e-5):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7), a, b
-    )
+def steps_of(recipe):
+    """The updates of three steps, and the state after them."""
+    tx, update = compiled(recipe)
+    state, found = tx.init(PARAMS), []
+    for grads in GRADIENTS:
+        out, state = update(grads, state)
+        found.append(out)
+    return found, state
 
 
-def assert_same_types(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+def assert_close(found, expected, rtol=1e-5):
+    chex.assert_trees_all_close(found, expected, rtol=rtol, atol=1e-7)
+
+
+of_each = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.id)
+of_each_kind = pytest.mark.parametrize(
+    "recipe", ONE_OF_EACH, ids=lambda recipe: recipe.id
+)
 
 
 def test_the_table_names_them_all():
@@ -61,89 +104,103 @@ def test_it_says_what_and_whence(name):
     assert "Returns:" in doc
 
 
-def test_eager_and_jit_and_scan_agree(tx):
+def eagerly(tx):
     step = helpers.strict(tx) if tx.init(PARAMS) == () else tx
-    state = scanned = compiled = tx.init(PARAMS)
-    update = jax.jit(lambda g, s: updated(step, g, s))
-    rows = []
-    for i in range(3):
-        out, state = updated(step, gradients(i), state)
-        same, compiled = update(gradients(i), compiled)
-        assert_close(out, same)
-        rows.append(out)
+    state, found = tx.init(PARAMS), []
+    for grads in GRADIENTS:
+        # As a checkpoint gives it, a state is NumPy arrays.
+        out, state = updated(step, grads, jax.device_get(state))
+        found.append(out)
+    return found
 
-    def body(state, i):
-        out, state = updated(tx, gradients(i), state)
+
+def in_a_scan(tx):
+    def step(state, grads):
+        out, state = updated(tx, grads, state)
         return state, out
 
-    final, found = jax.lax.scan(body, scanned, jnp.arange(3))
-    assert_same_types(final, tx.init(PARAMS))
-    assert_close(found, jax.tree.map(lambda *r: jnp.stack(r), *rows))
+    rows = jax.tree.map(lambda *row: jnp.stack(row), *GRADIENTS)
+    scan = helpers.quick_jit(lambda rows: jax.lax.scan(step, tx.init(PARAMS), rows)[1])
+    found = scan(rows)
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(3)]
 
 
-def test_one_trace_in_a_hundred_steps(tx):
-    traces = []
+@pytest.mark.covering(recipe=RECIPES, how=[in_a_scan, eagerly])
+def test_as_step_by_step(recipe, how):
+    expected, _ = steps_of(recipe)
+    assert_close(how(recipe.make()), expected)
 
-    @jax.jit
-    def update(grads, state):
-        traces.append(0)
+
+@of_each
+def test_one_trace_in_a_hundred_steps(recipe):
+    """With a state that is donated."""
+    chex.clear_trace_counter()
+    tx = recipe.make()
+
+    @functools.partial(helpers.quick_jit, donate_argnums=1)
+    @chex.assert_max_traces(n=1)
+    def step(grads, state):
         return updated(tx, grads, state)
 
     state = tx.init(PARAMS)
-    grads = gradients(0)
     for _ in range(100):
-        _, state = update(grads, state)
-    assert len(traces) == 1
-    assert not any(np.any(np.isnan(x)) for x in jax.tree.leaves(state))
+        old, (out, state) = state, step(GRADIENTS[0], state)
+        assert any(x.is_deleted() for x in jax.tree.leaves(old))
+    chex.assert_tree_all_finite(out)
+    assert not any(jnp.any(jnp.isnan(x)) for x in jax.tree.leaves(state))
 
 
-def test_dtypes_and_structure(tx):
+@of_each
+def test_dtypes_and_structure(recipe):
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
-    state = tx.init(half)
-    out, new = updated(tx, half, state, half)
-    assert_same_types(out, half)
-    assert_same_types(new, state)
+    tx = recipe.make()
+    state = jax.eval_shape(tx.init, half)
+    out, new = jax.eval_shape(functools.partial(updated, tx), half, state, half)
+    chex.assert_trees_all_equal_shapes_and_dtypes(out, half)
+    # Weak types too, which would have a step traced anew.
+    assert new == state
 
 
-def test_a_nan_never_stays(tx):
+@of_each
+def test_a_nan_never_stays(recipe):
     """In none of a clip's memories; what is inside of a skip is not reached."""
     bad = jax.tree.map(lambda p: p.at[0].set(jnp.nan), PARAMS)
-    state = tx.init(PARAMS)
-    _, state = updated(tx, gradients(0), state)
-    _, state = updated(tx, bad, state)
+    tx, update = compiled(recipe)
+    _, state = update(GRADIENTS[0], tx.init(PARAMS))
+    _, state = update(bad, state)
     is_clip = lambda s: isinstance(s, optclip.ClipState)  # noqa: E731
     for clip in jax.tree.leaves(state, is_leaf=is_clip):
         if is_clip(clip):
             memory = jax.tree.leaves(clip.clip_memory)
-            assert not any(np.any(np.isnan(x)) for x in memory)
+            assert not any(jnp.any(jnp.isnan(x)) for x in memory)
     if hasattr(state, "skip_inner"):
-        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(state.skip_inner))
+        chex.assert_tree_all_finite(state.skip_inner)
 
 
-def test_donation_and_orbax(tx, tmp_path):
-    _, state = updated(tx, gradients(0), tx.init(PARAMS))
-    path = tmp_path / "state"
+def test_states_come_back_from_orbax(tmp_path):
+    states = {recipe.id: steps_of(recipe)[1] for recipe in RECIPES}
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, state)
+        checkpointer.save(tmp_path / "states", states)
+    blank = jax.tree.map(jnp.zeros_like, states)
     with ocp.StandardCheckpointer() as checkpointer:
-        restored = checkpointer.restore(path, jax.tree.map(jnp.zeros_like, state))
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
-    expected, _ = updated(tx, gradients(1), state)
-    found, _ = updated(tx, gradients(1), jax.device_get(state))
-    assert_close(found, expected)
-    donate = jax.jit(lambda g, s: updated(tx, g, s), donate_argnums=1)
-    found, _ = donate(gradients(1), restored)
-    assert_close(found, expected)
+        restored = checkpointer.restore(tmp_path / "states", blank)
+    chex.assert_trees_all_equal_structs(restored, states)
+    chex.assert_trees_all_equal_shapes_and_dtypes(restored, states)
+    chex.assert_trees_all_equal(restored, states)
 
 
-def test_multi_steps_and_chain(tx):
+@of_each_kind
+def test_multi_steps_and_chain(recipe):
+    """The second of two steps has the update of their mean; the first has none."""
+    tx, update = compiled(recipe)
     whole = optax.MultiSteps(optax.chain(tx, optax.scale(-0.1)), 2)
-    state = whole.init(PARAMS)
-    for i in range(2):
-        out, state = whole.update(gradients(i), state, PARAMS, value=jnp.float32(1.0))
-    mean = jax.tree.map(lambda a, b: (a + b) / 2, gradients(0), gradients(1))
-    expected, _ = updated(tx, mean, tx.init(PARAMS))
-    assert_close(out, jax.tree.map(lambda u: -0.1 * u, expected), rtol=1e-4)
+    step = helpers.quick_jit(functools.partial(updated, whole))
+    none, state = step(GRADIENTS[0], whole.init(PARAMS))
+    found, _ = step(GRADIENTS[1], state)
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *GRADIENTS[:2])
+    expected, _ = update(mean, tx.init(PARAMS))
+    chex.assert_trees_all_equal(none, jax.tree.map(jnp.zeros_like, PARAMS))
+    assert_close(found, jax.tree.map(lambda u: -0.1 * u, expected), rtol=1e-4)
 
 
 # A floating hyperparameter of each, and a value that is not its default.
@@ -160,38 +217,29 @@ HYPERPARAMETERS = {
 
 @pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
 def test_under_inject_hyperparams(name):
-    """The floating hyperparameter is a state entry, the result the same."""
-    factory = getattr(recipes, name)
-    key, value = HYPERPARAMETERS[name]
-    tree = jax.tree.map(lambda p: jnp.abs(p) + 0.1, PARAMS)
-
-    def make(x):
-        return factory(**{key: x})
-
-    injected = optax.inject_hyperparams(make)(x=value)
-    plain = make(value)
-    state, expected_state = injected.init(tree), plain.init(tree)
-    assert state.hyperparams == {"x": pytest.approx(value)}
-    for i in range(3):
-        out, state = updated(injected, gradients(i), state, tree)
-        expected, expected_state = updated(plain, gradients(i), expected_state, tree)
-        assert_close(out, expected, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
-def test_inject_hyperparams_of_the_recipe_itself(name):
+    """All that is no int is a state entry, and traced; the result is the same."""
     factory = getattr(recipes, name)
     key, value = HYPERPARAMETERS[name]
     parameters = inspect.signature(factory).parameters.values()
     statics = [p.name for p in parameters if isinstance(p.default, int)]
     tx = optax.inject_hyperparams(factory, static_args=statics)(**{key: value})
-    state = tx.init(PARAMS)
+    plain = factory(**{key: value})
+    tree = jax.tree.map(lambda p: jnp.abs(p) + 0.1, PARAMS)
+    state = tx.init(tree)
     assert state.hyperparams[key] == pytest.approx(value)
-    out, _ = updated(tx, gradients(0), state)
-    expected, _ = updated(
-        factory(**{key: value}), gradients(0), tx.init(PARAMS).inner_state
-    )
-    assert_close(out, expected, rtol=1e-4)
+
+    @helpers.quick_jit
+    def steps(both):
+        def step(states, grads):
+            found, state = updated(tx, grads, states[0], tree)
+            expected, plain_state = updated(plain, grads, states[1], tree)
+            return (state, plain_state), (found, expected)
+
+        rows = jax.tree.map(lambda *row: jnp.stack(row), *GRADIENTS)
+        return jax.lax.scan(step, both, rows)[1]
+
+    found, expected = steps((state, plain.init(tree)))
+    assert_close(found, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["acclip", "stable_adamw"])
@@ -205,14 +253,15 @@ def test_no_policy_hides_moments_that_are_nan(name, policy):
 
 def test_no_decay_needs_no_parameters():
     tx = recipes.stable_adamw()
-    out, _ = tx.update(PARAMS, tx.init(PARAMS))
-    assert_same_types(out, PARAMS)
+    out, _ = jax.eval_shape(tx.update, PARAMS, tx.init(PARAMS))
+    chex.assert_trees_all_equal_shapes_and_dtypes(out, PARAMS)
 
 
 def test_an_array_for_a_number_keeps_the_dtype():
     tx = recipes.sclip(jnp.float32(2.0), jnp.float32(4.0))
     updates = jnp.ones(2, jnp.bfloat16)
-    assert tx.update(updates, tx.init(updates))[0].dtype == jnp.bfloat16
+    out, _ = jax.eval_shape(tx.update, updates, tx.init(updates))
+    assert out.dtype == jnp.bfloat16
 
 
 def test_all_but_the_one_without_a_number_are_injected():
@@ -231,9 +280,8 @@ def test_small_states():
 def test_whole_numbers_pass_clippy():
     tx = recipes.clippy()
     tree = {"w": jnp.ones(2), "n": jnp.arange(3)}
-    out, _ = tx.update(tree, tx.init(tree), tree)
-    np.testing.assert_array_equal(out["n"], tree["n"])
-    np.testing.assert_allclose(out["w"], 0.51, rtol=1e-6)
+    out, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree), tree)
+    chex.assert_trees_all_close(out, {"w": jnp.full(2, 0.51), "n": tree["n"]})
 
 
 FIXED = [
