@@ -7,13 +7,15 @@ import pytest
 
 import optclip
 from optclip import recipes
+from tests import helpers
 
 
 def history(tx, norms, params=None, **extra):
     """The updates and metrics of each step, the gradient one number."""
+    update = helpers.quick_jit(lambda g, s: tx.update(g, s, params, **extra))
     state, found = tx.init(jnp.zeros(1) if params is None else params), []
     for norm in norms:
-        updates, state = tx.update(jnp.array([norm]), state, params, **extra)
+        updates, state = update(jnp.array([norm]), state)
         found.append((float(updates[0]), optclip.metrics(state)))
     return found
 
@@ -44,9 +46,9 @@ def test_olmo_skip_of_so_few_knows_from_two_on(window):
 
 def test_olmo_skip_by_the_loss_too():
     tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, 4)
-    state = tx.init(jnp.zeros(1))
+    state, update = tx.init(jnp.zeros(1)), helpers.quick_jit(tx.update)
     for value, taken in ((1.0, True), (2.0, True), (9.0, False)):
-        updates, state = tx.update(jnp.ones(1), state, value=value)
+        updates, state = update(jnp.ones(1), state, value=value)
         assert bool(updates[0] != 0) == taken
     limit = optclip.metrics(state)["skip/value_threshold"]
     np.testing.assert_allclose(limit, 1.5 + 2 * np.sqrt(0.5), rtol=1e-6)
@@ -67,7 +69,7 @@ def test_axlearn_skip_does_not_count_what_it_skips(told, steps):
 def test_skips_are_around_adam_if_around_nothing(recipe):
     make = getattr(recipes, recipe)
     adam = history(make(), [3.0], value=1.0)
-    np.testing.assert_allclose(adam[0][0], 1.0, rtol=1e-5)
+    np.testing.assert_allclose(adam[0][0], 1.0, rtol=1e-4)
     given = history(make(optax.sgd(2.0)), [3.0], value=1.0)
     assert given[0][0] == -6.0
 
@@ -84,14 +86,15 @@ def test_uclip_clips_at_one():
 def test_clippy_by_hand():
     """A step of at most a half of |w| plus 0.1: here 0.6, 1.1 and 0.1; 3 times less."""
     tx = recipes.clippy(0.5, 0.1)
+    update = helpers.quick_jit(tx.update)
     params = {"w": jnp.array([1.0, -2.0, 0.0]), "n": jnp.arange(2)}
     updates = {"w": jnp.array([1.2, 1.1, 0.3]), "n": jnp.arange(2)}
-    found, state = tx.update(updates, tx.init(params), params)
+    found, state = update(updates, tx.init(params), params)
     np.testing.assert_allclose(found["w"], updates["w"] / 3, rtol=1e-6)
     np.testing.assert_array_equal(found["n"], updates["n"])
     np.testing.assert_allclose(optclip.metrics(state)["clip/threshold"], 1.0)
     inside = {"w": updates["w"] / 4, "n": updates["n"]}
-    found, _ = tx.update(inside, tx.init(params), params)
+    found, _ = update(inside, tx.init(params), params)
     np.testing.assert_array_equal(found["w"], inside["w"])
     with pytest.raises(ValueError, match="params=None, but clippy"):
         tx.update(updates, tx.init(params))
@@ -100,9 +103,10 @@ def test_clippy_by_hand():
 def test_clippy_where_nothing_may_move():
     """A step of 0 there is no step too far; any other makes all of the leaf still."""
     tx = recipes.clippy(1.0, 0.0)
+    update = helpers.quick_jit(tx.update)
     params = jnp.array([0.0, 1.0])
     for updates, wanted in (([0.0, 0.5], [0.0, 0.5]), ([1.0, 0.5], [0.0, 0.0])):
-        found, _ = tx.update(jnp.array(updates), tx.init(params), params)
+        found, _ = update(jnp.array(updates), tx.init(params), params)
         np.testing.assert_allclose(found, wanted, atol=1e-30)
 
 
