@@ -1,6 +1,7 @@
 """Rules by themselves, handed norms and memories: where one number decides."""
 
 import dataclasses
+import functools
 import math
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 import optclip
 from optclip import thresholds
 from optclip.thresholds import Seen, _running, _window, _zscore
+from tests import helpers
 
 INF = math.inf
 
@@ -26,17 +28,36 @@ def seen(norm, *, step=0, finite=True):
     return Seen(norm, finite, keep, lambda tree: tree, None, jnp.int32(step), {})
 
 
+@functools.cache
+def compiled(rule):
+    def update(norm, finite, step, memory):
+        return rule.update(seen(norm, finite=finite, step=step), memory)
+
+    return helpers.quick_jit(update)
+
+
+def updated(rule, norm, memory, *, step=0, finite=True):
+    """The threshold and the new memory, of a program that all steps share."""
+    norm = jax.tree.map(np.float32, norm)
+    return compiled(rule)(norm, finite, np.int32(step), memory)
+
+
+def weights(decay):
+    """Of a plain average, and of one without bias after so many norms."""
+    norm = jnp.float32(1.0)
+    counts = [jnp.int32(n) for n in range(6)]
+    debiased = [jnp.stack(_running.debiased_parts(decay, n, norm)) for n in counts]
+    return jnp.stack(_running.parts(decay, norm)), jnp.stack(debiased)
+
+
+traced_weights = helpers.quick_jit(weights)
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.999, 1.0])
 def test_weights_of_an_average(decay, traced):
-    norm = jnp.float32(1.0)
-
-    def weights(decay):
-        plain = _running.parts(decay, norm)
-        counts = [jnp.int32(n) for n in range(6)]
-        return plain, [_running.debiased_parts(decay, n, norm) for n in counts]
-
-    plain, debiased = jax.jit(weights)(decay) if traced else weights(decay)
+    known = helpers.quick_jit(lambda: weights(decay))
+    plain, debiased = traced_weights(decay) if traced else known()
     np.testing.assert_allclose(plain, [decay, 1 - decay], rtol=1e-4 if traced else 1e-7)
     for n, found in enumerate(debiased):
         taken = 1 / (n + 1) if decay == 1 else (1 - decay) / (1 - decay ** (n + 1))
@@ -50,27 +71,33 @@ def test_counts_stay_at_the_largest():
         assert _running.counted(jnp.int32(count)) == after
 
 
+NORMS = [3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 0.5]
+
+
+def quantiles(q):
+    rule = thresholds.quantile(q, 5)
+
+    def step(memory, norm):
+        return rule.update(seen(norm), memory)[::-1]
+
+    return jax.lax.scan(step, rule.init(jnp.float32(0)), jnp.float32(NORMS))[1]
+
+
+traced_quantiles = helpers.quick_jit(quantiles)
+
+
 @pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 0.77, 1.0])
 def test_a_traced_quantile(q):
-    norms = [3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 0.5]
-
-    def found(q):
-        rule = thresholds.quantile(q, 5)
-        memory, limits = rule.init(jnp.float32(0)), []
-        for norm in norms:
-            limit, memory = rule.update(seen(norm), memory)
-            limits.append(limit)
-        return jnp.stack(limits)
-
-    exact = [np.quantile(norms[max(0, n - 4) : n + 1], q) for n in range(len(norms))]
-    for run in (found, jax.jit(found)):
-        np.testing.assert_allclose(run(q), exact, rtol=1e-6)
+    exact = [np.quantile(NORMS[max(0, n - 4) : n + 1], q) for n in range(len(NORMS))]
+    np.testing.assert_allclose(traced_quantiles(q), exact, rtol=1e-6)
+    known = helpers.quick_jit(lambda: quantiles(q))
+    np.testing.assert_allclose(known(), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0])
 def test_a_quantile_of_a_first_norm_that_is_bad_knows_nothing(q):
     rule = thresholds.quantile(q, 3)
-    limit, _ = rule.update(seen(0.0, finite=False), rule.init(jnp.float32(0)))
+    limit, _ = updated(rule, 0.0, rule.init(jnp.float32(0)), finite=False)
     assert limit == INF
 
 
@@ -82,10 +109,10 @@ def test_windows_of_slices(window):
     band = thresholds.mean_plus_std(1.5, window, warmup=2, ddof=1)
     memories = [rule.init(jnp.zeros((3, 1))) for rule in (quantile, band)]
     for n, norms in enumerate(steps):
-        low, memories[0] = quantile.update(seen(norms), memories[0])
+        low, memories[0] = updated(quantile, norms, memories[0])
         last = steps[max(0, n - window + 1) : n + 1]
         np.testing.assert_allclose(low, np.quantile(last, 0.3, axis=0), rtol=1e-5)
-        high, memories[1] = band.update(seen(norms), memories[1])
+        high, memories[1] = updated(band, norms, memories[1])
         known = steps[max(0, n - window) : n]
         if n < 2:
             assert np.all(high == INF)
@@ -99,6 +126,7 @@ def test_windows_of_slices(window):
 def test_a_deviation_of_too_few_divides_by_nothing(ddof):
     rule = thresholds.mean_plus_std(1.0, 6, ddof=ddof)
     memory = rule.init(jnp.float32(0))
+    # One operation after the other, each of which is looked at.
     with jax.debug_nans(True):
         for norm in (1.0, 2.0, 4.0):
             limit, memory = rule.update(seen(norm), memory)
@@ -113,23 +141,23 @@ def test_half_a_window_is_its_warm_up(window, needed):
     rule = thresholds.mean_plus_std(0.0, window)
     memory = rule.init(jnp.float32(0))
     for n in range(needed):
-        limit, memory = rule.update(seen(1.0 + n), memory)
+        limit, memory = updated(rule, 1.0 + n, memory)
         assert limit == INF
-    limit, _ = rule.update(seen(99.0), memory)
+    limit, _ = updated(rule, 99.0, memory)
     np.testing.assert_allclose(limit, (1 + needed) / 2)
 
 
 def test_a_mean_of_one_norm_is_that_norm():
     rule = thresholds.mean_plus_std(5.0, 4, warmup=1)
-    _, memory = rule.update(seen(3.0), rule.init(jnp.float32(0)))
-    np.testing.assert_allclose(rule.update(seen(9.0), memory)[0], 3.0, rtol=1e-5)
+    _, memory = updated(rule, 3.0, rule.init(jnp.float32(0)))
+    np.testing.assert_allclose(updated(rule, 9.0, memory)[0], 3.0, rtol=1e-5)
 
 
 def test_equal_norms_are_not_clipped_by_rounding():
     rule = thresholds.mean_plus_std(2.0, 4, warmup=2)
     memory = rule.init(jnp.float32(0))
     for _ in range(3):
-        limit, memory = rule.update(seen(3.0), memory)
+        limit, memory = updated(rule, 3.0, memory)
     np.testing.assert_allclose(limit, 3.0 * (1 + 2e-6), rtol=1e-7)
 
 
@@ -147,12 +175,12 @@ def test_a_spike_is_above_its_edge_not_at_it(mode):
     """Mean 2, deviation 1, z 2: the edge is 4; reciprocal clips 5 to 2 + 2 * 2 / 3."""
     rule = thresholds.zscore(2.0, 0.5, 4, mode, eps=0.0, skip_spikes=True)
     memory = _zscore.Moments(jnp.float32(2), jnp.float32(1), jnp.int32(4))
-    limit, after = rule.update(seen(4.0), memory)
+    limit, after = updated(rule, 4.0, memory)
     assert limit == INF
     # What is no spike is learned from: the mean moves half the way.
     assert after.mean == 3.0
     np.testing.assert_allclose(after.deviation, math.sqrt(0.5 + 0.5), rtol=1e-6)
-    limit, after = rule.update(seen(5.0), memory)
+    limit, after = updated(rule, 5.0, memory)
     wanted = {"reciprocal": 2 + 4 / 3, "mean": 2.0, "percentile": 4.0}[mode]
     np.testing.assert_allclose(limit, wanted, rtol=1e-6)
     assert (after.mean, after.deviation, after.step) == (2.0, 1.0, 4)
@@ -162,8 +190,8 @@ def test_a_spike_is_above_its_edge_not_at_it(mode):
 def test_of_equal_norms_the_same_again_is_no_spike(mode):
     rule = thresholds.zscore(2.0, 0.5, 4, mode, eps=0.0)
     memory = _zscore.Moments(jnp.float32(2), jnp.float32(0), jnp.int32(4))
-    assert rule.update(seen(2.0), memory)[0] == INF
-    limit, after = rule.update(seen(2.5), memory)
+    assert updated(rule, 2.0, memory)[0] == INF
+    limit, after = updated(rule, 2.5, memory)
     np.testing.assert_allclose(limit, 2.0, rtol=1e-6)
     # It learned what was left.
     np.testing.assert_allclose(after.mean, 2.0, rtol=1e-6)
@@ -173,8 +201,8 @@ def test_eps_is_added_to_the_deviation():
     rule = thresholds.zscore(1.0, 0.5, 1, "mean", eps=1.0)
     memory = _zscore.Moments(jnp.float32(2), jnp.float32(1), jnp.int32(1))
     # (norm - 2) / (1 + 1) is above 1 from 4 on.
-    assert rule.update(seen(3.9), memory)[0] == INF
-    assert rule.update(seen(4.1), memory)[0] == 2.0
+    assert updated(rule, 3.9, memory)[0] == INF
+    assert updated(rule, 4.1, memory)[0] == 2.0
 
 
 def test_ema_by_slices_of_leaves_of_other_shapes():
@@ -182,12 +210,12 @@ def test_ema_by_slices_of_leaves_of_other_shapes():
     norms = {"a": np.array([[3.0], [0.0], [0.0]]), "b": np.array([[4.0]])}
     rule = thresholds.ema(warmup=1, max_norm=1.0)
     zeros = jax.tree.map(jnp.zeros_like, seen(norms).norm)
-    limits, memory = rule.update(seen(norms), rule.init(zeros))
+    limits, memory = updated(rule, norms, rule.init(zeros))
     np.testing.assert_allclose(limits["a"][0, 0], 0.6, rtol=1e-6)
     np.testing.assert_allclose(limits["b"], [[0.8]], rtol=1e-6)
     assert memory.step == 1
     # After it, each by its own average; what never had a gradient is not known.
-    limits, _ = rule.update(seen(norms, step=1), memory)
+    limits, _ = updated(rule, norms, memory, step=1)
     np.testing.assert_allclose(limits["b"], [[1.05 * 0.8]], rtol=1e-6)
     assert limits["a"][1, 0] == INF
 
@@ -199,7 +227,7 @@ def test_ema_in_its_warm_up_at_any_size(unit):
     zeros = {"a": jnp.float32(0), "b": jnp.float32(0)}
     for most, wanted in ((1.0, [0.6, 0.8]), (5.0, [INF, INF]), (9.0, [INF, INF])):
         rule = thresholds.ema(warmup=1, max_norm=most * unit)
-        limits, _ = rule.update(seen(norms), rule.init(zeros))
+        limits, _ = updated(rule, norms, rule.init(zeros))
         found = np.array([limits["a"], limits["b"]], np.float64) / unit
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
@@ -214,9 +242,9 @@ def test_ema_of_zeros_divides_by_nothing():
 def test_ema_by_a_schedule_of_its_ratio():
     rule = thresholds.ema(lambda step: 2.0 + step, 0.5, 0)
     memory = rule.init(jnp.float32(0))
-    limit, memory = rule.update(seen(3.0, step=0), memory)
+    limit, memory = updated(rule, 3.0, memory, step=0)
     assert limit == INF
-    limit, memory = rule.update(seen(100.0, step=1), memory)
+    limit, memory = updated(rule, 100.0, memory, step=1)
     np.testing.assert_allclose(limit, 3.0 * 3.0)
     np.testing.assert_allclose(memory.norm, 0.5 * 3.0 + 0.5 * 9.0)
 
@@ -227,7 +255,7 @@ def test_how_an_average_begins(start):
     rule = thresholds.ema(100.0, 0.5, 2, INF, start)
     memory, found = rule.init(jnp.float32(0)), []
     for step, norm in enumerate((4.0, 2.0, 6.0)):
-        _, memory = rule.update(seen(norm, step=step), memory)
+        _, memory = updated(rule, norm, memory, step=step)
         found.append(float(memory.norm))
     debiased = [4.0, (2 * 2.0 + 4.0) / 3, (4 * 6.0 + 2 * 2.0 + 4.0) / 7]
     wanted = {"first": [4.0, 2.0, 4.0], "debiased": debiased, "zero": [2.0, 2.0, 4.0]}
@@ -236,23 +264,23 @@ def test_how_an_average_begins(start):
 
 def test_a_mean_over_rms_of_zeros_and_of_others():
     rule = thresholds.mean_over_rms(eps=0.0)
-    limit, memory = rule.update(seen(0.0), rule.init(jnp.float32(0)))
+    limit, memory = updated(rule, 0.0, rule.init(jnp.float32(0)))
     assert limit == 0.0
-    limit, _ = rule.update(seen(2.0), memory)
+    limit, _ = updated(rule, 2.0, memory)
     mean, square = 2 * 0.3 / (1 - 0.49), 4 * 0.1 / (1 - 0.81)
     np.testing.assert_allclose(limit, mean / math.sqrt(square), rtol=1e-6)
     rule = thresholds.mean_over_rms(eps=2.0)
-    limit, _ = rule.update(seen(3.0), rule.init(jnp.float32(0)))
+    limit, _ = updated(rule, 3.0, rule.init(jnp.float32(0)))
     np.testing.assert_allclose(limit, 3.0 / (3.0 + 2.0), rtol=1e-6)
 
 
 def test_second_moments_by_hand():
     rule = thresholds.second_moment(4.0, 0.5, warmup=1)
     memory = rule.init(jnp.zeros(2))
-    limit, memory = rule.update(seen(np.array([3.0, 0.0])), memory)
+    limit, memory = updated(rule, np.array([3.0, 0.0]), memory)
     assert np.all(limit == INF)
     # The root of half of 9, times the root of 4; a zero is not known.
-    limit, memory = rule.update(seen(np.array([1.0, 5.0])), memory)
+    limit, memory = updated(rule, np.array([1.0, 5.0]), memory)
     np.testing.assert_allclose(limit, [2 * math.sqrt(4.5), INF], rtol=1e-6)
     square = [0.5 * 4.5 + 0.5, 0.5 * 25]
     np.testing.assert_allclose(memory.value, np.sqrt(square), rtol=1e-6)
@@ -264,13 +292,13 @@ def test_the_average_of_maxima_by_hand():
     memory = rule.init(jnp.zeros(3))
     assert memory.value.shape == ()
     for norms, wanted in (([1.0, 4.0, 2.0], 4.0), ([1.0, 1.0, 1.0], 2.0)):
-        limit, memory = rule.update(seen(np.array(norms)), memory)
+        limit, memory = updated(rule, np.array(norms), memory)
         np.testing.assert_allclose(limit, wanted, rtol=1e-6)
 
 
 def test_the_maximum_of_nothing_is_zero():
     rule = thresholds.ema_of_max(0.5)
-    limit, _ = rule.update(seen(np.zeros(0)), rule.init(jnp.zeros(0)))
+    limit, _ = updated(rule, np.zeros(0), rule.init(jnp.zeros(0)))
     assert limit == 0.0
 
 
@@ -285,7 +313,7 @@ def test_moments_by_hand(power):
     memory = rule.init(jnp.zeros(2))
     exact = np.zeros(2)
     for norms in ([3.0, 0.0], [1.0, 0.0], [8.0, 2.0]):
-        limit, memory = rule.update(seen(np.array(norms)), memory)
+        limit, memory = updated(rule, np.array(norms), memory)
         exact = 0.75 * exact + 0.25 * np.array(norms) ** power
         np.testing.assert_allclose(limit, exact ** (1 / power), rtol=1e-5)
 
@@ -297,7 +325,8 @@ def test_a_side_without_a_bound_is_not_clipped():
         (thresholds.bounds(lower=-1.0), [-1.0, 9.0]),
     ):
         tx = optclip.clip_by(bounds, over=optclip.ELEMENT)
-        np.testing.assert_array_equal(tx.update(values, tx.init(values))[0], left)
+        found, _ = helpers.quick_jit(tx.update)(values, tx.init(values))
+        np.testing.assert_array_equal(found, left)
 
 
 @pytest.mark.parametrize(
