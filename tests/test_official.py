@@ -15,6 +15,7 @@ import pytest
 
 import optclip
 from optclip import recipes
+from tests import helpers
 from tests.official import (
     agc,
     aggc,
@@ -35,14 +36,19 @@ def kept(name):
 
 
 def outputs_of(tx, inputs, extras=None):
-    inputs = [jax.tree.map(jnp.float32, x) for x in inputs]
-    state = tx.init(inputs[0])
-    update = jax.jit(tx.update)
-    found = []
-    for i, x in enumerate(inputs):
-        out, state = update(x, state, **({} if extras is None else extras[i]))
-        found.append(out)
-    return jax.tree.map(lambda *row: np.stack(row).astype(np.float64), *found), state
+    """What the transformation makes of each step, as NumPy float64; and its state."""
+
+    @helpers.quick_jit
+    def run(rows):
+        def step(state, row):
+            out, state = tx.update(row[0], state, **row[1])
+            return state, out
+
+        return jax.lax.scan(step, tx.init(jax.tree.map(lambda x: x[0], rows[0])), rows)
+
+    rows = jax.tree.map(lambda *row: np.float32(row), *inputs)
+    state, found = run((rows, extras or {}))
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found), state
 
 
 @pytest.mark.parametrize("name", ["default", "resets"])
@@ -146,7 +152,7 @@ def test_olmo_skips(name):
     sigma = float(options.get("sigma_factor", 6))
     tx = recipes.olmo_skip(optax.identity(), sigma, window)
     norms = [np.array(n) for n in values["norms"]]
-    extras = [{"value": jnp.float32(loss)} for loss in values["losses"]]
+    extras = {"value": np.float32(values["losses"])}
     found, state = outputs_of(tx, norms, extras)
     skipped = np.array(values["skipped"][name])
     np.testing.assert_array_equal(found == 0, skipped)
@@ -199,7 +205,7 @@ def test_levanter(name):
 def test_agc(name):
     values = kept("agc")
     tx = recipes.agc(agc.RATIOS[name])
-    update = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])
+    update = helpers.quick_jit(lambda g, w: tx.update(g, tx.init(w), w)[0])
     changed = []
     rows = zip(values["params"], values["gradients"], values["left"][name], strict=True)
     for row in rows:
@@ -214,7 +220,7 @@ def test_agc(name):
 @pytest.mark.parametrize("name", list(clippy.OPTIONS))
 def test_clippy(name):
     values, tx = kept("clippy"), recipes.clippy(**clippy.OPTIONS[name])
-    update = jax.jit(lambda u, w: tx.update(u, tx.init(w), w)[0])
+    update = helpers.quick_jit(lambda u, w: tx.update(u, tx.init(w), w)[0])
     steps, params, left = map(
         np.float32, (values["steps"], values["params"], values["left"][name])
     )
