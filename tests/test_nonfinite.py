@@ -13,6 +13,8 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import functional as F
 from tests import helpers
+from tests.covering import RUNS
+from tests.helpers import quick_jit
 from tests.leaf_kinds import FLOATS
 from tests.nonfinite_cells import POLICIES
 from tests.registry import LargestSoFar
@@ -26,7 +28,6 @@ CLIPS = {
     "axes": lambda t, c, **kw: F.clip_by_norm(t, c, axis=-1, **kw),
     "element": lambda t, c, **kw: F.clip_by_value(t, -c, c, **kw),
 }
-clips = pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 SCOPES = [optclip.TREE, optclip.LEAF, optclip.axes(-1), optclip.ELEMENT]
 # Beyond the largest number of the other two no float32 bound goes.
 NARROW = [name for name in FLOATS if name not in ("bfloat16", "float32")]
@@ -42,33 +43,35 @@ def sparse_with(bad, *, unique):
     return BCOO((data, rows), shape=(5, 2), unique_indices=unique)
 
 
-@policies
-@clips
-def test_an_infinite_threshold_touches_nothing(policy, clip, run):
+@pytest.mark.covering(policy=POLICIES, scope=tuple(CLIPS), run=RUNS)
+def test_an_infinite_threshold_touches_nothing(policy, scope, run):
     """Dense or sparse, under any policy, to the bit; the finite one shows it can."""
+    clip = CLIPS[scope]
     tree = tree_with(jnp.nan) | {"more": jnp.array([jnp.inf, -0.0, 1e-40])}
     tree["rows"] = sparse_with(jnp.inf, unique=True)
-    helpers.assert_identical(
-        run(lambda t: clip(t, jnp.inf, nonfinite=policy))(tree), tree
-    )
-    assert helpers.differs(run(lambda t: clip(t, 1.0, nonfinite=policy))(tree), tree)
+    untouched = run(lambda t: clip(t, jnp.inf, nonfinite=policy))(tree)
+    helpers.assert_identical(untouched, tree)
+    clipped = quick_jit(lambda t: clip(t, 1.0, nonfinite=policy))(tree)
+    assert helpers.differs(clipped, tree)
 
 
-@policies
-@clips
-def test_an_infinite_threshold_and_duplicates(policy, clip):
+@pytest.mark.covering(policy=POLICIES, scope=tuple(CLIPS))
+def test_an_infinite_threshold_and_duplicates(policy, scope):
     """A clip that sums them first gives the same dense gradient all the same."""
+    clip = quick_jit(lambda m: CLIPS[scope](m, jnp.inf, nonfinite=policy))
     mat = sparse_with(jnp.nan, unique=False)
-    found = clip(mat, jnp.inf, nonfinite=policy)
+    found = clip(mat)
     np.testing.assert_array_equal(found.todense(), mat.todense())
 
 
-@policies
-@clips
-def test_a_traced_nan_threshold_is_loud(policy, clip):
+@pytest.mark.parametrize("scope", CLIPS)
+def test_a_traced_nan_threshold_is_loud(scope):
     """It is the caller's error, which no policy for updates may hide."""
-    tree = tree_with(3.0)
-    found = jax.jit(lambda t, c: clip(t, c, nonfinite=policy))(tree, jnp.nan)
+
+    def clips(tree, c):
+        return [CLIPS[scope](tree, c, nonfinite=policy) for policy in POLICIES]
+
+    found = quick_jit(clips)(tree_with(3.0), jnp.nan)
     assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found))
 
 
@@ -77,7 +80,7 @@ def test_a_traced_nan_threshold_is_loud(policy, clip):
 def test_a_scheduled_nan_threshold_is_loud(policy, scope):
     tree = tree_with(3.0)
     tx = optclip.clip_by(lambda step: step * jnp.nan, over=scope, nonfinite=policy)
-    found, _ = tx.update(tree, tx.init(tree))
+    found, _ = quick_jit(tx.update)(tree, tx.init(tree))
     assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(found))
 
 
@@ -127,7 +130,7 @@ def test_drop_keeps_what_a_row_stored_beside_the_bad_entry(bad, run):
     np.testing.assert_allclose(found, [0, 0.6, 0.8, 0], rtol=1e-6)
 
 
-@policies
+@pytest.mark.covering(policy=POLICIES, run=RUNS)
 def test_overflow_to_inf_in_the_sum_of_three_duplicates(policy, run):
     """Finite as stored, inf as the dense gradient: that is what a policy looks at."""
     rows = jnp.array([[1], [2], [1], [1]])
@@ -180,7 +183,7 @@ def test_memory_keeps_out_what_is_not_finite(policy, scope):
     """A rule that saw a NaN or inf remembers what it knew before."""
     tx = optclip.clip_by(LargestSoFar(), over=scope, nonfinite=policy)
     good = jnp.array([[3.0, 4.0]])
-    update = jax.jit(tx.update)
+    update = quick_jit(tx.update)
     expected, learned = update(good, tx.init(good))
     assert helpers.differs(expected, good)
     after = learned

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import numpy as np
 import pytest
 from jax.experimental import checkify
@@ -78,7 +77,7 @@ def compiled(layer, scope, masked):
         cells = [nf.Cell(policy, given, scope) for policy in nf.POLICIES]
         return {cell.policy: clip_of(layer, cell)(tree) for cell in cells}
 
-    return jax.jit(checkify.checkify(clips))
+    return helpers.quick_jit(checkify.checkify(clips))
 
 
 def masks_of(case):
@@ -102,22 +101,34 @@ def assert_outcome(found, cell):
         )
 
 
-@pytest.mark.parametrize("mode", ["eager", "jit"])
-@cells
-def test_cell(cell, mode):
+def assert_cell(layer, cell, found, metrics):
     """What comes out, and whether the metrics count the step as non-finite."""
-    layer, cell = cell
     tree = nf.gradients(cell.input)
-    if mode == "jit":
-        found, metrics = all_policies(layer, cell.given, cell.scope)[1][cell.policy]
-    else:
-        found, metrics = clip_of(layer, cell)(tree)
     helpers.assert_same_types(found, tree)
     assert helpers.differs(found, tree)
     assert_outcome(found, cell)
     if layer == "transform":
         counted = [int(n) for key, n in metrics.items() if "nonfinite" in key]
         assert max(counted) == nf.measured(cell)
+
+
+@cells
+def test_cell(cell):
+    layer, cell = cell
+    outcomes = all_policies(layer, cell.given, cell.scope)[1]
+    assert_cell(layer, cell, *outcomes[cell.policy])
+
+
+@pytest.mark.covering(
+    layer=LAYERS,
+    policy=nf.POLICIES,
+    given=tuple(nf.INPUTS),
+    scope=nf.SCOPES,
+    where=lambda layer, **cell: layer == "transform" or is_pure(nf.Cell(**cell)),
+)
+def test_cell_op_by_op(layer, policy, given, scope):
+    cell = nf.Cell(policy, given, scope)
+    assert_cell(layer, cell, *clip_of(layer, cell)(nf.gradients(cell.input)))
 
 
 @raised

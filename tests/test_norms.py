@@ -1,6 +1,7 @@
 """The norm over magnitudes, dtypes and splits, against exact sums."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -10,28 +11,44 @@ import pytest
 
 from optclip import norms
 from optclip.functional import clip_by_global_norm, clip_by_norm, global_norm
-from tests import helpers, oracles
+from tests import covering, helpers, oracles
+from tests.covering import RUNS
 
 ORDERS = [0.5, 1.0, 1.5, 2.0, 3.0, math.inf]
-F32_ULP = 2.0**-23
+# What is promised of the orders 1, 2 and inf, relative; and of all others.
+ROOM, WIDE_ROOM = 1e-6, 1e-5
+
+
+@functools.cache
+def norm_of_order(p):
+    return jax.jit(helpers.strictly(functools.partial(global_norm, ord=p)))
 
 
 def measured(tree, p=2.0):
-    return float(helpers.strictly(global_norm)(tree, ord=p))
+    return float(norm_of_order(p)(tree))
 
 
 @pytest.mark.parametrize("p", ORDERS)
-@pytest.mark.parametrize("exponent", [-120, -70, -30, 0, 30, 63, 100, 120])
-def test_magnitudes(p, exponent):
+def test_magnitudes(p):
     """From 2**-120 to 2**120: squares neither overflow nor vanish."""
     rng = np.random.default_rng(3)
-    x = np.ldexp(rng.normal(size=64).astype(np.float32), exponent)
-    expected = oracles.norm(x, p)
-    if expected > float(np.finfo(np.float32).max):
-        assert measured(jnp.asarray(x), p) == np.inf
-    else:
-        ulps = 2 if p in (1, 2, math.inf) else 80
-        assert abs(measured(jnp.asarray(x), p) / expected - 1) <= ulps * F32_ULP
+    for exponent in (-120, -70, -30, 0, 30, 63, 100, 120):
+        x = np.ldexp(rng.normal(size=64).astype(np.float32), exponent)
+        expected = oracles.norm(x, p)
+        if expected > float(np.finfo(np.float32).max):
+            assert measured(jnp.asarray(x), p) == np.inf
+        else:
+            room = ROOM if p in (1, 2, math.inf) else WIDE_ROOM
+            assert abs(measured(jnp.asarray(x), p) / expected - 1) <= room
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_op_by_op(p):
+    """As compiled, also where the squares leave the range."""
+    for values in ([3.0, -4.0, 0.0], [3e20, 4e20], [3e-25, 4e-25]):
+        found = float(helpers.strictly(global_norm)(jnp.array(values), ord=p))
+        expected = oracles.norm(np.float64(values), p)
+        assert abs(found / expected - 1) <= WIDE_ROOM
 
 
 @pytest.mark.parametrize(
@@ -54,21 +71,20 @@ def test_magnitudes(p, exponent):
 def test_named_inputs(dtype, values):
     x = jnp.asarray(np.array(values), dtype)
     expected = oracles.norm(helpers.as_float64(x))
-    assert abs(measured(x) / expected - 1) <= 2 * F32_ULP
-    assert abs(
-        measured(list(x)[:50]) / oracles.norm(helpers.as_float64(x)[:50]) - 1
-    ) <= (2 * F32_ULP)
+    assert abs(measured(x) / expected - 1) <= ROOM
+    few = list(x[:20])
+    assert abs(measured(few) / oracles.norm(helpers.as_float64(x)[:20]) - 1) <= ROOM
 
 
 def test_mixed_magnitudes_and_dtypes_in_one_tree():
     tree = [jnp.array([300.0], jnp.float16), jnp.array([10.0]), jnp.array([3e30])]
-    assert abs(measured(tree) / 3e30 - 1) <= 2 * F32_ULP
+    assert abs(measured(tree) / 3e30 - 1) <= ROOM
     tree = [jnp.array([6e-8], jnp.float16), jnp.array([1e-25]), jnp.array([0.0])]
     expected = oracles.tree_norm(helpers.as_float64(tree))
-    assert abs(measured(tree) / expected - 1) <= 2 * F32_ULP
+    assert abs(measured(tree) / expected - 1) <= ROOM
 
 
-@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.covering(p=ORDERS, run=RUNS)
 def test_a_true_norm_above_the_largest_float_is_clipped_right(p, run):
     """It reads inf, and the output has the norm that was asked for."""
     x = jnp.full(4096, 3e38)
@@ -94,15 +110,14 @@ def test_a_finite_threshold_above_the_largest_float_still_clips():
     np.testing.assert_allclose(oracles.norm(clipped), largest, rtol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [1, 7, 100, 1000])
+@pytest.mark.parametrize("parts", [1, 7, 100])
 def test_splits(parts):
-    """However a vector is split into leaves, the norm is within 2 ULP."""
+    """However a vector is split into leaves, the norm is what it is whole."""
     rng = np.random.default_rng(0)
     x = (rng.normal(size=5000) * np.exp(rng.normal(size=5000))).astype(np.float32)
     leaves = [jnp.asarray(part) for part in np.array_split(x, parts)]
     for p in (1.0, 2.0, math.inf):
-        found = jax.jit(lambda t, p=p: global_norm(t, ord=p))(leaves)
-        assert abs(float(found) / oracles.norm(x, p) - 1) <= 2 * F32_ULP
+        assert abs(measured(leaves, p) / oracles.norm(x, p) - 1) <= ROOM
 
 
 def test_per_count():
@@ -122,7 +137,7 @@ def test_empty_blocks():
     assert found.norm == 0.0
 
 
-@pytest.mark.parametrize("p", ORDERS)
+@pytest.mark.covering(p=ORDERS, run=RUNS)
 def test_derivatives(p, run):
     """Against the formula; 0 at zero, split among ties, also complex and second order."""
     x = jnp.array([3.0, -4.0, 0.0, 1.0])
@@ -232,8 +247,9 @@ def test_a_count_to_a_high_power_is_refused():
         norms.Norm(2.0, per_count=2.0)
 
 
-@pytest.mark.parametrize("ord", [1.0, 2.0, 3.0, np.inf])
-@pytest.mark.parametrize("value", [0.0, 1e-30, 3e-20, 1.0, 1e20, 3e38])
+@pytest.mark.covering(
+    ord=(1.0, 2.0, 3.0, np.inf), value=(0.0, 1e-30, 3e-20, 1.0, 1e20, 3e38)
+)
 def test_of_what_the_compiler_knows(ord, value):
     """XLA squares constants factor by factor, if it can: 0 * inf."""
     block = [norms.Block([jnp.full(3, value)])]
@@ -247,34 +263,36 @@ def test_of_what_the_compiler_knows(ord, value):
     np.testing.assert_allclose(root * unit, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [
-        ((300, 1000), 0), ((300, 1000), 1), ((3000, 100), 0), ((1, 300, 1000), 2),
-        ((20, 50, 300), (0, 2)), ((128, 4096), 1), ((90, 100), 0),
-        ((3, 4, 50_000), 0), ((3, 200, 700), 2), ((500, 2, 600), 1),
-        ((40_000,), 0), ((300, 700), (0, 1)),
-    ],
+# Shapes and axes: slices along the first axis, the last, the middle, several.
+LARGE = (
+    ((300, 1000), 0), ((300, 1000), 1), ((3000, 100), 0), ((1, 300, 1000), 2),
+    ((20, 50, 300), (0, 2)), ((128, 4096), 1), ((90, 100), 0), ((3, 4, 50_000), 0),
+    ((3, 200, 700), 2), ((500, 2, 600), 1), ((40_000,), 0), ((300, 700), (0, 1)),
 )  # fmt: skip
-def test_slices_of_large_float16(shape, axis, p):
+
+
+@pytest.mark.covering(p=(1.0, 2.0, math.inf), large=LARGE, where=lambda p, large: (
+    covering.full or LARGE.index(large) % 3 == (1.0, 2.0, math.inf).index(p)
+))  # fmt: skip
+def test_slices_of_large_float16(p, large):
     """They are widened part by part: more than one part, with a rest and without."""
+    shape, axis = large
     rng = np.random.default_rng(5)
     x = (100 * rng.normal(size=shape)).astype(np.float16)
     limit = 50.0 if p == math.inf else 0.5
-    found = np.asarray(
-        helpers.strictly(clip_by_norm)(jnp.asarray(x), limit, axis=axis, ord=p)
-    )
-    wide = np.abs(x.astype(np.float64))
     axes = axis if isinstance(axis, tuple) else (axis,)
+
+    def clip_and_measure(x):
+        (found,) = norms.measure([norms.Block([x], axes)], norms.Norm(p))
+        return clip_by_norm(x, limit, axis=axis, ord=p), found.norm
+
+    found, measured_norms = jax.jit(helpers.strictly(clip_and_measure))(jnp.asarray(x))
+    wide = np.abs(x.astype(np.float64))
     if p == math.inf:
         norm = np.max(wide, axis=axes, keepdims=True)
     else:
         norm = np.sum(wide**p, axis=axes, keepdims=True) ** (1 / p)
     assert np.mean(norm > limit) > 0.8
     wanted = x * np.minimum(1.0, limit / norm)
-    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=1e-7)
-    (measured_norms,) = norms.measure(
-        [norms.Block([jnp.asarray(x)], axes)], norms.Norm(p)
-    )
-    np.testing.assert_allclose(measured_norms.norm, norm, rtol=7 * F32_ULP)
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=2e-3, atol=1e-7)
+    np.testing.assert_allclose(measured_norms, norm, rtol=ROOM)
