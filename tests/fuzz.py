@@ -45,9 +45,11 @@ SPECIAL = [math.nan, math.inf, -math.inf]
 
 
 @st.composite
-def arrays(draw: Callable[..., Any], of_jax: bool = False) -> np.ndarray | jax.Array:
+def arrays(
+    draw: Callable[..., Any], of_jax: bool = False, shapes: Any = SHAPES
+) -> np.ndarray | jax.Array:
     """Around a power of two; zeros, largest numbers, NaN and inf among them."""
-    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SHAPES))
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(shapes))
     info = jnp.finfo(dtype)
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     center = draw(st.sampled_from([0, 0, 0, info.minexp + 4, info.maxexp - 3, 9]))
