@@ -13,6 +13,7 @@ import pytest
 
 import optclip
 from optclip import plot
+from tests import helpers
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -29,10 +30,10 @@ def no_figure_is_left():
 def recorded(tx, norms=NORMS):
     """The metrics of a run over gradients of these norms."""
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
-    state, history = tx.init(params), []
+    update, state, history = helpers.quick_jit(tx.update), tx.init(params), []
     for norm in norms:
         grads = {"a": jnp.array([norm * 0.6]), "b": jnp.array([norm * 0.8])}
-        _, state = tx.update(grads, state, params)
+        _, state = update(grads, state, params)
         history.append(optclip.metrics(state))
     return history
 
@@ -67,9 +68,7 @@ def test_norms(history):
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, lambda h: plot.runs({"a": h})])
 def test_one_step_is_seen(draw):
     """A line through one point is none."""
-    tx = optclip.clip_by_global_norm(1.0)
-    _, state = tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)))
-    lines = draw(optclip.metrics(state)).lines
+    lines = draw(recorded(optclip.clip_by_global_norm(1.0), [3.0])[0]).lines
     assert lines
     assert all(line.get_markevery() == [0] for line in lines)
     # A threshold is no dot, which would hide what was clipped to it.
@@ -122,7 +121,8 @@ def test_as_scan_stacks_it():
         _, state = tx.update(size, state)
         return state, optclip.metrics(state)
 
-    _, stacked = jax.lax.scan(step, tx.init(jnp.zeros(())), jnp.arange(5.0))
+    scan = helpers.quick_jit(lambda x: jax.lax.scan(step, tx.init(x[0]), x)[1])
+    stacked = scan(jnp.arange(5.0))
     np.testing.assert_allclose(lines(plot.norms(stacked))["after"], [0, 1, 2, 2, 2])
 
 
