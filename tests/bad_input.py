@@ -25,13 +25,19 @@ HUGE = 10**400
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
-    """A value, the error, and what its text says was given, is accepted, is to do."""
+    """A value, the error, and what its text says was given, is accepted, is to do.
+
+    Attributes:
+      of_each: whether each callable refuses it by a bound of its own, so that every one
+        is asked; what a check refuses that many share, a few of them are asked.
+    """
 
     value: Any
     error: type[Exception]
     given: str
     accepted: str
     remedy: str = r"\b[Gg]ive\b"
+    of_each: bool = False
 
 
 def clips(tx: Any) -> Any:
@@ -220,18 +226,18 @@ SCALAR = [
     Bad(None, T, r"{p}=None \(NoneType\)", "a finite number"),
     Bad(True, T, r"{p}=True \(bool\)", "a finite number"),
     Bad(jnp.ones(3), T, r"{p}=Array", "as a scalar"),
-    Bad(-1.0, V, "{p}=-1.0 .*out of range", "a finite number"),
+    Bad(-1.0, V, "{p}=-1.0 .*out of range", "a finite number", of_each=True),
     Bad(math.nan, V, "{p}=nan .*out of range", "a finite number"),
     Bad(HUGE, V, "{p}=10+", "a finite number"),
 ]
-SHARE = [*SCALAR, Bad(1.5, V, "{p}=1.5 is above 1", "from 0 to 1")]
+SHARE = [*SCALAR, Bad(1.5, V, "{p}=1.5 is above 1", "from 0 to 1", of_each=True)]
 LENGTH = [
     Bad("x", T, r"{p}='x' \(str\) is no int", "an int of [01] or more"),
     Bad(True, T, r"{p}=True \(bool\) is no int", "an int of [01] or more"),
     Bad(2.0, T, r"{p}=2.0 \(float\) is no int", "static_args=.'{p}'"),
     Bad(math.nan, T, r"{p}=nan \(float\) is no int", "an int of [01] or more"),
     Bad(jnp.ones((), int), T, r"{p}=Array.* is no int", "static_args=.'{p}'"),
-    Bad(-1, V, r"{p}=-1 \(int\) is below", "an int of [01] or more"),
+    Bad(-1, V, r"{p}=-1 \(int\) is below", "an int of [01] or more", of_each=True),
     Bad(HUGE, V, "{p} is an int above the largest", "less"),
 ]
 AXIS_NAME = [
@@ -266,7 +272,7 @@ HISTORY = [
     ),
     Bad({"clip/norm": ["x"]}, T, r"'clip/norm' .*\['x'\]", "numbers"),
 ]
-ABOVE_ZERO = [*SCALAR, Bad(0, V, "{p}=0 .*out of range", "above 0")]
+ABOVE_ZERO = [*SCALAR, Bad(0, V, "{p}=0 .*out of range", "above 0", of_each=True)]
 BY_PARAMETER = {
     "absolute": SCALAR,
     "alpha": ABOVE_ZERO,
