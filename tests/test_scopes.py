@@ -9,6 +9,7 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip.norms import Block
 from tests import helpers, oracles
+from tests.covering import RUNS
 from tests.registry import numpy_tree
 
 
@@ -27,7 +28,7 @@ def test_the_scopes_arrange_blocks():
     assert {label: len(b.leaves) for label, b in grouped.items()} == {"x": 1, "y": 1}
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1, (0, 1), (0, 2), (-1, 0)])
+@pytest.mark.covering(axis=(0, 1, -1, (0, 1), (0, 2), (-1, 0)), run=RUNS)
 def test_axes(axis, run):
     x = np.random.default_rng(0).normal(size=(3, 4, 5)) * 3
     size = np.sqrt(np.sum(x**2, axis=axis, keepdims=True))
@@ -71,8 +72,7 @@ def test_an_axis_traced_by_inject_hyperparams_names_the_remedy():
     np.testing.assert_allclose(found, [[0.6, 0.1], [0.8, 0.1]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("axis", [0, 1, (0, 1)])
-@pytest.mark.parametrize("n_dense", [0, 1])
+@pytest.mark.covering(axis=(0, 1, (0, 1)), n_dense=(0, 1), run=RUNS)
 def test_axes_of_a_sparse_leaf(axis, n_dense, run):
     """Along dense axes on the data, along sparse ones on the dense gradient."""
     dense = np.zeros((5, 4), np.float32)
