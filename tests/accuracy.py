@@ -20,7 +20,19 @@ from optclip.functional import global_norm
 from tests import helpers
 
 DTYPES = ["float32", "bfloat16", "float16", "complex64", *helpers.FP8]
-ORDERS = [1.0, 2.0, math.inf, 0.5, 1.5, 3.0]
+
+
+class Order(float):
+    """The p of a norm, and how it is measured: see tests/covering.py."""
+
+    @property
+    def traits(self) -> tuple[str]:
+        if self in (1, 2):
+            return ("sum",)
+        return ("maximum",) if self == math.inf else ("relative to the largest",)
+
+
+ORDERS = [Order(p) for p in (1.0, 2.0, math.inf, 0.5, 1.5, 3.0)]
 
 # The shapes of a tree's leaves: alone and together, below and above 4,096 elements.
 SHAPES = {

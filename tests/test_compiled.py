@@ -3,6 +3,9 @@
 Clocks are in `benchmarks/`; what is here is the same on every run.
 """
 
+import functools
+import itertools
+import math
 import re
 
 import jax
@@ -15,28 +18,38 @@ import optclip
 from benchmarks import trees
 from benchmarks.timing import page_faults
 from optclip import _roots, functional
+from tests import covering
+from tests.accuracy import Order
 
 DTYPES = ["float32", "bfloat16", "float16", "mixed"]
 MIXED = ["float32", "bfloat16", "float16"]
+ORDERS = [Order(1.0), Order(2.0), Order(math.inf)]
+# A hundredth of the gradients: what is joined or stacked of the small leaves.
+ROOM = 0.01
 
 
-def transformer(dtype, num_layers=2, width=768, words=8000):
-    """Shapes of a transformer, 20 million elements."""
-    d = width
-    layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
-    shapes = [(words, d), *layer * num_layers]
+def typed(shapes, dtype):
     names = MIXED if dtype == "mixed" else [dtype]
-    return [
-        jax.ShapeDtypeStruct(shape, names[i % len(names)])
-        for i, shape in enumerate(shapes)
-    ]
+    kinds = itertools.cycle(names)
+    return [jax.ShapeDtypeStruct(shape, next(kinds)) for shape in shapes]
+
+
+def some_leaves(dtype, width=768, words=8000):
+    """Of a transformer: an embedding, matrices and vectors, 10 million elements."""
+    d = width
+    return typed([(words, d), (d,), (d, 3 * d), (3 * d,), (d, 4 * d)], dtype)
 
 
 def gpt2(dtype):
-    """The 148 leaves of GPT-2, 124 million elements."""
-    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "mixed": "mixed"}
-    shapes = trees.gpt2(768, 12, 50_257, 1024)
-    return jax.tree.leaves(trees.typed(shapes, short[dtype]))
+    """The leaves of GPT-2; of two blocks of twelve, unless all cases are asked for."""
+    blocks = 12 if covering.full else 2
+    return typed(
+        jax.tree.leaves(trees.gpt2(768, blocks, 50_257, 1024), is_leaf=is_shape), dtype
+    )
+
+
+def is_shape(tree):
+    return isinstance(tree, tuple)
 
 
 def num_bytes(tree):
@@ -51,51 +64,66 @@ def accessed(program):
     return program.cost_analysis()["bytes accessed"]
 
 
-@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("dtype", DTYPES)
+def room_of(program):
+    return program.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.covering(dtype=DTYPES, ord=ORDERS)
 def test_no_copy_is_made(dtype, ord):
-    """Optax takes twice the gradients for 16-bit dtypes: the assertion can fail."""
-    tree = transformer(dtype)
+    tree = some_leaves(dtype)
 
     def clip(updates):
         return functional.clip_by_global_norm(updates, 1.0, ord=ord)
 
-    found = compiled(clip, tree).memory_analysis().temp_size_in_bytes
-    assert found <= 0.01 * num_bytes(tree)
-    if dtype == "bfloat16":
-        tx = optax.clip_by_global_norm(1.0)
-        theirs = compiled(lambda t: tx.update(t, optax.EmptyState())[0], tree)
-        assert theirs.memory_analysis().temp_size_in_bytes > num_bytes(tree)
+    assert room_of(compiled(clip, tree)) <= ROOM * num_bytes(tree)
+
+
+def test_a_copy_would_be_seen():
+    """Widened in memory: that is what the tests around this one are to find."""
+    tree = some_leaves("bfloat16")
+
+    def clip(updates):
+        wide = [x.astype(jnp.float32) for x in updates]
+        clipped, norm = functional.clip_by_global_norm(
+            jax.lax.optimization_barrier(wide), 1.0
+        )
+        return [x.astype(jnp.bfloat16) for x in clipped], norm
+
+    assert room_of(compiled(clip, tree)) > num_bytes(tree)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_copy_of_gpt2(dtype):
-    """One percent, and nothing besides."""
     tree = gpt2(dtype)
     program = compiled(lambda t: functional.clip_by_global_norm(t, 1.0), tree)
-    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
+    assert room_of(program) <= ROOM * num_bytes(tree)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_no_copy_leaf_by_leaf(dtype):
-    tree = transformer(dtype)
+    tree = some_leaves(dtype)
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0), tree)
-    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
+    assert room_of(program) <= ROOM * num_bytes(tree)
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [
-        ((8192, 4096), 0), ((8192, 4096), 1), ((12, 768, 3072), 2), ((2, 4096, 4096), 1),
-        ((8192, 4096), (0, 1)), ((2**22,), 0),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_no_copy_slice_by_slice(dtype, shape, axis):
+SLICED = [
+    ((2**14, 4096), 0), ((2**14, 4096), 1), ((24, 768, 3072), 2), ((4, 4096, 4096), 1),
+    ((2**14, 4096), (0, 1)), ((2**22,), 0),
+]  # fmt: skip
+
+
+@pytest.mark.covering(
+    dtype=["float16", "bfloat16"],
+    sliced=SLICED,
+    # In bfloat16 nothing is done part by part.
+    where=lambda dtype, sliced: dtype == "float16" or sliced in SLICED[:2],
+)
+def test_no_copy_slice_by_slice(dtype, sliced):
     """XLA on CPU would widen all of float16 first: 200 %."""
-    tree = [jax.ShapeDtypeStruct(shape, dtype)] * 2
+    shape, axis = sliced
+    tree = [jax.ShapeDtypeStruct(shape, dtype)]
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0, axis=axis), tree)
-    assert program.memory_analysis().temp_size_in_bytes <= 0.01 * num_bytes(tree)
+    assert room_of(program) <= ROOM * num_bytes(tree)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -130,6 +158,11 @@ def step_with(clip, tree):
     return compiled(step, tree, state, tree, donated=(1, 2))
 
 
+@functools.cache
+def plain_step(dtype):
+    return step_with(optax.identity(), some_leaves(dtype))
+
+
 @pytest.mark.parametrize(
     ("dtype", "branch", "passes"),
     [("float32", True, 2), ("float32", False, 1), ("float16", False, 1)],
@@ -139,21 +172,22 @@ def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch
     if not branch:
         monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
         monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
-    tree = transformer(dtype)
-    plain = step_with(optax.identity(), tree)
+    tree = some_leaves(dtype)
+    plain = plain_step(dtype)
     clipped = step_with(optclip.clip_by_global_norm(1.0), tree)
     assert (" conditional(" in clipped.as_text()) == branch
     more = accessed(clipped) - accessed(plain)
-    assert 0 < more <= (passes + 0.02) * num_bytes(tree)
-    room = clipped.memory_analysis().temp_size_in_bytes
-    assert room <= plain.memory_analysis().temp_size_in_bytes
+    # Less than a half of a further pass.
+    assert 0 < more <= (passes + 0.3) * num_bytes(tree)
+    assert room_of(clipped) <= room_of(plain) + ROOM * num_bytes(tree)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.covering(
+    dtype=["mixed", *MIXED], where=lambda dtype: covering.full or dtype == "mixed"
+)
 def test_few_page_faults(dtype):
-    """Of GPT-2, donated: at most 100, where a copy takes more."""
-    shapes = gpt2(dtype)
-    tree = [jnp.ones(x.shape, x.dtype) for x in shapes]
+    """Donated leaves are clipped in place: a copy takes a fault every few kilobytes."""
+    tree = [jnp.ones(x.shape, x.dtype) for x in some_leaves(dtype)]
     clip = jax.jit(
         lambda t: functional.clip_by_global_norm(t, 1.0)[0], donate_argnums=0
     )
@@ -164,29 +198,33 @@ def test_few_page_faults(dtype):
         before = page_faults()
         tree = jax.block_until_ready(clip(tree))
         found.append(page_faults() - before)
-    before = page_faults()
-    copy = jax.block_until_ready(jax.jit(lambda t: [x + x for x in t])(tree))
-    assert min(found) <= 100 < page_faults() - before
-    assert functional.global_norm(copy) < 2.1
+    double = jax.jit(lambda t: [x + x for x in t])
+    copies, copied = [], []
+    # All are kept, so that none can lie where another was.
+    for _ in range(3):
+        before = page_faults()
+        copies.append(jax.block_until_ready(double(tree)))
+        copied.append(page_faults() - before)
+    assert min(found) <= 0.1 * max(copied)
+    assert functional.global_norm(copies[0]) < 2.1
 
 
 def test_no_more_memory_for_a_step_of_gpt2():
+    """In small the test above has it, without a branch and with."""
+    if not covering.full:
+        pytest.skip("with --full: it compiles for a minute")
     tree = gpt2("float32")
     plain = step_with(optax.identity(), tree)
     clipped = step_with(optclip.clip_by_global_norm(1.0), tree)
-    room = clipped.memory_analysis().temp_size_in_bytes
-    assert room <= plain.memory_analysis().temp_size_in_bytes
+    assert room_of(clipped) <= room_of(plain)
 
 
 @pytest.mark.parametrize("watch", [optclip.clip_by_global_norm, optclip.clip_by_norm])
 def test_measuring_alone_copies_nothing(watch):
     """Adam squares the same elements as the norm: XLA on CPU would keep the squares."""
-    tree = transformer("float32")
-    plain, watched = (
-        step_with(tx, tree).memory_analysis().temp_size_in_bytes
-        for tx in (optax.identity(), watch(np.inf))
-    )
-    assert watched <= plain + 0.01 * num_bytes(tree)
+    tree = some_leaves("float32")
+    watched = room_of(step_with(watch(np.inf), tree))
+    assert watched <= room_of(plain_step("float32")) + ROOM * num_bytes(tree)
 
 
 @pytest.mark.parametrize("method", ["clip_by_norm", "adagc", "olmo_ratio", "agc"])
@@ -205,58 +243,67 @@ def test_a_leaf_clip_grows_with_the_leaves_and_no_faster(method):
         program = compiled(tx.update, tree, state, tree, donated=(0, 1))
         return len(program.as_text().splitlines())
 
-    few, more, many = (length(leaves) for leaves in (16, 32, 64))
-    assert many - more <= 2.2 * (more - few)
+    few, more, many = (length(leaves) for leaves in (6, 12, 24))
+    # Of twice as many leaves twice as much more; four times if each has all others'.
+    assert 0 < many - more <= 3 * (more - few)
 
 
 def test_the_factor_is_not_computed_anew_for_each_leaf():
-    """What XLA on CPU puts into the loop of a leaf: 60 instructions if it is."""
+    """What XLA on CPU puts into the loop of a leaf: 60 instructions more if it is."""
 
     def num_instructions(num_leaves):
         tree = [jax.ShapeDtypeStruct((9, 9), jnp.float32)] * num_leaves
         clip = compiled(lambda t: functional.clip_by_global_norm(t, 1.0), tree)
         return clip.as_text().count(" = ")
 
-    assert 0 < num_instructions(60) - num_instructions(30) <= 30 * 35
+    assert 0 < num_instructions(20) - num_instructions(10) <= 10 * 45
 
 
 SMALL = [(64,), (128,), (32, 32), (16, 16), (8,), (3, 3, 16, 8), (2048,), ()]
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
-@pytest.mark.parametrize("ord", [2.0, float("inf")])
-def test_thousands_of_leaves_take_few_reductions(platform, ord):
-    shapes = [SMALL[i % len(SMALL)] for i in range(4000)]
-    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    traced = jax.jit(lambda t: functional.global_norm(t, ord=ord)).trace(tree)
-    text = traced.lower(lowering_platforms=(platform,)).as_text()
-    # 4,000 / 32 in each of two passes, and those that combine them.
-    assert 2 <= len(re.findall(r"stablehlo\.reduce\b", text)) <= 2 * 130 + 20
+def small_leaves(num):
+    return typed([SMALL[i % len(SMALL)] for i in range(num)], "float32")
+
+
+@functools.cache
+def traced_norm(ord):
+    norm = jax.jit(lambda t: functional.global_norm(t, ord=ord))
+    return norm.trace(small_leaves(1000))
+
+
+@pytest.mark.covering(platform=["cpu", "tpu", "cuda"], ord=[ORDERS[1], ORDERS[2]])
+def test_a_thousand_leaves_take_few_reductions(platform, ord):
+    text = traced_norm(ord).lower(lowering_platforms=(platform,)).as_text()
+    # A lot of 32 at a time, in each of two passes, and those that combine them.
+    lots = len(SMALL) * math.ceil(1000 / len(SMALL) / 32)
+    assert 1 <= len(re.findall(r"stablehlo\.reduce\b", text)) <= 2 * lots + 20
     assert "callback" not in text
 
 
-def test_few_reductions_are_left_of_thousands_by_the_compiler():
+def test_few_reductions_are_left_of_a_thousand_by_the_compiler():
     """On CPU, whose compiler may take apart what it was given together."""
-    shapes = [SMALL[i % len(SMALL)] for i in range(4000)]
-    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    program = compiled(functional.global_norm, tree, donated=())
+    program = compiled(functional.global_norm, small_leaves(1000), donated=())
     reductions = re.findall(r" reduce\(|ynn_fusion\S* = ", program.as_text())
-    assert 2 <= len(reductions) <= 20
+    assert 2 <= len(reductions) <= 50
 
 
-@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
-@pytest.mark.parametrize("kind", ["alike", "distinct"])
+# Merged in lots of 32 if of one type; joined in lots of 64 if not.
+KINDS = {"alike": [7] * 70, "distinct": [7 + i for i in range(70)]}
+
+
+@pytest.mark.covering(kind=[*KINDS], ord=ORDERS)
 def test_many_small_leaves(kind, ord):
     rng = np.random.default_rng(0)
-    sizes = [7 + (i if kind == "distinct" else 0) for i in range(300)]
-    tree = [rng.standard_normal(n).astype(np.float32) for n in sizes]
+    tree = [rng.standard_normal(n).astype(np.float32) for n in KINDS[kind]]
+    # A last leaf that is missed, or counted twice, is felt.
+    tree[-1] *= 100
     exact = np.linalg.norm(np.concatenate(tree).astype(np.float64), ord)
     found = jax.jit(lambda t: functional.global_norm(t, ord=ord))(tree)
-    np.testing.assert_allclose(found, exact, rtol=2**-23)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [8191, 8192, 8193, 262_144 + 8192 + 5, 700_001])
-@pytest.mark.parametrize("ord", [1.0, 2.0, float("inf")])
+@pytest.mark.covering(size=[8191, 8192, 8193, 262_144 + 8192 + 5, 700_001], ord=ORDERS)
 def test_float16_in_a_loop(size, ord):
     """Blocks, rows and the rest that fits neither, each entering once."""
     values = np.random.default_rng(size).standard_normal(size).astype(np.float16)
@@ -264,7 +311,7 @@ def test_float16_in_a_loop(size, ord):
     values[-1] = 900.0
     exact = np.linalg.norm(values.astype(np.float64), ord)
     found = functional.global_norm([jnp.asarray(values)], ord=ord)
-    np.testing.assert_allclose(found, exact, rtol=2**-22)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
 def test_eager_calls_compile_once():
