@@ -104,4 +104,5 @@ def _id(value):
     for name in ("id", "__name__", "name"):
         if isinstance(getattr(value, name, None), str):
             return getattr(value, name)
-    return str(value)
+    # An address would be another in each worker.
+    return type(value).__name__ if " at 0x" in str(value) else str(value)
