@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,6 @@ import optclip
 from optclip import functional, responses, thresholds
 from optclip._alike import MANY
 from optclip._rows import Rows, each
-from tests import covering, helpers
-from tests.covering import RUNS
 from tests.helpers import quick_jit, strict
 
 
@@ -35,8 +35,9 @@ def leaves(dtype=jnp.float32):
     return found
 
 
-def one_by_one(clip):
-    return lambda tree: [clip([x])[0] for x in tree]
+def alone(function):
+    """What a function of a list makes of each leaf of one, compiled once a shape."""
+    return lambda tree: [function([x]) for x in tree]
 
 
 def same(found, expected):
@@ -50,7 +51,9 @@ def same(found, expected):
 def close(found, expected):
     """Logarithms and powers of vectors are others than those of numbers, to an ULP."""
     for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        rtol = max(1e-6, float(jnp.finfo(b.dtype).eps))
+        wide = np.complex64 if jnp.iscomplexobj(b) else np.float32
+        chex.assert_trees_all_close(np.asarray(a, wide), np.asarray(b, wide), rtol=rtol)
 
 
 def test_entries_come_back_in_order():
@@ -115,64 +118,83 @@ def own(norm, threshold):
     return jnp.minimum(1, threshold / (norm + 1))
 
 
-NAMES = ("hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law",
-         "proportional")  # fmt: skip
-RESPONSES = {name: name for name in NAMES} | {
-    "band": responses.band(0.5),
-    "detached": responses.detached("hard"),
-    "own": own,
-}
+class Response(NamedTuple):
+    """A response, strict or not, and by whom it is asked what of how many norms."""
+
+    name: str
+    given: Any
+    traits: tuple[str, ...]
+    is_strict: bool = False
 
 
-OVER = {"leaf": optclip.LEAF, "axes": optclip.axes(-1), "element": optclip.ELEMENT}
+def ours(name, given=None, **kwargs):
+    return Response(name, name if given is None else given, ("ours",), **kwargs)
+
+
+RESPONSES = [
+    ours("hard"),
+    ours("smooth"),
+    ours("normalize"),
+    ours("tanh"),
+    ours("proportional"),
+    ours("band", responses.band(0.5)),
+    ours("detached", responses.detached("hard")),
+    ours("strict", "hard", is_strict=True),
+    Response("own", own, ("own",)),
+    Response("own-strict", own, ("own",), is_strict=True),
+]
 
 
 @pytest.mark.covering(
-    over=tuple(OVER),
-    response=tuple(RESPONSES),
-    strict_clip=(False, True),
-    run=RUNS,
-    # Every leaf alone is a program of its own: eagerly a few, strictly a few.
-    where=lambda over, response, strict_clip, run: covering.full or (
-        (run == "jit" or response in ("hard", "own"))
-        and (not strict_clip or response in ("hard", "own"))
-        and (over != "axes" or response in ("hard", "band", "own"))
-    ),
-)  # fmt: skip
-def test_a_leaf_among_many_is_clipped_as_alone(run, over, response, strict_clip):
+    over=[optclip.LEAF, optclip.axes(-1), optclip.ELEMENT], response=RESPONSES
+)
+def test_a_leaf_among_many_is_clipped_as_alone(over, response):
     tree = leaves()
-    if over == "axes":
+    if over == optclip.axes(-1):
         tree = [x for x in tree if x.ndim]
-    options = {"over": OVER[over], "response": RESPONSES[response]}
-    tx = strict(optclip.clip_by(1.0, strict=strict_clip, **options))
-
-    def clip(updates):
-        return tx.update(updates, tx.init(updates))[0]
-
-    quick = quick_jit if run is jax.jit else run
-    found, expected = quick(lambda t: (clip(t), one_by_one(clip)(t)))(tree)
-    close(found, expected)
+    tx = strict(
+        optclip.clip_by(
+            1.0, over=over, response=response.given, strict=response.is_strict
+        )
+    )
+    clip = quick_jit(lambda updates: tx.update(updates, tx.init(updates))[0])
+    found = clip(tree)
+    close(found, [x for (x,) in alone(clip)(tree)])
     assert any((a != b).any() for a, b in zip(found, tree, strict=True))
 
 
-@pytest.mark.covering(
-    policy=("propagate", "zero", "drop"),
-    dtype=(jnp.bfloat16, jnp.float16, jnp.complex64),
-    run=RUNS,
-)
-def test_policies_of_leaves_among_many(run, policy, dtype):
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_policies_of_leaves_among_many(dtype):
     tree = leaves(dtype)
     tree[1] = tree[1].at[0].set(jnp.inf)
     tree[3] = jnp.full_like(tree[3], jnp.nan)
 
+    @quick_jit
     def clip(updates):
-        return functional.clip_by_norm(updates, 1.0, nonfinite=policy)
+        return {
+            policy: functional.clip_by_norm(updates, 1.0, nonfinite=policy)
+            for policy in ("propagate", "zero", "drop")
+        }
 
-    found, expected = run(lambda t: (clip(t), one_by_one(clip)(t)))(tree)
-    same(found, expected)
+    expected = alone(clip)(tree)
+    for policy, found in clip(tree).items():
+        close(found, [each[policy][0] for each in expected])
+        assert np.any(found[1] == 0) == (policy != "propagate")
 
 
-def test_thresholds_of_many_shapes(run):
+def test_outside_of_jit():
+    """Where a number is taken from its row by an index that is an argument."""
+    tree = leaves()
+    tx = strict(optclip.clip_by_norm(1.0, record="leaves"))
+    found, state = tx.update(tree, tx.init(tree))
+    update = quick_jit(tx.update)
+    expected = alone(lambda t: update(t, tx.init(t)))(tree)
+    close(found, [x for (x,), _ in expected])
+    coefficients = [own.clip_record["clip"].clip_coefficient[0] for _, own in expected]
+    close(state.clip_record["clip"].clip_coefficient, coefficients)
+
+
+def test_thresholds_of_many_shapes():
     """Traced and not, by leaf, None among them, and of one number in an axis."""
     tree = {"a": jnp.full(1, 9.0), "b": jnp.full(1, 9.0), "c": jnp.full(1, 9.0)}
 
@@ -180,11 +202,11 @@ def test_thresholds_of_many_shapes(run):
         limits = {"a": limit, "b": jnp.full(1, 2.0), "c": None}
         return functional.clip_by_norm(updates, limits, axis=0)
 
-    found = run(clip)(tree, jnp.float32(3))
+    found = quick_jit(clip)(tree, jnp.float32(3))
     same(found, {"a": jnp.full(1, 3.0), "b": jnp.full(1, 2.0), "c": jnp.full(1, 9.0)})
 
 
-def test_bounds_of_many_shapes(run):
+def test_bounds_of_many_shapes():
     """Of elements: none of which is held against the shape of another's."""
     tree = {"a": jnp.full(1, 9.0), "b": jnp.full(1, 9.0), "c": jnp.full(1, 9.0)}
     lower = {"a": -1.0, "b": jnp.full(1, -2.0), "c": None}
@@ -196,7 +218,7 @@ def test_bounds_of_many_shapes(run):
             clip_mask={"a": True, "b": False, "c": True},
         )
     )
-    clipped, state = run(tx.update)(tree, tx.init(tree))
+    clipped, state = quick_jit(tx.update)(tree, tx.init(tree))
     same(clipped, {"a": jnp.full(1, 3.0), "b": tree["b"], "c": tree["c"]})
     numbers = optclip.metrics(state)
     assert numbers["clip/threshold"] == 1
@@ -246,11 +268,11 @@ class Keeps:
         (0.1, np.float32(0.1) * (1 - 2**-20), {"strict": True}),
     ],
 )
-def test_what_a_plain_number_would_keep(run, limit, kept, options):
+def test_what_a_plain_number_would_keep(limit, kept, options):
     """A finite one stays finite, and a strict one is not rounded up."""
     tree = [jnp.full(3, 9.0), jnp.full(3, 9.0)]
     tx = optclip.clip_by_norm(Keeps(limit), **options)
-    _, state = run(tx.update)(tree, tx.init(tree))
+    _, state = quick_jit(tx.update)(tree, tx.init(tree))
     for found in state.clip_memory[0][0]:
         assert np.isfinite(found)
         np.testing.assert_allclose(found, kept, rtol=2e-6)
@@ -264,11 +286,11 @@ def test_keep_names_itself_where_it_is_shown_another_tree():
         tx.update(tree, tx.init(tree))
 
 
-def test_what_is_kept_of_elements(run):
+def test_what_is_kept_of_elements():
     """By bounds of the shapes that users give."""
     tree = {"a": jnp.full(1, 9.0), "b": jnp.full((1, 1), 9.0), "c": jnp.full(2, 9.0)}
     tx = optclip.clip_by(Keeps(2.0), over=optclip.ELEMENT)
-    _, state = run(tx.update)(tree, tx.init(tree))
+    _, state = quick_jit(tx.update)(tree, tx.init(tree))
     same(state.clip_memory[0][0], jax.tree.map(lambda x: jnp.full_like(x, 2.0), tree))
 
 
@@ -283,33 +305,33 @@ class Draws:
         return jnp.float32(1), new
 
 
-def test_keys_are_remembered(run):
+def test_keys_are_remembered():
     tree = [jnp.full(3, 9.0), jnp.full(3, 9.0)]
     tx = optclip.clip_by_norm(Draws())
-    _, state = run(tx.update)(tree, tx.init(tree))
+    _, state = quick_jit(tx.update)(tree, tx.init(tree))
     expected = jax.random.key_data(jax.random.fold_in(jax.random.key(0), 1))
     for key in state.clip_memory[0][0]:
         same(jax.random.key_data(key), expected)
 
 
-def test_split_over_one_device(run):
+def test_split_over_one_device():
     """Norms keep the axis of an Explicit mesh that has one device on it."""
     mesh = jax.make_mesh((1,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         place = NamedSharding(mesh, PartitionSpec(None, "x"))
         tree = [jax.device_put(jnp.full((4, 1), x), place) for x in (3.0, 0.1)]
-        found = run(lambda t: functional.clip_by_norm(t, 1.0, axis=0))(tree)
+        found = quick_jit(lambda t: functional.clip_by_norm(t, 1.0, axis=0))(tree)
     np.testing.assert_allclose(found[0], jnp.full((4, 1), 0.5), rtol=1e-6)
     same(found[1], tree[1])
     assert all(x.sharding == place for x in found)
 
 
-def test_parameters_that_have_no_update(run):
+def test_parameters_that_have_no_update():
     """Are measured as what they are, not as the next one that has."""
     tx = optclip.recipes.agc()
     params = {"frozen": jnp.full(3, 50.0), "w": jnp.ones(3)}
     updates = {"frozen": None, "w": jnp.ones(3)}
-    found, _ = run(tx.update)(updates, tx.init(params), params)
+    found, _ = quick_jit(tx.update)(updates, tx.init(params), params)
     np.testing.assert_allclose(found["w"], 0.01, rtol=1e-5)
 
 
@@ -324,24 +346,21 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 def test_a_leaf_among_many_is_remembered_as_alone(name):
     tx = strict(optclip.clip_by_norm(RULES[name], record="leaves"))
-    tree = leaves()[:-2]
-    state, alone = tx.init(tree), [tx.init([x]) for x in tree]
-
-    @quick_jit
-    def update(given, state, alone):
-        each = [tx.update([x], own) for x, own in zip(given, alone, strict=True)]
-        return tx.update(given, state), [out for (out,), _ in each], [s for _, s in each]
-
-    was_clipped = False
+    tree = leaves()
+    state, apart = tx.init(tree), [tx.init([x]) for x in tree]
+    update, was_clipped = quick_jit(tx.update), False
     for step in range(1, 6):
         given = [x * (step % 3) for x in tree]
-        (found, state), expected, alone = update(given, state, alone)
-        close(found, expected)
-        was_clipped |= helpers.differs(expected, given)
-    records = [own.clip_record["clip"] for own in alone]
+        found, state = update(given, state)
+        for i, x in enumerate(given):
+            (expected,), apart[i] = update([x], apart[i])
+            close([found[i]], [expected])
+            was_clipped |= bool((expected != x).any())
+    records = [own.clip_record["clip"] for own in apart]
     for field in state.clip_record["clip"]._fields:
         together = getattr(state.clip_record["clip"], field)
-        close(together, [getattr(record, field)[0] for record in records])
+        for found, record in zip(together, records, strict=True):
+            np.testing.assert_allclose(found, getattr(record, field)[0], rtol=1e-6)
     assert was_clipped
 
 
@@ -370,7 +389,9 @@ def kernels(method, num_leaves):
 )
 def test_the_leaves_share_their_kernels(method, most):
     """With the number of a leaf in it no kernel is that of another, and all compile."""
-    (few, of_few), (many, of_many) = kernels(method, 30), kernels(method, 60)
+    (few, of_few), (many, of_many) = kernels(method, 10), kernels(method, 20)
     assert of_few
+    # Of one that were compiled for each leaf there would be ten more.
     assert len(of_many) <= len(of_few) + 5
-    assert 0 < many.count(" = ") - few.count(" = ") <= 30 * most
+    # As XLA has it here, and half as much again.
+    assert 0 < many.count(" = ") - few.count(" = ") <= 10 * most * 1.5
