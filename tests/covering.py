@@ -57,16 +57,16 @@ def met(settings: Settings, index: Index) -> set[Any]:
     """Each value of a case, and what of every two of them stands for a pair."""
     marks = [
         [(at, mark) for mark in getattr(value, "traits", (i,))]
-        for at, (value, i) in enumerate(zip(_values(settings, index), index, strict=True))
+        for at, (value, i) in enumerate(
+            zip(_values(settings, index), index, strict=True)
+        )
     ]
     two = itertools.combinations(marks, 2)
     together = {pair for left, right in two for pair in itertools.product(left, right)}
     return together | set(enumerate(index))
 
 
-def _indices(
-    settings: Settings, where: Callable[..., bool] | None
-) -> Iterator[Index]:
+def _indices(settings: Settings, where: Callable[..., bool] | None) -> Iterator[Index]:
     for index in itertools.product(*(range(len(v)) for v in settings.values())):
         named = dict(zip(settings, _values(settings, index), strict=True))
         if where is None or where(**named):
