@@ -36,7 +36,9 @@ def holds(request):
     import hypothesis
 
     config = request.config
-    count = config.getoption("examples") or (20_000 if config.getoption("full") else 300)
+    count = config.getoption("examples") or (
+        20_000 if config.getoption("full") else 300
+    )
 
     def check(prop, strategy, share=1.0):
         settings = hypothesis.settings(
