@@ -29,6 +29,9 @@ class Rows:
       values: for each row its entry or, of several, one pytree of vectors.
     """
 
+    indices: tuple[tuple[int, ...], ...]
+    values: list[Any]
+
     def __init__(self, entries: list[Any], told: Sequence[Any] = ()) -> None:
         alike: dict[Any, list[int]] = {}
         for i, entry in enumerate(entries):
