@@ -39,7 +39,7 @@ def test_blocks_print_what_they_say(code, capsys):
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 33
+    assert len(BLOCKS) == 34
 
 
 def test_the_pictures_are_the_notebooks():
