@@ -2,7 +2,7 @@
 
     python -m tests.bounds           # the worst excess, strict and not
 
-`test_accuracy.py` asserts the same over 10,000.
+`test_accuracy.py` asserts the same over fewer.
 """
 
 import functools
