@@ -86,25 +86,25 @@ def _by_element(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by_value(rule, **more)
 
 
+def _learned(id: str, make: Callable[..., Any], *, by_axis: bool = False) -> Clip:
+    # By itself a kind: what one remembers lies as nothing of the others does.
+    return Clip(id, make, (id,), by_axis)
+
+
 # What the second step depends on the first for: a memory that lies on many devices, one
 # that is the same on all, and both of them.
 LEARNED = [
-    Clip("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), ("units",), True),
-    Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("units",), True),
-    Clip(
+    _learned("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), by_axis=True),
+    _learned("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), by_axis=True),
+    _learned(
         "share of parameters",
         lambda **more: optclip.recipes.agc(0.5, **more),
-        ("parameters",),
-        True,
+        by_axis=True,
     ),
-    Clip(
-        "second moment",
-        _by_element(thresholds.second_moment(0.5, warmup=0)),
-        ("elements",),
-    ),
-    Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
-    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("all",)),
-    Clip("skip", _skip, ("all",)),
+    _learned("second moment", _by_element(thresholds.second_moment(0.5, warmup=0))),
+    _learned("moment", _by_element(thresholds.moment(decay=0.5))),
+    _learned("largest element", _by_element(thresholds.ema_of_max(0.5))),
+    _learned("skip", _skip),
 ]
 
 
