@@ -135,6 +135,9 @@ def test_the_loss(scale):
     rows = run(tx, [1.0] * 8, value=losses * scale)
     taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
     assert taken == [True, True, True, True, False, True, False, True]
+    # Not yet known in its warm-up.
+    first = optclip.metrics(rows[0][1])
+    assert first["skip/value_threshold"] == jnp.inf
 
 
 def test_a_norm_or_a_loss_is_enough():
