@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.helpers import DTYPES
+
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
@@ -51,8 +53,6 @@ def _spread(x: np.ndarray, factor: float) -> np.ndarray:
     powers = np.resize([1.0, -1.0, 0.0], x.size).reshape(x.shape)
     return x * factor**powers
 
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 # By the largest, the smallest normal and the resolution of the dtype.
 Maker = Callable[[float, float, float], tuple[Any, float]]

@@ -93,5 +93,5 @@ def test_bound(dtype):
     """Of outputs in the normal range, without strict."""
     with jax.enable_x64(dtype == "float64"):
         excess, _, num_clipped = bounds.worst(dtype, 5_000, strict=False)
-    assert excess <= 2 * float(jnp.finfo(dtype).eps)
+    assert excess <= 4 * float(jnp.finfo(dtype).eps)
     assert num_clipped > 2_500

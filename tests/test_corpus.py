@@ -13,7 +13,7 @@ def test_there_are_64_trees_of_unlike_names():
     assert len({tree.name for tree in trees}) == len(trees) >= 64
 
 
-@pytest.mark.covering(entry=ENTRIES, dtype=corpus.DTYPES, run=RUNS)
+@pytest.mark.covering(entry=ENTRIES, dtype=helpers.DTYPES, run=RUNS)
 def test_magnitudes_ties_and_zeros(entry, dtype, run):
     trees = list(corpus.patterns(dtype))
     num_clipped = sum(is_clipped_right(clip_of(entry, run), entry, t) for t in trees)
