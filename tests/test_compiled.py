@@ -19,11 +19,10 @@ from benchmarks import trees
 from benchmarks.timing import page_faults
 from optclip import _roots, functional
 from tests import covering
-from tests.accuracy import Order
 
 DTYPES = ["float32", "bfloat16", "float16", "mixed"]
 MIXED = ["float32", "bfloat16", "float16"]
-ORDERS = [Order(1.0), Order(2.0), Order(math.inf)]
+ORDERS = [1.0, 2.0, math.inf]
 # A hundredth of the gradients: what is joined or stacked of the small leaves.
 ROOM = 0.01
 

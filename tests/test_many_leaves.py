@@ -17,7 +17,6 @@ import optclip
 from optclip import _alike, functional, norms
 from optclip._alike import MANY
 from tests import covering, oracles
-from tests.accuracy import Order
 from tests.helpers import quick_jit, strictly
 
 NUM_LEAVES = 2 * MANY
@@ -75,7 +74,7 @@ def joined(monkeypatch):
 
 
 @pytest.mark.covering(
-    ord=[Order(1.0), Order(2.0), Order(math.inf)],
+    ord=[1.0, 2.0, math.inf],
     dtype=DTYPES,
     shape=SHAPES,
     run=covering.RUNS,

@@ -19,7 +19,7 @@ def corpus():
 
 
 @pytest.fixture(scope="module")
-def run(corpus):
+def trained(corpus):
     return training.train(TINY, method("global norm 0.3"), PLAN, corpus, range(2))
 
 
@@ -27,17 +27,17 @@ def method(name):
     return next(each for each in methods.all_methods() if each.name == name)
 
 
-def test_spikes_raise_the_norm(run):
-    ordinary = run.norm[:, plan_is_clean()].max(axis=1)
-    assert (run.norm[:, 10] > 10 * ordinary).all()
-    assert (run.loss[:, 10] > 10 * run.loss[:, 9]).all()
+def test_spikes_raise_the_norm(trained):
+    ordinary = trained.norm[:, plan_is_clean()].max(axis=1)
+    assert (trained.norm[:, 10] > 10 * ordinary).all()
+    assert (trained.loss[:, 10] > 10 * trained.loss[:, 9]).all()
 
 
-def test_seeds_differ_and_learning_goes_on_in_float32(run):
-    assert run.loss.shape == run.norm.shape == (2, 12)
-    assert run.held_out[0] != run.held_out[1]
-    assert np.isfinite(run.held_out).all()
-    assert run.loss.dtype == np.float32
+def test_seeds_differ_and_learning_goes_on_in_float32(trained):
+    assert trained.loss.shape == trained.norm.shape == (2, 12)
+    assert trained.held_out[0] != trained.held_out[1]
+    assert np.isfinite(trained.held_out).all()
+    assert trained.loss.dtype == np.float32
 
 
 def test_a_burst_is_a_large_learning_rate_for_three_steps():
