@@ -14,8 +14,6 @@ from tests import accuracy, bounds, covering
 
 EXACT = [1.0, 2.0, math.inf]
 OTHERS = [0.5, 1.5, 3.0]
-
-
 EXACT_ROOM = accuracy.ROOM["exact"]
 
 
@@ -72,11 +70,13 @@ def _dtypes():
 
 @pytest.mark.parametrize("dtype", _dtypes())
 def test_strict_is_never_above(dtype):
+    # XLA on CPU converts eight bits number by number.
+    count = 1_000 if dtype.startswith("float8") and not covering.full else 4_000
     with jax.enable_x64(dtype == "float64"):
-        excess, num_above, num_clipped = bounds.worst(dtype, 4_000, strict=True)
+        excess, num_above, num_clipped = bounds.worst(dtype, count, strict=True)
     assert num_above == 0
     assert excess <= 0
-    assert num_clipped > 2_000
+    assert num_clipped > count // 2
 
 
 @pytest.mark.parametrize("p", [1.0, math.inf, 3.0])
