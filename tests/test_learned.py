@@ -243,6 +243,18 @@ def test_nothing_bad_is_remembered(rule):
 
 
 @pytest.mark.parametrize("rule", LEARNED)
+def test_a_bad_slice_holds_all_back(rule):
+    tx = optclip.clip_by_norm(LEARNED[rule], axis=0, nonfinite="zero")
+    update = helpers.quick_jit(tx.update)
+    matrix = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
+    _, state = update(matrix, tx.init(matrix))
+    bad = 3 * matrix
+    bad[0, 1] = np.nan
+    _, after = update(bad, state)
+    chex.assert_trees_all_equal(after.clip_memory, state.clip_memory)
+
+
+@pytest.mark.parametrize("rule", LEARNED)
 def test_huge_and_tiny_norms(rule):
     """Norms of 1e30 and 1e-30 are learned from like any other."""
     tx = optclip.clip_by_global_norm(LEARNED[rule])

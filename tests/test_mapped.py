@@ -265,6 +265,27 @@ def test_out_of_range_on_one_device(clip, scale, check_vma):
         )
 
 
+def test_a_bad_slice_holds_back_the_memory_of_all():
+    """On its own device and on the others: they keep one history."""
+    spec = P(None, "model")
+    rule = optclip.thresholds.ema(warmup=0)
+    tx = optclip.clip_by_norm(rule, axis=0, axis_name=spec)
+
+    def learned(tree):
+        first, bad = tree
+        _, state = tx.update(first, tx.init(first))
+        _, after = tx.update(bad, state)
+        return [s.clip_memory[0][0].norm for s in (state, after)]
+
+    first = np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2)
+    bad = 3 * first
+    bad[0, 0] = np.nan
+    kept, after = mapped(learned, spec, specs=(spec, spec))((first, bad))
+    expected = np.linalg.norm(first, axis=0, keepdims=True)
+    np.testing.assert_allclose(kept, expected, rtol=1e-6)
+    np.testing.assert_array_equal(kept, after)
+
+
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_slices_of_large_float16(axis, spec):
