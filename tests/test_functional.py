@@ -244,6 +244,17 @@ def test_functional_and_transform_are_the_same_clip(run):
     helpers.assert_identical(lifted, pure(tree))
 
 
+@pytest.mark.covering(dtype=["bfloat16", "float16", "float8_e4m3fn"], run=RUNS)
+def test_scaled_wide_and_rounded_once(dtype, run):
+    """Not in the leaf's own dtype, where the coefficient would be rounded too."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=999), dtype)
+    wide = np.asarray(x).astype(np.float64)
+    clip = run(lambda x: F.clip_by_global_norm(x, 7.7)[0])
+    exact = wide * (7.7 / np.linalg.norm(wide))
+    # The norm is float32: a product close to a tie may go to the other side.
+    assert np.mean(np.asarray(clip(x)) != exact.astype(x.dtype)) < 0.01
+
+
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float16"])
 def test_strict_rounds_small_formats_towards_zero(dtype):
     x = jnp.array([6.0, 3.0, -1.5, 0.5, 4.0], dtype)
