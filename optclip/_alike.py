@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _sums
+from optclip import _leaves, _sums
 from optclip._parts import Reduce, Term
 
 # From so many on: of four, a quarter of both times; of two, nothing.
@@ -23,28 +23,20 @@ _NARROW = 1024
 
 def is_row(x: jax.Array) -> bool:
     """Whether an array like this may be a row, many of them given."""
-    return _sums.is_carried(x) and (x.dtype.itemsize >= 4 or x.size <= _NARROW)
+    is_small = _leaves.size_of(x) <= _NARROW
+    return _sums.is_carried(x) and (x.dtype.itemsize >= 4 or is_small)
 
 
-def reduced(
-    reduce: Reduce,
-    reduce_on_cpu: Reduce,
-    terms: list[Term],
-    scales: jax.Array | None,
-) -> jax.Array:
+def reduced(reduce: Reduce, reduce_on_cpu: Reduce, terms: list[Term]) -> jax.Array:
     """What each of some terms of one type, over all axes, comes to: one vector."""
     like, axis, power = terms[0].array, terms[0].axis, terms[0].power
 
     def apart() -> jax.Array:
-        each = [None] * len(terms) if scales is None else jnp.unstack(scales)
-        scaled = [t._replace(scale=s) for t, s in zip(terms, each, strict=True)]
-        return jnp.stack([term.reduced(reduce) for term in scaled])
+        return jnp.stack([term.reduced(reduce) for term in terms])
 
     def lot(start: int) -> jax.Array:
-        part = slice(start, start + _LOT)
-        rows = [term.array.reshape(1, like.size) for term in terms[part]]
-        scale = None if scales is None else scales[part].reshape(-1, 1)
-        return reduce_on_cpu(power(lax.concatenate(rows, 0), scale), (1,))
+        rows = [t.array.reshape(1, like.size) for t in terms[start : start + _LOT]]
+        return reduce_on_cpu(power(lax.concatenate(rows, 0), terms[0].scale), (1,))
 
     def joined() -> jax.Array:
         found = lax.concatenate([lot(i) for i in range(0, len(terms), _LOT)], 0)

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 
+def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
+    """`jnp.where` of arrays of one shape, without its nested function."""
+    return lax.select(where, yes, no) if where.ndim == 0 else jnp.where(where, yes, no)
+
+
 @jax.custom_jvp
 def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b`, with a derivative that never squares `b`, which may leave the range."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip import (
     _arithmetic,
@@ -25,8 +26,9 @@ from optclip import (
 )
 from optclip._elements import Limits
 from optclip._opened import Opened, opened_by
+from optclip._roots import LEAST
 from optclip._rows import Rows
-from optclip.norms import Block, Measured, Norm
+from optclip.norms import Block, Norm
 from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Element, Scope
@@ -35,6 +37,11 @@ from optclip.scopes._scope import Element, Scope
 # half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
 # by any other.
 _BAND = {"float32": (2.0**-20, 2.0**-14), "float64": (2.0**-46, 2.0**-40)}
+
+
+# A smaller threshold counts as 0 in a strict clip: squares that were flushed to zero in
+# the norm, of however many elements, are lost in that band then.
+_LEAST_STRICT = {"float32": 2.0**-30, "float64": 2.0**-450}
 
 
 class Reading(NamedTuple):
@@ -91,24 +98,38 @@ class Clip:
         """
         limits: list[Any] = [None] * len(values)
         for index, m in zip(measured.indices, measured.values, strict=True):
-            norm = m.root if len(index) == 1 else m.root[0]
+            norm = m if len(index) == 1 else m[0]
             known: dict[int, jax.Array] = {}  # Most often all are one number.
             for i in index:
                 if id(values[i]) not in known:
                     known[id(values[i])] = self._fitted(name, values[i], norm)
                 limits[i] = known[id(values[i])]
         if self.moves_elements:
-            return [_at_least_0(limit) for limit in limits]
-        return measured.with_entries(limits).map(_at_least_0)
+            return limits
+        rows = measured.with_entries([limit for limit, _ in limits])
+        if all(is_known for _, is_known in limits):
+            return rows
+        return rows.map(lambda c: _scale.at_least(self._least(c.dtype), c))
 
-    def _fitted(self, name: str, value: Any, norm: jax.Array) -> jax.Array:
+    def _fitted(self, name: str, value: Any, norm: jax.Array) -> Any:
+        """The threshold, and whether it is known not to be too small for a norm."""
         limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
+        is_known = isinstance(limit, np.ndarray)
+        if self.moves_elements:
+            limit = _scale.at_least(0.0, limit)
+        elif is_known:
+            limit = _scale.at_least(self._least(norm.dtype), limit)
+        limit = jnp.asarray(limit)
         _mapped.check_alike(name, limit, norm)
         _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
         if self.moves_elements:
             return limit
         _validate.broadcasts(name, limit.shape, norm.shape)
-        return _arithmetic.spread(limit, norm)
+        return _arithmetic.spread(limit, norm), is_known
+
+    def _least(self, dtype: Any) -> float:
+        """A smaller threshold counts as 0."""
+        return (_LEAST_STRICT if self.strict else LEAST)[jnp.dtype(dtype).name]
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
@@ -129,13 +150,13 @@ class Clip:
         """The norms, short of the entries that the policy drops."""
         if self.nonfinite != "drop":
             measured = norms.measure_rows(opened.blocks, self.norm)
-            return Reading(measured, measured.map(lambda m: ~jnp.isfinite(m.root)))
+            return Reading(measured, measured.map(lambda norm: ~jnp.isfinite(norm)))
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
         found = norms.measure_rows(flags, norms.INF)
         measured = norms.measure_rows(kept, self.norm)
         # As rows of other arrays, these need not be rows like those.
-        bad = found.map(lambda m: m.root > 0).entries()
+        bad = found.map(lambda norm: norm > 0).entries()
         return Reading(measured, measured.with_entries(bad))
 
     def check_spans(self, opened: Opened) -> None:
@@ -144,39 +165,36 @@ class Clip:
         if any(_leaves.axis_name_of(block.leaves[0]) != () for block in slices):
             _mapped.check_all_known()
 
-    def respond(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
+    def respond(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         """What to multiply a block by."""
-        if self.nonfinite != "zero":
-            return self._factor(measured, threshold)
-        bad = ~jnp.isfinite(measured.root)
+        if self.nonfinite not in ("zero", "drop"):
+            return self._coefficient(norm, threshold)
+        bad = ~jnp.isfinite(norm)
         # No NaN on the way, which would trip jax.debug_nans.
-        sound = jnp.where(bad, jnp.zeros_like(measured.root), measured.root)
-        factor = self._factor(measured._replace(root=sound), threshold)
+        known = jnp.where(bad, jnp.zeros_like(norm), norm)
+        found = self._coefficient(known, threshold)
         # A NaN threshold stays NaN: it is no gradient's fault.
-        zeroed = bad & jnp.isfinite(threshold)
-        return _scale.factor(jnp.where(zeroed, 0.0, factor.near), factor.far)
+        return jnp.where(bad & jnp.isfinite(threshold), jnp.zeros_like(found), found)
 
-    def _factor(self, measured: Measured, threshold: jax.Array) -> _scale.Factor:
+    def _coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         if not self.strict:
-            return _scale.respond(self.response, measured, threshold, self.eps)
-        band = _BAND[measured.root.dtype.name][self.norm.ord not in (1, 2, jnp.inf)]
+            return _scale.coefficient_of(self.response, norm, threshold, self.eps)
+        band = _BAND[norm.dtype.name][self.norm.ord not in (1, 2, jnp.inf)]
         upper, lower = threshold * (1 - band), threshold * (1 - 2 * band)
-        outer = _scale.respond(self.response, measured, upper, self.eps)
-        inner = _scale.respond(self.response, measured, lower, self.eps)
+        outer = _scale.coefficient_of(self.response, norm, upper, self.eps)
+        inner = _scale.coefficient_of(self.response, norm, lower, self.eps)
         # Below the band nothing is done; in it and above, down to its lower edge.
-        clear = (outer.coefficient == 1) & ~jnp.isnan(inner.coefficient)
-        return jax.tree.map(lambda o, i: jnp.where(clear, o, i), outer, inner)
+        return jnp.where((outer == 1) & ~jnp.isnan(inner), outer, inner)
 
     def keep(self, tree: Any, thresholds: Any) -> Any:
         """The norms that the response would leave of those of a tree."""
         leaves, treedef = jax.tree.flatten(tree)
-        measured = Rows([Measured(norm, jnp.ones_like(norm)) for norm in leaves])
+        measured = Rows(leaves)
         limits = self.fit("threshold", treedef.flatten_up_to(thresholds), measured)
         if not isinstance(limits, Rows):
             pairs = zip(limits, leaves, strict=True)
             limits = measured.with_entries([_arithmetic.spread(*p) for p in pairs])
-        factors = self._factors(measured, limits)
-        kept = measured.map(lambda m, factor: m.root * factor.coefficient, factors)
+        kept = measured.map(jnp.multiply, self._coefficients(measured, limits))
         return treedef.unflatten(kept.entries(as_slices=True))
 
     def apply(self, opened: Opened, measured: Any, limits: Any) -> tuple[Any, Any]:
@@ -198,19 +216,20 @@ class Clip:
                 found = self._bounded(path, opened.leaves[i], limits[block])
                 out[i], coefficients[block] = found
             return opened.flat.rebuild(out), coefficients
-        pairs = _scale.held(self._factors(measured, limits))
-        factors = [_scale.factor(*pair) for pair in pairs.entries()]
-        limit_of = limits.entries()
+        # Of slices held: XLA on CPU computes them anew for each element otherwise.
+        found = self._coefficients(measured, limits).map(
+            lambda k: _arithmetic.held(k) if k.ndim else k
+        )
+        coefficients, limit_of = found.entries(), limits.entries()
         owned = opened.owned()
         leaves = {i: opened.leaves[i] for i, _ in owned}
         leaves = _collectives.read_again(leaves, dict(owned))
         for i, block in owned:
             axis = opened.blocks[block].axis
-            out[i] = self._scaled(leaves[i], factors[block], limit_of[block], axis)
-        coefficients = pairs.map(lambda pair: _scale.factor(*pair).coefficient)
-        return opened.flat.rebuild(out), coefficients
+            out[i] = self._scaled(leaves[i], coefficients[block], limit_of[block], axis)
+        return opened.flat.rebuild(out), found
 
-    def _factors(self, measured: Rows, limits: Rows) -> Rows:
+    def _coefficients(self, measured: Rows, limits: Rows) -> Rows:
         if is_ours(self.response):
             return measured.map(self.respond, limits)
         # One that is not may want to see numbers, one by one.
@@ -228,43 +247,37 @@ class Clip:
             name, leaf, lower, upper, self.response, strict=self.strict, cleaned=cleaned
         )
 
-    def _scaled(self, leaf, factor, limit, axis):
+    def _scaled(self, leaf, coefficient, limit, axis):
         original = leaf
         if self.nonfinite == "drop":
             leaf = _nonfinite.dropped(leaf)
         if not _leaves.is_sparse(leaf):
             x = _leaves.values(original)
-            return self._settle(x, _leaves.values(leaf), factor, limit, x)
+            return self._settle(x, _leaves.values(leaf), coefficient, limit, x)
         like = original.data
         # Rounding duplicates one by one could make their sum larger.
         apart = self.strict and _sparse.has_duplicates(leaf)
-        if factor.near.ndim == 0 and not apart:
-            data = self._settle(like, leaf.data, factor, limit, like)
+        if coefficient.ndim == 0 and not apart:
+            data = self._settle(like, leaf.data, coefficient, limit, like)
             return _sparse.with_data(leaf, data)
         off = jnp.all(jnp.isinf(limit))
         # Slices of a dense gradient can be told apart only once duplicates are summed.
         mat = _sparse.summed(leaf)
-        if factor.near.ndim and not _sparse.lies_in_data(mat, axis):
-            parts = (_sparse.at_entries(f, mat) for f in (factor.near, factor.far))
-            factor = _scale.factor(*parts)
-            limit = _sparse.at_entries(limit, mat)
+        if coefficient.ndim and not _sparse.lies_in_data(mat, axis):
+            coefficient, limit = (
+                _sparse.at_entries(x, mat) for x in (coefficient, limit)
+            )
         whole = _sparse.summed(original).data
-        data = self._settle(whole, mat.data, factor, limit, like)
+        data = self._settle(whole, mat.data, coefficient, limit, like)
         return _sparse.unless(off, original, mat, data)
 
-    def _settle(self, original, x, factor, limit, like):
-        return _scale.settled(
-            original, x, factor, limit, like, strict=self.strict, policy=self.nonfinite
-        )
+    def _settle(self, original, x, coefficient, limit, like):
+        how = {"strict": self.strict, "policy": self.nonfinite}
+        return _scale.settled(original, x, coefficient, limit, like, **how)
 
     def _check(self, opened: Opened) -> None:
         paths = [opened.flat.paths[i] for i in opened.seen]
         _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
-
-
-def _at_least_0(limit: jax.Array) -> jax.Array:
-    # Not the maximum, whose derivative at 0 is halved.
-    return jnp.where(limit < 0, jnp.zeros_like(limit), limit)
 
 
 def _each(function: Any, block: Block) -> Block:

@@ -141,16 +141,14 @@ def clip_by(
         opened = clip.open(
             updates if of is None else _of.tree(of, updates, params, extra_args)
         )
-        names = [name] if record else []
-        _record.check_state(state, len(rules), opened.treedef, names)
+        _record.check_state(state, len(rules), opened.treedef, name, over, record)
         if jax.tree.leaves(state.clip_memory):
             clip.check_spans(opened)
         now = clip.at(state.clip_step)
         reading = now.measure(opened)
-        finite = reading.measured.map(lambda m: jnp.isfinite(m.norm))
         seen = _rule.Seen(
-            norm=opened.tree(reading.measured.map(_sound).entries()),
-            finite=opened.tree(finite.entries()),
+            norm=opened.tree(reading.measured.entries()),
+            finite=None,
             keep=now.keep,
             measure=lambda tree: _norm_tree(now, tree),
             params=params,
@@ -237,12 +235,7 @@ def _norm_tree(clip: Clip, tree: Any) -> Any:
 
 
 def _norms(clip: Clip, opened: Opened) -> list[jax.Array]:
-    return clip.measure(opened).measured.map(lambda m: m.norm).entries()
-
-
-def _sound(norm: norms.Measured) -> jax.Array:
-    found = jnp.minimum(norm.root * norm.unit, jnp.finfo(norm.root.dtype).max)
-    return jnp.where(jnp.isfinite(norm.root), found, jnp.zeros_like(found))
+    return clip.measure(opened).measured.entries()
 
 
 def _limits(
@@ -267,12 +260,12 @@ def _steps(opened: Opened, reading: Reading, limits: Any, coefficients: Any) -> 
         # Bounds of elements are of any shape that fits the leaf; one is recorded.
         least = [jnp.min(nearer(limit), initial=jnp.inf) for limit in limits]
         limits = measured.with_entries(least)
-        shapes = [x.shape for x in measured.map(lambda m: m.root).entries()]
+        shapes = [norm.shape for norm in measured.entries()]
         spread = map(jnp.broadcast_to, coefficients, shapes)
         coefficients = measured.with_entries(list(spread))
 
-    def step(m: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
-        past = (k != 1) & (m.root > 0) & jnp.isfinite(m.root) & ~jnp.isnan(k)
-        return _record.Step(m.norm, limit, k, past, bad, told)
+    def step(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
+        past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
+        return _record.Step(norm, limit, k, past, bad, told)
 
     return measured.map(step, limits, coefficients, bad, told)

@@ -1,6 +1,7 @@
 """What a leaf is: which leaves a clip sees, by what path, in which precision."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -138,6 +139,18 @@ def _check_batches(path: Any, mat: BCOO) -> None:
 def values(leaf: Any) -> jax.Array:
     """The numbers of a leaf as one array: a BCOO leaf's data, a scalar's array."""
     return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
+
+
+def size_of(x: jax.Array) -> float:
+    """How many elements; inf if that is a symbol, as in what `jax.export` traces."""
+    return x.size if isinstance(x.size, int) else math.inf
+
+
+def count_as(count: Any, dtype: Any) -> Any:
+    """A number of elements, at least 1, as a float; a symbol as an array of `dtype`."""
+    if isinstance(count, int):
+        return float(max(count, 1))
+    return jnp.maximum(jnp.asarray(count).astype(dtype), 1)
 
 
 def real_dtype(dtype: Any) -> Any:

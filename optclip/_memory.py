@@ -31,17 +31,25 @@ def update(
     """The thresholds, with the structure of the norms, and each rule's new memory.
 
     A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
-    `seen` is of the whole tree, its `keep` of trees of one structure; each rule is
-    shown its own part. `bad` says for each norm whether an entry of it is not
-    finite: what a rule lets pass for want of knowledge is then not untouchable.
+    `seen` is of the whole tree, its norms as measured, its `keep` of trees of one
+    structure; each rule is shown its own part. `bad` says for each norm whether an
+    entry of it is not finite: what a rule lets pass for want of knowledge is then not
+    untouchable.
     """
-    leaves, norms = _matched(name, rules, seen.norm)
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    flags, bads = (treedef.flatten_up_to(tree) for tree in (seen.finite, bad))
+    leaves, norms = _matched(name, rules, seen.norm)
+    if all(isinstance(rule, (Constant, Schedule)) for rule in leaves):
+        answers = [_answer(name, rule, seen, ())[0] for rule in leaves]
+        found = [_trees.fill(name, *pair) for pair in zip(answers, norms, strict=True)]
+        return jax.tree.unflatten(treedef, found), memory
+    flags, bads = (
+        treedef.flatten_up_to(tree)
+        for tree in (_rows.each(jnp.isfinite, seen.norm), bad)
+    )
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
         own = seen._replace(
-            norm=norm,
+            norm=_rows.each(_finite_or_0, norm),
             finite=flags[i],
             keep=functools.partial(_kept, name, seen.keep, norm),
             measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
@@ -53,6 +61,10 @@ def update(
         found.append(filled)
         memories.append(_running.taken_if(flags[i], new, memory[i]))
     return jax.tree.unflatten(treedef, found), memories
+
+
+def _finite_or_0(norm: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
 
 
 def _remembered(name: str, rule: Any, value: Any) -> Any:
@@ -71,7 +83,9 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
     """The threshold and memory that a rule returns, checked to be such."""
     try:
         found = rule.update(seen, memory)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
+        if " Give " in str(error):
+            raise  # One of ours says already what to do.
         _refuse_foreign(name, rule, seen.norm, memory, error)
         raise
     if not isinstance(found, tuple) or len(found) != 2:
@@ -97,6 +111,7 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
                 " threshold. Return a real number, an array, or a tree of these."
             )
     if _types(new) != _types(memory):
+        _refuse_foreign(name, rule, seen.norm, memory, None)
         raise ValueError(
             f"{name}: update(seen, memory) of the rule {rule!r} returned a memory of"
             f" {_types(new)}, but was given {_types(memory)}. Return a memory of the"
@@ -113,14 +128,14 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
 
 
 def _refuse_foreign(
-    name: str, rule: Any, norm: Any, memory: Any, error: Exception
+    name: str, rule: Any, norm: Any, memory: Any, error: Exception | None
 ) -> None:
     """Raise if it is the memory of other norms that a rule failed on."""
     try:
         made = jax.eval_shape(rule.init, norm)
     except Exception:
         return  # An init that wants known numbers: which memory it makes is not known.
-    if jax.tree.structure(made) != jax.tree.structure(memory):
+    if _types(made) != _types(memory):
         raise ValueError(
             f"{name}: the state holds a memory of {_types(memory)}, but for these"
             f" updates the rule {rule!r} keeps {_types(made)}. Give the state that init"

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives, _mapped
+from optclip import _collectives, _leaves, _mapped
 from optclip._rows import Rows
 
 
@@ -82,8 +82,11 @@ class Step(NamedTuple):
     told: _mapped.Told
 
 
-def check_state(state: Any, num_rules: int, treedef: Any, names: list[str]) -> None:
+def check_state(
+    state: Any, num_rules: int, treedef: Any, name: str, scope: Any, record: Any
+) -> None:
     """Raise unless `init` of this clip made such a state for such updates."""
+    names = [name] if record else []
     advice = "Give the state that init of this very transformation returned"
     if not isinstance(state, ClipState):
         raise TypeError(
@@ -97,11 +100,16 @@ def check_state(state: Any, num_rules: int, treedef: Any, names: list[str]) -> N
             f" and records for {found}. {advice}."
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
-    if any(k not in (treedef, jax.tree.structure(0)) for k in kept):
+    itemized = scope.itemized or record == "leaves"
+    wanted = treedef if itemized else jax.tree.structure(0)
+    if any(k != wanted for k in kept):
         raise ValueError(
-            f"updates have norms of the structure {treedef}, but the state was made"
+            f"updates have norms of the structure {wanted}, but the state was made"
             f" for {kept[0]}. Give init and update trees of one structure."
         )
+    fractions = [state.clip_record[n].clip_fraction is None for n in found]
+    if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
+        raise ValueError(f"state is of a clip over another scope. {advice}.")
 
 
 def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
@@ -139,7 +147,7 @@ def advance(
         new = new._replace(clip_fraction=None)
 
     def count(total: Any, once: Any) -> Any:
-        return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, once)
+        return jax.tree.map(counted, total, once)
 
     return ClipRecord(
         *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
@@ -148,8 +156,19 @@ def advance(
     )
 
 
+def counted(total: Any, once: Any) -> jax.Array:
+    """The count, one more where asked; it stays at the largest number."""
+    total = jnp.asarray(total)
+    room = total < jnp.iinfo(total.dtype).max
+    return total + (once & room).astype(total.dtype)
+
+
 def _summary(steps: list[Step]) -> ClipRecord:
     """One number for each quantity, the same on all devices that share the blocks."""
+    if len(steps) == 1 and not steps[0].norm.ndim:
+        norm, threshold, coefficient, clipped, bad, _ = steps[0]
+        fraction = clipped.astype(jnp.float32)
+        return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
     if not steps:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
@@ -176,7 +195,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
         clip_norm=largest([s.norm for s in steps]),
         clip_threshold=-largest([-s.threshold for s in steps]),
         clip_coefficient=-largest([-s.coefficient for s in steps]),
-        clip_fraction=share / max(number, 1),
+        clip_fraction=share / _leaves.count_as(number, jnp.float32),
         clip_clipped=jnp.asarray(share > 0),
         clip_nonfinite=bad > 0,
     )

@@ -1,8 +1,8 @@
-"""The arithmetic of norms: sums of powers that neither overflow nor underflow.
+"""The arithmetic of norms: sums of powers, none of which leaves the range unseen.
 
-One function, `roots`, takes all blocks at once, so that the collectives and the
-branch to the second pass are shared. Its derivative is stated, not traced: it is
-finite at zero and keeps nothing of the branch.
+One function, `roots`, takes all blocks at once, so that the collectives and the guard
+against overflow are shared. Its derivative is stated, not traced: it is finite at zero
+and keeps nothing of the guard.
 """
 
 import functools
@@ -12,46 +12,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
+from optclip._arithmetic import select
 from optclip._rows import Rows
-from optclip._totals import Part, Plan, combined, totals_of
+from optclip._totals import SHRINK, Part, Plan, combined, totals_of
 
-# Powers of two by which the second pass multiplies elements whose sum of powers
-# overflowed (down) or was too small to trust (up); every product stays in range.
-_DOWN = {"float32": 2.0**-80, "float64": 2.0**-600}
-_UP = {"float32": 2.0**90, "float64": 2.0**600}
+# A smaller norm counts as 0: squares of its elements are flushed to zero.
+LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def roots(arrays: list[jax.Array], plan: Plan) -> Rows:
-    """The norm of each block as (root, unit), their product: see `norms.Measured`."""
+    """The norm of each block: inf above the largest float, 0 below `LEAST`."""
     return _compiled(arrays, plan)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _compiled(arrays, plan):
     # So that what branches is not compiled anew by each call outside of jax.jit.
-    if plan.ord in (1, 2, math.inf):
-        return _two_pass(arrays, plan)
-    return _by_largest(arrays, plan)
+    found = (_guarded if plan.ord in (1, 2, math.inf) else _by_largest)(arrays, plan)
+    least = LEAST[plan.dtype]
+    return found.map(lambda norm: select(norm < least, jnp.zeros_like(norm), norm))
 
 
 @roots.defjvp
 def _roots_jvp(plan, primals, tangents):
     (arrays,), (tangent_arrays,) = primals, tangents
     found = roots(arrays, plan)
-    pairs = found.entries()
-    norms, units = [root for root, _ in pairs], [unit for _, unit in pairs]
+    norms = found.entries()
     slopes, ties = [], []
     for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
-        unit = units[part.block]
-        x, dx = (
-            _arithmetic.over(_leaves.widen(x, plan.dtype), unit),
-            _arithmetic.over(_leaves.widen(dx, plan.dtype), unit),
-        )
+        x, dx = (_leaves.widen(each, plan.dtype) for each in (x, dx))
         direction, is_tie = _direction(x, norms[part.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
         ties.append(_reduce(jnp.sum, is_tie, part))
@@ -59,8 +52,7 @@ def _roots_jvp(plan, primals, tangents):
     if plan.ord == math.inf:
         count = combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
-    still = [jnp.zeros_like(unit) for unit in units]
-    return found, found.with_entries(list(zip(slope, still, strict=True)))
+    return found, found.with_entries(slope)
 
 
 def _direction(x, norm, ord):
@@ -84,42 +76,36 @@ def _direction(x, norm, ord):
     return sign * (share ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
-def _two_pass(arrays, plan):
-    """Orders 1, 2, inf: the plain sum or maximum; scaled, if that left the range."""
+def _guarded(arrays, plan):
+    """Orders 1, 2, inf: the root of the plain sum, or of a sum of shrunk elements.
+
+    Both sums on accelerators, which read the elements once for both; a branch on a
+    number of theirs would make them wait for the host. A CPU would read them twice, so
+    there the second sum is made only if the first is inf.
+    """
     totals = totals_of(arrays, plan)
-    lows = totals.with_entries(_trusted_from(arrays, plan))
 
     def root(total):
         return _root(total, plan.ord)
 
-    if not any(_may_leave_range(x, plan) for x in arrays):
-        return totals.map(lambda total: (root(total), jnp.ones_like(total)))
-    down, up = _DOWN[plan.dtype], _UP[plan.dtype]
-
-    def scale(total, low):
-        grown = jnp.where(total < low, up, jnp.ones_like(total))
-        return jnp.where(jnp.isinf(total), down, grown)
-
-    def root_of_scaled(found, total, low):
-        back = jnp.where(total < low, 1 / up, jnp.ones_like(total))
-        return root(found) * back
-
-    def again(arrays, totals):
-        scaled = totals_of(arrays, plan, totals.map(scale, lows))
-        return scaled.map(root_of_scaled, totals, lows)
-
-    def keep(arrays, totals):
-        del arrays
+    if plan.ord != 2 or not any(_may_overflow(x, plan) for x in arrays):
         return totals.map(root)
 
-    left_range = totals.map(lambda total, low: (total < low) | jnp.isinf(total), lows)
-    is_needed = _agreed(left_range.any(), plan)
-    found = lax.cond(is_needed, again, keep, arrays, totals)
+    def either():
+        shrunk = totals_of(arrays, plan, shrunk=True)
+        grow = 1 / SHRINK[plan.dtype]
+        return totals.map(
+            lambda total, small: select(
+                total == jnp.inf, root(small) * grow, root(total)
+            ),
+            shrunk,
+        )
 
-    def with_unit(root, total):
-        return root, jnp.where(jnp.isinf(total), 1 / down, jnp.ones_like(total))
+    def on_cpu():
+        is_needed = _agreed(totals.map(lambda total: total == jnp.inf).any(), plan)
+        return lax.cond(is_needed, either, lambda: totals.map(root))
 
-    return found.map(with_unit, totals)
+    return lax.platform_dependent(cpu=on_cpu, default=either)
 
 
 def _agreed(flag, plan):
@@ -137,6 +123,8 @@ def _agreed(flag, plan):
     apart = tuple(n for n in spoken if any(n not in b for b in of_block.values()))
     varies = {*_mapped.split_axes(flag), *_mapped.split_axes(flag, apart)}
     axes = tuple(name for name in spoken if name in varies)
+    if not axes:
+        return flag
     return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
@@ -147,10 +135,8 @@ def _by_largest(arrays, plan):
     into every array's loop, and the compile time quadratic.
     """
     peaks, powers = [], []
-    # The modulus of a finite complex number may be above the largest float.
-    shrink = 0.25 if any(jnp.iscomplexobj(x) for x in arrays) else 1.0
     for x, part in zip(arrays, plan.parts, strict=True):
-        size = jnp.abs(_leaves.widen(x, plan.dtype) * shrink)
+        size = jnp.abs(_leaves.widen(x, plan.dtype))
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
         share = _arithmetic.share(size, peak) ** plan.ord
@@ -161,21 +147,11 @@ def _by_largest(arrays, plan):
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
     totals = combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
-    big = _DOWN[plan.dtype] ** -0.75
-    units = [jnp.where(p > big, 1 / _DOWN[plan.dtype], jnp.ones_like(p)) for p in peak]
     found = [
-        t ** (1 / plan.ord) * (p / u)
-        for t, p, u in zip(totals, peak, units, strict=True)
+        select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
+        for t, p in zip(totals, peak, strict=True)
     ]
-    # Orders near 0 overflow where no element does.
-    over = [jnp.isfinite(p) & jnp.isinf(f) for p, f in zip(peak, found, strict=True)]
-    largest = jnp.finfo(plan.dtype).max
-    found = [jnp.where(o, largest, f) for o, f in zip(over, found, strict=True)]
-    units = [
-        jnp.where(o, 1 / _DOWN[plan.dtype], u) / shrink
-        for o, u in zip(over, units, strict=True)
-    ]
-    return Rows(list(zip(found, units, strict=True)), plan.told)
+    return Rows(found, plan.told)
 
 
 def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
@@ -191,22 +167,7 @@ def _root(total, ord):
     return jnp.where(total > 0, root, total) if total.ndim else root
 
 
-def _may_leave_range(x: jax.Array, plan: Plan) -> bool:
-    """Whether powers of finite elements of x can overflow or vanish in plan.dtype."""
-    if plan.ord == math.inf:
-        return jnp.issubdtype(x.dtype, jnp.complexfloating)
-    leaf, wide = jnp.finfo(x.dtype), jnp.finfo(plan.dtype)
-    power = int(plan.ord)
-    largest = power * leaf.maxexp + math.log2(max(x.size, 1))
-    smallest = power * (leaf.minexp - leaf.nmant)
-    return largest >= wide.maxexp or smallest <= wide.minexp + wide.nmant
-
-
-def _trusted_from(arrays, plan) -> list[np.generic]:
-    """The smallest sum to which what vanished on the way adds under half an ULP."""
-    counts = [0] * plan.num_blocks
-    for x, part in zip(arrays, plan.parts, strict=True):
-        counts[part.block] += x.size * _mapped.axes_size(part.split)
-    wide = jnp.finfo(plan.dtype)
-    floor = 0.0 if plan.ord == math.inf else float(wide.tiny) * 2.0 ** (wide.nmant + 1)
-    return [np.dtype(plan.dtype).type(max(count, 1) * floor) for count in counts]
+def _may_overflow(x: jax.Array, plan: Plan) -> bool:
+    """Whether a sum of squares of finite elements of x can overflow in plan.dtype."""
+    largest = 2 * jnp.finfo(x.dtype).maxexp + math.log2(max(_leaves.size_of(x), 1))
+    return largest >= jnp.finfo(plan.dtype).maxexp

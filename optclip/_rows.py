@@ -62,12 +62,6 @@ class Rows:
         values = [_concatenated({run: found[run] for run in r}) for r in alike.values()]
         return cls.tree_unflatten(tuple(indices), values)
 
-    def run(self, indices: tuple[int, ...]) -> jax.Array:
-        """The values of some entries of a row that follow one another there."""
-        row = next(r for r, index in enumerate(self.indices) if indices[0] in index)
-        start = self.indices[row].index(indices[0])
-        return self.values[row][start : start + len(indices)]
-
     def with_values(self, values: list[Any]) -> Rows:
         """Other values, stacked already, in the rows of these."""
         return self.tree_unflatten(self.indices, values)
@@ -104,7 +98,8 @@ class Rows:
 
     def any(self) -> jax.Array:
         """Whether any of these flags is set."""
-        return jnp.any(jnp.stack([jnp.any(flags) for flags in self.values]))
+        flags = [jnp.any(row) if row.ndim else row for row in self.values]
+        return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 
     def tree_flatten(self) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
         """For jax."""

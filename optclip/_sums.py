@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from optclip import _collectives
+from optclip import _leaves
 from optclip._parts import (
     AT_ONCE,
     Axis,
@@ -87,7 +87,8 @@ def _groups(terms: list[Term]) -> dict[int, list[Term]]:
     """Small terms of one key together, others alone, by the index of the first."""
     groups: dict[Hashable, list[int]] = {}
     for i, term in enumerate(terms):
-        alone = term.key is None or term.array.size >= _ADDED_IN_PARTS
+        is_large = _leaves.size_of(term.array) >= _ADDED_IN_PARTS
+        alone = term.key is None or is_large
         key = i if alone else (term.key, _devices(term.array))
         groups.setdefault(key, []).append(i)
     return {group[0]: [terms[i] for i in group] for group in groups.values()}
@@ -111,8 +112,8 @@ def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]
     scales = [lot[0].scale for _, lot in lots]
     if any(scale is not None for scale in scales):
         # One of its own for each lot: a shared one XLA would write out, as large as the
-        # largest array, and take twice as long. Nor is it to know them.
-        scales = _collectives.barrier(scales)
+        # largest array.
+        scales = lax.optimization_barrier(scales)
     found: dict[int, list[Term]] = {i: [] for i in groups}
     for (i, lot), scale in zip(lots, scales, strict=True):
         first = lot[0]._replace(scale=scale)
@@ -226,14 +227,14 @@ def _needs_care(term: Term) -> bool:
 
 def is_carried(x: jax.Array) -> bool:
     """Whether errors are carried: XLA would gather an array split over devices."""
-    return x.size < _ADDED_IN_PARTS and not _may_be_split(x)
+    return _leaves.size_of(x) < _ADDED_IN_PARTS and not _may_be_split(x)
 
 
 def _is_copied(term: Term) -> bool:
     """Whether XLA on CPU would widen the whole array, in memory, before it adds."""
     x = term.array
     # A loop counts in int32.
-    large = AT_ONCE <= x.size < 2**31 and term.axis != ()
+    large = AT_ONCE <= _leaves.size_of(x) < 2**31 and term.axis != ()
     # Float32 and bfloat16 it widens as it adds.
     is_odd = x.dtype.itemsize < 4 and x.dtype != jnp.bfloat16
     return large and is_odd and not _may_be_split(x)

@@ -32,21 +32,27 @@ class Plan(NamedTuple):
     told: tuple[_mapped.Told, ...]
 
 
+# What elements are multiplied by so that no square of theirs leaves the range.
+SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
+
+
 class _Power(NamedTuple):
-    """The power of each element, scaled; equal to others alike, so traced once."""
+    """The power of each element; equal to others alike, so traced once."""
 
     ord: float
     dtype: str
 
     def __call__(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
         x = _leaves.widen(x, self.dtype)
+        if self.ord != 2:
+            return lax.abs(x)
+        parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
         if scale is not None:
-            # The square of x * scale alone XLA may turn into that of each factor:
-            # 0 * inf for zeros that it knows, times a scale whose square is out of
-            # range.
+            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0.
             unseen_zero = scale - scale
-            x = x * scale.astype(x.dtype) + unseen_zero.astype(x.dtype)
-        return _square(x) if self.ord == 2 else lax.abs(x)
+            parts = [part * scale + unseen_zero for part in parts]
+        squares = [lax.square(part) for part in parts]
+        return squares[0] if len(squares) == 1 else squares[0] + squares[1]
 
 
 class _Reduction(NamedTuple):
@@ -66,25 +72,24 @@ def _reduction(ord: float) -> _Reduction:
     return _Reduction(_sums.total, each, lax.psum, _sums.exact_sum_of)
 
 
-def totals_of(arrays: list[jax.Array], plan: Plan, scales: Rows | None = None) -> Rows:
-    """The sum of powers of each block, or the maximum, of elements times its scale."""
+def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> Rows:
+    """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
+    scale = jnp.asarray(SHRINK[plan.dtype], plan.dtype) if shrunk else None
     at_once = _many_alike(arrays, plan)
     runs = {}
     for members in at_once:
         parts = [plan.parts[m] for m in members]
         terms = [
-            _sums.Term(arrays[m], None, part.axis, power)
+            _sums.Term(arrays[m], None, part.axis, power, scale)
             for m, part in zip(members, parts, strict=True)
         ]
         blocks = tuple(part.block for part in parts)
-        scale = None if scales is None else scales.run(blocks)
-        runs[blocks] = _alike.reduced(*reduction.each, terms, scale)
+        runs[blocks] = _alike.reduced(*reduction.each, terms)
     done = {m for members in at_once for m in members}
     left = [i for i in range(len(arrays)) if i not in done]
-    own = None if scales is None or not left else scales.entries()
-    totals = _together(arrays, plan, left, own, reduction, power)
+    totals = _together(arrays, plan, left, reduction, power, scale)
     known = {block for blocks in runs for block in blocks}
     rest = {i: x for i, x in enumerate(totals) if i not in known}
     return Rows.joined(runs, rest, plan.told)
@@ -94,9 +99,9 @@ def _together(
     arrays: list[jax.Array],
     plan: Plan,
     indices: list[int],
-    scales: list[jax.Array] | None,
     reduction: _Reduction,
     power: _Power,
+    scale: jax.Array | None,
 ) -> list[jax.Array]:
     """What some of the arrays bring to each block."""
     parts = [plan.parts[i] for i in indices]
@@ -107,7 +112,7 @@ def _together(
             key=(part.block, part.split) if part.axis is None else None,
             axis=part.axis,
             power=power,
-            scale=None if scales is None else scales[part.block],
+            scale=scale,
         )
         for i, part in zip(indices, parts, strict=True)
     ]
@@ -143,9 +148,3 @@ def combined(
     # A block without leaves has norm zero.
     zero = jnp.zeros((), plan.dtype)
     return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])
-
-
-def _square(x: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
-    return lax.square(x)

@@ -1,11 +1,11 @@
 """MEASURE: one norm that is right for every dtype, magnitude and split of the leaves.
 
 A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
-kept in float32 or wider. How it is fast: every element is read once, and again, scaled,
-only if a sum left the range (`_roots`); blocks are measured at once (`_totals`); small
-arrays are reduced together, if of one block into one (`_sums`), if each a block as rows
-(`_alike`); a large float16 array piece by piece (`_parts`). What follows a norm is
-computed for all blocks at once (`_rows`), and a leaf is multiplied once (`_scale`).
+kept in float32 or wider. How it is fast: every element is read once, on CPU again only
+if a sum of squares overflowed (`_roots`); blocks are measured at once (`_totals`);
+small arrays are reduced together, if of one block into one (`_sums`), if each a block
+as rows (`_alike`); a large float16 array piece by piece (`_parts`). What follows a norm
+is computed for all blocks at once (`_rows`); a leaf is multiplied once (`_scale`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,7 @@ class Norm:
 
     Args:
       ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
-        norms grow as a high power of n: one above the largest float reads inf, its
-        output is 0 or nearly so, and elements 1e-38 times the largest count as 0.
+        norms grow as a high power of n and soon read inf.
       per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
         average norm.
 
@@ -78,7 +77,7 @@ class Norm:
             )
 
 
-__all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Measured", "Norm", "measure"]
+__all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Norm", "measure"]
 
 L1: Norm = Norm(1.0)
 L2: Norm = Norm(2.0)
@@ -121,23 +120,9 @@ class Block:
             )
 
 
-class Measured(NamedTuple):
-    """A norm as `root * unit`, so that one above the largest float is still known.
-
-    `root` is finite exactly if every element is; `unit` is 1 short of overflow.
-    """
-
-    root: jax.Array
-    unit: jax.Array
-
-    @property
-    def norm(self) -> jax.Array:
-        return self.root * self.unit
-
-
 def measure(
     blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
-) -> list[Measured]:
+) -> list[jax.Array]:
     """The norm of each block, over all devices that the block is split over.
 
     Args:
@@ -147,8 +132,9 @@ def measure(
         axes that all leaves are split over; None reads them off each array's type.
 
     Returns:
-      One `Measured` a block, float32 (float64 if any leaf is), of shape `()`, or with
-      `axis` the leaf's own shape with 1 at the reduced axes.
+      One norm a block, float32 (float64 if any leaf is), of shape `()`, or with `axis`
+      the leaf's own shape with 1 at the reduced axes; inf above the largest float, 0
+      below 2**-60 (2**-500 in float64), NaN if an element is.
 
     Raises:
       TypeError: an argument is of the wrong kind.
@@ -188,12 +174,14 @@ def measure_rows(
     )
     found = _roots.roots(arrays, plan)
     if not norm.per_count:
-        return found.map(lambda pair: Measured(*pair))
-    real = np.dtype(plan.dtype).type
-    divisors = [real(max(n, 1) ** norm.per_count) for n in counts]
-    return found.map(
-        lambda pair, n: Measured(pair[0] / n, pair[1]), found.with_entries(divisors)
-    )
+        return found
+    divisors = [_leaves.count_as(n, plan.dtype) ** norm.per_count for n in counts]
+    divisors = [_typed(n, plan.dtype) for n in divisors]
+    return found.map(lambda root, n: root / n, found.with_entries(divisors))
+
+
+def _typed(number: Any, dtype: str) -> Any:
+    return np.dtype(dtype).type(number) if isinstance(number, float) else number
 
 
 def told_across(block: Block) -> _mapped.Told:

@@ -86,9 +86,9 @@ VALUES = {
     "one large": _one_large,
     "lognormal": lambda n: np.exp(3 * _random(n).normal(size=n)),
     "sorted": lambda n: np.sort(_random(n).uniform(size=n)),
-    "tiny": lambda n: _random(n).normal(size=n) * 2.0**-110,
+    "small": lambda n: _random(n).normal(size=n) * 2.0**-40,
     "huge": lambda n: _random(n).uniform(-1, 1, size=n) * 2.0**126,
-    "both": lambda n: np.ldexp(_random(n).normal(size=n), np.arange(n) % 200 - 100),
+    "both": lambda n: np.ldexp(_random(n).normal(size=n), np.arange(n) % 150 - 50),
     "smallest": lambda n: np.full(n, 1.0),
 }
 # Found by search: each sum of a large number and small ones is rounded the same way.
@@ -146,11 +146,8 @@ def worst(shapes: list[str], dtype: str, orders: list[float]) -> list[float]:
 
 
 def _smallest(dtype: str) -> float:
-    """The smallest number that a CPU does not take for zero."""
-    info = jnp.finfo(dtype)
-    if info.minexp <= jnp.finfo("float32").minexp:
-        return float(info.tiny)
-    return float(info.smallest_subnormal)
+    """The smallest number of a narrow dtype; of others one whose square is normal."""
+    return max(float(jnp.finfo(dtype).smallest_subnormal), 2.0**-60)
 
 
 # What is promised on any CPU, in units of float32's last place: 1e-6 relative for the

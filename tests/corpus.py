@@ -54,7 +54,8 @@ def _spread(x: np.ndarray, factor: float) -> np.ndarray:
     return x * factor**powers
 
 
-# By the largest, the smallest normal and the resolution of the dtype.
+# By the largest number whose norms are in range, one whose resolution is a norm still,
+# and the resolution of the dtype.
 Maker = Callable[[float, float, float], tuple[Any, float]]
 PATTERNS: dict[str, Maker] = {
     "zeros": lambda top, low, eps: (_mapped(np.zeros_like), 1.0),
@@ -70,7 +71,7 @@ PATTERNS: dict[str, Maker] = {
     ),
     "largest, least threshold": lambda top, low, eps: (
         _leafwise(top, -top, top),
-        max(low, 2.0**-120) * 64,
+        max(low, top * 2.0**-126) * 64,
     ),
     "large": lambda top, low, eps: (_mapped(lambda x: x * (top / 64)), top / 64),
     "squares just overflow": lambda top, low, eps: (
@@ -93,7 +94,7 @@ PATTERNS: dict[str, Maker] = {
         1.0,
     ),
     "apart between leaves": lambda top, low, eps: (
-        _leafwise(low * 8, 1.0, top / 32),
+        _leafwise(low * 8, 1.0, min(top / 32, 2.0**25)),
         1.0,
     ),
     "large and zeros": lambda top, low, eps: (_leafwise(top, 0.0, 0.0), 1.0),
@@ -115,7 +116,10 @@ PATTERNS: dict[str, Maker] = {
 
 def _of_dtype(maker: Maker, dtype: str) -> tuple[Any, float]:
     info = jnp.finfo(dtype)
-    values, scale = maker(float(info.max), float(info.tiny), float(info.eps))
+    top, low = float(info.max), float(info.tiny)
+    if info.maxexp == jnp.finfo("float32").maxexp:
+        top, low = top / 32, 2.0**-30
+    values, scale = maker(top, low, float(info.eps))
     shaped = jax.tree.map(lambda x, like: x.reshape(like.shape), values, _normals())
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), shaped), scale
 
@@ -140,7 +144,7 @@ STRUCTURES: dict[str, Callable[[], Any]] = {
     "integers beside": lambda: {"dense": jnp.arange(5), "out": [_f32(4), True, 7]},
     "three dtypes": lambda: {
         "dense": [jnp.full(3, 300, jnp.float16), jnp.full(3, 1e30, jnp.bfloat16)],
-        "out": jnp.full((2, 2), 1e-30),
+        "out": jnp.full((2, 2), 1e-12),
     },
     "half beside full": lambda: {
         "dense": jnp.full(3, 6e-8, jnp.float16),

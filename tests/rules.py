@@ -84,6 +84,8 @@ class ZClip:
         limit = self._limit(norm if sound else 0.0)
         if sound and not (self.skip_spikes and limit < math.inf):
             left = min(norm, limit)
+            if self.mean == self.variance == 0:
+                self.mean = left  # Ours: after zeros alone it is the first.
             self.mean += (1 - self.decay) * (left - self.mean)
             apart = (left - self.mean) ** 2
             self.variance += (1 - self.decay) * (apart - self.variance)
@@ -91,6 +93,8 @@ class ZClip:
 
     def _limit(self, norm: float) -> float:
         deviation = math.sqrt(self.variance)
+        if deviation == 0:
+            return math.inf  # Ours: of equal norms nothing is known.
         score = (norm - self.mean) / (deviation + 1e-6)
         if self.mode == "percentile":
             edge = self.mean + self.z * deviation

@@ -5,6 +5,7 @@ schedules and scopes, trees and states that do not match; and trees without leav
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -235,6 +236,42 @@ def test_updates_of_another_kind_than_init_saw(run):
 def test_a_state_of_something_else(state, error, words, run):
     tx = optclip.clip_by_norm(1.0)
     refused(run, error, words, lambda: tx.update(TREE, state))
+
+
+RULES = {
+    "number": 1.0,
+    "quantile": thresholds.quantile(0.5, 4),
+    "zscore": thresholds.zscore(),
+    "ema": thresholds.ema(),
+    "mean_over_rms": thresholds.mean_over_rms(),
+    "second_moment": thresholds.second_moment(),
+}
+SCOPES = {
+    "tree": optclip.TREE,
+    "leaf": optclip.LEAF,
+    "axes": optclip.axes(0),
+    "groups": optclip.groups({"a": "x", "b": "y"}),
+    "element": optclip.ELEMENT,
+}
+
+
+@pytest.mark.covering(rule=list(RULES), over=list(SCOPES))
+def test_a_state_of_another_clip_is_taken_or_refused_with_advice(rule, over):
+    tree = {"a": jnp.ones((3, 4)), "b": jnp.ones((2, 2))}
+    tx = optclip.clip_by(RULES[rule], over=SCOPES[over])
+    others = [(name, over) for name in RULES] + [(rule, name) for name in SCOPES]
+    answered = 0
+    for other, scope in others:
+        made = optclip.clip_by(RULES[other], over=SCOPES[scope])
+        state = jax.eval_shape(made.init, tree)
+        try:
+            _, after = jax.eval_shape(tx.update, tree, state, tree)
+        except ValueError as error:
+            answered += "Give" in str(error)
+        else:
+            answered += 1
+            assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert answered == len(others)
 
 
 @pytest.mark.parametrize("tree", [{}, (), [], None, {"a": None}, {"a": {}}])

@@ -20,7 +20,6 @@ NOT_CALLED = {
     "Proportional": "takes no argument",
     "Tanh": "takes no argument",
     "Drop": "takes no argument",
-    "Measured": "made by the library, read by the user",
     "Seen": "made by the library, read by the user",
     "Response": "a protocol",
     "Rule": "a protocol",

@@ -221,3 +221,23 @@ def test_bad_name(bad):
 def test_bad_record():
     with pytest.raises(TypeError, match="record='all'.*True, False or 'leaves'"):
         optclip.clip_by_global_norm(1.0, record="all")
+
+
+def test_a_model_of_more_elements_than_an_int32_counts():
+    """Traced only: three bfloat16 leaves of 2**30 elements."""
+    tree = {key: jax.ShapeDtypeStruct((2**30,), jnp.bfloat16) for key in "abc"}
+    for tx in (optclip.clip_by_value(1.0), optclip.clip_by_norm(1.0, axis=())):
+        state = jax.eval_shape(tx.init, tree)
+        out, _ = jax.eval_shape(tx.update, tree, state, tree)
+        helpers.assert_same_types(out, tree)
+
+
+def test_counts_stay_at_the_largest_number():
+    tx = optclip.clip_by_global_norm(1.0, nonfinite="zero")
+    last = jnp.int32(2**31 - 1)
+    for updates, field in ((3.0, "clip_clipped"), (jnp.nan, "clip_nonfinite")):
+        state = tx.init(jnp.zeros(2))
+        record = state.clip_record["clip"]._replace(**{field: last})
+        state = state._replace(clip_record={"clip": record})
+        _, state = tx.update(jnp.full(2, updates), state)
+        assert getattr(state.clip_record["clip"], field) == last

@@ -30,9 +30,9 @@ def measured(tree, p=2.0):
 
 @pytest.mark.parametrize("p", ORDERS)
 def test_magnitudes(p):
-    """From 2**-120 to 2**120: squares neither overflow nor vanish."""
+    """From 2**-50 to 2**120: squares neither overflow nor vanish."""
     rng = np.random.default_rng(3)
-    for exponent in (-120, -70, -30, 0, 30, 63, 100, 120):
+    for exponent in (-50, -30, 0, 30, 63, 100, 120):
         x = np.ldexp(rng.normal(size=64).astype(np.float32), exponent)
         expected = oracles.norm(x, p)
         if expected > float(np.finfo(np.float32).max):
@@ -45,7 +45,7 @@ def test_magnitudes(p):
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
 def test_op_by_op(p):
     """As compiled, also where the squares leave the range."""
-    for values in ([3.0, -4.0, 0.0], [3e20, 4e20], [3e-25, 4e-25]):
+    for values in ([3.0, -4.0, 0.0], [3e20, 4e20], [3e-15, 4e-15]):
         found = float(helpers.strictly(global_norm)(jnp.array(values), ord=p))
         expected = oracles.norm(np.float64(values), p)
         assert abs(found / expected - 1) <= WIDE_ROOM
@@ -60,10 +60,9 @@ def test_op_by_op(p):
         (jnp.bfloat16, [3e20, 4e20]),
         (jnp.bfloat16, [1.0] * 1000),
         (jnp.float32, [3e20, 4e20]),
-        (jnp.float32, [3e-25, 4e-25]),
-        (jnp.float32, [3e-25, 4e-25] + [1e-30] * 100),
+        (jnp.float32, [3e-17, 4e-17]),
         (jnp.float32, [1.0] + [2.0**-13] * 2**20),
-        (jnp.float32, [2.0**-55] + [2.0**-66] * 2**20),
+        (jnp.float32, [2.0**-45] + [2.0**-56] * 2**20),
         (jnp.complex64, [3e20 + 4e20j]),
         (jnp.float8_e5m2, [49152.0, 49152.0]),
     ],
@@ -79,35 +78,37 @@ def test_named_inputs(dtype, values):
 def test_mixed_magnitudes_and_dtypes_in_one_tree():
     tree = [jnp.array([300.0], jnp.float16), jnp.array([10.0]), jnp.array([3e30])]
     assert abs(measured(tree) / 3e30 - 1) <= ROOM
-    tree = [jnp.array([6e-8], jnp.float16), jnp.array([1e-25]), jnp.array([0.0])]
+    tree = [jnp.array([6e-8], jnp.float16), jnp.array([1e-15]), jnp.array([0.0])]
     expected = oracles.tree_norm(helpers.as_float64(tree))
     assert abs(measured(tree) / expected - 1) <= ROOM
 
 
-@pytest.mark.covering(p=ORDERS, run=RUNS)
-def test_a_true_norm_above_the_largest_float_is_clipped_right(p, run):
-    """It reads inf, and the output has the norm that was asked for."""
-    x = jnp.full(4096, 3e38)
-    clipped, norm = run(lambda x: clip_by_global_norm(x, 1e-3, ord=p))(x)
-    # (the largest modulus itself is in range)
-    assert np.isinf(norm) or p == math.inf
-    np.testing.assert_allclose(oracles.norm(clipped, p), 1e-3, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("x", "p"), [([3.0, 4.0], 1e-3), (np.full(100_000, 1e3), 0.1), ([1e38, 1e38], 0.01)]
+@pytest.mark.covering(
+    p=[0.5, 1.0, 2.0, 3.0], policy=["propagate", "zero", "drop"], run=RUNS
 )
-def test_a_norm_of_a_low_order_above_the_largest_float(x, p, run):
-    """It reads inf, nothing is NaN, and the output is 0 to float32 or nearly so."""
-    clipped, norm = run(lambda x: clip_by_global_norm(x, 1.0, ord=p))(jnp.asarray(x))
+def test_a_norm_above_the_largest_float_is_not_finite(p, policy, run):
+    """It reads inf, whatever the elements are, and the policy decides."""
+    x = jnp.full(4096, 3e38)
+    clip = run(lambda x: clip_by_global_norm(x, 1.0, ord=p, nonfinite=policy))
+    clipped, norm = clip(x)
     assert np.isinf(norm)
-    assert np.all(np.abs(clipped) < 1e-18)
+    expected = np.nan if policy == "propagate" else 0.0
+    np.testing.assert_array_equal(clipped, np.full(4096, expected))
 
 
-def test_a_finite_threshold_above_the_largest_float_still_clips():
-    clipped, _ = clip_by_global_norm(jnp.full(100, 3e38), 1e39)
-    largest = float(np.finfo(np.float32).max)
-    np.testing.assert_allclose(oracles.norm(clipped), largest, rtol=1e-6)
+@pytest.mark.covering(p=ORDERS, run=RUNS)
+def test_what_is_too_small_counts_as_0(p, run):
+    """A norm below 2**-60, and such a threshold: it is zeros that are left."""
+    clip = run(lambda x, c: clip_by_global_norm(x, c, ord=p))
+    for size in (2.0**-70, 2.0**-140):
+        x = jnp.full(3, size, jnp.float32)
+        for limit, left in ((1.0, x), (2.0**-59, x), (2.0**-61, x * 0)):
+            clipped, norm = clip(x, limit)
+            assert norm == 0
+            helpers.assert_identical(clipped, left)
+    clipped, norm = clip(jnp.ones(3), 2.0**-61)
+    assert norm > 0
+    np.testing.assert_array_equal(clipped, np.zeros(3))
 
 
 @pytest.mark.parametrize("parts", [1, 7, 100])
@@ -124,8 +125,8 @@ def test_per_count():
     block = norms.Block([jnp.array([3.0, 4.0]), jnp.zeros((2, 3))])
     (rms,) = norms.measure([block], norms.RMS)
     (average,) = norms.measure([block], norms.AVERAGE)
-    np.testing.assert_allclose(rms.norm, 5 / np.sqrt(8), rtol=1e-6)
-    np.testing.assert_allclose(average.norm, 5 / 8, rtol=1e-6)
+    np.testing.assert_allclose(rms, 5 / np.sqrt(8), rtol=1e-6)
+    np.testing.assert_allclose(average, 5 / 8, rtol=1e-6)
 
 
 def test_empty_blocks():
@@ -134,7 +135,7 @@ def test_empty_blocks():
     assert global_norm(jnp.zeros((0,)), ord=math.inf) == 0.0
     assert global_norm(jnp.zeros((0,)), ord=3.0) == 0.0
     (found,) = norms.measure([norms.Block([])], norms.RMS)
-    assert found.norm == 0.0
+    assert found == 0.0
 
 
 @pytest.mark.covering(p=ORDERS, run=RUNS)
@@ -163,7 +164,7 @@ def test_derivatives(p, run):
 def test_derivative_of_ties_and_of_huge_and_tiny_norms():
     slope = jax.grad(lambda x: global_norm(x, ord=math.inf))
     np.testing.assert_array_equal(slope(jnp.array([2.0, -2.0, 1.0])), [0.5, -0.5, 0])
-    for scale in (1e-25, 1e25):
+    for scale in (1e-15, 1e25):
         found = jax.grad(global_norm)(jnp.array([3.0, 4.0]) * scale)
         np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
 
@@ -217,12 +218,12 @@ def test_defaults():
 )
 def test_named_norms(name, expected):
     (found,) = norms.measure([norms.Block([jnp.array([3.0, -4.0])])], vars(norms)[name])
-    np.testing.assert_allclose(found.norm, expected, rtol=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_one_element_counts_as_one():
     (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], norms.RMS)
-    assert found.norm == 3.0
+    assert found == 3.0
 
 
 def test_norms_and_blocks_stay_as_they_were_made():
@@ -254,13 +255,11 @@ def test_of_what_the_compiler_knows(ord, value):
     """XLA squares constants factor by factor, if it can: 0 * inf."""
     block = [norms.Block([jnp.full(3, value)])]
 
-    def measure():
-        (found,) = norms.measure(block, norms.Norm(ord))
-        return found.root, found.unit
-
-    root, unit = (np.float64(x) for x in jax.jit(measure)())
-    expected = float(np.float32(value)) * (3 ** (1 / ord))
-    np.testing.assert_allclose(root * unit, expected, rtol=1e-6)
+    (found,) = jax.jit(lambda: norms.measure(block, norms.Norm(ord)))()
+    with np.errstate(over="ignore"):
+        expected = np.float32(float(np.float32(value)) * (3 ** (1 / ord)))
+    expected = expected if expected >= 2.0**-60 else 0.0
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 # Shapes and axes: slices along the first axis, the last, the middle, several.
@@ -284,7 +283,7 @@ def test_slices_of_large_float16(p, large):
 
     def clip_and_measure(x):
         (found,) = norms.measure([norms.Block([x], axes)], norms.Norm(p))
-        return clip_by_norm(x, limit, axis=axis, ord=p), found.norm
+        return clip_by_norm(x, limit, axis=axis, ord=p), found
 
     found, measured_norms = jax.jit(helpers.strictly(clip_and_measure))(jnp.asarray(x))
     wide = np.abs(x.astype(np.float64))

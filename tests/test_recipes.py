@@ -284,6 +284,18 @@ def test_whole_numbers_pass_clippy():
     chex.assert_trees_all_close(out, {"w": jnp.full(2, 0.51), "n": tree["n"]})
 
 
+@pytest.mark.parametrize("recipe", ["acclip", "stable_adamw"])
+def test_whole_numbers_pass_optimizers(recipe):
+    """As they are, and in the state too: optax would make floats of them."""
+    tx = vars(recipes)[recipe]()
+    tree = {"w": jnp.array([3.0, 4.0]), "n": jnp.arange(3)}
+    state = tx.init(tree)
+    out, after = helpers.quick_jit(tx.update)(tree, state, tree)
+    chex.assert_trees_all_equal(out["n"], tree["n"])
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, after)
+    assert helpers.differs(out["w"], tree["w"])
+
+
 FIXED = [
     ("adagc", "over", optclip.TREE), ("agc", "over", optclip.TREE),
     ("auto_s", "response", "hard"), ("sclip", "response", "hard"),

@@ -187,14 +187,15 @@ def test_a_spike_is_above_its_edge_not_at_it(mode):
 
 
 @pytest.mark.parametrize("mode", ["reciprocal", "mean", "percentile"])
-def test_of_equal_norms_the_same_again_is_no_spike(mode):
+def test_of_equal_norms_nothing_is_known(mode):
     rule = thresholds.zscore(2.0, 0.5, 4, mode, eps=0.0)
     memory = _zscore.Moments(jnp.float32(2), jnp.float32(0), jnp.int32(4))
     assert updated(rule, 2.0, memory)[0] == INF
     limit, after = updated(rule, 2.5, memory)
-    np.testing.assert_allclose(limit, 2.0, rtol=1e-6)
+    assert limit == INF
     # It learned what was left.
-    np.testing.assert_allclose(after.mean, 2.0, rtol=1e-6)
+    np.testing.assert_allclose(after.mean, 2.25, rtol=1e-6)
+    np.testing.assert_allclose(after.deviation, 0.25 * 0.5**0.5, rtol=1e-6)
 
 
 def test_eps_is_added_to_the_deviation():

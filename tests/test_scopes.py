@@ -1,5 +1,7 @@
 """What shares a norm."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +53,12 @@ def test_axes_out_of_range_name_the_leaf():
     tx = optclip.clip_by_norm(1.0, axis=1)
     with pytest.raises(ValueError, match="'bias' of shape.*clip_mask"):
         tx.init({"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))})
+
+
+def test_an_axis_named_twice_is_refused():
+    tx = optclip.clip_by(1.0, over=optclip.axes((0, -1)))
+    with pytest.raises(ValueError, match="leaf 'w'.*twice"):
+        tx.init({"w": jnp.ones(3)})
 
 
 @pytest.mark.parametrize("bad", [1.0, "0", None, (0, 1.5), [0], True])
@@ -166,3 +174,28 @@ def test_scopes_are_static():
     assert hash(optclip.axes((0, 1))) == hash(optclip.axes((0, 1)))
     assert not callable(optclip.TREE)
     assert jax.tree.leaves(optclip.LEAF) == [optclip.LEAF]
+
+
+def test_equal_scopes_are_one():
+    """They are compared, and programs are kept by them: as values, and for good."""
+    made = [lambda: optclip.axes(0), optclip.units, type(optclip.TREE)]
+    made += [type(optclip.LEAF), type(optclip.ELEMENT)]
+    for make in made:
+        assert make() == make()
+        assert hash(make()) == hash(make())
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            make().axis = None
+
+
+def test_the_record_of_a_scope_of_ones_own_is_of_all_its_norms():
+    class Halves(optclip.scopes.Scope):
+        def blocks(self, tree):
+            return [Block([tree[0]]), Block([tree[1]])]
+
+        def spread(self, values, tree):
+            return list(values)
+
+    tx = optclip.clip_by(1.0, over=Halves())
+    updates = [jnp.array([3.0]), jnp.array([4.0])]
+    _, state = tx.update(updates, tx.init(updates))
+    assert optclip.metrics(state)["clip/norm"] == 4.0

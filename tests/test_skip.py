@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import thresholds
@@ -277,3 +278,25 @@ def test_a_multi_steps_is_no_transformation_yet():
         found.append(float(updates[0]))
     # What is skipped is no part of a mean.
     assert found == [0, -1, 0, 0, -2]
+
+
+def test_sparse_updates_keep_their_places_in_a_skipped_step():
+    mat = BCOO((jnp.array([3.0, 4.0]), jnp.array([[1], [2]])), shape=(5,))
+    tx = optclip.skip(optax.identity(), when=1.0)
+    found, _ = tx.update(mat, tx.init(mat))
+    np.testing.assert_array_equal(found.indices, mat.indices)
+    assert not np.any(found.data)
+
+
+def test_whole_numbers_do_not_move_in_a_skipped_step():
+    tx = optclip.skip(optax.identity(), when=1.0)
+    updates = {
+        "w": jnp.array([3.0, 4.0]),
+        "n": jnp.array([5]),
+        "key": jax.random.key(0),
+    }
+    found, state = tx.update(updates, tx.init(updates), updates)
+    assert optclip.metrics(state)["skip/skipped"] == 1
+    assert not np.any(found["w"])
+    assert not np.any(found["n"])
+    assert found["key"] == updates["key"]

@@ -29,8 +29,8 @@ def run(
         _validate.number(name, value)
     opened = clip.open(tree)
     measured = clip.measure(opened).measured if in_hand is None else in_hand
-    roots = measured.map(lambda m: m.root)
-    spread = _trees.fill(name, threshold, opened.tree(roots.entries()))
+    found = opened.tree(measured.entries())
+    spread = _trees.fill(name, threshold, found)
     limits = clip.fit(name, opened.entries(spread), measured)
     clipped, _ = clip.apply(opened, measured, limits)
-    return clipped, opened.tree(measured.map(lambda m: m.norm).entries())
+    return clipped, found

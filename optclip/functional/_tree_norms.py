@@ -11,7 +11,6 @@ from optclip import _leaves, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip._rows import Rows
 from optclip.functional._lift import run
-from optclip.norms import Measured
 from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
 
 
@@ -35,9 +34,9 @@ def global_norm(
       where the norm is above the largest float, NaN or inf if an entry is.
 
     Guarantees:
-      Summed in float32 or wider whatever the leaves are; no finite input overflows
-      or underflows on the way (but XLA on CPU takes float32 and bfloat16 subnormals
-      for 0). The derivative at zero is 0.
+      Right to 1e-6 for p = 1, 2 and inf, and to 1e-5 for others from 0.5 up, whatever
+      the dtypes of the leaves; squares never overflow on the way. A norm below 2**-60
+      counts as 0, and an element below 2**-63 in a norm. The derivative at zero is 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -50,7 +49,7 @@ def global_norm(
         scopes.TREE, norms.of_order(ord), responses.hard,
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
-    return clip.measure(clip.open(tree)).measured.entries()[0].norm
+    return clip.measure(clip.open(tree)).measured.entries()[0]
 
 
 def clip_by_group_norm(
@@ -134,10 +133,10 @@ def clip_by_global_norm(
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
-      norm of the output is at most `max_norm * (1 + 2 eps)`, this eps that of the leaf
-      dtype (for outputs in its normal range; 4 eps for numbers made to be rounded one
-      way, see docs/accuracy.md), and with `strict` at most `max_norm`; all leaves are
-      scaled by one factor, in float32 or wider.
+      norm of the output is at most `max_norm * (1 + 2e-6)`, before each element is
+      rounded to the dtype of its leaf, and with `strict` at most `max_norm` after that;
+      all leaves are scaled by one factor, in float32 or wider. For other orders than 1,
+      2 and inf it is `1 + 2e-5`.
 
     ================ ================================================================
     edge             result
@@ -147,7 +146,8 @@ def clip_by_global_norm(
     max_norm < 0     ValueError; counts as 0 when traced
     norm 0           untouched; the derivative is the identity
     a NaN or inf     by `nonfinite`
-    norm > 3.4e38    returned as inf; the output is right all the same
+    norm > 3.4e38    inf: by `nonfinite`
+    below 2**-60     a norm and a max_norm count as 0
     ================ ================================================================
 
     Example:
@@ -176,9 +176,7 @@ def clip_by_global_norm(
     given = given.astype(
         _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
     )
-    return run(
-        clip, tree, "max_norm", max_norm, Rows([Measured(given, jnp.ones_like(given))])
-    )
+    return run(clip, tree, "max_norm", max_norm, Rows([given]))
 
 
 def _checked_norm(norm: Any) -> Any:

@@ -177,7 +177,7 @@ def acclip(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over=scopes.ELEMENT, response=responses.detached("hard"), eps=eps,
     )  # fmt: skip
-    return after(optax.ema(b1, debias=False), clip)
+    return after(optax.masked(optax.ema(b1, debias=False), _are_floating), clip)
 
 
 def stable_adamw(
@@ -231,9 +231,12 @@ def stable_adamw(
         correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
         def share(g: Any, v: Any) -> Any:
+            if not _leaves.is_floating(g):
+                return g
             wide = _leaves.widen(jnp.asarray(g))
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
-            return _quotient(wide, jnp.maximum(root, eps))
+            # Their squares are added.
+            return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
 
         return jax.tree.map(share, extra["gradients"], nu)
 
@@ -241,9 +244,9 @@ def stable_adamw(
     clip = made(
         clip_by, options, 1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment
     )
-    if _validate.concrete(weight_decay) == 0:
-        return after(adam, clip)
-    return after(optax.chain(adam, optax.add_decayed_weights(weight_decay)), clip)
+    if _validate.concrete(weight_decay) != 0:
+        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
+    return after(optax.masked(adam, _are_floating), clip)
 
 
 def clippy(
@@ -300,6 +303,11 @@ def clippy(
         return jax.tree.map(share, updates, params)
 
     return made(clip_by, options, 1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed)
+
+
+def _are_floating(tree: Any) -> Any:
+    """A mask for optimizers of optax, which make floats of whole numbers."""
+    return jax.tree.map(_leaves.is_floating, tree)
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

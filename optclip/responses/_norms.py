@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _validate
-from optclip._arithmetic import power, ratio
+from optclip._arithmetic import power, ratio, select
 
 
 class Response(Protocol):
@@ -31,7 +31,7 @@ class Hard:
         # Where neither holds a NaN threshold goes on into the quotient: loud.
         inside = norm <= threshold
         one = jnp.ones_like(norm)
-        return jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
+        return select(inside, one, ratio(threshold, select(inside, one, norm)))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""

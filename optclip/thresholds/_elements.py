@@ -100,9 +100,11 @@ class Moment:
             # Powers of shares of the larger one stay in range.
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
-            old_share, new_share = (_arithmetic.ratio(x, safe) for x in (old, norm))
-            mean = kept * _arithmetic.power(old_share, power)
-            mean = mean + taken * _arithmetic.power(new_share, power)
+            powers = (
+                _arithmetic.power(_arithmetic.ratio(x, safe), power)
+                for x in (old, norm)
+            )
+            mean = _running.mean(kept, taken, *powers)
             return peak * _arithmetic.power(mean, 1 / power)
 
         found = _rows.each(learn, memory, seen.norm)

@@ -45,15 +45,20 @@ def debiased_parts(
 def mean(
     kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
-    """The running mean."""
-    return kept * old + taken * new
+    """The running mean: of equal numbers that number, however weights are rounded."""
+    moved = jnp.where(taken <= 0.5, taken * (new - old), kept * (old - new))
+    return jnp.where(taken <= 0.5, old, new) + moved
 
 
 def root_mean_square(
     kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
     """The root of the running mean square, whose square need not be in range."""
-    return _arithmetic.hypotenuse(jnp.sqrt(kept) * old, jnp.sqrt(taken) * new)
+    old, new = jnp.abs(old), jnp.abs(new)
+    peak = jnp.maximum(old, new)
+    safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+    squares = (jnp.square(_arithmetic.ratio(x, safe)) for x in (old, new))
+    return peak * _arithmetic.root(mean(kept, taken, *squares))
 
 
 def counted(count: jax.Array) -> jax.Array:

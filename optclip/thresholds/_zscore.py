@@ -86,13 +86,12 @@ class Zscore:
         z = like(self.z, norm)
         edge = mean + z * deviation
         if self.mode == "percentile":
-            return edge, norm > edge
+            return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + like(self.eps, norm)
-        is_flat = divisor == 0
-        safe = jnp.where(is_flat, jnp.ones_like(divisor), divisor)
-        score = (norm - mean) / safe
-        # Of norms that were all the same, whatever is above them is far above.
-        score = jnp.where(is_flat & (norm > mean), jnp.full_like(score, jnp.inf), score)
+        # Of norms that were all the same it is not known how far apart they are.
+        is_known = deviation > 0
+        safe = jnp.where(is_known, divisor, jnp.ones_like(divisor))
+        score = jnp.where(is_known, (norm - mean) / safe, jnp.zeros_like(norm))
         if self.mode == "mean":
             return mean, score > z
         positive = jnp.where(score > z, score, z)
@@ -102,6 +101,8 @@ class Zscore:
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         weights = _running.parts(self.decay, norm)
+        # After nothing but zeros a norm is the first: a leaf may learn from now on.
+        mean = jnp.where((mean == 0) & (deviation == 0), norm, mean)
         mean = _running.mean(*weights, mean, norm)
         # Of deviations, not of variances, which overflow for norms above 1e19.
         return mean, _running.root_mean_square(*weights, deviation, norm - mean)
@@ -167,7 +168,8 @@ def zscore(
     warm-up            `max_norm`
     first step         `max_norm`
     this step's norm   is not in mean and deviation; it enters after, a spike clipped
-    zero norm          counts as any other
+    equal norms only   `max_norm`: as long as :math:`\sigma` is 0 nothing is known
+    zero norm          counts as any other; after zeros alone a norm is the first
     NaN or inf norm    as of a norm of 0; it never enters the memory
     ================== ==============================================================
 

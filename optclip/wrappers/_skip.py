@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _mapped, _memory, _validate, norms, scopes
+from optclip import _leaves, _mapped, _memory, _sparse, _validate, norms, scopes
 from optclip._clip import Clip
 from optclip._engine import clip_by
-from optclip._record import ClipState, SkipRecord
+from optclip._record import ClipState, SkipRecord, counted
 from optclip.responses import drop
 from optclip.thresholds._rule import Named, Rule, Seen, one_rule
 from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
@@ -163,10 +163,10 @@ def skip(
         found, inner_state = wrapped.update(
             given, state.skip_inner, params, **extra_args
         )
-        once = skipped.astype(jnp.int32)
+        again = counted(old.skip_consecutive, skipped)
         record = record._replace(
-            skip_skipped=old.skip_skipped + once,
-            skip_consecutive=(old.skip_consecutive + 1) * once,
+            skip_skipped=counted(old.skip_skipped, skipped),
+            skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
         return _zero_if(skipped, found), SkipState(
             _choose(skipped, state.skip_inner, inner_state),
@@ -200,17 +200,17 @@ def _judged(
     extra: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
     """What the loss is held against, and what the rule remembers of it."""
-    finite = jnp.isfinite(value)
     shown = Seen(
-        norm=jnp.where(finite, value, jnp.zeros_like(value)),
-        finite=finite,
+        norm=value,
+        finite=None,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=_nothing_to_measure,
         params=params,
         step=seen.clip_step - 1,
         extra=extra,
     )
-    threshold, memory = _memory.update("value_when", rule, shown, memory, ~finite)
+    bad = ~jnp.isfinite(value)
+    threshold, memory = _memory.update("value_when", rule, shown, memory, bad)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
@@ -239,10 +239,17 @@ def _choose(where: jax.Array, yes: Any, no: Any) -> Any:
 
 
 def _zero_if(where: jax.Array, tree: Any) -> Any:
-    def zeroed(x: Any) -> Any:
-        return jnp.where(where, jnp.zeros_like(x), x) if _leaves.is_floating(x) else x
+    """The tree with zeros for its numbers, whole ones too; keys stay."""
 
-    return jax.tree.map(zeroed, tree)
+    def zeroed(x: Any) -> Any:
+        if _leaves.is_sparse(x):
+            return _sparse.with_data(x, zeroed(x.data))
+        dtype = jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
+            return x
+        return jnp.where(where, jnp.zeros_like(x), x)
+
+    return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)
 
 
 def _selected(where: jax.Array) -> Callable[[Any, Any], Any]:

@@ -9,7 +9,6 @@ from jax.sharding import AxisType
 
 import optclip
 from benchmarks import ahead_of_time
-from optclip import _roots
 
 
 def transformer(dtype, num_layers=1, d=768):
@@ -23,16 +22,8 @@ def program(mesh, clip, dtype):
 
 
 def numbers_sent(program):
-    """How many float32 scalars each all-reduce has, on the way that is taken and off it.
-
-    There is no other collective.
-    """
-    branch, entry = program.as_text().split("\nENTRY ")
-    return _numbers_sent(entry), _numbers_sent(branch)
-
-
-def _numbers_sent(text):
-    found = ahead_of_time.collectives(text)
+    """How many float32 scalars each all-reduce has; there is no other collective."""
+    found = ahead_of_time.collectives(program.as_text())
     assert {kind for _, kind in found} <= {"all-reduce"}
     counts = []
     for shapes, _ in found:
@@ -54,16 +45,15 @@ def _numbers_sent(text):
     ],
 )
 def test_one_all_reduce_of_scalars(topology, kind, dtype):
-    """On the way that is taken, and one in the branch for norms out of range."""
+    """For both sums, the plain one and that which cannot overflow; and no branch."""
     mesh = ahead_of_time.mesh_of(topology, kind)
     plain = program(mesh, optax.identity(), dtype)
     ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
     theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
-    assert numbers_sent(plain) == ([], [])
-    assert [len(counts) for counts in numbers_sent(ours)] == [1, 1]
-    assert len(re.findall(r" conditional\(", ours.as_text())) == 1
+    assert numbers_sent(plain) == []
+    assert len(numbers_sent(ours)) == 1
+    assert " conditional(" not in ours.as_text()
     room, their_room = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
-    # What the fusions of the branch pad, some 50 kB for a leaf.
     assert room <= their_room + 1.1e6
 
 
@@ -74,27 +64,23 @@ def test_one_all_reduce_of_scalars(topology, kind, dtype):
         ("v5e:2x2", AxisType.Auto, "bfloat16", 1.005),
         ("v5e:2x2", AxisType.Explicit, "float32", 1.005),
         ("v5p:2x2x4", AxisType.Auto, "float32", 1.005),
-        ("v5p:2x2x4", AxisType.Explicit, "bfloat16", 1.005),
+        ("v5p:2x2x4", AxisType.Explicit, "bfloat16", 1.015),
         ("v5e:16x16", AxisType.Auto, "float32", 1.005),
         # Of 256 parts, 356 kB each: what small leaves take to be joined shows.
         ("v5e:16x16", AxisType.Auto, "bfloat16", 1.15),
         ("v5e:16x16", AxisType.Explicit, "bfloat16", 1.15),
     ],
 )
-def test_no_more_bytes_than_optax(topology, kind, dtype, room, monkeypatch):
-    """Short of the branch, whose bytes XLA counts as if it were taken."""
-    monkeypatch.setattr(_roots, "_may_leave_range", lambda *_: False)
-    monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
+def test_no_more_bytes_than_optax(topology, kind, dtype, room):
+    """One reading is enough for both sums."""
     mesh = ahead_of_time.mesh_of(topology, kind)
     ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
     theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
-    assert " conditional(" not in ours.as_text()
     accessed, allowed = (ahead_of_time.accessed(each) for each in (ours, theirs))
     assert 0 < accessed <= room * allowed
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
-    # Not less than optax's: the pads of more fusions, most on Explicit axes.
-    explicit = kind is AxisType.Explicit
-    assert 0 < taken <= allowed + (1.2e6 if explicit else 0.7e6)
+    # Not less than optax's: the pads of two sums.
+    assert 0 < taken <= allowed + 1.2e6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -103,6 +89,5 @@ def test_one_all_reduce_of_many_leaves(dtype):
     mesh = ahead_of_time.mesh_of("v5e:2x2")
     shapes = [jax.ShapeDtypeStruct((64, 128), dtype)] * 300
     ours = ahead_of_time.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
-    taken, off = numbers_sent(ours.compile())
-    assert len(taken) == len(off) == 1
-    assert 0 < max(taken + off) <= 128
+    (count,) = numbers_sent(ours.compile())
+    assert 0 < count <= 256
