@@ -3,8 +3,8 @@
 
     python3 run.py train          # the main job: see `run.py train --help`
     python3 run.py test           # the suite as each change wants it
-    python3 run.py test --full    # hours: all products of settings, and 20,000
-                                  # examples of each property
+    python3 run.py test --full    # hours: all products of settings, and up to
+                                  # 20,000 examples of each property
     .venv/bin/python -m pytest tests/test_norms.py    # one file; `.venv` is made above
 
 What else is given to `test` goes to pytest, and paths with a slash are run alone:

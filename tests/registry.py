@@ -53,7 +53,7 @@ class Entry:
     @property
     def traits(self) -> tuple[str, ...]:
         """What of it meets every other setting of a test: see tests/covering.py."""
-        return self.scope, self.response
+        return f"over {self.scope}", f"by {self.response}"
 
     def make(self, threshold: Any = None, **more: Any) -> Any:
         name, active = self.threshold

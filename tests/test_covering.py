@@ -31,6 +31,12 @@ def test_every_pair_is_met_by_few():
     assert not missed(SETTINGS, cases)
     assert {id(case[0]) for case in cases} == {id(entry) for entry in ENTRIES}
     assert len(cases) < len(covering.product(SETTINGS)) / 4
+    # And by the fields themselves, of which two may have one name.
+    for at, values in ((1, SETTINGS["dtype"]), (2, covering.RUNS)):
+        for field in ("scope", "response"):
+            named = {getattr(entry, field) for entry in ENTRIES}
+            met = {(getattr(case[0], field), case[at]) for case in cases}
+            assert met == set(itertools.product(named, values))
 
 
 def test_plain_settings_meet_one_another():

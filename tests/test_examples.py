@@ -19,7 +19,7 @@ def test_quick_run_from_the_command_line(tmp_path):
         [sys.executable, "-W", "error", script, "--quick", "--out", out],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size > 10_000
@@ -48,7 +48,7 @@ def test_sharded_training_is_training_on_one_device():
         [sys.executable, "-W", "error", script, "--quick"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     assert "each device holds (64, 128)" in done.stdout

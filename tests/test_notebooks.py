@@ -54,6 +54,7 @@ def test_notebook(path, monkeypatch, tmp_path):
         notebook,
         # How long a cell takes depends on what else the machine does.
         timeout=None,
+        startup_timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": os.fspath(tmp_path)}},
     )

@@ -27,8 +27,9 @@ from examples import train_char_rnn
 STEPS, SAVE_AT = 6, 3
 # Letters: each more is a round of messages between the processes.
 WINDOW = 9
-# One process after this many seconds of silence from another ends too.
-HEARTBEAT = 10
+# One process after so many seconds of silence from another ends too; a busy machine may
+# keep a living one silent, so where none is to die it is longer.
+HEARTBEAT, PATIENCE = 10, 100
 
 
 class Config(NamedTuple):
@@ -121,7 +122,8 @@ def main(given: str) -> None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             f"127.0.0.1:{config.port}", config.count, config.process,
-            heartbeat_timeout_seconds=HEARTBEAT, initialization_timeout=120,
+            heartbeat_timeout_seconds=HEARTBEAT if config.die_at >= 0 else PATIENCE,
+            initialization_timeout=300,
         )  # fmt: skip
     train(config)
 
