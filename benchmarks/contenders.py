@@ -42,13 +42,13 @@ def scaled(x: jax.Array, by: Any) -> jax.Array:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Traces optclip without the second pass that keeps its norms from overflow."""
+    """Traces optclip without the second sum that keeps its norms from overflow."""
     kept = unwrap(_roots._compiled)
-    # Compiled by itself, or jit would take what it has traced with the second pass.
+    # Compiled by itself, or jit would take what it has traced with the second sum.
     fresh = jax.jit(lambda arrays, plan: kept(arrays, plan), static_argnums=1)
     with (
         mock.patch.object(_roots, "_compiled", fresh),
-        mock.patch.object(_roots, "_may_leave_range", return_value=False),
+        mock.patch.object(_roots, "_may_overflow", return_value=False),
     ):
         yield
 
@@ -92,10 +92,10 @@ def norm_race(held: Held, oracle: Oracle, names: list[str]) -> dict[str, Contend
 
 
 def check_unguarded(guarded: Contender, bare: Contender) -> None:
-    """Raise unless only the first has a branch to a second pass."""
+    """Raise unless only the first has a branch to a second sum."""
     branches = [each.facts["branches"] for each in (guarded, bare)]
     if not branches[0] or branches[1]:
-        raise AssertionError(f"with and without a second pass: {branches} branches")
+        raise AssertionError(f"with and without a second sum: {branches} branches")
 
 
 def clip_race(held: Held, oracle: Oracle, names: list[str]) -> dict[str, Contender]:

@@ -82,7 +82,7 @@ def over_identity(data: Any) -> Iterator[Verdict]:
 
 
 def safety(data: Any) -> Iterator[Verdict]:
-    """The norm over the same without its second pass, which float16 never needs."""
+    """The norm over the same without its second sum, which float16 never needs."""
     found = [c for c in cases(data, "clip", what="norm") if c["dtype"] != "f16"]
     for case in found:
         names = ("optclip", "one pass")

@@ -73,7 +73,7 @@ def ours(scope: str, limit: Any, labels: Tree) -> Callable[[Tree], tuple[Tree, .
 
 
 def ours_unguarded(scope: str, limit: Any, labels: Tree) -> Callable[[Tree], Any]:
-    """The same without the second pass of its norms, to see what that costs."""
+    """The same without the second sum of its norms, to see what that costs."""
 
     def clip(tree: Tree) -> tuple[Tree, ...]:
         with unguarded():

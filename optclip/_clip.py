@@ -1,8 +1,8 @@
 """The one clip: measure over a scope, respond to a threshold, apply.
 
 Both layers stand on `Clip`. `functional` gives it thresholds; `transforms` asks a
-rule for them between `measure` and `apply`. Norms, thresholds and factors are `Rows`
-here, one entry a block, and trees of the scope's structure outside.
+rule for them between `measure` and `apply`. Norms, thresholds and coefficients are
+`Rows` here, one entry a block, and trees of the scope's structure outside.
 """
 
 import dataclasses
@@ -156,8 +156,9 @@ class Clip:
         found = norms.measure_rows(flags, norms.INF)
         measured = norms.measure_rows(kept, self.norm)
         # As rows of other arrays, these need not be rows like those.
-        bad = found.map(lambda norm: norm > 0).entries()
-        return Reading(measured, measured.with_entries(bad))
+        held = measured.with_entries(found.map(lambda norm: norm > 0).entries())
+        bad = held.map(lambda held, norm: held | ~jnp.isfinite(norm), measured)
+        return Reading(measured, bad)
 
     def check_spans(self, opened: Opened) -> None:
         """Raise unless what slices have in common can be known on all devices."""

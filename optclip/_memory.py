@@ -48,10 +48,11 @@ def update(
     )
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
+        known = _rows.each(_finite_or_0, norm)
         own = seen._replace(
-            norm=_rows.each(_finite_or_0, norm),
+            norm=known,
             finite=flags[i],
-            keep=functools.partial(_kept, name, seen.keep, norm),
+            keep=functools.partial(_kept, name, seen.keep, known),
             measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
         )
         threshold, new = _answer(name, rule, own, memory[i])

@@ -29,7 +29,8 @@ class ClipRecord(NamedTuple):
         step; None for the tree and groups.
       clip_clipped: int32, the number of steps in which anything was clipped; what
         was zeroed or made NaN for a non-finite norm does not count as clipped.
-      clip_nonfinite: int32, the number of steps with a NaN or inf entry in the norm.
+      clip_nonfinite: int32, the number of steps with a norm that was not finite: of a
+        NaN or inf entry, or above the largest float.
     """
 
     clip_norm: Any
@@ -165,7 +166,7 @@ def counted(total: Any, once: Any) -> jax.Array:
 
 def _summary(steps: list[Step]) -> ClipRecord:
     """One number for each quantity, the same on all devices that share the blocks."""
-    if len(steps) == 1 and not steps[0].norm.ndim:
+    if len(steps) == 1 and not steps[0].norm.ndim and not _differs(steps[0]):
         norm, threshold, coefficient, clipped, bad, _ = steps[0]
         fraction = clipped.astype(jnp.float32)
         return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
@@ -199,6 +200,11 @@ def _summary(steps: list[Step]) -> ClipRecord:
         clip_clipped=jnp.asarray(share > 0),
         clip_nonfinite=bad > 0,
     )
+
+
+def _differs(step: Step) -> bool:
+    """Whether it is another one on each device."""
+    return bool(_mapped.split_axes(step.norm, step.told.axis_name))
 
 
 def _peak(values: jax.Array) -> jax.Array:

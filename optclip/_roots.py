@@ -23,18 +23,22 @@ from optclip._totals import SHRINK, Part, Plan, combined, totals_of
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
 
 
+def large_enough(norm: jax.Array) -> jax.Array:
+    """The norm, 0 if it is smaller."""
+    least = LEAST[norm.dtype.name]
+    return select(norm < least, jnp.zeros_like(norm), norm)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def roots(arrays: list[jax.Array], plan: Plan) -> Rows:
-    """The norm of each block: inf above the largest float, 0 below `LEAST`."""
+    """The norm of each block; inf above the largest float."""
     return _compiled(arrays, plan)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _compiled(arrays, plan):
     # So that what branches is not compiled anew by each call outside of jax.jit.
-    found = (_guarded if plan.ord in (1, 2, math.inf) else _by_largest)(arrays, plan)
-    least = LEAST[plan.dtype]
-    return found.map(lambda norm: select(norm < least, jnp.zeros_like(norm), norm))
+    return (_guarded if plan.ord in (1, 2, math.inf) else _by_largest)(arrays, plan)
 
 
 @roots.defjvp
@@ -77,7 +81,7 @@ def _direction(x, norm, ord):
 
 
 def _guarded(arrays, plan):
-    """Orders 1, 2, inf: the root of the plain sum, or of a sum of shrunk elements.
+    """Orders 1 and inf: the sum or maximum. Order 2: the root of it, or of shrunk ones.
 
     Both sums on accelerators, which read the elements once for both; a branch on a
     number of theirs would make them wait for the host. A CPU would read them twice, so
@@ -163,7 +167,7 @@ def _root(total, ord):
         return total
     root = jnp.sqrt(total)
     # Of slices not at once: XLA on CPU would take the root in the kernel that adds,
-    # which made the second pass over the embedding of GPT-2 eight times as long.
+    # which made a second sum over the embedding of GPT-2 eight times as long.
     return jnp.where(total > 0, root, total) if total.ndim else root
 
 

@@ -1,7 +1,7 @@
 """One value a block, kept so that many scalars are computed with as one vector.
 
-A norm is followed by a hundred operations on scalars. Written down for each of 2,000
-leaves they take XLA minutes to compile; for one vector, next to nothing.
+A norm is followed by some dozens of operations on scalars. Written down for each of
+2,000 leaves they take XLA minutes to compile; for one vector, next to nothing.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def at_least(least: float, limit: Any) -> Any:
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 
 
-def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> Any:
+def as_limit(value: Any, dtype: Any, *, towards_zero: bool) -> Any:
     """A threshold in `dtype`, of NumPy if it is a number or of NumPy already.
 
     A finite one stays finite, or it would touch nothing.

@@ -76,7 +76,10 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> R
     """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
-    scale = jnp.asarray(SHRINK[plan.dtype], plan.dtype) if shrunk else None
+    scale = None
+    if shrunk:
+        # XLA is not to know it: see `_Power`.
+        scale = lax.optimization_barrier(jnp.asarray(SHRINK[plan.dtype], plan.dtype))
     at_once = _many_alike(arrays, plan)
     runs = {}
     for members in at_once:

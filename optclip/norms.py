@@ -1,4 +1,4 @@
-"""MEASURE: one norm that is right for every dtype, magnitude and split of the leaves.
+"""MEASURE: one norm that is right for every dtype and split of the leaves.
 
 A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
 kept in float32 or wider. How it is fast: every element is read once, on CPU again only
@@ -34,7 +34,7 @@ class Norm:
       ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
         norms grow as a high power of n and soon read inf.
       per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
-        average norm.
+        average norm. What is divided reads inf above the largest float.
 
     Raises:
       TypeError: `ord` or `per_count` is no Python number.
@@ -174,10 +174,11 @@ def measure_rows(
     )
     found = _roots.roots(arrays, plan)
     if not norm.per_count:
-        return found
+        return found.map(_roots.large_enough)
     divisors = [_leaves.count_as(n, plan.dtype) ** norm.per_count for n in counts]
     divisors = [_typed(n, plan.dtype) for n in divisors]
-    return found.map(lambda root, n: root / n, found.with_entries(divisors))
+    found = found.map(lambda root, n: root / n, found.with_entries(divisors))
+    return found.map(_roots.large_enough)
 
 
 def _typed(number: Any, dtype: str) -> Any:

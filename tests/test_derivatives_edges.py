@@ -198,3 +198,16 @@ def test_op_by_op_under_debug_nans(response):
         for scale in (0.0, 1e-15, 0.1, 10.0, 1e8):
             found = all_of_them(jnp.array([3.0, 4.0, 0.0]) * scale)
             assert all(np.all(np.isfinite(f)) for f in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_strict_has_the_derivative_of_the_clip(dtype):
+    """Rounding towards zero is not seen in it."""
+    x = jnp.array([3.0, -4.0, 0.0], dtype)
+
+    def slopes(strict):
+        return jax.jacobian(lambda x, c: clip(x, c, strict=strict), (0, 1))(x, 2.0)
+
+    for found, wanted in zip(slopes(True), slopes(False), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4)
+        assert np.any(np.abs(wanted) > 0.1)

@@ -219,3 +219,23 @@ def test_the_count_of_a_split_sparse_leaf_is_not_known(told):
         ValueError, match="How many elements a BCOO leaf has that is split"
     ):
         jax.jit(step)(embedding())
+
+
+def test_the_record_of_norms_of_each_device_is_of_the_largest():
+    """Inside shard_map each clips its own part; the state is the same on all."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    tx = optclip.clip_by_global_norm(2.0, axis_name=())
+
+    def step(x):
+        clipped, state = tx.update(x, tx.init(x))
+        return clipped, optclip.metrics(state)
+
+    parts = jax.P("x")
+    mapped = jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=parts, out_specs=(parts, jax.P()))
+    )
+    clipped, found = mapped(jnp.arange(1.0, 9.0))
+    np.testing.assert_allclose(clipped, np.minimum(np.arange(1.0, 9.0), 2.0))
+    assert found["clip/norm"] == 8.0
+    assert found["clip/coefficient"] == 0.25
+    assert found["clip/rate"] == 1.0

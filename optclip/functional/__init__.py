@@ -29,9 +29,9 @@ axis_name  mapped axes that leaves are split over: a name, a tuple of names (`()
 A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
 touches nothing, under any policy (though raise still raises). A concrete negative or
 NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold None for
-'unclipped'. XLA on CPU takes float32 and bfloat16 numbers below 1.2e-38 for 0: there
-they enter no norm and are not clipped, but for a threshold of 0, and with `strict` one
-below 1e-18, which makes them zeros. Duplicates in a BCOO leaf are summed in float32.
+'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
+below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-30 (9.3e-10),
+counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in float32.
 """
 
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm

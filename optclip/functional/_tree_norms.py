@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves, _validate, norms, responses, scopes
+from optclip import _leaves, _roots, _validate, norms, responses, scopes
 from optclip._clip import Clip
 from optclip._rows import Rows
 from optclip.functional._lift import run
@@ -119,7 +119,7 @@ def clip_by_global_norm(
       tree: any pytree of arrays.
       max_norm: c, a scalar.
       norm: the norm, if it is in hand already; it is then not computed. One that reads
-        inf counts as not finite: leave it out for the output to be right all the same.
+        inf counts as not finite: leave it out if only its squares overflowed.
       ord: p of the norm, any number above 0 or inf; None is 2.
       eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
 
@@ -147,7 +147,8 @@ def clip_by_global_norm(
     norm 0           untouched; the derivative is the identity
     a NaN or inf     by `nonfinite`
     norm > 3.4e38    inf: by `nonfinite`
-    below 2**-60     a norm and a max_norm count as 0
+    below 2**-60     a norm and a max_norm count as 0; with `strict` a max_norm below
+                     2**-30
     ================ ================================================================
 
     Example:
@@ -176,7 +177,8 @@ def clip_by_global_norm(
     given = given.astype(
         _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
     )
-    return run(clip, tree, "max_norm", max_norm, Rows([given]))
+    known = Rows([_roots.large_enough(given)])
+    return run(clip, tree, "max_norm", max_norm, known)
 
 
 def _checked_norm(norm: Any) -> Any:

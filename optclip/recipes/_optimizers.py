@@ -235,7 +235,7 @@ def stable_adamw(
                 return g
             wide = _leaves.widen(jnp.asarray(g))
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
-            # Their squares are added.
+            # v may be 0: the norm must stay finite, and its inverse a normal number.
             return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
 
         return jax.tree.map(share, extra["gradients"], nu)
