@@ -7,6 +7,7 @@ import inspect
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
@@ -282,6 +283,12 @@ def test_whole_numbers_pass_clippy():
     tree = {"w": jnp.ones(2), "n": jnp.arange(3)}
     out, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree), tree)
     chex.assert_trees_all_close(out, {"w": jnp.full(2, 0.51), "n": tree["n"]})
+
+
+def test_a_python_number_is_a_leaf_of_clippy():
+    tx = recipes.clippy()
+    out, _ = tx.update({"w": -3.0}, tx.init({"w": 4.0}), {"w": 4.0})
+    np.testing.assert_allclose(out["w"], -2.01, rtol=1e-6)
 
 
 @pytest.mark.parametrize("recipe", ["acclip", "stable_adamw"])
