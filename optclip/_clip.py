@@ -156,8 +156,8 @@ class Clip:
         found = norms.measure_rows(flags, norms.INF)
         measured = norms.measure_rows(kept, self.norm)
         # As rows of other arrays, these need not be rows like those.
-        held = measured.with_entries(found.map(lambda norm: norm > 0).entries())
-        bad = held.map(lambda held, norm: held | ~jnp.isfinite(norm), measured)
+        dropped = measured.with_entries(found.map(lambda norm: norm > 0).entries())
+        bad = dropped.map(lambda any_, norm: any_ | ~jnp.isfinite(norm), measured)
         return Reading(measured, bad)
 
     def check_spans(self, opened: Opened) -> None:
