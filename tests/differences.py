@@ -7,6 +7,7 @@ quadratic in the output, makes of it something to differentiate twice.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,9 @@ def loss(y: np.ndarray) -> Any:
     return (linear * y + 0.5 * quadratic * y * y).sum()
 
 
-def by_jax(clip: Callable[..., Any], x: Any, along: Any, *numbers: Any) -> Derivatives:
+def by_jax(
+    clip: Callable[..., Any], x: chex.Array, along: chex.Array, *numbers: chex.Numeric
+) -> Derivatives:
     """Of all orders and modes, to be put under jit and vmap.
 
     The clip is traced once: what runs forwards over reverse and, transposed, reverse

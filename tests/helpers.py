@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +68,9 @@ def quick_jit(function, **kwargs):
     return jax.jit(function, **options, **kwargs)
 
 
-def gradients(seed: int = 0, dtype: Any = jnp.float32, scale: float = 1.0) -> Any:
+def gradients(
+    seed: int = 0, dtype: chex.ArrayDType = jnp.float32, scale: chex.Numeric = 1.0
+) -> chex.ArrayTree:
     """Leaves of unequal norm: some are past every threshold of the registry, some not."""
     rng = np.random.default_rng(seed)
     tree = {
@@ -77,14 +80,14 @@ def gradients(seed: int = 0, dtype: Any = jnp.float32, scale: float = 1.0) -> An
     return jax.tree.map(lambda x: jnp.asarray(x * scale, dtype), tree)
 
 
-def typed(kind: str, seed: int = 0) -> Any:
+def typed(kind: str, seed: int = 0) -> chex.ArrayTree:
     """The mixed gradients, or those of one dtype."""
     if kind == "mixed":
         return mixed_gradients(seed)
     return gradients(seed, jnp.dtype(kind))
 
 
-def mixed_gradients(seed: int = 0) -> Any:
+def mixed_gradients(seed: int = 0) -> chex.ArrayTree:
     tree = gradients(seed)
     # Of the leaves that are clipped by all: a small one would pass as it is.
     tree["dense"]["kernel"] = tree["dense"]["kernel"].astype(jnp.bfloat16)
@@ -92,7 +95,7 @@ def mixed_gradients(seed: int = 0) -> Any:
     return tree
 
 
-def as_float64(tree: Any) -> Any:
+def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:
     """The tree in NumPy float64 (complex128), exactly."""
 
     def wide(x):
@@ -102,7 +105,9 @@ def as_float64(tree: Any) -> Any:
     return jax.tree.map(wide, tree)
 
 
-def assert_close(found: Any, expected: Any, ulps: float = 8) -> None:
+def assert_close(
+    found: chex.ArrayTree, expected: chex.ArrayTree, ulps: chex.Numeric = 8
+) -> None:
     """Leaf by leaf within `ulps` units of the leaf's dtype, relative to its largest."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -115,7 +120,7 @@ def assert_close(found: Any, expected: Any, ulps: float = 8) -> None:
         np.testing.assert_allclose(a_wide, b_wide, rtol=0, atol=ulps * eps * size)
 
 
-def assert_identical(found: Any, expected: Any) -> None:
+def assert_identical(found: chex.ArrayTree, expected: chex.ArrayTree) -> None:
     """Structure, shape, dtype, weak type and every bit."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -139,13 +144,13 @@ def assert_same_types(found: Any, expected: Any) -> None:
     jax.tree.map(assert_same_type, found, expected)
 
 
-def differs(a: Any, b: Any) -> bool:
+def differs(a: chex.ArrayTree, b: chex.ArrayTree) -> bool:
     """Whether any leaf differs: a test of clipping must show that something was cut."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return any(not np.array_equal(as_float64(x), as_float64(y)) for x, y in pairs)
 
 
-def as_xla_sees(tree: Any) -> Any:
+def as_xla_sees(tree: chex.ArrayTree) -> chex.ArrayTree:
     """What is floating, exactly, short of what XLA on CPU takes for zero."""
 
     def wide(x):
@@ -158,7 +163,9 @@ def as_xla_sees(tree: Any) -> Any:
     return jax.tree.map(wide, tree)
 
 
-def wrong(found: Any, expected: Any, original: Any) -> str | None:
+def wrong(
+    found: chex.ArrayTree, expected: chex.ArrayTree, original: chex.ArrayTree
+) -> str | None:
     """In which way a clipped tree is not what the formula gives, or None."""
     given = [jnp.asarray(x) for x in jax.tree.leaves(original)]
     kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in given]

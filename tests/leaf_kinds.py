@@ -6,6 +6,7 @@ moduli: a complex leaf is clipped as its moduli are, a BCOO leaf as what it stan
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,7 +130,7 @@ def wide(leaf: Any) -> np.ndarray:
     return out
 
 
-def expected(entry: Any, tree: Any) -> Any:
+def expected(entry: Any, tree: chex.ArrayTree) -> chex.ArrayTree:
     """What the oracle gives, dense, complex leaves with the angle that they had."""
     dense = jax.tree.map(wide, tree, is_leaf=is_sparse)
     sizes = jax.tree.map(lambda x: np.abs(x) if np.iscomplexobj(x) else x, dense)
@@ -141,7 +142,9 @@ def expected(entry: Any, tree: Any) -> Any:
     return jax.tree.map(turned, dense, sizes, clipped)
 
 
-def assert_clipped(found: Any, tree: Any, wanted: Any) -> None:
+def assert_clipped(
+    found: chex.ArrayTree, tree: chex.ArrayTree, wanted: chex.ArrayTree
+) -> None:
     """Types and structure of `tree`; values of `wanted`, rounded once; none as it was."""
     helpers.assert_same_types(found, tree)
     pairs = zip(

@@ -5,8 +5,8 @@ Every oracle takes a nested dict or list of NumPy float64 arrays and returns one
 
 import math
 from collections.abc import Callable
-from typing import Any
 
+import chex
 import jax
 import numpy as np
 
@@ -20,7 +20,7 @@ def norm(values: np.ndarray, p: float = 2.0) -> float:
     return largest * math.fsum((size / largest) ** p) ** (1 / p)
 
 
-def tree_norm(tree: Any, p: float = 2.0) -> float:
+def tree_norm(tree: chex.ArrayTree, p: float = 2.0) -> float:
     leaves = [np.ravel(x) for x in jax.tree.leaves(tree)]
     return norm(np.concatenate(leaves) if leaves else np.zeros(0), p)
 
@@ -37,16 +37,16 @@ def normalized(n: float, c: float) -> float:
     return c / n if n else 1.0
 
 
-def by_value(tree: Any, lower: float, upper: float) -> Any:
+def by_value(tree: chex.ArrayTree, lower: float, upper: float) -> chex.ArrayTree:
     return jax.tree.map(lambda x: np.maximum(np.minimum(x, upper), lower), tree)
 
 
 def by_leaf(
-    tree: Any,
+    tree: chex.ArrayTree,
     c: float,
     measure: Callable[[np.ndarray], float] = norm,
     response: Callable[[float, float], float] = hard,
-) -> Any:
+) -> chex.ArrayTree:
     return jax.tree.map(lambda x: x * response(measure(x), c), tree)
 
 
@@ -59,8 +59,8 @@ def average_norm(x: np.ndarray) -> float:
 
 
 def by_first_axis(
-    tree: Any, c: float, measure: Callable[[np.ndarray], float] = norm
-) -> Any:
+    tree: chex.ArrayTree, c: float, measure: Callable[[np.ndarray], float] = norm
+) -> chex.ArrayTree:
     """One norm for each slice along axis 0."""
 
     def clip(x: np.ndarray) -> np.ndarray:
@@ -71,15 +71,17 @@ def by_first_axis(
 
 
 def by_tree(
-    tree: Any,
+    tree: chex.ArrayTree,
     c: float,
     p: float = 2.0,
     response: Callable[[float, float], float] = hard,
-) -> Any:
+) -> chex.ArrayTree:
     factor = response(tree_norm(tree, p), c)
     return jax.tree.map(lambda x: x * factor, tree)
 
 
-def by_top_key(tree: Any, limits: dict[str, float], p: float = 2.0) -> Any:
+def by_top_key(
+    tree: chex.ArrayTree, limits: dict[str, float], p: float = 2.0
+) -> chex.ArrayTree:
     """One norm for each entry of the outermost dict."""
     return {key: by_tree(part, limits[key], p) for key, part in tree.items()}

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +61,9 @@ class Entry:
         value = active if threshold is None else threshold
         return self.factory(**{name: value}, **self.kwargs, **more)
 
-    def expected(self, tree: Any, threshold: Any = None) -> Any:
+    def expected(
+        self, tree: chex.ArrayTree, threshold: chex.Numeric | None = None
+    ) -> chex.ArrayTree:
         return self.oracle(tree, self.threshold[1] if threshold is None else threshold)
 
 
@@ -386,5 +389,5 @@ OTHER_NAMES = {
 }
 
 
-def numpy_tree(tree: Any) -> Any:
+def numpy_tree(tree: chex.ArrayTree) -> chex.ArrayTree:
     return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +112,8 @@ def check(found, expected):
             assert a.dtype == jax.dtypes.float0
             continue
         a = jnp.asarray(a)
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        chex.assert_equal_shape([a, b])
+        assert a.dtype == b.dtype
         inexact = jnp.issubdtype(a.dtype, jnp.inexact)
         rtol = float(jnp.finfo(a.dtype).eps) if inexact else 0
         np.testing.assert_allclose(*map(helpers.as_float64, (a, b)), rtol=rtol)
@@ -138,7 +140,7 @@ def test_jit_and_eager():
 def test_above_the_bound(run):
     """Row 34: of 200 vectors that are clipped, none is left above the threshold."""
     norms = BY_NAME["above-the-bound"].ours(run)
-    assert norms.shape == (200,)
+    chex.assert_shape(norms, (200,))
     assert np.all(norms <= 1)
     np.testing.assert_allclose(norms, 1, rtol=3e-6)
 

@@ -1,5 +1,6 @@
 """`metrics` finds every clip, tells what it did, and works inside jit."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,7 +189,7 @@ def test_inside_a_jitted_step():
     for _ in range(3):
         params, state, logged = step(params, state, jnp.array([3.0, 4.0]))
     assert float(logged["clip/norm"]) == 5.0
-    assert all(value.shape == () for value in logged.values())
+    chex.assert_shape(list(logged.values()), ())
 
 
 def test_in_an_nnx_optimizer():

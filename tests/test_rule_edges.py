@@ -5,6 +5,7 @@ import functools
 import math
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,7 +120,7 @@ def test_windows_of_slices(window):
         else:
             wanted = known.mean(0) + 1.5 * known.std(0, ddof=1)
             np.testing.assert_allclose(high, wanted, rtol=1e-5)
-    assert jnp.shape(memories[0].norms) == (window, 3, 1)
+    chex.assert_shape(memories[0].norms, (window, 3, 1))
 
 
 @pytest.mark.parametrize("ddof", [0, 1, 2])
@@ -291,7 +292,7 @@ def test_second_moments_by_hand():
 def test_the_average_of_maxima_by_hand():
     rule = thresholds.ema_of_max(0.5)
     memory = rule.init(jnp.zeros(3))
-    assert memory.value.shape == ()
+    chex.assert_shape(memory.value, ())
     for norms, wanted in (([1.0, 4.0, 2.0], 4.0), ([1.0, 1.0, 1.0], 2.0)):
         limit, memory = updated(rule, np.array(norms), memory)
         np.testing.assert_allclose(limit, wanted, rtol=1e-6)

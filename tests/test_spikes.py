@@ -1,5 +1,6 @@
 """The spike bench: its spikes are spikes, its numbers are right, its page is written."""
 
+import chex
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def test_spikes_raise_the_norm(trained):
 
 
 def test_seeds_differ_and_learning_goes_on_in_float32(trained):
-    assert trained.loss.shape == trained.norm.shape == (2, 12)
+    chex.assert_shape([trained.loss, trained.norm], (2, 12))
     assert trained.held_out[0] != trained.held_out[1]
     assert np.isfinite(trained.held_out).all()
     assert trained.loss.dtype == np.float32
