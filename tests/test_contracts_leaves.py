@@ -1,6 +1,8 @@
 """Every transformation on leaves that pass, scalars, empty trees and bare arrays.
 
-All kinds that are clipped stand side by side in test_leaf_kinds.py.
+All kinds that are clipped stand side by side in test_leaf_kinds.py, and every dtype of
+gradients is under the formulas of test_contracts_values.py. So most gradients here are
+float32: what passes, and how a tree is walked, does not depend on the dtype beside it.
 """
 
 import jax
@@ -98,10 +100,10 @@ def test_empty(entry, run):
     helpers.assert_close(found, expected)
 
 
-@every
-def test_bare_array(entry, run):
+@pytest.mark.covering(entry=ENTRIES, dtype=helpers.DTYPES, run=RUNS)
+def test_bare_array(entry, dtype, run):
     """As the only leaf of a tree, which is what the oracles by top-level key take."""
-    x = helpers.gradients()["out"][0]
+    x = helpers.typed(dtype)["out"][0]
     found = run(lambda t: clip(helpers.strict(entry.make()), t))(x)
     helpers.assert_same_types(found, x)
     assert helpers.differs(found, x)

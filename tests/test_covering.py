@@ -1,12 +1,15 @@
 """Which pairs a covering array meets: all that there are, in few cases."""
 
+import importlib
 import itertools
+import pathlib
 
 import pytest
 
 from tests import covering
-from tests.registry import ENTRIES
+from tests.registry import ENTRIES, SCALAR
 
+CONTRACTS = sorted(pathlib.Path(__file__).parent.glob("test_contracts_*.py"))
 SETTINGS = {"entry": ENTRIES, "dtype": ("a", "b", "c", "d"), "run": covering.RUNS}
 
 
@@ -59,6 +62,22 @@ def test_only_the_cases_that_there_are():
 
 def test_the_same_cases_every_time():
     assert covering.pairs(SETTINGS) == covering.pairs(SETTINGS)
+
+
+def test_there_are_contracts():
+    assert len(CONTRACTS) == 4
+
+
+@pytest.mark.parametrize("path", CONTRACTS, ids=lambda path: path.stem)
+def test_every_contract_is_of_every_entry(path):
+    """A contract that picks its own clips would miss the next one that is registered."""
+    module = importlib.import_module(f"tests.{path.stem}")
+    tests = {name: x for name, x in vars(module).items() if name.startswith("test_")}
+    assert tests
+    for name, test in tests.items():
+        marks = getattr(test, "pytestmark", [])
+        covered = [m.kwargs.get("entry") for m in marks if m.name == "covering"]
+        assert covered in ([ENTRIES], [SCALAR]), name
 
 
 @pytest.mark.covering(a=("x", "y"), b=(1, 2))
