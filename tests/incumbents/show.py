@@ -5,9 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 
+# Of the page; a test that compares it with a run asks for more.
+DIGITS = 3
+
 
 def text(value: Any) -> str:
-    """Numbers in three digits, words as they are, trees flat."""
+    """Numbers in `DIGITS` digits, words as they are, trees flat."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -20,8 +23,8 @@ def text(value: Any) -> str:
         return "float0"
     # Adding 0 turns -0 into 0.
     if np.iscomplexobj(value):
-        return f"{complex(value) + 0:.3g}"
-    return f"{float(value) + 0:.3g}".replace("nan", "NaN")
+        return f"{complex(value) + 0:.{DIGITS}g}"
+    return f"{float(value) + 0:.{DIGITS}g}".replace("nan", "NaN")
 
 
 def _each_way(show):
@@ -39,7 +42,7 @@ def _each_way(show):
 def norm(tree: Any) -> str:
     """The norm of what came out, summed in float64."""
     squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree)]
-    return f"norm {np.sqrt(sum(squares)):.3g}"
+    return f"norm {np.sqrt(sum(squares)):.{DIGITS}g}"
 
 
 @_each_way
