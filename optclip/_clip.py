@@ -3,6 +3,7 @@
 Both layers stand on `Clip`. `functional` gives it thresholds; `transforms` asks a
 rule for them between `measure` and `apply`. Norms, thresholds and coefficients are
 `Rows` here, one entry a block, and trees of the scope's structure outside.
+`ScalingClip` multiplies; `_elements.ElementClip` moves single elements to a bound.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ import numpy as np
 from optclip import (
     _arithmetic,
     _collectives,
-    _elements,
     _leaves,
     _mapped,
     _nonfinite,
@@ -24,14 +24,13 @@ from optclip import (
     _validate,
     norms,
 )
-from optclip._elements import Limits
 from optclip._opened import Opened, opened_by
 from optclip._roots import LEAST
 from optclip._rows import Rows
 from optclip.norms import Block, Norm
 from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
-from optclip.scopes._scope import Element, Scope
+from optclip.scopes._scope import Scope
 
 # How far a measured norm may be from the true one, with the roundings of scaling:
 # half the width of the band that a strict clip keeps clear, by orders 1, 2, inf and
@@ -53,7 +52,11 @@ class Reading(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A clip short of its threshold: what is measured, and what then happens."""
+    """A clip short of its threshold: what is measured, and what then happens.
+
+    Its two kinds say by `fit` what a threshold is to them, by `apply` what they do with
+    it, and by `recorded` what the record says of that.
+    """
 
     scope: Scope
     norm: Norm
@@ -81,55 +84,6 @@ class Clip:
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
         _mapped.check(self.axis_name)
-
-    @property
-    def moves_elements(self) -> bool:
-        """Whether single elements go to a bound, rather than times a coefficient."""
-        return isinstance(self.scope, Element) and hasattr(self.response, "element")
-
-    def fit(self, name: str, values: list[Any], measured: Rows) -> Any:
-        """The threshold of each block in the dtype and shape of its norm, at least 0.
-
-        Rows like the norms; where single elements are moved a list, each as it was
-        given, since it is to broadcast to the leaf.
-
-        Raises:
-          ValueError: one does not broadcast to the shape of its norm.
-        """
-        limits: list[Any] = [None] * len(values)
-        for index, m in zip(measured.indices, measured.values, strict=True):
-            norm = m if len(index) == 1 else m[0]
-            known: dict[int, jax.Array] = {}  # Most often all are one number.
-            for i in index:
-                if id(values[i]) not in known:
-                    known[id(values[i])] = self._fitted(name, values[i], norm)
-                limits[i] = known[id(values[i])]
-        if self.moves_elements:
-            return limits
-        rows = measured.with_entries([limit for limit, _ in limits])
-        if all(is_known for _, is_known in limits):
-            return rows
-        return rows.map(lambda c: _scale.at_least(self._least(c.dtype), c))
-
-    def _fitted(self, name: str, value: Any, norm: jax.Array) -> Any:
-        """The threshold, and whether it is known not to be too small for a norm."""
-        limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
-        is_known = isinstance(limit, np.ndarray)
-        if self.moves_elements:
-            limit = _scale.at_least(0.0, limit)
-        elif is_known:
-            limit = _scale.at_least(self._least(norm.dtype), limit)
-        limit = jnp.asarray(limit)
-        _mapped.check_alike(name, limit, norm)
-        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
-        if self.moves_elements:
-            return limit
-        _validate.broadcasts(name, limit.shape, norm.shape)
-        return _arithmetic.spread(limit, norm), is_known
-
-    def _least(self, dtype: Any) -> float:
-        """A smaller threshold counts as 0."""
-        return (_LEAST_STRICT if self.strict else LEAST)[jnp.dtype(dtype).name]
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
@@ -187,42 +141,85 @@ class Clip:
         # Below the band nothing is done; in it and above, down to its lower edge.
         return jnp.where((outer == 1) & ~jnp.isnan(inner), outer, inner)
 
+    def coefficients(self, measured: Rows, limits: Rows) -> Rows:
+        if is_ours(self.response):
+            return measured.map(self.respond, limits)
+        # One that is not may want to see numbers, one by one.
+        asked = zip(measured.entries(), limits.entries(), strict=True)
+        return measured.with_entries([self.respond(m, c) for m, c in asked])
+
     def keep(self, tree: Any, thresholds: Any) -> Any:
         """The norms that the response would leave of those of a tree."""
         leaves, treedef = jax.tree.flatten(tree)
         measured = Rows(leaves)
         limits = self.fit("threshold", treedef.flatten_up_to(thresholds), measured)
-        if not isinstance(limits, Rows):
-            pairs = zip(limits, leaves, strict=True)
-            limits = measured.with_entries([_arithmetic.spread(*p) for p in pairs])
-        kept = measured.map(jnp.multiply, self._coefficients(measured, limits))
+        kept = measured.map(
+            jnp.multiply, self.coefficients(measured, self.spread(limits, measured))
+        )
         return treedef.unflatten(kept.entries(as_slices=True))
 
-    def apply(self, opened: Opened, measured: Any, limits: Any) -> tuple[Any, Any]:
-        """The clipped tree, and the coefficient of each block.
-
-        Norms, limits and coefficients are `Rows`; but where single elements are moved
-        lists, and the norms are not looked at. A limit is a threshold as `fit` returns
-        it or, for elements, `Limits`.
-        """
+    def check(self, opened: Opened) -> None:
+        """Raise if the policy says so, or if devices would answer differently."""
         if self.nonfinite == "raise":
-            self._check(opened)
+            paths = [opened.flat.paths[i] for i in opened.seen]
+            _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
         if compares(self.response):
             self.check_spans(opened)
-        out = list(opened.leaves)
-        if self.moves_elements:
-            coefficients = [jnp.ones(()) for _ in opened.blocks]
-            for i, block in opened.owned():
-                path = opened.flat.paths[i]
-                found = self._bounded(path, opened.leaves[i], limits[block])
-                out[i], coefficients[block] = found
-            return opened.flat.rebuild(out), coefficients
+
+
+class ScalingClip(Clip):
+    """Each leaf times the coefficient of its block."""
+
+    def fit(self, name: str, values: list[Any], measured: Rows) -> Rows:
+        """The threshold of each block in the dtype and shape of its norm, at least 0.
+
+        Raises:
+          ValueError: one does not broadcast to the shape of its norm.
+        """
+        limits: list[Any] = [None] * len(values)
+        for index, m in zip(measured.indices, measured.values, strict=True):
+            norm = m if len(index) == 1 else m[0]
+            known: dict[int, Any] = {}  # Most often all are one number.
+            for i in index:
+                if id(values[i]) not in known:
+                    known[id(values[i])] = self._fitted(name, values[i], norm)
+                limits[i] = known[id(values[i])]
+        rows = measured.with_entries([limit for limit, _ in limits])
+        if all(is_known for _, is_known in limits):
+            return rows
+        return rows.map(lambda c: _scale.at_least(self._least(c.dtype), c))
+
+    def _fitted(self, name: str, value: Any, norm: jax.Array) -> tuple[jax.Array, bool]:
+        """The threshold, and whether it is known not to be too small for a norm."""
+        limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
+        is_known = isinstance(limit, np.ndarray)
+        if is_known:
+            limit = _scale.at_least(self._least(norm.dtype), limit)
+        limit = jnp.asarray(limit)
+        _mapped.check_alike(name, limit, norm)
+        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
+        _validate.broadcasts(name, limit.shape, norm.shape)
+        return _arithmetic.spread(limit, norm), is_known
+
+    def _least(self, dtype: Any) -> float:
+        """A smaller threshold counts as 0."""
+        return (_LEAST_STRICT if self.strict else LEAST)[jnp.dtype(dtype).name]
+
+    def spread(self, limits: Rows, measured: Rows) -> Rows:
+        """The thresholds, one for each norm."""
+        del measured
+        return limits
+
+    def apply(self, opened: Opened, measured: Rows, limits: Rows) -> tuple[Any, Rows]:
+        """The clipped tree, and the coefficient of each block."""
+        self.check(opened)
         # Of slices held: XLA on CPU computes them anew for each element otherwise.
-        found = self._coefficients(measured, limits).map(
+        found = self.coefficients(measured, limits).map(
             lambda k: _arithmetic.held(k) if k.ndim else k
         )
         coefficients, limit_of = found.entries(), limits.entries()
         owned = opened.owned()
+        out = list(opened.leaves)
         leaves = {i: opened.leaves[i] for i, _ in owned}
         leaves = _collectives.read_again(leaves, dict(owned))
         for i, block in owned:
@@ -230,23 +227,12 @@ class Clip:
             out[i] = self._scaled(leaves[i], coefficients[block], limit_of[block], axis)
         return opened.flat.rebuild(out), found
 
-    def _coefficients(self, measured: Rows, limits: Rows) -> Rows:
-        if is_ours(self.response):
-            return measured.map(self.respond, limits)
-        # One that is not may want to see numbers, one by one.
-        asked = zip(measured.entries(), limits.entries(), strict=True)
-        return measured.with_entries([self.respond(m, c) for m, c in asked])
-
-    def _bounded(self, path, leaf, limit):
-        lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
-        for which, bound in (("lower", lower), ("upper", upper)):
-            like = leaf.data if _leaves.is_sparse(leaf) else leaf
-            _mapped.check_alike(which, bound, like)
-        name = f"the leaf '{_leaves.path_str(path)}'"
-        cleaned = self.nonfinite in ("zero", "drop")
-        return _elements.bounded(
-            name, leaf, lower, upper, self.response, strict=self.strict, cleaned=cleaned
-        )
+    def recorded(
+        self, measured: Rows, limits: Rows, coefficients: Rows
+    ) -> tuple[Rows, Rows]:
+        """The threshold and the coefficient of each norm, for the record."""
+        del measured
+        return limits, coefficients
 
     def _scaled(self, leaf, coefficient, limit, axis):
         original = leaf
@@ -275,10 +261,6 @@ class Clip:
     def _settle(self, original, x, coefficient, limit, like):
         how = {"strict": self.strict, "policy": self.nonfinite}
         return _scale.settled(original, x, coefficient, limit, like, **how)
-
-    def _check(self, opened: Opened) -> None:
-        paths = [opened.flat.paths[i] for i in opened.seen]
-        _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
 
 
 def _each(function: Any, block: Block) -> Block:

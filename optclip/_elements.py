@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _leaves, _scale, _sparse
+from optclip import _arithmetic, _leaves, _mapped, _scale, _sparse, _validate
+from optclip._clip import Clip
+from optclip._opened import Opened
+from optclip._rows import Rows
 from optclip.responses import Hard
 
 
@@ -66,7 +69,74 @@ def bounded(
     return _sparse.unless(all_off, leaf, mat, out), shrunk
 
 
-def nearer(limit: jax.Array | Limits) -> jax.Array:
+class ElementClip(Clip):
+    """Each element to its bound, by a response that has `element`.
+
+    Thresholds and coefficients are lists here, an entry a leaf: each is to broadcast to
+    the leaf, and the norms are not looked at.
+    """
+
+    def fit(self, name: str, values: list[Any], measured: Rows) -> list[jax.Array]:
+        """Each threshold, at least 0, as it was given.
+
+        Raises:
+          ValueError: one does not broadcast to the shape of its leaf.
+        """
+        return [
+            self._fitted(name, value, norm)
+            for value, norm in zip(values, measured.entries(), strict=True)
+        ]
+
+    def _fitted(self, name: str, value: Any, norm: jax.Array) -> jax.Array:
+        _validate.broadcasts(name, jnp.shape(value), norm.shape)
+        limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
+        limit = jnp.asarray(_scale.at_least(0.0, limit))
+        _mapped.check_alike(name, limit, norm)
+        return limit
+
+    def spread(self, limits: list[jax.Array], measured: Rows) -> Rows:
+        """The thresholds, one for each norm."""
+        pairs = zip(limits, measured.entries(), strict=True)
+        return measured.with_entries([_arithmetic.spread(*pair) for pair in pairs])
+
+    def apply(
+        self, opened: Opened, measured: Any, limits: list[Any]
+    ) -> tuple[Any, list[jax.Array]]:
+        """The clipped tree, and for each leaf by what each element shrank.
+
+        A limit is a threshold as `fit` returns it, or `Limits`.
+        """
+        del measured
+        self.check(opened)
+        out = list(opened.leaves)
+        shrunk = [jnp.ones(()) for _ in opened.blocks]
+        for i, block in opened.owned():
+            path, leaf, limit = opened.flat.paths[i], opened.leaves[i], limits[block]
+            out[i], shrunk[block] = self._bounded(path, leaf, limit)
+        return opened.flat.rebuild(out), shrunk
+
+    def recorded(
+        self, measured: Rows, limits: list[Any], coefficients: list[jax.Array]
+    ) -> tuple[Rows, Rows]:
+        """For the record the least threshold of each leaf: each may have any shape."""
+        least = [jnp.min(_nearer(limit), initial=jnp.inf) for limit in limits]
+        shapes = [norm.shape for norm in measured.entries()]
+        spread = map(jnp.broadcast_to, coefficients, shapes)
+        return measured.with_entries(least), measured.with_entries(list(spread))
+
+    def _bounded(self, path, leaf, limit):
+        lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
+        for which, bound in (("lower", lower), ("upper", upper)):
+            like = leaf.data if _leaves.is_sparse(leaf) else leaf
+            _mapped.check_alike(which, bound, like)
+        name = f"the leaf '{_leaves.path_str(path)}'"
+        cleaned = self.nonfinite in ("zero", "drop")
+        return bounded(
+            name, leaf, lower, upper, self.response, strict=self.strict, cleaned=cleaned
+        )
+
+
+def _nearer(limit: jax.Array | Limits) -> jax.Array:
     """The threshold, or the smaller modulus of two bounds, to be recorded."""
     if not isinstance(limit, Limits):
         return limit

@@ -6,8 +6,8 @@ state. Every `clip_by_*` is one call of `clip_by`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,26 +16,25 @@ import optax
 from optclip import (
     _leaves,
     _memory,
-    _of,
     _placement,
     _record,
-    _validate,
     norms,
     scopes,
 )
-from optclip._clip import Clip, Reading
-from optclip._elements import Limits, nearer
+from optclip._clip import Clip, ScalingClip
+from optclip._elements import ElementClip, Limits
 from optclip._opened import Opened
-from optclip._record import ClipState
+from optclip._record import ClipRecord, ClipState
 from optclip._rows import Rows
+from optclip.responses import Response
 from optclip.responses._resolve import resolve
+from optclip.scopes._scope import Element
 from optclip.thresholds import _rule
 from optclip.typing import (
     AxisName,
     Mask,
     Nonfinite,
     Number,
-    PyTree,
     Record,
     ResponseLike,
     ThresholdTree,
@@ -48,7 +47,6 @@ def clip_by(
     over: scopes.Scope = scopes.TREE,
     norm: norms.Norm = norms.L2,
     response: ResponseLike = "hard",
-    of: Callable[[PyTree, PyTree, dict[str, Any]], PyTree] | None = None,
     eps: Number = 0.0,
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
@@ -75,9 +73,6 @@ def clip_by(
         `"drop"` (`help(optclip.responses)` has them all), an object with
         `coefficient(norm, threshold)`, or a function of those two. It is asked inside
         the threshold too, and returns 1 there to touch nothing.
-      of: what the norm is taken of, if not of the updates: a function `(updates,
-        params, extra_args)`, which gets the extra keyword arguments of `update` as a
-        dict and returns a tree of the structure and shapes of the updates.
       eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
@@ -117,64 +112,115 @@ def clip_by(
       [[0.59 0.  ]
        [0.78 0.71]]
     """
-    clip = Clip(
+    clip = clip_of(
         over, norm, resolve(response), eps, strict, nonfinite,
         norm_mask, clip_mask, axis_name,
     )  # fmt: skip
-    rules = _rules(threshold, clip)
-    _of.check(of, clip)
-    _check_record(record, name, over)
-
-    def init_fn(params: Any) -> ClipState:
-        treedef, shapes = _norm_shapes(clip, params)
-        zeros = jax.tree.unflatten(
-            treedef, [_placement.zeros(s, params) for s in shapes]
-        )
-        return ClipState(
-            clip_step=jnp.zeros((), jnp.int32),
-            clip_memory=[_memory.init(k, r, zeros) for k, r in rules.items()],
-            clip_record={name: _record.blank(treedef, over, record)} if record else {},
-        )
+    engine = Engine(clip, _rules(threshold, clip), record, name)
 
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
-        opened = clip.open(
-            updates if of is None else _of.tree(of, updates, params, extra_args)
+        step = engine.decide(updates, state, params, extra_args)
+        clipped, coefficients = step.clip.apply(step.opened, step.measured, step.limits)
+        return clipped, engine.after(state, step, coefficients)[0]
+
+    return optax.GradientTransformationExtraArgs(engine.init, update_fn)
+
+
+class Decision(NamedTuple):
+    """What a step is measured to be, and where it is to be clipped.
+
+    `clip` is the one of this step, if its response has a schedule; `bad` says which
+    blocks hold a non-finite entry, `memories` what the rules now remember.
+    """
+
+    clip: Clip
+    opened: Opened
+    measured: Rows
+    bad: Rows
+    limits: Any
+    memories: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """A clip with the rules of its threshold, and what it records of itself."""
+
+    clip: Clip
+    rules: dict[str, Any]
+    record: Record
+    name: str
+
+    def __post_init__(self) -> None:
+        _check_record(self.record, self.name, self.clip.scope)
+
+    def init(self, params: Any) -> ClipState:
+        treedef, shapes = _norm_shapes(self.clip, params)
+        norms = [_placement.zeros(shape, params) for shape in shapes]
+        zeros = jax.tree.unflatten(treedef, norms)
+        memory = [_memory.init(key, rule, zeros) for key, rule in self.rules.items()]
+        blank = _record.blank(treedef, self.clip.scope, self.record)
+        step = jnp.zeros((), jnp.int32)
+        return ClipState(step, memory, {self.name: blank} if self.record else {})
+
+    def decide(
+        self,
+        updates: Any,
+        state: Any,
+        params: Any,
+        extra: dict[str, Any],
+        *,
+        in_common: bool = False,
+    ) -> Decision:
+        """The norms and thresholds of a step; `in_common` if all devices must agree."""
+        opened = self.clip.open(updates)
+        scope, num_rules = self.clip.scope, len(self.rules)
+        _record.check_state(
+            state, num_rules, opened.treedef, self.name, scope, self.record
         )
-        _record.check_state(state, len(rules), opened.treedef, name, over, record)
-        if jax.tree.leaves(state.clip_memory):
-            clip.check_spans(opened)
-        now = clip.at(state.clip_step)
-        reading = now.measure(opened)
+        if in_common or jax.tree.leaves(state.clip_memory):
+            self.clip.check_spans(opened)
+        now = self.clip.at(state.clip_step)
+        measured, bad = now.measure(opened)
         seen = _rule.Seen(
-            norm=opened.tree(reading.measured.entries()),
+            norm=opened.tree(measured.entries()),
             finite=None,
             keep=now.keep,
             measure=lambda tree: _norm_tree(now, tree),
+            updates=updates,
             params=params,
             step=state.clip_step,
-            extra=extra_args,
+            extra=extra,
         )
-        bad = opened.tree(reading.bad.entries())
+        flags = opened.tree(bad.entries())
         values, memories = {}, []
-        for (key, rule), memory in zip(rules.items(), state.clip_memory, strict=True):
-            found, memory = _memory.update(key, rule, seen, memory, bad)
+        for (key, rule), memory in zip(
+            self.rules.items(), state.clip_memory, strict=True
+        ):
+            found, memory = _memory.update(key, rule, seen, memory, flags)
             values[key] = opened.entries(found)
             memories.append(memory)
-        limits = _limits(now, opened, reading, values)
-        scaled = opened if of is None else _of.matched(now.open(updates), opened)
-        clipped, coefficients = now.apply(scaled, reading.measured, limits)
-        records = {}
-        if record:
-            steps = _steps(opened, reading, limits, coefficients)
-            old = state.clip_record[name]
-            new = _record.advance(old, opened.treedef, over, record, steps)
-            records = {name: new}
-        step = jnp.asarray(optax.safe_increment(state.clip_step))
-        return clipped, ClipState(step, memories, records)
+        limits = _limits(now, values, measured)
+        return Decision(now, opened, measured, bad, limits, memories)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    def after(
+        self, state: ClipState, step: Decision, coefficients: Any
+    ) -> tuple[ClipState, ClipRecord | None]:
+        """The state after a step, and what that step alone brought to the record."""
+        count = jnp.asarray(optax.safe_increment(state.clip_step))
+        if not self.record:
+            return ClipState(count, step.memories, {}), None
+        treedef, scope = step.opened.treedef, self.clip.scope
+        new = _record.of_step(treedef, scope, self.record, _steps(step, coefficients))
+        record = _record.advanced(state.clip_record[self.name], new)
+        return ClipState(count, step.memories, {self.name: record}), new
+
+
+def clip_of(scope: Any, norm: Any, response: Response, *rest: Any) -> Clip:
+    """The clip of its kind: of elements where the response can move them."""
+    moves = isinstance(scope, Element) and hasattr(response, "element")
+    return (ElementClip if moves else ScalingClip)(scope, norm, response, *rest)
 
 
 def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
@@ -183,7 +229,7 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
         return {name: _rule.as_rules(name, given)}
     if not isinstance(threshold, _rule.Bounds):
         return {"threshold": _rule.as_rules("threshold", threshold)}
-    if not clip.moves_elements:
+    if not isinstance(clip, ElementClip):
         raise ValueError(
             "Two bounds are for single elements: give over=optclip.ELEMENT and"
             " response='hard' with thresholds.bounds(...), or one threshold."
@@ -239,34 +285,20 @@ def _norms(clip: Clip, opened: Opened) -> list[jax.Array]:
     return clip.measure(opened).measured.entries()
 
 
-def _limits(
-    clip: Clip,
-    opened: Opened,
-    reading: Reading,
-    values: dict[str, list[Any]],
-) -> Any:
+def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:
     if len(values) == 2:
         return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
     ((name, found),) = values.items()
-    if clip.moves_elements:
-        for value, block in zip(found, opened.blocks, strict=True):
-            _validate.broadcasts(name, jnp.shape(value), jnp.shape(block.leaves[0]))
-    return clip.fit(name, found, reading.measured)
+    return clip.fit(name, found, measured)
 
 
-def _steps(opened: Opened, reading: Reading, limits: Any, coefficients: Any) -> Rows:
-    measured, bad = reading.measured, reading.bad
-    told = measured.with_entries([norms.told_across(b) for b in opened.blocks])
-    if not isinstance(limits, Rows):
-        # Bounds of elements are of any shape that fits the leaf; one is recorded.
-        least = [jnp.min(nearer(limit), initial=jnp.inf) for limit in limits]
-        limits = measured.with_entries(least)
-        shapes = [norm.shape for norm in measured.entries()]
-        spread = map(jnp.broadcast_to, coefficients, shapes)
-        coefficients = measured.with_entries(list(spread))
+def _steps(step: Decision, coefficients: Any) -> Rows:
+    measured = step.measured
+    told = measured.with_entries([norms.told_across(b) for b in step.opened.blocks])
+    limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
-    def step(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
+    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
         past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
         return _record.Step(norm, limit, k, past, bad, told)
 
-    return measured.map(step, limits, coefficients, bad, told)
+    return measured.map(one, limits, found, step.bad, told)

@@ -120,6 +120,11 @@ def is_floating(x: Any) -> bool:
     return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
 
 
+def are_floating(tree: Any) -> Any:
+    """A mask for optimizers of optax, which make floats of whole numbers."""
+    return jax.tree.map(is_floating, tree)
+
+
 def _at(path: Any) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 

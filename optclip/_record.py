@@ -134,18 +134,21 @@ def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
     )
 
 
-def advance(
-    old: ClipRecord, treedef: Any, scope: Any, record: Any, steps: Rows
-) -> ClipRecord:
-    """The record after a step."""
+def of_step(treedef: Any, scope: Any, record: Any, steps: Rows) -> ClipRecord:
+    """What a step alone brought: a flag where the record has a count."""
     if scope.itemized or record == "leaves":
         entries = steps.map(lambda step: _summary([step])).entries()
-        columns = ([entry[i] for entry in entries] for i in range(len(old)))
+        columns = (
+            [entry[i] for entry in entries] for i in range(len(ClipRecord._fields))
+        )
         new = ClipRecord(*(jax.tree.unflatten(treedef, c) for c in columns))
     else:
         new = _summary(steps.values)
-    if scope.itemized:
-        new = new._replace(clip_fraction=None)
+    return new._replace(clip_fraction=None) if scope.itemized else new
+
+
+def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
+    """The record after a step."""
 
     def count(total: Any, once: Any) -> Any:
         return jax.tree.map(counted, total, once)

@@ -31,8 +31,7 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from optclip import _types, norms, responses, scopes, thresholds
 from optclip.norms import Norm as Norm
@@ -84,7 +83,6 @@ class MomentClipOptions(TypedDict, total=False):
     over: scopes.Scope
     norm: norms.Norm
     response: ResponseLike
-    of: Callable[[PyTree, PyTree, dict[str, Any]], PyTree] | None
     strict: bool
     nonfinite: Nonfinite
     norm_mask: Mask | None

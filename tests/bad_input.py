@@ -88,7 +88,6 @@ CALLS = {
     "units": Call(optclip.units, {}, _clips_over),
     "Band": Call(responses.Band, {"low": 0.5}, _clips_by),
     "band": Call(responses.band, {}, _clips_by),
-    "MuLaw": Call(responses.MuLaw, {}, _clips_by),
     "Smooth": Call(responses.Smooth, {}),
     "Detached": Call(responses.Detached, {"response": "hard"}, _clips_by),
     "detached": Call(responses.detached, {}, _clips_by),
@@ -302,7 +301,6 @@ BY_PARAMETER = {
     "max_consecutive": LENGTH,
     "max_shrink": SHARE,
     "mu": ABOVE_ZERO,
-    "of": CALLED,
     "options": OPTIONS,
     "most": [
         *LENGTH,

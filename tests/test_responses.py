@@ -14,14 +14,13 @@ from tests import oracles
 NORMS = [0.0, 1e-30, 0.5, 1.0, 1.0000001, 3.0, 1e10, 1e36]
 F32 = float(np.finfo(np.float32).max)
 FORMULAS = [
-    (responses.hard, oracles.hard),
-    (responses.smooth, oracles.smooth),
-    (responses.normalize, oracles.normalized),
+    (responses.Hard(), oracles.hard),
+    (responses.Smooth(), oracles.smooth),
+    (responses.Normalize(), oracles.normalized),
     (responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
     (responses.Smooth(8.0), lambda n, c: min(1, c / n) / (1 + min(n / c, c / n) ** 8) ** (1 / 8) if n else 1),
-    (responses.drop, lambda n, c: float(n <= c)),
-    (responses.tanh, lambda n, c: c * math.tanh(n / c) / n if n else 1),
-    (responses.mu_law, lambda n, c: c * math.log1p(127 * n / c) / math.log1p(127) / n if n else 1),
+    (responses.Drop(), lambda n, c: float(n <= c)),
+    (responses.Tanh(), lambda n, c: c * math.tanh(n / c) / n if n else 1),
     (responses.band(0.5), lambda n, c: c / n if n > c else max(1.0, min(0.5 * c / n, F32)) if n else 1),
     (responses.band(0.5, min_norm=0.6, max_shrink=0.2, max_growth=3.0), lambda n, c: max(c / n, 0.2) if n > c else max(1.0, min(max(0.5 * c, 0.6) / n, 3.0)) if n else 1),
 ]  # fmt: skip
@@ -98,10 +97,10 @@ def test_responses_are_values():
         assert kind() == kind()
         assert hash(kind()) == hash(kind())
     assert responses.Smooth(1.0) != responses.Smooth(2.0)
-    assert responses.detached("hard") == responses.detached(responses.hard)
+    assert responses.detached("hard") == responses.detached(responses.Hard())
 
 
-@pytest.mark.parametrize("response", [responses.hard, responses.smooth])
+@pytest.mark.parametrize("response", [responses.Hard(), responses.Smooth()])
 def test_a_zero_norm_asked_about_directly(response):
     zero = jnp.float32(0.0)
     with jax.debug_nans(True):
@@ -111,13 +110,13 @@ def test_a_zero_norm_asked_about_directly(response):
 
 def test_an_element_at_its_bound_keeps_its_sign():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
-    assert np.signbit(responses.hard.element(x, -one, jnp.float32(0.0)))
-    assert not np.signbit(responses.hard.element(-x, jnp.float32(-0.0), one))
+    assert np.signbit(responses.Hard().element(x, -one, jnp.float32(0.0)))
+    assert not np.signbit(responses.Hard().element(-x, jnp.float32(-0.0), one))
 
 
 def test_normalized_elements():
     x = jnp.array([-0.5, -2.0, 0.0, 0.5, 3.0])
-    found = responses.normalize.element(x, jnp.float32(-1.0), jnp.float32(2.0))
+    found = responses.Normalize().element(x, jnp.float32(-1.0), jnp.float32(2.0))
     np.testing.assert_array_equal(found, [-1, -1, 0, 2, 2])
 
 
@@ -130,7 +129,7 @@ def test_an_infinite_coefficient_is_applied_as_recorded(run):
     assert optclip.metrics(state)["clip/coefficient"] == np.inf
 
 
-@pytest.mark.parametrize("name", ["softsign", "tanh", "mu_law"])
+@pytest.mark.parametrize("name", ["softsign", "tanh"])
 @pytest.mark.parametrize("size", [1e-10, 1e-3, 1.0, 1e30])
 def test_curves_of_elements(name, size, run):
     """In every size the same curve, odd, and straight at zero."""
@@ -138,7 +137,6 @@ def test_curves_of_elements(name, size, run):
     curve = {
         "softsign": lambda r: r / (1 + np.abs(r)),
         "tanh": np.tanh,
-        "mu_law": lambda r: np.sign(r) * np.log1p(127 * np.abs(r)) / np.log1p(127),
     }[name]
     tx = optclip.clip_by_value(size, response=name)
     given = jnp.asarray(x * size, jnp.float32)
@@ -154,7 +152,7 @@ def test_dropped_elements(run):
     np.testing.assert_array_equal(found, [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, jnp.nan])
     bounds = jnp.array([jnp.nan, 1.0])
     for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
-        found = responses.drop.element(jnp.zeros(2), jnp.asarray(lower), upper)
+        found = responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
         np.testing.assert_array_equal(np.isnan(found), [True, False])
 
 
@@ -194,5 +192,5 @@ def test_a_band_s_lower_edge_may_be_scheduled():
 
 def test_what_a_rule_sees_of_proportional_elements():
     norms = jnp.array([4.0, 0.5, 2.0])
-    found = responses.proportional.coefficient(norms, jnp.ones(3))
+    found = responses.Proportional().coefficient(norms, jnp.ones(3))
     np.testing.assert_allclose(found, [0.25, 1.0, 0.25])

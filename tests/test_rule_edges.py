@@ -26,7 +26,10 @@ def seen(norm, *, step=0, finite=True):
         return jax.tree.map(jnp.minimum, norm, limits)
 
     finite = jax.tree.map(lambda x: jnp.full(x.shape, finite), norm)
-    return Seen(norm, finite, keep, lambda tree: tree, None, jnp.int32(step), {})
+    return Seen(
+        norm, finite, keep, lambda tree: tree, updates=None, params=None,
+        step=jnp.int32(step), extra={},
+    )  # fmt: skip
 
 
 @functools.cache

@@ -168,22 +168,30 @@ def test_reset_of_parameters():
     np.testing.assert_array_equal(out, [10.0])
 
 
+class OfWhatItWasGiven:
+    """The norm of the gradients; it keeps what else it was shown."""
+
+    def __init__(self):
+        self.shown = {}
+
+    def init(self, norm):
+        return ()
+
+    def update(self, seen, memory):
+        self.shown = {**seen.extra, "updates": seen.updates}
+        return seen.measure(seen.extra["gradients"]), memory
+
+
 def test_after_shows_the_gradients():
-    shown = {}
-
-    def of(updates, params, extra):
-        shown.update(extra)
-        return extra["gradients"]
-
-    clip = optclip.clip_by(1.0, of=of)
-    tx = optclip.after(optax.scale(3.0), clip)
+    rule = OfWhatItWasGiven()
+    tx = optclip.after(optax.scale(3.0), optclip.clip_by_global_norm(rule))
     grads = jnp.array([0.0, 2.0])
-    update = helpers.quick_jit(tx.update)
-    found, state = update(grads, tx.init(grads), None, value=1.0)
-    # The norm is that of the gradients, 2; what is halved is three times them.
-    np.testing.assert_allclose(found, [0.0, 3.0])
-    assert set(shown) == {"gradients", "inner_state", "value"}
-    assert optclip.metrics(state)["clip/norm"] == 2
+    found, state = tx.update(grads, tx.init(grads), None, value=1.0)
+    np.testing.assert_allclose(found, [0.0, 2.0])
+    assert set(rule.shown) == {"gradients", "inner_state", "updates", "value"}
+    np.testing.assert_array_equal(rule.shown["updates"], [0.0, 6.0])
+    assert optclip.metrics(state)["clip/norm"] == 6
+    assert optclip.metrics(state)["clip/threshold"] == 2
 
 
 def test_a_rule_of_gradients_needs_them():
@@ -197,38 +205,3 @@ def test_a_rule_of_gradients_needs_them():
     found, after = update(jnp.ones(1), state, gradients=jnp.array([jnp.nan]))
     np.testing.assert_allclose(found, [0.0099], rtol=1e-5)
     chex.assert_trees_all_equal(after.clip_memory, state.clip_memory)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ({"b": jnp.ones(2)}, "returned the structure"),
-        ({"a": jnp.ones(3)}, r"shape \(3,\) for the leaf.*a.*of shape \(2,\)"),
-    ],
-)
-def test_of_returns_a_tree_like_the_updates(returned, message):
-    tx = optclip.clip_by(1.0, of=lambda updates, params, extra: returned)
-    tree = {"a": jnp.ones(2)}
-    with pytest.raises(ValueError, match=message):
-        tx.update(tree, tx.init(tree))
-
-
-def test_of_is_for_norms():
-    with pytest.raises(ValueError, match="of= gives another tree.*detached"):
-        optclip.clip_by(1.0, over=optclip.ELEMENT, of=lambda u, p, e: u)
-    with pytest.raises(TypeError, match=r"of='x' \(str\) cannot be called"):
-        optclip.clip_by(1.0, of="x")
-
-
-def test_of_by_leaf_and_by_axis():
-    def of(updates, params, extra):
-        return jax.tree.map(lambda u: 2 * u, updates)
-
-    tree = {"a": jnp.array([[3.0, 0.0], [4.0, 0.1]])}
-    for over, expected in (
-        (optclip.LEAF, tree["a"] * (1.0 / (2 * np.sqrt(25.01)))),
-        (optclip.axes(0), jnp.array([[0.3, 0.0], [0.4, 0.1]])),
-    ):
-        tx = optclip.clip_by(1.0, over=over, of=of)
-        found, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree))
-        np.testing.assert_allclose(found["a"], expected, rtol=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optclip import norms, responses, scopes
-from optclip._clip import Clip
+from optclip._clip import ScalingClip
 from optclip.functional._lift import run
 from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree
 
@@ -47,8 +47,8 @@ def clip_by_norm(
     Source: `tf.clip_by_norm`.
     """
     scope = scopes.LEAF if axis is None else scopes.axes(axis)
-    clip = Clip(
-        scope, norms.of_order(ord), responses.hard, eps, strict, nonfinite,
+    clip = ScalingClip(
+        scope, norms.of_order(ord), responses.Hard(), eps, strict, nonfinite,
         norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)[0]
@@ -88,8 +88,8 @@ def clip_by_average_norm(
 
     Source: `tf.compat.v1.clip_by_average_norm`.
     """
-    clip = Clip(
-        scopes.LEAF, norms.AVERAGE, responses.hard, eps, strict, nonfinite,
+    clip = ScalingClip(
+        scopes.LEAF, norms.AVERAGE, responses.Hard(), eps, strict, nonfinite,
         norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)[0]
@@ -131,8 +131,8 @@ def clip_by_rms(
     Memory Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
     """
     scope = scopes.LEAF if axis is None else scopes.axes(axis)
-    clip = Clip(
-        scope, norms.RMS, responses.hard, eps, strict, nonfinite,
+    clip = ScalingClip(
+        scope, norms.RMS, responses.Hard(), eps, strict, nonfinite,
         norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_rms", max_rms)[0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _leaves, _roots, _validate, norms, responses, scopes
-from optclip._clip import Clip
+from optclip._clip import ScalingClip
 from optclip._rows import Rows
 from optclip.functional._lift import run
 from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
@@ -45,8 +45,8 @@ def global_norm(
       >>> print(global_norm(half))
       500.0
     """
-    clip = Clip(
-        scopes.TREE, norms.of_order(ord), responses.hard,
+    clip = ScalingClip(
+        scopes.TREE, norms.of_order(ord), responses.Hard(),
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
     return clip.measure(clip.open(tree)).measured.entries()[0]
@@ -93,8 +93,8 @@ def clip_by_group_norm(
       >>> print(clipped["w"], clipped["b"], clipped["head"], norms["body"])
       [0.6] [0.8] [0.5] 5.0
     """
-    clip = Clip(
-        scopes.groups(groups), norms.of_order(ord), responses.hard, eps, strict,
+    clip = ScalingClip(
+        scopes.groups(groups), norms.of_order(ord), responses.Hard(), eps, strict,
         nonfinite, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)
@@ -162,8 +162,8 @@ def clip_by_global_norm(
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
     Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
-    clip = Clip(
-        scopes.TREE, norms.of_order(ord), responses.hard, eps, strict, nonfinite,
+    clip = ScalingClip(
+        scopes.TREE, norms.of_order(ord), responses.Hard(), eps, strict, nonfinite,
         norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     if norm is None:

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _trees, _validate, norms, responses, scopes
-from optclip._clip import Clip
-from optclip._elements import Limits
+from optclip._elements import ElementClip, Limits
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
 
@@ -49,8 +48,8 @@ def clip_by_value(
     Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
-    clip = Clip(
-        scopes.ELEMENT, norms.L2, responses.hard,
+    clip = ElementClip(
+        scopes.ELEMENT, norms.L2, responses.Hard(),
         strict=strict, nonfinite=nonfinite, clip_mask=clip_mask,
     )  # fmt: skip
     for name, bound in (("lower", lower), ("upper", upper)):

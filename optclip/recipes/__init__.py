@@ -36,9 +36,7 @@ from optclip.recipes._by_part import adagc as adagc
 from optclip.recipes._by_part import aggc as aggc
 from optclip.recipes._by_part import olmo_ratio as olmo_ratio
 from optclip.recipes._optimizers import acclip as acclip
-from optclip.recipes._optimizers import clippy as clippy
 from optclip.recipes._optimizers import spam as spam
-from optclip.recipes._optimizers import stable_adamw as stable_adamw
 from optclip.recipes._optimizers import stable_spam as stable_spam
 from optclip.recipes._plain import auto_s as auto_s
 from optclip.recipes._plain import sclip as sclip
@@ -46,6 +44,8 @@ from optclip.recipes._plain import uclip as uclip
 from optclip.recipes._skips import axlearn_skip as axlearn_skip
 from optclip.recipes._skips import megatron_skip as megatron_skip
 from optclip.recipes._skips import olmo_skip as olmo_skip
+from optclip.recipes._steps import clippy as clippy
+from optclip.recipes._steps import stable_adamw as stable_adamw
 
 __all__ = [
     "acclip",

@@ -1,15 +1,12 @@
-"""Methods that need the optimizer's moments, or the parameters, to clip."""
+"""Methods in place of Adam, which keep moments of their own to clip by."""
 
 from __future__ import annotations
 
 from typing import Any, Unpack
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _validate, norms, responses, scopes, thresholds
-from optclip._arithmetic import ratio as _ratio
+from optclip import _leaves, _validate, responses, scopes, thresholds
 from optclip._engine import clip_by
 from optclip.recipes._options import given, made, refuse_behind_moments
 from optclip.typing import ClipOptions, MomentClipOptions, Number
@@ -177,143 +174,4 @@ def acclip(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over=scopes.ELEMENT, response=responses.detached("hard"), eps=eps,
     )  # fmt: skip
-    return after(optax.masked(optax.ema(b1, debias=False), _are_floating), clip)
-
-
-def stable_adamw(
-    b1: Number = 0.9,
-    b2: Number = 0.99,
-    eps: Number = 1e-6,
-    weight_decay: float | jax.Array = 0.0,
-    **options: Unpack[MomentClipOptions],
-) -> optax.GradientTransformationExtraArgs:
-    r"""StableAdamW: AdamW, slower in a leaf whose second moment is out of date.
-
-    .. math:: u \leftarrow \frac{u}{\max(1, RMS)}, \qquad
-        RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
-
-    Args:
-      b1: Adam's.
-      b2: Adam's.
-      eps: Adam's, and :math:`\epsilon` above.
-      weight_decay: AdamW's; `update` must then be given the parameters.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
-
-    Returns:
-      A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
-      learning rate follows.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
-    Example:
-      >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.recipes.stable_adamw()
-      >>> state = tx.init(jnp.zeros(1))
-      >>> for size in (1.0, 1.0, 1000.0):
-      ...     updates, state = tx.update(jnp.array([size]), state, jnp.zeros(1))
-      >>> print(f"{optclip.metrics(state)['clip/norm']:.2f} {updates[0]:.2f}")
-      1.72 0.37
-
-    Source: Wortsman et al., *Stable and low-precision training for large-scale
-    vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
-    """
-    _validate.share("b1", b1)
-    _validate.share("b2", b2)
-    _validate.plain("eps", eps)
-    _validate.plain("weight_decay", weight_decay)
-    refuse_behind_moments("stable_adamw", options)
-
-    def over_second_moment(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
-        del params
-        count, nu = (optax.tree.get(extra["inner_state"], n) for n in ("count", "nu"))
-        log = jnp.log(jnp.asarray(b2, jnp.float32))
-        correction = -jnp.expm1(count.astype(jnp.float32) * log)
-
-        def share(g: Any, v: Any) -> Any:
-            if not _leaves.is_floating(g):
-                return g
-            wide = _leaves.widen(jnp.asarray(g))
-            root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
-            # v may be 0: the norm must stay finite, and its inverse a normal number.
-            return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
-
-        return jax.tree.map(share, extra["gradients"], nu)
-
-    adam = optax.scale_by_adam(b1, b2, eps)
-    clip = made(
-        clip_by, options, 1.0, over=scopes.LEAF, norm=norms.RMS, of=over_second_moment
-    )
-    if _validate.concrete(weight_decay) != 0:
-        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
-    return after(optax.masked(adam, _are_floating), clip)
-
-
-def clippy(
-    relative: Number = 0.5, absolute: Number = 0.01, **options: Unpack[ClipOptions]
-) -> optax.GradientTransformationExtraArgs:
-    r"""Clippy: no element of a parameter changes by more than a share of itself.
-
-    .. math:: \Delta \leftarrow \Delta \min\left(1, \min_i
-        \frac{\lambda_{rel}|w_i| + \lambda_{abs}}{|\Delta_i|}\right)
-
-    Args:
-      relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
-      absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
-
-    Returns:
-      A transformation of the steps themselves: it comes last, after the learning rate.
-      `update` must be given the parameters.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range; at
-        `update`, there are no parameters.
-
-    Example:
-      >>> import jax.numpy as jnp, optax, optclip
-      >>> tx = optax.chain(optax.sgd(1.0), optclip.recipes.clippy(absolute=0.0))
-      >>> params = jnp.array([1.0, 4.0])
-      >>> updates, _ = tx.update(jnp.array([2.0, 2.0]), tx.init(params), params)
-      >>> print(updates)
-      [-0.5 -0.5]
-
-    Source: Tang et al., *Improving Training Stability for Multitask Ranking Models in
-    Recommender Systems*, 2023, arXiv:2302.09178; numbers from ports of it.
-    """
-    _validate.plain("relative", relative)
-    _validate.plain("absolute", absolute)
-
-    def of_allowed(updates: Any, params: Any, extra: dict[str, Any]) -> Any:
-        del extra
-        if params is None:
-            raise ValueError(
-                "params=None, but clippy holds steps to a share of the parameters. Give"
-                " them: tx.update(updates, state, params)."
-            )
-
-        def share(u: Any, w: Any) -> Any:
-            if not _leaves.is_floating(u):
-                return u
-            wide = _leaves.widen(jnp.asarray(u))
-            size = jnp.abs(_leaves.widen(jnp.asarray(w)))
-            allowed = jnp.asarray(relative * size + absolute, size.dtype)
-            return _quotient(wide, allowed)
-
-        return jax.tree.map(share, updates, params)
-
-    return made(clip_by, options, 1.0, over=scopes.LEAF, norm=norms.INF, of=of_allowed)
-
-
-def _are_floating(tree: Any) -> Any:
-    """A mask for optimizers of optax, which make floats of whole numbers."""
-    return jax.tree.map(_leaves.is_floating, tree)
-
-
-def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """`|x| / divisor`; a very large number where that is 0 and x is not."""
-    size = jnp.abs(x)
-    none = divisor == 0
-    found = _ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
-    largest = jnp.asarray(jnp.finfo(size.dtype).max / 2, size.dtype)
-    return jnp.where(none & (size > 0), largest, found)
+    return after(optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip)

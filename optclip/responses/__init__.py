@@ -17,7 +17,6 @@ response         what is left of a norm n             made for
 `band(low)`      n within [low c, c]                  groups whose gradients vanish
 `"softsign"`     n / (1 + n/c), `Smooth(1.0)`         elements, with `clip_by_value`
 `"tanh"`         c tanh(n/c)                          elements
-`"mu_law"`       c ln(1 + mu n/c) / ln(1 + mu)        elements
 `"proportional"` n c / max n past c, else n           elements of each leaf
 ================ ==================================== ================================
 
@@ -36,7 +35,6 @@ Example:
 
 from optclip.responses._band import Band as Band
 from optclip.responses._band import band as band
-from optclip.responses._elements import MuLaw as MuLaw
 from optclip.responses._elements import Proportional as Proportional
 from optclip.responses._elements import Tanh as Tanh
 from optclip.responses._norms import Drop as Drop
@@ -47,21 +45,12 @@ from optclip.responses._norms import Smooth as Smooth
 from optclip.responses._resolve import Detached as Detached
 from optclip.responses._resolve import ResponseLike as ResponseLike
 from optclip.responses._resolve import detached as detached
-from optclip.responses._resolve import drop as drop
-from optclip.responses._resolve import hard as hard
-from optclip.responses._resolve import mu_law as mu_law
-from optclip.responses._resolve import normalize as normalize
-from optclip.responses._resolve import proportional as proportional
-from optclip.responses._resolve import smooth as smooth
-from optclip.responses._resolve import softsign as softsign
-from optclip.responses._resolve import tanh as tanh
 
 __all__ = [
     "Band",
     "Detached",
     "Drop",
     "Hard",
-    "MuLaw",
     "Normalize",
     "Proportional",
     "Response",
@@ -69,12 +58,4 @@ __all__ = [
     "Tanh",
     "band",
     "detached",
-    "drop",
-    "hard",
-    "mu_law",
-    "normalize",
-    "proportional",
-    "smooth",
-    "softsign",
-    "tanh",
 ]

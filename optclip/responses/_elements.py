@@ -1,30 +1,12 @@
 """Responses made for single elements: curves that bend towards the threshold."""
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives, _validate
+from optclip import _collectives
 from optclip._arithmetic import ratio, share, spread
-
-
-def _by_curve(
-    norm: jax.Array,
-    threshold: jax.Array,
-    curve: Callable[[jax.Array], jax.Array],
-) -> jax.Array:
-    """The coefficient that takes a norm of r thresholds to `curve(r)` of them."""
-    one = jnp.ones_like(norm)
-    off = (norm == 0) | jnp.isinf(threshold)
-    live = ~off & (threshold > 0)
-    share = ratio(jnp.where(live, norm, one), jnp.where(live, threshold, one))
-    # A threshold of 0 or NaN is the coefficient itself.
-    edge = jnp.where(off, one, threshold)
-    # So far below the threshold every curve is straight.
-    share = jnp.maximum(share, 2.0**-40)
-    return jnp.where(live, curve(share) / share, edge)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,38 +22,15 @@ class Tanh:
     """
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        return _by_curve(norm, threshold, jnp.tanh)
-
-
-@dataclasses.dataclass(frozen=True)
-class MuLaw:
-    r"""Compress as telephones do, :math:`c \ln(1 + \mu n / c) / \ln(1 + \mu)`.
-
-    What is at the threshold stays, what is above it grows with its logarithm only, and
-    what is far below is multiplied by up to :math:`\mu / \ln(1 + \mu)`, 26 for 127.
-
-    Example:
-      >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.clip_by_value(1.0, response="mu_law")
-      >>> updates = jnp.array([-100.0, 0.01, 1.0])
-      >>> print(*(f"{x:.3f}" for x in tx.update(updates, tx.init(updates))[0]))
-      -1.948 0.169 1.000
-    """
-
-    mu: float = 127.0
-
-    def __post_init__(self) -> None:
-        _validate.plain("mu", self.mu, above=True)
-
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        mu = jnp.asarray(self.mu).astype(norm.dtype)
-
-        def curve(share: jax.Array) -> jax.Array:
-            # The logarithm in two parts: their product may be out of range.
-            small = jnp.minimum(share, 2.0**60)
-            return (jnp.log1p(mu * small) + jnp.log(share / small)) / jnp.log1p(mu)
-
-        return _by_curve(norm, threshold, curve)
+        one = jnp.ones_like(norm)
+        off = (norm == 0) | jnp.isinf(threshold)
+        live = ~off & (threshold > 0)
+        multiple = ratio(jnp.where(live, norm, one), jnp.where(live, threshold, one))
+        # So far below the threshold the curve is straight.
+        multiple = jnp.maximum(multiple, 2.0**-40)
+        # A threshold of 0 or NaN is the coefficient itself.
+        edge = jnp.where(off, one, threshold)
+        return jnp.where(live, jnp.tanh(multiple) / multiple, edge)
 
 
 @dataclasses.dataclass(frozen=True)

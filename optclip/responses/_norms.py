@@ -23,7 +23,7 @@ class Hard:
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import responses
-      >>> print(responses.hard.coefficient(jnp.float32(4.0), jnp.float32(1.0)))
+      >>> print(responses.Hard().coefficient(jnp.float32(4.0), jnp.float32(1.0)))
       0.25
     """
 
@@ -52,7 +52,7 @@ class Smooth:
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import responses
-      >>> print(responses.smooth.coefficient(jnp.float32(3.0), jnp.float32(4.0)))
+      >>> print(responses.Smooth().coefficient(jnp.float32(3.0), jnp.float32(4.0)))
       0.8
     """
 
@@ -83,7 +83,7 @@ class Normalize:
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import responses
-      >>> print(responses.normalize.coefficient(jnp.float32(0.5), jnp.float32(1.0)))
+      >>> print(responses.Normalize().coefficient(jnp.float32(0.5), jnp.float32(1.0)))
       2.0
     """
 

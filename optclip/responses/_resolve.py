@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from optclip import _arithmetic, _validate
 from optclip.responses._band import Band
-from optclip.responses._elements import MuLaw, Proportional, Tanh
+from optclip.responses._elements import Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
 
 ResponseName = Literal[
-    "hard", "smooth", "normalize", "drop", "softsign", "tanh", "mu_law", "proportional"
+    "hard", "smooth", "normalize", "drop", "softsign", "tanh", "proportional"
 ]
 ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Any]
 
@@ -70,24 +70,14 @@ def _number_like(asked: jax.Array, found: Any) -> jax.Array:
     return _arithmetic.spread(jnp.asarray(found).astype(asked.dtype), asked)
 
 
-hard: Hard = Hard()
-smooth: Smooth = Smooth()
-normalize: Normalize = Normalize()
-drop: Drop = Drop()
-softsign: Smooth = Smooth(1.0)
-tanh: Tanh = Tanh()
-mu_law: MuLaw = MuLaw()
-proportional: Proportional = Proportional()
-
 _BY_NAME: dict[str, Response] = {
-    "hard": hard,
-    "smooth": smooth,
-    "normalize": normalize,
-    "drop": drop,
-    "softsign": softsign,
-    "tanh": tanh,
-    "mu_law": mu_law,
-    "proportional": proportional,
+    "hard": Hard(),
+    "smooth": Smooth(),
+    "normalize": Normalize(),
+    "drop": Drop(),
+    "softsign": Smooth(1.0),
+    "tanh": Tanh(),
+    "proportional": Proportional(),
 }
 
 
@@ -122,7 +112,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
     return Detached(response)
 
 
-_OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, MuLaw, Proportional, Detached)
+_OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
 
 
 def resolve(response: Any) -> Response:

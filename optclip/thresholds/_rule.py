@@ -25,6 +25,7 @@ class Seen(NamedTuple):
       finite: likewise bools: which of them were finite.
       keep: takes a threshold, returns the norms that the response would leave.
       measure: takes a tree like the updates, returns its norms over the same scope.
+      updates: what is clipped, as given to `update`.
       params: as given to `update`, or None.
       step: int32, the number of updates before this one.
       extra: the extra keyword arguments of `update`, such as `value`.
@@ -34,6 +35,7 @@ class Seen(NamedTuple):
     finite: Any
     keep: Callable[..., Any]
     measure: Callable[[Any], Any]
+    updates: Any
     params: Any
     step: jax.Array
     extra: dict[str, Any]

@@ -28,7 +28,7 @@ def after(
 
     Args:
       inner: an optimizer, or a part of one, such as `optax.scale_by_adam()`.
-      clip: a clip of what it returns. Its rules, `of=` and extra arguments get
+      clip: a clip of what it returns. Its rules find in `seen.extra` the
         `gradients`, the updates that `inner` got, and `inner_state`, its new state.
 
     Returns:

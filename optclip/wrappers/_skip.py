@@ -10,12 +10,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _mapped, _memory, _sparse, _validate, norms, scopes
-from optclip._clip import Clip
-from optclip._engine import clip_by
-from optclip._record import ClipState, SkipRecord, counted
-from optclip.responses import drop
-from optclip.thresholds._rule import Named, Rule, Seen, one_rule
+from optclip import (
+    _leaves,
+    _mapped,
+    _memory,
+    _sparse,
+    _validate,
+    norms,
+    responses,
+    scopes,
+)
+from optclip._clip import ScalingClip
+from optclip._engine import Engine
+from optclip._record import ClipRecord, ClipState, SkipRecord, counted
+from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
 from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
 
 
@@ -111,11 +119,12 @@ def skip(
     such a rule; see `optclip.recipes`.
     """
     wrapped = _validate.transformation("inner", inner)
-    watch = clip_by(
-        Named("when", when), over=over, norm=norm, response=drop,
-        norm_mask=norm_mask, axis_name=axis_name, name=name,
+    # Detached, so that of single elements the norms are taken too.
+    clip = ScalingClip(
+        over, norm, responses.detached("drop"),
+        norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
-    watched_by = Clip(over, norm, drop, norm_mask=norm_mask, axis_name=axis_name)
+    watch = Engine(clip, {"when": as_rules("when", when)}, True, name)
     value_rule = None if value_when is None else one_rule("value_when", value_when)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
@@ -131,23 +140,28 @@ def skip(
         if value_rule is not None:
             value, limit = jnp.zeros((2,), jnp.float32)
             record = record._replace(skip_value=value, skip_value_threshold=limit)
-        watched: Any = watch.init(params)
-        return SkipState(wrapped.init(params), watched, memory, {name: record})
+        return SkipState(
+            wrapped.init(params), watch.init(params), memory, {name: record}
+        )
 
     def update_fn(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipState]:
-        seen: Any
         # All devices are to skip together, or none.
-        if _mapped.untyped_axes():
-            watched_by.check_spans(watched_by.open(updates))
-        _, seen = watch.update(updates, state.skip_norm, params, **extra_args)
-        is_off = _has_counted(seen, state.skip_norm, name)
+        step = watch.decide(
+            updates, state.skip_norm, params, extra_args,
+            in_common=bool(_mapped.untyped_axes()),
+        )  # fmt: skip
+        coefficients = clip.coefficients(step.measured, step.limits)
+        seen, found = watch.after(state.skip_norm, step, coefficients)
+        is_off = _is_off(found)
         memory, old = state.skip_value, state.skip_record[name]
         record = old
         if value_rule is not None:
             value = _loss_in(extra_args)
-            limit, memory = _judged(value_rule, memory, value, seen, params, extra_args)
+            limit, memory = _judged(
+                value_rule, memory, value, seen, updates, params, extra_args
+            )
             # Not above: a NaN threshold is off too.
             is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
             record = record._replace(skip_value=value, skip_value_threshold=limit)
@@ -160,7 +174,7 @@ def skip(
             memory = _choose(skipped, state.skip_value, memory)
         # Zeros, so that a NaN raises nothing in there, nor poisons a derivative.
         given = _zero_if(skipped, updates)
-        found, inner_state = wrapped.update(
+        taken, inner_state = wrapped.update(
             given, state.skip_inner, params, **extra_args
         )
         again = counted(old.skip_consecutive, skipped)
@@ -168,7 +182,7 @@ def skip(
             skip_skipped=counted(old.skip_skipped, skipped),
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
-        return _zero_if(skipped, found), SkipState(
+        return _zero_if(skipped, taken), SkipState(
             _choose(skipped, state.skip_inner, inner_state),
             seen,
             memory,
@@ -196,6 +210,7 @@ def _judged(
     memory: Any,
     value: jax.Array,
     seen: ClipState,
+    updates: Any,
     params: Any,
     extra: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
@@ -205,6 +220,7 @@ def _judged(
         finite=None,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=_nothing_to_measure,
+        updates=updates,
         params=params,
         step=seen.clip_step - 1,
         extra=extra,
@@ -222,16 +238,11 @@ def _nothing_to_measure(tree: Any) -> Any:
     )
 
 
-def _has_counted(new: ClipState, old: ClipState, name: str) -> jax.Array:
-    """Whether a norm was past its threshold, or not finite, in this step."""
-    after, before = (
-        jax.tree.leaves((record.clip_clipped, record.clip_nonfinite))
-        for record in (new.clip_record[name], old.clip_record[name])
-    )
-    changed = [a != b for a, b in zip(after, before, strict=True)]
-    thresholds = jax.tree.leaves(new.clip_record[name].clip_threshold)
-    changed += [jnp.isnan(threshold) for threshold in thresholds]
-    return jnp.any(jnp.stack(changed)) if changed else jnp.zeros((), jnp.bool_)
+def _is_off(step: ClipRecord) -> jax.Array:
+    """Whether a norm is past its threshold, or not finite, or the threshold is NaN."""
+    flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
+    flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
+    return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
 
 
 def _choose(where: jax.Array, yes: Any, no: Any) -> Any:

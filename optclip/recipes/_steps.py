@@ -1,0 +1,176 @@
+"""Methods that limit the step itself, by the moments or the parameters behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip import _leaves, _rows, _validate, norms, scopes
+from optclip._arithmetic import ratio
+from optclip._engine import clip_by
+from optclip.recipes._options import made, refuse_behind_moments
+from optclip.thresholds import Seen
+from optclip.typing import ClipOptions, MomentClipOptions, Number
+from optclip.wrappers import after
+
+
+@dataclasses.dataclass(frozen=True)
+class _Until:
+    """The norm at which that of `quotients`, which grow with the updates, is 1."""
+
+    quotients: Callable[[Seen], Any]
+
+    def init(self, norm: Any) -> Any:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+        excess = seen.measure(self.quotients(seen))
+        return _rows.each(_allowed, seen.norm, seen.finite, excess), memory
+
+
+def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array:
+    one, inf = jnp.ones_like(norm), jnp.full_like(norm, jnp.inf)
+    none = excess == 0
+    allowed = jnp.where(none, inf, ratio(norm, jnp.where(none, one, excess)))
+    # A norm too small to be measured reads 0, and 0 would clip what is allowed.
+    off = ~finite | ((norm == 0) & (excess <= 1))
+    return jnp.where(off, inf, allowed)
+
+
+def stable_adamw(
+    b1: Number = 0.9,
+    b2: Number = 0.99,
+    eps: Number = 1e-6,
+    weight_decay: float | jax.Array = 0.0,
+    **options: Unpack[MomentClipOptions],
+) -> optax.GradientTransformationExtraArgs:
+    r"""StableAdamW: AdamW, slower in a leaf whose second moment is out of date.
+
+    .. math:: u \leftarrow \frac{u}{\max(1, RMS)}, \qquad
+        RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
+
+    Args:
+      b1: Adam's.
+      b2: Adam's.
+      eps: Adam's, and :math:`\epsilon` above.
+      weight_decay: AdamW's; `update` must then be given the parameters.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
+      learning rate follows.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.recipes.stable_adamw()
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (1.0, 1.0, 1000.0):
+      ...     updates, state = tx.update(jnp.array([size]), state, jnp.zeros(1))
+      >>> print(f"{optclip.metrics(state)['clip/norm']:.2f} {updates[0]:.2f}")
+      1.72 0.37
+
+    Source: Wortsman et al., *Stable and low-precision training for large-scale
+    vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
+    """
+    _validate.share("b1", b1)
+    _validate.share("b2", b2)
+    _validate.plain("eps", eps)
+    _validate.plain("weight_decay", weight_decay)
+    refuse_behind_moments("stable_adamw", options)
+
+    def over_second_moment(seen: Seen) -> Any:
+        count, nu = (
+            optax.tree.get(seen.extra["inner_state"], name) for name in ("count", "nu")
+        )
+        log = jnp.log(jnp.asarray(b2, jnp.float32))
+        correction = -jnp.expm1(count.astype(jnp.float32) * log)
+
+        def quotient(g: Any, v: Any) -> Any:
+            if not _leaves.is_floating(g):
+                return g
+            wide = _leaves.widen(jnp.asarray(g))
+            root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
+            # v may be 0: the norm must stay finite, and its inverse a normal number.
+            return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
+
+        return jax.tree.map(quotient, seen.extra["gradients"], nu)
+
+    adam = optax.scale_by_adam(b1, b2, eps)
+    rule = _Until(over_second_moment)
+    clip = made(clip_by, options, rule, over=scopes.LEAF, norm=norms.RMS)
+    if _validate.concrete(weight_decay) != 0:
+        adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
+    return after(optax.masked(adam, _leaves.are_floating), clip)
+
+
+def clippy(
+    relative: Number = 0.5, absolute: Number = 0.01, **options: Unpack[ClipOptions]
+) -> optax.GradientTransformationExtraArgs:
+    r"""Clippy: no element of a parameter changes by more than a share of itself.
+
+    .. math:: \Delta \leftarrow \Delta \min\left(1, \min_i
+        \frac{\lambda_{rel}|w_i| + \lambda_{abs}}{|\Delta_i|}\right)
+
+    Args:
+      relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
+      absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
+      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Returns:
+      A transformation of the steps themselves: it comes last, after the learning rate.
+      `update` must be given the parameters.
+
+    Raises:
+      TypeError, ValueError: an argument is of another kind or out of range; at
+        `update`, there are no parameters.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optax.sgd(1.0), optclip.recipes.clippy(absolute=0.0))
+      >>> params = jnp.array([1.0, 4.0])
+      >>> updates, _ = tx.update(jnp.array([2.0, 2.0]), tx.init(params), params)
+      >>> print(updates)
+      [-0.5 -0.5]
+
+    Source: Tang et al., *Improving Training Stability for Multitask Ranking Models in
+    Recommender Systems*, 2023, arXiv:2302.09178; numbers from ports of it.
+    """
+    _validate.plain("relative", relative)
+    _validate.plain("absolute", absolute)
+
+    def over_allowed(seen: Seen) -> Any:
+        if seen.params is None:
+            raise ValueError(
+                "params=None, but clippy holds steps to a share of the parameters. Give"
+                " them: tx.update(updates, state, params)."
+            )
+
+        def quotient(u: Any, w: Any) -> Any:
+            if not _leaves.is_floating(u):
+                return u
+            size = jnp.abs(_leaves.widen(jnp.asarray(w)))
+            allowed = jnp.asarray(relative * size + absolute, size.dtype)
+            return _quotient(_leaves.widen(jnp.asarray(u)), allowed)
+
+        return jax.tree.map(quotient, seen.updates, seen.params)
+
+    rule = _Until(over_allowed)
+    return made(clip_by, options, rule, over=scopes.LEAF, norm=norms.INF)
+
+
+def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
+    """`|x| / divisor`; a very large number where that is 0 and x is not."""
+    size = jnp.abs(x)
+    none = divisor == 0
+    found = ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
+    largest = jnp.asarray(jnp.finfo(size.dtype).max / 2, size.dtype)
+    return jnp.where(none & (size > 0), largest, found)
