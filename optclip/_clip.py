@@ -87,7 +87,8 @@ class Clip:
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
-        return dataclasses.replace(self, response=at_step(self.response, step))
+        now = at_step(self.response, step)
+        return self if now is self.response else dataclasses.replace(self, response=now)
 
     def at_init(self) -> "Clip":
         """The same, told nothing of mapped axes unless their types are known here."""
@@ -162,7 +163,7 @@ class Clip:
         """Raise if the policy says so, or if devices would answer differently."""
         if self.nonfinite == "raise":
             paths = [opened.flat.paths[i] for i in opened.seen]
-            _nonfinite.check(paths, [opened.leaves[i] for i in opened.seen])
+            _nonfinite.check(paths, [opened.arrays[i] for i in opened.seen])
         if compares(self.response):
             self.check_spans(opened)
 
@@ -218,14 +219,13 @@ class ScalingClip(Clip):
             lambda k: _arithmetic.held(k) if k.ndim else k
         )
         coefficients, limit_of = found.entries(), limits.entries()
-        owned = opened.owned()
-        out = list(opened.leaves)
-        leaves = {i: opened.leaves[i] for i, _ in owned}
-        leaves = _collectives.read_again(leaves, dict(owned))
-        for i, block in owned:
-            axis = opened.blocks[block].axis
-            out[i] = self._scaled(leaves[i], coefficients[block], limit_of[block], axis)
-        return opened.flat.rebuild(out), found
+        owned = dict(opened.owned())
+        arrays = {i: jnp.asarray(opened.arrays[i]) for i in owned}
+        out = {}
+        for i, x in _collectives.read_again(arrays, owned).items():
+            block = owned[i]
+            out[i] = self._scaled(opened, i, x, coefficients[block], limit_of[block])
+        return opened.rebuild(out), found
 
     def recorded(
         self, measured: Rows, limits: Rows, coefficients: Rows
@@ -234,38 +234,32 @@ class ScalingClip(Clip):
         del measured
         return limits, coefficients
 
-    def _scaled(self, leaf, coefficient, limit, axis):
-        original = leaf
+    def _scaled(
+        self,
+        opened: Opened,
+        i: int,
+        x: jax.Array,
+        coefficient: jax.Array,
+        limit: jax.Array,
+    ) -> Any:
+        shown = _nonfinite.dropped(x) if self.nonfinite == "drop" else x
+        out = _scale.settled(
+            x, shown, coefficient, limit, opened.like(i),
+            strict=self.strict, policy=self.nonfinite,
+        )  # fmt: skip
+        if i not in opened.matrices:
+            return out
+        kept = jnp.all(coefficient == 1)
         if self.nonfinite == "drop":
-            leaf = _nonfinite.dropped(leaf)
-        if not _leaves.is_sparse(leaf):
-            x = _leaves.values(original)
-            return self._settle(x, _leaves.values(leaf), coefficient, limit, x)
-        like = original.data
-        # Rounding duplicates one by one could make their sum larger.
-        apart = self.strict and _sparse.has_duplicates(leaf)
-        if coefficient.ndim == 0 and not apart:
-            data = self._settle(like, leaf.data, coefficient, limit, like)
-            return _sparse.with_data(leaf, data)
-        off = jnp.all(jnp.isinf(limit))
-        # Slices of a dense gradient can be told apart only once duplicates are summed.
-        mat = _sparse.summed(leaf)
-        if coefficient.ndim and not _sparse.lies_in_data(mat, axis):
-            coefficient, limit = (
-                _sparse.at_entries(x, mat) for x in (coefficient, limit)
-            )
-        whole = _sparse.summed(original).data
-        data = self._settle(whole, mat.data, coefficient, limit, like)
-        return _sparse.unless(off, original, mat, data)
-
-    def _settle(self, original, x, coefficient, limit, like):
-        how = {"strict": self.strict, "policy": self.nonfinite}
-        return _scale.settled(original, x, coefficient, limit, like, **how)
+            kept = jnp.all(jnp.isinf(limit)) | (kept & jnp.all(shown == x))
+        return _sparse.closed(kept, opened.leaves[i], opened.matrices[i], out)
 
 
 def _each(function: Any, block: Block) -> Block:
     leaves = [
-        _leaves.hold(function(_leaves.unwrap(x)), _leaves.axis_name_of(x))
+        _leaves.hold(
+            function(_leaves.unwrap(x)), _leaves.axis_name_of(x), _leaves.matrix_of(x)
+        )
         for x in block.leaves
     ]
     return dataclasses.replace(block, leaves=leaves)

@@ -26,47 +26,40 @@ class Limits(NamedTuple):
 
 def bounded(
     name: str,
-    leaf: Any,
+    x: jax.Array,
     lower: Any,
     upper: Any,
     response: Any,
+    like: jax.Array,
     *,
     strict: bool,
     cleaned: bool,
-) -> tuple[Any, jax.Array]:
-    """A leaf with its elements moved to the bounds.
+) -> tuple[jax.Array, jax.Array]:
+    """An array with its elements moved to the bounds.
 
     Args:
-      name: what to call the leaf in an error.
-      leaf: an array, or a BCOO matrix, whose duplicates are summed first.
-      lower: broadcasts to the shape of the leaf (dense), in any real dtype.
+      name: what to call the array in an error.
+      x: the array.
+      lower: broadcasts to the shape of the array, in any real dtype.
       upper: likewise.
       response: has `element`.
+      like: an array of the dtype to return.
       strict: whether bounds are rounded towards zero rather than to nearest.
       cleaned: whether non-finite elements become zero, unless both bounds are infinite.
 
     Returns:
-      The leaf, and by what factor each element shrank (1 if untouched).
+      The array, and by what factor each element shrank (1 if untouched).
     """
-    mat = _sparse.summed(leaf) if _leaves.is_sparse(leaf) else None
-    like = _leaves.values(leaf)
-    x = like if mat is None else mat.data
     size = jnp.abs(_leaves.widen(x))
-    shape = x.shape if mat is None else leaf.shape
     lower, upper = (
         _scale.as_limit(bound, size.dtype, towards_zero=strict)
         for bound in (lower, upper)
     )
-    all_off = jnp.all(jnp.isinf(lower)) & jnp.all(jnp.isinf(upper))
-    lower = _at(name, "lower", lower, size, shape, mat)
-    upper = _at(name, "upper", upper, size, shape, mat)
+    lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
     off = jnp.isinf(lower) & jnp.isinf(upper)
     wanted = ~off & ~jnp.isfinite(x)
     cleared = jnp.where(wanted, jnp.zeros_like(x), x) if cleaned else x
-    out, shrunk = _moved(cleared, lower, upper, response, like, strict)
-    if mat is None:
-        return out, shrunk
-    return _sparse.unless(all_off, leaf, mat, out), shrunk
+    return _moved(cleared, lower, upper, response, like, strict)
 
 
 class ElementClip(Clip):
@@ -108,12 +101,11 @@ class ElementClip(Clip):
         """
         del measured
         self.check(opened)
-        out = list(opened.leaves)
+        out = {}
         shrunk = [jnp.ones(()) for _ in opened.blocks]
         for i, block in opened.owned():
-            path, leaf, limit = opened.flat.paths[i], opened.leaves[i], limits[block]
-            out[i], shrunk[block] = self._bounded(path, leaf, limit)
-        return opened.flat.rebuild(out), shrunk
+            out[i], shrunk[block] = self._bounded(opened, i, limits[block])
+        return opened.rebuild(out), shrunk
 
     def recorded(
         self, measured: Rows, limits: list[Any], coefficients: list[jax.Array]
@@ -124,16 +116,30 @@ class ElementClip(Clip):
         spread = map(jnp.broadcast_to, coefficients, shapes)
         return measured.with_entries(least), measured.with_entries(list(spread))
 
-    def _bounded(self, path, leaf, limit):
+    def _bounded(self, opened, i, limit):
+        x = jnp.asarray(opened.arrays[i])
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
+        path = _leaves.path_str(opened.flat.paths[i])
         for which, bound in (("lower", lower), ("upper", upper)):
-            like = leaf.data if _leaves.is_sparse(leaf) else leaf
-            _mapped.check_alike(which, bound, like)
-        name = f"the leaf '{_leaves.path_str(path)}'"
+            _mapped.check_alike(which, bound, x)
+            if i in opened.matrices and jnp.ndim(bound):
+                raise ValueError(
+                    f"{which} is an array of shape {jnp.shape(bound)} for the BCOO leaf"
+                    f" '{path}'. Give a number for it, or make it dense by todense()."
+                )
         cleaned = self.nonfinite in ("zero", "drop")
-        return bounded(
-            name, leaf, lower, upper, self.response, strict=self.strict, cleaned=cleaned
-        )
+        out, shrunk = bounded(
+            f"the leaf '{path}'", x, lower, upper, self.response, opened.like(i),
+            strict=self.strict, cleaned=cleaned,
+        )  # fmt: skip
+        if i not in opened.matrices:
+            return out, shrunk
+        kept = jnp.all(shrunk == 1)
+        if cleaned:
+            off = jnp.isinf(lower) & jnp.isinf(upper)
+            kept &= off | jnp.all(jnp.isfinite(x))
+        out = _sparse.closed(kept, opened.leaves[i], opened.matrices[i], out)
+        return out, shrunk
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:
@@ -221,20 +227,15 @@ def _pointing(wide):
     return jnp.where(infinite, jax.lax.complex(*signs), wide)
 
 
-def _at(name, which, bound, x, shape, mat):
-    if bound.ndim == 0 and mat is None:
+def _at(name, which, bound, x):
+    if bound.ndim == 0:
         # Made from the leaf, which may be split over devices.
         return jnp.zeros_like(x) + bound
     try:
-        full = jnp.broadcast_to(bound, shape)
+        return jnp.broadcast_to(bound, x.shape)
     except ValueError:
         raise ValueError(
             f"{which} has shape {bound.shape}, which does not broadcast to {name} of"
-            f" shape {shape} without growing it. Give a number, an array that does, or"
-            " a tree with one for each leaf."
+            f" shape {x.shape} without growing it. Give a number, an array that does,"
+            " or a tree with one for each leaf."
         ) from None
-    if mat is None:
-        return full
-    if bound.ndim == 0:
-        return jnp.broadcast_to(bound, mat.data.shape)
-    return _sparse.at_entries(full, mat)

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.sparse import BCOO
 
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
@@ -35,16 +35,17 @@ class Flat:
 class Held:
     """A leaf as scopes are shown it, where there is more to it than one array.
 
-    A BCOO matrix is two to jax, data and indices. `axis_name` is what was told of the
-    leaf, None if nothing.
+    `axis_name` is what was told of the leaf, None if nothing; `matrix` the BCOO matrix
+    whose data the leaf is.
     """
 
     leaf: Any
     axis_name: Any = None
+    matrix: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return jnp.shape(self.leaf)
+        return jnp.shape(self.leaf if self.matrix is None else self.matrix)
 
     @property
     def ndim(self) -> int:
@@ -52,12 +53,12 @@ class Held:
 
     @property
     def dtype(self) -> Any:
-        return jnp.result_type(self.leaf)
+        return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
 
 
-def hold(leaf: Any, axis_name: Any = None) -> Any:
-    plain = axis_name is None and not is_sparse(leaf)
-    return leaf if plain else Held(leaf, axis_name)
+def hold(leaf: Any, axis_name: Any = None, matrix: Any = None) -> Any:
+    plain = axis_name is None and matrix is None
+    return leaf if plain else Held(leaf, axis_name, matrix)
 
 
 def unwrap(leaf: Any) -> Any:
@@ -68,8 +69,19 @@ def axis_name_of(leaf: Any) -> Any:
     return leaf.axis_name if isinstance(leaf, Held) else None
 
 
+def shape_of(leaf: Any) -> tuple[int, ...]:
+    return leaf.shape if isinstance(leaf, Held) else jnp.shape(leaf)
+
+
+def matrix_of(leaf: Any) -> Any:
+    return leaf.matrix if isinstance(leaf, Held) else None
+
+
 def is_sparse(leaf: Any) -> bool:
-    return isinstance(leaf, BCOO)
+    """Whether a leaf is a BCOO matrix."""
+    # Who has one has imported this, which takes longer than all of optclip.
+    sparse = sys.modules.get("jax.experimental.sparse")
+    return sparse is not None and isinstance(leaf, getattr(sparse, "BCOO", ()))
 
 
 def flatten(tree: Any) -> Flat:
@@ -129,7 +141,7 @@ def _at(path: Any) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 
 
-def _check_batches(path: Any, mat: BCOO) -> None:
+def _check_batches(path: Any, mat: Any) -> None:
     """Raise if one stored batch stands for several: they could be clipped apart."""
     batch = mat.shape[: mat.n_batch]
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)

@@ -152,7 +152,7 @@ def axes_size(axes: Axes) -> int:
 def check_reduced(path: Any, leaf: Any) -> None:
     """Raise if a sum over devices is still to be done, of which this is a part."""
     # By type alone: a NumPy leaf is not to be copied for it.
-    kind = jax.typeof(leaf.data if _leaves.is_sparse(leaf) else leaf)
+    kind = jax.typeof(leaf)
     axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(

@@ -12,41 +12,27 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from optclip import _leaves, _sparse
+from optclip import _leaves
 
 POLICIES = ("propagate", "zero", "drop", "raise")
 
 
-def dropped(leaf: Any) -> Any:
-    """The leaf with zeros for its non-finite entries."""
-    x = _leaves.values(leaf)
-    kept = jnp.where(_is_bad(leaf), jnp.zeros_like(x), x)
-    return _sparse.with_data(leaf, kept) if _leaves.is_sparse(leaf) else kept
+def dropped(x: jax.Array) -> jax.Array:
+    """The array with zeros for its non-finite entries."""
+    return jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
 
 
-def flags(leaf: Any) -> Any:
+def flags(x: jax.Array) -> jax.Array:
     """1.0 where an entry is not finite: what `dropped` takes out of sight."""
-    found = _is_bad(leaf).astype(jnp.float32)
-    return _sparse.with_data(leaf, found) if _leaves.is_sparse(leaf) else found
+    return (~jnp.isfinite(x)).astype(jnp.float32)
 
 
-def _is_bad(leaf: Any) -> jax.Array:
-    """Where an entry, or the sum of a sparse leaf's duplicates, is not finite."""
-    x = _leaves.values(leaf)
-    bad = ~jnp.isfinite(x)
-    if not _leaves.is_sparse(leaf) or not _sparse.has_duplicates(leaf):
-        return bad
-    rest = _sparse.with_data(leaf, jnp.where(bad, jnp.zeros_like(x), x))
-    return bad | ~jnp.isfinite(_sparse.sums_at_entries(rest))
-
-
-def check(paths: list[Any], leaves: list[Any]) -> None:
+def check(paths: list[Any], arrays: list[jax.Array]) -> None:
     """Under checkify, an error that names each leaf with a non-finite entry."""
-    for path, leaf in zip(paths, leaves, strict=True):
-        leaf = _sparse.summed(leaf) if _leaves.is_sparse(leaf) else leaf
+    for path, x in zip(paths, arrays, strict=True):
         # A debug check is inert outside checkify; a plain one would break jit.
         checkify.debug_check(
-            jnp.all(jnp.isfinite(_leaves.values(leaf))),
+            jnp.all(jnp.isfinite(x)),
             f"non-finite update in the leaf '{_leaves.path_str(path)}'"
             " (nonfinite='raise')".replace("{", "{{").replace("}", "}}"),
         )

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from optclip import _leaves, _mapped, _trees
+from optclip import _leaves, _mapped, _sparse, _trees
 from optclip.norms import Block
 from optclip.scopes._scope import Scope, blocks_of, owners_of
 
@@ -12,12 +12,14 @@ from optclip.scopes._scope import Scope, blocks_of, owners_of
 class Opened(NamedTuple):
     """A tree laid out for a clip: blocks to measure, and each leaf's block.
 
-    `owner` is the block that scales each leaf, `seen` the leaves that are measured or
-    scaled.
+    `leaves` are those of the tree, `arrays` what the clip has for them. `owner` is the
+    block that scales each leaf, `seen` the leaves that are measured or scaled.
     """
 
     flat: _leaves.Flat
     leaves: list[Any]
+    arrays: list[Any]
+    matrices: dict[int, Any]
     blocks: list[Block]
     treedef: Any
     owner: list[int | None]
@@ -30,6 +32,14 @@ class Opened(NamedTuple):
     def entries(self, tree: Any) -> list[Any]:
         """The values of a tree of that structure, one a block."""
         return self.treedef.flatten_up_to(tree)
+
+    def like(self, i: int) -> jax.Array:
+        """The numbers of a leaf as they came, in whose dtype it is returned."""
+        return _leaves.values(self.leaves[i])
+
+    def rebuild(self, clipped: dict[int, Any]) -> Any:
+        """The tree with some of its leaves clipped."""
+        return self.flat.rebuild([clipped.get(i, x) for i, x in enumerate(self.leaves)])
 
     def owned(self) -> list[tuple[int, int]]:
         """The leaves that are scaled, as (leaf, block)."""
@@ -46,22 +56,39 @@ def opened_by(
     scaled = _trees.spread_mask("clip_mask", clip_mask, tree)
     counted = _trees.spread_mask("norm_mask", norm_mask, tree)
     told = _mapped.by_leaf(axis_name, tree)
-    held = map(_leaves.hold, flat.leaves, told)
-    leaves = _where(live, list(held))
-    measured_tree = flat.rebuild(_where(counted, leaves))
-    scaled_tree = flat.rebuild(_where(scaled, leaves))
+    shown = [
+        _sparse.opened(x, name) if is_live else None
+        for x, name, is_live in zip(flat.leaves, told, live, strict=True)
+    ]
+    shown = _each_its_own(shown)
+    measured_tree = flat.rebuild(_where(counted, shown))
+    scaled_tree = flat.rebuild(_where(scaled, shown))
     blocks, treedef = blocks_of(scope, measured_tree)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owner = owners_of(scope, index, scaled_tree, flat.treedef)
     measured = {id(x) for block in blocks for x in block.leaves}
     seen = [
         i
-        for i, leaf in enumerate(leaves)
+        for i, leaf in enumerate(shown)
         if owner[i] is not None or (leaf is not None and id(leaf) in measured)
     ]
+    arrays = [_leaves.unwrap(x) for x in shown]
     for i in seen:
-        _mapped.check_reduced(flat.paths[i], flat.leaves[i])
-    return Opened(flat, flat.leaves, blocks, treedef, owner, seen)
+        _mapped.check_reduced(flat.paths[i], arrays[i])
+    matrices = {i: _leaves.matrix_of(x) for i, x in enumerate(shown)}
+    matrices = {i: matrix for i, matrix in matrices.items() if matrix is not None}
+    return Opened(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)
+
+
+def _each_its_own(shown: list[Any]) -> list[Any]:
+    """The leaves, an array that stands at two paths as two that can be told apart."""
+    known: set[int] = set()
+    out = list(shown)
+    for i, x in enumerate(shown):
+        if x is not None and id(x) in known:
+            out[i] = _leaves.Held(_leaves.unwrap(x), _leaves.axis_name_of(x))
+        known.add(id(x))
+    return out
 
 
 def _where(mask: list[bool], leaves: list[Any]) -> list[Any]:

@@ -1,11 +1,60 @@
-"""BCOO leaves, the IndexedSlices of JAX, as the dense gradients they stand for."""
+"""BCOO leaves, the IndexedSlices of JAX: unwrapped at the door, wrapped again there.
+
+Inside a clip such a leaf is the array of its data, duplicates summed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import sparse
-from jax.experimental.sparse import BCOO
 
 from optclip import _leaves, _placement
+
+if TYPE_CHECKING:
+    from jax.experimental.sparse import BCOO
+
+
+def opened(leaf: Any, axis_name: Any = None) -> Any:
+    """A leaf as a clip has it: of a BCOO matrix its data, duplicates summed."""
+    if not _leaves.is_sparse(leaf):
+        return _leaves.hold(leaf, axis_name)
+    mat = summed(leaf)
+    return _leaves.hold(mat.data, axis_name, mat)
+
+
+def closed(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
+    """The matrix with its data clipped; where it is to be `kept`, as it came."""
+    data = _placement.placed_as(data, original.data)
+    indices = _placement.placed_as(mat.indices, original.indices)
+    indices = jnp.where(kept, original.indices, indices)
+    return with_data(original, jnp.where(kept, original.data, data), indices=indices)
+
+
+def axes_in_data(mat: BCOO, axis: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of the data that are these of the dense shape.
+
+    Raises:
+      ValueError: they are in the indices.
+    """
+    if any(a < mat.n_batch + mat.n_sparse for a in axis):
+        raise ValueError(
+            f"axis={axis} of a BCOO leaf of shape {mat.shape} is not an axis of its"
+            f" data: its first {mat.n_batch + mat.n_sparse} axes are batched or"
+            " sparse. Give its norms a later axis, or make it dense by todense()."
+        )
+    return tuple(a - mat.n_sparse + 1 for a in axis)
+
+
+def with_data(mat: BCOO, data: jax.Array, indices: jax.Array | None = None) -> BCOO:
+    """`data` at `indices` (those of `mat` if None), with the treedef of `mat`."""
+    return type(mat)(
+        (data, mat.indices if indices is None else indices),
+        shape=mat.shape,
+        indices_sorted=mat.indices_sorted,
+        unique_indices=mat.unique_indices,
+    )
 
 
 def summed(mat: BCOO) -> BCOO:
@@ -16,7 +65,7 @@ def summed(mat: BCOO) -> BCOO:
     """
     if not mat.n_sparse:
         return mat
-    if has_duplicates(mat):
+    if not mat.unique_indices:
         mat = _as_it_varies(_without_duplicates(mat), mat)
     ends = jnp.array(mat.shape[mat.n_batch : mat.n_batch + mat.n_sparse])
     inside = jnp.all(mat.indices < jnp.broadcast_to(ends, mat.indices.shape), axis=-1)
@@ -38,69 +87,3 @@ def _as_it_varies(mat: BCOO, like: BCOO) -> BCOO:
     pairs = (mat.data, like.data), (mat.indices, like.indices)
     data, indices = (_placement.varying_as(*pair) for pair in pairs)
     return with_data(mat, data, indices=indices)
-
-
-def has_duplicates(mat: BCOO) -> bool:
-    """Whether one index may be stored twice."""
-    return bool(mat.n_sparse) and not mat.unique_indices
-
-
-def sums_at_entries(mat: BCOO) -> jax.Array:
-    """For each stored entry the sum of all entries at its index."""
-
-    def in_one(data: jax.Array, indices: jax.Array) -> jax.Array:
-        size = indices.shape[0]
-        _, place = jnp.unique(indices, axis=0, size=size, return_inverse=True)
-        place = place.reshape(size)
-        return jax.ops.segment_sum(data, place, size)[place]
-
-    for _ in range(mat.n_batch):
-        in_one = jax.vmap(in_one)
-    batch = mat.data.shape[: mat.n_batch]
-    shape = batch + mat.indices.shape[mat.n_batch :]
-    indices = _placement.whole(jnp.broadcast_to(mat.indices, shape))
-    found = in_one(_placement.whole(_leaves.widen(mat.data)), indices)
-    return _placement.placed_as(found, mat.data)
-
-
-def with_data(mat: BCOO, data: jax.Array, indices: jax.Array | None = None) -> BCOO:
-    """`data` at `indices` (those of `mat` if None), with the treedef of `mat`."""
-    return BCOO(
-        (data, mat.indices if indices is None else indices),
-        shape=mat.shape,
-        indices_sorted=mat.indices_sorted,
-        unique_indices=mat.unique_indices,
-    )
-
-
-def unless(off: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
-    """`data` at the indices of `mat`; where `off`, the original, to the bit."""
-    data = _placement.placed_as(data, original.data)
-    indices = _placement.placed_as(mat.indices, original.indices)
-    indices = jnp.where(off, original.indices, indices)
-    return with_data(original, jnp.where(off, original.data, data), indices)
-
-
-def lies_in_data(mat: BCOO, axis: tuple[int, ...]) -> bool:
-    """Whether slices along `axis` of the dense shape are slices of the data itself."""
-    return all(a >= mat.n_batch + mat.n_sparse for a in axis)
-
-
-def open_axes(mat: BCOO, axis: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
-    """An array with the same slices along `axis` as the dense shape, and their axes.
-
-    Batch and sparse axes are found only in the dense array, which is then made.
-    """
-    if lies_in_data(mat, axis):
-        return mat.data, tuple(a - mat.n_sparse + 1 for a in axis)
-    return _placement.varying_as(mat.todense(), mat.data), axis
-
-
-def at_entries(dense: jax.Array, mat: BCOO) -> jax.Array:
-    """`dense`, which broadcasts to the dense shape, at the stored entries of `mat`."""
-    ones = with_data(mat, jnp.ones(mat.data.shape, dense.dtype))
-    full = jnp.broadcast_to(dense, mat.shape)
-    # Under vmap jax can take this product only if both are batched.
-    full = jnp.where(jnp.any(mat.indices >= 0), full, full)
-    found = sparse.bcoo_multiply_dense(ones, full)
-    return _placement.varying_as(found, mat.indices)

@@ -141,24 +141,36 @@ def measure(
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """
-    return measure_rows(blocks, norm, axis_name).entries()
+    _check(blocks, norm, axis_name)
+    return measure_rows(
+        [
+            dataclasses.replace(block, leaves=[_sparse.opened(x) for x in block.leaves])
+            for block in blocks
+        ],
+        norm,
+        axis_name,
+    ).entries()
 
 
 def measure_rows(
     blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
 ) -> Rows:
     """The same as rows, for what computes on."""
-    _check(blocks, norm, axis_name)
     arrays, parts, counts = [], [], [0] * len(blocks)
     if axis_name is None and any(map(_is_untold, blocks)):
         _mapped.check_known()
     for i, block in enumerate(blocks):
         for held in block.leaves:
-            leaf, own = _leaves.unwrap(held), _leaves.axis_name_of(held)
-            x, axis, count = _open(leaf, block.axis)
+            own, matrix = _leaves.axis_name_of(held), _leaves.matrix_of(held)
+            x, axis = jnp.asarray(_leaves.unwrap(held)), block.axis
+            if matrix is not None and axis is not None:
+                axis = _sparse.axes_in_data(matrix, axis)
+            count = _count(_leaves.shape_of(held), block.axis)
             own = axis_name if own is None else own
-            split = _mapped.split_axes_of_slices(x, jnp.shape(leaf), block.axis, own)
-            if norm.per_count and split and _leaves.is_sparse(leaf):
+            split = _mapped.split_axes_of_slices(
+                x, _leaves.shape_of(held), block.axis, own
+            )
+            if norm.per_count and split and matrix is not None:
                 _refuse_to_count(split)
             arrays.append(x)
             parts.append(_totals.Part(i, axis, split))
@@ -244,20 +256,6 @@ def _is_untold(block: Block) -> bool:
     """Whether a norm of this spans devices as the types of its leaves say."""
     told = [_leaves.axis_name_of(x) is not None for x in block.leaves]
     return block.axis != () and not all(told)
-
-
-def _open(
-    leaf: Any, axis: tuple[int, ...] | None
-) -> tuple[jax.Array, tuple[int, ...] | None, int]:
-    """A leaf's numbers, the axes to reduce there, and how many elements that is."""
-    if not _leaves.is_sparse(leaf):
-        x = jnp.asarray(leaf)
-        return x, axis, _count(x.shape, axis)
-    count = _count(leaf.shape, axis)
-    leaf = _sparse.summed(leaf)
-    if axis is None:
-        return leaf.data, None, count
-    return *_sparse.open_axes(leaf, axis), count
 
 
 def _count(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> int:

@@ -300,7 +300,6 @@ BY_PARAMETER = {
     "low": SCALAR,
     "max_consecutive": LENGTH,
     "max_shrink": SHARE,
-    "mu": ABOVE_ZERO,
     "options": OPTIONS,
     "most": [
         *LENGTH,

@@ -52,8 +52,11 @@ def make(entry: Any) -> Any:
     return helpers.strict(entry.make(LIMITS.get(entry.id)))
 
 
-def gradients(group: str, *, flipped: bool = False) -> Any:
-    """The kinds of a group that are clipped; `flipped`, with other values."""
+def gradients(entry: Any, group: str, *, flipped: bool = False) -> Any:
+    """The kinds of a group that are clipped; `flipped`, with other values.
+
+    Norms along the first axis, which a BCOO leaf has in its indices, it is spared.
+    """
     values = EXACT[::-1] if flipped else EXACT
     dense = {name: jnp.asarray(values, getattr(jnp, name)) for name in FLOATS}
     dense["complex64"] = jnp.asarray(values * np.exp(0.7j), jnp.complex64)
@@ -62,7 +65,11 @@ def gradients(group: str, *, flipped: bool = False) -> Any:
     some = GROUPS[group]
     return {
         "dense": {name: dense[name] for name in some if name in dense},
-        "out": {name: x for name, x in sparse(values).items() if name in some},
+        "out": {
+            name: x
+            for name, x in sparse(values).items()
+            if name in some and entry.scope != "axes"
+        },
     }
 
 

@@ -104,7 +104,6 @@ def test_masks(norm_mask, clip_mask):
 ROWS = np.array([0, 2, 0, 1])
 BY_DENSE = {
     "global": (lambda g: F.clip_by_global_norm(g, 1.0)[0], lambda g: oracles.by_tree(g, 1.0)),
-    "axis": (lambda g: F.clip_by_norm(g, 1.0, axis=0), lambda g: oracles.by_first_axis(g, 1.0)),
     "rows": (lambda g: F.clip_by_norm(g, 1.0, axis=1), lambda g: oracles.by_first_axis(g.T, 1.0).T),
     "value": (lambda g: F.clip_by_value(g, -0.4, 0.7), lambda g: oracles.by_value(g, -0.4, 0.7)),
 }  # fmt: skip

@@ -22,15 +22,15 @@ def clip_of(entry):
     return lambda tree: tx.update(tree, tx.init(tree))[0]
 
 
-def whole_tree(group):
-    tree = leaf_kinds.gradients(group)
+def whole_tree(entry, group):
+    tree = leaf_kinds.gradients(entry, group)
     tree["dense"]["beside"] = leaf_kinds.beside()
     return tree
 
 
 def assert_whole(found, entry, group):
     """The leaves that pass are as they were, the others as the oracle has them."""
-    helpers.assert_same_types(found, whole_tree(group))
+    helpers.assert_same_types(found, whole_tree(entry, group))
     beside = found["dense"].pop("beside")
     for (path, a), b in zip(
         jax.tree.leaves_with_path(beside),
@@ -40,7 +40,7 @@ def assert_whole(found, entry, group):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
-    tree = leaf_kinds.gradients(group)
+    tree = leaf_kinds.gradients(entry, group)
     leaf_kinds.assert_clipped(found, tree, leaf_kinds.expected(entry, tree))
 
 
@@ -54,12 +54,12 @@ def test_no_float_format_is_forgotten():
 
 @pytest.mark.covering(entry=BY_SCOPE, group=("a", "b"))
 def test_eager(entry, group):
-    assert_whole(clip_of(entry)(whole_tree(group)), entry, group)
+    assert_whole(clip_of(entry)(whole_tree(entry, group)), entry, group)
 
 
 @every
 def test_jit_and_donation(entry, group):
-    tree = whole_tree(group)
+    tree = whole_tree(entry, group)
     clip = jax.jit(clip_of(entry), donate_argnums=0)
     assert_whole(clip(tree), entry, group)
     # There is nothing to give away in a leaf without elements.
@@ -77,7 +77,10 @@ def test_vmap_in_cond_in_scan(entry, group):
     def step(trees, _):
         return jax.lax.cond(jnp.array(True), batch, lambda t: t, trees), None
 
-    trees = [leaf_kinds.gradients(group), leaf_kinds.gradients(group, flipped=True)]
+    trees = [
+        leaf_kinds.gradients(entry, group),
+        leaf_kinds.gradients(entry, group, flipped=True),
+    ]
     both = stacked(trees)
     found, _ = quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
     helpers.assert_same_types(found, both)

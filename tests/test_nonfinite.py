@@ -123,11 +123,11 @@ def test_drop_drops_below_the_threshold_too(bad, run):
 
 
 @bad_values
-def test_drop_keeps_what_a_row_stored_beside_the_bad_entry(bad, run):
+def test_a_bad_duplicate_is_a_bad_entry_of_the_dense_gradient(bad, run):
     rows = jnp.array([[1], [2], [1]])
     mat = BCOO((jnp.array([6.0, 8.0, bad]), rows), shape=(4,))
     found = run(lambda m: CLIPS["tree"](m, 1.0, nonfinite="drop"))(mat).todense()
-    np.testing.assert_allclose(found, [0, 0.6, 0.8, 0], rtol=1e-6)
+    np.testing.assert_allclose(found, [0, 0, 1, 0], rtol=1e-6)
 
 
 @pytest.mark.covering(policy=POLICIES, run=RUNS)

@@ -19,13 +19,16 @@ def rows(data, **kwargs):
     return BCOO((jnp.asarray(data), ROWS), shape=(5, 2), **kwargs)
 
 
-def test_bounds_that_are_arrays_meet_the_rows_they_are_for(run):
+def test_what_is_of_the_dense_shape_is_refused():
     mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
     upper = jnp.arange(10.0).reshape(5, 2)
-    found = run(lambda m: F.clip_by_value(m, -upper, upper))(mat)
-    exact = np.clip(helpers.as_float64(mat.todense()), -upper, upper)
-    np.testing.assert_array_equal(found.todense(), exact)
-    assert helpers.differs(found.todense(), mat.todense())
+    with pytest.raises(ValueError, match=r"upper is an array .*BCOO leaf 'a'. Give a"):
+        F.clip_by_value({"a": mat}, None, {"a": upper})
+    for axis in (0, (0, 1)):
+        with pytest.raises(ValueError, match=r"BCOO leaf of shape \(5, 2\) is not"):
+            F.clip_by_norm(mat, 1.0, axis=axis)
+    with pytest.raises(ValueError, match=r"todense\(\)"):
+        F.clip_by_norm(mat.update_layout(n_dense=0), 1.0, axis=1)
 
 
 def test_a_scope_sees_a_matrix_as_one_leaf():
@@ -43,7 +46,7 @@ def test_a_scope_sees_a_matrix_as_one_leaf():
     tx = optclip.clip_by(1.0, over=ByKind())
     mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     found, _ = tx.update(mat, tx.init(mat))
-    np.testing.assert_allclose(found.data, mat.data / 5, rtol=1e-6)
+    np.testing.assert_allclose(found.todense(), mat.todense() / 5, rtol=1e-6)
 
 
 def test_nothing_sparse_about_it(run):
@@ -60,13 +63,13 @@ def test_batches_with_duplicates_and_nan(policy, run):
     indices = jnp.array([[[0], [2], [0]], [[1], [1], [4]]])
     data = jnp.array([[3.0, 4.0, jnp.nan], [3.0, 3.0, 8.0]])
     mat = BCOO((data, indices), shape=(2, 5))
-    found = run(lambda m: F.clip_by_norm(m, 1.0, axis=1, nonfinite=policy))(mat)
-    first = {
-        "propagate": [np.nan, 0, np.nan, 0, 0],
-        "zero": [0, 0, 0, 0, 0],
-        "drop": [0.6, 0, 0.8, 0, 0],
-    }[policy]
-    exact = [first, [0, 0.6, 0, 0, 0.8]]
+    found = run(lambda m: F.clip_by_norm(m, 5.0, nonfinite=policy))(mat)
+    exact = np.zeros((2, 5))
+    if policy == "propagate":
+        exact[[0, 0, 1, 1], [0, 2, 1, 4]] = np.nan
+    if policy == "drop":
+        # 3 + NaN, one entry of the dense gradient, is dropped as one.
+        exact[[0, 1, 1], [2, 1, 4]] = np.array([4, 6, 8]) * 5 / np.sqrt(116)
     np.testing.assert_allclose(found.todense(), exact, rtol=1e-6)
 
 
@@ -89,7 +92,8 @@ def test_strict_holds_for_the_sums(dtype):
         data = rng.normal(size=(3, 2))
         data[2] = -data[0] * (1 + 0.02 * rng.normal(size=2))
         mat = rows(jnp.asarray(data, dtype))
-        c = np.float32(rng.uniform(0.05, 1))
+        # Rounded duplicates all but cancel.
+        c = np.float32(rng.uniform(0.05, 0.9) * float(F.global_norm(mat)))
         out = clip(mat, c)
         dense = np.zeros((5, 2))
         inside = np.ravel(out.indices) < 5
@@ -99,13 +103,26 @@ def test_strict_holds_for_the_sums(dtype):
         assert helpers.differs(out.data, mat.data)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_is_not_clipped_stays_to_the_bit(dtype, run):
+    """Duplicates are not summed then, nor rounded."""
+    mat = rows(jnp.asarray([[1.0, 1.0], [2.0, 3.0], [0.0041, 1.0]], dtype))
+    for clip in (
+        lambda m: F.clip_by_global_norm(m, 10.0)[0],
+        lambda m: F.clip_by_norm(m, 10.0, axis=1, nonfinite="drop"),
+        lambda m: F.clip_by_value(m, -10.0, 10.0, nonfinite="zero"),
+    ):
+        helpers.assert_identical(run(clip)(mat), mat)
+    clipped = run(lambda m: F.clip_by_global_norm(m, 1.0)[0])(mat)
+    np.testing.assert_allclose(oracles.norm(clipped.todense()), 1.0, rtol=1e-2)
+
+
 @pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
     mat = rows([[jnp.nan, 1.0], [2.0, 3.0], [4.0, jnp.inf]])
     clips = [
         lambda m: F.clip_by_value(m, -jnp.inf, jnp.inf, nonfinite=policy),
         lambda m: F.clip_by_norm(m, jnp.inf, nonfinite=policy),
-        lambda m: F.clip_by_norm(m, jnp.inf, axis=0, nonfinite=policy),
         lambda m: F.clip_by_norm(m, jnp.inf, axis=1, nonfinite=policy),
     ]
     for clip in clips:

@@ -16,8 +16,7 @@ nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a valu
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
            roundings: clips inside a band of 2e-6 below it (1e-4 for unusual ord),
-           then rounds towards zero in the dtype of each leaf; duplicates of a BCOO
-           leaf come back summed
+           then rounds towards zero in the dtype of each leaf
 norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
            enter the norm
 clip_mask  likewise: which leaves are scaled
@@ -31,7 +30,9 @@ touches nothing, under any policy (though raise still raises). A concrete negati
 NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold None for
 'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
 below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-30 (9.3e-10),
-counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in float32.
+counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in
+float32, and come back summed where it is clipped. Its norms may be taken over axes of
+its data alone; a bound for its elements is a number.
 """
 
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm

@@ -75,8 +75,8 @@ def stable_adamw(
       >>> state = tx.init(jnp.zeros(1))
       >>> for size in (1.0, 1.0, 1000.0):
       ...     updates, state = tx.update(jnp.array([size]), state, jnp.zeros(1))
-      >>> print(f"{optclip.metrics(state)['clip/norm']:.2f} {updates[0]:.2f}")
-      1.72 0.37
+      >>> print(f"{optclip.metrics(state)['clip/coefficient']:.2f} {updates[0]:.2f}")
+      0.58 0.37
 
     Source: Wortsman et al., *Stable and low-precision training for large-scale
     vision-language models*, 2023, arXiv:2304.13013, algorithm 2.

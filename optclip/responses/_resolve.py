@@ -139,7 +139,8 @@ def resolve(response: Any) -> Response:
 def at_step(response: Response, step: jax.Array) -> Response:
     """The response for a step: one with a schedule in it changes."""
     if isinstance(response, Detached):
-        return Detached(at_step(response.response, step))
+        now = at_step(response.response, step)
+        return response if now is response.response else Detached(now)
     return response.at(step) if isinstance(response, Band) else response
 
 
