@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip import _leaves, _sums
-from optclip._parts import Reduce, Term
+from optclip._sums import Reduce, Term
 
 # From so many on: of four, a quarter of both times; of two, nothing.
 MANY = 4

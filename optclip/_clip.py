@@ -101,10 +101,10 @@ class Clip:
         masks = self.norm_mask, self.clip_mask
         return opened_by(self.scope, tree, *masks, self.axis_name)
 
-    def measure(self, opened: Opened) -> Reading:
+    def measure(self, opened: Opened, *, guarded: bool = True) -> Reading:
         """The norms, short of the entries that the policy drops."""
         if self.nonfinite != "drop":
-            measured = norms.measure_rows(opened.blocks, self.norm)
+            measured = norms.measure_rows(opened.blocks, self.norm, guarded=guarded)
             return Reading(measured, measured.map(lambda norm: ~jnp.isfinite(norm)))
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]

@@ -187,7 +187,8 @@ class Engine:
             norm=opened.tree(measured.entries()),
             finite=None,
             keep=now.keep,
-            measure=lambda tree: _norm_tree(now, tree),
+            # The squares of parameters are in range as long as a run is alive.
+            measure=lambda tree: _norm_tree(now, tree, guarded=tree is not params),
             updates=updates,
             params=params,
             step=state.clip_step,
@@ -268,21 +269,17 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
         ]
         opened = local.open(flat.rebuild(leaves))
         treedefs.append(opened.treedef)
-        return _norms(local, opened)
+        return local.measure(opened).measured.entries()
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     shapes = jax.eval_shape(measure, arrays)
     return treedefs[-1], shapes
 
 
-def _norm_tree(clip: Clip, tree: Any) -> Any:
+def _norm_tree(clip: Clip, tree: Any, *, guarded: bool) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
     opened = clip.open(tree)
-    return opened.tree(_norms(clip, opened))
-
-
-def _norms(clip: Clip, opened: Opened) -> list[jax.Array]:
-    return clip.measure(opened).measured.entries()
+    return opened.tree(clip.measure(opened, guarded=guarded).measured.entries())
 
 
 def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:

@@ -92,7 +92,8 @@ def _guarded(arrays, plan):
     def root(total):
         return _root(total, plan.ord)
 
-    if plan.ord != 2 or not any(_may_overflow(x, plan) for x in arrays):
+    overflows = plan.guarded and any(_may_overflow(x, plan) for x in arrays)
+    if plan.ord != 2 or not overflows:
         return totals.map(root)
 
     def either():

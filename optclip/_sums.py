@@ -6,6 +6,7 @@ widens as it reads.
 
 import functools
 from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +14,6 @@ from jax import lax
 from jax.sharding import AxisType
 
 from optclip import _leaves
-from optclip._parts import (
-    AT_ONCE,
-    Axis,
-    Merge,
-    Power,
-    Reduce,
-    Term,
-    by_pairs,
-    looped,
-    merged_to,
-    sliced,
-)
 
 # From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 _ADDED_IN_PARTS = 4096
@@ -39,19 +28,52 @@ _MERGED, _JOINED = 32, 64
 _SENT = 128
 
 
+Axis = tuple[int, ...] | None
+Reduce = Callable[[jax.Array, Axis], jax.Array]
+Merge = Callable[[Any, Any], Any]
+Power = Callable[[jax.Array, jax.Array | None], jax.Array]
+
+
+class Term(NamedTuple):
+    """One array, to be reduced over `axis` after `power(array, scale)`.
+
+    Terms of one key may be reduced together; a term whose key is None is alone.
+    """
+
+    array: jax.Array
+    key: Hashable
+    axis: Axis
+    power: Power
+    scale: jax.Array | None = None
+
+    def reduced(self, reduce: Reduce) -> jax.Array:
+        return reduce(self.power(self.array, self.scale), self.axis)
+
+
+def by_pairs(merge: Merge, values: list[Any]) -> Any:
+    """All values merged in pairs: thirty-two lose at most five roundings."""
+    return merged_to(1, merge, values)[0]
+
+
+def merged_to(most: int, merge: Merge, values: list[Any]) -> list[Any]:
+    while len(values) > most:
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
+    return values
+
+
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Sums of terms, several of one key at once, each with the index of its first."""
-    return _reduced(lax.add, _two_sum, sum_over, exact_sum, terms)
+    return _reduced(lax.add, sum_over, exact_sum, terms)
 
 
 def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
     """Maxima of terms, 0 of nothing, likewise."""
-    return _reduced(lax.max, _two_max, max_over, max_over, terms)
+    return _reduced(lax.max, max_over, max_over, terms)
 
 
 def _reduced(
     merge: Merge,
-    carry: Merge,
     reduce: Reduce,
     reduce_on_cpu: Reduce,
     terms: list[Term],
@@ -61,18 +83,10 @@ def _reduced(
 
     def joined(group: list[Term]) -> jax.Array:
         lots = _lots(group, _JOINED, lambda t: (t.array.dtype, t.power is _as_it_is))
-        return _folded(reduce, [on_cpu(_joined(lot)) for lot in lots])
-
-    def on_cpu(term: Term) -> jax.Array:
-        if not _is_copied(term):
-            return term.reduced(reduce_on_cpu)
-        if len(term.axis or ()) not in (0, term.array.ndim):
-            return sliced(merge, reduce_on_cpu, term)
-        found = looped(merge, carry, reduce_on_cpu, term)
-        return found if term.axis is None else jnp.expand_dims(found, term.axis)
+        return _folded(reduce, [_joined(lot).reduced(reduce_on_cpu) for lot in lots])
 
     groups = _merged(merge, _groups(terms))
-    delicate = {i: group for i, group in groups.items() if _needs_care(group[0])}
+    delicate = {i: g for i, g in groups.items() if is_carried(g[0].array)}
     found = {i: apart(group) for i, group in groups.items() if i not in delicate}
     # Where CPU is no exception, XLA is not to see branches.
     if delicate:
@@ -214,30 +228,9 @@ def _two_sum(
     return both, jnp.where(jnp.isfinite(both), lost_a + lost_b + error, lost_a)
 
 
-def _two_max(
-    one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """The maximum of two (maximum, nothing lost)."""
-    return lax.max(one[0], other[0]), one[1]
-
-
-def _needs_care(term: Term) -> bool:
-    return _is_copied(term) or is_carried(term.array)
-
-
 def is_carried(x: jax.Array) -> bool:
     """Whether errors are carried: XLA would gather an array split over devices."""
     return _leaves.size_of(x) < _ADDED_IN_PARTS and not _may_be_split(x)
-
-
-def _is_copied(term: Term) -> bool:
-    """Whether XLA on CPU would widen the whole array, in memory, before it adds."""
-    x = term.array
-    # A loop counts in int32.
-    large = AT_ONCE <= _leaves.size_of(x) < 2**31 and term.axis != ()
-    # Float32 and bfloat16 it widens as it adds.
-    is_odd = x.dtype.itemsize < 4 and x.dtype != jnp.bfloat16
-    return large and is_odd and not _may_be_split(x)
 
 
 def _may_be_split(x: jax.Array) -> bool:

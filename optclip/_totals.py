@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip import _alike, _collectives, _leaves, _mapped, _sums
-from optclip._parts import Reduce
 from optclip._rows import Rows
+from optclip._sums import Reduce
 
 
 class Part(NamedTuple):
@@ -23,13 +23,17 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is known of all blocks before tracing."""
+    """What is known of all blocks before tracing.
+
+    `guarded` says whether squares may leave the range.
+    """
 
     ord: float
     dtype: str
     parts: tuple[Part, ...]
     num_blocks: int
     told: tuple[_mapped.Told, ...]
+    guarded: bool
 
 
 # What elements are multiplied by so that no square of theirs leaves the range.

@@ -4,8 +4,8 @@ A norm is entrywise, taken over a *block*: all the elements that share it. Sums 
 kept in float32 or wider. How it is fast: every element is read once, on CPU again only
 if a sum of squares overflowed (`_roots`); blocks are measured at once (`_totals`);
 small arrays are reduced together, if of one block into one (`_sums`), if each a block
-as rows (`_alike`); a large float16 array piece by piece (`_parts`). What follows a norm
-is computed for all blocks at once (`_rows`); a leaf is multiplied once (`_scale`).
+as rows (`_alike`). What follows a norm is computed for all blocks at once (`_rows`); a
+leaf is multiplied once (`_scale`).
 """
 
 from __future__ import annotations
@@ -153,9 +153,13 @@ def measure(
 
 
 def measure_rows(
-    blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
+    blocks: Sequence[Block],
+    norm: Norm = L2,
+    axis_name: AxisName | None = None,
+    *,
+    guarded: bool = True,
 ) -> Rows:
-    """The same as rows, for what computes on."""
+    """The same as rows; not `guarded`, a norm reads inf if the sum of squares does."""
     arrays, parts, counts = [], [], [0] * len(blocks)
     if axis_name is None and any(map(_is_untold, blocks)):
         _mapped.check_known()
@@ -183,6 +187,7 @@ def measure_rows(
         parts=tuple(parts),
         num_blocks=len(blocks),
         told=tuple(map(told_across, blocks)),
+        guarded=guarded,
     )
     found = _roots.roots(arrays, plan)
     if not norm.per_count:

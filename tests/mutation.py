@@ -38,7 +38,6 @@ TESTS = {
     "functional/_values": "registry functional bad_input masks",
     "transforms": "registry bad_input thresholds metrics contracts_values",
     "_arithmetic": "norms accuracy::test_norms_of_every_size derivatives_edges",
-    "_parts": "norms accuracy::test_norms_of_every_size compiled",
     "_sums": "norms accuracy::test_norms_of_every_size compiled sharding",
     "_scale": "responses functional nonfinite sparse norms derivatives_edges",
     "_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges",

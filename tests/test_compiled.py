@@ -20,8 +20,8 @@ from benchmarks.timing import page_faults
 from optclip import _roots, functional
 from tests import covering
 
-DTYPES = ["float32", "bfloat16", "float16", "mixed"]
-MIXED = ["float32", "bfloat16", "float16"]
+DTYPES = ["float32", "bfloat16", "mixed"]
+MIXED = ["float32", "bfloat16"]
 ORDERS = [1.0, 2.0, math.inf]
 # A hundredth of the gradients: what is joined or stacked of the small leaves.
 ROOM = 0.01
@@ -98,29 +98,15 @@ def test_no_copy_of_gpt2(dtype):
     assert room_of(program) <= ROOM * num_bytes(tree)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_no_copy_leaf_by_leaf(dtype):
-    tree = some_leaves(dtype)
+def test_no_copy_leaf_by_leaf():
+    tree = some_leaves("bfloat16")
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0), tree)
     assert room_of(program) <= ROOM * num_bytes(tree)
 
 
-SLICED = [
-    ((2**14, 4096), 0), ((2**14, 4096), 1), ((24, 768, 3072), 2), ((4, 4096, 4096), 1),
-    ((2**14, 4096), (0, 1)), ((2**22,), 0),
-]  # fmt: skip
-
-
-@pytest.mark.covering(
-    dtype=["float16", "bfloat16"],
-    sliced=SLICED,
-    # In bfloat16 nothing is done part by part.
-    where=lambda dtype, sliced: dtype == "float16" or sliced in SLICED[:2],
-)
-def test_no_copy_slice_by_slice(dtype, sliced):
-    """XLA on CPU would widen all of float16 first: 200 %."""
-    shape, axis = sliced
-    tree = [jax.ShapeDtypeStruct(shape, dtype)]
+@pytest.mark.parametrize("axis", [0, 1])
+def test_no_copy_slice_by_slice(axis):
+    tree = [jax.ShapeDtypeStruct((2**14, 4096), "bfloat16")]
     program = compiled(lambda t: functional.clip_by_norm(t, 1.0, axis=axis), tree)
     assert room_of(program) <= ROOM * num_bytes(tree)
 
@@ -134,15 +120,6 @@ def test_no_root_in_the_kernel_that_adds(dtype):
     assert kernels
     assert "sqrt(" in text
     assert not any("sqrt(" in body for body in kernels)
-
-
-def test_no_loop_over_single_elements():
-    """Nothing is added there, so that a loop could only copy once more."""
-    tx = optclip.clip_by(1.0, over=optclip.ELEMENT, response="smooth")
-    tree = jnp.zeros((512, 512), jnp.float16)
-    state = tx.init(tree)
-    program = jax.jit(lambda t: tx.update(t, state)[0]).lower(tree).compile()
-    assert "while" not in program.as_text()
 
 
 def step_with(clip, tree):
@@ -164,10 +141,10 @@ def plain_step(dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "branch", "passes"),
-    [("float32", True, 2), ("float32", False, 1), ("float16", False, 1)],
+    [("float32", True, 2), ("float32", False, 1)],
 )
 def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch):
-    """And once in the branch for norms out of range, which float16 does not need."""
+    """And once in the branch for norms out of range."""
     if not branch:
         monkeypatch.setattr(_roots, "_may_overflow", lambda *_: False)
         monkeypatch.setattr(_roots, "_compiled", _roots._compiled.__wrapped__)
@@ -316,17 +293,6 @@ def test_many_small_leaves(kind, ord):
     tree[-1] *= 100
     exact = np.linalg.norm(np.concatenate(tree).astype(np.float64), ord)
     found = jax.jit(lambda t: functional.global_norm(t, ord=ord))(tree)
-    np.testing.assert_allclose(found, exact, rtol=1e-6)
-
-
-@pytest.mark.covering(size=[8191, 8192, 8193, 262_144 + 8192 + 5, 700_001], ord=ORDERS)
-def test_float16_in_a_loop(size, ord):
-    """Blocks, rows and the rest that fits neither, each entering once."""
-    values = np.random.default_rng(size).standard_normal(size).astype(np.float16)
-    # A last entry that is missed, or counted twice, is felt.
-    values[-1] = 900.0
-    exact = np.linalg.norm(values.astype(np.float64), ord)
-    found = functional.global_norm([jnp.asarray(values)], ord=ord)
     np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 

@@ -115,3 +115,13 @@ def test_wrong_answers(found, message):
     tx = optclip.clip_by(1.0, over=optclip.units(axis=lambda path, shape: found))
     with pytest.raises((TypeError, ValueError), match=message):
         tx.init(jnp.ones((2, 2)))
+
+
+def test_parameters_of_a_dead_run_clip_nothing():
+    """Their squares are not kept in range; those of the gradients are."""
+    tx = optclip.clip_by_norm(optclip.thresholds.relative_to_params(0.5))
+    grads, huge = jnp.array([6e25, 8e25]), jnp.full(2, 1e25)
+    found, _ = tx.update(grads, tx.init(grads), huge)
+    np.testing.assert_array_equal(found, grads)
+    found, _ = tx.update(grads, tx.init(grads), jnp.array([6.0, 8.0]))
+    np.testing.assert_allclose(found, [3.0, 4.0], rtol=1e-6)

@@ -69,6 +69,7 @@ def relative_to_params(
     this step's norm is not looked at: only that of the parameters is
     zero parameters  `ratio * min_norm`
     NaN or inf in w  NaN or inf: the first is loud, the second clips nothing
+    huge parameters  inf where their squares add up to more than the largest float
     ================ ================================================================
 
     Example:
