@@ -2,6 +2,7 @@
 
 Parts are run in turn and merged, case by case, into one JSON file, so that they can be
 run one by one and cases measured again; then the page and the plots are made from it.
+`python -m benchmarks weight` is apart: what a clip weighs before it runs.
 """
 
 import argparse
@@ -15,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
 
-from benchmarks import report
+from benchmarks import report, weight
 from benchmarks.cases import PARTS, Options, cases_of
 from benchmarks.results import Results
 
@@ -49,6 +50,9 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     """Run the parts."""
+    if sys.argv[1:] == ["weight"]:
+        weight.main()
+        return
     arguments = parsed()
     jax.config.update("jax_enable_compilation_cache", False)
     backend = jax.default_backend()

@@ -1,0 +1,234 @@
+"""What a clip weighs before it runs: `python -m benchmarks weight`, a quarter of an hour.
+
+Equations, lines and imports are the same in each run, and are tests as well. Compile
+times are of processes of their own, ours and optax's by turns; ratios are medians.
+"""
+
+import ast
+import functools
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import tokenize
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import optclip
+from benchmarks import machine, trees
+from optclip import functional, recipes
+
+ROOT = pathlib.Path(optclip.__file__).parent
+OUT = pathlib.Path(__file__).parent / "results/weight.json"
+ROUNDS = 3
+
+# Goals are those of the first light version.
+EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
+    "functional.global_norm": (lambda: functional.global_norm, 25),
+    "functional.clip_by_global_norm": (
+        lambda: lambda x: functional.clip_by_global_norm(x, 1.0),
+        50,
+    ),
+    "clip_by_global_norm": (lambda: optclip.clip_by_global_norm(1.0), 85),
+    "clip_by_norm(axis=0)": (lambda: optclip.clip_by_norm(1.0, axis=0), 100),
+    "recipes.agc": (lambda: recipes.agc(0.01), 150),
+    "recipes.zclip": (recipes.zclip, 180),
+}
+
+CLIPS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "global": lambda: optclip.clip_by_global_norm(1.0),
+    "leaf": lambda: optclip.clip_by_norm(1.0),
+    "agc": lambda: recipes.agc(0.01),
+    "adagc": recipes.adagc,
+    "optax global": lambda: optax.clip_by_global_norm(1.0),
+    "optax block rms": lambda: optax.clip_by_block_rms(1.0),
+    "optax agc": lambda: optax.adaptive_grad_clip(0.01),
+}
+NEAREST = {
+    "global": "optax global",
+    "leaf": "optax block rms",
+    "agc": "optax agc",
+    "adagc": "optax block rms",
+}
+# The shapes, whether AdamW follows, the clip, and the most it may take of optax's time.
+MOST = {"global": 1.0, "leaf": 1.5, "agc": 2.0, "adagc": 2.0}
+COMPILED = [
+    *[
+        (shapes, True, clip, MOST[clip])
+        for shapes in ("gpt2", "llama")
+        for clip in MOST
+    ],
+    *[(str(n), False, "global", 1.2) for n in (100, 500, 1000)],
+]
+
+
+def equations(name: str) -> int:
+    """How many equations one leaf of (64, 64) float32 is, those inside others too."""
+    make, _ = EQUATIONS[name]
+    made, x = make(), jnp.ones((64, 64))
+    if not isinstance(made, optax.GradientTransformation):
+        return _count(jax.make_jaxpr(made)(x).jaxpr)
+    return _count(jax.make_jaxpr(made.update)(x, made.init(x), x).jaxpr)
+
+
+def _count(jaxpr: Any) -> int:
+    return sum(1 + sum(map(_count, _inside(eqn))) for eqn in jaxpr.eqns)
+
+
+def _inside(eqn: Any) -> Iterator[Any]:
+    for value in eqn.params.values():
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            inner = getattr(each, "jaxpr", each)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def lines() -> int:
+    """Lines of code in the package, without docstrings, comments and blank ones."""
+    return sum(_lines_in(path) for path in ROOT.rglob("*.py"))
+
+
+def _lines_in(path: pathlib.Path) -> int:
+    none = (
+        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT,
+        tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,
+    )  # fmt: skip
+    with path.open("rb") as file:
+        tokens = [t for t in tokenize.tokenize(file.readline) if t.type not in none]
+    found = {n for t in tokens for n in range(t.start[0], t.end[0] + 1)}
+    for node in ast.walk(ast.parse(path.read_text())):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list) or not body or isinstance(node, ast.If):
+            continue
+        first = body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            found -= set(range(first.lineno, first.end_lineno + 1))
+    return len(found)
+
+
+def longest_chain() -> list[str]:
+    """The longest chain of imports inside the package, from the top down."""
+    names = {
+        ".".join(("optclip", *path.relative_to(ROOT).with_suffix("").parts)): path
+        for path in ROOT.rglob("*.py")
+    }
+    known = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    # A package of parts stands for its parts; the top one imports all.
+    known.pop("optclip")
+
+    def imports(name: str) -> set[str]:
+        found = set()
+        for node in ast.walk(ast.parse(known[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                found |= {each if each in known else node.module for each in inner}
+        return found & (known.keys() - {name})
+
+    @functools.cache
+    def below(name: str) -> tuple[str, ...]:
+        return (name, *max(map(below, imports(name)), key=len, default=()))
+
+    return list(max(map(below, known), key=len))
+
+
+def import_seconds() -> float:
+    """What `import optclip` takes after jax and optax, the least of some runs."""
+    code = (
+        "import time, jax, optax; start = time.perf_counter(); import optclip;"
+        " print(time.perf_counter() - start)"
+    )
+    runs = [subprocess.check_output([sys.executable, "-c", code]) for _ in range(5)]
+    return min(map(float, runs))
+
+
+def eager_ratio() -> float:
+    """An eager clip of six leaves over optax's, call by call."""
+    tree = [jnp.ones((64, 64))] * 6
+    calls = []
+    for make in (CLIPS["global"], CLIPS["optax global"]):
+        tx = make()
+        calls.append(functools.partial(tx.update, tree, tx.init(tree)))
+    samples = []
+    for _ in range(100):
+        took = []
+        for call in calls:
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            took.append(time.perf_counter() - start)
+        samples.append(took[0] / took[1])
+    return statistics.median(samples)
+
+
+def compile_ratio(shapes: str, chained: bool, clip: str) -> float:
+    """Seconds to trace, lower and compile over those of optax's nearest."""
+    samples = []
+    for _ in range(ROUNDS):
+        ours, theirs = (
+            _seconds_of_its_own(shapes, chained, name) for name in (clip, NEAREST[clip])
+        )
+        samples.append(ours / theirs)
+    return statistics.median(samples)
+
+
+def _seconds_of_its_own(shapes: str, chained: bool, clip: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.weight", shapes, str(chained), clip]
+    return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+
+
+def seconds_to_compile(shapes: str, chained: bool, clip: str) -> float:
+    """The same, in this process, which is to be fresh."""
+    tree = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in _shapes(shapes)]
+    tx = CLIPS[clip]()
+    tx = optax.chain(tx, optax.adamw(1e-3)) if chained else tx
+    state = jax.eval_shape(tx.init, tree)
+    # What JAX itself does but once.
+    jax.jit(lambda x: x + 1).lower(tree[0]).compile()
+    start = time.perf_counter()
+    jax.jit(tx.update).lower(tree, state, tree).compile()
+    return time.perf_counter() - start
+
+
+def _shapes(name: str) -> list[tuple[int, ...]]:
+    if name.isdigit():
+        return [(64,)] * int(name)
+    tree = {
+        "gpt2": lambda: trees.gpt2(768, 12, 50_257, 1024),
+        "llama": lambda: trees.llama(4096, 32, 11_008, 32_000),
+    }[name]()
+    return jax.tree.leaves(tree, is_leaf=lambda t: isinstance(t, tuple))
+
+
+def rows() -> Iterator[tuple[str, float, float]]:
+    """What is measured, its figure, and the goal."""
+    for name, (_, goal) in EQUATIONS.items():
+        yield f"equations of {name}", equations(name), goal
+    yield "lines of code", lines(), 4300
+    yield "longest chain of imports", len(longest_chain()), 9
+    yield "seconds to import, after jax and optax", round(import_seconds(), 3), 0.1
+    yield "eager call, 6 leaves, over optax", round(eager_ratio(), 2), 1.5
+    for shapes, chained, clip, goal in COMPILED:
+        title = f"compile {clip}, {shapes} leaves{', with AdamW' * chained}, over optax"
+        yield title, round(compile_ratio(shapes, chained, clip), 2), goal
+
+
+def main() -> None:
+    """Measure, print a table, and keep it."""
+    described = machine.describe()
+    print(f"{described}\n\n| what | measured | goal |\n|---|---|---|")
+    found = []
+    for title, figure, goal in rows():
+        print(f"| {title} | {figure} | {goal} |", flush=True)
+        found.append({"what": title, "measured": figure, "goal": goal})
+    kept = {"machine": described, "rows": found}
+    OUT.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    shapes, chained, clip = sys.argv[1:]
+    print(seconds_to_compile(shapes, chained == "True", clip))
