@@ -21,6 +21,7 @@ from optclip import (
     norms,
     scopes,
 )
+from optclip._arithmetic import select
 from optclip._clip import Clip, ScalingClip
 from optclip._elements import ElementClip, Limits
 from optclip._opened import Opened
@@ -295,7 +296,9 @@ def _steps(step: Decision, coefficients: Any) -> Rows:
     limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
     def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
-        past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
+        # A threshold of 0 is also that of what is zero already.
+        k = select(norm == 0, jnp.ones_like(k), k)
+        past = (k != 1) & (k == k) & (norm < jnp.inf)
         return _record.Step(norm, limit, k, past, bad, told)
 
     return measured.map(one, limits, found, step.bad, told)

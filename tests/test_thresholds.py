@@ -185,3 +185,30 @@ def test_scheduled_bounds():
     for expected in ([-1.0, 2.0], [-2.0, 2.0]):
         found, state = update(x, state)
         np.testing.assert_array_equal(found, expected)
+
+
+def test_constants_are_compared_and_hashed():
+    array = jnp.ones(2)
+    one = thresholds.constant(array)
+    assert one == thresholds.constant(array) != thresholds.constant(array + 0)
+    assert thresholds.constant(1.0) == thresholds.constant(1.0)
+    assert len({one, thresholds.constant(array), thresholds.constant(1.0)}) == 2
+    assert thresholds.constant(1.0) != 1.0
+
+
+def test_an_average_that_would_stay_zero_is_refused():
+    with pytest.raises(ValueError, match=r"decay=1 with start='zero'.*below 1"):
+        thresholds.ema(decay=1.0, start="zero")
+
+
+def test_nothing_is_clipped_of_a_leaf_of_zeros():
+    """By leaf a rule's threshold of it is 0 too; the record says that it was left."""
+    tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=4), record="leaves")
+    tree = {"a": jnp.zeros(3), "b": jnp.ones(3), "c": jnp.zeros(0)}
+    _, state = tx.update(tree, tx.init(tree))
+    _, state = tx.update(tree, state)
+    found = optclip.metrics(state)
+    assert found["clip/threshold/a"] == 0
+    for leaf in "abc":
+        assert found[f"clip/coefficient/{leaf}"] == 1
+        assert found[f"clip/rate/{leaf}"] == 0

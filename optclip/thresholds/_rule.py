@@ -90,6 +90,17 @@ class Constant:
 
     value: Any
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> Any:
+        # Arrays are not compared: they may be traced.
+        value = self.value
+        return value if isinstance(value, (int, float)) else (id(value),)
+
     def init(self, norm: Any) -> Any:
         del norm
         return ()
