@@ -6,6 +6,7 @@ rule for them between `measure` and `apply`. Norms, thresholds and coefficients 
 `ScalingClip` multiplies; `_elements.ElementClip` moves single elements to a bound.
 """
 
+import abc
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ class Reading(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class Clip(abc.ABC):
     """A clip short of its threshold: what is measured, and what then happens.
 
     Its two kinds say by `fit` what a threshold is to them, by `apply` what they do with
@@ -67,6 +68,24 @@ class Clip:
     norm_mask: Any = None
     clip_mask: Any = None
     axis_name: Any = None
+
+    @abc.abstractmethod
+    def fit(self, name: str, values: list[Any], measured: Rows) -> Any:
+        """The threshold of each block, at least 0, checked to fit its norm."""
+
+    @abc.abstractmethod
+    def spread(self, limits: Any, measured: Rows) -> Rows:
+        """The thresholds, one for each norm."""
+
+    @abc.abstractmethod
+    def apply(self, opened: Opened, measured: Rows, limits: Any) -> tuple[Any, Any]:
+        """The clipped tree, and the coefficient of each block."""
+
+    @abc.abstractmethod
+    def recorded(
+        self, measured: Rows, limits: Any, coefficients: Any
+    ) -> tuple[Rows, Rows]:
+        """The threshold and the coefficient of each norm, for the record."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.scope, Scope):

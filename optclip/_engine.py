@@ -124,7 +124,8 @@ def clip_by(
     ) -> tuple[Any, ClipState]:
         step = engine.decide(updates, state, params, extra_args)
         clipped, coefficients = step.clip.apply(step.opened, step.measured, step.limits)
-        return clipped, engine.after(state, step, coefficients)[0]
+        new = engine.recorded(step, coefficients) if record else None
+        return clipped, engine.after(state, step, new)
 
     return optax.GradientTransformationExtraArgs(engine.init, update_fn)
 
@@ -154,7 +155,7 @@ class Engine:
     name: str
 
     def __post_init__(self) -> None:
-        _check_record(self.record, self.name, self.clip.scope)
+        _record.check(self.record, self.name, self.clip.scope)
 
     def init(self, params: Any) -> ClipState:
         treedef, shapes = _norm_shapes(self.clip, params)
@@ -206,17 +207,20 @@ class Engine:
         limits = _limits(now, values, measured)
         return Decision(now, opened, measured, bad, limits, memories)
 
+    def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
+        """What a step alone brings to the record."""
+        scope, steps = self.clip.scope, _steps(step, coefficients)
+        return _record.of_step(step.opened.treedef, scope, self.record, steps)
+
     def after(
-        self, state: ClipState, step: Decision, coefficients: Any
-    ) -> tuple[ClipState, ClipRecord | None]:
-        """The state after a step, and what that step alone brought to the record."""
+        self, state: ClipState, step: Decision, new: ClipRecord | None
+    ) -> ClipState:
+        """The state after a step."""
         count = jnp.asarray(optax.safe_increment(state.clip_step))
-        if not self.record:
-            return ClipState(count, step.memories, {}), None
-        treedef, scope = step.opened.treedef, self.clip.scope
-        new = _record.of_step(treedef, scope, self.record, _steps(step, coefficients))
+        if new is None:
+            return ClipState(count, step.memories, {})
         record = _record.advanced(state.clip_record[self.name], new)
-        return ClipState(count, step.memories, {self.name: record}), new
+        return ClipState(count, step.memories, {self.name: record})
 
 
 def clip_of(scope: Any, norm: Any, response: Response, *rest: Any) -> Clip:
@@ -237,22 +241,6 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return {"lower": threshold.lower, "upper": threshold.upper}
-
-
-def _check_record(record: Any, name: Any, over: Any) -> None:
-    words = isinstance(record, str) and record == "leaves"
-    if not words and not isinstance(record, bool):
-        raise TypeError(
-            f"record={record!r} is not known. Give True, False or 'leaves'."
-        )
-    if words and over is scopes.TREE:
-        raise ValueError(
-            "record='leaves' asks for a norm a leaf; this clip has one for the tree."
-            " Give record=True, or put clip_by_norm(inf, record='leaves', name='watch')"
-            " before it, which measures each leaf and clips none."
-        )
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
 
 
 def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:

@@ -12,6 +12,7 @@ from jax import lax
 
 from optclip import _collectives, _leaves, _mapped
 from optclip._rows import Rows
+from optclip.scopes import TREE
 
 
 class ClipRecord(NamedTuple):
@@ -81,6 +82,23 @@ class Step(NamedTuple):
     clipped: jax.Array
     bad: jax.Array
     told: _mapped.Told
+
+
+def check(record: Any, name: Any, scope: Any) -> None:
+    """Raise unless these are a `record=` and a `name=`."""
+    words = isinstance(record, str) and record == "leaves"
+    if not words and not isinstance(record, bool):
+        raise TypeError(
+            f"record={record!r} is not known. Give True, False or 'leaves'."
+        )
+    if words and scope is TREE:
+        raise ValueError(
+            "record='leaves' asks for a norm a leaf; this clip has one for the tree."
+            " Give record=True, or put clip_by_norm(inf, record='leaves', name='watch')"
+            " before it, which measures each leaf and clips none."
+        )
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
 
 
 def check_state(

@@ -152,8 +152,8 @@ def skip(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_mapped.untyped_axes()),
         )  # fmt: skip
-        coefficients = clip.coefficients(step.measured, step.limits)
-        seen, found = watch.after(state.skip_norm, step, coefficients)
+        found = watch.recorded(step, clip.coefficients(step.measured, step.limits))
+        seen = watch.after(state.skip_norm, step, found)
         is_off = _is_off(found)
         memory, old = state.skip_value, state.skip_record[name]
         record = old
