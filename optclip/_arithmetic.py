@@ -8,8 +8,10 @@ from jax import lax
 
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-    """`jnp.where` of arrays of one shape, without its nested function."""
-    return lax.select(where, yes, no) if where.ndim == 0 else jnp.where(where, yes, no)
+    """`jnp.where` of arrays of one dtype, without its nested function."""
+    if where.shape == yes.shape == no.shape:
+        return lax.select(where, yes, no)
+    return jnp.where(where, yes, no)
 
 
 @jax.custom_jvp
@@ -39,14 +41,14 @@ def over(x: jax.Array, real: jax.Array) -> jax.Array:
 def root(x: jax.Array) -> jax.Array:
     """The square root of what is not negative, with a derivative of 0 at zero."""
     live = x > 0
-    return jnp.where(live, jnp.sqrt(jnp.where(live, x, jnp.ones_like(x))), x)
+    return select(live, jnp.sqrt(select(live, x, jnp.ones_like(x))), x)
 
 
 def power(x: jax.Array, exponent: Any) -> jax.Array:
     """`x**exponent`, with a finite derivative at 0 for exponents below 1 too."""
     live = x > 0
-    found = jnp.where(live, x, jnp.ones_like(x)) ** exponent
-    return jnp.where(live, found, jnp.zeros_like(x))
+    found = select(live, x, jnp.ones_like(x)) ** exponent
+    return select(live, found, jnp.zeros_like(x))
 
 
 def share(x: jax.Array, peak: jax.Array) -> jax.Array:

@@ -65,7 +65,7 @@ def update(
 
 
 def _finite_or_0(norm: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
+    return _arithmetic.select(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
 
 
 def _remembered(name: str, rule: Any, value: Any) -> Any:

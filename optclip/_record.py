@@ -229,7 +229,9 @@ def _differs(step: Step) -> bool:
 
 
 def _peak(values: jax.Array) -> jax.Array:
-    return jnp.max(values, initial=-jnp.inf) if values.ndim else values
+    if not values.ndim:
+        return values
+    return jnp.max(values) if values.size else jnp.max(values, initial=-jnp.inf)
 
 
 def _count(flags: jax.Array) -> jax.Array:

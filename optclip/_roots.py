@@ -169,7 +169,7 @@ def _root(total, ord):
     root = jnp.sqrt(total)
     # Of slices not at once: XLA on CPU would take the root in the kernel that adds,
     # which made a second sum over the embedding of GPT-2 eight times as long.
-    return jnp.where(total > 0, root, total) if total.ndim else root
+    return select(total > 0, root, total) if total.ndim else root
 
 
 def _may_overflow(x: jax.Array, plan: Plan) -> bool:

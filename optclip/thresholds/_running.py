@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip import _arithmetic, _collectives, _placement, _rows, _validate
+from optclip._arithmetic import select
 
 
 def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -35,10 +36,10 @@ def debiased_parts(
     number = (count + 1).astype(norm.dtype)
     # A decay of 1 is the plain mean; -inf times a number is as it should be.
     whole = jnp.expm1(number * log)
-    safe = jnp.where(whole == 0, jnp.ones_like(whole), whole)
-    taken = jnp.where(whole == 0, 1 / number, jnp.expm1(log) / safe)
+    safe = select(whole == 0, jnp.ones_like(whole), whole)
+    taken = select(whole == 0, 1 / number, jnp.expm1(log) / safe)
     # Rounded above 1 the other weight would be below 0, and its root NaN.
-    taken = jnp.where(number == 1, jnp.ones_like(taken), jnp.minimum(taken, 1))
+    taken = select(number == 1, jnp.ones_like(taken), jnp.minimum(taken, 1))
     return 1 - taken, taken
 
 
@@ -46,8 +47,8 @@ def mean(
     kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
     """The running mean: of equal numbers that number, however weights are rounded."""
-    moved = jnp.where(taken <= 0.5, taken * (new - old), kept * (old - new))
-    return jnp.where(taken <= 0.5, old, new) + moved
+    moved = select(taken <= 0.5, taken * (new - old), kept * (old - new))
+    return select(taken <= 0.5, old, new) + moved
 
 
 def root_mean_square(
@@ -56,7 +57,7 @@ def root_mean_square(
     """The root of the running mean square, whose square need not be in range."""
     old, new = jnp.abs(old), jnp.abs(new)
     peak = jnp.maximum(old, new)
-    safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+    safe = select(peak > 0, peak, jnp.ones_like(peak))
     squares = (jnp.square(_arithmetic.ratio(x, safe)) for x in (old, new))
     return peak * _arithmetic.root(mean(kept, taken, *squares))
 

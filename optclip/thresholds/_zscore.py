@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _arithmetic, _rows, _validate
+from optclip._arithmetic import select
 from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -61,14 +62,14 @@ class Zscore:
             found, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & warm
             inf = jnp.full_like(norm, jnp.inf)
-            limit = jnp.where(is_spike, found, inf)
+            limit = select(is_spike, found, inf)
             early = _first_moments(norm, mean, deviation, memory.step)
-            late = self._running(jnp.where(is_spike, found, norm), mean, deviation)
+            late = self._running(select(is_spike, found, norm), mean, deviation)
             stays = is_spike & self.skip_spikes
             return _Found(
                 jnp.minimum(limit, like(self.max_norm, norm)),
-                jnp.where(stays, mean, jnp.where(warm, late[0], early[0])),
-                jnp.where(stays, deviation, jnp.where(warm, late[1], early[1])),
+                select(stays, mean, select(warm, late[0], early[0])),
+                select(stays, deviation, select(warm, late[1], early[1])),
             )
 
         found = _rows.each(one, seen.norm, memory.mean, memory.deviation)
@@ -90,11 +91,11 @@ class Zscore:
         divisor = deviation + like(self.eps, norm)
         # Of norms that were all the same it is not known how far apart they are.
         is_known = deviation > 0
-        safe = jnp.where(is_known, divisor, jnp.ones_like(divisor))
-        score = jnp.where(is_known, (norm - mean) / safe, jnp.zeros_like(norm))
+        safe = select(is_known, divisor, jnp.ones_like(divisor))
+        score = select(is_known, (norm - mean) / safe, jnp.zeros_like(norm))
         if self.mode == "mean":
             return mean, score > z
-        positive = jnp.where(score > z, score, z)
+        positive = select(score > z, score, z)
         return mean + z * deviation * (z / positive), score > z
 
     def _running(
@@ -102,7 +103,7 @@ class Zscore:
     ) -> tuple[jax.Array, jax.Array]:
         weights = _running.parts(self.decay, norm)
         # After nothing but zeros a norm is the first: a leaf may learn from now on.
-        mean = jnp.where((mean == 0) & (deviation == 0), norm, mean)
+        mean = select((mean == 0) & (deviation == 0), norm, mean)
         mean = _running.mean(*weights, mean, norm)
         # Of deviations, not of variances, which overflow for norms above 1e19.
         return mean, _running.root_mean_square(*weights, deviation, norm - mean)
