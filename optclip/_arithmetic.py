@@ -8,8 +8,8 @@ from jax import lax
 
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
-    """`jnp.where` of arrays of one dtype, without its nested function."""
-    if where.shape == yes.shape == no.shape:
+    """`jnp.where`, of arrays of one type without its nested function."""
+    if where.shape == yes.shape == no.shape and yes.dtype == no.dtype:
         return lax.select(where, yes, no)
     return jnp.where(where, yes, no)
 

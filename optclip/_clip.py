@@ -128,7 +128,7 @@ class Clip(abc.ABC):
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
         kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
         found = norms.measure_rows(flags, norms.INF)
-        measured = norms.measure_rows(kept, self.norm)
+        measured = norms.measure_rows(kept, self.norm, guarded=guarded)
         # As rows of other arrays, these need not be rows like those.
         dropped = measured.with_entries(found.map(lambda norm: norm > 0).entries())
         bad = dropped.map(lambda any_, norm: any_ | ~jnp.isfinite(norm), measured)
@@ -261,17 +261,24 @@ class ScalingClip(Clip):
         coefficient: jax.Array,
         limit: jax.Array,
     ) -> Any:
+        how = {"strict": self.strict, "policy": self.nonfinite}
+        original, matrix = opened.leaves[i], opened.matrices.get(i)
+        if matrix is None:
+            shown = _nonfinite.dropped(x) if self.nonfinite == "drop" else x
+            return _scale.settled(x, shown, coefficient, limit, x, **how)
+        like = original.data
+        apart = self.strict or self.nonfinite == "drop"
+        if not coefficient.ndim and not apart:
+            data = _scale.settled(like, like, coefficient, limit, like, **how)
+            return _sparse.with_data(original, data)
+        # By row, or rounded, or dropped: that is done to sums of duplicates.
         shown = _nonfinite.dropped(x) if self.nonfinite == "drop" else x
-        out = _scale.settled(
-            x, shown, coefficient, limit, opened.like(i),
-            strict=self.strict, policy=self.nonfinite,
-        )  # fmt: skip
-        if i not in opened.matrices:
-            return out
+        out = _scale.settled(x, shown, coefficient, limit, like, **how)
+        out = _sparse.in_range(out, shown)
         kept = jnp.all(coefficient == 1)
         if self.nonfinite == "drop":
             kept = jnp.all(jnp.isinf(limit)) | (kept & jnp.all(shown == x))
-        return _sparse.closed(kept, opened.leaves[i], opened.matrices[i], out)
+        return _sparse.closed(kept, original, matrix, out)
 
 
 def _each(function: Any, block: Block) -> Block:

@@ -85,6 +85,7 @@ class ElementClip(Clip):
         limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
         limit = jnp.asarray(_scale.at_least(0.0, limit))
         _mapped.check_alike(name, limit, norm)
+        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
         return limit
 
     def spread(self, limits: list[jax.Array], measured: Rows) -> Rows:
@@ -124,8 +125,9 @@ class ElementClip(Clip):
             _mapped.check_alike(which, bound, x)
             if i in opened.matrices and jnp.ndim(bound):
                 raise ValueError(
-                    f"{which} is an array of shape {jnp.shape(bound)} for the BCOO leaf"
-                    f" '{path}'. Give a number for it, or make it dense by todense()."
+                    f"The bound of the BCOO leaf '{path}' is an array of shape"
+                    f" {jnp.shape(bound)}. Give a number, or a rule that gives one, or"
+                    " make the leaf dense by todense()."
                 )
         cleaned = self.nonfinite in ("zero", "drop")
         out, shrunk = bounded(

@@ -7,6 +7,7 @@ state. Every `clip_by_*` is one call of `clip_by`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -189,12 +190,11 @@ class Engine:
             norm=opened.tree(measured.entries()),
             finite=None,
             keep=now.keep,
-            # The squares of parameters are in range as long as a run is alive.
-            measure=lambda tree: _norm_tree(now, tree, guarded=tree is not params),
-            updates=updates,
+            measure=functools.partial(_norm_tree, now),
             params=params,
             step=state.clip_step,
             extra=extra,
+            updates=updates,
         )
         flags = opened.tree(bad.entries())
         values, memories = {}, []
@@ -265,7 +265,7 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
     return treedefs[-1], shapes
 
 
-def _norm_tree(clip: Clip, tree: Any, *, guarded: bool) -> Any:
+def _norm_tree(clip: Clip, tree: Any, *, guarded: bool = True) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
     opened = clip.open(tree)
     return opened.tree(clip.measure(opened, guarded=guarded).measured.entries())
@@ -281,12 +281,14 @@ def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:
 def _steps(step: Decision, coefficients: Any) -> Rows:
     measured = step.measured
     told = measured.with_entries([norms.told_across(b) for b in step.opened.blocks])
+    learns = bool(jax.tree.leaves(step.memories))
     limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
     def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
-        # A threshold of 0 is also that of what is zero already.
-        k = select(norm == 0, jnp.ones_like(k), k)
-        past = (k != 1) & (k == k) & (norm < jnp.inf)
+        if learns:
+            # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
+            k = select((norm == 0) & (k == k), jnp.ones_like(k), k)
+        past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
         return _record.Step(norm, limit, k, past, bad, told)
 
     return measured.map(one, limits, found, step.bad, told)

@@ -52,6 +52,10 @@ class Held:
         return len(self.shape)
 
     @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def dtype(self) -> Any:
         return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
 

@@ -53,7 +53,9 @@ def update(
             norm=known,
             finite=flags[i],
             keep=functools.partial(_kept, name, seen.keep, known),
-            measure=lambda tree, i=i: treedef.flatten_up_to(seen.measure(tree))[i],
+            measure=lambda tree, i=i, **how: treedef.flatten_up_to(
+                seen.measure(tree, **how)
+            )[i],
         )
         threshold, new = _answer(name, rule, own, memory[i])
         filled = _trees.fill(name, threshold, norm)

@@ -24,6 +24,15 @@ def opened(leaf: Any, axis_name: Any = None) -> Any:
     return _leaves.hold(mat.data, axis_name, mat)
 
 
+def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
+    """The data, with the largest number of its dtype for a finite sum above it."""
+    if jnp.finfo(data.dtype).bits >= 32:
+        return data
+    largest = jnp.asarray(jnp.finfo(data.dtype).max, data.dtype)
+    lost = ~(jnp.abs(data) <= largest) & jnp.isfinite(summed)
+    return jnp.where(lost, jnp.where(summed < 0, -largest, largest), data)
+
+
 def closed(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
     """The matrix with its data clipped; where it is to be `kept`, as it came."""
     data = _placement.placed_as(data, original.data)
@@ -38,6 +47,8 @@ def axes_in_data(mat: BCOO, axis: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
       ValueError: they are in the indices.
     """
+    if len(axis) == mat.ndim:
+        return tuple(range(mat.data.ndim))
     if any(a < mat.n_batch + mat.n_sparse for a in axis):
         raise ValueError(
             f"axis={axis} of a BCOO leaf of shape {mat.shape} is not an axis of its"

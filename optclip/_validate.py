@@ -24,6 +24,15 @@ def concrete(value: Any) -> np.ndarray | None:
         return None
 
 
+def forgets(name: str, decay: Any) -> None:
+    """Raise if an average that begins at 0 would stay there."""
+    if concrete(decay) == 1:
+        raise ValueError(
+            f"{name}=1 would keep an average of 0 that begins there, and clip all to"
+            f" zero. Give a {name} below 1."
+        )
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number or an array of them, traced ones included.
 

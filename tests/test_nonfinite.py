@@ -227,3 +227,19 @@ def test_bounds_of_one_sign_are_no_alarm(dtype):
         out = F.clip_by_value(x, lower, upper)
     wanted = np.clip(np.asarray(x, np.float64), lower, upper).astype(out.dtype)
     np.testing.assert_array_equal(out, wanted)
+
+
+def test_raise_names_the_path_that_is_clipped_of_a_tied_array():
+    bad = jnp.array([jnp.nan])
+    tree, mask = (
+        {"a": jnp.ones(1), "b": bad, "c": bad},
+        {"a": True, "b": False, "c": True},
+    )
+
+    def clip(tree):
+        given = {"a": tree["a"], "b": tree["c"], "c": tree["c"]}
+        return CLIPS["tree"](
+            given, 1.0, nonfinite="raise", norm_mask=mask, clip_mask=mask
+        )
+
+    assert "leaf 'c'" in checkify.checkify(clip)(tree)[0].get()

@@ -280,3 +280,12 @@ def test_of_what_the_compiler_knows(ord, value):
         expected = np.float32(float(np.float32(value)) * (3 ** (1 / ord)))
     expected = expected if expected >= 2.0**-60 else 0.0
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_large_float16(axis):
+    x = (100 * np.random.default_rng(5).normal(size=(300, 1000))).astype(np.float16)
+    found = optclip.functional.clip_by_norm(jnp.asarray(x), 0.5, axis=axis)
+    size = np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=axis, keepdims=True))
+    assert np.all(size > 0.5)
+    np.testing.assert_allclose(found, x * 0.5 / size, rtol=1e-3, atol=3e-8)

@@ -22,9 +22,9 @@ def rows(data, **kwargs):
 def test_what_is_of_the_dense_shape_is_refused():
     mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
     upper = jnp.arange(10.0).reshape(5, 2)
-    with pytest.raises(ValueError, match=r"upper is an array .*BCOO leaf 'a'. Give a"):
+    with pytest.raises(ValueError, match=r"BCOO leaf 'a' is an array .*Give a"):
         F.clip_by_value({"a": mat}, None, {"a": upper})
-    for axis in (0, (0, 1)):
+    for axis in (0, -2):
         with pytest.raises(ValueError, match=r"BCOO leaf of shape \(5, 2\) is not"):
             F.clip_by_norm(mat, 1.0, axis=axis)
     with pytest.raises(ValueError, match=r"todense\(\)"):
@@ -127,3 +127,33 @@ def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
     ]
     for clip in clips:
         helpers.assert_identical(run(clip)(mat), mat)
+
+
+@pytest.mark.parametrize("options", [{}, {"strict": True}, {"nonfinite": "drop"}])
+def test_sums_above_the_largest_number_stay_finite(options):
+    """Two halves of a row that the dtype has no number for."""
+    mat = BCOO((jnp.full(2, 6e4, jnp.float16), jnp.zeros((2, 1), int)), shape=(3,))
+    found, norm = F.clip_by_global_norm(mat, 1e5, **options)
+    assert norm == pytest.approx(1.2e5, rel=1e-3)
+    dense = np.sum(np.asarray(found.data, np.float64))
+    assert dense == pytest.approx(1e5 if not options else 65504, rel=1e-3)
+    by_row = F.clip_by_norm(
+        rows(jnp.full((3, 2), 6e4, jnp.float16)), jnp.inf, axis=1, **options
+    )
+    helpers.assert_identical(by_row.data, jnp.full((3, 2), 6e4, jnp.float16))
+
+
+def test_the_slope_of_a_coefficient_of_one():
+    """Of a response that bends there, as for a dense leaf."""
+    tx = optclip.clip_by(5.0, response="normalize")
+
+    def dense(data):
+        return tx.update(data, tx.init(data))[0][0]
+
+    def sparse(data):
+        mat = BCOO((data, jnp.arange(2)[:, None]), shape=(2,), unique_indices=True)
+        return tx.update(mat, tx.init(mat))[0].data[0]
+
+    x = jnp.array([3.0, 4.0])
+    np.testing.assert_allclose(jax.grad(dense)(x), [0.64, -0.48], rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(sparse)(x), [0.64, -0.48], rtol=1e-5)

@@ -197,8 +197,10 @@ def test_constants_are_compared_and_hashed():
 
 
 def test_an_average_that_would_stay_zero_is_refused():
-    with pytest.raises(ValueError, match=r"decay=1 with start='zero'.*below 1"):
+    with pytest.raises(ValueError, match=r"decay=1 would keep.*below 1"):
         thresholds.ema(decay=1.0, start="zero")
+    with pytest.raises(ValueError, match=r"decay=1 would keep.*below 1"):
+        thresholds.moment(decay=1.0)
 
 
 def test_nothing_is_clipped_of_a_leaf_of_zeros():
@@ -212,3 +214,19 @@ def test_nothing_is_clipped_of_a_leaf_of_zeros():
     for leaf in "abc":
         assert found[f"clip/coefficient/{leaf}"] == 1
         assert found[f"clip/rate/{leaf}"] == 0
+
+
+@pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
+def test_a_memory_of_float32_beside_updates_of_float64(rule):
+    over = optclip.ELEMENT if rule == "second_moment" else optclip.LEAF
+    tx = optclip.clip_by(getattr(thresholds, rule)(), over=over)
+    with jax.enable_x64(True):
+        state = tx.init(jnp.ones(2, jnp.float32))
+        _, new = tx.update(jnp.ones(2, jnp.float64), state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new.clip_memory, state.clip_memory)
+
+
+def test_a_nan_threshold_is_recorded_as_such():
+    tx = optclip.clip_by_global_norm(lambda step: jnp.nan)
+    _, state = tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
+    assert np.isnan(optclip.metrics(state)["clip/coefficient"])

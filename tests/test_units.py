@@ -123,5 +123,10 @@ def test_parameters_of_a_dead_run_clip_nothing():
     grads, huge = jnp.array([6e25, 8e25]), jnp.full(2, 1e25)
     found, _ = tx.update(grads, tx.init(grads), huge)
     np.testing.assert_array_equal(found, grads)
+    dropping = optclip.clip_by_norm(
+        optclip.thresholds.relative_to_params(0.5), nonfinite="drop"
+    )
+    found, _ = dropping.update(grads, dropping.init(grads), huge)
+    np.testing.assert_array_equal(found, grads)
     found, _ = tx.update(grads, tx.init(grads), jnp.array([6.0, 8.0]))
     np.testing.assert_allclose(found, [3.0, 4.0], rtol=1e-6)

@@ -62,6 +62,8 @@ def stable_adamw(
       weight_decay: AdamW's; `update` must then be given the parameters.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
+    Recorded are the norm of each step and the one that it may have.
+
     Returns:
       A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
       learning rate follows.
@@ -124,6 +126,8 @@ def clippy(
       relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
       absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+
+    Recorded are the largest element of each step and the one that it may have.
 
     Returns:
       A transformation of the steps themselves: it comes last, after the learning rate.

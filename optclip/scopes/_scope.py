@@ -43,7 +43,8 @@ class Scope(abc.ABC):
     def blocks(self, tree: Any) -> Any:
         """A pytree of `norms.Block`, which the norms then have the structure of.
 
-        `tree` is what is measured: leaves that enter no norm are None in it.
+        `tree` is what is measured: leaves that enter no norm are None in it, others are
+        arrays or have `shape`, `ndim`, `size` and `dtype` as these do.
         """
 
     @abc.abstractmethod

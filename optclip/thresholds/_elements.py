@@ -89,6 +89,7 @@ class Moment:
     def __post_init__(self) -> None:
         _validate.plain("power", self.power, above=True)
         _validate.share("decay", self.decay)
+        _validate.forgets("decay", self.decay)
 
     def init(self, norm: Any) -> Any:
         return jax.tree.map(jnp.zeros_like, norm)

@@ -41,11 +41,8 @@ class Ema:
         _validate.length("warmup", self.warmup, least=0)
         _validate.number("max_norm", self.max_norm)
         _validate.choice("start", self.start, _STARTS)
-        if self.start == "zero" and _validate.concrete(self.decay) == 1:
-            raise ValueError(
-                "decay=1 with start='zero' would keep an average of 0, and clip all to"
-                " zero. Give a decay below 1, or start='first'."
-            )
+        if self.start == "zero":
+            _validate.forgets("decay", self.decay)
 
     def init(self, norm: Any) -> Average:
         def unknown(x: jax.Array) -> jax.Array:

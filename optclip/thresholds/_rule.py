@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -24,21 +25,22 @@ class Seen(NamedTuple):
         non-finite norm reads 0, and so does one below 2**-60.
       finite: likewise bools: which of them were finite.
       keep: takes a threshold, returns the norms that the response would leave.
-      measure: takes a tree like the updates, returns its norms over the same scope.
-      updates: what is clipped, as given to `update`.
+      measure: takes a tree like the updates, returns its norms over the same scope;
+        with `guarded=False` inf where the sum of its squares is, at half the cost.
       params: as given to `update`, or None.
       step: int32, the number of updates before this one.
       extra: the extra keyword arguments of `update`, such as `value`.
+      updates: what is clipped, as given to `update`.
     """
 
     norm: Any
     finite: Any
     keep: Callable[..., Any]
-    measure: Callable[[Any], Any]
-    updates: Any
+    measure: Callable[..., Any]
     params: Any
     step: jax.Array
     extra: dict[str, Any]
+    updates: Any
 
 
 @runtime_checkable
@@ -99,7 +101,7 @@ class Constant:
     def _identity(self) -> Any:
         # Arrays are not compared: they may be traced.
         value = self.value
-        return value if isinstance(value, (int, float)) else (id(value),)
+        return float(value) if isinstance(value, numbers.Real) else (id(value),)
 
     def init(self, norm: Any) -> Any:
         del norm

@@ -220,18 +220,18 @@ def _judged(
         finite=None,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=_nothing_to_measure,
-        updates=updates,
         params=params,
         step=seen.clip_step - 1,
         extra=extra,
+        updates=updates,
     )
     bad = ~jnp.isfinite(value)
     threshold, memory = _memory.update("value_when", rule, shown, memory, bad)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
-def _nothing_to_measure(tree: Any) -> Any:
-    del tree
+def _nothing_to_measure(tree: Any, **how: Any) -> Any:
+    del tree, how
     raise ValueError(
         "value_when: this rule measures a tree, but a loss is a number. Give a rule of"
         " norms alone, such as optclip.thresholds.mean_plus_std(6.0)."
