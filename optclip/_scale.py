@@ -34,7 +34,7 @@ def coefficient_of(
         # One that is traced is not checked; below 0 it would switch the clip off.
         added = jnp.asarray(eps).astype(norm.dtype)
         shown = shown + select(added < 0, jnp.zeros_like(added), added)
-    found = response.coefficient(shown, threshold)
+    found = jnp.asarray(response.coefficient(shown, threshold), norm.dtype)
     # Zeros stay zeros, whatever a response makes of 0 / 0. What is too small for a norm
     # need not be zero: at a threshold of 0 it is made so.
     at_zero = select(threshold == 0, threshold, one)

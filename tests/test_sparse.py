@@ -38,6 +38,7 @@ def test_a_scope_sees_a_matrix_as_one_leaf():
             block = optclip.norms.Block(jax.tree.leaves(tree))
             (leaf,) = block.leaves
             assert (leaf.shape, leaf.ndim, leaf.dtype) == ((5, 2), 2, jnp.float32)
+            assert leaf.size == 10
             return {"all": block}
 
         def spread(self, values, tree):
@@ -46,6 +47,12 @@ def test_a_scope_sees_a_matrix_as_one_leaf():
     tx = optclip.clip_by(1.0, over=ByKind())
     mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     found, _ = tx.update(mat, tx.init(mat))
+    np.testing.assert_allclose(found.todense(), mat.todense() / 5, rtol=1e-6)
+
+
+def test_all_axes_are_the_leaf(run):
+    mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
+    found = run(lambda m: F.clip_by_norm(m, 1.0, axis=(0, 1)))(mat)
     np.testing.assert_allclose(found.todense(), mat.todense() / 5, rtol=1e-6)
 
 
