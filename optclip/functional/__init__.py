@@ -31,8 +31,9 @@ NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold Non
 'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
 below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-30 (9.3e-10),
 counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in
-float32, and come back summed where it is clipped. Its norms may be taken over axes of
-its data alone; a bound for its elements is a number.
+float32; they come back summed where elements or slices of it are clipped, with `strict`
+and with `drop`. Its norms may be taken over axes of its data alone; a bound for its
+elements is a number.
 """
 
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm

@@ -210,7 +210,7 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
 
     Args:
       power: p, a finite scalar above 0, traced or not.
-      decay: a scalar from 0 to 1, traced or not.
+      decay: a scalar from 0 to below 1, or traced.
 
     Returns:
       A rule for any scope, made for `ELEMENT`: there its memory is as large as the
