@@ -29,14 +29,18 @@ def is_row(x: jax.Array) -> bool:
 
 def reduced(reduce: Reduce, reduce_on_cpu: Reduce, terms: list[Term]) -> jax.Array:
     """What each of some terms of one type, over all axes, comes to: one vector."""
-    like, axis, power = terms[0].array, terms[0].axis, terms[0].power
+    like, axis, power, scale = terms[0].array, *terms[0][2:]
+    if scale is not None:
+        # XLA is not to know it: see `_totals._Power`.
+        scale = lax.optimization_barrier(scale)
+        terms = [term._replace(scale=scale) for term in terms]
 
     def apart() -> jax.Array:
         return jnp.stack([term.reduced(reduce) for term in terms])
 
     def lot(start: int) -> jax.Array:
         rows = [t.array.reshape(1, like.size) for t in terms[start : start + _LOT]]
-        return reduce_on_cpu(power(lax.concatenate(rows, 0), terms[0].scale), (1,))
+        return reduce_on_cpu(power(lax.concatenate(rows, 0), scale), (1,))
 
     def joined() -> jax.Array:
         found = lax.concatenate([lot(i) for i in range(0, len(terms), _LOT)], 0)

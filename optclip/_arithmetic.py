@@ -66,12 +66,11 @@ def spread(value: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.full_like(like, value, dtype=value.dtype)
 
 
-def hypotenuse(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The root of the sum of two squares, neither of which need be in range."""
-    a, b = jnp.abs(a), jnp.abs(b)
-    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
-    safe = jnp.where(large > 0, large, jnp.ones_like(large))
-    return large * jnp.sqrt(1 + jnp.square(ratio(small, safe)))
+def counted(total: Any, once: Any = True) -> jax.Array:
+    """The count, one more where asked; it stays at the largest number."""
+    total = jnp.asarray(total)
+    room = total < jnp.iinfo(total.dtype).max
+    return total + (once & room).astype(total.dtype)
 
 
 def held(numbers: Any) -> Any:

@@ -211,7 +211,7 @@ class ScalingClip(Clip):
 
     def _fitted(self, name: str, value: Any, norm: jax.Array) -> tuple[jax.Array, bool]:
         """The threshold, and whether it is known not to be too small for a norm."""
-        limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
+        limit = _scale.as_limit(value, norm.dtype)
         is_known = isinstance(limit, np.ndarray)
         if is_known:
             limit = _scale.at_least(self._least(norm.dtype), limit)

@@ -22,7 +22,7 @@ from optclip import (
     norms,
     scopes,
 )
-from optclip._arithmetic import select
+from optclip._arithmetic import counted, select
 from optclip._clip import Clip, ScalingClip
 from optclip._elements import ElementClip, Limits
 from optclip._opened import Opened
@@ -216,7 +216,7 @@ class Engine:
         self, state: ClipState, step: Decision, new: ClipRecord | None
     ) -> ClipState:
         """The state after a step."""
-        count = jnp.asarray(optax.safe_increment(state.clip_step))
+        count = counted(state.clip_step)
         if new is None:
             return ClipState(count, step.memories, {})
         record = _record.advanced(state.clip_record[self.name], new)

@@ -48,7 +48,7 @@ def update(
     )
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
-        known = _rows.each(_finite_or_0, norm)
+        known = _rows.each(_or_0, flags[i], norm)
         own = seen._replace(
             norm=known,
             finite=flags[i],
@@ -66,8 +66,8 @@ def update(
     return jax.tree.unflatten(treedef, found), memories
 
 
-def _finite_or_0(norm: jax.Array) -> jax.Array:
-    return _arithmetic.select(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
+def _or_0(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
+    return _arithmetic.select(is_finite, norm, jnp.zeros_like(norm))
 
 
 def _remembered(name: str, rule: Any, value: Any) -> Any:
@@ -177,7 +177,7 @@ def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
         limit = _arithmetic.spread(limit, bad)
     limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
     largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
-    return jnp.where(jnp.isinf(limit) & bad, largest, limit)
+    return jnp.where((limit == jnp.inf) & bad, largest, limit)
 
 
 def _once(thresholds: Any) -> Any:
@@ -185,6 +185,8 @@ def _once(thresholds: Any) -> Any:
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    if not floats:
+        return thresholds
     rows = _arithmetic.held(_rows.Rows(list(floats.values())))
     held = rows.entries(as_slices=True)
     found = dict(zip(floats, held, strict=True))

@@ -4,13 +4,14 @@ Fixed in structure, shapes and dtypes from `init` on. Recorded is what was compu
 anyway.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _collectives, _leaves, _mapped
+from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
 from optclip._rows import Rows
 from optclip.scopes import TREE
 
@@ -169,20 +170,13 @@ def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
     """The record after a step."""
 
     def count(total: Any, once: Any) -> Any:
-        return jax.tree.map(counted, total, once)
+        return jax.tree.map(_arithmetic.counted, total, once)
 
     return ClipRecord(
         *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
         clip_clipped=count(old.clip_clipped, new.clip_clipped),
         clip_nonfinite=count(old.clip_nonfinite, new.clip_nonfinite),
     )
-
-
-def counted(total: Any, once: Any) -> jax.Array:
-    """The count, one more where asked; it stays at the largest number."""
-    total = jnp.asarray(total)
-    room = total < jnp.iinfo(total.dtype).max
-    return total + (once & room).astype(total.dtype)
 
 
 def _summary(steps: list[Step]) -> ClipRecord:
@@ -195,44 +189,61 @@ def _summary(steps: list[Step]) -> ClipRecord:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    told = [s.told.axis_name for s in steps]
+    found = [_across_devices(step) for step in steps]
+    norm, threshold, coefficient, bad, clipped = zip(*found, strict=True)
 
-    def spanned(collective: Any, reduce: Any, values: list[jax.Array]) -> list[Any]:
-        splits = map(_mapped.split_axes, values, told)
-        pairs = zip(values, splits, strict=True)
-        return [_collectives.spanning(collective, reduce(v), axes) for v, axes in pairs]
+    def largest(values: tuple[jax.Array, ...]) -> jax.Array:
+        return values[0] if len(values) == 1 else jnp.max(jnp.stack(values))
 
-    def largest(values: list[jax.Array]) -> jax.Array:
-        peaks = spanned(lax.pmax, _peak, values)
-        return peaks[0] if len(peaks) == 1 else jnp.max(jnp.stack(peaks))
-
-    share = sum(spanned(lax.psum, _count, [s.clipped for s in steps]))
-    splits = map(_mapped.split_axes, [s.clipped for s in steps], told)
-    number = sum(
-        s.clipped.size * _mapped.axes_size(axes)
-        for s, axes in zip(steps, splits, strict=True)
-    )
-    bad = largest([s.bad.astype(jnp.float32) for s in steps])
+    share = functools.reduce(jnp.add, clipped)
+    number = sum(step.clipped.size * _mapped.axes_size(_split(step)) for step in steps)
     return ClipRecord(
-        clip_norm=largest([s.norm for s in steps]),
-        clip_threshold=-largest([-s.threshold for s in steps]),
-        clip_coefficient=-largest([-s.coefficient for s in steps]),
+        clip_norm=largest(norm),
+        clip_threshold=-largest(threshold),
+        clip_coefficient=-largest(coefficient),
         clip_fraction=share / _leaves.count_as(number, jnp.float32),
-        clip_clipped=jnp.asarray(share > 0),
-        clip_nonfinite=bad > 0,
+        clip_clipped=share > 0,
+        clip_nonfinite=largest(bad) > 0,
     )
+
+
+def _across_devices(step: Step) -> list[jax.Array]:
+    """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
+    told = step.told.axis_name
+    how = [(x, lax.pmax) for x in (step.norm, step.threshold, step.coefficient)]
+    how += [(step.bad, lax.pmax), (step.clipped, lax.psum)]
+    return [
+        _collectives.spanning(collective, value, _mapped.split_axes(of, told))
+        for value, (of, collective) in zip(_reduced(step), how, strict=True)
+    ]
+
+
+def _reduced(step: Step) -> tuple[jax.Array, ...]:
+    """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
+    flags = (x.astype(jnp.float32) for x in (step.bad, step.clipped))
+    values = (step.norm, -step.threshold, -step.coefficient, *flags)
+    if len({x.shape for x in values}) == 1 and _sums.is_carried(step.norm):
+        if not step.norm.ndim:
+            return values
+        # All at once: of each by itself XLA on CPU makes three kernels for each leaf.
+        least = [jnp.asarray(-jnp.inf, x.dtype) for x in values[:4]]
+        zero = jnp.zeros((), jnp.float32)
+        return lax.reduce(values, (*least, zero), _merged, range(step.norm.ndim))
+    most = (jnp.max(x, initial=-jnp.inf) if x.ndim else x for x in values[:4])
+    return *most, jnp.sum(values[4])
+
+
+def _merged(
+    one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    most = map(lax.max, one[:4], other[:4])
+    return *most, one[4] + other[4]
+
+
+def _split(step: Step) -> Any:
+    return _mapped.split_axes(step.clipped, step.told.axis_name)
 
 
 def _differs(step: Step) -> bool:
     """Whether it is another one on each device."""
     return bool(_mapped.split_axes(step.norm, step.told.axis_name))
-
-
-def _peak(values: jax.Array) -> jax.Array:
-    if not values.ndim:
-        return values
-    return jnp.max(values) if values.size else jnp.max(values, initial=-jnp.inf)
-
-
-def _count(flags: jax.Array) -> jax.Array:
-    return jnp.sum(flags, dtype=jnp.float32)

@@ -99,12 +99,13 @@ def _guarded(arrays, plan):
     def either():
         shrunk = totals_of(arrays, plan, shrunk=True)
         grow = 1 / SHRINK[plan.dtype]
-        return totals.map(
-            lambda total, small: select(
-                total == jnp.inf, root(small) * grow, root(total)
-            ),
-            shrunk,
-        )
+
+        def one(total, small):
+            is_over = total == jnp.inf
+            found = root(select(is_over, small, total))
+            return select(is_over, found * grow, found)
+
+        return totals.map(one, shrunk)
 
     def on_cpu():
         is_needed = _agreed(totals.map(lambda total: total == jnp.inf).any(), plan)

@@ -17,6 +17,10 @@ from jax.core import Tracer
 
 from optclip import _arithmetic
 
+# Fewer numbers are computed with one by one: to stack them and look them up again takes
+# more operations than that.
+MANY = 4
+
 
 @jax.tree_util.register_pytree_node_class
 class Rows:
@@ -38,7 +42,11 @@ class Rows:
             kind = _kind(entry)
             key = i if kind is None else (kind, told[i] if told else None)
             alike.setdefault(key, []).append(i)
-        self.indices = tuple(map(tuple, alike.values()))
+        self.indices = tuple(
+            row
+            for index in alike.values()
+            for row in ([tuple(index)] if len(index) >= MANY else [(i,) for i in index])
+        )
         self.values = self._stacked(entries)
 
     @classmethod
@@ -58,8 +66,13 @@ class Rows:
             kind = _kind(value if len(run) == 1 else value[0])
             key = run if kind is None else (kind, told[run[0]])
             alike.setdefault(key, []).append(run)
-        indices = [sum(row, ()) for row in alike.values()]
-        values = [_concatenated({run: found[run] for run in r}) for r in alike.values()]
+        rows: list[list[tuple[int, ...]]] = []
+        for row in alike.values():
+            # Numbers that are not stacked yet are too few for that.
+            is_stacked = any(len(run) > 1 for run in row)
+            rows.extend([row] if is_stacked else [[run] for run in row])
+        indices = [sum(row, ()) for row in rows]
+        values = [_concatenated({run: found[run] for run in row}) for row in rows]
         return cls.tree_unflatten(tuple(indices), values)
 
     def with_values(self, values: list[Any]) -> Rows:

@@ -16,12 +16,29 @@ from jax import lax
 from optclip import _leaves
 from optclip._arithmetic import select
 from optclip.responses import Detached, Response
+from optclip.responses._resolve import is_ours
 
 
 def coefficient_of(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Any
 ) -> jax.Array:
     """What to multiply by: 1 for a threshold of inf, NaN if a norm is not finite."""
+    is_static = is_ours(response) and _is_hashable((response, eps))
+    find = _compiled if is_static else _coefficient_of
+    return find(response, norm, threshold, eps)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _coefficient_of(
+    response: Response, norm: jax.Array, threshold: jax.Array, eps: Any
+) -> jax.Array:
     one = jnp.ones_like(norm)
     is_live = norm > 0
     # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
@@ -43,6 +60,10 @@ def coefficient_of(
     return lax.stop_gradient(found) if isinstance(response, Detached) else found
 
 
+# An eager call is then one dispatch, not twenty.
+_compiled = jax.jit(_coefficient_of, static_argnums=(0, 3))
+
+
 def at_least(least: float, limit: Any) -> Any:
     """The threshold, 0 if it is below `least`; at 0 its derivative is that from above.
 
@@ -53,7 +74,7 @@ def at_least(least: float, limit: Any) -> Any:
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 
 
-def as_limit(value: Any, dtype: Any, *, towards_zero: bool) -> Any:
+def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> Any:
     """A threshold in `dtype`, of NumPy if it is a number or of NumPy already.
 
     A finite one stays finite, or it would touch nothing.
@@ -151,16 +172,6 @@ def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
 @_kept.defjvp
 def _kept_jvp(primals, tangents):
     return _kept(*primals), tangents[1]
-
-
-def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
-    """`x` with zeros, where asked for, in place of what a CPU takes for zeros."""
-    if jnp.iscomplexobj(x):
-        parts = (without_subnormals(part, where) for part in (jnp.real(x), jnp.imag(x)))
-        return lax.complex(*parts)
-    wide = _leaves.widen(x)
-    tiny = jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype)
-    return jnp.where(where & (jnp.abs(wide) < tiny), jnp.zeros_like(x), x)
 
 
 def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax.Array:

@@ -52,7 +52,8 @@ class _Power(NamedTuple):
             return lax.abs(x)
         parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
         if scale is not None:
-            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0.
+            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0, as
+            # of a c that it knows.
             unseen_zero = scale - scale
             parts = [part * scale + unseen_zero for part in parts]
         squares = [lax.square(part) for part in parts]
@@ -80,10 +81,7 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> R
     """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
-    scale = None
-    if shrunk:
-        # XLA is not to know it: see `_Power`.
-        scale = lax.optimization_barrier(jnp.asarray(SHRINK[plan.dtype], plan.dtype))
+    scale = jnp.asarray(SHRINK[plan.dtype], plan.dtype) if shrunk else None
     at_once = _many_alike(arrays, plan)
     runs = {}
     for members in at_once:

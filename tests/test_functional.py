@@ -263,15 +263,43 @@ def test_strict_rounds_small_formats_towards_zero(dtype):
         assert 0.3 * c < oracles.norm(helpers.as_float64(found)) <= c
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16"])
+def test_strict_takes_the_next_number_towards_zero(dtype):
+    bits = jnp.finfo(dtype).bits
+    numbers = np.arange(2 ** (bits - 1), dtype=f"uint{bits}").view(jnp.dtype(dtype))
+    numbers = numbers.astype(np.float64)
+    numbers = numbers[np.isfinite(numbers)]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=99), dtype)
+    found, _ = F.clip_by_global_norm(x, 1.7, strict=True)
+    wide = np.abs(helpers.as_float64(x))
+    exact = wide * (1.7 / oracles.norm(wide))
+    # The guard band is two parts in a million wide.
+    least, most = (
+        numbers[np.searchsorted(numbers, exact * k, "right") - 1] for k in (1 - 4e-6, 1)
+    )
+    size = np.abs(helpers.as_float64(found))
+    assert np.all((least <= size) & (size <= most))
+    assert np.all(size < wide)
+
+
+@pytest.mark.parametrize(("c", "strict"), [(2.0**-60, False), (2.0**-30, True)])
+def test_the_smallest_threshold_that_is_not_zero(c, strict):
+    x = jnp.array([3.0, 4.0])
+    found, _ = F.clip_by_global_norm(x, c, strict=strict)
+    np.testing.assert_allclose(oracles.norm(found), c, rtol=3e-6)
+    below, _ = F.clip_by_global_norm(x, c * 0.99, strict=strict)
+    assert not np.any(below)
+
+
 def test_a_key_is_no_threshold():
     with pytest.raises(TypeError, match=r"(?s)max_norm=.*Give a real number"):
         F.clip_by_global_norm(jnp.ones(2), jax.random.key(0))
 
 
-@pytest.mark.parametrize("c", [1e-10, 1e-18])
-def test_eps_counts_as_ever_far_above_the_threshold(c):
-    found, _ = F.clip_by_global_norm(jnp.array([3.0, 4.0]), c, eps=0.5)
-    np.testing.assert_allclose(found, np.array([3.0, 4.0]) * (c / 5.5), rtol=1e-6)
+@pytest.mark.parametrize(("c", "eps"), [(1e-10, 0.5), (1e-18, 1)])
+def test_eps_counts_as_ever_far_above_the_threshold(c, eps):
+    found, _ = F.clip_by_global_norm(jnp.array([3.0, 4.0]), c, eps=eps)
+    np.testing.assert_allclose(found, np.array([3.0, 4.0]) * c / (5 + eps), rtol=1e-6)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, np.inf])

@@ -12,9 +12,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optclip
-from optclip import functional, responses, thresholds
-from optclip._alike import MANY
-from optclip._rows import Rows, each
+from optclip import _alike, functional, responses, thresholds
+from optclip._rows import MANY, Rows, each
 from tests.helpers import quick_jit, strict
 
 
@@ -25,7 +24,7 @@ def leaves(dtype=jnp.float32):
     scales = [5, 0.1, 1e30, 0.2, 3, 2]
     # And as many of one type as are reduced at once.
     shapes += [(3,)] * 4
-    assert MANY <= 4
+    assert MANY == _alike.MANY == 4
     scales += [1e30, 6, 0, 1e-30]
     found = [
         jnp.asarray(rng.normal(size=shape) * scale, jnp.float32).astype(dtype)
@@ -61,25 +60,29 @@ def test_entries_come_back_in_order():
         (jnp.float32(1), jnp.ones(2)),
         (jnp.float32(2), jnp.float32(3)),
         (jnp.float32(4), jnp.ones((1, 1))),
-        (jnp.float32(5), jnp.float32(6)),
+        *[(jnp.float32(5), jnp.float32(i)) for i in range(MANY - 1)],
         (jnp.bfloat16(7), jnp.float32(8)),
     ]
     rows = Rows(entries)
-    assert rows.indices == ((0,), (1, 3), (2,), (4,))
+    assert rows.indices == ((0,), (1, 3, 4, 5), (2,), (6,))
     same(rows.entries(), entries)
     doubled = rows.map(lambda pair, other: pair[0] + 2 * other[0], rows)
     same(doubled.entries(), [3 * entry[0] for entry in entries])
 
 
+def test_few_entries_are_not_stacked():
+    assert Rows([jnp.float32(1)] * (MANY - 1)).indices == ((0,), (1,), (2,))
+
+
 def test_rows_of_other_entries_are_refused():
-    one, other = Rows([jnp.ones(1)] * 2), Rows([jnp.ones(1), jnp.ones(2)])
+    one, other = Rows([jnp.ones(1)] * MANY), Rows([jnp.ones(2)] * MANY)
     with pytest.raises(ValueError, match="not of the same entries"):
         one.map(lambda x, y: x + y, other)
 
 
 def test_what_is_told_of_keeps_entries_apart():
-    rows = Rows([jnp.ones(1)] * 4, told=("a", "b", "a", "b"))
-    assert rows.indices == ((0, 2), (1, 3))
+    rows = Rows([jnp.ones(1)] * 8, told=("a", "b") * 4)
+    assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 
 def test_each_is_a_map_over_trees():

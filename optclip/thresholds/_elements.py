@@ -53,7 +53,7 @@ class SecondMoment:
             return _running.root_mean_square(*weights, root, left)
 
         roots = _rows.each(learn, memory.value, seen.keep(found))
-        return found, Running(roots, _running.counted(memory.steps))
+        return found, Running(roots, _arithmetic.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class EmaOfMax:
             return _running.mean(*weights, old, peak)
 
         found = _rows.each(learn, memory.value, seen.norm)
-        return found, Running(found, _running.counted(memory.steps))
+        return found, Running(found, _arithmetic.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)

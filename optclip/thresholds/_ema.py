@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip import _arithmetic, _collectives, _rows, _validate
+from optclip._arithmetic import select
 from optclip._types import Number, NumberOrSchedule
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -53,25 +55,25 @@ class Ema:
     def update(self, seen: Seen, memory: Average) -> tuple[Any, Average]:
         ratio = self.ratio(seen.step) if callable(self.ratio) else self.ratio
 
-        def late(average: jax.Array) -> jax.Array:
-            inf = jnp.full_like(average, jnp.inf)
-            return jnp.where(jnp.isinf(average), inf, like(ratio, average) * average)
+        warm = memory.step >= self.warmup
+        together = self._together(seen.norm) if self.warmup > 0 else None
 
-        found = _rows.each(late, memory.norm)
-        if self.warmup > 0:
-            warm = memory.step >= self.warmup
-            early = self._together(seen.norm)
-            found = _rows.each(lambda e, f: jnp.where(warm, f, e), early, found)
+        def limit(norm: jax.Array, average: jax.Array) -> jax.Array:
+            is_known = average < jnp.inf
+            late = select(is_known, like(ratio, average) * average, average)
+            return select(warm, late, together(norm)) if together else late
+
+        found = _rows.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # Where no gradient arrives there is nothing to learn.
-            return jnp.where(left > 0, self._averaged(old, left, memory.step), old)
+            return select(left > 0, self._averaged(old, left, memory.step), old)
 
         norms = _rows.each(learn, memory.norm, seen.keep(found))
-        return found, Average(norms, _running.counted(memory.step))
+        return found, Average(norms, _arithmetic.counted(memory.step))
 
-    def _together(self, norms: Any) -> Any:
-        """Thresholds that scale all norms by one factor, to `max_norm` in all."""
+    def _together(self, norms: Any) -> Callable[[jax.Array], jax.Array]:
+        """The threshold of a norm by which all are scaled to `max_norm` in all."""
         peak, total = _all_norms(jax.tree.leaves(norms))
 
         def bound(norm: jax.Array) -> jax.Array:
@@ -79,24 +81,24 @@ class Ema:
             is_over = (_arithmetic.share(limit, peak) < total) & (norm > 0)
             # In this order: a factor for all could be too small a number.
             found = limit * (_arithmetic.share(norm, peak) / total)
-            return jnp.where(is_over, found, jnp.full_like(norm, jnp.inf))
+            return select(is_over, found, jnp.full_like(norm, jnp.inf))
 
-        return _rows.each(bound, norms)
+        return bound
 
     def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
         """The average with one more norm."""
-        is_first = jnp.isinf(old)
+        is_first = old == jnp.inf
         if self.start == "debiased":
             weights = _running.debiased_parts(self.decay, step, left)
         else:
             weights = _running.parts(self.decay, left)
         none = jnp.zeros_like(old)
-        mixed = _running.mean(*weights, jnp.where(is_first, none, old), left)
+        mixed = _running.mean(*weights, select(is_first, none, old), left)
         if self.start == "zero":
             return mixed
         if self.start == "first":
-            mixed = jnp.where(step < self.warmup, jnp.minimum(old, left), mixed)
-        return jnp.where(is_first, left, mixed)
+            mixed = select(step < self.warmup, jnp.minimum(old, left), mixed)
+        return select(is_first, left, mixed)
 
 
 def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:

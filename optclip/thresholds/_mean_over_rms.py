@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip import _rows, _validate
-from optclip._arithmetic import ratio
+from optclip._arithmetic import counted, ratio
 from optclip._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -57,7 +57,7 @@ class MeanOverRms:
             return ratio(mean, safe)
 
         found = _rows.each(bound, mean, rms)
-        return found, Averages(mean, rms, _running.counted(memory.steps))
+        return found, Averages(mean, rms, counted(memory.steps))
 
 
 def mean_over_rms(

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from optclip import _arithmetic, _collectives, _placement, _rows, _validate
 from optclip._arithmetic import select
@@ -47,8 +48,9 @@ def mean(
     kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
     """The running mean: of equal numbers that number, however weights are rounded."""
-    moved = select(taken <= 0.5, taken * (new - old), kept * (old - new))
-    return select(taken <= 0.5, old, new) + moved
+    is_slow = taken <= kept
+    near, far = select(is_slow, old, new), select(is_slow, new, old)
+    return near + jnp.minimum(kept, taken) * (far - near)
 
 
 def root_mean_square(
@@ -62,11 +64,6 @@ def root_mean_square(
     return peak * _arithmetic.root(mean(kept, taken, *squares))
 
 
-def counted(count: jax.Array) -> jax.Array:
-    """The next count; it stays at the largest int."""
-    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
-
-
 def zeros(norm: Any) -> tuple[Any, Any]:
     """Two trees of zeros like the norms: one twice could not be donated."""
     first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
@@ -78,11 +75,11 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
-    is_bad = _rows.Rows(flags).map(lambda flags: ~jnp.all(flags)).any()
-    # One answer on all devices: they keep one history. And held: else XLA on CPU asks
-    # all norms anew for the memory of each.
-    largest = _collectives.largest(is_bad.astype(jnp.float32))
-    take = _arithmetic.held(largest) == 0
+    is_bad = _rows.Rows(flags).map(jnp.logical_not).any()
+    # One answer on all devices: they keep one history.
+    largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
+    # Held: else XLA on CPU asks all norms anew for the memory of each.
+    take = (_arithmetic.held(largest) if len(flags) > 1 else largest) == 0
 
     def taken(n: Any, o: Any) -> jax.Array:
         n, o = jnp.asarray(n), jnp.asarray(o)
@@ -90,6 +87,6 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
             n = n.astype(o.dtype)
         if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
             n = _placement.placed_as(n, o)
-        return jnp.where(take, n, o)
+        return select(take, n, o)
 
     return _rows.each(taken, new, old, as_slices=False)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _rows, _validate
+from optclip import _rows, _validate
 from optclip._arithmetic import select
 from optclip._types import Number
 from optclip.thresholds import _running
@@ -61,16 +61,16 @@ class Zscore:
         def one(norm: jax.Array, mean: jax.Array, deviation: jax.Array) -> _Found:
             found, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & warm
-            inf = jnp.full_like(norm, jnp.inf)
-            limit = select(is_spike, found, inf)
-            early = _first_moments(norm, mean, deviation, memory.step)
-            late = self._running(select(is_spike, found, norm), mean, deviation)
-            stays = is_spike & self.skip_spikes
-            return _Found(
-                jnp.minimum(limit, like(self.max_norm, norm)),
-                select(stays, mean, select(warm, late[0], early[0])),
-                select(stays, deviation, select(warm, late[1], early[1])),
-            )
+            most = like(self.max_norm, norm)
+            limit = select(is_spike, jnp.minimum(found, most), most)
+            left = select(is_spike, found, norm)
+            moments = self._moments(left, mean, deviation, memory.step)
+            if self.skip_spikes:
+                old = mean, deviation
+                moments = (
+                    select(is_spike, *pair) for pair in zip(old, moments, strict=True)
+                )
+            return _Found(limit, *moments)
 
         found = _rows.each(one, seen.norm, memory.mean, memory.deviation)
         limits, means, deviations = (
@@ -85,8 +85,8 @@ class Zscore:
     ) -> tuple[jax.Array, jax.Array]:
         """Where a spike is clipped to, and whether this is one."""
         z = like(self.z, norm)
-        edge = mean + z * deviation
         if self.mode == "percentile":
+            edge = mean + z * deviation
             return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + like(self.eps, norm)
         # Of norms that were all the same it is not known how far apart they are.
@@ -98,35 +98,25 @@ class Zscore:
         positive = select(score > z, score, z)
         return mean + z * deviation * (z / positive), score > z
 
-    def _running(
-        self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
+    def _moments(
+        self, norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        weights = _running.parts(self.decay, norm)
+        """Mean and deviation, in the warm-up those of all norms, this one included."""
+        is_warm = step >= self.warmup
+        taken = 1 / (step + 1).astype(norm.dtype)
+        early, late = (1 - taken, taken), _running.parts(self.decay, norm)
+        kept, taken = (select(is_warm, *pair) for pair in zip(late, early, strict=True))
         # After nothing but zeros a norm is the first: a leaf may learn from now on.
-        mean = select((mean == 0) & (deviation == 0), norm, mean)
-        mean = _running.mean(*weights, mean, norm)
+        is_first = is_warm & (mean == 0) & (deviation == 0)
+        mean = select(is_first, norm, mean)
+        new = _running.mean(kept, taken, mean, norm)
         # Of deviations, not of variances, which overflow for norms above 1e19.
-        return mean, _running.root_mean_square(*weights, deviation, norm - mean)
+        off = select(is_warm, norm - new, (norm - mean) * jnp.sqrt(early[0]))
+        return new, _running.root_mean_square(kept, taken, deviation, off)
 
 
 def _is_found(value: Any) -> bool:
     return isinstance(value, _Found)
-
-
-def _first_moments(
-    norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and deviation of all norms so far, this one included."""
-    number = (step + 1).astype(norm.dtype)
-    new = mean + (norm - mean) / number
-    # Of each alone: their product may overflow.
-    spread = _root(norm - mean) * _root(norm - new)
-    parts = jnp.sqrt((number - 1) / number) * deviation, spread / jnp.sqrt(number)
-    return new, _arithmetic.hypotenuse(*parts)
-
-
-def _root(x: jax.Array) -> jax.Array:
-    return _arithmetic.root(jnp.abs(x))
 
 
 def zscore(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip import (
+    _arithmetic,
     _leaves,
     _mapped,
     _memory,
@@ -22,7 +23,7 @@ from optclip import (
 )
 from optclip._clip import ScalingClip
 from optclip._engine import Engine
-from optclip._record import ClipRecord, ClipState, SkipRecord, counted
+from optclip._record import ClipRecord, ClipState, SkipRecord
 from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
 from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
 
@@ -177,9 +178,9 @@ def skip(
         taken, inner_state = wrapped.update(
             given, state.skip_inner, params, **extra_args
         )
-        again = counted(old.skip_consecutive, skipped)
+        again = _arithmetic.counted(old.skip_consecutive, skipped)
         record = record._replace(
-            skip_skipped=counted(old.skip_skipped, skipped),
+            skip_skipped=_arithmetic.counted(old.skip_skipped, skipped),
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
         return _zero_if(skipped, taken), SkipState(
