@@ -39,12 +39,14 @@ TESTS = {
     "transforms": "registry bad_input thresholds metrics contracts_values",
     "_arithmetic": "norms accuracy::test_norms_of_every_size derivatives_edges",
     "_sums": "norms accuracy::test_norms_of_every_size compiled sharding",
-    "_scale": "responses functional nonfinite sparse norms derivatives_edges",
+    "_scale": "functional responses nonfinite sparse norms derivatives_edges"
+    " contracts_values",
     "_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges",
     "_totals": "many_leaves norms sharding",
     "_alike": "many_leaves",
     "_elements": "functional sparse nonfinite derivatives_edges",
-    "_clip": "functional masks sparse nonfinite bad_input scopes",
+    "_clip": "functional masks sparse nonfinite bad_input scopes nonfinite_cells"
+    " mapped_refused methods::test_aggc accuracy::test_strict_is_never_above",
     "_opened": "masks scopes sparse",
     "_engine": "thresholds metrics masks bad_answers scopes",
     "_sparse": "sparse scopes nonfinite",

@@ -282,13 +282,39 @@ def test_strict_takes_the_next_number_towards_zero(dtype):
     assert np.all(size < wide)
 
 
-@pytest.mark.parametrize(("c", "strict"), [(2.0**-60, False), (2.0**-30, True)])
-def test_the_smallest_threshold_that_is_not_zero(c, strict):
-    x = jnp.array([3.0, 4.0])
-    found, _ = F.clip_by_global_norm(x, c, strict=strict)
-    np.testing.assert_allclose(oracles.norm(found), c, rtol=3e-6)
-    below, _ = F.clip_by_global_norm(x, c * 0.99, strict=strict)
-    assert not np.any(below)
+@pytest.mark.parametrize(
+    ("dtype", "c", "strict"),
+    [
+        ("float32", 2.0**-60, False),
+        ("float32", 2.0**-30, True),
+        ("float64", 2.0**-500, False),
+        ("float64", 2.0**-450, True),
+    ],
+)
+def test_the_smallest_threshold_that_is_not_zero(dtype, c, strict):
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.array([3.0, 4.0], dtype)
+        found, _ = F.clip_by_global_norm(x, c, strict=strict)
+        size = np.linalg.norm(np.asarray(found, np.float64) / c)
+        np.testing.assert_allclose(size, 1, rtol=3e-6)
+        below, _ = F.clip_by_global_norm(x, c * 0.99, strict=strict)
+        assert not np.any(below)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_strict_leaves_little_less_and_clips_once(dtype, p):
+    loss = {"float32": (3e-6, 2e-4), "float64": (1e-13, 1e-11)}[dtype][p == 3]
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(dtype == "float64"):
+        clip = jax.jit(lambda x, c: F.clip_by_global_norm(x, c, ord=p, strict=True)[0])
+        for _ in range(20):
+            x = jnp.asarray(rng.normal(size=50), dtype)
+            c = 0.7 * np.linalg.norm(np.asarray(x, np.float64), ord=p)
+            found = clip(x, c)
+            size = np.linalg.norm(np.asarray(found, np.float64), ord=p)
+            assert c * (1 - loss) <= size <= c
+            np.testing.assert_array_equal(clip(found, c), found)
 
 
 def test_a_key_is_no_threshold():
@@ -326,10 +352,10 @@ def test_complex_values(run):
 
 def test_a_wide_jax_number_is_a_threshold_like_any():
     with jax.enable_x64(True):
-        tenth = jnp.float64(0.1)
         x = jnp.ones(1, jnp.float32)
-        found = F.clip_by_value(x, -tenth, tenth, strict=True)
-        assert 0.0999999 < float(found[0]) <= 0.1
+        for tenth in (0.1, jnp.float64(0.1)):
+            found = F.clip_by_value(x, -tenth, tenth, strict=True)
+            assert 0.0999999 < float(found[0]) <= 0.1
         huge = jnp.full(9, 1e38, jnp.float32)
         found, _ = F.clip_by_global_norm(huge, jnp.float64(1.5e38))
         assert np.all(found < 5.1e37)

@@ -124,6 +124,15 @@ def test_what_is_not_clipped_stays_to_the_bit(dtype, run):
     np.testing.assert_allclose(oracles.norm(clipped.todense()), 1.0, rtol=1e-2)
 
 
+def test_what_is_not_finite_is_dropped_inside_the_threshold_too(run):
+    mat = rows([[jnp.nan, 1.0], [2.0, jnp.inf], [4.0, 3.0]])
+    found = run(lambda m: F.clip_by_norm(m, 100.0, nonfinite="drop"))(mat)
+    exact = np.zeros((5, 2))
+    exact[1, 1] = 4
+    exact[3, 0] = 2
+    np.testing.assert_array_equal(found.todense(), exact)
+
+
 @pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
     mat = rows([[jnp.nan, 1.0], [2.0, 3.0], [4.0, jnp.inf]])
