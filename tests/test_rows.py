@@ -70,6 +70,15 @@ def test_entries_come_back_in_order():
     same(doubled.entries(), [3 * entry[0] for entry in entries])
 
 
+def test_numbers_of_each_kind_are_looked_up():
+    entries = [
+        number
+        for i in range(MANY)
+        for number in (jnp.float32(i), jnp.int32(2**31 - 1 - i), jnp.bool_(i % 2))
+    ]
+    same(jax.jit(lambda entries: Rows(entries).entries())(entries), entries)
+
+
 def test_few_entries_are_not_stacked():
     assert Rows([jnp.float32(1)] * (MANY - 1)).indices == ((0,), (1,), (2,))
 

@@ -12,8 +12,8 @@ EQUATIONS = {
     "functional.global_norm": 36,
     "functional.clip_by_global_norm": 65,
     "clip_by_global_norm": 85,
-    "clip_by_norm(axis=0)": 122,
-    "recipes.agc": 149,
+    "clip_by_norm(axis=0)": 123,
+    "recipes.agc": 150,
     "recipes.zclip": 179,
 }
 
