@@ -9,7 +9,11 @@ from jax import lax
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     """`jnp.where`, of arrays of one type without its nested function."""
-    if where.shape == yes.shape == no.shape and yes.dtype == no.dtype:
+    if (
+        where.shape in ((), yes.shape)
+        and yes.shape == no.shape
+        and yes.dtype == no.dtype
+    ):
         return lax.select(where, yes, no)
     return jnp.where(where, yes, no)
 
@@ -87,7 +91,7 @@ def held(numbers: Any) -> Any:
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
         # A divisor that XLA cannot know to be 1.
-        one = jnp.where(jnp.isnan(x), x, jnp.ones_like(x))
+        one = select(x != x, x, jnp.ones_like(x))
         return x / lax.stop_gradient(one)
 
     return lax.platform_dependent(

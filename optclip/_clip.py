@@ -8,7 +8,7 @@ rule for them between `measure` and `apply`. Norms, thresholds and coefficients 
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +42,6 @@ _BAND = {"float32": (2.0**-20, 2.0**-14), "float64": (2.0**-46, 2.0**-40)}
 # A smaller threshold counts as 0 in a strict clip: squares that were flushed to zero in
 # the norm, of however many elements, are lost in that band then.
 _LEAST_STRICT = {"float32": 2.0**-30, "float64": 2.0**-450}
-
-
-class Reading(NamedTuple):
-    """The norm of each block, and whether it held a non-finite entry."""
-
-    measured: Rows
-    bad: Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +113,22 @@ class Clip(abc.ABC):
         masks = self.norm_mask, self.clip_mask
         return opened_by(self.scope, tree, *masks, self.axis_name)
 
-    def measure(self, opened: Opened, *, guarded: bool = True) -> Reading:
-        """The norms, short of the entries that the policy drops."""
+    def measure(self, opened: Opened, *, guarded: bool = True) -> Rows:
+        """The norm of each block, short of the entries that the policy drops."""
+        blocks = opened.blocks
+        if self.nonfinite == "drop":
+            blocks = [_each(_nonfinite.dropped, block) for block in blocks]
+        return norms.measure_rows(blocks, self.norm, guarded=guarded)
+
+    def bad(self, opened: Opened, measured: Rows) -> Rows:
+        """Whether each block held an entry, or has a norm, that is not finite."""
+        bad = measured.map(lambda norm: ~jnp.isfinite(norm))
         if self.nonfinite != "drop":
-            measured = norms.measure_rows(opened.blocks, self.norm, guarded=guarded)
-            return Reading(measured, measured.map(lambda norm: ~jnp.isfinite(norm)))
+            return bad
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
-        kept = [_each(_nonfinite.dropped, block) for block in opened.blocks]
-        found = norms.measure_rows(flags, norms.INF)
-        measured = norms.measure_rows(kept, self.norm, guarded=guarded)
+        found = norms.measure_rows(flags, norms.INF).map(lambda norm: norm > 0)
         # As rows of other arrays, these need not be rows like those.
-        dropped = measured.with_entries(found.map(lambda norm: norm > 0).entries())
-        bad = dropped.map(lambda any_, norm: any_ | ~jnp.isfinite(norm), measured)
-        return Reading(measured, bad)
+        return bad.map(jnp.logical_or, measured.with_entries(found.entries()))
 
     def check_spans(self, opened: Opened) -> None:
         """Raise unless what slices have in common can be known on all devices."""

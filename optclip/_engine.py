@@ -185,7 +185,8 @@ class Engine:
         if in_common or jax.tree.leaves(state.clip_memory):
             self.clip.check_spans(opened)
         now = self.clip.at(state.clip_step)
-        measured, bad = now.measure(opened)
+        measured = now.measure(opened)
+        bad = now.bad(opened, measured)
         seen = _rule.Seen(
             norm=opened.tree(measured.entries()),
             finite=None,
@@ -258,7 +259,7 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
         ]
         opened = local.open(flat.rebuild(leaves))
         treedefs.append(opened.treedef)
-        return local.measure(opened).measured.entries()
+        return local.measure(opened).entries()
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     shapes = jax.eval_shape(measure, arrays)
@@ -268,7 +269,7 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
 def _norm_tree(clip: Clip, tree: Any, *, guarded: bool = True) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
     opened = clip.open(tree)
-    return opened.tree(clip.measure(opened, guarded=guarded).measured.entries())
+    return opened.tree(clip.measure(opened, guarded=guarded).entries())
 
 
 def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:

@@ -96,22 +96,20 @@ def _guarded(arrays, plan):
     if plan.ord != 2 or not overflows:
         return totals.map(root)
 
-    def either():
-        shrunk = totals_of(arrays, plan, shrunk=True)
-        grow = 1 / SHRINK[plan.dtype]
+    def shrunk():
+        return totals_of(arrays, plan, shrunk=True)
 
-        def one(total, small):
-            is_over = total == jnp.inf
-            found = root(select(is_over, small, total))
-            return select(is_over, found * grow, found)
+    is_over = totals.map(lambda total: total == jnp.inf)
 
-        return totals.map(one, shrunk)
+    def shrunk_if_needed():
+        return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
 
-    def on_cpu():
-        is_needed = _agreed(totals.map(lambda total: total == jnp.inf).any(), plan)
-        return lax.cond(is_needed, either, lambda: totals.map(root))
+    def one(total, small, is_over):
+        found = root(select(is_over, small, total))
+        return select(is_over, found / SHRINK[plan.dtype], found)
 
-    return lax.platform_dependent(cpu=on_cpu, default=either)
+    small = lax.platform_dependent(cpu=shrunk_if_needed, default=shrunk)
+    return totals.map(one, small, is_over)
 
 
 def _agreed(flag, plan):

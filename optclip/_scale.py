@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from optclip import _leaves
 from optclip._arithmetic import select
@@ -23,9 +24,11 @@ def coefficient_of(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Any
 ) -> jax.Array:
     """What to multiply by: 1 for a threshold of inf, NaN if a norm is not finite."""
-    is_static = is_ours(response) and _is_hashable((response, eps))
-    find = _compiled if is_static else _coefficient_of
-    return find(response, norm, threshold, eps)
+    is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
+    if is_eager and is_ours(response) and _is_hashable((response, eps)):
+        # One dispatch, not twenty.
+        return _compiled(response, norm, threshold, eps)
+    return _coefficient_of(response, norm, threshold, eps)
 
 
 def _is_hashable(value: Any) -> bool:
@@ -45,7 +48,7 @@ def _coefficient_of(
     # Its derivative is g - g, which would swallow the smaller true one.
     off = threshold == jnp.inf
     known = select(off, one, threshold)
-    alarm = lax.stop_gradient((norm - norm) + (known - known))
+    alarm = lax.stop_gradient((norm - norm) * known)
     shown = select(is_live, norm, one)
     if not (isinstance(eps, (int, float)) and eps == 0):
         # One that is traced is not checked; below 0 it would switch the clip off.
@@ -54,13 +57,11 @@ def _coefficient_of(
     found = jnp.asarray(response.coefficient(shown, threshold), norm.dtype)
     # Zeros stay zeros, whatever a response makes of 0 / 0. What is too small for a norm
     # need not be zero: at a threshold of 0 it is made so.
-    at_zero = select(threshold == 0, threshold, one)
-    found = select(is_live, found, at_zero) + alarm
+    found = select(is_live, found, jnp.sign(threshold)) + alarm
     found = select(off, one, found)
     return lax.stop_gradient(found) if isinstance(response, Detached) else found
 
 
-# An eager call is then one dispatch, not twenty.
 _compiled = jax.jit(_coefficient_of, static_argnums=(0, 3))
 
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from optclip import _alike, _collectives, _leaves, _mapped, _sums
 from optclip._rows import Rows
-from optclip._sums import Reduce
+from optclip._sums import Reduce, Scale
 
 
 class Part(NamedTuple):
@@ -46,16 +46,14 @@ class _Power(NamedTuple):
     ord: float
     dtype: str
 
-    def __call__(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: Scale | None) -> jax.Array:
         x = _leaves.widen(x, self.dtype)
         if self.ord != 2:
             return lax.abs(x)
         parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
         if scale is not None:
-            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0, as
-            # of a c that it knows.
-            unseen_zero = scale - scale
-            parts = [part * scale + unseen_zero for part in parts]
+            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0.
+            parts = [part * scale.factor + scale.zero for part in parts]
         squares = [lax.square(part) for part in parts]
         return squares[0] if len(squares) == 1 else squares[0] + squares[1]
 
@@ -81,7 +79,9 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> R
     """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
-    scale = jnp.asarray(SHRINK[plan.dtype], plan.dtype) if shrunk else None
+    scale = None
+    if shrunk:
+        scale = Scale(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))
     at_once = _many_alike(arrays, plan)
     runs = {}
     for members in at_once:
@@ -106,7 +106,7 @@ def _together(
     indices: list[int],
     reduction: _Reduction,
     power: _Power,
-    scale: jax.Array | None,
+    scale: Scale | None,
 ) -> list[jax.Array]:
     """What some of the arrays bring to each block."""
     parts = [plan.parts[i] for i in indices]

@@ -28,7 +28,7 @@ def run(
     for value in jax.tree.leaves(threshold):
         _validate.number(name, value)
     opened = clip.open(tree)
-    measured = clip.measure(opened).measured if in_hand is None else in_hand
+    measured = clip.measure(opened) if in_hand is None else in_hand
     found = opened.tree(measured.entries())
     spread = _trees.fill(name, threshold, found)
     limits = clip.fit(name, opened.entries(spread), measured)

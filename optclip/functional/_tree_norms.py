@@ -49,7 +49,7 @@ def global_norm(
         scopes.TREE, norms.of_order(ord), responses.Hard(),
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
-    return clip.measure(clip.open(tree)).measured.entries()[0]
+    return clip.measure(clip.open(tree)).entries()[0]
 
 
 def clip_by_group_norm(
