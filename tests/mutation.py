@@ -162,6 +162,10 @@ EQUIVALENT = {
     r"\+.*placed_as\(x, ring\[ 1\]\)": "all places lie on the same devices",
     r"\+ +positive = jnp\.where\(score >= z": "at z both branches say the same",
     r"\+ +largest = .*max / [13]": "one very large number is as good as another",
+    r"\+ +if x\.dtype != like\.dtype and not": "the other order says the same, later",
+    r"\+.*select\(added <= 0": "0 is 0 either way",
+    r"\+.*\(bits - 0\) - 1, whole": "zero has two signs",
+    r"-@functools\.partial\(jax\.jit": "not compiled it says the same",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
 }
 

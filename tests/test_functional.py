@@ -294,11 +294,12 @@ def test_strict_takes_the_next_number_towards_zero(dtype):
 def test_the_smallest_threshold_that_is_not_zero(dtype, c, strict):
     with jax.enable_x64(dtype == "float64"):
         x = jnp.array([3.0, 4.0], dtype)
-        found, _ = F.clip_by_global_norm(x, c, strict=strict)
-        size = np.linalg.norm(np.asarray(found, np.float64) / c)
-        np.testing.assert_allclose(size, 1, rtol=3e-6)
-        below, _ = F.clip_by_global_norm(x, c * 0.99, strict=strict)
-        assert not np.any(below)
+        for given in (float, lambda c: jnp.asarray(c, dtype)):
+            found, _ = F.clip_by_global_norm(x, given(c), strict=strict)
+            size = np.linalg.norm(np.asarray(found, np.float64) / c)
+            np.testing.assert_allclose(size, 1, rtol=3e-6)
+            below, _ = F.clip_by_global_norm(x, given(c * 0.99), strict=strict)
+            assert not np.any(below)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, np.inf])
@@ -356,6 +357,7 @@ def test_a_wide_jax_number_is_a_threshold_like_any():
         for tenth in (0.1, jnp.float64(0.1)):
             found = F.clip_by_value(x, -tenth, tenth, strict=True)
             assert 0.0999999 < float(found[0]) <= 0.1
+        assert F.clip_by_value(x, -0.5, 0.5, strict=True) == 0.5
         huge = jnp.full(9, 1e38, jnp.float32)
         found, _ = F.clip_by_global_norm(huge, jnp.float64(1.5e38))
         assert np.all(found < 5.1e37)
