@@ -1,4 +1,4 @@
-"""Quotients and roots that keep their range and their derivatives."""
+"""Quotients, roots and counts that keep their range, and their derivatives."""
 
 from typing import Any
 

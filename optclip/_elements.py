@@ -165,6 +165,7 @@ def _moved(x, lower, upper, response, like, strict):
         half = jnp.abs(wide * 0.5)
         safe = jnp.where(half > 0, half, jnp.ones_like(half))
         goal = _arithmetic.over(wide * 0.5, safe) * goal.astype(wide.dtype)
+        near_side = upper
     else:
         goal = response.element(wide, lower, upper)
         moved = goal != wide
@@ -172,6 +173,7 @@ def _moved(x, lower, upper, response, like, strict):
             # A bound that the dtype has no number for is its largest one.
             largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(wide.dtype)
             goal = jnp.where(jnp.isnan(goal), goal, jnp.clip(goal, -largest, largest))
+        near_side = jnp.where(jnp.signbit(wide), -lower, upper)
     moved &= ~jnp.isnan(size)
     kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
     selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
@@ -182,6 +184,9 @@ def _moved(x, lower, upper, response, like, strict):
         out = _between(x, wide, lower, upper)
     else:
         out = _chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+    if strict:
+        tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
+        out = _scale.without_subnormals(out, near_side < tiny)
     shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 

@@ -78,9 +78,9 @@ def clip_by(
       eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 2e-6 below it (1e-4 for unusual orders), then rounds towards zero in
-        the dtype of each leaf. A threshold below 2**-30 counts as 0. The norm is that
-        of what is measured; a response of your own is held to what it asks for, not to
-        the threshold.
+        the dtype of each leaf. The threshold of a norm counts as 0 below 2**-30, in
+        float64 below 2**-450. The norm is that of what is measured; a response of your
+        own is held to what it asks for, not to the threshold.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
       norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a

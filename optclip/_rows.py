@@ -26,7 +26,7 @@ MANY = 4
 class Rows:
     """A list of pytrees of arrays, of which those that hold one number are stacked.
 
-    Those of one type, that is, and for which `told` says the same.
+    Those of one type, that is, for which `told` says the same, if they are `MANY`.
 
     Attributes:
       indices: for each row which entries of the list it holds.

@@ -32,6 +32,7 @@ def coefficient_of(
 
 
 def _is_hashable(value: Any) -> bool:
+    """Whether no array is in it, traced or not, nor a schedule's answer."""
     try:
         hash(value)
     except TypeError:
@@ -45,7 +46,7 @@ def _coefficient_of(
     one = jnp.ones_like(norm)
     is_live = norm > 0
     # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
-    # Its derivative is g - g, which would swallow the smaller true one.
+    # No derivative: that of norm - norm is g - g, which swallows the smaller true one.
     off = threshold == jnp.inf
     known = select(off, one, threshold)
     alarm = lax.stop_gradient((norm - norm) * known)
@@ -173,6 +174,16 @@ def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
 @_kept.defjvp
 def _kept_jvp(primals, tangents):
     return _kept(*primals), tangents[1]
+
+
+def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
+    """`x` with zeros, where asked for, in place of what a CPU takes for zeros."""
+    if jnp.iscomplexobj(x):
+        parts = (without_subnormals(part, where) for part in (jnp.real(x), jnp.imag(x)))
+        return lax.complex(*parts)
+    wide = _leaves.widen(x)
+    tiny = jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype)
+    return jnp.where(where & (jnp.abs(wide) < tiny), jnp.zeros_like(x), x)
 
 
 def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax.Array:

@@ -35,7 +35,10 @@ Power = Callable[[jax.Array, "Scale | None"], jax.Array]
 
 
 class Scale(NamedTuple):
-    """What elements are multiplied by, and 0 to be added, both unknown to XLA."""
+    """What elements are multiplied by, and 0 to be added.
+
+    XLA is not to know either: a barrier comes before each use.
+    """
 
     factor: jax.Array
     zero: jax.Array

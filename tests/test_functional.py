@@ -363,6 +363,16 @@ def test_a_wide_jax_number_is_a_threshold_like_any():
         assert np.all(found < 5.1e37)
 
 
+@pytest.mark.parametrize("bound", [0.0, 1e-40, 2e-38])
+def test_strict_bounds_near_the_smallest_numbers(bound, run):
+    """What a CPU takes for zeros is above such a bound all the same."""
+    x = jnp.array([1e-38, -1e-39, 1.0])
+    clip = run(lambda x: F.clip_by_value(x, -bound, bound, strict=True))
+    found = helpers.as_float64(clip(x))
+    assert np.all(np.abs(found) <= np.float64(np.float32(bound)))
+    assert helpers.differs(found, x)
+
+
 def test_one_batch_stored_for_several_is_refused():
     mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
     with pytest.raises(ValueError, match=r"leaf at 'w'.*one batch for several.*Give"):

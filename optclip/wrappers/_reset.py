@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip import _leaves, _validate
+from optclip._arithmetic import counted
 from optclip.typing import Number
 
 _KEPT = ("count", "clip_step", "clip_record", "skip_record")
@@ -95,7 +96,7 @@ def with_reset(
         begun = _begun(state.reset_inner, blank, phase == 0, keep)
         found, inner_state = wrapped.update(updates, begun, params, **extra_args)
         factor = jnp.where(number < every, 1.0, _back(phase, warmup, floor))
-        step = jnp.asarray(optax.safe_increment(state.reset_step))
+        step = counted(state.reset_step)
         return _times(found, factor), ResetState(step, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
