@@ -29,7 +29,7 @@ API = "registry::test_the_public_api_is_as_written"
 
 # Which tests are to notice a fault in which module, the quickest first.
 TESTS = {
-    "norms": "norms bad_input sparse sharding",
+    "norms": "norms bad_input sparse sharding mapped::test_untyped_must_be_told",
     "responses/_norms": "responses derivatives_edges",
     "responses/_resolve": "responses bad_answers stop_gradient",
     "functional/_lift": "functional bad_input",
@@ -46,7 +46,8 @@ TESTS = {
     "_alike": "many_leaves",
     "_elements": "functional sparse nonfinite derivatives_edges",
     "_clip": "functional masks sparse nonfinite bad_input scopes nonfinite_cells"
-    " mapped_refused methods::test_aggc accuracy::test_strict_is_never_above",
+    " mapped_refused mapped::test_untyped_must_be_told methods::test_aggc"
+    " accuracy::test_strict_is_never_above",
     "_opened": "masks scopes sparse",
     "_engine": "thresholds metrics masks bad_answers scopes",
     "_sparse": "sparse scopes nonfinite",
