@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests import covering
+from tests import covering, helpers
 from tests.registry import ENTRIES, SCALAR
 
 CONTRACTS = sorted(pathlib.Path(__file__).parent.glob("test_contracts_*.py"))
@@ -78,6 +78,41 @@ def test_every_contract_is_of_every_entry(path):
         marks = getattr(test, "pytestmark", [])
         covered = [m.kwargs.get("entry") for m in marks if m.name == "covering"]
         assert covered in ([ENTRIES], [SCALAR]), name
+
+
+# These are about arguments, wrappers or kinds of leaf, not about what is in a leaf.
+OF_ONE_DTYPE = {
+    "test_a_complex_tree",
+    "test_bad_threshold_is_refused_by_name",
+    "test_chain_with_adam",
+    "test_empty",
+    "test_every_kind_of_threshold_is_the_same",
+    "test_flatten",
+    "test_float64",
+    "test_infinite_threshold_touches_nothing",
+    "test_jit_is_eager",
+    "test_no_leaf_kind_is_dropped_from_a_string",
+    "test_no_tracer_leaks",
+    "test_orbax_round_trip",
+    "test_other_leaves_pass_untouched",
+    "test_python_scalars",
+    "test_wrong_kind_of_threshold_is_refused_by_name",
+}
+
+
+def test_every_other_contract_is_of_every_dtype():
+    found = set()
+    for path in CONTRACTS:
+        module = importlib.import_module(f"tests.{path.stem}")
+        for name, test in vars(module).items():
+            settings = [m.kwargs for m in getattr(test, "pytestmark", [])]
+            if name.startswith("test_") and not any(
+                {*helpers.KINDS} <= {*each.get("kind", ())}
+                or {*helpers.DTYPES} <= {*each.get("dtype", ())}
+                for each in settings
+            ):
+                found.add(name)
+    assert found == OF_ONE_DTYPE
 
 
 @pytest.mark.covering(a=("x", "y"), b=(1, 2))

@@ -141,12 +141,12 @@ def test_few_reductions_on_cpu(platform):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
-def test_rows_are_one_copy(dtype):
+def test_rows_are_one_copy_at_most(dtype):
     tree = [jax.ShapeDtypeStruct((1000,), dtype)] * 20
     program = jax.jit(lambda t: functional.clip_by_norm(t, 1.0)).lower(tree).compile()
     size = 20 * 1000 * jnp.dtype(dtype).itemsize
     # A second copy would be twice as much, and widened ones more.
-    assert 0.5 * size < program.memory_analysis().temp_size_in_bytes < 1.5 * size
+    assert program.memory_analysis().temp_size_in_bytes < 1.5 * size
 
 
 def test_few_of_a_type_are_not(monkeypatch):

@@ -384,26 +384,24 @@ def kernels(method, num_leaves):
     text = jax.jit(tx.update).lower(tree, state, tree).compile().as_text()
     bodies = re.findall(r"^%fused_computation\S* [^\n]*\{\n(.*?)^\}", text, re.M | re.S)
     plain = re.compile(r", metadata=\{[^}]*\}|(?<=[a-z_])[\d.]+|\.\d+")
-    return text, {plain.sub("", body) for body in bodies}
+    return {plain.sub("", body) for body in bodies}
 
 
 @pytest.mark.parametrize(
-    ("method", "most"),
+    "method",
     [
-        (lambda: optclip.clip_by_norm(1.0), 35),
-        (lambda: optclip.clip_by_norm(1.0, record="leaves"), 85),
-        (lambda: optclip.clip_by_norm(RULES["zscore"]), 120),
-        (optclip.recipes.adagc, 75),
-        (optclip.recipes.agc, 62),
-        (optclip.recipes.olmo_ratio, 72),
+        lambda: optclip.clip_by_norm(1.0),
+        lambda: optclip.clip_by_norm(1.0, record="leaves"),
+        lambda: optclip.clip_by_norm(RULES["zscore"]),
+        optclip.recipes.adagc,
+        optclip.recipes.agc,
+        optclip.recipes.olmo_ratio,
     ],
     ids=["plain", "recorded", "zscore", "adagc", "agc", "olmo_ratio"],
 )
-def test_the_leaves_share_their_kernels(method, most):
+def test_the_leaves_share_their_kernels(method):
     """With the number of a leaf in it no kernel is that of another, and all compile."""
-    (few, of_few), (many, of_many) = kernels(method, 10), kernels(method, 20)
+    of_few, of_many = kernels(method, 10), kernels(method, 20)
     assert of_few
     # Of one that were compiled for each leaf there would be ten more.
     assert len(of_many) <= len(of_few) + 5
-    # As XLA has it here, and half as much again.
-    assert 0 < many.count(" = ") - few.count(" = ") <= 10 * most * 1.5

@@ -29,7 +29,7 @@ STEPS, SAVE_AT = 6, 3
 WINDOW = 9
 # One process after so many seconds of silence from another ends too; a busy machine may
 # keep a living one silent, so where none is to die it is longer.
-HEARTBEAT, PATIENCE = 10, 100
+HEARTBEAT, PATIENCE = 20, 100
 
 
 class Config(NamedTuple):
