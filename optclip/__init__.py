@@ -1,4 +1,4 @@
-"""optclip: gradient clipping for JAX, right in every dtype, at any scale.
+"""optclip: gradient clipping for JAX, right in every dtype and on every mesh.
 
 In an optimizer, as a function, and what it did::
 

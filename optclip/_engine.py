@@ -187,22 +187,20 @@ class Engine:
         now = self.clip.at(state.clip_step)
         measured = now.measure(opened)
         bad = now.bad(opened, measured)
-        seen = _rule.Seen(
-            norm=opened.tree(measured.entries()),
-            finite=None,
-            keep=now.keep,
-            measure=functools.partial(_norm_tree, now),
-            params=params,
-            step=state.clip_step,
-            extra=extra,
-            updates=updates,
-        )
-        flags = opened.tree(bad.entries())
+        norm, step = opened.tree(measured.entries()), state.clip_step
         values, memories = {}, []
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
         ):
-            found, memory = _memory.update(key, rule, seen, memory, flags)
+            if _memory.is_fixed(rule):
+                found = _memory.fixed(key, rule, norm, step)
+            else:
+                measure = functools.partial(_norm_tree, now)
+                seen = _rule.Seen(
+                    norm, None, now.keep, measure, params, step, extra, updates
+                )
+                flags = opened.tree(bad.entries())
+                found, memory = _memory.update(key, rule, seen, memory, flags)
             values[key] = opened.entries(found)
             memories.append(memory)
         limits = _limits(now, values, measured)

@@ -21,6 +21,23 @@ def init(name: str, rules: Any, norm: Any) -> list[Any]:
     ]
 
 
+def is_fixed(rules: Any) -> bool:
+    """Whether all of the thresholds are known from the step alone."""
+    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+    return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
+
+
+def fixed(name: str, rules: Any, norm: Any, step: jax.Array) -> Any:
+    """The thresholds of rules that are fixed, with the structure of the norms."""
+    leaves, parts = _matched(name, rules, norm)
+    answers = [r.at(step) for r in leaves if isinstance(r, (Constant, Schedule))]
+    for rule, answer, part in zip(leaves, answers, parts, strict=True):
+        _check_threshold(name, rule, answer, part)
+    filled = [_trees.fill(name, *pair) for pair in zip(answers, parts, strict=True)]
+    treedef = jax.tree.structure(rules, is_leaf=is_rule)
+    return jax.tree.unflatten(treedef, filled)
+
+
 def update(
     name: str,
     rules: Any,
@@ -38,10 +55,6 @@ def update(
     """
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
     leaves, norms = _matched(name, rules, seen.norm)
-    if all(isinstance(rule, (Constant, Schedule)) for rule in leaves):
-        answers = [_answer(name, rule, seen, ())[0] for rule in leaves]
-        found = [_trees.fill(name, *pair) for pair in zip(answers, norms, strict=True)]
-        return jax.tree.unflatten(treedef, found), memory
     flags, bads = (
         treedef.flatten_up_to(tree)
         for tree in (_rows.each(jnp.isfinite, seen.norm), bad)
@@ -97,22 +110,7 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
             " Return two things, the threshold and the new memory."
         )
     threshold, new = found
-    leaves = jax.tree.leaves(threshold)
-    # Of a tree without leaves, which may be None, there are no norms.
-    is_missing = threshold is None and seen.norm is not None
-    for value in [None] if is_missing else leaves:
-        if not _validate.is_number(value):
-            who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
-            if is_rule(value):
-                raise TypeError(
-                    f"{name}: {rule.function!r} was called as a schedule, with the"
-                    f" step, and returned a rule, {type(value).__name__}. Give the"
-                    " rule itself: call it first."
-                )
-            raise TypeError(
-                f"{name}: the {who} returned {value!r} ({type(value).__name__}) as"
-                " threshold. Return a real number, an array, or a tree of these."
-            )
+    _check_threshold(name, rule, threshold, seen.norm)
     if _types(new) != _types(memory):
         _refuse_foreign(name, rule, seen.norm, memory, None)
         raise ValueError(
@@ -128,6 +126,26 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
                 " Return floats from init too."
             )
     return threshold, new
+
+
+def _check_threshold(name: str, rule: Any, threshold: Any, norm: Any) -> None:
+    leaves = jax.tree.leaves(threshold)
+    # Of a tree without leaves, which may be None, there are no norms.
+    is_missing = threshold is None and norm is not None
+    for value in [None] if is_missing else leaves:
+        if _validate.is_number(value):
+            continue
+        if is_rule(value):
+            raise TypeError(
+                f"{name}: {rule.function!r} was called as a schedule, with the"
+                f" step, and returned a rule, {type(value).__name__}. Give the"
+                " rule itself: call it first."
+            )
+        who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
+        raise TypeError(
+            f"{name}: the {who} returned {value!r} ({type(value).__name__}) as"
+            " threshold. Return a real number, an array, or a tree of these."
+        )
 
 
 def _refuse_foreign(

@@ -7,20 +7,15 @@ import pytest
 
 from benchmarks import weight
 
-# As it is, and a tenth: another JAX writes the same in a few equations more.
-EQUATIONS = {
-    "functional.global_norm": 25,
-    "functional.clip_by_global_norm": 50,
-    "clip_by_global_norm": 72,
-    "clip_by_norm(axis=0)": 106,
-    "recipes.agc": 131,
-    "recipes.zclip": 165,
-}
+# Where the goal is missed, as it is.
+MISSED = {"clip_by_norm(axis=0)": 106}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)
 def test_equations_of_a_leaf(name):
-    assert 0 < weight.equations(name) <= 1.1 * EQUATIONS[name]
+    _, goal = weight.EQUATIONS[name]
+    # And a tenth: another JAX writes the same in a few equations more.
+    assert 0 < weight.equations(name) <= 1.1 * MISSED.get(name, goal)
 
 
 def test_imports_go_down():

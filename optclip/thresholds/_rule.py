@@ -108,8 +108,11 @@ class Constant:
         return ()
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
-        del seen
-        return self.value, memory
+        return self.at(seen.step), memory
+
+    def at(self, step: jax.Array) -> Any:
+        del step
+        return self.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +126,10 @@ class Schedule:
         return ()
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
-        return self.function(seen.step), memory
+        return self.at(seen.step), memory
+
+    def at(self, step: jax.Array) -> Any:
+        return self.function(step)
 
 
 @dataclasses.dataclass(frozen=True)
