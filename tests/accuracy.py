@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optclip import norms
 from optclip.functional import global_norm
 from tests import helpers
 
@@ -96,6 +97,11 @@ ONE_WAY = [2.0**e for e in (-23.67, -19.63, -15.05, -14.6752, -13.2381)]
 VALUES_ONE_WAY = {f"one way, {small:.2g}": _one_way(small) for small in ONE_WAY}
 ALL_VALUES = {**VALUES, **VALUES_ONE_WAY}
 
+# Of slices, likewise: XLA adds along an axis number by number for longer than it adds
+# along a row.
+SLICES_ONE_WAY = [*ONE_WAY, 1.7500878779761485e-07, 1.2324837023138935e-06]
+SLICES = {"columns": (8192, 0), "long columns": (65536, 0), "rows": (8192, 1)}
+
 
 def cases(shapes: list[str], dtype: str) -> Iterator[Case]:
     for name in shapes:
@@ -134,6 +140,34 @@ def worst_one_way(shapes: str) -> list[float]:
     return [max(column) for column in zip(*found, strict=True)]
 
 
+def slices(name: str) -> tuple[jax.Array, int]:
+    """A leaf whose slices along an axis are each made to be rounded one way."""
+    size, axis = SLICES[name]
+    columns = [_one_way(small)(size) for small in SLICES_ONE_WAY]
+    mixed = np.where(np.arange(size) % 16 == 0, 3.9080750e-07, 7.4592819e-08)
+    columns.append(np.where(np.arange(size) == 0, 1.0, mixed))
+    return jnp.asarray(np.stack(columns, 1 - axis), jnp.float32), axis
+
+
+def norms_along(x: jax.Array, axis: int, p: float) -> np.ndarray:
+    powers = np.abs(np.asarray(x)).astype(np.longdouble) ** p
+    return np.sum(powers, axis, keepdims=True) ** (1 / np.longdouble(p))
+
+
+@functools.cache
+def measured_along(axis: int, p: float) -> Any:
+    def measured(x: jax.Array) -> jax.Array:
+        return norms.measure([norms.Block([x], (axis,))], norms.Norm(p))[0]
+
+    return jax.jit(helpers.strictly(measured))
+
+
+def worst_of_slices(name: str, p: float) -> float:
+    x, axis = slices(name)
+    exact, found = norms_along(x, axis, p), measured_along(axis, p)(x)
+    return float(np.max(np.abs(np.asarray(found) / exact - 1))) * 2**23
+
+
 def _error(exact: float, found: float) -> float:
     if exact > float(np.finfo(np.float32).max):
         return 0.0 if found == math.inf else math.inf
@@ -151,7 +185,7 @@ def _smallest(dtype: str) -> float:
 
 
 # What is promised on any CPU, in units of float32's last place: 1e-6 relative for the
-# orders 1, 2 and inf, 1e-5 for the others.
+# orders 1, 2 and inf, 1e-5 for the others and for slices.
 ROOM = {"exact": 1e-6 * 2**23, "others": 1e-5 * 2**23}
 
 
@@ -171,7 +205,11 @@ def main() -> int:
     for name in ("4096", "8191", "100003", "1e7"):
         found = worst_one_way(name)
         _print(f"one way, {name}", found)
-        failed |= max(found) > ROOM["exact"]
+        failed |= max(found) > ROOM["exact"] / 2
+    for name in SLICES:
+        found = [worst_of_slices(name, p) for p in (1.0, 2.0)]
+        _print(f"slices, {name}", found)
+        failed |= max(found) > ROOM["others"] / 2
     return int(failed)
 
 
@@ -180,7 +218,9 @@ def _print(name: str, found: list[float]) -> None:
 
 
 def _is_too_far(found: list[float]) -> bool:
-    return max(found[:3]) > ROOM["exact"] or max(found[3:], default=0) > ROOM["others"]
+    """By a half, so that no other machine goes further than is promised."""
+    most = max(found[3:], default=0)
+    return max(found[:3]) > ROOM["exact"] / 2 or most > ROOM["others"] / 2
 
 
 if __name__ == "__main__":

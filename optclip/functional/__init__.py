@@ -15,8 +15,8 @@ nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a valu
            Leaves outside the norm are seen by drop and raise alone
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
-           roundings: clips inside a band of 2e-6 below it (1e-4 for unusual ord),
-           then rounds towards zero in the dtype of each leaf
+           roundings: clips inside a band of 1.3e-4 below it, then rounds towards
+           zero in the dtype of each leaf
 norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
            enter the norm
 clip_mask  likewise: which leaves are scaled
@@ -29,7 +29,7 @@ A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
 touches nothing, under any policy (though raise still raises). A concrete negative or
 NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold None for
 'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
-below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-30 (9.3e-10),
+below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-36 (1.5e-11),
 counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in
 float32; they come back summed where elements or slices of it are clipped, with `strict`
 and with `drop`. Its norms may be taken over axes of its data alone; a bound for its

@@ -148,7 +148,7 @@ def clip_by_global_norm(
     a NaN or inf     by `nonfinite`
     norm > 3.4e38    inf: by `nonfinite`
     below 2**-60     a norm and a max_norm count as 0; with `strict` a max_norm below
-                     2**-30
+                     2**-36
     ================ ================================================================
 
     Example:
