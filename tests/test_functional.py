@@ -275,7 +275,8 @@ def test_strict_takes_the_next_number_towards_zero(dtype):
     exact = wide * (1.7 / oracles.norm(wide))
     # The guard band is 1.22e-4 wide.
     least, most = (
-        numbers[np.searchsorted(numbers, exact * k, "right") - 1] for k in (1 - 1.3e-4, 1)
+        numbers[np.searchsorted(numbers, exact * k, "right") - 1]
+        for k in (1 - 1.3e-4, 1)
     )
     size = np.abs(helpers.as_float64(found))
     assert np.all((least <= size) & (size <= most))

@@ -430,3 +430,22 @@ def test_a_leaf_of_zeros_in_the_warm_up_is_not_clipped():
     numbers = optclip.metrics(state)
     assert numbers["clip/threshold"] == 1
     np.testing.assert_allclose(numbers["clip/coefficient"], 0.02, rtol=1e-6)
+
+
+@pytest.mark.parametrize("norm", [3.3, 7.7, 0.1, 1.0])
+def test_a_constant_norm_is_clipped_at_every_step_or_at_none(norm):
+    """An average whose weights do not add to 1 would drift away from it."""
+    tx, x = (
+        optclip.clip_by_global_norm(optclip.thresholds.ema_of_max()),
+        jnp.array([norm]),
+    )
+
+    @jax.jit
+    def run(state):
+        return jax.lax.scan(
+            lambda s, _: (tx.update(x, s)[1], None), state, length=20_000
+        )[0]
+
+    found = optclip.metrics(run(tx.init(x)))
+    np.testing.assert_allclose(found["clip/threshold"], norm, rtol=2e-7)
+    assert found["clip/rate"] in (0, 1)

@@ -300,3 +300,16 @@ def test_whole_numbers_do_not_move_in_a_skipped_step():
     assert not np.any(found["w"])
     assert not np.any(found["n"])
     assert found["key"] == updates["key"]
+
+
+def test_counters_stay_at_the_largest_number():
+    last = jnp.int32(2**31 - 1)
+    state = SKIPPING.init(PARAMS)
+    ((name, record),) = state.skip_record.items()
+    full = record._replace(skip_skipped=last, skip_consecutive=last - 1)
+    state = state._replace(skip_record={name: full})
+    for _ in range(2):
+        updates, state = SKIPPING.update(grads(100.0), state, PARAMS)
+        assert not np.any(updates["w"])
+        assert state.skip_record[name].skip_skipped == last
+        assert state.skip_record[name].skip_consecutive == last
