@@ -7,6 +7,7 @@ times are of processes of their own, ours and optax's by turns; ratios are media
 import ast
 import functools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -23,6 +24,7 @@ import optax
 
 import optclip
 from benchmarks import machine, trees
+from benchmarks.steps import made
 from optclip import functional, recipes
 
 ROOT = pathlib.Path(optclip.__file__).parent
@@ -47,6 +49,7 @@ CLIPS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "leaf": lambda: optclip.clip_by_norm(1.0),
     "agc": lambda: recipes.agc(0.01),
     "adagc": recipes.adagc,
+    "unclipped": optax.identity,
     "optax global": lambda: optax.clip_by_global_norm(1.0),
     "optax block rms": lambda: optax.clip_by_block_rms(1.0),
     "optax agc": lambda: optax.adaptive_grad_clip(0.01),
@@ -67,6 +70,16 @@ COMPILED = [
     ],
     *[(str(n), False, "global", 1.2) for n in (100, 500, 1000)],
 ]
+# The shapes, their dtype, the optimizer, the clip, what it is beside, and its goal. The
+# gradients are made in the step; the Llama is a sixteenth as wide.
+STEPPED = [
+    ("gpt2", "float32", "adamw", "global", "unclipped", 1.06),
+    ("gpt2", "bfloat16", "adamw", "global", "unclipped", 1.06),
+    ("narrow llama", "float32", "none", "agc", "optax agc", 1.0),
+    ("narrow llama", "bfloat16", "none", "agc", "optax agc", 1.0),
+]
+OPTIMIZERS = {"adamw": lambda: optax.adamw(1e-3), "none": optax.identity}
+STEPS = 21
 
 
 def equations(name: str) -> int:
@@ -200,12 +213,47 @@ def seconds_to_compile(shapes: str, chained: bool, clip: str) -> float:
     return time.perf_counter() - start
 
 
+def step_ratio(shapes: str, dtype: str, optimizer: str, clip: str, other: str) -> float:
+    """Seconds of a step over those of another, call by call."""
+    params = [jnp.full(shape, 0.1, dtype) for shape in _shapes(shapes)]
+    steps = [
+        _stepping(params, OPTIMIZERS[optimizer](), CLIPS[c]()) for c in (clip, other)
+    ]
+    samples = []
+    for _ in range(STEPS):
+        seconds = [step() for step in steps]
+        samples.append(seconds[0] / seconds[1])
+    return statistics.median(samples)
+
+
+def _stepping(params: Any, optimizer: Any, clip: Any) -> Callable[[], float]:
+    tx = optax.chain(clip, optimizer)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: Any, state: Any) -> Any:
+        grads = made(params, params, params[-1].ravel()[0] + 2)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    kept = jax.jit(lambda p: (p, tx.init(p)))(params)
+    kept = jax.block_until_ready(step(*kept))
+
+    def seconds() -> float:
+        nonlocal kept
+        start = time.perf_counter()
+        kept = jax.block_until_ready(step(*kept))
+        return time.perf_counter() - start
+
+    return seconds
+
+
 def _shapes(name: str) -> list[tuple[int, ...]]:
     if name.isdigit():
         return [(64,)] * int(name)
     tree = {
         "gpt2": lambda: trees.gpt2(768, 12, 50_257, 1024),
         "llama": lambda: trees.llama(4096, 32, 11_008, 32_000),
+        "narrow llama": lambda: trees.llama(256, 32, 688, 2_000),
     }[name]()
     return jax.tree.leaves(tree, is_leaf=lambda t: isinstance(t, tuple))
 
@@ -221,6 +269,15 @@ def rows() -> Iterator[tuple[str, float, float]]:
     for shapes, chained, clip, goal in COMPILED:
         title = f"compile {clip}, {shapes} leaves{', with AdamW' * chained}, over optax"
         yield title, round(compile_ratio(shapes, chained, clip), 2), goal
+    for n in (2000, 4000):
+        title = f"seconds to compile global, {n} leaves"
+        yield title, round(_seconds_of_its_own(str(n), False, "global"), 1), math.nan
+    for *case, goal in STEPPED:
+        shapes, dtype, optimizer, clip, other = case
+        title = (
+            f"step of {clip}, {shapes}, {dtype}, optimizer {optimizer}, over {other}"
+        )
+        yield title, round(step_ratio(*case), 3), goal
 
 
 def main() -> None:

@@ -78,8 +78,9 @@ def clip_by(
       eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 1.3e-4 below it, then rounds towards zero in the dtype of each leaf. The
-        threshold of a norm counts as 0 below 2**-36, in float64 below 2**-450. The norm is that of what is measured; a response of your
-        own is held to what it asks for, not to the threshold.
+        threshold of a norm counts as 0 below 2**-36, in float64 below 2**-450. The norm
+        is that of what is measured; a response of your own is held to what it asks for,
+        not to the threshold.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
       norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a
