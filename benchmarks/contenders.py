@@ -14,7 +14,7 @@ import optclip
 from benchmarks.held import Held
 from benchmarks.oracle import SHARE, Oracle
 from benchmarks.timing import Contender
-from optclip import _roots
+from optclip.norms import _roots
 
 Tree = Any
 Clip = Callable[[Tree], tuple[Any, ...]]

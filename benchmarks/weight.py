@@ -126,29 +126,32 @@ def _lines_in(path: pathlib.Path) -> int:
     return len(found)
 
 
-def longest_chain() -> list[str]:
-    """The longest chain of imports inside the package, from the top down."""
-    names = {
-        ".".join(("optclip", *path.relative_to(ROOT).with_suffix("").parts)): path
-        for path in ROOT.rglob("*.py")
-    }
-    known = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    # A package of parts stands for its parts; the top one imports all.
-    known.pop("optclip")
-
-    def imports(name: str) -> set[str]:
-        found = set()
-        for node in ast.walk(ast.parse(known[name].read_text())):
+def rooms() -> dict[str, set[str]]:
+    """Each folder of the package, or file at its root, and those that it imports."""
+    found: dict[str, set[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        here = path.relative_to(ROOT).with_suffix("").parts[0]
+        imported = found.setdefault(here, set())
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                inner = [f"{node.module}.{alias.name}" for alias in node.names]
-                found |= {each if each in known else node.module for each in inner}
-        return found & (known.keys() - {name})
+                names = [
+                    f"{node.module}.{alias.name}".split(".") for alias in node.names
+                ]
+                imported |= {name[1] for name in names if name[0] == "optclip"}
+    # The public face imports all.
+    found.pop("__init__")
+    return {here: (below & found.keys()) - {here} for here, below in found.items()}
+
+
+def longest_chain() -> list[str]:
+    """The longest chain of imports between rooms, from the top down."""
+    below = rooms()
 
     @functools.cache
-    def below(name: str) -> tuple[str, ...]:
-        return (name, *max(map(below, imports(name)), key=len, default=()))
+    def under(room: str) -> tuple[str, ...]:
+        return (room, *max(map(under, below[room]), key=len, default=()))
 
-    return list(max(map(below, known), key=len))
+    return list(max(map(under, below), key=len))
 
 
 def import_seconds() -> float:

@@ -7,7 +7,9 @@ In an optimizer, as a function, and what it did::
     optclip.metrics(opt_state)
 """
 
+import sys as _sys
 from importlib.metadata import version as _version
+from types import ModuleType as _ModuleType
 
 from optclip import functional as functional
 from optclip import norms as norms
@@ -17,21 +19,21 @@ from optclip import responses as responses
 from optclip import scopes as scopes
 from optclip import thresholds as thresholds
 from optclip import typing as typing
-from optclip._engine import clip_by as clip_by
-from optclip._metrics import metrics as metrics
-from optclip._record import ClipRecord as ClipRecord
-from optclip._record import ClipState as ClipState
-from optclip._record import SkipRecord as SkipRecord
-from optclip._suggest import Suggestion as Suggestion
-from optclip._suggest import suggest as suggest
-from optclip._summary import summary as summary
-from optclip._trees import by_path as by_path
+from optclip._arrays._prefix import by_path as by_path
+from optclip.monitor import Suggestion as Suggestion
+from optclip.monitor import metrics as metrics
+from optclip.monitor import suggest as suggest
+from optclip.monitor import summary as summary
 from optclip.scopes import ELEMENT as ELEMENT
 from optclip.scopes import LEAF as LEAF
 from optclip.scopes import TREE as TREE
 from optclip.scopes import axes as axes
 from optclip.scopes import groups as groups
 from optclip.scopes import units as units
+from optclip.transforms import ClipRecord as ClipRecord
+from optclip.transforms import ClipState as ClipState
+from optclip.transforms import SkipRecord as SkipRecord
+from optclip.transforms import clip_by as clip_by
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm
 from optclip.transforms import clip_by_group_norm as clip_by_group_norm
@@ -44,6 +46,17 @@ from optclip.wrappers import with_carry as with_carry
 from optclip.wrappers import with_reset as with_reset
 
 __version__ = _version("optclip")
+
+
+def _name_public_paths(*modules: _ModuleType) -> None:
+    """Classes name where they are imported from, so that pickles outlive moves."""
+    for module in modules:
+        for name in module.__all__:
+            found = getattr(module, name)
+            if isinstance(found, type) and found.__module__.startswith("optclip."):
+                found.__module__ = module.__name__
+
+
 __all__ = [
     "ELEMENT",
     "LEAF",
@@ -79,3 +92,5 @@ __all__ = [
     "with_carry",
     "with_reset",
 ]
+
+_name_public_paths(norms, responses, scopes, thresholds, _sys.modules[__name__])

@@ -33,7 +33,8 @@ Example:
 
 from typing import TypedDict
 
-from optclip import _types, norms, responses, scopes, thresholds
+from optclip import norms, responses, scopes, thresholds
+from optclip._arrays import _types
 from optclip.norms import Norm as Norm
 from optclip.responses import Response as Response
 from optclip.scopes import Scope as Scope

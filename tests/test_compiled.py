@@ -17,7 +17,8 @@ import pytest
 import optclip
 from benchmarks import trees
 from benchmarks.timing import page_faults
-from optclip import _roots, functional
+from optclip import functional
+from optclip.norms import _roots
 from tests import covering
 
 DTYPES = ["float32", "bfloat16", "mixed"]

@@ -14,8 +14,9 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
-from optclip import _alike, functional, norms
-from optclip._alike import MANY
+from optclip import functional, norms
+from optclip._arrays import _xla
+from optclip._arrays._xla import MANY
 from tests import covering, oracles
 from tests.helpers import quick_jit, strictly
 
@@ -62,13 +63,13 @@ def clipped_alone(tree, c=1.0):
 def joined(monkeypatch):
     """The number of arrays that are reduced at once, each time."""
     counts = []
-    reduced = _alike.reduced
+    reduced = _xla.each_reduced
 
-    def counted(reduce, on_cpu, terms):
-        counts.append(len(terms))
-        return reduced(reduce, on_cpu, terms)
+    def counted(reduce, on_cpu, arrays, *rest):
+        counts.append(len(arrays))
+        return reduced(reduce, on_cpu, arrays, *rest)
 
-    monkeypatch.setattr(_alike, "reduced", counted)
+    monkeypatch.setattr(_xla, "each_reduced", counted)
     jax.clear_caches()
     return counts
 
@@ -94,7 +95,7 @@ def test_norms_as_of_each_alone(run, monkeypatch, ord, dtype, shape):
 
 
 @pytest.mark.covering(
-    num=[NUM_LEAVES, 2 * _alike._LOT + 1], ord=[1.0, 2.0], run=covering.RUNS
+    num=[NUM_LEAVES, 2 * _xla._LOT + 1], ord=[1.0, 2.0], run=covering.RUNS
 )
 def test_some_leave_the_range(run, monkeypatch, ord, num):
     """Norms that overflow, or vanish, beside some that do neither; in several lots."""
@@ -136,7 +137,7 @@ def test_few_reductions_on_cpu(platform):
     num = 300
     text = traced_clip(num).lower(lowering_platforms=(platform,)).as_text()
     found = len(re.findall(r"stablehlo\.reduce\b", text))
-    lots = -(-num // _alike._LOT)
+    lots = -(-num // _xla._LOT)
     assert 2 * lots <= found <= (2 * lots if platform == "cpu" else 2 * num) + 20
 
 

@@ -8,7 +8,8 @@ import optax
 import pytest
 
 import optclip
-from optclip import functional, transforms
+from optclip import functional
+from optclip.transforms import _named
 from tests import public_api
 from tests.registry import ENTRIES, OTHER_NAMES
 
@@ -35,7 +36,7 @@ def test_every_name_has_its_test_file():
 def test_exports_are_what_all_says():
     public = {name for name in vars(optclip) if not name.startswith("_")}
     # The modules of named clips and wrappers are reached through their functions.
-    assert public - {"transforms", "wrappers"} == set(optclip.__all__)
+    assert public - {"monitor", "transforms", "wrappers"} == set(optclip.__all__)
 
 
 @pytest.mark.parametrize("factory", sorted(_factories(), key=lambda f: f.__name__))
@@ -79,6 +80,6 @@ def test_without_the_engine_there_is_no_clip(entry, monkeypatch):
     def gone(*args, **kwargs):
         raise NotImplementedError
 
-    monkeypatch.setattr(transforms, "clip_by", gone)
+    monkeypatch.setattr(_named, "clip_by", gone)
     with pytest.raises(NotImplementedError):
         entry.make()

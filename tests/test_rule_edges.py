@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import _arithmetic, thresholds
+from optclip import thresholds
+from optclip._arrays import _numerics
 from optclip.thresholds import Seen, _running, _window, _zscore
 from tests import helpers
 
@@ -72,7 +73,7 @@ def test_weights_of_an_average(decay, traced):
 def test_counts_stay_at_the_largest():
     largest = np.iinfo(np.int32).max
     for count, after in ((0, 1), (5, 6), (largest - 1, largest), (largest, largest)):
-        assert _arithmetic.counted(jnp.int32(count)) == after
+        assert _numerics.counted(jnp.int32(count)) == after
 
 
 NORMS = [3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 0.5]

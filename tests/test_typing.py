@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import optclip
-from optclip import _nonfinite, recipes
+from optclip import recipes
+from optclip._clip import _nonfinite
 from optclip.responses._resolve import ResponseName
 
 

@@ -18,12 +18,6 @@ def test_equations_of_a_leaf(name):
     assert 0 < weight.equations(name) <= 1.1 * MISSED.get(name, goal)
 
 
-def test_imports_go_down():
-    """A circle would be found as a chain without end."""
-    chain = weight.longest_chain()
-    assert len(set(chain)) == len(chain) <= 16
-
-
 def test_lines_of_code_are_counted_without_words(tmp_path):
     path = tmp_path / "a.py"
     path.write_text(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from optclip import norms, responses, scopes
-from optclip._clip import ScalingClip
+from optclip._clip._clip import ScalingClip
 from optclip.functional._lift import run
+from optclip.norms._norm import of_order
 from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree
 
 
@@ -50,7 +51,7 @@ def clip_by_norm(
     """
     scope = scopes.LEAF if axis is None else scopes.axes(axis)
     clip = ScalingClip(
-        scope, norms.of_order(ord), responses.Hard(), eps, strict, nonfinite,
+        scope, of_order(ord), responses.Hard(), eps, strict, nonfinite,
         norm_mask=clip_mask, clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)[0]

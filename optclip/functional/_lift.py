@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
-from optclip import _trees, _validate
-from optclip._clip import Clip
-from optclip._rows import Rows
+from optclip._arrays import _prefix, _validate
+from optclip._arrays._batching import Rows
+from optclip._clip._clip import Clip
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
     opened = clip.open(tree)
     measured = clip.measure(opened) if in_hand is None else in_hand
     found = opened.tree(measured.entries())
-    spread = _trees.fill(name, threshold, found)
+    spread = _prefix.fill(name, threshold, found)
     limits = clip.fit(name, opened.entries(spread), measured)
     clipped, _ = clip.apply(opened, measured, limits)
     return clipped, found

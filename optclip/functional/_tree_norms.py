@@ -7,10 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves, _roots, _validate, norms, responses, scopes
-from optclip._clip import ScalingClip
-from optclip._rows import Rows
+from optclip import responses, scopes
+from optclip._arrays import _leaves, _validate
+from optclip._arrays._batching import Rows
+from optclip._clip._clip import ScalingClip
 from optclip.functional._lift import run
+from optclip.norms import _roots
+from optclip.norms._norm import of_order
 from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
 
 
@@ -46,7 +49,7 @@ def global_norm(
       500.0
     """
     clip = ScalingClip(
-        scopes.TREE, norms.of_order(ord), responses.Hard(),
+        scopes.TREE, of_order(ord), responses.Hard(),
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
     return clip.measure(clip.open(tree)).entries()[0]
@@ -94,7 +97,7 @@ def clip_by_group_norm(
       [0.6] [0.8] [0.5] 5.0
     """
     clip = ScalingClip(
-        scopes.groups(groups), norms.of_order(ord), responses.Hard(), eps, strict,
+        scopes.groups(groups), of_order(ord), responses.Hard(), eps, strict,
         nonfinite, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     return run(clip, tree, "max_norm", max_norm)
@@ -163,7 +166,7 @@ def clip_by_global_norm(
     Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
     clip = ScalingClip(
-        scopes.TREE, norms.of_order(ord), responses.Hard(), eps, strict, nonfinite,
+        scopes.TREE, of_order(ord), responses.Hard(), eps, strict, nonfinite,
         norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     if norm is None:

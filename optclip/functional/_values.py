@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from optclip import _trees, _validate, norms, responses, scopes
-from optclip._elements import ElementClip, Limits
+from optclip import norms, responses, scopes
+from optclip._arrays import _prefix, _validate
+from optclip._clip._elements import ElementClip, Limits
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
 
@@ -58,7 +59,7 @@ def clip_by_value(
     _validate.ordered(lower, upper)
     opened = clip.open(tree)
     index = opened.tree(list(range(len(opened.blocks))))
-    low = _trees.fill("lower", lower, index, none=-jnp.inf)
-    high = _trees.fill("upper", upper, index)
+    low = _prefix.fill("lower", lower, index, none=-jnp.inf)
+    high = _prefix.fill("upper", upper, index)
     pairs = zip(opened.entries(low), opened.entries(high), strict=True)
     return clip.apply(opened, [], [Limits(a, b) for a, b in pairs])[0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optclip._metrics import is_metric, parts_in
+from optclip.monitor._metrics import is_metric, parts_in
 from optclip.typing import History
 
 # Of the largest or smallest of several norms, so that norm * coefficient is no norm.

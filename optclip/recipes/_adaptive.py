@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import optax
 
 from optclip import scopes, thresholds
-from optclip._engine import clip_by
 from optclip.recipes._options import made
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number
 
 

@@ -7,10 +7,11 @@ from typing import Any, Unpack
 
 import optax
 
-from optclip import _validate, responses, scopes, thresholds
-from optclip._engine import clip_by
-from optclip._trees import by_path
+from optclip import responses, scopes, thresholds
+from optclip._arrays import _validate
+from optclip._arrays._prefix import by_path
 from optclip.recipes._options import given, made, through
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Labels, Number, NumberOrSchedule
 
 

@@ -6,11 +6,13 @@ from typing import Any, Unpack
 
 import optax
 
-from optclip import _leaves, _validate, responses, scopes, thresholds
-from optclip._engine import clip_by
+from optclip import responses, scopes, thresholds
+from optclip._arrays import _leaves, _validate
 from optclip.recipes._options import given, made, refuse_behind_moments
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import after, with_reset
+from optclip.wrappers._inner import transformation
 
 
 def spam(
@@ -63,7 +65,7 @@ def spam(
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
     clip = made(clip_by, options, rule, over=scopes.ELEMENT)
-    chain = optax.chain(clip, _validate.transformation("inner", adam))
+    chain = optax.chain(clip, transformation("inner", adam))
     return with_reset(chain, every, warmup=warmup)
 
 

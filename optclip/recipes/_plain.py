@@ -7,11 +7,12 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import optax
 
-from optclip import _validate, scopes
-from optclip._engine import clip_by
+from optclip import scopes
+from optclip._arrays import _validate
 from optclip.recipes._options import made, through
 from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
 from optclip.wrappers import with_carry
 

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 
 import optax
 
-from optclip import _validate, thresholds
+from optclip import thresholds
+from optclip._arrays import _validate
 from optclip.recipes._options import given, made
 from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip

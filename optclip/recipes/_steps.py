@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _rows, _validate, norms, scopes
-from optclip._arithmetic import ratio
-from optclip._engine import clip_by
+from optclip import norms, scopes
+from optclip._arrays import _batching, _leaves, _validate
+from optclip._arrays._numerics import ratio
 from optclip.recipes._options import made, refuse_behind_moments
 from optclip.thresholds import Seen
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import after
 
@@ -31,7 +32,7 @@ class _Until:
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
         excess = seen.measure(self.quotients(seen))
-        return _rows.each(_allowed, seen.norm, seen.finite, excess), memory
+        return _batching.each(_allowed, seen.norm, seen.finite, excess), memory
 
 
 def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array:

@@ -1,16 +1,14 @@
 """A response that also lets small norms grow."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optclip import _validate
-from optclip._arithmetic import ratio
-from optclip._types import Number, NumberOrSchedule
+from optclip._arrays import _validate
+from optclip._arrays._numerics import ratio
+from optclip._arrays._types import Number, NumberOrSchedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Band:
         _validate.share("max_shrink", self.max_shrink)
         _validate.number("max_growth", self.max_growth)
 
-    def at(self, step: jax.Array) -> Band:
+    def at(self, step: jax.Array) -> "Band":
         """The same with `low` as its schedule has it for a step."""
         if not callable(self.low):
             return self
@@ -58,7 +56,7 @@ def band(
     min_norm: Number = 0.0,
     max_shrink: Number = 0.0,
     max_growth: Number = float("inf"),
-) -> Band:
+) -> "Band":
     r"""Scale norms above the threshold c down to it, those below `low * c` up to that.
 
     .. math:: k = \begin{cases} \max(c / n, max\_shrink) & n > c \\

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from optclip import _collectives
-from optclip._arithmetic import ratio, share, spread
+from optclip._arrays import _collectives
+from optclip._arrays._numerics import ratio, share, spread
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from optclip import _validate
-from optclip._arithmetic import power, ratio, select
+from optclip._arrays import _validate
+from optclip._arrays._numerics import power, ratio, select
 
 
 class Response(Protocol):

@@ -1,7 +1,5 @@
 """What a `response=` argument means: a name, an object, or a function."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
@@ -9,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _validate
+from optclip._arrays import _numerics, _validate
 from optclip.responses._band import Band
 from optclip.responses._elements import Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
@@ -67,7 +65,7 @@ def _number_like(asked: jax.Array, found: Any) -> jax.Array:
             f"response returned an array of shape {shape}. Return a real number, or an"
             f" array of the shape {asked.shape} it was asked about."
         )
-    return _arithmetic.spread(jnp.asarray(found).astype(asked.dtype), asked)
+    return _numerics.spread(jnp.asarray(found).astype(asked.dtype), asked)
 
 
 _BY_NAME: dict[str, Response] = {

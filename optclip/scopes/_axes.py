@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from optclip import _leaves, _trees
+from optclip._arrays import _leaves, _prefix
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -25,7 +25,7 @@ class Axes(Scope):
         )
 
     def spread(self, values: Any, tree: Any) -> Any:
-        return _trees.lookup(values, tree)
+        return _prefix.lookup(values, tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Units(Scope):
         )
 
     def spread(self, values: Any, tree: Any) -> Any:
-        return _trees.lookup(values, tree)
+        return _prefix.lookup(values, tree)
 
     def _axis(self, path: Any, x: Any) -> tuple[int, ...]:
         name = _leaves.path_str(path)

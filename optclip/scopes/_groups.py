@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from optclip import _leaves, _trees
-from optclip._types import Labels
+from optclip._arrays import _leaves, _prefix
+from optclip._arrays._types import Labels
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -36,7 +36,7 @@ class Groups(Scope):
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
     def _described(self, tree: Any) -> Any:
-        described = _trees.described("groups", self.labels, tree)
+        described = _prefix.described("groups", self.labels, tree)
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
                 raise TypeError(
@@ -48,7 +48,7 @@ class Groups(Scope):
         return described
 
     def _labels(self, described: Any, tree: Any) -> list[Any]:
-        spread = _trees.spread_prefix("groups", described, tree, is_leaf=_is_none)
+        spread = _prefix.spread_prefix("groups", described, tree, is_leaf=_is_none)
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from optclip import _leaves, _trees
+from optclip._arrays import _leaves, _prefix
 from optclip.norms import Block
 
 
@@ -77,7 +77,7 @@ class Leaf(Scope):
         return jax.tree.map(lambda x: Block([x]), tree)
 
     def spread(self, values: Any, tree: Any) -> Any:
-        return _trees.lookup(values, tree)
+        return _prefix.lookup(values, tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Element(Scope):
         return jax.tree.map(lambda x: Block([x], ()), tree)
 
     def spread(self, values: Any, tree: Any) -> Any:
-        return _trees.lookup(values, tree)
+        return _prefix.lookup(values, tree)
 
 
 TREE: Tree = Tree()

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _rows
+from optclip._arrays import _batching
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, Threshold, one_rule
 
@@ -33,12 +33,12 @@ class OfGradients:
                 " update(updates, state, params, gradients=...)."
             )
         norm = seen.measure(seen.extra["gradients"])
-        finite = _rows.each(jnp.isfinite, norm)
+        finite = _batching.each(jnp.isfinite, norm)
 
         def sound(n: jax.Array, is_finite: jax.Array) -> jax.Array:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
-        norm = _rows.each(sound, norm, finite)
+        norm = _batching.each(sound, norm, finite)
         shown = seen._replace(norm=norm, finite=finite)
         threshold, new = self.rule.update(shown, memory)
         # The engine looks at the updates, in which a NaN may be hidden by now.

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _collectives, _rows, _validate
-from optclip._types import Number
+from optclip._arrays import _batching, _collectives, _numerics, _validate
+from optclip._arrays._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -46,14 +46,14 @@ class SecondMoment:
             found = jnp.sqrt(like(self.theta, root)) * root
             return jnp.where(known, found, jnp.full_like(root, jnp.inf))
 
-        found = _rows.each(bound, memory.value)
+        found = _batching.each(bound, memory.value)
 
         def learn(root: jax.Array, left: jax.Array) -> jax.Array:
             weights = _running.parts(self.decay, root)
             return _running.root_mean_square(*weights, root, left)
 
-        roots = _rows.each(learn, memory.value, seen.keep(found))
-        return found, Running(roots, _arithmetic.counted(memory.steps))
+        roots = _batching.each(learn, memory.value, seen.keep(found))
+        return found, Running(roots, _numerics.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class EmaOfMax:
             weights = _running.debiased_parts(self.decay, memory.steps, old)
             return _running.mean(*weights, old, peak)
 
-        found = _rows.each(learn, memory.value, seen.norm)
-        return found, Running(found, _arithmetic.counted(memory.steps))
+        found = _batching.each(learn, memory.value, seen.norm)
+        return found, Running(found, _numerics.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +102,12 @@ class Moment:
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
             powers = (
-                _arithmetic.power(_arithmetic.ratio(x, safe), power)
-                for x in (old, norm)
+                _numerics.power(_numerics.ratio(x, safe), power) for x in (old, norm)
             )
             mean = _running.mean(kept, taken, *powers)
-            return peak * _arithmetic.power(mean, 1 / power)
+            return peak * _numerics.power(mean, 1 / power)
 
-        found = _rows.each(learn, memory, seen.norm)
+        found = _batching.each(learn, memory, seen.norm)
         return found, found
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _rows, _validate
-from optclip._arithmetic import select
-from optclip._types import Number, NumberOrSchedule
+from optclip._arrays import _batching, _collectives, _numerics, _validate, _xla
+from optclip._arrays._numerics import select
+from optclip._arrays._types import Number, NumberOrSchedule
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -63,14 +63,14 @@ class Ema:
             late = select(is_known, like(ratio, average) * average, average)
             return select(warm, late, together(norm)) if together else late
 
-        found = _rows.each(limit, seen.norm, memory.norm)
+        found = _batching.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # Where no gradient arrives there is nothing to learn.
             return select(left > 0, self._averaged(old, left, memory.step), old)
 
-        norms = _rows.each(learn, memory.norm, seen.keep(found))
-        return found, Average(norms, _arithmetic.counted(memory.step))
+        norms = _batching.each(learn, memory.norm, seen.keep(found))
+        return found, Average(norms, _numerics.counted(memory.step))
 
     def _together(self, norms: Any) -> Callable[[jax.Array], jax.Array]:
         """The threshold of a norm by which all are scaled to `max_norm` in all."""
@@ -78,9 +78,9 @@ class Ema:
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
-            is_over = (_arithmetic.share(limit, peak) < total) & (norm > 0)
+            is_over = (_numerics.share(limit, peak) < total) & (norm > 0)
             # In this order: a factor for all could be too small a number.
-            found = limit * (_arithmetic.share(norm, peak) / total)
+            found = limit * (_numerics.share(norm, peak) / total)
             return select(is_over, found, jnp.full_like(norm, jnp.inf))
 
         return bound
@@ -105,20 +105,20 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())
-    rows = _rows.Rows(norms)
+    rows = _batching.Rows(norms)
     peaks = rows.map(lambda x: _collectives.largest(x) if x.ndim else x)
     # Held, as below: else XLA on CPU asks all norms anew for the threshold of each.
-    peak = _arithmetic.held(jnp.max(_joined(peaks), initial=0.0))
+    peak = _xla.materialized(jnp.max(_joined(peaks), initial=0.0))
 
     def square(x: jax.Array) -> jax.Array:
-        found = jnp.square(_arithmetic.share(x, peak))
+        found = jnp.square(_numerics.share(x, peak))
         return _collectives.spanning(lax.psum, jnp.sum(found)) if x.ndim else found
 
-    total = _arithmetic.root(jnp.sum(_joined(rows.map(square))))
-    return peak, _arithmetic.held(jnp.maximum(total, 1.0))
+    total = _numerics.root(jnp.sum(_joined(rows.map(square))))
+    return peak, _xla.materialized(jnp.maximum(total, 1.0))
 
 
-def _joined(rows: _rows.Rows) -> jax.Array:
+def _joined(rows: _batching.Rows) -> jax.Array:
     return jnp.concatenate([x.ravel() for x in rows.values])
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _rows, _validate
-from optclip._arithmetic import counted, ratio
-from optclip._types import Number
+from optclip._arrays import _batching, _validate
+from optclip._arrays._numerics import counted, ratio
+from optclip._arrays._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -48,15 +48,15 @@ class MeanOverRms:
             weights = _running.debiased_parts(self.b2, memory.steps, norm)
             return _running.root_mean_square(*weights, old, norm)
 
-        mean = _rows.each(average, memory.mean, seen.norm)
-        rms = _rows.each(mean_square, memory.rms, seen.norm)
+        mean = _batching.each(average, memory.mean, seen.norm)
+        rms = _batching.each(mean_square, memory.rms, seen.norm)
 
         def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
             divisor = rms + like(self.eps, rms)
             safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
             return ratio(mean, safe)
 
-        found = _rows.each(bound, mean, rms)
+        found = _batching.each(bound, mean, rms)
         return found, Averages(mean, rms, counted(memory.steps))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _rows, _validate
-from optclip._types import Number
+from optclip._arrays import _batching, _validate
+from optclip._arrays._types import Number
 from optclip.thresholds._rule import Seen, like
 
 
@@ -40,7 +40,7 @@ class RelativeToParams:
 
         # The squares of parameters are in range as long as a run is alive.
         measured = seen.measure(seen.params, guarded=False)
-        return _rows.each(share, measured), memory
+        return _batching.each(share, measured), memory
 
 
 def relative_to_params(

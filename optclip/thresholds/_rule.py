@@ -1,7 +1,5 @@
 """What a rule is; the plain ones; and what is taken for one."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers
@@ -12,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _validate
-from optclip._types import Number, NumberOrSchedule, PyTree
+from optclip._arrays import _validate
+from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 
 
 class Seen(NamedTuple):

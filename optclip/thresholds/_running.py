@@ -7,8 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _placement, _rows, _validate
-from optclip._arithmetic import select
+from optclip._arrays import (
+    _batching,
+    _collectives,
+    _numerics,
+    _placement,
+    _validate,
+    _xla,
+)
+from optclip._arrays._numerics import select
 
 
 def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -60,8 +67,8 @@ def root_mean_square(
     old, new = jnp.abs(old), jnp.abs(new)
     peak = jnp.maximum(old, new)
     safe = select(peak > 0, peak, jnp.ones_like(peak))
-    squares = (jnp.square(_arithmetic.ratio(x, safe)) for x in (old, new))
-    return peak * _arithmetic.root(mean(kept, taken, *squares))
+    squares = (jnp.square(_numerics.ratio(x, safe)) for x in (old, new))
+    return peak * _numerics.root(mean(kept, taken, *squares))
 
 
 def zeros(norm: Any) -> tuple[Any, Any]:
@@ -75,11 +82,11 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
-    is_bad = _rows.Rows(flags).map(jnp.logical_not).any()
+    is_bad = _batching.Rows(flags).map(jnp.logical_not).any()
     # One answer on all devices: they keep one history.
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
     # Held: else XLA on CPU asks all norms anew for the memory of each.
-    take = (_arithmetic.held(largest) if len(flags) > 1 else largest) == 0
+    take = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
 
     def taken(n: Any, o: Any) -> jax.Array:
         n, o = jnp.asarray(n), jnp.asarray(o)
@@ -89,4 +96,4 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
             n = _placement.placed_as(n, o)
         return select(take, n, o)
 
-    return _rows.each(taken, new, old, as_slices=False)
+    return _batching.each(taken, new, old, as_slices=False)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _arithmetic, _placement, _validate
-from optclip._types import Number
+from optclip._arrays import _numerics, _placement, _validate
+from optclip._arrays._types import Number
 from optclip.thresholds._rule import Seen, like
 
 
@@ -116,7 +116,7 @@ class Quantile:
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
             place = [
-                jnp.where(finite, *(_arithmetic.spread(x, finite) for x in pair))
+                jnp.where(finite, *(_numerics.spread(x, finite) for x in pair))
                 for pair in pairs
             ]
             return _at(ring, _Place(*place))
@@ -193,12 +193,12 @@ def _mean_and_deviation(
     # Of moduli: what is remembered may be a loss.
     peak = jnp.max(jnp.abs(ring), axis=0)
     # Relative to the largest: squares of norms above 1e19 would overflow.
-    parts = _arithmetic.share(ring, peak)
+    parts = _numerics.share(ring, peak)
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(parts, axis=0) / number
     apart = jnp.where(known, parts - mean[None], jnp.zeros_like(ring))
     freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
-    deviation = _arithmetic.root(jnp.sum(jnp.square(apart), axis=0) / freedom)
+    deviation = _numerics.root(jnp.sum(jnp.square(apart), axis=0) / freedom)
     return mean * peak, deviation * peak
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _rows, _validate
-from optclip._arithmetic import select
-from optclip._types import Number
+from optclip._arrays import _batching, _validate
+from optclip._arrays._numerics import select
+from optclip._arrays._types import Number
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -72,7 +72,7 @@ class Zscore:
                 )
             return _Found(limit, *moments)
 
-        found = _rows.each(one, seen.norm, memory.mean, memory.deviation)
+        found = _batching.each(one, seen.norm, memory.mean, memory.deviation)
         limits, means, deviations = (
             jax.tree.map(lambda f, i=i: f[i], found, is_leaf=_is_found)
             for i in range(3)

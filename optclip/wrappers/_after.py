@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from optclip import _validate
+from optclip.wrappers._inner import transformation
 
 
 class AfterState(NamedTuple):
@@ -55,8 +55,8 @@ def after(
       >>> print(f"{length(updates):.4f}")
       0.0050
     """
-    first = _validate.transformation("inner", inner)
-    second = _validate.transformation("clip", clip)
+    first = transformation("inner", inner)
+    second = transformation("clip", clip)
 
     def init_fn(params: Any) -> AfterState:
         return AfterState(first.init(params), second.init(params))

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _validate
+from optclip._arrays import _leaves
+from optclip.wrappers._inner import transformation
 
 
 class CarryState(NamedTuple):
@@ -68,7 +69,7 @@ def with_carry(
     Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
     2023, arXiv:2302.02971.
     """
-    inner = _validate.transformation("clip", clip)
+    inner = transformation("clip", clip)
 
     def init_fn(params: Any) -> CarryState:
         flat = _dense(params)

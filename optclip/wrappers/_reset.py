@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import _leaves, _validate
-from optclip._arithmetic import counted
+from optclip._arrays import _leaves, _validate
+from optclip._arrays._numerics import counted
 from optclip.typing import Number
+from optclip.wrappers._inner import transformation
 
 _KEPT = ("count", "clip_step", "clip_record", "skip_record")
 
@@ -74,7 +75,7 @@ def with_reset(
     Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
     Training*, 2025, arXiv:2501.06842.
     """
-    wrapped = _validate.transformation("inner", inner)
+    wrapped = transformation("inner", inner)
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
     _validate.share("floor", floor)

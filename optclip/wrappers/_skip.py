@@ -10,22 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import (
-    _arithmetic,
-    _leaves,
-    _mapped,
-    _memory,
-    _sparse,
-    _validate,
-    norms,
-    responses,
-    scopes,
-)
-from optclip._clip import ScalingClip
-from optclip._engine import Engine
-from optclip._record import ClipRecord, ClipState, SkipRecord
+from optclip import norms, responses, scopes
+from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from optclip._clip._clip import ScalingClip
+from optclip.thresholds import _memory
 from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
+from optclip.transforms._clip_by import Engine
+from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
+from optclip.wrappers._inner import transformation
 
 
 class SkipState(NamedTuple):
@@ -119,7 +112,7 @@ def skip(
     Source: OLMo (allenai/OLMo-core), MaxText, Levanter, AXLearn and Megatron each have
     such a rule; see `optclip.recipes`.
     """
-    wrapped = _validate.transformation("inner", inner)
+    wrapped = transformation("inner", inner)
     # Detached, so that of single elements the norms are taken too.
     clip = ScalingClip(
         over, norm, responses.detached("drop"),
@@ -151,7 +144,7 @@ def skip(
         # All devices are to skip together, or none.
         step = watch.decide(
             updates, state.skip_norm, params, extra_args,
-            in_common=bool(_mapped.untyped_axes()),
+            in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
         found = watch.recorded(step, clip.coefficients(step.measured, step.limits))
         seen = watch.after(state.skip_norm, step, found)
@@ -178,9 +171,9 @@ def skip(
         taken, inner_state = wrapped.update(
             given, state.skip_inner, params, **extra_args
         )
-        again = _arithmetic.counted(old.skip_consecutive, skipped)
+        again = _numerics.counted(old.skip_consecutive, skipped)
         record = record._replace(
-            skip_skipped=_arithmetic.counted(old.skip_skipped, skipped),
+            skip_skipped=_numerics.counted(old.skip_skipped, skipped),
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
         return _zero_if(skipped, taken), SkipState(
@@ -202,7 +195,7 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
             " Give it: tx.update(updates, state, params, value=loss)."
         )
     loss = jnp.asarray(value).astype(jnp.float32)
-    _mapped.check_one("value", loss)
+    _axis_names.check_one("value", loss)
     return loss
 
 

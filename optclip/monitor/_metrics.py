@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves
-from optclip._record import ClipRecord, ClipState, SkipRecord
+from optclip._arrays import _leaves
+from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import PyTree
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optclip import _validate
+from optclip._arrays import _validate
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm of so many times the median may have spoiled the run behind it.

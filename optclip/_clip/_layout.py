@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from optclip import _leaves, _mapped, _sparse, _trees
+from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
 from optclip.norms import Block
 from optclip.scopes._scope import Scope, blocks_of, owners_of
 
@@ -53,9 +53,9 @@ def opened_by(
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     # This one first: a leaf clip has one mask for both, which users know as this.
-    scaled = _trees.spread_mask("clip_mask", clip_mask, tree)
-    counted = _trees.spread_mask("norm_mask", norm_mask, tree)
-    told = _mapped.by_leaf(axis_name, tree)
+    scaled = _prefix.spread_mask("clip_mask", clip_mask, tree)
+    counted = _prefix.spread_mask("norm_mask", norm_mask, tree)
+    told = _axis_names.by_leaf(axis_name, tree)
     shown = [
         _sparse.opened(x, name) if is_live else None
         for x, name, is_live in zip(flat.leaves, told, live, strict=True)
@@ -74,7 +74,7 @@ def opened_by(
     ]
     arrays = [_leaves.unwrap(x) for x in shown]
     for i in seen:
-        _mapped.check_reduced(flat.paths[i], arrays[i])
+        _axis_names.check_reduced(flat.paths[i], arrays[i])
     matrices = {i: _leaves.matrix_of(x) for i, x in enumerate(shown)}
     matrices = {i: matrix for i, matrix in matrices.items() if matrix is not None}
     return Opened(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)

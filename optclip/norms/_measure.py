@@ -1,12 +1,4 @@
-"""MEASURE: one norm that is right for every dtype and split of the leaves.
-
-A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
-kept in float32 or wider. How it is fast: every element is read once, on CPU again only
-if a sum of squares overflowed (`_roots`); blocks are measured at once (`_totals`);
-small arrays are reduced together, if of one block into one (`_sums`), if each a block
-as rows (`_alike`). What follows a norm is computed for all blocks at once (`_rows`); a
-leaf is multiplied once (`_scale`).
-"""
+"""Blocks to norms: axes, counts, the dtype of the sum, the mesh axes that it spans."""
 
 from __future__ import annotations
 
@@ -19,105 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _leaves, _mapped, _roots, _sparse, _totals, _validate
-from optclip._rows import Rows
-from optclip._types import AxisName
-
-
-@dataclasses.dataclass(frozen=True)
-class Norm:
-    r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
-
-    Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
-
-    Args:
-      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
-        norms grow as a high power of n and soon read inf.
-      per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
-        average norm. What is divided reads inf above the largest float.
-
-    Raises:
-      TypeError: `ord` or `per_count` is no Python number.
-      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import optclip
-      >>> cube = optclip.norms.Norm(3.0)
-      >>> tx = optclip.clip_by(1.0, norm=cube)
-      >>> updates = jnp.array([3.0, 4.0, 5.0])
-      >>> _, state = tx.update(updates, tx.init(updates))
-      >>> print(optclip.metrics(state)["clip/norm"])
-      6.0
-    """
-
-    ord: float = 2.0
-    per_count: float = 0.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
-            raise TypeError(
-                f"ord={self.ord!r} ({type(self.ord).__name__}) is no Python number."
-                " Give a number above 0, float('inf') or None (2). Under"
-                " optax.inject_hyperparams, name it in static_args=('ord',)."
-            )
-        if not self.ord > 0:
-            raise ValueError(
-                f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
-                " largest absolute value."
-            )
-        if self.ord != math.inf:
-            _validate.plain("ord", self.ord)
-        _validate.plain("per_count", self.per_count)
-        if self.per_count > 1:
-            raise ValueError(
-                f"per_count={self.per_count} is out of range. Give a finite number of 0"
-                " or more, at most 1: 0.5 for a root mean square of order 2, 1 for a"
-                " mean."
-            )
-
-
-__all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Norm", "measure"]
-
-L1: Norm = Norm(1.0)
-L2: Norm = Norm(2.0)
-INF: Norm = Norm(math.inf)
-RMS: Norm = Norm(2.0, per_count=0.5)
-AVERAGE: Norm = Norm(2.0, per_count=1.0)
-
-
-def of_order(ord: float | None) -> Norm:
-    """The norm that an `ord=` argument names; None is 2."""
-    return L2 if ord is None else Norm(ord)
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """The leaves, or with `axis` the slices of one leaf, that share a norm.
-
-    Args:
-      leaves: arrays or BCOO matrices.
-      axis: None for one norm over all elements of all leaves; else the axes that each
-        norm of the single leaf is taken over, counted from 0 (`()`: each element).
-    """
-
-    leaves: Sequence[Any]
-    axis: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.leaves, (list, tuple)):
-            raise TypeError(
-                f"leaves={self.leaves!r} ({type(self.leaves).__name__}) is no list."
-                " Give a list of arrays; one leaf goes in a list too."
-            )
-        if self.axis is None:
-            return
-        sound = isinstance(self.axis, tuple) and len(self.leaves) == 1
-        if not sound or not all(type(a) is int and a >= 0 for a in self.axis):
-            raise TypeError(
-                f"axis={self.axis!r} for {len(self.leaves)} leaves is not accepted."
-                " Give a tuple of ints counted from 0 and a single leaf, or None."
-            )
+from optclip._arrays import _axis_names, _leaves, _sparse
+from optclip._arrays._batching import Rows
+from optclip._arrays._types import AxisName
+from optclip.norms import _roots, _totals
+from optclip.norms._norm import L2, Block, Norm
 
 
 def measure(
@@ -162,7 +60,7 @@ def measure_rows(
     """The same as rows; not `guarded`, a norm reads inf if the sum of squares does."""
     arrays, parts, counts = [], [], [0] * len(blocks)
     if axis_name is None and any(map(_is_untold, blocks)):
-        _mapped.check_known()
+        _axis_names.check_known()
     for i, block in enumerate(blocks):
         for held in block.leaves:
             own, matrix = _leaves.axis_name_of(held), _leaves.matrix_of(held)
@@ -171,14 +69,14 @@ def measure_rows(
                 axis = _sparse.axes_in_data(matrix, axis)
             count = _count(_leaves.shape_of(held), block.axis)
             own = axis_name if own is None else own
-            split = _mapped.split_axes_of_slices(
+            split = _axis_names.split_axes_of_slices(
                 x, _leaves.shape_of(held), block.axis, own
             )
             if norm.per_count and split and matrix is not None:
                 _refuse_to_count(split)
             arrays.append(x)
             parts.append(_totals.Part(i, axis, split))
-            counts[i] += count * _mapped.axes_size(split)
+            counts[i] += count * _axis_names.axes_size(split)
     # The norm of single elements is the modulus, whatever its order.
     elements = all(part.axis == () for part in parts)
     plan = _totals.Plan(
@@ -202,12 +100,12 @@ def _typed(number: Any, dtype: str) -> Any:
     return np.dtype(dtype).type(number) if isinstance(number, float) else number
 
 
-def told_across(block: Block) -> _mapped.Told:
+def told_across(block: Block) -> _axis_names.Told:
     """Over which mapped axes the norms of a block are split, as far as is told."""
     if block.axis is None:
-        return _mapped.Told()
+        return _axis_names.Told()
     own = _leaves.axis_name_of(block.leaves[0])
-    return _mapped.Told(_mapped.told_across_slices(block.axis, own))
+    return _axis_names.Told(_axis_names.told_across_slices(block.axis, own))
 
 
 def _refuse_to_count(split: tuple[Any, ...]) -> None:
@@ -229,7 +127,7 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
             f"norm={norm!r} ({type(norm).__name__}) is no norm. Give optclip.norms.L1,"
             " L2, INF, RMS, AVERAGE or Norm(p)."
         )
-    _mapped.check(axis_name, by_leaf=False)
+    _axis_names.check(axis_name, by_leaf=False)
     for block in blocks:
         if not isinstance(block, Block):
             raise TypeError(

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _leaves, _rows, _trees, _validate
+from optclip._arrays import _batching, _leaves, _numerics, _prefix, _validate, _xla
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
@@ -33,7 +33,7 @@ def fixed(name: str, rules: Any, norm: Any, step: jax.Array) -> Any:
     answers = [r.at(step) for r in leaves if isinstance(r, (Constant, Schedule))]
     for rule, answer, part in zip(leaves, answers, parts, strict=True):
         _check_threshold(name, rule, answer, part)
-    filled = [_trees.fill(name, *pair) for pair in zip(answers, parts, strict=True)]
+    filled = [_prefix.fill(name, *pair) for pair in zip(answers, parts, strict=True)]
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
     return jax.tree.unflatten(treedef, filled)
 
@@ -57,11 +57,11 @@ def update(
     leaves, norms = _matched(name, rules, seen.norm)
     flags, bads = (
         treedef.flatten_up_to(tree)
-        for tree in (_rows.each(jnp.isfinite, seen.norm), bad)
+        for tree in (_batching.each(jnp.isfinite, seen.norm), bad)
     )
     found, memories = [], []
     for i, (rule, norm) in enumerate(zip(leaves, norms, strict=True)):
-        known = _rows.each(_or_0, flags[i], norm)
+        known = _batching.each(_or_0, flags[i], norm)
         own = seen._replace(
             norm=known,
             finite=flags[i],
@@ -71,16 +71,16 @@ def update(
             )[i],
         )
         threshold, new = _answer(name, rule, own, memory[i])
-        filled = _trees.fill(name, threshold, norm)
+        filled = _prefix.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
-            filled = _once(_rows.each(_bounded_if, filled, bads[i]))
+            filled = _once(_batching.each(_bounded_if, filled, bads[i]))
         found.append(filled)
         memories.append(_running.taken_if(flags[i], new, memory[i]))
     return jax.tree.unflatten(treedef, found), memories
 
 
 def _or_0(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
-    return _arithmetic.select(is_finite, norm, jnp.zeros_like(norm))
+    return _numerics.select(is_finite, norm, jnp.zeros_like(norm))
 
 
 def _remembered(name: str, rule: Any, value: Any) -> Any:
@@ -172,14 +172,14 @@ def _types(memory: Any) -> tuple[Any, list[tuple[int, ...]]]:
 def _matched(name: str, rules: Any, norm: Any) -> tuple[list[Rule], list[Any]]:
     parts: list[Any] = []
     leaves = jax.tree.leaves(rules, is_leaf=is_rule)
-    _trees.map_prefix(
+    _prefix.map_prefix(
         name, lambda _, part: parts.append(part), rules, norm, is_leaf=is_rule
     )
     return leaves, parts
 
 
 def _kept(name: str, keep: Callable[..., Any], norm: Any, threshold: Any) -> Any:
-    return keep(norm, _trees.fill(f"{name}: keep(threshold)", threshold, norm))
+    return keep(norm, _prefix.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
 def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
@@ -192,7 +192,7 @@ def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
     if not jnp.issubdtype(limit.dtype, jnp.floating):
         return limit
     if limit.ndim == 0:
-        limit = _arithmetic.spread(limit, bad)
+        limit = _numerics.spread(limit, bad)
     limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
     largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
     return jnp.where((limit == jnp.inf) & bad, largest, limit)
@@ -205,7 +205,7 @@ def _once(thresholds: Any) -> Any:
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     if not floats:
         return thresholds
-    rows = _arithmetic.held(_rows.Rows(list(floats.values())))
+    rows = _xla.materialized(_batching.Rows(list(floats.values())))
     held = rows.entries(as_slices=True)
     found = dict(zip(floats, held, strict=True))
     return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])

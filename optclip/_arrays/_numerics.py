@@ -75,27 +75,3 @@ def counted(total: Any, once: Any = True) -> jax.Array:
     total = jnp.asarray(total)
     room = total < jnp.iinfo(total.dtype).max
     return total + (once & room).astype(total.dtype)
-
-
-def held(numbers: Any) -> Any:
-    """The same numbers, computed once: XLA on CPU does so for the result of a division.
-
-    What else several use it computes anew for each of them. What is below the smallest
-    normal number becomes 0, as in most that XLA does on CPU. Integers stay as they are:
-    their quotient would be a float, and no integer here costs what a root does.
-    """
-
-    def quotient(x: jax.Array) -> jax.Array:
-        if x.dtype == jnp.bool_:
-            return quotient(x.astype(jnp.float32)) != 0
-        if not jnp.issubdtype(x.dtype, jnp.inexact):
-            return x
-        # A divisor that XLA cannot know to be 1.
-        one = select(x != x, x, jnp.ones_like(x))
-        return x / lax.stop_gradient(one)
-
-    return lax.platform_dependent(
-        numbers,
-        cpu=lambda numbers: jax.tree.map(quotient, numbers),
-        default=lambda numbers: numbers,
-    )

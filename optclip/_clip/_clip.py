@@ -14,21 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import (
-    _arithmetic,
-    _collectives,
+from optclip import norms
+from optclip._arrays import (
+    _axis_names,
     _leaves,
-    _mapped,
-    _nonfinite,
-    _scale,
+    _numerics,
     _sparse,
     _validate,
-    norms,
+    _xla,
 )
-from optclip._opened import Opened, opened_by
-from optclip._roots import LEAST
-from optclip._rows import Rows
-from optclip.norms import Block, Norm
+from optclip._arrays._batching import Rows
+from optclip._clip import _nonfinite, _scale
+from optclip._clip._layout import Opened, opened_by
+from optclip.norms import Block, Norm, _measure
+from optclip.norms._roots import LEAST
 from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
@@ -93,7 +92,7 @@ class Clip(abc.ABC):
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
-        _mapped.check(self.axis_name)
+        _axis_names.check(self.axis_name)
 
     def at(self, step: jax.Array) -> "Clip":
         """The same with the response as it is for a step."""
@@ -102,7 +101,7 @@ class Clip(abc.ABC):
 
     def at_init(self) -> "Clip":
         """The same, told nothing of mapped axes unless their types are known here."""
-        if _mapped.is_typed_here():
+        if _axis_names.is_typed_here():
             return self
         return dataclasses.replace(self, axis_name=())
 
@@ -116,7 +115,7 @@ class Clip(abc.ABC):
         blocks = opened.blocks
         if self.nonfinite == "drop":
             blocks = [_each(_nonfinite.dropped, block) for block in blocks]
-        return norms.measure_rows(blocks, self.norm, guarded=guarded)
+        return _measure.measure_rows(blocks, self.norm, guarded=guarded)
 
     def bad(self, opened: Opened, measured: Rows) -> Rows:
         """Whether each block held an entry, or has a norm, that is not finite."""
@@ -124,7 +123,7 @@ class Clip(abc.ABC):
         if self.nonfinite != "drop":
             return bad
         flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
-        found = norms.measure_rows(flags, norms.INF).map(lambda norm: norm > 0)
+        found = _measure.measure_rows(flags, norms.INF).map(lambda norm: norm > 0)
         # As rows of other arrays, these need not be rows like those.
         return bad.map(jnp.logical_or, measured.with_entries(found.entries()))
 
@@ -132,7 +131,7 @@ class Clip(abc.ABC):
         """Raise unless what slices have in common can be known on all devices."""
         slices = [block for block in opened.blocks if block.axis is not None]
         if any(_leaves.axis_name_of(block.leaves[0]) != () for block in slices):
-            _mapped.check_all_known()
+            _axis_names.check_all_known()
 
     def respond(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         """What to multiply a block by."""
@@ -210,10 +209,10 @@ class ScalingClip(Clip):
         if is_known:
             limit = _scale.at_least(self._least(norm.dtype), limit)
         limit = jnp.asarray(limit)
-        _mapped.check_alike(name, limit, norm)
-        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
+        _axis_names.check_alike(name, limit, norm)
+        _axis_names.check_alike("eps", jnp.asarray(self.eps), norm)
         _validate.broadcasts(name, limit.shape, norm.shape)
-        return _arithmetic.spread(limit, norm), is_known
+        return _numerics.spread(limit, norm), is_known
 
     def _least(self, dtype: Any) -> float:
         """A smaller threshold counts as 0."""
@@ -229,13 +228,13 @@ class ScalingClip(Clip):
         self.check(opened)
         # Of slices held: XLA on CPU computes them anew for each element otherwise.
         found = self.coefficients(measured, limits).map(
-            lambda k: _arithmetic.held(k) if k.ndim else k
+            lambda k: _xla.materialized(k) if k.ndim else k
         )
         coefficients, limit_of = found.entries(), limits.entries()
         owned = dict(opened.owned())
         arrays = {i: jnp.asarray(opened.arrays[i]) for i in owned}
         out = {}
-        for i, x in _collectives.read_again(arrays, owned).items():
+        for i, x in _xla.read_again(arrays, owned).items():
             block = owned[i]
             out[i] = self._scaled(opened, i, x, coefficients[block], limit_of[block])
         return opened.rebuild(out), found

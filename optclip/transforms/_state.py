@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
-from optclip._rows import Rows
+from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
+from optclip._arrays._batching import Rows
 from optclip.scopes import TREE
 
 
@@ -83,7 +83,7 @@ class Step(NamedTuple):
     coefficient: jax.Array
     clipped: jax.Array
     bad: jax.Array
-    told: _mapped.Told
+    told: _axis_names.Told
 
 
 def check(record: Any, name: Any, scope: Any) -> None:
@@ -171,7 +171,7 @@ def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
     """The record after a step."""
 
     def count(total: Any, once: Any) -> Any:
-        return jax.tree.map(_arithmetic.counted, total, once)
+        return jax.tree.map(_numerics.counted, total, once)
 
     return ClipRecord(
         *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
@@ -197,7 +197,9 @@ def _summary(steps: list[Step]) -> ClipRecord:
         return values[0] if len(values) == 1 else jnp.max(jnp.stack(values))
 
     share = functools.reduce(jnp.add, clipped).astype(jnp.float32)
-    number = sum(step.clipped.size * _mapped.axes_size(_split(step)) for step in steps)
+    number = sum(
+        step.clipped.size * _axis_names.axes_size(_split(step)) for step in steps
+    )
     return ClipRecord(
         clip_norm=largest(norm),
         clip_threshold=-largest(threshold),
@@ -214,7 +216,7 @@ def _across_devices(step: Step) -> list[jax.Array]:
     how = [(x, lax.pmax) for x in (step.norm, step.threshold, step.coefficient)]
     how += [(step.bad, lax.pmax), (step.clipped, lax.psum)]
     return [
-        _collectives.spanning(collective, value, _mapped.split_axes(of, told))
+        _collectives.spanning(collective, value, _axis_names.split_axes(of, told))
         for value, (of, collective) in zip(_reduced(step), how, strict=True)
     ]
 
@@ -223,7 +225,7 @@ def _reduced(step: Step) -> tuple[jax.Array, ...]:
     """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
     flags = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = (step.norm, -step.threshold, -step.coefficient, *flags)
-    if len({x.shape for x in values}) > 1 or not _sums.is_carried(step.norm):
+    if len({x.shape for x in values}) > 1 or not _xla.is_carried(step.norm):
         return _one_by_one(*values)
     return _at_once(*values) if step.norm.ndim else values
 
@@ -256,9 +258,9 @@ def _merged(
 
 
 def _split(step: Step) -> Any:
-    return _mapped.split_axes(step.clipped, step.told.axis_name)
+    return _axis_names.split_axes(step.clipped, step.told.axis_name)
 
 
 def _differs(step: Step) -> bool:
     """Whether it is another one on each device."""
-    return bool(_mapped.split_axes(step.norm, step.told.axis_name))
+    return bool(_axis_names.split_axes(step.norm, step.told.axis_name))

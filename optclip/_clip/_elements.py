@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip import _arithmetic, _leaves, _mapped, _scale, _sparse, _validate
-from optclip._clip import Clip
-from optclip._opened import Opened
-from optclip._rows import Rows
+from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
+from optclip._arrays._batching import Rows
+from optclip._clip import _scale
+from optclip._clip._clip import Clip
+from optclip._clip._layout import Opened
 from optclip.responses import Hard
 
 
@@ -84,14 +85,14 @@ class ElementClip(Clip):
         _validate.broadcasts(name, jnp.shape(value), norm.shape)
         limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
         limit = jnp.asarray(_scale.at_least(0.0, limit))
-        _mapped.check_alike(name, limit, norm)
-        _mapped.check_alike("eps", jnp.asarray(self.eps), norm)
+        _axis_names.check_alike(name, limit, norm)
+        _axis_names.check_alike("eps", jnp.asarray(self.eps), norm)
         return limit
 
     def spread(self, limits: list[jax.Array], measured: Rows) -> Rows:
         """The thresholds, one for each norm."""
         pairs = zip(limits, measured.entries(), strict=True)
-        return measured.with_entries([_arithmetic.spread(*pair) for pair in pairs])
+        return measured.with_entries([_numerics.spread(*pair) for pair in pairs])
 
     def apply(
         self, opened: Opened, measured: Any, limits: list[Any]
@@ -122,7 +123,7 @@ class ElementClip(Clip):
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
         path = _leaves.path_str(opened.flat.paths[i])
         for which, bound in (("lower", lower), ("upper", upper)):
-            _mapped.check_alike(which, bound, x)
+            _axis_names.check_alike(which, bound, x)
             if i in opened.matrices and jnp.ndim(bound):
                 raise ValueError(
                     f"The bound of the BCOO leaf '{path}' is an array of shape"
@@ -164,7 +165,7 @@ def _moved(x, lower, upper, response, like, strict):
         # Halves: the modulus of a finite number may be above the largest float.
         half = jnp.abs(wide * 0.5)
         safe = jnp.where(half > 0, half, jnp.ones_like(half))
-        goal = _arithmetic.over(wide * 0.5, safe) * goal.astype(wide.dtype)
+        goal = _numerics.over(wide * 0.5, safe) * goal.astype(wide.dtype)
         near_side = upper
     else:
         goal = response.element(wide, lower, upper)
@@ -183,7 +184,7 @@ def _moved(x, lower, upper, response, like, strict):
     elif selects and x.dtype == like.dtype:
         out = _between(x, wide, lower, upper)
     else:
-        out = _chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+        out = _xla.chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
     if strict:
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
         out = _scale.without_subnormals(out, near_side < tiny)
@@ -195,30 +196,16 @@ def _between(x, wide, lower, upper):
     """`x`, or the bound that it is past, rounded once: a third of the time."""
     upper = jnp.where(upper < lower, lower, upper)
     low, high = (_in_range(bound, x) for bound in (lower, upper))
-    out = _chosen(wide < lower, low, x)
-    out = _chosen(wide > upper, high, out)
+    out = _xla.chosen(wide < lower, low, x)
+    out = _xla.chosen(wide > upper, high, out)
     # Unless a bound is NaN, which must be seen.
-    return _chosen(lower <= upper, out, jnp.maximum(low, high))
+    return _xla.chosen(lower <= upper, out, jnp.maximum(low, high))
 
 
 def _in_range(bound, x):
     """A bound in the dtype of `x`; one too large for it is its largest number."""
     largest = jnp.asarray(jnp.finfo(x.dtype).max).astype(bound.dtype)
     return _leaves.narrow(jnp.clip(bound, -largest, largest), x)
-
-
-@jax.custom_jvp
-def _chosen(where, x, otherwise):
-    """`jnp.where`, by the bits of bfloat16, which XLA on CPU would widen and round."""
-    if x.dtype != jnp.bfloat16 or jax.typeof(x).weak_type:
-        return jnp.where(where, x, otherwise)
-    bits = (jax.lax.bitcast_convert_type(a, jnp.uint16) for a in (x, otherwise))
-    return jax.lax.bitcast_convert_type(jnp.where(where, *bits), x.dtype)
-
-
-@_chosen.defjvp
-def _chosen_jvp(primals, tangents):
-    return _chosen(*primals), jnp.where(primals[0], *tangents[1:])
 
 
 def _pointing(wide):

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 _LARGEST = float(np.finfo(np.float64).max)
 # Steps are counted in int32.
@@ -137,21 +136,6 @@ def choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
         )
     if value not in accepted:
         raise ValueError(f"{name}={value!r} is not known. Give one of {accepted}.")
-
-
-def transformation(name: str, value: Any) -> optax.GradientTransformationExtraArgs:
-    """`value` as a transformation that takes extra arguments; raise if it is none."""
-    if not isinstance(value, optax.GradientTransformation):
-        advice = (
-            "Give one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)"
-        )
-        if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
-            advice = "Give its .gradient_transformation()"
-        raise TypeError(
-            f"{name}={value!r} ({type(value).__name__}) is no optax transformation."
-            f" {advice}."
-        )
-    return optax.with_extra_args_support(value)
 
 
 def flag(name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
-from optclip import _leaves
+from optclip._arrays import _leaves
 
 POLICIES = ("propagate", "zero", "drop", "raise")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from optclip import _leaves, _placement
+from optclip._arrays import _leaves, _placement
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO

@@ -1,7 +1,6 @@
 """Sums and maxima over many arrays: few reductions, no bit lost, no large copy.
 
-What is done here for CPU alone is left out elsewhere: there XLA adds in parts, and
-widens as it reads.
+`_xla` says what is done for CPU alone.
 """
 
 import functools
@@ -11,12 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 
-from optclip import _leaves
-
-# From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
-_ADDED_IN_PARTS = 4096
+from optclip._arrays import _leaves, _xla
+from optclip._arrays._xla import Axis, Reduce
 
 # So many small arrays of one type are merged element by element, in pairs, before they
 # are reduced; on CPU so many of the results are then joined. 2,000 reductions take XLA
@@ -28,8 +24,6 @@ _MERGED, _JOINED = 32, 64
 _SENT = 128
 
 
-Axis = tuple[int, ...] | None
-Reduce = Callable[[jax.Array, Axis], jax.Array]
 Merge = Callable[[Any, Any], Any]
 Power = Callable[[jax.Array, "Scale | None"], jax.Array]
 
@@ -96,7 +90,7 @@ def _reduced(
         return _folded(reduce, [_joined(lot).reduced(reduce_on_cpu) for lot in lots])
 
     groups = _merged(merge, _groups(terms))
-    delicate = {i: g for i, g in groups.items() if is_carried(g[0].array)}
+    delicate = {i: g for i, g in groups.items() if _xla.is_carried(g[0].array)}
     found = {i: apart(group) for i, group in groups.items() if i not in delicate}
     # Where CPU is no exception, XLA is not to see branches.
     if delicate:
@@ -111,7 +105,7 @@ def _groups(terms: list[Term]) -> dict[int, list[Term]]:
     """Small terms of one key together, others alone, by the index of the first."""
     groups: dict[Hashable, list[int]] = {}
     for i, term in enumerate(terms):
-        is_large = _leaves.size_of(term.array) >= _ADDED_IN_PARTS
+        is_large = _leaves.size_of(term.array) >= _xla.ADDED_IN_PARTS
         alone = term.key is None or is_large
         key = i if alone else (term.key, _devices(term.array))
         groups.setdefault(key, []).append(i)
@@ -162,6 +156,10 @@ def _as_it_is(x: jax.Array, scale: Scale | None) -> jax.Array:
     return x
 
 
+def _joined(terms: list[Term]) -> Term:
+    return terms[0]._replace(array=_xla.joined([term.array for term in terms]))
+
+
 def _folded(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
     if len(values) == 1:
         return values[0]
@@ -170,32 +168,22 @@ def _folded(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
     return reduce(lax.optimization_barrier(jnp.stack(values)), (0,))[0]
 
 
-def _joined(terms: list[Term]) -> Term:
-    if len(terms) == 1:
-        return terms[0]
-    flat = lax.concatenate([term.array.ravel() for term in terms], 0)
-    # Without the barrier XLA reduces each by itself after all, in a third more time. It
-    # joins bfloat16 in float32; as whole numbers (tried once) they took half the room,
-    # and a third more time too.
-    return terms[0]._replace(array=lax.optimization_barrier(flat))
-
-
 def exact_sum(x: jax.Array, axis: Axis = None) -> jax.Array:
     """The sum over `axis` (all if None), kept as dimensions of 1 where given.
 
     XLA on CPU adds what has fewer than 4,096 elements one by one, which may cost
     hundreds of units in the last place; there each rounding error is carried along.
     """
-    return carried_sum(x, axis) if is_carried(x) else sum_over(x, axis)
+    return _xla.carried_sum(x, axis) if _xla.is_carried(x) else sum_over(x, axis)
 
 
 def exact_sum_of(values: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape: folding a thousand plainly costs 4 ULP."""
-    if _may_be_split(values[0]):
+    if _xla.may_be_split(values[0]):
         values = merged_to(_SENT, lax.add, values)
-    if len(values) == 1 or len(values) >= _ADDED_IN_PARTS:
+    if len(values) == 1 or len(values) >= _xla.ADDED_IN_PARTS:
         return plain_sum_of(values)
-    return carried_sum(jnp.stack(values), axis=(0,))[0]
+    return _xla.carried_sum(jnp.stack(values), axis=(0,))[0]
 
 
 def plain_sum_of(values: list[jax.Array]) -> jax.Array:
@@ -218,40 +206,10 @@ def max_over(x: jax.Array, axis: Axis) -> jax.Array:
     return jnp.max(x, axis=axis, keepdims=axis is not None, initial=0.0)
 
 
-def carried_sum(x: jax.Array, axis: Axis) -> jax.Array:
-    """The sum, each rounding error carried along."""
-    dims = tuple(range(x.ndim)) if axis is None else axis
-    zero = jnp.zeros((), x.dtype)
-    sums, lost = lax.reduce((x, jnp.zeros_like(x)), (zero, zero), _two_sum, dims)
-    sums = sums + lost
-    return sums if axis is None else jnp.expand_dims(sums, axis)
-
-
-def _two_sum(
-    one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """The sum of two (sum, lost): Knuth's error, none where it is not finite."""
-    (a, lost_a), (b, lost_b) = one, other
-    both = a + b
-    rest = both - a
-    error = (a - (both - rest)) + (b - rest)
-    return both, jnp.where(jnp.isfinite(both), lost_a + lost_b + error, lost_a)
-
-
-def is_carried(x: jax.Array) -> bool:
-    """Whether errors are carried: XLA would gather an array split over devices."""
-    return _leaves.size_of(x) < _ADDED_IN_PARTS and not _may_be_split(x)
-
-
-def _may_be_split(x: jax.Array) -> bool:
-    types = jax.typeof(x).sharding.mesh.axis_types
-    return any(kind != AxisType.Manual for kind in types)
-
-
 def _type(term: Term) -> Hashable:
     return jax.typeof(term.array)
 
 
 def _devices(x: jax.Array) -> Hashable:
     """What must be the same in arrays that are reduced together."""
-    return _may_be_split(x), jax.typeof(x).manual_axis_type
+    return _xla.may_be_split(x), jax.typeof(x).manual_axis_type

@@ -1,6 +1,7 @@
 """The sum of powers, or the maximum, of each block of arrays, all blocks at once."""
 
 import collections
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _alike, _collectives, _leaves, _mapped, _sums
-from optclip._rows import Rows
-from optclip._sums import Reduce, Scale
+from optclip._arrays import _axis_names, _collectives, _leaves, _xla
+from optclip._arrays._batching import Rows
+from optclip.norms import _sums
+from optclip.norms._sums import Reduce, Scale
 
 
 class Part(NamedTuple):
@@ -19,7 +21,7 @@ class Part(NamedTuple):
 
     block: int
     axis: tuple[int, ...] | None
-    split: _mapped.Axes
+    split: _axis_names.Axes
 
 
 class Plan(NamedTuple):
@@ -32,7 +34,7 @@ class Plan(NamedTuple):
     dtype: str
     parts: tuple[Part, ...]
     num_blocks: int
-    told: tuple[_mapped.Told, ...]
+    told: tuple[_axis_names.Told, ...]
     guarded: bool
 
 
@@ -71,7 +73,7 @@ def _reduction(ord: float) -> _Reduction:
     if ord == math.inf:
         each = _sums.max_over, _sums.max_over
         return _Reduction(_sums.largest, each, lax.pmax, _sums.largest_of)
-    each = _sums.sum_over, _sums.carried_sum
+    each = _sums.sum_over, _xla.carried_sum
     return _Reduction(_sums.total, each, lax.psum, _sums.exact_sum_of)
 
 
@@ -86,12 +88,14 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> R
     runs = {}
     for members in at_once:
         parts = [plan.parts[m] for m in members]
-        terms = [
-            _sums.Term(arrays[m], None, part.axis, power, scale)
-            for m, part in zip(members, parts, strict=True)
-        ]
-        blocks = tuple(part.block for part in parts)
-        runs[blocks] = _alike.reduced(*reduction.each, terms)
+        # XLA is not to know it: see `_Power`.
+        own = scale if scale is None else lax.optimization_barrier(scale)
+        runs[tuple(part.block for part in parts)] = _xla.each_reduced(
+            *reduction.each,
+            [arrays[m] for m in members],
+            parts[0].axis,
+            functools.partial(power, scale=own),
+        )
     done = {m for members in at_once for m in members}
     left = [i for i in range(len(arrays)) if i not in done]
     totals = _together(arrays, plan, left, reduction, power, scale)
@@ -133,10 +137,10 @@ def _many_alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
     for i, (x, part) in enumerate(zip(arrays, plan.parts, strict=True)):
         is_whole = part.axis is None or len(part.axis) == x.ndim
         is_alone = parts_of[part.block] == 1 and is_whole and not part.split
-        if is_alone and _alike.is_row(x):
+        if is_alone and _xla.is_row(x):
             key = jax.typeof(x), part.axis, plan.told[part.block]
             found.setdefault(key, []).append(i)
-    return [tuple(members) for members in found.values() if len(members) >= _alike.MANY]
+    return [tuple(members) for members in found.values() if len(members) >= _xla.MANY]
 
 
 def combined(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jax.core import Tracer
 
-from optclip import _validate
-from optclip._metrics import is_metric, metrics, parts_in, percent
+from optclip._arrays import _validate
+from optclip.monitor._metrics import is_metric, metrics, parts_in, percent
 from optclip.typing import PyTree
 
 _ORDERS = ("norm", "rate")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import optax
 
 from optclip import norms, scopes
-from optclip._engine import clip_by
+from optclip.norms._norm import of_order
 from optclip.thresholds._rule import Named, bounds
+from optclip.transforms._clip_by import clip_by
 from optclip.typing import (
     AxisName,
     Labels,
@@ -119,7 +120,7 @@ def clip_by_norm(
     Source: `tf.clip_by_norm`; Keras' `clipnorm`.
     """
     return clip_by(
-        Named("max_norm", max_norm), norm=norms.of_order(ord),
+        Named("max_norm", max_norm), norm=of_order(ord),
         over=scopes.LEAF if axis is None else scopes.axes(axis), response=response,
         eps=eps, strict=strict, nonfinite=nonfinite, norm_mask=clip_mask,
         clip_mask=clip_mask, axis_name=axis_name, record=record, name=name,
@@ -265,7 +266,7 @@ def clip_by_group_norm(
     """
     return clip_by(
         Named("max_norm", max_norm), over=scopes.groups(groups),
-        norm=norms.of_order(ord), response=response, eps=eps, strict=strict,
+        norm=of_order(ord), response=response, eps=eps, strict=strict,
         nonfinite=nonfinite, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
@@ -318,7 +319,7 @@ def clip_by_global_norm(
     """
     return clip_by(
         Named("max_norm", max_norm), over=scopes.TREE,
-        norm=norms.of_order(ord), response=response, eps=eps, strict=strict,
+        norm=of_order(ord), response=response, eps=eps, strict=strict,
         nonfinite=nonfinite, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name, record=record, name=name,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip import _leaves
+from optclip._arrays import _leaves
 
 
 def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from optclip import _arithmetic
+from optclip._arrays import _xla
 
 # Fewer numbers are computed with one by one: to stack them and look them up again takes
 # more operations than that.
@@ -187,37 +187,4 @@ def _unstacked(value: Any, size: int, as_slices: bool) -> list[Any]:
 def _columns(vector: jax.Array, as_slices: bool) -> Sequence[jax.Array]:
     if as_slices and isinstance(vector, Tracer):
         return jnp.unstack(vector)
-    return _numbers(vector)
-
-
-@jax.custom_jvp
-def _numbers(vector: jax.Array) -> tuple[jax.Array, ...]:
-    """The entries of a vector, each in the shape of the further axes, of size 1."""
-    if not isinstance(vector, Tracer):
-        # By an index that is an argument: jnp.unstack would compile each.
-        return tuple(_at(vector, i) for i in range(len(vector)))
-    return lax.platform_dependent(vector, cpu=_looked_up, default=jnp.unstack)
-
-
-@_numbers.defjvp
-def _numbers_jvp(primals, tangents):
-    return _numbers(*primals), jnp.unstack(*tangents)
-
-
-def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
-    """The same, by places that XLA does not know.
-
-    Known ones it would write into the kernel of each leaf, so that no two are the same
-    and each is compiled: ten times as long to compile, for 500 leaves.
-    """
-    vector = _arithmetic.held(vector)
-    # A second number, since XLA writes down what holds one only; unsigned, since
-    # others could count from the end.
-    last = len(vector)
-    places = [jnp.array([i, last], jnp.uint32) for i in range(last)]
-    places = lax.optimization_barrier(places)
-    return tuple(_at(vector, place[0]) for place in places)
-
-
-def _at(vector: jax.Array, place: Any) -> jax.Array:
-    return lax.dynamic_index_in_dim(vector, place, keepdims=False)
+    return _xla.numbers(vector)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from optclip import _leaves, _trees
+from optclip._arrays import _leaves, _prefix
 
 Axes = tuple[Hashable, ...]
 _ACCEPTED = (
@@ -43,13 +43,13 @@ def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
     """What is told of each leaf of `tree`, in order."""
     told = axis_name
     if callable(told):
-        told = _trees.described("axis_name", told, tree)
+        told = _prefix.described("axis_name", told, tree)
         check(told)
     treedef = _leaves.flatten(tree).treedef
     if _is_one(told):
         return [told] * treedef.num_leaves
     return treedef.flatten_up_to(
-        _trees.spread_prefix("axis_name", told, tree, is_leaf=_is_one)
+        _prefix.spread_prefix("axis_name", told, tree, is_leaf=_is_one)
     )
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip import _arithmetic, _collectives, _leaves, _mapped, _sums
-from optclip._arithmetic import select
-from optclip._rows import Rows
-from optclip._totals import SHRINK, Part, Plan, combined, totals_of
+from optclip._arrays import _axis_names, _collectives, _leaves, _numerics
+from optclip._arrays._batching import Rows
+from optclip._arrays._numerics import select
+from optclip.norms import _sums
+from optclip.norms._totals import SHRINK, Part, Plan, combined, totals_of
 
 # A smaller norm counts as 0: squares of its elements are flushed to zero.
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
@@ -67,16 +68,16 @@ def _direction(x, norm, ord):
     norm = jnp.where(moving, norm, jnp.ones_like(norm))
     if ord == 2:
         # Zeros are not left out: there too the second derivative is 1 / norm.
-        direction = jnp.where(moving, _arithmetic.over(x, norm), jnp.zeros_like(x))
+        direction = jnp.where(moving, _numerics.over(x, norm), jnp.zeros_like(x))
         return direction, jnp.zeros_like(size)
     modulus = jnp.where(live, size, jnp.ones_like(size))
-    sign = jnp.where(live, _arithmetic.over(x, modulus), jnp.zeros_like(x))
+    sign = jnp.where(live, _numerics.over(x, modulus), jnp.zeros_like(x))
     if ord == 1:
         return sign, jnp.zeros_like(size)
     if ord == math.inf:
         tie = (live & (size == norm)).astype(size.dtype)
         return sign * tie.astype(sign.dtype), tie
-    share = jnp.where(live, _arithmetic.ratio(size, norm), jnp.ones_like(size))
+    share = jnp.where(live, _numerics.ratio(size, norm), jnp.ones_like(size))
     return sign * (share ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
@@ -125,7 +126,7 @@ def _agreed(flag, plan):
     spoken = dict.fromkeys(name for part in plan.parts for name in part.split)
     # And what some block is not added over: types may not say what the flag varies by.
     apart = tuple(n for n in spoken if any(n not in b for b in of_block.values()))
-    varies = {*_mapped.split_axes(flag), *_mapped.split_axes(flag, apart)}
+    varies = {*_axis_names.split_axes(flag), *_axis_names.split_axes(flag, apart)}
     axes = tuple(name for name in spoken if name in varies)
     if not axes:
         return flag
@@ -143,11 +144,11 @@ def _by_largest(arrays, plan):
         size = jnp.abs(_leaves.widen(x, plan.dtype))
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
-        share = _arithmetic.share(size, peak) ** plan.ord
+        share = _numerics.share(size, peak) ** plan.ord
         powers.append(_sums.exact_sum(share, part.axis))
     peak = combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
     parts = [
-        power * _arithmetic.share(own, peak[part.block]) ** plan.ord
+        power * _numerics.share(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
     totals = combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)

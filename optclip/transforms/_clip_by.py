@@ -14,24 +14,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import (
-    _leaves,
-    _memory,
-    _placement,
-    _record,
-    norms,
-    scopes,
-)
-from optclip._arithmetic import counted, select
-from optclip._clip import Clip, ScalingClip
-from optclip._elements import ElementClip, Limits
-from optclip._opened import Opened
-from optclip._record import ClipRecord, ClipState
-from optclip._rows import Rows
+from optclip import norms, scopes
+from optclip._arrays import _leaves, _placement
+from optclip._arrays._batching import Rows
+from optclip._arrays._numerics import counted, select
+from optclip._clip._clip import Clip, ScalingClip
+from optclip._clip._elements import ElementClip, Limits
+from optclip._clip._layout import Opened
+from optclip.norms import _measure
 from optclip.responses import Response
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import Element
-from optclip.thresholds import _rule
+from optclip.thresholds import _memory, _rule
+from optclip.transforms import _state
+from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import (
     AxisName,
     Mask,
@@ -156,14 +152,14 @@ class Engine:
     name: str
 
     def __post_init__(self) -> None:
-        _record.check(self.record, self.name, self.clip.scope)
+        _state.check(self.record, self.name, self.clip.scope)
 
     def init(self, params: Any) -> ClipState:
         treedef, shapes = _norm_shapes(self.clip, params)
         norms = [_placement.zeros(shape, params) for shape in shapes]
         zeros = jax.tree.unflatten(treedef, norms)
         memory = [_memory.init(key, rule, zeros) for key, rule in self.rules.items()]
-        blank = _record.blank(treedef, self.clip.scope, self.record)
+        blank = _state.blank(treedef, self.clip.scope, self.record)
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: blank} if self.record else {})
 
@@ -179,7 +175,7 @@ class Engine:
         """The norms and thresholds of a step; `in_common` if all devices must agree."""
         opened = self.clip.open(updates)
         scope, num_rules = self.clip.scope, len(self.rules)
-        _record.check_state(
+        _state.check_state(
             state, num_rules, opened.treedef, self.name, scope, self.record
         )
         if in_common or jax.tree.leaves(state.clip_memory):
@@ -209,7 +205,7 @@ class Engine:
     def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
         """What a step alone brings to the record."""
         scope, steps = self.clip.scope, _steps(step, coefficients)
-        return _record.of_step(step.opened.treedef, scope, self.record, steps)
+        return _state.of_step(step.opened.treedef, scope, self.record, steps)
 
     def after(
         self, state: ClipState, step: Decision, new: ClipRecord | None
@@ -218,7 +214,7 @@ class Engine:
         count = counted(state.clip_step)
         if new is None:
             return ClipState(count, step.memories, {})
-        record = _record.advanced(state.clip_record[self.name], new)
+        record = _state.advanced(state.clip_record[self.name], new)
         return ClipState(count, step.memories, {self.name: record})
 
 
@@ -279,7 +275,7 @@ def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:
 
 def _steps(step: Decision, coefficients: Any) -> Rows:
     measured = step.measured
-    told = measured.with_entries([norms.told_across(b) for b in step.opened.blocks])
+    told = measured.with_entries([_measure.told_across(b) for b in step.opened.blocks])
     learns = bool(jax.tree.leaves(step.memories))
     limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
@@ -288,6 +284,6 @@ def _steps(step: Decision, coefficients: Any) -> Rows:
             # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
             k = select((norm == 0) & (k == k), jnp.ones_like(k), k)
         past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-        return _record.Step(norm, limit, k, past, bad, told)
+        return _state.Step(norm, limit, k, past, bad, told)
 
     return measured.map(one, limits, found, step.bad, told)

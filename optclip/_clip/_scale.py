@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from optclip import _leaves
-from optclip._arithmetic import select
+from optclip._arrays import _leaves
+from optclip._arrays._numerics import select
 from optclip.responses import Detached, Response
 from optclip.responses._resolve import is_ours
 

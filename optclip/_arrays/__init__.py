@@ -1,0 +1,4 @@
+"""Arrays and trees of them: what a leaf is, prefix trees, mesh axes, XLA.
+
+Nothing here knows of clips.
+"""

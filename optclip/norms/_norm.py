@@ -1,0 +1,102 @@
+"""Which norm, and of what: `Norm` and `Block`."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from optclip._arrays import _validate
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
+
+    Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
+
+    Args:
+      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
+        norms grow as a high power of n and soon read inf.
+      per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
+        average norm. What is divided reads inf above the largest float.
+
+    Raises:
+      TypeError: `ord` or `per_count` is no Python number.
+      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> cube = optclip.norms.Norm(3.0)
+      >>> tx = optclip.clip_by(1.0, norm=cube)
+      >>> updates = jnp.array([3.0, 4.0, 5.0])
+      >>> _, state = tx.update(updates, tx.init(updates))
+      >>> print(optclip.metrics(state)["clip/norm"])
+      6.0
+    """
+
+    ord: float = 2.0
+    per_count: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
+            raise TypeError(
+                f"ord={self.ord!r} ({type(self.ord).__name__}) is no Python number."
+                " Give a number above 0, float('inf') or None (2). Under"
+                " optax.inject_hyperparams, name it in static_args=('ord',)."
+            )
+        if not self.ord > 0:
+            raise ValueError(
+                f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
+                " largest absolute value."
+            )
+        if self.ord != math.inf:
+            _validate.plain("ord", self.ord)
+        _validate.plain("per_count", self.per_count)
+        if self.per_count > 1:
+            raise ValueError(
+                f"per_count={self.per_count} is out of range. Give a finite number of 0"
+                " or more, at most 1: 0.5 for a root mean square of order 2, 1 for a"
+                " mean."
+            )
+
+
+L1: Norm = Norm(1.0)
+L2: Norm = Norm(2.0)
+INF: Norm = Norm(math.inf)
+RMS: Norm = Norm(2.0, per_count=0.5)
+AVERAGE: Norm = Norm(2.0, per_count=1.0)
+
+
+def of_order(ord: float | None) -> Norm:
+    """The norm that an `ord=` argument names; None is 2."""
+    return L2 if ord is None else Norm(ord)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The leaves, or with `axis` the slices of one leaf, that share a norm.
+
+    Args:
+      leaves: arrays or BCOO matrices.
+      axis: None for one norm over all elements of all leaves; else the axes that each
+        norm of the single leaf is taken over, counted from 0 (`()`: each element).
+    """
+
+    leaves: Sequence[Any]
+    axis: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.leaves, (list, tuple)):
+            raise TypeError(
+                f"leaves={self.leaves!r} ({type(self.leaves).__name__}) is no list."
+                " Give a list of arrays; one leaf goes in a list too."
+            )
+        if self.axis is None:
+            return
+        sound = isinstance(self.axis, tuple) and len(self.leaves) == 1
+        if not sound or not all(type(a) is int and a >= 0 for a in self.axis):
+            raise TypeError(
+                f"axis={self.axis!r} for {len(self.leaves)} leaves is not accepted."
+                " Give a tuple of ints counted from 0 and a single leaf, or None."
+            )
