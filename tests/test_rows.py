@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import optclip
 from optclip import functional, responses, thresholds
 from optclip._arrays import _xla
-from optclip._arrays._batching import MANY, Rows, each
+from optclip._arrays._batching import MANY, Batched, each
 from tests.helpers import quick_jit, strict
 
 
@@ -64,7 +64,7 @@ def test_entries_come_back_in_order():
         *[(jnp.float32(5), jnp.float32(i)) for i in range(MANY - 1)],
         (jnp.bfloat16(7), jnp.float32(8)),
     ]
-    rows = Rows(entries)
+    rows = Batched(entries)
     assert rows.indices == ((0,), (1, 3, 4, 5), (2,), (6,))
     same(rows.entries(), entries)
     doubled = rows.map(lambda pair, other: pair[0] + 2 * other[0], rows)
@@ -77,21 +77,21 @@ def test_numbers_of_each_kind_are_looked_up():
         for i in range(MANY)
         for number in (jnp.float32(i), jnp.int32(2**31 - 1 - i), jnp.bool_(i % 2))
     ]
-    same(jax.jit(lambda entries: Rows(entries).entries())(entries), entries)
+    same(jax.jit(lambda entries: Batched(entries).entries())(entries), entries)
 
 
 def test_few_entries_are_not_stacked():
-    assert Rows([jnp.float32(1)] * (MANY - 1)).indices == ((0,), (1,), (2,))
+    assert Batched([jnp.float32(1)] * (MANY - 1)).indices == ((0,), (1,), (2,))
 
 
 def test_rows_of_other_entries_are_refused():
-    one, other = Rows([jnp.ones(1)] * MANY), Rows([jnp.ones(2)] * MANY)
+    one, other = Batched([jnp.ones(1)] * MANY), Batched([jnp.ones(2)] * MANY)
     with pytest.raises(ValueError, match="not of the same entries"):
         one.map(lambda x, y: x + y, other)
 
 
 def test_what_is_told_of_keeps_entries_apart():
-    rows = Rows([jnp.ones(1)] * 8, told=("a", "b") * 4)
+    rows = Batched([jnp.ones(1)] * 8, told=("a", "b") * 4)
     assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 
@@ -109,7 +109,7 @@ def test_rows_under_transformations(transform):
     vector = jnp.arange(1.0, 5.0)
 
     def cubes(x):
-        rows = Rows(list(jnp.unstack(x))).map(lambda n: n**3)
+        rows = Batched(list(jnp.unstack(x))).map(lambda n: n**3)
         return sum(i * n for i, n in enumerate(rows.entries()))
 
     plain = (jnp.arange(4.0) * vector**3).sum()

@@ -1,8 +1,8 @@
-"""Over which mapped axes a leaf is split: as its type says, or as `axis_name=` tells.
+"""Over which mapped axes a leaf is split: as its type or `axis_name=` declares.
 
 `axis_name=` is None (read the types), a name, a tuple of names (`()` for none), a
-`jax.sharding.PartitionSpec`, which also tells by dimension; or a prefix tree of these,
-or a function that returns one.
+`jax.sharding.PartitionSpec`, which also says by which dimension; or a prefix tree of
+these, or a function that returns one.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ def check(axis_name: Any, *, by_leaf: bool = True) -> None:
     """Raise unless this may name mapped axes, as in `jax.lax.psum`, by leaf or not."""
     if callable(axis_name) and by_leaf:
         return
-    told = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
-    for own in told:
+    declared = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
+    for own in declared:
         if callable(own) or not _is_one(own) or isinstance(own, Sharding):
             raise TypeError(
                 f"axis_name={axis_name!r} ({type(axis_name).__name__}) names no mapped"
@@ -40,21 +40,21 @@ def check(axis_name: Any, *, by_leaf: bool = True) -> None:
 
 
 def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
-    """What is told of each leaf of `tree`, in order."""
-    told = axis_name
-    if callable(told):
-        told = _prefix.described("axis_name", told, tree)
-        check(told)
+    """What is declared of each leaf of `tree`, in order."""
+    declared = axis_name
+    if callable(declared):
+        declared = _prefix.described("axis_name", declared, tree)
+        check(declared)
     treedef = _leaves.flatten(tree).treedef
-    if _is_one(told):
-        return [told] * treedef.num_leaves
+    if _is_one(declared):
+        return [declared] * treedef.num_leaves
     return treedef.flatten_up_to(
-        _prefix.spread_prefix("axis_name", told, tree, is_leaf=_is_one)
+        _prefix.spread_prefix("axis_name", declared, tree, is_leaf=_is_one)
     )
 
 
 def check_known() -> None:
-    """Raise where types do not tell a part from a whole, and nothing else does.
+    """Raise where neither types nor `axis_name=` say what is split.
 
     Not inside `jax.vmap(axis_name=...)`: there, as in any vmap, it is of one example.
     """
@@ -80,43 +80,46 @@ def check_all_known() -> None:
         )
 
 
-def split_axes(x: jax.Array, told: Any = None) -> Axes:
+def split_axes(x: jax.Array, declared: Any = None) -> Axes:
     """The mapped axes that `x` is split over.
 
     Inside `jax.shard_map` an array's type names the mesh axes it varies over; one that
-    is the same on all devices varies over none and so counts once, whatever is told.
+    is replicated varies over none and so counts once, whatever is declared.
     """
     varying = _varying(x)
-    if told is None:
+    if declared is None:
         return tuple(sorted(varying, key=str))
-    if isinstance(told, PartitionSpec):
-        names = tuple(name for dim in told for name in _names_of(dim))
+    if isinstance(declared, PartitionSpec):
+        names = tuple(name for dim in declared for name in _names_of(dim))
     else:
-        names = told if isinstance(told, tuple) else (told,)
+        names = declared if isinstance(declared, tuple) else (declared,)
     return tuple(name for name in names if name in varying or not _is_typed(name))
 
 
 def split_axes_of_slices(
-    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...] | None, told: Any = None
+    x: jax.Array,
+    shape: tuple[int, ...],
+    axis: tuple[int, ...] | None,
+    declared: Any = None,
 ) -> Axes:
     """The mapped axes that slices are split over, of a leaf with the numbers `x`.
 
     Raises:
       ValueError: only the specs of the leaf could tell, and they are not given.
     """
-    if isinstance(told, PartitionSpec) and len(told) > len(shape):
+    if isinstance(declared, PartitionSpec) and len(declared) > len(shape):
         raise ValueError(
-            f"axis_name={told} has {len(told)} entries for a leaf of shape {shape}."
-            " Give one for each dimension, or fewer."
+            f"axis_name={declared} has {len(declared)} entries for a leaf of shape"
+            f" {shape}. Give one for each dimension, or fewer."
         )
     if axis is None:
-        return split_axes(x, told)
+        return split_axes(x, declared)
     if not axis:
         return ()  # Each element is on one device.
-    if isinstance(told, PartitionSpec):
-        return split_axes(x, _dims(told, axis))
-    split = split_axes(x, told)
-    if split and told is None:
+    if isinstance(declared, PartitionSpec):
+        return split_axes(x, _dims(declared, axis))
+    split = split_axes(x, declared)
+    if split and declared is None:
         raise ValueError(
             f"A norm over the axes {axis} of a leaf split over the mesh axes {split}:"
             " its type does not say which dimension is split. Give axis_name the"
@@ -128,21 +131,21 @@ def split_axes_of_slices(
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What is told of one array, None for nothing: a pytree without leaves."""
+class Declared:
+    """What is declared of one array, None for nothing: a pytree without leaves."""
 
     axis_name: Any = None
 
 
-def told_across_slices(axis: tuple[int, ...], told: Any) -> Any:
-    """What is told of an array with one value for each slice; None for nothing."""
-    if isinstance(told, PartitionSpec):
-        return _dims(told, [a for a in range(len(told)) if a not in axis])
-    return told if axis == () else None
+def declared_across_slices(axis: tuple[int, ...], declared: Any) -> Any:
+    """What is declared of an array with one value a slice; None for nothing."""
+    if isinstance(declared, PartitionSpec):
+        return _dims(declared, [a for a in range(len(declared)) if a not in axis])
+    return declared if axis == () else None
 
 
 def axes_size(axes: Axes) -> int:
-    """On how many devices there is a part."""
+    """Over how many devices a leaf is spread that is split over these axes."""
     size = 1
     for name in axes:
         size *= lax.axis_size(name)
@@ -150,7 +153,7 @@ def axes_size(axes: Axes) -> int:
 
 
 def check_reduced(path: Any, leaf: Any) -> None:
-    """Raise if a sum over devices is still to be done, of which this is a part."""
+    """Raise if a leaf is still to be summed over devices."""
     # By type alone: a NumPy leaf is not to be copied for it.
     kind = jax.typeof(leaf)
     axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
@@ -163,14 +166,14 @@ def check_reduced(path: Any, leaf: Any) -> None:
         )
 
 
-def check_alike(name: str, value: Any, leaf: jax.Array) -> None:
+def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
     """Raise if a threshold is another one on devices that share a norm."""
     apart = _apart(value, leaf)
     if apart:
         raise ValueError(
             f"{name} varies over the mesh axes {apart}, whose devices share a norm:"
             " each would clip to its own. Make it one, as by jax.lax.pmean; or clip"
-            " each device's part by itself, with axis_name=()."
+            " what each device has by itself, with axis_name=()."
         )
 
 
@@ -188,13 +191,15 @@ def _apart(value: Any, other: jax.Array) -> Axes:
     return tuple(sorted(_varying(value) - _varying(other), key=str))
 
 
-def _is_one(told: Any) -> bool:
+def _is_one(declared: Any) -> bool:
     """Whether this is for a leaf, not a tree of such."""
-    if told is None or isinstance(told, PartitionSpec):
+    if declared is None or isinstance(declared, PartitionSpec):
         return True
-    if isinstance(told, tuple):
-        return all(_is_name(name) for name in told) and not hasattr(told, "_fields")
-    return _is_name(told)
+    if isinstance(declared, tuple):
+        return all(_is_name(name) for name in declared) and not hasattr(
+            declared, "_fields"
+        )
+    return _is_name(declared)
 
 
 def _is_name(value: Any) -> bool:

@@ -23,10 +23,10 @@ MANY = 4
 
 
 @jax.tree_util.register_pytree_node_class
-class Rows:
+class Batched:
     """A list of pytrees of arrays, of which those that hold one number are stacked.
 
-    Those of one type, that is, for which `told` says the same, if they are `MANY`.
+    Those of one type, that is, for which `declared` says the same, if they are `MANY`.
 
     Attributes:
       indices: for each row which entries of the list it holds.
@@ -36,15 +36,15 @@ class Rows:
     indices: tuple[tuple[int, ...], ...]
     values: list[Any]
 
-    def __init__(self, entries: list[Any], told: Sequence[Any] = ()) -> None:
-        alike: dict[Any, list[int]] = {}
+    def __init__(self, entries: list[Any], declared: Sequence[Any] = ()) -> None:
+        by_type: dict[Any, list[int]] = {}
         for i, entry in enumerate(entries):
             kind = _kind(entry)
-            key = i if kind is None else (kind, told[i] if told else None)
-            alike.setdefault(key, []).append(i)
+            key = i if kind is None else (kind, declared[i] if declared else None)
+            by_type.setdefault(key, []).append(i)
         self.indices = tuple(
             row
-            for index in alike.values()
+            for index in by_type.values()
             for row in ([tuple(index)] if len(index) >= MANY else [(i,) for i in index])
         )
         self.values = self._stacked(entries)
@@ -54,20 +54,23 @@ class Rows:
         cls,
         runs: dict[tuple[int, ...], jax.Array],
         rest: dict[int, jax.Array],
-        told: Sequence[Any],
-    ) -> Rows:
+        declared: Sequence[Any],
+    ) -> Batched:
         """Rows of runs of entries, each a vector already, and of other entries."""
-        others, places = cls(list(rest.values()), [told[i] for i in rest]), list(rest)
+        others, places = (
+            cls(list(rest.values()), [declared[i] for i in rest]),
+            list(rest),
+        )
         found = dict(runs)
         for index, value in zip(others.indices, others.values, strict=True):
             found[tuple(places[i] for i in index)] = value
-        alike: dict[Any, list[tuple[int, ...]]] = {}
+        by_type: dict[Any, list[tuple[int, ...]]] = {}
         for run, value in found.items():
             kind = _kind(value if len(run) == 1 else value[0])
-            key = run if kind is None else (kind, told[run[0]])
-            alike.setdefault(key, []).append(run)
+            key = run if kind is None else (kind, declared[run[0]])
+            by_type.setdefault(key, []).append(run)
         rows: list[list[tuple[int, ...]]] = []
-        for row in alike.values():
+        for row in by_type.values():
             # Numbers that are not stacked yet are too few for that.
             is_stacked = any(len(run) > 1 for run in row)
             rows.extend([row] if is_stacked else [[run] for run in row])
@@ -75,18 +78,18 @@ class Rows:
         values = [_concatenated({run: found[run] for run in row}) for row in rows]
         return cls.tree_unflatten(tuple(indices), values)
 
-    def with_values(self, values: list[Any]) -> Rows:
-        """Other values, stacked already, in the rows of these."""
+    def with_values(self, values: list[Any]) -> Batched:
+        """Other values, stacked already, in the order of these."""
         return self.tree_unflatten(self.indices, values)
 
-    def with_entries(self, entries: list[Any]) -> Rows:
+    def with_entries(self, entries: list[Any]) -> Batched:
         """Other entries, stacked as these are."""
         return self.with_values(self._stacked(entries))
 
-    def map(self, function: Callable[..., Any], *others: Rows) -> Rows:
+    def map(self, function: Callable[..., Any], *others: Batched) -> Batched:
         """What `function` returns for each entry, and those of others like these."""
         if any(other.indices != self.indices for other in others):
-            raise ValueError("These rows are not of the same entries.")
+            raise ValueError("These are not of the same entries.")
         columns = [self.values, *(other.values for other in others)]
         asked = zip(self.indices, *columns, strict=True)
         return self.with_values(
@@ -119,11 +122,11 @@ class Rows:
         return self.values, self.indices
 
     @classmethod
-    def tree_unflatten(cls, indices: Any, values: Any) -> Rows:
+    def tree_unflatten(cls, indices: Any, values: Any) -> Batched:
         """For jax."""
-        rows = object.__new__(cls)
-        rows.indices, rows.values = indices, list(values)
-        return rows
+        batched = object.__new__(cls)
+        batched.indices, batched.values = indices, list(values)
+        return batched
 
     def _stacked(self, entries: list[Any]) -> list[Any]:
         return [_stacked([entries[i] for i in index]) for index in self.indices]
@@ -139,7 +142,9 @@ def each(
     """
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
-    found = Rows(list(zip(*columns, strict=True))).map(lambda entry: function(*entry))
+    found = Batched(list(zip(*columns, strict=True))).map(
+        lambda entry: function(*entry)
+    )
     return treedef.unflatten(found.entries(as_slices=as_slices))
 
 

@@ -32,11 +32,11 @@ class Flat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class Wrapped:
     """A leaf as scopes are shown it, where there is more to it than one array.
 
-    `axis_name` is what was told of the leaf, None if nothing; `matrix` the BCOO matrix
-    whose data the leaf is.
+    `axis_name` is what was declared of the leaf, None if nothing; `matrix` the BCOO
+    matrix whose data the leaf is.
     """
 
     leaf: Any
@@ -60,25 +60,25 @@ class Held:
         return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
 
 
-def hold(leaf: Any, axis_name: Any = None, matrix: Any = None) -> Any:
+def wrap(leaf: Any, axis_name: Any = None, matrix: Any = None) -> Any:
     plain = axis_name is None and matrix is None
-    return leaf if plain else Held(leaf, axis_name, matrix)
+    return leaf if plain else Wrapped(leaf, axis_name, matrix)
 
 
 def unwrap(leaf: Any) -> Any:
-    return leaf.leaf if isinstance(leaf, Held) else leaf
+    return leaf.leaf if isinstance(leaf, Wrapped) else leaf
 
 
 def axis_name_of(leaf: Any) -> Any:
-    return leaf.axis_name if isinstance(leaf, Held) else None
+    return leaf.axis_name if isinstance(leaf, Wrapped) else None
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    return leaf.shape if isinstance(leaf, Held) else jnp.shape(leaf)
+    return leaf.shape if isinstance(leaf, Wrapped) else jnp.shape(leaf)
 
 
 def matrix_of(leaf: Any) -> Any:
-    return leaf.matrix if isinstance(leaf, Held) else None
+    return leaf.matrix if isinstance(leaf, Wrapped) else None
 
 
 def is_sparse(leaf: Any) -> bool:

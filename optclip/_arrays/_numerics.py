@@ -55,7 +55,7 @@ def power(x: jax.Array, exponent: Any) -> jax.Array:
     return select(live, found, jnp.zeros_like(x))
 
 
-def share(x: jax.Array, peak: jax.Array) -> jax.Array:
+def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:
     """`x / peak` for what is at most the peak, 0 where that is 0."""
     # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
     shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))

@@ -138,8 +138,10 @@ def _differences(prefix: Any, tree: Any, is_leaf: Any) -> str:
     there = _leaves.flatten(tree).paths
     lacking = [p for p in there if not any(p[: len(g)] == g for g in given)]
     unknown = [g for g in given if not any(p[: len(g)] == g for p in there)]
-    told = (("It lacks", lacking), ("It has the unknown", unknown))
-    return "".join(f" {what} {_listed(paths)}." for what, paths in told if any(paths))
+    declared = (("It lacks", lacking), ("It has the unknown", unknown))
+    return "".join(
+        f" {what} {_listed(paths)}." for what, paths in declared if any(paths)
+    )
 
 
 def _listed(paths: list[Any]) -> str:

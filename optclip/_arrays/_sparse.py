@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
 
-def opened(leaf: Any, axis_name: Any = None) -> Any:
+def unwrapped(leaf: Any, axis_name: Any = None) -> Any:
     """A leaf as a clip has it: of a BCOO matrix its data, duplicates summed."""
     if not _leaves.is_sparse(leaf):
-        return _leaves.hold(leaf, axis_name)
+        return _leaves.wrap(leaf, axis_name)
     mat = summed(leaf)
-    return _leaves.hold(mat.data, axis_name, mat)
+    return _leaves.wrap(mat.data, axis_name, mat)
 
 
 def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
     return jnp.where(lost, jnp.where(summed < 0, -largest, largest), data)
 
 
-def closed(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
+def wrapped(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
     """The matrix with its data clipped; where it is to be `kept`, as it came."""
     data = _placement.placed_as(data, original.data)
     indices = _placement.placed_as(mat.indices, original.indices)

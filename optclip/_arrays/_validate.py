@@ -88,7 +88,7 @@ def plain(name: str, value: Any, *, above: bool = False) -> None:
         raise ValueError(f"{given} is out of range. Give {wanted}.")
 
 
-def share(name: str, value: Any) -> None:
+def fraction(name: str, value: Any) -> None:
     """Raise unless `value` is one real number from 0 to 1."""
     plain(name, value)
     known = concrete(value)
@@ -158,7 +158,7 @@ def ordered(lower: Any, upper: Any) -> None:
 
 
 def _pairs(lower: Any, upper: Any) -> list[tuple[Any, Any]]:
-    """Bounds that meet in a leaf; none if that cannot be told without the leaves."""
+    """Bounds that meet in a leaf; none if only the leaves would show that."""
     (lows, low_def), (highs, high_def) = (
         jax.tree.flatten(bound, is_leaf=lambda x: x is None) for bound in (lower, upper)
     )

@@ -31,8 +31,8 @@ Axis = tuple[int, ...] | None
 Reduce = Callable[[jax.Array, Axis], jax.Array]
 
 
-def is_carried(x: jax.Array) -> bool:
-    """Whether errors are carried: XLA would gather an array split over devices."""
+def is_compensated(x: jax.Array) -> bool:
+    """Whether sums are compensated: XLA would gather an array that is sharded."""
     return _leaves.size_of(x) < ADDED_IN_PARTS and not may_be_split(x)
 
 
@@ -41,8 +41,8 @@ def may_be_split(x: jax.Array) -> bool:
     return any(kind != AxisType.Manual for kind in types)
 
 
-def carried_sum(x: jax.Array, axis: Axis) -> jax.Array:
-    """The sum, each rounding error carried along."""
+def compensated_sum(x: jax.Array, axis: Axis) -> jax.Array:
+    """The sum, compensated: rounding errors are summed as well, and added."""
     dims = tuple(range(x.ndim)) if axis is None else axis
     zero = jnp.zeros((), x.dtype)
     sums, lost = lax.reduce((x, jnp.zeros_like(x)), (zero, zero), _two_sum, dims)
@@ -64,7 +64,7 @@ def _two_sum(
 def is_row(x: jax.Array) -> bool:
     """Whether an array like this may be a row, many of them given."""
     is_small = _leaves.size_of(x) <= _NARROW
-    return is_carried(x) and (x.dtype.itemsize >= 4 or is_small)
+    return is_compensated(x) and (x.dtype.itemsize >= 4 or is_small)
 
 
 def each_reduced(
@@ -164,11 +164,11 @@ def barrier(values: list[Any]) -> list[Any]:
 
     One `optimization_barrier` would make all vary over the axes that any varies over.
     """
-    alike: dict[Any, list[int]] = {}
+    by_type: dict[Any, list[int]] = {}
     for i, x in enumerate(values):
-        alike.setdefault(jax.typeof(x).manual_axis_type, []).append(i)
+        by_type.setdefault(jax.typeof(x).manual_axis_type, []).append(i)
     out = list(values)
-    for indices in alike.values():
+    for indices in by_type.values():
         passed = lax.optimization_barrier([values[i] for i in indices])
         for i, x in zip(indices, passed, strict=True):
             out[i] = x

@@ -23,9 +23,9 @@ from optclip._arrays import (
     _validate,
     _xla,
 )
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._clip import _nonfinite, _scale
-from optclip._clip._layout import Opened, opened_by
+from optclip._clip._layout import Layout, layout_of
 from optclip.norms import Block, Norm, _measure
 from optclip.norms._roots import LEAST
 from optclip.responses import Response
@@ -60,21 +60,21 @@ class Clip(abc.ABC):
     axis_name: Any = None
 
     @abc.abstractmethod
-    def fit(self, name: str, values: list[Any], measured: Rows) -> Any:
+    def fit(self, name: str, values: list[Any], measured: Batched) -> Any:
         """The threshold of each block, at least 0, checked to fit its norm."""
 
     @abc.abstractmethod
-    def spread(self, limits: Any, measured: Rows) -> Rows:
+    def spread(self, limits: Any, measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
 
     @abc.abstractmethod
-    def apply(self, opened: Opened, measured: Rows, limits: Any) -> tuple[Any, Any]:
+    def apply(self, layout: Layout, measured: Batched, limits: Any) -> tuple[Any, Any]:
         """The clipped tree, and the coefficient of each block."""
 
     @abc.abstractmethod
     def recorded(
-        self, measured: Rows, limits: Any, coefficients: Any
-    ) -> tuple[Rows, Rows]:
+        self, measured: Batched, limits: Any, coefficients: Any
+    ) -> tuple[Batched, Batched]:
         """The threshold and the coefficient of each norm, for the record."""
 
     def __post_init__(self) -> None:
@@ -100,36 +100,36 @@ class Clip(abc.ABC):
         return self if now is self.response else dataclasses.replace(self, response=now)
 
     def at_init(self) -> "Clip":
-        """The same, told nothing of mapped axes unless their types are known here."""
+        """The same, with no mapped axes declared unless their types are known here."""
         if _axis_names.is_typed_here():
             return self
         return dataclasses.replace(self, axis_name=())
 
-    def open(self, tree: Any) -> Opened:
+    def layout(self, tree: Any) -> Layout:
         """Which leaves are measured, which are scaled, and by whose norm."""
         masks = self.norm_mask, self.clip_mask
-        return opened_by(self.scope, tree, *masks, self.axis_name)
+        return layout_of(self.scope, tree, *masks, self.axis_name)
 
-    def measure(self, opened: Opened, *, guarded: bool = True) -> Rows:
+    def measure(self, layout: Layout, *, guarded: bool = True) -> Batched:
         """The norm of each block, short of the entries that the policy drops."""
-        blocks = opened.blocks
+        blocks = layout.blocks
         if self.nonfinite == "drop":
             blocks = [_each(_nonfinite.dropped, block) for block in blocks]
-        return _measure.measure_rows(blocks, self.norm, guarded=guarded)
+        return _measure.measure_batched(blocks, self.norm, guarded=guarded)
 
-    def bad(self, opened: Opened, measured: Rows) -> Rows:
-        """Whether each block held an entry, or has a norm, that is not finite."""
+    def bad(self, layout: Layout, measured: Batched) -> Batched:
+        """Whether each block has an entry, or a norm, that is not finite."""
         bad = measured.map(lambda norm: ~jnp.isfinite(norm))
         if self.nonfinite != "drop":
             return bad
-        flags = [_each(_nonfinite.flags, block) for block in opened.blocks]
-        found = _measure.measure_rows(flags, norms.INF).map(lambda norm: norm > 0)
-        # As rows of other arrays, these need not be rows like those.
+        flags = [_each(_nonfinite.flags, block) for block in layout.blocks]
+        found = _measure.measure_batched(flags, norms.INF).map(lambda norm: norm > 0)
+        # Of other arrays, these need not be batched as those are.
         return bad.map(jnp.logical_or, measured.with_entries(found.entries()))
 
-    def check_spans(self, opened: Opened) -> None:
+    def check_spans(self, layout: Layout) -> None:
         """Raise unless what slices have in common can be known on all devices."""
-        slices = [block for block in opened.blocks if block.axis is not None]
+        slices = [block for block in layout.blocks if block.axis is not None]
         if any(_leaves.axis_name_of(block.leaves[0]) != () for block in slices):
             _axis_names.check_all_known()
 
@@ -154,7 +154,7 @@ class Clip(abc.ABC):
         # Below the band nothing is done; in it and above, down to its lower edge.
         return jnp.where((outer == 1) & ~jnp.isnan(inner), outer, inner)
 
-    def coefficients(self, measured: Rows, limits: Rows) -> Rows:
+    def coefficients(self, measured: Batched, limits: Batched) -> Batched:
         if is_ours(self.response):
             return measured.map(self.respond, limits)
         # One that is not may want to see numbers, one by one.
@@ -164,26 +164,26 @@ class Clip(abc.ABC):
     def keep(self, tree: Any, thresholds: Any) -> Any:
         """The norms that the response would leave of those of a tree."""
         leaves, treedef = jax.tree.flatten(tree)
-        measured = Rows(leaves)
+        measured = Batched(leaves)
         limits = self.fit("threshold", treedef.flatten_up_to(thresholds), measured)
         kept = measured.map(
             jnp.multiply, self.coefficients(measured, self.spread(limits, measured))
         )
         return treedef.unflatten(kept.entries(as_slices=True))
 
-    def check(self, opened: Opened) -> None:
+    def check(self, layout: Layout) -> None:
         """Raise if the policy says so, or if devices would answer differently."""
         if self.nonfinite == "raise":
-            paths = [opened.flat.paths[i] for i in opened.seen]
-            _nonfinite.check(paths, [opened.arrays[i] for i in opened.seen])
+            paths = [layout.flat.paths[i] for i in layout.seen]
+            _nonfinite.check(paths, [layout.arrays[i] for i in layout.seen])
         if compares(self.response):
-            self.check_spans(opened)
+            self.check_spans(layout)
 
 
 class ScalingClip(Clip):
     """Each leaf times the coefficient of its block."""
 
-    def fit(self, name: str, values: list[Any], measured: Rows) -> Rows:
+    def fit(self, name: str, values: list[Any], measured: Batched) -> Batched:
         """The threshold of each block in the dtype and shape of its norm, at least 0.
 
         Raises:
@@ -209,8 +209,8 @@ class ScalingClip(Clip):
         if is_known:
             limit = _scale.at_least(self._least(norm.dtype), limit)
         limit = jnp.asarray(limit)
-        _axis_names.check_alike(name, limit, norm)
-        _axis_names.check_alike("eps", jnp.asarray(self.eps), norm)
+        _axis_names.check_replicated(name, limit, norm)
+        _axis_names.check_replicated("eps", jnp.asarray(self.eps), norm)
         _validate.broadcasts(name, limit.shape, norm.shape)
         return _numerics.spread(limit, norm), is_known
 
@@ -218,44 +218,46 @@ class ScalingClip(Clip):
         """A smaller threshold counts as 0."""
         return (_LEAST_STRICT if self.strict else LEAST)[jnp.dtype(dtype).name]
 
-    def spread(self, limits: Rows, measured: Rows) -> Rows:
+    def spread(self, limits: Batched, measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
         del measured
         return limits
 
-    def apply(self, opened: Opened, measured: Rows, limits: Rows) -> tuple[Any, Rows]:
+    def apply(
+        self, layout: Layout, measured: Batched, limits: Batched
+    ) -> tuple[Any, Batched]:
         """The clipped tree, and the coefficient of each block."""
-        self.check(opened)
-        # Of slices held: XLA on CPU computes them anew for each element otherwise.
+        self.check(layout)
+        # Materialized of slices, or XLA on CPU computes them anew for each element.
         found = self.coefficients(measured, limits).map(
             lambda k: _xla.materialized(k) if k.ndim else k
         )
         coefficients, limit_of = found.entries(), limits.entries()
-        owned = dict(opened.owned())
-        arrays = {i: jnp.asarray(opened.arrays[i]) for i in owned}
+        owned = dict(layout.owned())
+        arrays = {i: jnp.asarray(layout.arrays[i]) for i in owned}
         out = {}
         for i, x in _xla.read_again(arrays, owned).items():
             block = owned[i]
-            out[i] = self._scaled(opened, i, x, coefficients[block], limit_of[block])
-        return opened.rebuild(out), found
+            out[i] = self._scaled(layout, i, x, coefficients[block], limit_of[block])
+        return layout.rebuild(out), found
 
     def recorded(
-        self, measured: Rows, limits: Rows, coefficients: Rows
-    ) -> tuple[Rows, Rows]:
+        self, measured: Batched, limits: Batched, coefficients: Batched
+    ) -> tuple[Batched, Batched]:
         """The threshold and the coefficient of each norm, for the record."""
         del measured
         return limits, coefficients
 
     def _scaled(
         self,
-        opened: Opened,
+        layout: Layout,
         i: int,
         x: jax.Array,
         coefficient: jax.Array,
         limit: jax.Array,
     ) -> Any:
         how = {"strict": self.strict, "policy": self.nonfinite}
-        original, matrix = opened.leaves[i], opened.matrices.get(i)
+        original, matrix = layout.leaves[i], layout.matrices.get(i)
         if matrix is None:
             shown = _nonfinite.dropped(x) if self.nonfinite == "drop" else x
             return _scale.settled(x, shown, coefficient, limit, x, **how)
@@ -271,12 +273,12 @@ class ScalingClip(Clip):
         kept = jnp.all(coefficient == 1)
         if self.nonfinite == "drop":
             kept = jnp.all(jnp.isinf(limit)) | (kept & jnp.all(shown == x))
-        return _sparse.closed(kept, original, matrix, out)
+        return _sparse.wrapped(kept, original, matrix, out)
 
 
 def _each(function: Any, block: Block) -> Block:
     leaves = [
-        _leaves.hold(
+        _leaves.wrap(
             function(_leaves.unwrap(x)), _leaves.axis_name_of(x), _leaves.matrix_of(x)
         )
         for x in block.leaves

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._clip import _scale
 from optclip._clip._clip import Clip
-from optclip._clip._layout import Opened
+from optclip._clip._layout import Layout
 from optclip.responses import Hard
 
 
@@ -70,7 +70,7 @@ class ElementClip(Clip):
     the leaf, and the norms are not looked at.
     """
 
-    def fit(self, name: str, values: list[Any], measured: Rows) -> list[jax.Array]:
+    def fit(self, name: str, values: list[Any], measured: Batched) -> list[jax.Array]:
         """Each threshold, at least 0, as it was given.
 
         Raises:
@@ -85,46 +85,46 @@ class ElementClip(Clip):
         _validate.broadcasts(name, jnp.shape(value), norm.shape)
         limit = _scale.as_limit(value, norm.dtype, towards_zero=self.strict)
         limit = jnp.asarray(_scale.at_least(0.0, limit))
-        _axis_names.check_alike(name, limit, norm)
-        _axis_names.check_alike("eps", jnp.asarray(self.eps), norm)
+        _axis_names.check_replicated(name, limit, norm)
+        _axis_names.check_replicated("eps", jnp.asarray(self.eps), norm)
         return limit
 
-    def spread(self, limits: list[jax.Array], measured: Rows) -> Rows:
+    def spread(self, limits: list[jax.Array], measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
         pairs = zip(limits, measured.entries(), strict=True)
         return measured.with_entries([_numerics.spread(*pair) for pair in pairs])
 
     def apply(
-        self, opened: Opened, measured: Any, limits: list[Any]
+        self, layout: Layout, measured: Any, limits: list[Any]
     ) -> tuple[Any, list[jax.Array]]:
         """The clipped tree, and for each leaf by what each element shrank.
 
         A limit is a threshold as `fit` returns it, or `Limits`.
         """
         del measured
-        self.check(opened)
+        self.check(layout)
         out = {}
-        shrunk = [jnp.ones(()) for _ in opened.blocks]
-        for i, block in opened.owned():
-            out[i], shrunk[block] = self._bounded(opened, i, limits[block])
-        return opened.rebuild(out), shrunk
+        shrunk = [jnp.ones(()) for _ in layout.blocks]
+        for i, block in layout.owned():
+            out[i], shrunk[block] = self._bounded(layout, i, limits[block])
+        return layout.rebuild(out), shrunk
 
     def recorded(
-        self, measured: Rows, limits: list[Any], coefficients: list[jax.Array]
-    ) -> tuple[Rows, Rows]:
+        self, measured: Batched, limits: list[Any], coefficients: list[jax.Array]
+    ) -> tuple[Batched, Batched]:
         """For the record the least threshold of each leaf: each may have any shape."""
         least = [jnp.min(_nearer(limit), initial=jnp.inf) for limit in limits]
         shapes = [norm.shape for norm in measured.entries()]
         spread = map(jnp.broadcast_to, coefficients, shapes)
         return measured.with_entries(least), measured.with_entries(list(spread))
 
-    def _bounded(self, opened, i, limit):
-        x = jnp.asarray(opened.arrays[i])
+    def _bounded(self, layout, i, limit):
+        x = jnp.asarray(layout.arrays[i])
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
-        path = _leaves.path_str(opened.flat.paths[i])
+        path = _leaves.path_str(layout.flat.paths[i])
         for which, bound in (("lower", lower), ("upper", upper)):
-            _axis_names.check_alike(which, bound, x)
-            if i in opened.matrices and jnp.ndim(bound):
+            _axis_names.check_replicated(which, bound, x)
+            if i in layout.matrices and jnp.ndim(bound):
                 raise ValueError(
                     f"The bound of the BCOO leaf '{path}' is an array of shape"
                     f" {jnp.shape(bound)}. Give a number, or a rule that gives one, or"
@@ -132,16 +132,16 @@ class ElementClip(Clip):
                 )
         cleaned = self.nonfinite in ("zero", "drop")
         out, shrunk = bounded(
-            f"the leaf '{path}'", x, lower, upper, self.response, opened.like(i),
+            f"the leaf '{path}'", x, lower, upper, self.response, layout.like(i),
             strict=self.strict, cleaned=cleaned,
         )  # fmt: skip
-        if i not in opened.matrices:
+        if i not in layout.matrices:
             return out, shrunk
         kept = jnp.all(shrunk == 1)
         if cleaned:
             off = jnp.isinf(lower) & jnp.isinf(upper)
             kept &= off | jnp.all(jnp.isfinite(x))
-        out = _sparse.closed(kept, opened.leaves[i], opened.matrices[i], out)
+        out = _sparse.wrapped(kept, layout.leaves[i], layout.matrices[i], out)
         return out, shrunk
 
 

@@ -9,7 +9,7 @@ from optclip.norms import Block
 from optclip.scopes._scope import Scope, blocks_of, owners_of
 
 
-class Opened(NamedTuple):
+class Layout(NamedTuple):
     """A tree laid out for a clip: blocks to measure, and each leaf's block.
 
     `leaves` are those of the tree, `arrays` what the clip has for them. `owner` is the
@@ -46,19 +46,19 @@ class Opened(NamedTuple):
         return [(i, block) for i, block in enumerate(self.owner) if block is not None]
 
 
-def opened_by(
+def layout_of(
     scope: Scope, tree: Any, norm_mask: Any, clip_mask: Any, axis_name: Any
-) -> Opened:
+) -> Layout:
     """Which leaves are measured, which are scaled, and by whose norm."""
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     # This one first: a leaf clip has one mask for both, which users know as this.
     scaled = _prefix.spread_mask("clip_mask", clip_mask, tree)
     counted = _prefix.spread_mask("norm_mask", norm_mask, tree)
-    told = _axis_names.by_leaf(axis_name, tree)
+    declared = _axis_names.by_leaf(axis_name, tree)
     shown = [
-        _sparse.opened(x, name) if is_live else None
-        for x, name, is_live in zip(flat.leaves, told, live, strict=True)
+        _sparse.unwrapped(x, name) if is_live else None
+        for x, name, is_live in zip(flat.leaves, declared, live, strict=True)
     ]
     shown = _each_its_own(shown)
     measured_tree = flat.rebuild(_where(counted, shown))
@@ -77,16 +77,16 @@ def opened_by(
         _axis_names.check_reduced(flat.paths[i], arrays[i])
     matrices = {i: _leaves.matrix_of(x) for i, x in enumerate(shown)}
     matrices = {i: matrix for i, matrix in matrices.items() if matrix is not None}
-    return Opened(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)
+    return Layout(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)
 
 
 def _each_its_own(shown: list[Any]) -> list[Any]:
-    """The leaves, an array that stands at two paths as two that can be told apart."""
+    """The leaves, an array that stands at two paths as two of their own."""
     known: set[int] = set()
     out = list(shown)
     for i, x in enumerate(shown):
         if x is not None and id(x) in known:
-            out[i] = _leaves.Held(_leaves.unwrap(x), _leaves.axis_name_of(x))
+            out[i] = _leaves.Wrapped(_leaves.unwrap(x), _leaves.axis_name_of(x))
         known.add(id(x))
     return out
 

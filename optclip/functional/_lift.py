@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from optclip._arrays import _prefix, _validate
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._clip._clip import Clip
 
 
@@ -14,11 +14,11 @@ def run(
     tree: Any,
     name: str,
     threshold: Any,
-    in_hand: Rows | None = None,
+    known: Batched | None = None,
 ) -> tuple[Any, Any]:
     """The clipped tree and its norms, in the structure of the scope.
 
-    `name` is what the user calls the threshold; `in_hand` are norms not to compute.
+    `name` is what the user calls the threshold; `known` are norms not to compute.
     """
     if threshold is None:
         raise TypeError(
@@ -27,10 +27,10 @@ def run(
         )
     for value in jax.tree.leaves(threshold):
         _validate.number(name, value)
-    opened = clip.open(tree)
-    measured = clip.measure(opened) if in_hand is None else in_hand
-    found = opened.tree(measured.entries())
+    layout = clip.layout(tree)
+    measured = clip.measure(layout) if known is None else known
+    found = layout.tree(measured.entries())
     spread = _prefix.fill(name, threshold, found)
-    limits = clip.fit(name, opened.entries(spread), measured)
-    clipped, _ = clip.apply(opened, measured, limits)
+    limits = clip.fit(name, layout.entries(spread), measured)
+    clipped, _ = clip.apply(layout, measured, limits)
     return clipped, found

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from optclip import responses, scopes
 from optclip._arrays import _leaves, _validate
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._clip._clip import ScalingClip
 from optclip.functional._lift import run
 from optclip.norms import _roots
@@ -52,7 +52,7 @@ def global_norm(
         scopes.TREE, of_order(ord), responses.Hard(),
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
-    return clip.measure(clip.open(tree)).entries()[0]
+    return clip.measure(clip.layout(tree)).entries()[0]
 
 
 def clip_by_group_norm(
@@ -121,7 +121,7 @@ def clip_by_global_norm(
     Args:
       tree: any pytree of arrays.
       max_norm: c, a scalar.
-      norm: the norm, if it is in hand already; it is then not computed. One that reads
+      norm: the norm, if you have it already; it is then not computed. One that reads
         inf counts as not finite: leave it out if only its squares overflowed.
       ord: p of the norm, any number above 0 or inf; None is 2.
       eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
@@ -180,7 +180,7 @@ def clip_by_global_norm(
     given = given.astype(
         _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
     )
-    known = Rows([_roots.large_enough(given)])
+    known = Batched([_roots.large_enough(given)])
     return run(clip, tree, "max_norm", max_norm, known)
 
 

@@ -57,9 +57,9 @@ def clip_by_value(
         for value in jax.tree.leaves(bound):
             _validate.number(name, value, negative=True)
     _validate.ordered(lower, upper)
-    opened = clip.open(tree)
-    index = opened.tree(list(range(len(opened.blocks))))
+    layout = clip.layout(tree)
+    index = layout.tree(list(range(len(layout.blocks))))
     low = _prefix.fill("lower", lower, index, none=-jnp.inf)
     high = _prefix.fill("upper", upper, index)
-    pairs = zip(opened.entries(low), opened.entries(high), strict=True)
-    return clip.apply(opened, [], [Limits(a, b) for a, b in pairs])[0]
+    pairs = zip(layout.entries(low), layout.entries(high), strict=True)
+    return clip.apply(layout, [], [Limits(a, b) for a, b in pairs])[0]

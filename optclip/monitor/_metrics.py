@@ -34,12 +34,12 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       ``clip/coefficient`` float32, what the updates were multiplied by; of the tree
                            and of groups, norm * coefficient is the norm after, if
                            both are numbers that float32 has
-      ``clip/rate``        float32, the share of all steps so far that were clipped; a
-                           norm zeroed or made NaN by `nonfinite=` is not counted,
+      ``clip/rate``        float32, the fraction of all steps so far that were clipped;
+                           a norm zeroed or made NaN by `nonfinite=` is not counted,
                            and steps of a rule's warm-up are among all steps
       ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry
                            in the norm
-      ``clip/fraction``    float32, leaf, axis and element scope only: the share of
+      ``clip/fraction``    float32, leaf, axis and element scope only: the fraction of
                            norms that were past their threshold in the last step
       ==================== ===========================================================
 
@@ -122,13 +122,13 @@ def is_metric(key: str) -> bool:
     return any(part in _FIELDS for part in str(key).split("/")[1:])
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """In whole percent; 0% is none and 100% all, whatever is rounded."""
-    rounded = f"{share:.0%}"
-    if rounded == "0%" and share > 0:
+    rounded = f"{fraction:.0%}"
+    if rounded == "0%" and fraction > 0:
         return "<1%"
     # Rates are float32: that of 1 may be the number below.
-    return ">99%" if rounded == "100%" and share < 1 - 1e-6 else rounded
+    return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
 
 
 def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:

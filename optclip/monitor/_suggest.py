@@ -20,7 +20,7 @@ class Suggestion(NamedTuple):
 
     Attributes:
       max_norm: the suggested threshold for `clip_by_global_norm`.
-      rate: the share of the steps that it would have clipped.
+      rate: the fraction of the steps that it would have clipped.
       quantiles: a dict from q to that quantile of the norms.
       steps: the number of finite norms.
       nonfinite: the number of norms that were NaN or inf, left out of all this.
@@ -68,8 +68,8 @@ def suggest(
     Args:
       norms: the norm of each step in order, an array of any shape; or what `metrics`
         returns: a list of such dicts, or one of arrays, as `jax.lax.scan` stacks them.
-      rate: the share of the steps that may be clipped, from 0 to 1.
-      skip_first: the share of the steps, at the start, that is not looked at: norms
+      rate: the fraction of the steps that may be clipped, from 0 to 1.
+      skip_first: the fraction of the steps, at the start, that is not looked at: norms
         are larger there than they will be.
 
     Returns:
@@ -91,8 +91,8 @@ def suggest(
            99% of the norms are at most 10.33
       max_norm=6.7 would have clipped 9.6% of 900 steps
     """
-    _validate.share("rate", rate)
-    _validate.share("skip_first", skip_first)
+    _validate.fraction("rate", rate)
+    _validate.fraction("skip_first", skip_first)
     every = _as_array(norms)
     found = every[int(len(every) * float(skip_first)) :]
     finite = found[np.isfinite(found)]
@@ -104,10 +104,10 @@ def suggest(
         )
     threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
-    share = float(np.mean(finite > threshold))
+    fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
     nonfinite = len(found) - len(finite)
-    return Suggestion(threshold, share, quantiles, len(finite), nonfinite, largest)
+    return Suggestion(threshold, fraction, quantiles, len(finite), nonfinite, largest)
 
 
 def _as_array(norms: Any) -> np.ndarray:

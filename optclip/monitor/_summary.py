@@ -25,8 +25,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
         which it is not finite, most often so first; or those of the largest `"rate"`.
 
     Returns:
-      Text. The share of a group or leaf is that of its square in the sum of squares: of
-      L2 norms, what it has of the square of the whole; behind its name is in how many
+      Text. The fraction of a group or leaf is that of its square in the sum of
+      squares: of L2 norms, what it has of the square of the whole; behind its name is in how many
       of the steps it was clipped, and in how many it was not finite, if in any. "Up to"
       is that of the one with most.
 
@@ -124,7 +124,7 @@ def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
 def _shares(
     parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
 ) -> list[str]:
-    """The first parts, each with its share."""
+    """The first parts, each with its fraction."""
     norms = np.array(columns["norm"])
     rates, nonfinite = columns["rate"], columns["nonfinite"]
     known = np.where(np.isfinite(norms), norms, 0.0)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _axis_names, _leaves, _sparse
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName
 from optclip.norms import _roots, _totals
 from optclip.norms._norm import L2, Block, Norm
@@ -40,9 +40,11 @@ def measure(
         it is needed.
     """
     _check(blocks, norm, axis_name)
-    return measure_rows(
+    return measure_batched(
         [
-            dataclasses.replace(block, leaves=[_sparse.opened(x) for x in block.leaves])
+            dataclasses.replace(
+                block, leaves=[_sparse.unwrapped(x) for x in block.leaves]
+            )
             for block in blocks
         ],
         norm,
@@ -50,32 +52,32 @@ def measure(
     ).entries()
 
 
-def measure_rows(
+def measure_batched(
     blocks: Sequence[Block],
     norm: Norm = L2,
     axis_name: AxisName | None = None,
     *,
     guarded: bool = True,
-) -> Rows:
-    """The same as rows; not `guarded`, a norm reads inf if the sum of squares does."""
+) -> Batched:
+    """The same, batched; not `guarded`, a norm reads inf if the sum of squares does."""
     arrays, parts, counts = [], [], [0] * len(blocks)
-    if axis_name is None and any(map(_is_untold, blocks)):
+    if axis_name is None and any(map(_is_undeclared, blocks)):
         _axis_names.check_known()
     for i, block in enumerate(blocks):
-        for held in block.leaves:
-            own, matrix = _leaves.axis_name_of(held), _leaves.matrix_of(held)
-            x, axis = jnp.asarray(_leaves.unwrap(held)), block.axis
+        for leaf in block.leaves:
+            own, matrix = _leaves.axis_name_of(leaf), _leaves.matrix_of(leaf)
+            x, axis = jnp.asarray(_leaves.unwrap(leaf)), block.axis
             if matrix is not None and axis is not None:
                 axis = _sparse.axes_in_data(matrix, axis)
-            count = _count(_leaves.shape_of(held), block.axis)
+            count = _count(_leaves.shape_of(leaf), block.axis)
             own = axis_name if own is None else own
             split = _axis_names.split_axes_of_slices(
-                x, _leaves.shape_of(held), block.axis, own
+                x, _leaves.shape_of(leaf), block.axis, own
             )
             if norm.per_count and split and matrix is not None:
                 _refuse_to_count(split)
             arrays.append(x)
-            parts.append(_totals.Part(i, axis, split))
+            parts.append(_totals.Member(i, axis, split))
             counts[i] += count * _axis_names.axes_size(split)
     # The norm of single elements is the modulus, whatever its order.
     elements = all(part.axis == () for part in parts)
@@ -84,7 +86,7 @@ def measure_rows(
         dtype=_accumulator(arrays),
         parts=tuple(parts),
         num_blocks=len(blocks),
-        told=tuple(map(told_across, blocks)),
+        declared=tuple(map(declared_across, blocks)),
         guarded=guarded,
     )
     found = _roots.roots(arrays, plan)
@@ -100,12 +102,12 @@ def _typed(number: Any, dtype: str) -> Any:
     return np.dtype(dtype).type(number) if isinstance(number, float) else number
 
 
-def told_across(block: Block) -> _axis_names.Told:
-    """Over which mapped axes the norms of a block are split, as far as is told."""
+def declared_across(block: Block) -> _axis_names.Declared:
+    """Over which mapped axes the norms of a block are split, as far as is declared."""
     if block.axis is None:
-        return _axis_names.Told()
+        return _axis_names.Declared()
     own = _leaves.axis_name_of(block.leaves[0])
-    return _axis_names.Told(_axis_names.told_across_slices(block.axis, own))
+    return _axis_names.Declared(_axis_names.declared_across_slices(block.axis, own))
 
 
 def _refuse_to_count(split: tuple[Any, ...]) -> None:
@@ -140,10 +142,10 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
 
 def _check_leaf(block: Block, leaf: Any) -> None:
     try:
-        sound = _leaves.is_clippable((), _leaves.unwrap(leaf))
+        is_valid = _leaves.is_clippable((), _leaves.unwrap(leaf))
     except TypeError:
-        sound = False
-    if not sound:
+        is_valid = False
+    if not is_valid:
         raise TypeError(
             f"A block holds {leaf!r} ({type(leaf).__name__}). Give real or complex"
             " floating-point arrays, numbers or BCOO matrices."
@@ -155,10 +157,10 @@ def _check_leaf(block: Block, leaf: Any) -> None:
         )
 
 
-def _is_untold(block: Block) -> bool:
+def _is_undeclared(block: Block) -> bool:
     """Whether a norm of this spans devices as the types of its leaves say."""
-    told = [_leaves.axis_name_of(x) is not None for x in block.leaves]
-    return block.axis != () and not all(told)
+    declared = [_leaves.axis_name_of(x) is not None for x in block.leaves]
+    return block.axis != () and not all(declared)
 
 
 def _count(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> int:

@@ -94,8 +94,8 @@ class Block:
             )
         if self.axis is None:
             return
-        sound = isinstance(self.axis, tuple) and len(self.leaves) == 1
-        if not sound or not all(type(a) is int and a >= 0 for a in self.axis):
+        is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
+        if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
             raise TypeError(
                 f"axis={self.axis!r} for {len(self.leaves)} leaves is not accepted."
                 " Give a tuple of ints counted from 0 and a single leaf, or None."

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _numerics
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import select
 from optclip.norms import _sums
-from optclip.norms._totals import SHRINK, Part, Plan, combined, totals_of
+from optclip.norms._totals import SHRINK, Member, Plan, combined, totals_of
 
 # A smaller norm counts as 0: squares of its elements are flushed to zero.
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
@@ -31,7 +31,7 @@ def large_enough(norm: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def roots(arrays: list[jax.Array], plan: Plan) -> Rows:
+def roots(arrays: list[jax.Array], plan: Plan) -> Batched:
     """The norm of each block; inf above the largest float."""
     return _compiled(arrays, plan)
 
@@ -77,8 +77,8 @@ def _direction(x, norm, ord):
     if ord == math.inf:
         tie = (live & (size == norm)).astype(size.dtype)
         return sign * tie.astype(sign.dtype), tie
-    share = jnp.where(live, _numerics.ratio(size, norm), jnp.ones_like(size))
-    return sign * (share ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
+    fraction = jnp.where(live, _numerics.ratio(size, norm), jnp.ones_like(size))
+    return sign * (fraction ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
 def _guarded(arrays, plan):
@@ -144,11 +144,11 @@ def _by_largest(arrays, plan):
         size = jnp.abs(_leaves.widen(x, plan.dtype))
         peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
         peaks.append(peak)
-        share = _numerics.share(size, peak) ** plan.ord
-        powers.append(_sums.exact_sum(share, part.axis))
+        fraction = _numerics.fraction(size, peak) ** plan.ord
+        powers.append(_sums.exact_sum(fraction, part.axis))
     peak = combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
     parts = [
-        power * _numerics.share(own, peak[part.block]) ** plan.ord
+        power * _numerics.fraction(own, peak[part.block]) ** plan.ord
         for power, own, part in zip(powers, peaks, plan.parts, strict=True)
     ]
     totals = combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
@@ -156,10 +156,10 @@ def _by_largest(arrays, plan):
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
         for t, p in zip(totals, peak, strict=True)
     ]
-    return Rows(found, plan.told)
+    return Batched(found, plan.declared)
 
 
-def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Part) -> jax.Array:
+def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Member) -> jax.Array:
     return reduce(x, axis=part.axis, keepdims=part.axis is not None)
 
 

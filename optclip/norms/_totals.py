@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _xla
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip.norms import _sums
 from optclip.norms._sums import Reduce, Scale
 
 
-class Part(NamedTuple):
+class Member(NamedTuple):
     """How one array enters its block's norm."""
 
     block: int
@@ -32,9 +32,9 @@ class Plan(NamedTuple):
 
     ord: float
     dtype: str
-    parts: tuple[Part, ...]
+    parts: tuple[Member, ...]
     num_blocks: int
-    told: tuple[_axis_names.Told, ...]
+    declared: tuple[_axis_names.Declared, ...]
     guarded: bool
 
 
@@ -43,7 +43,7 @@ SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
 
 
 class _Power(NamedTuple):
-    """The power of each element; equal to others alike, so traced once."""
+    """The power of each element; equal to others of one kind, so traced once."""
 
     ord: float
     dtype: str
@@ -73,18 +73,18 @@ def _reduction(ord: float) -> _Reduction:
     if ord == math.inf:
         each = _sums.max_over, _sums.max_over
         return _Reduction(_sums.largest, each, lax.pmax, _sums.largest_of)
-    each = _sums.sum_over, _xla.carried_sum
+    each = _sums.sum_over, _xla.compensated_sum
     return _Reduction(_sums.total, each, lax.psum, _sums.exact_sum_of)
 
 
-def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> Rows:
+def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> Batched:
     """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
     power = _Power(plan.ord, plan.dtype)
     scale = None
     if shrunk:
         scale = Scale(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))
-    at_once = _many_alike(arrays, plan)
+    at_once = _many_of_one_type(arrays, plan)
     runs = {}
     for members in at_once:
         parts = [plan.parts[m] for m in members]
@@ -101,7 +101,7 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> R
     totals = _together(arrays, plan, left, reduction, power, scale)
     known = {block for blocks in runs for block in blocks}
     rest = {i: x for i, x in enumerate(totals) if i not in known}
-    return Rows.joined(runs, rest, plan.told)
+    return Batched.joined(runs, rest, plan.declared)
 
 
 def _together(
@@ -130,7 +130,7 @@ def _together(
     return combined(reduction.across, reduction.local, values, owners, plan)
 
 
-def _many_alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
+def _many_of_one_type(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
     """Which small arrays of one type are each a block, many of them."""
     parts_of = collections.Counter(part.block for part in plan.parts)
     found: dict[Any, list[int]] = {}
@@ -138,7 +138,7 @@ def _many_alike(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
         is_whole = part.axis is None or len(part.axis) == x.ndim
         is_alone = parts_of[part.block] == 1 and is_whole and not part.split
         if is_alone and _xla.is_row(x):
-            key = jax.typeof(x), part.axis, plan.told[part.block]
+            key = jax.typeof(x), part.axis, plan.declared[part.block]
             found.setdefault(key, []).append(i)
     return [tuple(members) for members in found.values() if len(members) >= _xla.MANY]
 
@@ -147,7 +147,7 @@ def combined(
     collective: Callable[..., Any],
     local: Callable[[list[jax.Array]], jax.Array],
     found: list[jax.Array],
-    parts: list[Part],
+    parts: list[Member],
     plan: Plan,
 ) -> list[jax.Array]:
     """What was found of the parts of each block, combined; 0 of none."""

@@ -61,8 +61,8 @@ def distribution(
     limits = found.threshold[np.isfinite(found.threshold)]
     if limits.size:
         limit = float(np.median(limits))
-        share = float(np.mean(norms < limit))
-        label = f"threshold {limit:.3g}: above {percent(share)} of the norms"
+        fraction = float(np.mean(norms < limit))
+        label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
         if found.after is None:
             label = f"smallest threshold {limit:.3g}"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)

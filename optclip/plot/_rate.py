@@ -18,7 +18,7 @@ def rate(
     window: int = 100,
     ax: Axes | None = None,
 ) -> Axes:
-    """The share of steps that were clipped: so far, and among the last `window`.
+    """The fraction of steps that were clipped: so far, and among the last `window`.
 
     Args:
       history: of a run, as in `optclip.plot`; a step was clipped if its coefficient is
@@ -59,4 +59,4 @@ def rate(
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
         ax.plot(found.steps, lately, label=f"last {window} steps", **style)
     ax.set_ylim(-0.02, 1.02)
-    return _style.finish(ax, x="step", y="share of steps clipped", title=found.title)
+    return _style.finish(ax, x="step", y="fraction of steps clipped", title=found.title)

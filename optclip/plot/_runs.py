@@ -21,7 +21,7 @@ def runs(
     window: int = 25,
     ax: Axes | None = None,
 ) -> Axes:
-    """The running median of the norm before the clip, with the share of steps clipped.
+    """The running median of the norm before the clip, and how many steps were clipped.
 
     Args:
       histories: a dict from what to call a run to its history, as in `optclip.plot`.

@@ -21,7 +21,7 @@ def agc(
     axis: Callable[[str, tuple[int, ...]], Any] | None = None,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adaptive gradient clipping: each unit to a share of its own weights' norm.
+    r"""Adaptive gradient clipping: each unit to a fraction of its own weights' norm.
 
     .. math:: G_i \leftarrow \lambda \frac{\max(\|W_i\|, \epsilon)}{\|G_i\|} G_i
         \quad \text{if } \|G_i\| > \lambda \max(\|W_i\|, \epsilon)

@@ -60,7 +60,7 @@ def spam(
     Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
     Training*, 2025, arXiv:2501.06842, algorithm 1.
     """
-    _validate.share("b2", b2)
+    _validate.fraction("b2", b2)
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
@@ -168,8 +168,8 @@ def acclip(
     Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
     arXiv:1912.03194.
     """
-    _validate.share("b1", b1)
-    _validate.share("b2", b2)
+    _validate.fraction("b1", b1)
+    _validate.fraction("b2", b2)
     _validate.plain("alpha", alpha, above=True)
     refuse_behind_moments("acclip", options)
     clip = made(

@@ -84,8 +84,8 @@ def stable_adamw(
     Source: Wortsman et al., *Stable and low-precision training for large-scale
     vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
     """
-    _validate.share("b1", b1)
-    _validate.share("b2", b2)
+    _validate.fraction("b1", b1)
+    _validate.fraction("b2", b2)
     _validate.plain("eps", eps)
     _validate.plain("weight_decay", weight_decay)
     refuse_behind_moments("stable_adamw", options)
@@ -118,7 +118,7 @@ def stable_adamw(
 def clippy(
     relative: Number = 0.5, absolute: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clippy: no element of a parameter changes by more than a share of itself.
+    r"""Clippy: no element of a parameter changes by more than a fraction of itself.
 
     .. math:: \Delta \leftarrow \Delta \min\left(1, \min_i
         \frac{\lambda_{rel}|w_i| + \lambda_{abs}}{|\Delta_i|}\right)
@@ -155,8 +155,8 @@ def clippy(
     def over_allowed(seen: Seen) -> Any:
         if seen.params is None:
             raise ValueError(
-                "params=None, but clippy holds steps to a share of the parameters. Give"
-                " them: tx.update(updates, state, params)."
+                "params=None, but clippy bounds steps by a fraction of the parameters."
+                " Give them: tx.update(updates, state, params)."
             )
 
         def quotient(u: Any, w: Any) -> Any:

@@ -24,7 +24,7 @@ class Band:
         if not callable(self.low):
             _validate.plain("low", self.low)
         _validate.plain("min_norm", self.min_norm)
-        _validate.share("max_shrink", self.max_shrink)
+        _validate.fraction("max_shrink", self.max_shrink)
         _validate.number("max_growth", self.max_growth)
 
     def at(self, step: jax.Array) -> "Band":
@@ -64,8 +64,8 @@ def band(
         1 & \text{otherwise} \end{cases}
 
     Args:
-      low: the lower edge as a share of the threshold, or an optax schedule of it; above
-        1 all norms below the threshold grow.
+      low: the lower edge as a fraction of the threshold, or an optax schedule of it;
+        above 1 all norms below the threshold grow.
       min_norm: a scalar that the lower edge is never under.
       max_shrink: the smallest coefficient, from 0 to 1; above 0 the norm that is left
         may be above the threshold.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _collectives
-from optclip._arrays._numerics import ratio, share, spread
+from optclip._arrays._numerics import fraction, ratio, spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Proportional:
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """Elements past their bound to its share that they are of the largest."""
+        """Elements past their bound in proportion to the largest."""
         size = jnp.abs(x)
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
         known = jnp.where(finite, size, jnp.zeros_like(size))
-        part = share(known, _collectives.largest(known))
+        part = fraction(known, _collectives.largest(known))
         # What is infinite goes to its bound.
         part = jnp.where(finite, part, jnp.ones_like(part))
         moved = jnp.where(x < 0, -limit, limit) * part

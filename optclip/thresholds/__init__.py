@@ -12,7 +12,7 @@ rule                 threshold                             published as
 ==================== ===================================== =============================
 `constant`           a number
 `schedule`           an optax schedule of the step
-`relative_to_params` a share of the parameters' norm       AGC
+`relative_to_params` a fraction of the parameters' norm       AGC
 `quantile`           a quantile of the last norms          AutoClip
 `mean_plus_std`      mean + k deviations of the last norms Levanter
 `zscore`             the same of a running mean            ZClip

@@ -35,10 +35,10 @@ class OfGradients:
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
 
-        def sound(n: jax.Array, is_finite: jax.Array) -> jax.Array:
+        def is_valid(n: jax.Array, is_finite: jax.Array) -> jax.Array:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
-        norm = _batching.each(sound, norm, finite)
+        norm = _batching.each(is_valid, norm, finite)
         shown = seen._replace(norm=norm, finite=finite)
         threshold, new = self.rule.update(shown, memory)
         # The engine looks at the updates, in which a NaN may be hidden by now.

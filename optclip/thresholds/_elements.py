@@ -31,7 +31,7 @@ class SecondMoment:
 
     def __post_init__(self) -> None:
         _validate.plain("theta", self.theta)
-        _validate.share("decay", self.decay)
+        _validate.fraction("decay", self.decay)
         _validate.length("warmup", self.warmup, least=0)
 
     def init(self, norm: Any) -> Running:
@@ -63,7 +63,7 @@ class EmaOfMax:
     decay: Any
 
     def __post_init__(self) -> None:
-        _validate.share("decay", self.decay)
+        _validate.fraction("decay", self.decay)
 
     def init(self, norm: Any) -> Running:
         zeros = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
@@ -88,7 +88,7 @@ class Moment:
 
     def __post_init__(self) -> None:
         _validate.plain("power", self.power, above=True)
-        _validate.share("decay", self.decay)
+        _validate.fraction("decay", self.decay)
         _validate.forgets("decay", self.decay)
 
     def init(self, norm: Any) -> Any:

@@ -39,7 +39,7 @@ class Ema:
     def __post_init__(self) -> None:
         if not callable(self.ratio):
             _validate.plain("ratio", self.ratio)
-        _validate.share("decay", self.decay)
+        _validate.fraction("decay", self.decay)
         _validate.length("warmup", self.warmup, least=0)
         _validate.number("max_norm", self.max_norm)
         _validate.choice("start", self.start, _STARTS)
@@ -78,9 +78,9 @@ class Ema:
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
-            is_over = (_numerics.share(limit, peak) < total) & (norm > 0)
+            is_over = (_numerics.fraction(limit, peak) < total) & (norm > 0)
             # In this order: a factor for all could be too small a number.
-            found = limit * (_numerics.share(norm, peak) / total)
+            found = limit * (_numerics.fraction(norm, peak) / total)
             return select(is_over, found, jnp.full_like(norm, jnp.inf))
 
         return bound
@@ -105,21 +105,21 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())
-    rows = _batching.Rows(norms)
-    peaks = rows.map(lambda x: _collectives.largest(x) if x.ndim else x)
-    # Held, as below: else XLA on CPU asks all norms anew for the threshold of each.
+    batched = _batching.Batched(norms)
+    peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
+    # Materialized, as below, or XLA on CPU asks all norms anew for each threshold.
     peak = _xla.materialized(jnp.max(_joined(peaks), initial=0.0))
 
     def square(x: jax.Array) -> jax.Array:
-        found = jnp.square(_numerics.share(x, peak))
+        found = jnp.square(_numerics.fraction(x, peak))
         return _collectives.spanning(lax.psum, jnp.sum(found)) if x.ndim else found
 
-    total = _numerics.root(jnp.sum(_joined(rows.map(square))))
+    total = _numerics.root(jnp.sum(_joined(batched.map(square))))
     return peak, _xla.materialized(jnp.maximum(total, 1.0))
 
 
-def _joined(rows: _batching.Rows) -> jax.Array:
-    return jnp.concatenate([x.ravel() for x in rows.values])
+def _joined(batched: _batching.Batched) -> jax.Array:
+    return jnp.concatenate([x.ravel() for x in batched.values])
 
 
 def ema(
@@ -155,7 +155,7 @@ def ema(
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
-    warm-up            its share of `max_norm`, if the L2 norm of all is above; else inf
+    warm-up            its fraction of `max_norm` where the L2 norm of all is above, else inf
     first step         as in the warm-up; without one inf
     this step's norm   is not in the average, which it enters clipped; in the warm-up
                        the threshold is made of it

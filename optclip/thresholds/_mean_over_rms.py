@@ -32,8 +32,8 @@ class MeanOverRms:
     eps: Any
 
     def __post_init__(self) -> None:
-        _validate.share("b1", self.b1)
-        _validate.share("b2", self.b2)
+        _validate.fraction("b1", self.b1)
+        _validate.fraction("b2", self.b2)
         _validate.plain("eps", self.eps)
 
     def init(self, norm: Any) -> Averages:

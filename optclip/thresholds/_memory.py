@@ -1,4 +1,4 @@
-"""Rules at work: what they are shown, what they return and what they remember."""
+"""Rules in a step: what they are shown, what they return and what they remember."""
 
 import functools
 from collections.abc import Callable
@@ -205,7 +205,7 @@ def _once(thresholds: Any) -> Any:
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
     if not floats:
         return thresholds
-    rows = _xla.materialized(_batching.Rows(list(floats.values())))
-    held = rows.entries(as_slices=True)
-    found = dict(zip(floats, held, strict=True))
+    batched = _xla.materialized(_batching.Batched(list(floats.values())))
+    materialized = batched.entries(as_slices=True)
+    found = dict(zip(floats, materialized, strict=True))
     return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])

@@ -35,18 +35,18 @@ class RelativeToParams:
                 " them: tx.update(updates, state, params)."
             )
 
-        def share(norm: jax.Array) -> jax.Array:
+        def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
 
         # The squares of parameters are in range as long as a run is alive.
         measured = seen.measure(seen.params, guarded=False)
-        return _batching.each(share, measured), memory
+        return _batching.each(fraction, measured), memory
 
 
 def relative_to_params(
     ratio: Number = 0.01, min_norm: Number = 1e-3
 ) -> RelativeToParams:
-    r"""A share of the parameters' own norm, over the same scope.
+    r"""A fraction of the parameters' own norm, over the same scope.
 
     .. math:: c = ratio \cdot \max(\|w\|, min\_norm)
 

@@ -82,10 +82,10 @@ def taken_if(finite: Any, new: Any, old: Any) -> Any:
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
-    is_bad = _batching.Rows(flags).map(jnp.logical_not).any()
+    is_bad = _batching.Batched(flags).map(jnp.logical_not).any()
     # One answer on all devices: they keep one history.
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
-    # Held: else XLA on CPU asks all norms anew for the memory of each.
+    # Materialized, or XLA on CPU asks all norms anew for the memory of each.
     take = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
 
     def taken(n: Any, o: Any) -> jax.Array:

@@ -66,31 +66,32 @@ def _places(ring: jax.Array) -> jax.Array:
 
 
 class _Place(NamedTuple):
-    """Where a quantile lies among `known` norms in order: `share` of the way from the
-    place `low` to the next.
+    """Where a quantile lies among `known` norms in order.
+
+    It is `fraction` of the way from the place `low` to the next.
     """
 
     known: jax.Array
     low: jax.Array
-    share: jax.Array
+    fraction: jax.Array
 
 
 def _at(ring: jax.Array, place: _Place) -> jax.Array:
     """The number at a place among the known ones, for each norm."""
-    count, low, share = place
+    count, low, fraction = place
     known = _known(ring, count)
     ordered = jnp.sort(jnp.where(known, ring, jnp.full_like(ring, jnp.inf)), axis=0)
     places = _places(ring)
 
     def at(index: jax.Array) -> jax.Array:
-        # No look-up: JAX has to be told where one lies on a mesh of Explicit axes.
+        # No look-up: JAX has to know where one lies on a mesh of Explicit axes.
         here = places == jnp.broadcast_to(index, ring.shape)
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=0)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
     # Nothing is known of nothing: nothing is clipped.
     step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
-    return a + step * share
+    return a + step * fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Quantile:
     window: int
 
     def __post_init__(self) -> None:
-        _validate.share("q", self.q)
+        _validate.fraction("q", self.q)
         _validate.length("window", self.window)
 
     def init(self, norm: Any) -> History:
@@ -111,7 +112,7 @@ class Quantile:
         new = _with(memory, seen.norm, self.window)
 
         def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
-            # A bad norm is told by the policy; the threshold is that of the others.
+            # A bad norm is left to the policy; the threshold is that of the others.
             ring = jnp.where(finite[None], ring, old)
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
@@ -133,9 +134,9 @@ class Quantile:
             return _Place(count, low.astype(jnp.int32), place - low)
         # In float64, or a large step between two norms would show the rounding.
         places = float(q) * np.arange(-1, self.window).clip(0)
-        low, share = np.floor(places), places - np.floor(places)
-        low, share = jnp.asarray(low, jnp.int32), jnp.asarray(share, dtype)
-        return _Place(count, low[count], share[count])
+        low, fraction = np.floor(places), places - np.floor(places)
+        low, fraction = jnp.asarray(low, jnp.int32), jnp.asarray(fraction, dtype)
+        return _Place(count, low[count], fraction[count])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _mean_and_deviation(
     # Of moduli: what is remembered may be a loss.
     peak = jnp.max(jnp.abs(ring), axis=0)
     # Relative to the largest: squares of norms above 1e19 would overflow.
-    parts = _numerics.share(ring, peak)
+    parts = _numerics.fraction(ring, peak)
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(parts, axis=0) / number
     apart = jnp.where(known, parts - mean[None], jnp.zeros_like(ring))

@@ -45,7 +45,7 @@ class Zscore:
 
     def __post_init__(self) -> None:
         _validate.plain("z", self.z, above=True)
-        _validate.share("decay", self.decay)
+        _validate.fraction("decay", self.decay)
         _validate.length("warmup", self.warmup)
         _validate.choice("mode", self.mode, _MODES)
         _validate.number("max_norm", self.max_norm)

@@ -16,11 +16,11 @@ import optax
 
 from optclip import norms, scopes
 from optclip._arrays import _leaves, _placement
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted, select
 from optclip._clip._clip import Clip, ScalingClip
 from optclip._clip._elements import ElementClip, Limits
-from optclip._clip._layout import Opened
+from optclip._clip._layout import Layout
 from optclip.norms import _measure
 from optclip.responses import Response
 from optclip.responses._resolve import resolve
@@ -75,7 +75,7 @@ def clip_by(
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 1.3e-4 below it, then rounds towards zero in the dtype of each leaf. The
         threshold of a norm counts as 0 below 2**-36, in float64 below 2**-450. The norm
-        is that of what is measured; a response of your own is held to what it asks for,
+        is that of what is measured; a response of your own keeps to what it asks for,
         not to the threshold.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
@@ -120,7 +120,7 @@ def clip_by(
         updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
         step = engine.decide(updates, state, params, extra_args)
-        clipped, coefficients = step.clip.apply(step.opened, step.measured, step.limits)
+        clipped, coefficients = step.clip.apply(step.layout, step.measured, step.limits)
         new = engine.recorded(step, coefficients) if record else None
         return clipped, engine.after(state, step, new)
 
@@ -135,9 +135,9 @@ class Decision(NamedTuple):
     """
 
     clip: Clip
-    opened: Opened
-    measured: Rows
-    bad: Rows
+    layout: Layout
+    measured: Batched
+    bad: Batched
     limits: Any
     memories: list[Any]
 
@@ -173,17 +173,17 @@ class Engine:
         in_common: bool = False,
     ) -> Decision:
         """The norms and thresholds of a step; `in_common` if all devices must agree."""
-        opened = self.clip.open(updates)
+        layout = self.clip.layout(updates)
         scope, num_rules = self.clip.scope, len(self.rules)
         _state.check_state(
-            state, num_rules, opened.treedef, self.name, scope, self.record
+            state, num_rules, layout.treedef, self.name, scope, self.record
         )
         if in_common or jax.tree.leaves(state.clip_memory):
-            self.clip.check_spans(opened)
+            self.clip.check_spans(layout)
         now = self.clip.at(state.clip_step)
-        measured = now.measure(opened)
-        bad = now.bad(opened, measured)
-        norm, step = opened.tree(measured.entries()), state.clip_step
+        measured = now.measure(layout)
+        bad = now.bad(layout, measured)
+        norm, step = layout.tree(measured.entries()), state.clip_step
         values, memories = {}, []
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
@@ -195,17 +195,17 @@ class Engine:
                 seen = _rule.Seen(
                     norm, None, now.keep, measure, params, step, extra, updates
                 )
-                flags = opened.tree(bad.entries())
+                flags = layout.tree(bad.entries())
                 found, memory = _memory.update(key, rule, seen, memory, flags)
-            values[key] = opened.entries(found)
+            values[key] = layout.entries(found)
             memories.append(memory)
         limits = _limits(now, values, measured)
-        return Decision(now, opened, measured, bad, limits, memories)
+        return Decision(now, layout, measured, bad, limits, memories)
 
     def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
         """What a step alone brings to the record."""
         scope, steps = self.clip.scope, _steps(step, coefficients)
-        return _state.of_step(step.opened.treedef, scope, self.record, steps)
+        return _state.of_step(step.layout.treedef, scope, self.record, steps)
 
     def after(
         self, state: ClipState, step: Decision, new: ClipRecord | None
@@ -251,9 +251,9 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
             next(given) if is_live else x
             for is_live, x in zip(live, flat.leaves, strict=True)
         ]
-        opened = local.open(flat.rebuild(leaves))
-        treedefs.append(opened.treedef)
-        return local.measure(opened).entries()
+        layout = local.layout(flat.rebuild(leaves))
+        treedefs.append(layout.treedef)
+        return local.measure(layout).entries()
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     shapes = jax.eval_shape(measure, arrays)
@@ -262,28 +262,30 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
 
 def _norm_tree(clip: Clip, tree: Any, *, guarded: bool = True) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
-    opened = clip.open(tree)
-    return opened.tree(clip.measure(opened, guarded=guarded).entries())
+    layout = clip.layout(tree)
+    return layout.tree(clip.measure(layout, guarded=guarded).entries())
 
 
-def _limits(clip: Clip, values: dict[str, list[Any]], measured: Rows) -> Any:
+def _limits(clip: Clip, values: dict[str, list[Any]], measured: Batched) -> Any:
     if len(values) == 2:
         return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
     ((name, found),) = values.items()
     return clip.fit(name, found, measured)
 
 
-def _steps(step: Decision, coefficients: Any) -> Rows:
+def _steps(step: Decision, coefficients: Any) -> Batched:
     measured = step.measured
-    told = measured.with_entries([_measure.told_across(b) for b in step.opened.blocks])
+    declared = measured.with_entries(
+        [_measure.declared_across(b) for b in step.layout.blocks]
+    )
     learns = bool(jax.tree.leaves(step.memories))
     limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
-    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, told: Any) -> Any:
+    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, declared: Any) -> Any:
         if learns:
             # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
             k = select((norm == 0) & (k == k), jnp.ones_like(k), k)
         past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-        return _state.Step(norm, limit, k, past, bad, told)
+        return _state.Step(norm, limit, k, past, bad, declared)
 
-    return measured.map(one, limits, found, step.bad, told)
+    return measured.map(one, limits, found, step.bad, declared)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
-from optclip._arrays._batching import Rows
+from optclip._arrays._batching import Batched
 from optclip.scopes import TREE
 
 
@@ -28,7 +28,7 @@ class ClipRecord(NamedTuple):
       clip_norm: float32, the norm before the clip; the largest, of several.
       clip_threshold: float32; the smallest, of several.
       clip_coefficient: float32, what the updates were multiplied by; the smallest.
-      clip_fraction: float32, the share of norms past their threshold in the last
+      clip_fraction: float32, the fraction of norms past their threshold in the last
         step; None for the tree and groups.
       clip_clipped: int32, the number of steps in which anything was clipped; what
         was zeroed or made NaN for a non-finite norm does not count as clipped.
@@ -51,7 +51,7 @@ class SkipRecord(NamedTuple):
       skip_skipped: int32, the number of steps skipped so far.
       skip_consecutive: int32, how many of them were the last ones without a break.
       skip_value: float32, the last `value`, if `value_when` looks at it; else None.
-      skip_value_threshold: float32, what it was held against; likewise.
+      skip_value_threshold: float32, what it was compared with; likewise.
     """
 
     skip_skipped: jax.Array
@@ -83,7 +83,7 @@ class Step(NamedTuple):
     coefficient: jax.Array
     clipped: jax.Array
     bad: jax.Array
-    told: _axis_names.Told
+    declared: _axis_names.Declared
 
 
 def check(record: Any, name: Any, scope: Any) -> None:
@@ -154,7 +154,7 @@ def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
     )
 
 
-def of_step(treedef: Any, scope: Any, record: Any, steps: Rows) -> ClipRecord:
+def of_step(treedef: Any, scope: Any, record: Any, steps: Batched) -> ClipRecord:
     """What a step alone brought: a flag where the record has a count."""
     if scope.itemized or record == "leaves":
         entries = steps.map(lambda step: _summary([step])).entries()
@@ -196,7 +196,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
     def largest(values: tuple[jax.Array, ...]) -> jax.Array:
         return values[0] if len(values) == 1 else jnp.max(jnp.stack(values))
 
-    share = functools.reduce(jnp.add, clipped).astype(jnp.float32)
+    count = functools.reduce(jnp.add, clipped).astype(jnp.float32)
     number = sum(
         step.clipped.size * _axis_names.axes_size(_split(step)) for step in steps
     )
@@ -204,19 +204,19 @@ def _summary(steps: list[Step]) -> ClipRecord:
         clip_norm=largest(norm),
         clip_threshold=-largest(threshold),
         clip_coefficient=-largest(coefficient),
-        clip_fraction=share / _leaves.count_as(number, jnp.float32),
-        clip_clipped=share > 0,
+        clip_fraction=count / _leaves.count_as(number, jnp.float32),
+        clip_clipped=count > 0,
         clip_nonfinite=largest(bad) > 0,
     )
 
 
 def _across_devices(step: Step) -> list[jax.Array]:
     """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
-    told = step.told.axis_name
+    declared = step.declared.axis_name
     how = [(x, lax.pmax) for x in (step.norm, step.threshold, step.coefficient)]
     how += [(step.bad, lax.pmax), (step.clipped, lax.psum)]
     return [
-        _collectives.spanning(collective, value, _axis_names.split_axes(of, told))
+        _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
         for value, (of, collective) in zip(_reduced(step), how, strict=True)
     ]
 
@@ -225,7 +225,7 @@ def _reduced(step: Step) -> tuple[jax.Array, ...]:
     """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
     flags = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = (step.norm, -step.threshold, -step.coefficient, *flags)
-    if len({x.shape for x in values}) > 1 or not _xla.is_carried(step.norm):
+    if len({x.shape for x in values}) > 1 or not _xla.is_compensated(step.norm):
         return _one_by_one(*values)
     return _at_once(*values) if step.norm.ndim else values
 
@@ -258,9 +258,9 @@ def _merged(
 
 
 def _split(step: Step) -> Any:
-    return _axis_names.split_axes(step.clipped, step.told.axis_name)
+    return _axis_names.split_axes(step.clipped, step.declared.axis_name)
 
 
 def _differs(step: Step) -> bool:
     """Whether it is another one on each device."""
-    return bool(_axis_names.split_axes(step.norm, step.told.axis_name))
+    return bool(_axis_names.split_axes(step.norm, step.declared.axis_name))

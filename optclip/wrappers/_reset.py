@@ -78,7 +78,7 @@ def with_reset(
     wrapped = transformation("inner", inner)
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
-    _validate.share("floor", floor)
+    _validate.fraction("floor", floor)
     if keep not in ("counts", None) and not callable(keep):
         raise TypeError(
             f"keep={keep!r} ({type(keep).__name__}) cannot be called. Give a function"

@@ -75,7 +75,7 @@ def skip(
       norm_mask: which leaves are looked at, as in `clip_by`.
       axis_name: as in `clip_by`.
       name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
-        `skip/skipped` and `skip/consecutive`, `skip/rate`, the share of steps whose
+        `skip/skipped` and `skip/consecutive`, `skip/rate`, the fraction of steps whose
         norm was above the threshold, and with `value_when` also `skip/value` and
         `skip/value_threshold`. What `inner` records it records of steps taken.
 
@@ -208,7 +208,7 @@ def _judged(
     params: Any,
     extra: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
-    """What the loss is held against, and what the rule remembers of it."""
+    """What the loss is compared with, and what the rule remembers of it."""
     shown = Seen(
         norm=value,
         finite=None,
