@@ -91,7 +91,7 @@ def test_rows_of_other_entries_are_refused():
 
 
 def test_what_is_told_of_keeps_entries_apart():
-    rows = Batched([jnp.ones(1)] * 8, told=("a", "b") * 4)
+    rows = Batched([jnp.ones(1)] * 8, declared=("a", "b") * 4)
     assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 

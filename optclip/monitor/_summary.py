@@ -25,10 +25,9 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
         which it is not finite, most often so first; or those of the largest `"rate"`.
 
     Returns:
-      Text. The fraction of a group or leaf is that of its square in the sum of
-      squares: of L2 norms, what it has of the square of the whole; behind its name is in how many
-      of the steps it was clipped, and in how many it was not finite, if in any. "Up to"
-      is that of the one with most.
+      Text. The percentage of a group or leaf is that of its squared norm in the sum of
+      the squares. Behind its name stands in how many of the steps it was clipped, and
+      in how many it was not finite, if in any. "Up to" is that of the one with most.
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a

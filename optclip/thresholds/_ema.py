@@ -155,7 +155,7 @@ def ema(
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
-    warm-up            its fraction of `max_norm` where the L2 norm of all is above, else inf
+    warm-up            its fraction of `max_norm` if the L2 norm of all is above
     first step         as in the warm-up; without one inf
     this step's norm   is not in the average, which it enters clipped; in the warm-up
                        the threshold is made of it
