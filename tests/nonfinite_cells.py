@@ -232,7 +232,7 @@ def _name(lost: set[Entry], bad: list[Entry]) -> str:
     known = {
         "all": around("tree"),
         "entry": set(bad),
-        "its row": around("axes"),
+        "its slice": around("axes"),
         "its leaf": around("leaf"),
         "its group": around("groups"),
         "the others": around("tree") - around("leaf"),
@@ -242,15 +242,20 @@ def _name(lost: set[Entry], bad: list[Entry]) -> str:
 
 
 def table() -> str:
-    """All cells in Markdown, one table for each policy."""
-    parts = []
+    """All cells in Markdown, one table for each policy.
+
+    Inputs with the same outcomes are on one line.
+    """
+    lines = []
     for policy in POLICIES:
         head = f"| `{policy!r}` | " + " | ".join(SCOPES) + " |"
-        parts += ["", head.replace("'", '"'), "|---" * (len(SCOPES) + 1) + "|"]
+        lines += ["", head.replace("'", '"'), "|---" * (len(SCOPES) + 1) + "|"]
+        titles: dict[str, list[str]] = {}
         for given, case in INPUTS.items():
-            row = [words(Cell(policy, given, scope)) for scope in SCOPES]
-            parts.append(f"| {case.title} | " + " | ".join(row) + " |")
-    return "\n".join(parts[1:])
+            outcomes = (words(Cell(policy, given, scope)) for scope in SCOPES)
+            titles.setdefault(" | ".join(outcomes), []).append(case.title)
+        lines += [f"| {'; '.join(same)} | {row} |" for row, same in titles.items()]
+    return "\n".join(lines[1:])
 
 
 def written(page: str) -> str:
