@@ -1,4 +1,4 @@
-"""The pictures of `docs/which_clip.md`, which are those of its notebook.
+"""The pictures of `docs/logging.md`, which are those of the notebook of which clip.
 
 A line of a cell that ends in `# which_norms.png` names the picture below it.
 `python -m tests.pictures` takes them out; `tests/test_docs.py` holds the page to them.

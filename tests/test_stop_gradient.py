@@ -1,8 +1,5 @@
 """The clip out of a meta-gradient: a coefficient that is a constant to JAX."""
 
-import pathlib
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +11,6 @@ from optclip import responses
 from tests import helpers
 from tests.helpers import quick_jit
 from tests.registry import LargestSoFar, square_root_capper
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BLOCKS = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs" / "derivatives.md").read_text(), re.DOTALL
-)
 
 X = jnp.array([[3.0, 0.1], [4.0, 0.2]])
 SCOPES = {
@@ -125,15 +117,6 @@ def test_in_the_pure_layer():
     )
     by_threshold = jax.jacobian(found, 1)(X, 1.0)
     np.testing.assert_allclose(by_threshold, X / n, rtol=1e-6)
-
-
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_page(number, capsys):
-    """Each snippet runs, and prints what its comments say."""
-    assert len(BLOCKS) == 3
-    exec("\n".join(BLOCKS[: number + 1]), {})
-    said = re.findall(r"^# (.*)$", "\n".join(BLOCKS[: number + 1]), re.MULTILINE)
-    assert capsys.readouterr().out.strip().splitlines() == said
 
 
 def test_what_is_no_response():

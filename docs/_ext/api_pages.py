@@ -40,6 +40,21 @@ MODULE = """\
    {pages}
 """
 
+INDEX = """\
+API reference
+=============
+
+Each public name has a page made from its docstring. In Python the same text is
+``help(optclip.clip_by)``.
+
+{list}
+
+.. toctree::
+   :hidden:
+
+   {pages}
+"""
+
 
 def modules() -> list[ModuleType]:
     """`optclip` and the modules that its `__all__` names."""
@@ -124,13 +139,22 @@ def module_page(module: ModuleType) -> str:
 
 def pages() -> dict[pathlib.Path, str]:
     """All pages by their path."""
-    homes, made = public(), {}
+    homes, made = public(), {DOCS / "api" / "index.rst": index_page()}
     for module in modules():
         made[DOCS / f"{homes[module.__name__]}.rst"] = module_page(module)
         for name in names(module):
             home = homes[f"{module.__name__}.{name}"]
             made[DOCS / f"{home}.rst"] = page(module, name)
     return made
+
+
+def index_page() -> str:
+    """The page of all modules: each with the first paragraph of its docstring."""
+    found = modules()
+    rows = (f":doc:`{m.__name__}`\n   {_first(m)}\n" for m in found)
+    return INDEX.format(
+        list="\n".join(rows), pages="\n   ".join(m.__name__ for m in found)
+    )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""`python -m tests.incumbents` writes docs/incumbents.md."""
+"""`python -m tests.incumbents` writes the table of docs/comparison.md."""
 
 import jax
 
@@ -8,4 +8,4 @@ if __name__ == "__main__":
     # Two of the rows split their updates over eight devices, which any CPU can be.
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    page.PATH.write_text(page.made())
+    page.PATH.write_text(page.written(page.PATH.read_text()))
