@@ -21,7 +21,7 @@ recipe          what it is                          where it goes in the chain
 `stable_spam`   elements, then leaves, resets       in place of Adam
 `acclip`        elements x mean modulus             in place of Adam
 `stable_adamw`  leaves x RMS of gradient over v     in place of Adam and its decay
-`clippy`        leaves x fraction of a parameter   after the learning rate
+`clippy`        leaves x fraction of parameters     after the learning rate
 `olmo_skip`     skip x mean + 6 deviations          around the whole optimizer
 `axlearn_skip`  skip x 20 running norms             around the whole optimizer
 `megatron_skip` skip x a fixed norm                 around the whole optimizer
