@@ -8,7 +8,7 @@ import pytest
 from benchmarks import weight
 
 # Where the goal is missed, as it is.
-MISSED = {"clip_by_norm(axis=0)": 106}
+MISSED = {"clip_by_norm(axis=0)": 108}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)

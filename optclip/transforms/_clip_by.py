@@ -204,7 +204,9 @@ class Engine:
 
     def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
         """What a step alone brings to the record."""
-        scope, steps = self.clip.scope, _steps(step, coefficients)
+        scope = self.clip.scope
+        itemized = scope.itemized or self.record == "leaves"
+        steps = _steps(step, coefficients, itemized=itemized)
         return _state.of_step(step.layout.treedef, scope, self.record, steps)
 
     def after(
@@ -273,7 +275,7 @@ def _limits(clip: Clip, values: dict[str, list[Any]], measured: Batched) -> Any:
     return clip.fit(name, found, measured)
 
 
-def _steps(step: Decision, coefficients: Any) -> Batched:
+def _steps(step: Decision, coefficients: Any, *, itemized: bool) -> Batched:
     measured = step.measured
     declared = measured.with_entries(
         [_measure.declared_across(b) for b in step.layout.blocks]
@@ -288,4 +290,7 @@ def _steps(step: Decision, coefficients: Any) -> Batched:
         past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
         return _state.Step(norm, limit, k, past, bad, declared)
 
-    return measured.map(one, limits, found, step.bad, declared)
+    columns = [measured, limits, found, step.bad, declared]
+    if not itemized:
+        columns = _state.joined(columns)
+    return columns[0].map(one, *columns[1:])
