@@ -1,126 +1,112 @@
-"""Part `compile`: seconds to trace, lower and compile, without any cache.
+"""Question `compile`: seconds to trace, lower and compile, without any cache.
 
-Each compilation has a process of its own, and the contenders alternate:
+Each compilation has a process of its own, and contenders take turns:
 
-    python -m benchmarks.compiling optclip clip equal 2000 f32
+    python -m benchmarks.compiling llama adamw agc optax
 """
 
-import json
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+import optax
 
-from benchmarks import contenders, scopes, trees
-from benchmarks.cases import Case, Options, Row
+import optclip
+from benchmarks import trees
+from benchmarks.timing import Row
+from optclip import recipes
 
-LIMIT_SECONDS = 1800
-
-
-class Tree(NamedTuple):
-    """A tree to compile for, by its kind and number of leaves."""
-
-    kind: str
-    leaves: int
-    dtype: str
-    optax: bool = True  # whether optax is compiled too without --long
+Make = Callable[[], Any]
 
 
-TREES = (
-    Tree("equal", 500, "f32"),
-    Tree("equal", 1000, "f32"),
-    Tree("equal", 2000, "f32"),
-    Tree("equal", 4000, "f32", False),
-    Tree("equal", 2000, "mixed"),
-    Tree("assorted", 500, "f32"),
-    Tree("assorted", 1000, "f32"),
-    Tree("assorted", 2000, "f32"),
-    Tree("assorted", 4000, "f32", False),
-    Tree("distinct", 1000, "f32"),
-    Tree("gpt2", 148, "f32"),
-    Tree("gpt2", 148, "bf16"),
-    Tree("gpt2", 148, "f16"),
-)
-SMALL = (
-    Tree("equal", 10, "f32"),
-    Tree("equal", 80, "f32", False),
-)
-# What is left without all care: our norm unguarded, and a plain scale by a constant.
-LEAST = {"norm": ["one pass"], "clip": ["one pass", "scale only"], "rms": []}
-CLIPS = {
-    "clip": contenders.clips(1.0),
-    "rms": {
-        "optclip": scopes.ours("rms", 1.0, None),
-        "optax": scopes.by_optax("rms", 1.0, None),
+class Case(NamedTuple):
+    tree: str
+    optimizer: str
+    clip: str
+
+
+# Ours, and what is nearest in optax.
+CLIPS: dict[str, dict[str, Make]] = {
+    "none": {"unclipped": optax.identity},
+    "global norm": {
+        "optclip": lambda: optclip.clip_by_global_norm(1.0),
+        "optax": lambda: optax.clip_by_global_norm(1.0),
+    },
+    "leaf": {
+        "optclip": lambda: optclip.clip_by_norm(1.0),
+        "optax": lambda: optax.clip_by_block_rms(1.0),
+    },
+    "agc": {
+        "optclip": lambda: recipes.agc(0.01),
+        "optax": lambda: optax.adaptive_grad_clip(0.01),
+    },
+    "adagc": {
+        "optclip": recipes.adagc,
+        "optax": lambda: optax.clip_by_block_rms(1.0),
     },
 }
-MAKERS = {
-    "equal": trees.equal,
-    "assorted": trees.assorted,
-    "distinct": trees.distinct,
-    "gpt2": lambda _: trees.gpt2(768, 12, 50257, 1024),
-}
+CASES = [
+    *(Case(tree, "adamw", clip) for tree in ("gpt2", "llama") for clip in CLIPS),
+    *(Case(str(leaves), "none", "global norm") for leaves in (100, 500, 1000, 2000)),
+]
+TINY = [Case("8", "none", "global norm")]
+# Half a minute in one process says as much as three of a few seconds.
+ROUNDS, LONG = 3, 30.0
 
 
-def cases(options: Options) -> Iterator[Case]:
-    """A case for each tree: the global norm, the clip by it, and by that of a leaf."""
-    for tree in SMALL if options.small else TREES:
-        for what in ("norm", "clip", "rms"):
-            names = ["optclip", *LEAST[what]]
-            if tree.optax or options.long:
-                names.append("optax")
-            labels = {
-                "what": what, "tree": tree.kind, "leaves": str(tree.leaves),
-                "dtype": tree.dtype,
-            }  # fmt: skip
-            yield Case(labels, _case(tree, what, names, options))
+def rows(tiny: bool) -> Iterator[Row]:
+    for case in TINY if tiny else CASES:
+        seconds = _seconds_of(case, 1 if tiny else ROUNDS)
+        for name, samples in seconds.items():
+            row = {"contender": name, "seconds": statistics.median(samples)}
+            if "optax" in seconds:
+                pairs = zip(samples, seconds["optax"], strict=True)
+                row["over optax"] = statistics.median(a / b for a, b in pairs)
+            yield {**case._asdict(), **row}
 
 
-def _case(
-    tree: Tree, what: str, names: list[str], options: Options
-) -> Callable[[], dict[str, Row]]:
-    """How to compile for all contenders, in random order: thrice, slow ones once."""
-
-    def run() -> dict[str, Row]:
-        rows: dict[str, Row] = {name: {"seconds": []} for name in names}
-        rng = np.random.default_rng(0)
-        for _ in range(1 if options.small else 3):
-            for i in rng.permutation(len(names)):
-                row = rows[names[i]]
-                if sum(row["seconds"]) < 60:
-                    _measure(row, names[i], what, tree)
-        return rows
-
-    return run
+def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
+    """By contender, as many samples for each."""
+    found: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
+    for _ in range(rounds):
+        for name, samples in found.items():
+            samples.append(_in_its_own_process(case, name))
+        if max(samples[-1] for samples in found.values()) > LONG:
+            break
+    return found
 
 
-def _measure(row: Row, name: str, what: str, tree: Tree) -> None:
-    """One compilation in a process of its own, added to the row."""
-    command = [sys.executable, "-m", "benchmarks.compiling"]
-    command += [name, what, tree.kind, str(tree.leaves), tree.dtype]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=LIMIT_SECONDS
-    )
-    row["seconds"].append(json.loads(done.stdout.splitlines()[-1]))
+def _in_its_own_process(case: Case, name: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.compiling", *case, name]
+    return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
 
 
-def measured(name: str, what: str, kind: str, leaves: str, dtype: str) -> float:
-    """Seconds in this process."""
+def seconds_to_compile(case: Case, name: str) -> float:
+    """Of an update in this process, which is to be fresh."""
     jax.config.update("jax_enable_compilation_cache", False)
-    tree = trees.typed(MAKERS[kind](int(leaves)), dtype)
-    is_norm = what == "norm" or name == "one pass"
-    table = contenders.NORMS if is_norm else CLIPS[what]
-    donate = () if is_norm else (0,)
-    # A first small compilation starts the compiler's threads.
-    jax.jit(lambda x: x + 1)(jax.numpy.ones(3)).block_until_ready()
+    tree = jax.tree.leaves(trees.typed(_shapes(case.tree), "float32"))
+    tx = CLIPS[case.clip][name]()
+    tx = optax.chain(tx, optax.adamw(1e-3)) if case.optimizer == "adamw" else tx
+    state = jax.eval_shape(tx.init, tree)
+    # What JAX itself does but once.
+    jax.jit(lambda x: x + 1).lower(tree[0]).compile()
     start = time.perf_counter()
-    jax.jit(table[name], donate_argnums=donate).lower(tree).compile()
+    jax.jit(tx.update).lower(tree, state, tree).compile()
     return time.perf_counter() - start
 
 
+def _shapes(tree: str) -> Any:
+    if tree == "llama":
+        return trees.llama(4096, 32, 11_008, 32_000)
+    if tree == "gpt2":
+        return trees.workloads(tiny=False)["gpt2"]
+    return trees.small_leaves(int(tree))
+
+
 if __name__ == "__main__":
-    print(json.dumps(measured(*sys.argv[1:])))
+    *case, name = sys.argv[1:]
+    print(seconds_to_compile(Case(*case), name))

@@ -1,7 +1,7 @@
-"""Part `backprop`: a real train step of a small GPT-2, clipped against unclipped."""
+"""Question `train`: a real training step of a GPT-2, clipped beside unclipped."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import stepping, trees
-from benchmarks.cases import Case, Options, Row
-from benchmarks.timing import race
+from benchmarks import exact, step, trees
+from benchmarks.stepping import Stepping
+from benchmarks.timing import Row, race
+
+# So low that every step is clipped, also when these few tokens are learnt.
+LIMIT = 1e-3
+# The gradients in the step and alone are compiled, and so rounded, differently.
+SLACK = {"float32": 1e-3, "bfloat16": 0.2}
 
 
 class Model(NamedTuple):
@@ -66,61 +71,48 @@ def attention(p: Any, x: jax.Array, heads: int) -> jax.Array:
     return dense(p["c_proj"], mixed.reshape(batch, window, width))
 
 
-def loss(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
-    """The cross-entropy of each next token, with the embedding tied to the output."""
-    x = params["wte"][tokens[:, :-1]] + params["wpe"][: tokens.shape[1] - 1]
+def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
+    """A GPT-2 with the embedding tied to the output."""
+    x = params["wte"][tokens] + params["wpe"][: tokens.shape[1]]
     for p in params["blocks"]:
         x = x + attention(p["attn"], normed(p["ln_1"], x), heads)
         hidden = jax.nn.gelu(dense(p["mlp"]["c_fc"], normed(p["ln_2"], x)))
         x = x + dense(p["mlp"]["c_proj"], hidden)
-    logits = normed(params["ln_f"], x) @ params["wte"].T
-    return optax.softmax_cross_entropy_with_integer_labels(
-        logits.astype(jnp.float32), tokens[:, 1:]
-    ).mean()
+    return normed(params["ln_f"], x) @ params["wte"].T
 
 
-def cases(options: Options) -> Iterator[Case]:
+def loss(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
+    """The cross-entropy of each next token."""
+    found = logits(params, tokens[:, :-1], heads).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()
+
+
+def rows(tiny: bool) -> Iterator[Row]:
     """The real step in float32; on a GPU also in bfloat16, and larger."""
-    if options.small:
+    on_gpu = jax.default_backend() == "gpu"
+    if tiny:
         model = Model(64, 1, 512, 32, 2)
-    elif options.gpu:
+    elif on_gpu:
         model = Model(768, 12, 50257, 1024, 8)
     else:
         model = Model(384, 6, 16384, 128, 2)
-    count = sum(
-        math.prod(s)
-        for s in trees.leaves(
-            trees.gpt2(model.width, model.blocks, model.vocabulary, model.window)
-        )
+    for dtype in ("float32", "bfloat16") if on_gpu else ("float32",):
+        for row in _raced(model, dtype, 2 if tiny else 15):
+            yield {"tokens": model.batch * model.window, "dtype": dtype, **row}
+
+
+def _raced(model: Model, dtype: str, rounds: int) -> list[Row]:
+    params = jax.device_put(model.parameters(dtype))
+    shape = (model.batch, model.window + 1)
+    tokens = np.random.default_rng(1).integers(model.vocabulary, size=shape)
+
+    def gradients(params: Any, tokens: jax.Array) -> Any:
+        return jax.grad(loss)(params, tokens, model.heads)
+
+    stepping = Stepping(
+        params, optax.adamw(1e-4), gradients, jnp.asarray(tokens), slack=SLACK[dtype]
     )
-    title = f"GPT-2 of {count / 1e6:.1f}M, {model.batch} x {model.window} tokens"
-    for dtype in ("f32", "bf16") if options.gpu else ("f32",):
-        yield Case(
-            {"what": "backprop", "dtype": dtype}, _case(model, dtype, options), title
-        )
-
-
-def _case(model: Model, dtype: str, options: Options) -> Callable[[], dict[str, Row]]:
-    """How to run the race."""
-
-    def run() -> dict[str, Row]:
-        params = jax.device_put(model.parameters(dtype))
-        shape = (model.batch, model.window + 1)
-        tokens = jnp.asarray(
-            np.random.default_rng(1).integers(model.vocabulary, size=shape)
-        )
-
-        def gradients(params: Any, tokens: jax.Array) -> Any:
-            return jax.grad(loss)(params, tokens, model.heads)
-
-        # The gradients in the step and alone are compiled, and so rounded, differently.
-        slack = {"f32": 1e-3, "bf16": 0.2}[dtype]
-        shared = stepping.Shared(
-            params, optax.adamw(1e-4), gradients, tokens, slack=slack
-        )
-        # So low that every step is clipped, also when these few tokens are learnt.
-        clips = stepping.transformations(1e-3)
-        runners = {name: shared.contender(name, clip) for name, clip in clips.items()}
-        return race(runners, options.rounds)
-
-    return run
+    clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
+    clips |= step.by_global_norm(LIMIT)
+    contenders = {name: stepping.contender(*each) for name, each in clips.items()}
+    return race(contenders, rounds, against="unclipped")
