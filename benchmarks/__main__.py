@@ -29,21 +29,21 @@ QUESTIONS = {
     "spikes": "which clip helps when training spikes",
 }
 BY_NAME_ONLY = ("tpu", "spikes")
-MODULES = {"compile": "compiling"}
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    lines = "\n".join(f"  {name:8} {what}" for name, what in QUESTIONS.items())
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks",
-        description=f"{__doc__}\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    lines = "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items())
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "questions",
+        nargs="*",
+        metavar="QUESTION",
+        # argparse of Python 3.11 checks the empty list too.
+        choices=[*QUESTIONS, []],
+        help=f"{lines}; all but tpu and spikes if none",
     )
-    parser.add_argument("questions", nargs="*", metavar="QUESTION")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, nothing saved")
     arguments = parser.parse_args(given)
-    if unknown := set(arguments.questions) - QUESTIONS.keys():
-        parser.error(f"There is no question {', '.join(sorted(unknown))}: see --help.")
     jax.config.update("jax_enable_compilation_cache", False)
     default = [name for name in QUESTIONS if name not in BY_NAME_ONLY]
     for question in arguments.questions or default:
@@ -52,15 +52,14 @@ def main(given: Sequence[str] | None = None) -> None:
 
 def answer(question: str, tiny: bool) -> None:
     """One question, its table and its file."""
-    name = MODULES.get(question, question)
-    module = importlib.import_module(f"benchmarks.{name}")
-    # Before the rows: the commit is that of the code which is imported by now.
-    head = {**machine.moment(), "commit": machine.commit()}
+    module = importlib.import_module(f"benchmarks.{question}")
+    # Before the rows: of the code that is imported by now.
+    head = machine.moment()
     print(f"\n{question}: {QUESTIONS[question]}\n", flush=True)
     rows = list(module.rows(tiny))
     print(getattr(module, "table", results.table)(rows), flush=True)
     if not tiny:
-        kind = getattr(module, "KIND", None) or jax.default_backend()
+        kind = getattr(module, "KIND", jax.default_backend())
         head["machine"] = machine.describe()
         results.save(results.FOLDER / f"{kind}.json", question, head, rows)
 

@@ -31,7 +31,7 @@ def _raced(shapes: Any, dtype: str, rounds: int) -> list[Row]:
     source = trees.numbers(shapes, dtype)
     arrays = jax.tree.leaves(source)
     limit = exact.FRACTION * trees.exact_norm(arrays)
-    factors = exact.by_global_norm(limit)(arrays, arrays)
+    factors = exact.by(limit, exact.global_norm)(arrays, arrays)
     error = exact.clip_error(arrays, factors)
     donated = Donated(source)
     clips = {

@@ -25,97 +25,62 @@ def unclipped(gradients: Arrays, params: Arrays) -> Arrays:
     return [np.ones(1)] * len(gradients)
 
 
-def by_global_norm(limit: float) -> Factors:
-    def factors(gradients: Arrays, params: Arrays) -> Arrays:
-        norm = trees.exact_norm(gradients)
-        return [np.full(1, min(1.0, limit / norm))] * len(gradients)
-
-    return factors
+def by(limit: float, norms: Callable[[Arrays], Arrays]) -> Factors:
+    return lambda gradients, _: [np.minimum(1, limit / n) for n in norms(gradients)]
 
 
-def by_leaf(limit: float, *, mean: bool = False) -> Factors:
-    """By the norm of each leaf, or by its root mean square."""
-
-    def factors(gradients: Arrays, params: Arrays) -> Arrays:
-        sizes = [x.size if mean else 1 for x in gradients]
-        norms = [trees.exact_norm([x]) for x in gradients]
-        pairs = zip(norms, sizes, strict=True)
-        return [np.minimum(1, limit / (n / np.sqrt([size]))) for n, size in pairs]
-
-    return factors
+def global_norm(arrays: Arrays) -> Arrays:
+    return group_norms(arrays, 1)
 
 
-def by_last_axis(limit: float) -> Factors:
-    def factors(gradients: Arrays, params: Arrays) -> Arrays:
-        norms = [slice_norms(x, -1) for x in gradients]
-        return [np.minimum(1, limit / norm) for norm in norms]
-
-    return factors
-
-
-def by_group(limit: float, count: int) -> Factors:
+def group_norms(arrays: Arrays, count: int) -> Arrays:
     """Leaves are dealt to the groups in turn."""
+    norms = [np.array([trees.exact_norm(arrays[i::count])]) for i in range(count)]
+    return [norms[i % count] for i in range(len(arrays))]
 
-    def factors(gradients: Arrays, params: Arrays) -> Arrays:
-        norms = [trees.exact_norm(gradients[i::count]) for i in range(count)]
-        found = [np.full(1, min(1.0, limit / norm)) for norm in norms]
-        return [found[i % count] for i in range(len(gradients))]
 
-    return factors
+def leaf_norms(arrays: Arrays) -> Arrays:
+    return [np.array([trees.exact_norm([x])]) for x in arrays]
+
+
+def leaf_rms(arrays: Arrays) -> Arrays:
+    pairs = zip(leaf_norms(arrays), arrays, strict=True)
+    return [norm / np.sqrt(x.size) for norm, x in pairs]
+
+
+def slice_norms(arrays: Arrays, axis: int) -> Arrays:
+    """Along one axis; of a vector as a whole."""
+    return [
+        np.linalg.norm(
+            x.astype(np.float64), axis=axis if x.ndim > 1 else 0, keepdims=True
+        )
+        for x in arrays
+    ]
+
+
+def magnitudes(arrays: Arrays) -> Arrays:
+    return [np.abs(x.astype(np.float64)) for x in arrays]
 
 
 def by_agc(clipping: float, eps: float = 1e-3) -> Factors:
     """Adaptive gradient clipping: each unit by the norm of its parameters."""
 
     def factors(gradients: Arrays, params: Arrays) -> Arrays:
-        found = []
-        for g, p in zip(gradients, params, strict=True):
-            limit, norm = (slice_norms(x, 0 if x.ndim > 1 else None) for x in (p, g))
-            found.append(np.minimum(1, clipping * np.maximum(limit, eps) / norm))
-        return found
+        norms, limits = (slice_norms(x, axis=0) for x in (gradients, params))
+        pairs = zip(norms, limits, strict=True)
+        return [np.minimum(1, clipping * np.maximum(p, eps) / n) for n, p in pairs]
 
     return factors
 
 
-def slice_norms(array: np.ndarray, axis: int | None) -> np.ndarray:
-    """L2 norms in float64 that broadcast to the array, part by part to spare memory."""
-    other = 1 if axis == 0 else 0
-    parts = np.array_split(array, 1 + array.size // (1 << 22), axis=other)
-    if axis is None or array.ndim == 1:
-        return np.array([trees.exact_norm(parts)])
-    norms = [
-        np.linalg.norm(part.astype(np.float64), axis=axis, keepdims=True)
-        for part in parts
-    ]
-    return np.concatenate(norms, axis=other)
-
-
-def places(size: int, count: int = SAMPLE) -> np.ndarray:
+def places(size: int) -> np.ndarray:
     """Which elements of so many to look at: all, or some from the first to the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, count)).astype(np.int64))
-
-
-def scaled(array: np.ndarray, factor: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Elements of a leaf times their factors, in float64."""
-    factors = np.broadcast_to(factor, array.shape).flat[at]
-    return array.reshape(-1)[at].astype(np.float64) * factors
+    return np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))
 
 
 def clip_error(source: Arrays, factors: Arrays) -> Callable[[Any], float]:
-    """How far a clipped tree is off, relative to each element."""
-    pairs = zip(source, factors, strict=True)
-    wanted = [scaled(x, factor, places(x.size)) for x, factor in pairs]
-    return elements_error(wanted)
-
-
-def clipped_values(source: Arrays, limit: float) -> Arrays:
-    """The sampled elements clipped one by one."""
-    samples = [scaled(x, np.ones(1), places(x.size)) for x in source]
-    return [np.clip(x, -limit, limit) for x in samples]
-
-
-def elements_error(wanted: Arrays) -> Callable[[Any], float]:
-    """The largest relative error of the sampled elements, beyond one rounding."""
+    """The largest relative error of sampled elements, beyond one rounding."""
+    wanted = [_scaled(x, by) for x, by in zip(source, factors, strict=True)]
 
     def error(tree: Any) -> float:
         worst = 0.0
@@ -130,3 +95,9 @@ def elements_error(wanted: Arrays) -> Callable[[Any], float]:
         return float(worst)
 
     return error
+
+
+def _scaled(array: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    at = places(array.size)
+    factors = np.broadcast_to(factor, array.shape).flat[at]
+    return array.reshape(-1)[at].astype(np.float64) * factors

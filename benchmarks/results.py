@@ -13,7 +13,6 @@ def save(path: Path, question: str, head: Mapping[str, Any], rows: Any) -> None:
     """Put a whole table in, in place of an earlier one: all of it is of one commit."""
     data = read(path) if path.exists() else {}
     data[question] = {**head, "rows": rows}
-    path.parent.mkdir(exist_ok=True)
     path.write_text(_text(data))
 
 

@@ -7,6 +7,7 @@ and one in its warm-up clips them as a fixed threshold does, so the result is kn
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 import optclip
-from benchmarks import exact, foreign, step, trees
+from benchmarks import exact, step, trees
 from benchmarks.donated import Donated
 from benchmarks.stepping import Stepping
-from benchmarks.timing import Contender, Row, race
+from benchmarks.timing import Row, race
 from optclip import recipes, thresholds
 
 GROUPS = 3
@@ -39,23 +40,19 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 def _scopes(source: Any, rounds: int) -> list[Row]:
     donated, arrays = Donated(source), jax.tree.leaves(source)
-    contenders = {}
-    for name, (tx, factors) in clips(source).items():
-        error = exact.clip_error(arrays, factors(arrays, arrays))
-        contenders[name] = donated.clip(tx, error)
-    value = exact.elements_error(exact.clipped_values(arrays, 0.5))
-    contenders["optclip by value"] = donated.clip(optclip.clip_by_value(0.5), value)
-    contenders["optax by value"] = donated.clip(optax.clip(0.5), value)
-    if foreign.has_tensorflow():
-        contenders |= _tensorflow(arrays)
+    contenders = {
+        name: donated.clip(tx, exact.clip_error(arrays, factors(arrays, arrays)))
+        for name, (tx, factors) in clips(source).items()
+    }
     return race(contenders, rounds, against="optclip by global norm")
 
 
 def clips(source: Any) -> step.Clips:
-    """Thresholds are half of the least norm that they see, so that all is clipped."""
+    """Thresholds are about half of the least norm that they see: all is clipped."""
     leaves, structure = jax.tree.flatten(source)
     sizes = [x.size for x in leaves]
-    leaf, axis = _least_norms(leaves)
+    leaf = math.sqrt(min(sizes)) / 2
+    axis = math.sqrt(min(x.shape[-1] for x in leaves)) / 2
     group = math.sqrt(min(sum(sizes[i::GROUPS]) for i in range(GROUPS))) / 2
     names = [f"group {i % GROUPS}" for i in range(len(leaves))]
     labels = structure.unflatten(names)
@@ -63,45 +60,21 @@ def clips(source: Any) -> step.Clips:
     by_labels = optax.partition(
         {name: optax.clip_by_global_norm(group) for name in set(names)}, labels
     )
-    by_rms, by_group = exact.by_leaf(0.5, mean=True), exact.by_group(group, GROUPS)
+    by_whole = exact.by(whole, exact.global_norm)
+    by_leaf = exact.by(leaf, exact.leaf_norms)
+    by_axis = exact.by(axis, partial(exact.slice_norms, axis=-1))
+    by_rms, by_value = (exact.by(0.5, f) for f in (exact.leaf_rms, exact.magnitudes))
+    by_group = exact.by(group, partial(exact.group_norms, count=GROUPS))
     return {
-        "optclip by global norm": (
-            optclip.clip_by_global_norm(whole), exact.by_global_norm(whole),
-        ),
-        "optclip by leaf": (optclip.clip_by_norm(leaf), exact.by_leaf(leaf)),
-        "optclip by last axis": (
-            optclip.clip_by_norm(axis, axis=-1), exact.by_last_axis(axis),
-        ),
+        "optclip by global norm": (optclip.clip_by_global_norm(whole), by_whole),
+        "optclip by leaf": (optclip.clip_by_norm(leaf), by_leaf),
+        "optclip by last axis": (optclip.clip_by_norm(axis, axis=-1), by_axis),
         "optclip by rms": (optclip.clip_by_rms(0.5), by_rms),
         "optax by rms": (optax.clip_by_block_rms(0.5), by_rms),
         "optclip by group": (optclip.clip_by_group_norm(group, labels), by_group),
         "optax by group": (by_labels, by_group),
-    }  # fmt: skip
-
-
-def _least_norms(arrays: exact.Arrays) -> tuple[float, float]:
-    """Half of what the norms of the smallest leaf and the shortest slice are about."""
-    leaf = min(x.size for x in arrays)
-    last_axis = min(x.shape[-1] for x in arrays)
-    return math.sqrt(leaf) / 2, math.sqrt(last_axis) / 2
-
-
-def _tensorflow(arrays: exact.Arrays) -> dict[str, Contender]:
-    """What optax lacks."""
-    import tensorflow as tf
-
-    leaf, axis = _least_norms(arrays)
-    by_leaf, by_axis = (
-        exact.clip_error(arrays, factors(arrays, arrays))
-        for factors in (exact.by_leaf(leaf), exact.by_last_axis(axis))
-    )
-    return {
-        "TensorFlow by leaf": foreign.tensorflow(
-            lambda xs: [tf.clip_by_norm(x, leaf) for x in xs], arrays, by_leaf
-        ),
-        "TensorFlow by last axis": foreign.tensorflow(
-            lambda xs: [tf.clip_by_norm(x, axis, [-1]) for x in xs], arrays, by_axis
-        ),
+        "optclip by value": (optclip.clip_by_value(0.5), by_value),
+        "optax by value": (optax.clip(0.5), by_value),
     }
 
 
@@ -120,7 +93,7 @@ def _rules(source: Any, rounds: int) -> list[Row]:
 def rules(limit: float) -> step.Clips:
     """A fixed threshold, and each rule with its usual window."""
     tree, leaf = optclip.clip_by_global_norm, optclip.clip_by_norm
-    fixed = exact.by_global_norm(limit)
+    fixed = exact.by(limit, exact.global_norm)
     zscore = thresholds.zscore(warmup=LONG, max_norm=limit)
     ema = thresholds.ema(warmup=LONG, max_norm=limit)
     return {

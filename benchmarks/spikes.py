@@ -1,13 +1,12 @@
 """Question `spikes`: which way to clip, skip or reset helps when training spikes.
 
-Two small character models, with parameters in float32 and computed in bfloat16, are
-hit on purpose by corrupted batches, a burst of the learning rate and a mislabelled
-batch. Every method stands around the same Adam and sees the same weights and batches.
-Training takes ten minutes on two idle cores; the page is `docs/spikes.md`.
+Two small character models are hit on purpose by corrupted batches, a burst of the
+learning rate and a mislabelled batch. Every method stands around the same Adam and sees
+the same weights and batches. It takes ten minutes; the page is `docs/spikes.md`.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,9 +18,8 @@ import optax
 
 import optclip
 from benchmarks import train as gpt2
-from benchmarks import trees
 from benchmarks.timing import Row
-from examples import train_char_rnn
+from examples import train_char_rnn as char_rnn
 from examples.train_char_rnn import Corpus, read_corpus
 from optclip import recipes
 
@@ -35,7 +33,6 @@ LOSS_FACTOR = 50.0
 WARMUP = 0.05  # of all steps
 FLOOR = 0.05  # the last learning rate, of the peak
 SMOOTHING = 0.9
-SETTLING = 20  # the first norms are high in any run
 
 
 class Plan(NamedTuple):
@@ -51,7 +48,6 @@ class Plan(NamedTuple):
         return sorted((step, kind) for kind, steps in named for step in steps)
 
     def kinds(self) -> np.ndarray:
-        """What the batch of each step is."""
         found = np.full(self.steps, CLEAN)
         found[list(self.corrupted)] = CORRUPTED
         found[list(self.mislabelled)] = MISLABELLED
@@ -97,10 +93,7 @@ UNITS, WIDTH, BLOCKS, HEADS, WINDOW = 128, 48, 2, 4, 32
 
 
 class Model(NamedTuple):
-    """A character model and how it is trained.
-
-    The peak learning rate is about the best of four for Adam without clip and spikes.
-    """
+    """And how it is trained: at the best of four rates for Adam, within a factor of 2."""
 
     name: str
     init: Callable[[jax.Array, int], Any]  # from a key and the number of letters
@@ -116,42 +109,19 @@ class Model(NamedTuple):
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def init_rnn(key: jax.Array, letters: int) -> Any:
-    embed, recur, head = jax.random.split(key, 3)
-    scale = UNITS**-0.5
-    return {
-        "embed": jax.random.normal(embed, (letters, UNITS)),
-        "recur": jax.random.normal(recur, (UNITS, UNITS)) * scale / 2,
-        "bias": jnp.zeros(UNITS),
-        "head": jax.random.normal(head, (UNITS, letters)) * scale,
-        "head_bias": jnp.zeros(letters),
-    }
-
-
 def rnn_logits(params: Any, inputs: jax.Array) -> jax.Array:
     start = jnp.zeros((len(inputs), UNITS), jnp.bfloat16)
-    advance = partial(train_char_rnn.advance, params)
+    advance = partial(char_rnn.advance, params)
     _, hidden = jax.lax.scan(advance, start, inputs.T)
-    return train_char_rnn.logits_of(params, hidden.swapaxes(0, 1))
+    return char_rnn.logits_of(params, hidden.swapaxes(0, 1))
 
 
-def init_transformer(key: jax.Array, letters: int) -> Any:
-    """Gains 1, biases 0, weights that keep the size of numbers at this width."""
-    shapes = trees.gpt2(WIDTH, BLOCKS, letters, WINDOW)
-    flat, treedef = jax.tree.flatten_with_path(shapes, is_leaf=trees.is_shape)
-    keys = jax.random.split(key, len(flat))
-
-    def leaf(path: Any, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-        if len(shape) == 1:
-            return jnp.full(shape, path[-1].key == "g", jnp.float32)
-        return WIDTH**-0.5 * jax.random.normal(key, shape)
-
-    leaves = [leaf(path, shape, k) for (path, shape), k in zip(flat, keys, strict=True)]
-    return jax.tree.unflatten(treedef, leaves)
-
-
-RNN = Model("rnn", init_rnn, rnn_logits)
-TRANSFORMER = Model("transformer", init_transformer, partial(gpt2.logits, heads=HEADS))
+RNN = Model("rnn", partial(char_rnn.init_params, units=UNITS), rnn_logits)
+TRANSFORMER = Model(
+    "transformer",
+    partial(gpt2.init, width=WIDTH, blocks=BLOCKS, window=WINDOW),
+    partial(gpt2.logits, heads=HEADS),
+)
 MODELS = (RNN, TRANSFORMER)
 
 # Around the norms of gradients before the spikes, from a third of them to far above.
@@ -165,10 +135,7 @@ ACCLIP_RATE = 100.0
 
 
 def descent() -> optax.GradientTransformationExtraArgs:
-    """Descend at the learning rate that `update` is given.
-
-    A schedule of its own would stand still while steps are skipped, and bursts with it.
-    """
+    """At the learning rate that is given: a schedule stands still in skipped steps."""
 
     def update(
         updates: Any, state: Any, params: Any = None, *, rate: Any, **_: Any
@@ -206,21 +173,13 @@ def methods() -> dict[str, Any]:
     }
 
 
-class Run(NamedTuple):
-    """What came of all seeds; the first axis of each array is the seed."""
-
-    loss: np.ndarray  # of each step's batch, before it is learnt
-    norm: np.ndarray  # of each step's gradient
-    held_out: np.ndarray
-    metrics: Mapping[str, np.ndarray]  # of the clips after the last step
-
-
 def train(
     model: Model, optimizer: Any, plan: Plan, corpus: Corpus, seeds: Sequence[int]
-) -> Run:
-    """Train from several seeds, one after the other in each call, as training would.
+) -> tuple[np.ndarray, np.ndarray]:
+    """By seed: the loss of each step's batch before it is learnt, and the final loss.
 
-    Side by side each branch in a clip is computed for all, and compiles for minutes.
+    Seeds are taken one after the other, as training would: side by side each branch in
+    a clip is computed for all, and its compilation takes minutes.
     """
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
     letters = len(corpus.alphabet)
@@ -237,26 +196,23 @@ def train(
         return jax.lax.map(of_seed, (state, params, grads, loss))
 
     rates = plan.rates(model.learning_rate).astype(np.float32)
-    seen = []
+    losses = []
     for now in enumerate(plan.kinds()):
-        loss, norm, grads = _gradients(model, letters, params, keys, now, corpus.train)
+        loss, grads = _gradients(model, letters, params, keys, now, corpus.train)
         state, params = update(state, params, grads, loss, rates[now[0]])
-        seen.append((loss, norm))
-    losses, norms = (
-        np.stack(each, 1) for each in zip(*jax.device_get(seen), strict=True)
-    )
-    held_out = _held_out(model, params, corpus.held_out)
-    return Run(losses, norms, *jax.device_get((held_out, _metrics(state))))
+        losses.append(loss)
+    final = _held_out(model, params, corpus.held_out)
+    return np.stack(jax.device_get(losses), 1), np.asarray(final)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _gradients(
     model: Model, letters: int, params: Any, keys: Any, now: Any, text: jax.Array
-) -> tuple[jax.Array, jax.Array, Any]:
-    """The loss of a step's batch, the norm of its gradient and the gradient."""
+) -> tuple[jax.Array, Any]:
+    """The loss of a step's batch and its gradient."""
     step, kind = now
 
-    def of_seed(given: tuple[Any, jax.Array]) -> tuple[jax.Array, jax.Array, Any]:
+    def of_seed(given: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:
         params, key = given
         data_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
         last = len(text) - model.window
@@ -267,18 +223,9 @@ def _gradients(
         def scaled_loss(params: Any) -> jax.Array:
             return factor * model.loss(params, inputs, targets)
 
-        loss, grads = jax.value_and_grad(scaled_loss)(params)
-        return loss, optclip.functional.global_norm(grads), grads
+        return jax.value_and_grad(scaled_loss)(params)
 
     return jax.lax.map(of_seed, (params, keys))
-
-
-def _metrics(state: Any) -> dict[str, jax.Array]:
-    """What the clips recorded, by seed; nothing where there is none."""
-    try:
-        return jax.vmap(optclip.metrics)(state)
-    except ValueError:
-        return {}
 
 
 @partial(jax.jit, static_argnums=0)
@@ -287,17 +234,6 @@ def _held_out(model: Model, params: Any, text: jax.Array) -> jax.Array:
     length = model.window + 1
     windows = text[: len(text) // length * length].reshape(-1, length)
     return jax.lax.map(lambda p: model.loss(p, windows[:, :-1], windows[:, 1:]), params)
-
-
-def kept(run: Run, plan: Plan, unigram_loss: float) -> Row:
-    clean = plan.kinds() == CLEAN
-    return {
-        "held_out": run.held_out.tolist(),
-        "lost_to": lost_to(smoothed(run.loss, clean), plan),
-        "rate": rate(run.metrics, plan.steps),
-        "diverged": [not loss <= unigram_loss for loss in run.held_out.tolist()],
-        "norm": float(np.median(run.norm[:, clean][:, SETTLING:])),
-    }
 
 
 def smoothed(loss: np.ndarray, clean: np.ndarray) -> np.ndarray:
@@ -323,30 +259,23 @@ def lost_to(smooth: np.ndarray, plan: Plan) -> dict[str, list[int]]:
     return found
 
 
-def rate(metrics: Mapping[str, np.ndarray], steps: int) -> list[float] | None:
-    """The fraction of steps skipped, or in which the first clip acted, if any."""
-    if "skip/skipped" in metrics:
-        return (metrics["skip/skipped"] / steps).tolist()
-    rates = {key: value for key, value in metrics.items() if "/rate" in key}
-    if not rates:
-        return None
-    first = next(iter(rates)).partition("/")[0]
-    same = [value for key, value in rates.items() if key.startswith(f"{first}/")]
-    return np.max(same, axis=0).tolist()
-
-
 def rows(tiny: bool) -> Iterator[Row]:
     corpus, plan = read_corpus(), spiked(32 if tiny else STEPS)
     models, made, seeds = MODELS, methods(), range(2 if tiny else SEEDS)
     if tiny:
-        models = (RNN,)
-        made = {name: made[name] for name in ("no clip", "olmo_skip")}
+        models, made = (RNN,), {name: made[name] for name in ("no clip", "olmo_skip")}
 
     def trained(job: tuple[Model, str, Plan]) -> Row:
         model, name, plan = job
-        run = train(model, made[name], plan, corpus, seeds)
-        head = {"model": model.name, "method": name, "spikes": bool(plan.events())}
-        return {**head, **kept(run, plan, corpus.unigram_loss)}
+        loss, final = train(model, made[name], plan, corpus, seeds)
+        smooth = smoothed(loss, plan.kinds() == CLEAN)
+        return {
+            "model": model.name,
+            "method": name,
+            "spikes": bool(plan.events()),
+            "held_out": final.tolist(),
+            "lost_to": lost_to(smooth, plan),
+        }
 
     jobs = [(model, "no clip", Plan(plan.steps)) for model in models]
     jobs += itertools.product(models, made, [plan])
@@ -357,34 +286,27 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each method, the lowest losses first; columns for each model."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    calm = [row for row in rows if not row["spikes"]]
     by_method: dict[str, list[Row]] = {}
     for row in rows:
-        if row["spikes"]:
-            by_method.setdefault(row["method"], []).append(row)
-    heads = [f"{model}: final loss | steps lost | acted" for model in models]
-    found = dict(sorted(by_method.items(), key=lambda item: sum(map(loss, item[1]))))
-    found["*no clip, no spikes*"] = calm
-    lines = [f"| method | {' | '.join(heads)} |", "|---" * (1 + 3 * len(models)) + "|"]
-    lines += [f"| {m} | {' | '.join(map(_cells, each))} |" for m, each in found.items()]
+        name = row["method"] if row["spikes"] else f"*{row['method']}, no spikes*"
+        by_method.setdefault(name, []).append(row)
+    models = dict.fromkeys(row["model"] for row in rows)
+    heads = [f"{model}: final loss | steps lost" for model in models]
+    lines = [f"| method | {' | '.join(heads)} |", "|---" * (1 + 2 * len(models)) + "|"]
+    for name in sorted(by_method, key=lambda name: sum(map(loss, by_method[name]))):
+        lines.append(f"| {name} | {' | '.join(map(_cells, by_method[name]))} |")
     return "\n".join(lines)
 
 
 def loss(row: Row) -> float:
     """The median of all seeds; NaN counts as larger than any loss."""
-    return float(np.median(np.nan_to_num(_losses(row), nan=np.inf)))
-
-
-def _losses(row: Row) -> list[float]:
-    return [float(x) for x in row["held_out"]]
+    losses = np.asarray(row["held_out"], float)
+    return float(np.median(np.nan_to_num(losses, nan=np.inf)))
 
 
 def _cells(row: Row) -> str:
-    """Medians: the loss with its range, steps lost by kind, how often the clip acted."""
-    low, high = np.min(_losses(row)), np.max(_losses(row))
-    lost = " / ".join(
-        f"{np.median(n):.0f}" for n in map(row["lost_to"].get, KINDS) if n
-    )
-    rate = f"{np.median(row['rate']):.1%}" if row["rate"] else ""
-    return f"{loss(row):.3f} ({low:.3f} to {high:.3f}) | {lost} | {rate}"
+    """Medians: the loss with its range, and the steps lost by kind of spike."""
+    losses = np.asarray(row["held_out"], float)
+    found = (row["lost_to"].get(kind) for kind in KINDS)
+    lost = " / ".join(f"{np.median(each):.0f}" for each in found if each)
+    return f"{loss(row):.3f} ({losses.min():.3f} to {losses.max():.3f}) | {lost}"

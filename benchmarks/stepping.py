@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import exact
 from benchmarks.donated import compiled
 from benchmarks.exact import Arrays, Factors, places
 from benchmarks.timing import Contender
@@ -16,7 +15,6 @@ from benchmarks.timing import Contender
 Tree = Any
 Gradients = Callable[..., Tree]  # from the parameters and the arguments of the step
 
-LEAVES, ELEMENTS = 8, 1 << 12  # looked at after a step
 ROUNDINGS = 8  # of the dtype, by which two orders of the same arithmetic may differ
 
 
@@ -34,26 +32,28 @@ class Stepping:
         *arguments: Any,
         slack: float = 0.0,
     ) -> None:
-        self._optimizer = optimizer
         self._gradients, self._arguments = gradients, arguments
         self._slack = slack
         # Computed, so that these buffers belong to XLA and donating them is no copy.
         self._state = jax.jit(lambda p: (p, optimizer.init(p)))(params)
-        self._sampled = jax.jit(_sampler(params))
         self._alone = jax.jit(gradients)
+
+        def stepped(updates: Tree, params: Tree, moments: Tree) -> Tree:
+            updates, moments = optimizer.update(updates, moments, params)
+            return optax.apply_updates(params, updates), moments
+
+        self._stepped = stepped
 
     def contender(self, clip: Any, factors: Factors) -> Contender:
         """The step behind a clip, whose factors are known."""
         own = jax.jit(clip.init)(self._state[0])
 
         def step(state: Any, own: Any, *arguments: Any) -> Any:
-            params, moments = state
-            updates = self._gradients(params, *arguments)
-            updates, own = clip.update(updates, own, params)
-            return _stepped(self._optimizer, updates, moments, params), own
+            updates = self._gradients(state[0], *arguments)
+            updates, own = clip.update(updates, own, state[0])
+            return self._stepped(updates, *state), own
 
         run, facts = compiled(step, self._state, own, *self._arguments, donate=(0, 1))
-        facts["clip's state kB"] = _nbytes(own) / 1e3
 
         def call() -> None:
             nonlocal own
@@ -61,59 +61,35 @@ class Stepping:
                 run(self._state, own, *self._arguments)
             )
 
-        expected: list[Any] = []
+        expected: list[Arrays] = []
 
         def prepare() -> None:
             if not expected:
-                expected.append(jax.device_get(self._expected(factors)))
+                expected.append(self._expected(factors))
 
         def error(_: Any) -> float:
-            found = jax.device_get(self._sampled(self._state))
-            pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+            pairs = zip(_sampled(self._state), expected[0], strict=True)
             return max(_error(*pair, self._slack) for pair in pairs)
 
         return Contender(call, prepare, error, facts)
 
-    def _expected(self, factors: Factors) -> Tree:
+    def _expected(self, factors: Factors) -> Arrays:
         """A sample of the next state, from gradients that NumPy clips in float64."""
-        gradients = jax.device_get(self._alone(self._state[0], *self._arguments))
-        arrays: Arrays = jax.tree.leaves(gradients)
         params = jax.tree.leaves(jax.device_get(self._state[0]))
-        by = factors(arrays, params)
-        chosen = [(arrays[i], by[i]) for i in places(len(arrays), LEAVES)]
-        updates = [
-            exact.scaled(x, f, places(x.size, ELEMENTS)).astype(x.dtype)
-            for x, f in chosen
+        found = jax.device_get(self._alone(self._state[0], *self._arguments))
+        gradients, structure = jax.tree.flatten(found)
+        by = factors(gradients, params)
+        clipped = [
+            (x.astype(np.float64) * factor).astype(x.dtype)
+            for x, factor in zip(gradients, by, strict=True)
         ]
-        sampled, moments = self._sampled(self._state)
-        step = jax.jit(_stepped, static_argnums=0)
-        return step(self._optimizer, updates, moments, sampled)
+        step = jax.jit(self._stepped)
+        return _sampled(step(structure.unflatten(clipped), *self._state))
 
 
-def _stepped(optimizer: Any, updates: Tree, moments: Tree, params: Tree) -> Tree:
-    """The parameters and moments after a step."""
-    updates, moments = optimizer.update(updates, moments, params)
-    return optax.apply_updates(params, updates), moments
-
-
-def _sampler(params: Tree) -> Callable[[Tree], Tree]:
-    """Of each tree like the parameters in a tree, some elements of some leaves.
-
-    An optimizer that goes element by element can step on these alone.
-    """
-    structure = jax.tree.structure(params)
-    chosen = places(structure.num_leaves, LEAVES)
-
-    def is_like_params(node: Any) -> bool:
-        return jax.tree.structure(node) == structure
-
-    def sample(node: Any) -> Any:
-        if not is_like_params(node):
-            return node
-        leaves = jax.tree.leaves(node)
-        return [leaves[i].reshape(-1)[places(leaves[i].size, ELEMENTS)] for i in chosen]
-
-    return lambda tree: jax.tree.map(sample, tree, is_leaf=is_like_params)
+def _sampled(state: Tree) -> Arrays:
+    leaves = map(np.asarray, jax.tree.leaves(state))
+    return [x.reshape(-1)[places(x.size)] for x in leaves]
 
 
 def _error(got: np.ndarray, want: np.ndarray, slack: float) -> float:
@@ -124,7 +100,3 @@ def _error(got: np.ndarray, want: np.ndarray, slack: float) -> float:
     got, want = got.astype(np.float64), want.astype(np.float64)
     error = np.max(np.abs(got - want)) / max(np.max(np.abs(want)), 1e-30)
     return float(np.maximum(0.0, error - allowed))
-
-
-def _nbytes(state: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

@@ -6,7 +6,6 @@ computes: they are not timed, and a contender that is wrong leaves the race.
 """
 
 import gc
-import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -30,73 +29,46 @@ class Contender(NamedTuple):
     facts: Mapping[str, Any] = {}  # known without running, as memory
 
 
-class Sample(NamedTuple):
-    seconds: float
-    faults: int
-
-
 def race(contenders: Mapping[str, Contender], rounds: int, against: str) -> list[Row]:
     """A row for each contender, with its time over that of one of them."""
-    errors = {name: _error_of(each) for name, each in contenders.items()}
-    right = {n: c for n, c in contenders.items() if _is_right(n, errors[n])}
-    samples: dict[str, list[Sample]] = {name: [] for name in right}
+    errors, right = {}, {}
+    for name, each in contenders.items():
+        each.prepare()
+        errors[name] = each.error(each.call())
+        if errors[name] <= (EXACT if name.startswith("optclip") else CLOSE):
+            right[name] = each
+    samples: dict[str, list[float]] = {name: [] for name in right}
     rng = np.random.default_rng(0)
     for _ in range(rounds):
         for i in rng.permutation(len(right)):
             name = list(right)[i]
             right[name].prepare()
             samples[name].append(_timed(right[name].call))
+    medians = {
+        n: _medians(x, samples.get(against), against) for n, x in samples.items()
+    }
     return [
-        {
-            "contender": name,
-            **_medians(samples.get(name), samples.get(against), against),
-            **each.facts,
-            "error": errors[name],
-        }
-        for name, each in contenders.items()
+        {"contender": n, **medians.get(n, {}), **each.facts, "error": errors[n]}
+        for n, each in contenders.items()
     ]
 
 
-def _error_of(contender: Contender) -> float:
-    contender.prepare()
-    return contender.error(contender.call())
-
-
-def _is_right(name: str, error: float) -> bool:
-    return error <= (EXACT if name.startswith("optclip") else CLOSE)
-
-
-def _timed(call: Callable[[], Any]) -> Sample:
+def _timed(call: Callable[[], Any]) -> float:
     gc.disable()
-    before, start = page_faults(), time.perf_counter()
+    start = time.perf_counter()
     result = call()
-    sample = Sample(time.perf_counter() - start, page_faults() - before)
+    seconds = time.perf_counter() - start
     # Before the next contender, which would find less memory free.
     del result
     gc.enable()
-    return sample
+    return seconds
 
 
-def page_faults() -> int:
-    """Minor page faults of this process so far: each fresh 4 KB page is one."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _medians(
-    samples: list[Sample] | None, against: list[Sample] | None, name: str
-) -> Row:
-    """Milliseconds with their quartiles, page faults, and the median ratio."""
-    if samples is None:
-        return {"ms": None}
-    ms = [1e3 * sample.seconds for sample in samples]
-    low, middle, high = np.quantile(ms, (0.25, 0.5, 0.75))
-    row = {"ms": middle, "quartiles": [low, high]}
+def _medians(samples: list[float], against: list[float] | None, name: str) -> Row:
+    """Milliseconds with their quartiles, and the median of the ratios by round."""
+    low, middle, high = (1e3 * np.quantile(samples, (0.25, 0.5, 0.75))).tolist()
+    row: Row = {"ms": middle, "quartiles": [low, high]}
     if against is not None:
-        row[f"over {name}"] = ratio(samples, against)
-    return {**row, "page faults": statistics.median(s.faults for s in samples)}
-
-
-def ratio(above: list[Sample], below: list[Sample]) -> float:
-    """The median of the ratios by round."""
-    pairs = zip(above, below, strict=True)
-    return statistics.median(a.seconds / b.seconds for a, b in pairs)
+        ratios = [a / b for a, b in zip(samples, against, strict=True)]
+        row[f"over {name}"] = statistics.median(ratios)
+    return row

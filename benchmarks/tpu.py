@@ -1,9 +1,8 @@
 """Question `tpu`: a clip and AdamW compiled for TPUs that need not be there; none runs.
 
-Shapes alone are given, of bfloat16 gradients and parameters, each leaf split over up to
-256 chips (FSDP). Figures are of the compiled program, for one chip: its memory by XLA's
-own account, its bytes counted from the text. Each row has a process of its own, so that
-no compilation profits from another's.
+Gradients and parameters are bfloat16, each leaf split over up to 256 chips (FSDP).
+Figures are for one chip: memory by XLA's own account, bytes counted from the text. Each
+row has a process of its own, so that no compilation profits from another's.
 """
 
 import json
@@ -27,17 +26,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optclip
-from benchmarks import trees
+from benchmarks import results, trees
 from benchmarks.timing import Row
 
 KIND = "tpu"
-COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-)
+COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 # What only names a thing, and a branch: what is in it is not run.
 UNMOVED = ("parameter", "get-tuple-element", "tuple", "bitcast", "copy", "conditional")
 CLIPS = {
@@ -91,11 +84,6 @@ def lowered(mesh: Mesh, shapes: Any, clip: optax.GradientTransformation) -> Any:
         return jax.jit(step, donate_argnums=(1, 2)).lower(tree, state, tree)
 
 
-def accessed(program: Any) -> float:
-    """The bytes that a step reads and writes on one chip, by XLA's own account."""
-    return program.cost_analysis()["bytes accessed"]
-
-
 def moved(program: Any) -> int:
     """Bytes that the operations of a step read and write on one chip, where it is run.
 
@@ -128,8 +116,7 @@ def _nbytes(shapes: str) -> int:
 
 def collectives(text: str) -> list[tuple[str, str]]:
     """What the devices send each other: the shapes of each result, and the kind."""
-    names = "|".join(COLLECTIVES)
-    return re.findall(rf"= (\S.*?) ({names})(?:-start)?\(", text)
+    return re.findall(rf"= (\S.*?) ({COLLECTIVES})(?:-start)?\(", text)
 
 
 def rows(tiny: bool) -> Iterator[Row]:
@@ -147,11 +134,10 @@ def row(tree: str, topology: str, clip: str) -> Row:
     jax.config.update("jax_enable_compilation_cache", False)
     mesh = mesh_of(topology)
     shapes = trees.typed(TREES[tree], "bfloat16")
-    starts = [time.perf_counter()]
-    step = lowered(mesh, shapes, CLIPS[clip])
-    starts.append(time.perf_counter())
-    program = step.compile()
-    starts.append(time.perf_counter())
+    traced = lowered(mesh, shapes, CLIPS[clip])
+    start = time.perf_counter()
+    program = traced.compile()
+    seconds = time.perf_counter() - start
     text = program.as_text()
     return {
         "tree": tree,
@@ -160,35 +146,33 @@ def row(tree: str, topology: str, clip: str) -> Row:
         "chips": mesh.size,
         "clip": clip,
         "collectives": Counter(kind for _, kind in collectives(text)),
-        "branches": text.count(" conditional("),
         "moved": moved(program),
-        "counted": accessed(program),
         "gradients": trees.nbytes(shapes) / mesh.shape["fsdp"],
         "temporaries": program.memory_analysis().temp_size_in_bytes,
-        "traced": starts[1] - starts[0],
-        "compiled": starts[2] - starts[1],
+        "compiled": seconds,
     }
 
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each tree and number of chips: unclipped / optclip / optax."""
-    lines = [
-        "| leaves of | gradients on a chip | chips | all-reduces | bytes / unclipped"
-        " | temporaries | compiled in |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for start in range(0, len(rows), len(CLIPS)):
-        plain, ours, theirs = found = rows[start : start + len(CLIPS)]
-        counts = [str(r["collectives"].get("all-reduce", 0)) for r in found]
-        ratios = [f"{r['moved'] / plain['moved']:.3f}" for r in (ours, theirs)]
-        temporaries = [f"{r['temporaries'] / 1e6:.1f}" for r in found]
-        seconds = [f"{r['compiled']:.0f}" for r in found]
-        lines.append(
-            f"| {plain['tree']}, {plain['leaves']} | {plain['gradients'] / 1e6:,.1f} MB"
-            f" | {plain['chips']:,} | {' / '.join(counts)} | {' / '.join(ratios)}"
-            f" | {' / '.join(temporaries)} MB | {' / '.join(seconds)} s |"
-        )
-    return "\n".join(lines)
+    starts = range(0, len(rows), len(CLIPS))
+    return results.table([_line(rows[i : i + len(CLIPS)]) for i in starts])
+
+
+def _line(found: Sequence[Row]) -> Row:
+    plain, *clipped = found
+    cells = {
+        "all-reduces": [str(r["collectives"].get("all-reduce", 0)) for r in found],
+        "bytes / unclipped": [f"{r['moved'] / plain['moved']:.3f}" for r in clipped],
+        "temporaries, MB": [f"{r['temporaries'] / 1e6:.1f}" for r in found],
+        "compiled in, s": [f"{r['compiled']:.0f}" for r in found],
+    }
+    return {
+        "leaves of": f"{plain['tree']}, {plain['leaves']}",
+        "gradients on a chip": f"{plain['gradients'] / 1e6:,.1f} MB",
+        "chips": f"{plain['chips']:,}",
+        **{key: " / ".join(each) for key, each in cells.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -16,44 +16,40 @@ from benchmarks.timing import Row, race
 # So low that every step is clipped, also when these few tokens are learnt.
 LIMIT = 1e-3
 # The gradients in the step and alone are compiled, and so rounded, differently.
-SLACK = {"float32": 1e-3, "bfloat16": 0.2}
+SLACK = 1e-3
 
 
-class Model(NamedTuple):
-    """The sizes of a GPT-2 and of its batch."""
+class Size(NamedTuple):
+    """Of a GPT-2 and of its batch."""
 
+    letters: int
     width: int
     blocks: int
-    vocabulary: int
     window: int
     batch: int
 
-    @property
-    def heads(self) -> int:
-        """As in GPT-2, 64 numbers each."""
-        return max(1, self.width // 64)
 
-    def parameters(self, dtype: str) -> Any:
-        """Parameters as at the start of training: gains 1, biases 0, weights small."""
-        shapes = trees.gpt2(self.width, self.blocks, self.vocabulary, self.window)
-        return jax.tree_util.tree_map_with_path(_initial, trees.numbers(shapes, dtype))
+def init(key: jax.Array, letters: int, width: int, blocks: int, window: int) -> Any:
+    """Gains 1, biases 0, weights that keep the size of numbers at this width."""
+    shapes = trees.gpt2(width, blocks, letters, window)
+    flat, treedef = jax.tree.flatten_with_path(shapes, is_leaf=trees.is_shape)
+    keys = jax.random.split(key, len(flat))
 
+    def leaf(path: Any, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+        if len(shape) == 1:
+            return jnp.full(shape, path[-1].key == "g", jnp.float32)
+        return width**-0.5 * jax.random.normal(key, shape)
 
-def _initial(path: Any, x: np.ndarray) -> np.ndarray:
-    """One leaf of standard normal numbers, made into a parameter."""
-    if x.ndim == 2:
-        return (0.02 * x.astype(np.float32)).astype(x.dtype)
-    return np.full_like(x, path[-1].key == "g")
+    leaves = [leaf(path, shape, k) for (path, shape), k in zip(flat, keys, strict=True)]
+    return jax.tree.unflatten(treedef, leaves)
 
 
-def normed(p: Any, x: jax.Array) -> jax.Array:
-    """Layer normalization."""
+def layer_norm(p: Any, x: jax.Array) -> jax.Array:
     centred = x - x.mean(-1, keepdims=True)
     return centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p["g"] + p["b"]
 
 
 def dense(p: Any, x: jax.Array) -> jax.Array:
-    """An affine map."""
     return x @ p["w"] + p["b"]
 
 
@@ -75,44 +71,28 @@ def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
     """A GPT-2 with the embedding tied to the output."""
     x = params["wte"][tokens] + params["wpe"][: tokens.shape[1]]
     for p in params["blocks"]:
-        x = x + attention(p["attn"], normed(p["ln_1"], x), heads)
-        hidden = jax.nn.gelu(dense(p["mlp"]["c_fc"], normed(p["ln_2"], x)))
+        x = x + attention(p["attn"], layer_norm(p["ln_1"], x), heads)
+        hidden = jax.nn.gelu(dense(p["mlp"]["c_fc"], layer_norm(p["ln_2"], x)))
         x = x + dense(p["mlp"]["c_proj"], hidden)
-    return normed(params["ln_f"], x) @ params["wte"].T
-
-
-def loss(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
-    """The cross-entropy of each next token."""
-    found = logits(params, tokens[:, :-1], heads).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()
+    return layer_norm(params["ln_f"], x) @ params["wte"].T
 
 
 def rows(tiny: bool) -> Iterator[Row]:
-    """The real step in float32; on a GPU also in bfloat16, and larger."""
-    on_gpu = jax.default_backend() == "gpu"
-    if tiny:
-        model = Model(64, 1, 512, 32, 2)
-    elif on_gpu:
-        model = Model(768, 12, 50257, 1024, 8)
-    else:
-        model = Model(384, 6, 16384, 128, 2)
-    for dtype in ("float32", "bfloat16") if on_gpu else ("float32",):
-        for row in _raced(model, dtype, 2 if tiny else 15):
-            yield {"tokens": model.batch * model.window, "dtype": dtype, **row}
-
-
-def _raced(model: Model, dtype: str, rounds: int) -> list[Row]:
-    params = jax.device_put(model.parameters(dtype))
-    shape = (model.batch, model.window + 1)
-    tokens = np.random.default_rng(1).integers(model.vocabulary, size=shape)
-
-    def gradients(params: Any, tokens: jax.Array) -> Any:
-        return jax.grad(loss)(params, tokens, model.heads)
-
+    size = Size(512, 64, 1, 32, 2) if tiny else Size(16_384, 384, 6, 128, 2)
+    params = init(jax.random.key(0), *size[:-1])
+    shape = (size.batch, size.window + 1)
+    tokens = np.random.default_rng(1).integers(size.letters, size=shape)
     stepping = Stepping(
-        params, optax.adamw(1e-4), gradients, jnp.asarray(tokens), slack=SLACK[dtype]
+        params, optax.adamw(1e-4), jax.grad(loss), jnp.asarray(tokens), slack=SLACK
     )
     clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
     clips |= step.by_global_norm(LIMIT)
     contenders = {name: stepping.contender(*each) for name, each in clips.items()}
-    return race(contenders, rounds, against="unclipped")
+    for row in race(contenders, 2 if tiny else 15, against="unclipped"):
+        yield {"tokens": size.batch * size.window, **row}
+
+
+def loss(params: Any, tokens: jax.Array) -> jax.Array:
+    """The cross-entropy of each next token; heads of 64 numbers, as in GPT-2."""
+    found = logits(params, tokens[:, :-1], heads=params["wpe"].shape[1] // 64)
+    return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()

@@ -1,6 +1,6 @@
 """The workloads: trees of shapes, and the numbers that fill them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,42 +18,21 @@ def gpt2(width: int, blocks: int, vocabulary: int, positions: int) -> Tree:
     def affine(rows: int, columns: int) -> Tree:
         return {"w": (rows, columns), "b": (columns,)}
 
-    def norm() -> Tree:
-        return {"g": (width,), "b": (width,)}
-
-    def block() -> Tree:
-        return {
-            "ln_1": norm(),
-            "attn": {
-                "c_attn": affine(width, 3 * width),
-                "c_proj": affine(width, width),
-            },
-            "ln_2": norm(),
-            "mlp": {
-                "c_fc": affine(width, 4 * width),
-                "c_proj": affine(4 * width, width),
-            },
-        }
-
-    return {
-        "wte": (vocabulary, width),
-        "wpe": (positions, width),
-        "blocks": [block() for _ in range(blocks)],
-        "ln_f": norm(),
-    }
+    d, norm = width, {"g": (width,), "b": (width,)}
+    attention = {"c_attn": affine(d, 3 * d), "c_proj": affine(d, d)}
+    mlp = {"c_fc": affine(d, 4 * d), "c_proj": affine(4 * d, d)}
+    block = {"ln_1": norm, "attn": attention, "ln_2": norm, "mlp": mlp}
+    embeddings = {"wte": (vocabulary, d), "wpe": (positions, d)}
+    return {**embeddings, "blocks": [block] * blocks, "ln_f": norm}
 
 
 def llama(width: int, blocks: int, hidden: int, vocabulary: int) -> Tree:
     """The parameters of a Llama; (4096, 32, 11008, 32000) are the 291 leaves of 7B."""
-    square, up = (width, width), (width, hidden)
-
-    def block() -> Tree:
-        attention = dict.fromkeys(("wq", "wk", "wv", "wo"), square)
-        feed_forward = {"w1": up, "w2": up[::-1], "w3": up}
-        return attention | feed_forward | {"norm_1": (width,), "norm_2": (width,)}
-
-    head = {"embed": (vocabulary, width), "head": (width, vocabulary), "norm": (width,)}
-    return head | {"blocks": [block() for _ in range(blocks)]}
+    up, norm = (width, hidden), (width,)
+    block = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
+    block |= {"w1": up, "w2": up[::-1], "w3": up, "norm_1": norm, "norm_2": norm}
+    head = {"embed": (vocabulary, width), "head": (width, vocabulary), "norm": norm}
+    return {**head, "blocks": [block] * blocks}
 
 
 def small_leaves(count: int) -> Tree:
@@ -78,7 +57,6 @@ def workloads(tiny: bool) -> dict[str, Tree]:
 
 
 def is_shape(node: Any) -> bool:
-    """Whether a node of a tree of shapes is a leaf of it."""
     return isinstance(node, tuple)
 
 
@@ -107,12 +85,5 @@ def nbytes(tree: Tree) -> int:
 
 def exact_norm(arrays: Sequence[Any]) -> float:
     """The L2 norm in float64, whatever the dtypes."""
-    return float(np.sqrt(sum(np.vdot(part, part) for part in _in_float64(arrays))))
-
-
-def _in_float64(arrays: Sequence[Any]) -> Iterator[np.ndarray]:
-    """All elements, a few million at a time to spare memory."""
-    for array in arrays:
-        flat = np.asarray(array).reshape(-1)
-        for start in range(0, flat.size, 1 << 22):
-            yield flat[start : start + (1 << 22)].astype(np.float64)
+    flat = (np.asarray(x).reshape(-1).astype(np.float64) for x in arrays)
+    return float(np.sqrt(sum(np.vdot(x, x) for x in flat)))

@@ -89,9 +89,7 @@ def rooms() -> dict[str, set[str]]:
         imported = found.setdefault(here, set())
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module:
-                names = [
-                    f"{node.module}.{alias.name}".split(".") for alias in node.names
-                ]
+                names = [f"{node.module}.{a.name}".split(".") for a in node.names]
                 imported |= {name[1] for name in names if name[0] == "optclip"}
     # The public face imports all.
     found.pop("__init__")
@@ -110,10 +108,7 @@ def longest_chain() -> list[str]:
 
 
 def import_seconds(runs: int) -> float:
-    """What `import optclip` takes after jax and optax, the least of some runs.
-
-    With bytecode written by the first of them, as an installation writes it.
-    """
+    """What it takes after jax and optax, at least; the first run writes bytecode."""
     code = (
         "import time, jax, optax; start = time.perf_counter(); import optclip;"
         " print(time.perf_counter() - start)"
@@ -131,10 +126,8 @@ def eager_ratio(calls: int) -> float:
         state = tx.init(tree)
         return Contender(lambda: jax.block_until_ready(tx.update(tree, state)))
 
-    clips = {
-        "optclip": contender(optclip.clip_by_global_norm(1.0)),
-        "optax": contender(optax.clip_by_global_norm(1.0)),
-    }
+    modules = {"optclip": optclip, "optax": optax}
+    clips = {name: contender(m.clip_by_global_norm(1.0)) for name, m in modules.items()}
     return race(clips, calls, against="optax")[0]["over optax"]
 
 

@@ -1,8 +1,6 @@
 """Question `compile`: seconds to trace, lower and compile, without any cache.
 
-Each compilation has a process of its own, and contenders take turns:
-
-    python -m benchmarks.compiling llama adamw agc optax
+Each compilation has a process of its own, and contenders take turns.
 """
 
 import statistics
@@ -10,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +19,6 @@ from benchmarks import trees
 from benchmarks.timing import Row
 from optclip import recipes
 
-Make = Callable[[], Any]
-
 
 class Case(NamedTuple):
     tree: str
@@ -29,25 +26,17 @@ class Case(NamedTuple):
     clip: str
 
 
+BLOCK_RMS = partial(optax.clip_by_block_rms, 1.0)
 # Ours, and what is nearest in optax.
-CLIPS: dict[str, dict[str, Make]] = {
+CLIPS: dict[str, dict[str, Callable[[], Any]]] = {
     "none": {"unclipped": optax.identity},
     "global norm": {
-        "optclip": lambda: optclip.clip_by_global_norm(1.0),
-        "optax": lambda: optax.clip_by_global_norm(1.0),
+        "optclip": partial(optclip.clip_by_global_norm, 1.0),
+        "optax": partial(optax.clip_by_global_norm, 1.0),
     },
-    "leaf": {
-        "optclip": lambda: optclip.clip_by_norm(1.0),
-        "optax": lambda: optax.clip_by_block_rms(1.0),
-    },
-    "agc": {
-        "optclip": lambda: recipes.agc(0.01),
-        "optax": lambda: optax.adaptive_grad_clip(0.01),
-    },
-    "adagc": {
-        "optclip": recipes.adagc,
-        "optax": lambda: optax.clip_by_block_rms(1.0),
-    },
+    "leaf": {"optclip": partial(optclip.clip_by_norm, 1.0), "optax": BLOCK_RMS},
+    "agc": {"optclip": recipes.agc, "optax": partial(optax.adaptive_grad_clip, 0.01)},
+    "adagc": {"optclip": recipes.adagc, "optax": BLOCK_RMS},
 }
 CASES = [
     *(Case(tree, "adamw", clip) for tree in ("gpt2", "llama") for clip in CLIPS),
@@ -81,7 +70,7 @@ def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
 
 
 def _in_its_own_process(case: Case, name: str) -> float:
-    command = [sys.executable, "-m", "benchmarks.compiling", *case, name]
+    command = [sys.executable, "-m", "benchmarks.compile", *case, name]
     return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
 
 
@@ -100,11 +89,10 @@ def seconds_to_compile(case: Case, name: str) -> float:
 
 
 def _shapes(tree: str) -> Any:
-    if tree == "llama":
-        return trees.llama(4096, 32, 11_008, 32_000)
-    if tree == "gpt2":
-        return trees.workloads(tiny=False)["gpt2"]
-    return trees.small_leaves(int(tree))
+    if tree.isdigit():
+        return trees.small_leaves(int(tree))
+    whole = {"llama": trees.llama(4096, 32, 11_008, 32_000)}
+    return (trees.workloads(tiny=False) | whole)[tree]
 
 
 if __name__ == "__main__":
