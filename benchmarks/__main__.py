@@ -8,6 +8,7 @@ minutes: these two are asked by name.
 import argparse
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 
 # Before JAX is imported: the libraries share the memory of a GPU, and are quiet.
@@ -44,7 +45,6 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, nothing saved")
     arguments = parser.parse_args(given)
-    jax.config.update("jax_enable_compilation_cache", False)
     default = [name for name in QUESTIONS if name not in BY_NAME_ONLY]
     for question in arguments.questions or default:
         answer(question, arguments.tiny)
@@ -56,7 +56,10 @@ def answer(question: str, tiny: bool) -> None:
     # Before the rows: of the code that is imported by now.
     head = machine.moment()
     print(f"\n{question}: {QUESTIONS[question]}\n", flush=True)
-    rows = list(module.rows(tiny))
+    rows = []
+    for row in module.rows(tiny):
+        rows.append(row)
+        print(results.rounded(row), file=sys.stderr, flush=True)
     print(getattr(module, "table", results.table)(rows), flush=True)
     if not tiny:
         kind = getattr(module, "KIND", jax.default_backend())
@@ -65,4 +68,5 @@ def answer(question: str, tiny: bool) -> None:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_enable_compilation_cache", False)
     main()

@@ -44,8 +44,7 @@ def leaf_norms(arrays: Arrays) -> Arrays:
 
 
 def leaf_rms(arrays: Arrays) -> Arrays:
-    pairs = zip(leaf_norms(arrays), arrays, strict=True)
-    return [norm / np.sqrt(x.size) for norm, x in pairs]
+    return [leaf_norms([x])[0] / np.sqrt(x.size) for x in arrays]
 
 
 def slice_norms(arrays: Arrays, axis: int) -> Arrays:

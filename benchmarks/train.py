@@ -78,7 +78,7 @@ def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
 
 
 def rows(tiny: bool) -> Iterator[Row]:
-    size = Size(512, 64, 1, 32, 2) if tiny else Size(16_384, 384, 6, 128, 2)
+    size = Size(64, 64, 1, 8, 2) if tiny else Size(16_384, 384, 6, 128, 2)
     params = init(jax.random.key(0), *size[:-1])
     shape = (size.batch, size.window + 1)
     tokens = np.random.default_rng(1).integers(size.letters, size=shape)

@@ -44,9 +44,9 @@ def workloads(tiny: bool) -> dict[str, Tree]:
     """The trees that run: of two models, and of many leaves; or tiny ones like them."""
     if tiny:
         return {
-            "gpt2": gpt2(32, 1, 512, 64),
-            "llama": llama(16, 2, 24, 64),
-            "small": small_leaves(24),
+            "gpt2": gpt2(32, 0, 512, 64),
+            "llama": llama(16, 1, 24, 64),
+            "small": small_leaves(8),
         }
     return {
         "gpt2": gpt2(768, 12, 50_257, 1024),
