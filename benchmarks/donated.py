@@ -48,7 +48,7 @@ def _copied(into: Tree, source: Tree) -> Tree:
 def compiled(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """And the memory that XLA says it needs and moves."""
+    """An executable, and what memory XLA says it needs and moves."""
     executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     return executable, {

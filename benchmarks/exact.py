@@ -26,7 +26,7 @@ def unclipped(gradients: Arrays, params: Arrays) -> Arrays:
 
 
 def by(limit: float, norms: Callable[[Arrays], Arrays]) -> Factors:
-    return lambda gradients, _: [np.minimum(1, limit / n) for n in norms(gradients)]
+    return lambda gradients, _: [limit / np.maximum(limit, n) for n in norms(gradients)]
 
 
 def global_norm(arrays: Arrays) -> Arrays:
