@@ -153,7 +153,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Hours: speed, memory, compile times, beside others, into docs/performance.md."""
+    """An hour: speed, memory, compile times, beside others, into benchmarks/results."""
     install(session, "bench")
     session.run("python", "-m", "benchmarks", *session.posargs)
 

@@ -1,14 +1,15 @@
-"""Measure, save, and write the page: `python -m benchmarks [PART ...]`.
+"""Measure, print a table for each question, and save it: `python -m benchmarks`.
 
-Parts are run in turn and merged, case by case, into one JSON file, so that they can be
-run one by one and cases measured again; then the page and the plots are made from it.
-`python -m benchmarks weight` is apart: what a clip weighs before it runs.
+Each question replaces its own table in `benchmarks/results/<kind of machine>.json`.
+`tpu` wants the compiler of TPUs (`nox -s tpu` installs it) and `spikes` trains for ten
+minutes: these two are asked by name.
 """
 
 import argparse
+import importlib
 import os
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 # Before JAX is imported: the libraries share the memory of a GPU, and are quiet.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -16,76 +17,56 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import jax
 
-from benchmarks import report, weight
-from benchmarks.cases import PARTS, Options, cases_of
-from benchmarks.results import Results
+from benchmarks import machine, results
 
-HERE = Path(__file__).parent
+QUESTIONS = {
+    "weight": "equations, lines and imports of the package",
+    "clip": "a clip by global norm alone",
+    "step": "an optimizer step behind a clip",
+    "train": "a real training step",
+    "compile": "seconds to compile",
+    "scopes": "clips over other scopes, and thresholds that learn",
+    "tpu": "programs for TPUs, compiled ahead of time",
+    "spikes": "which clip helps when training spikes",
+}
+BY_NAME_ONLY = ("tpu", "spikes")
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
+def main(given: Sequence[str] | None = None) -> None:
+    lines = "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items())
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
-    add = parser.add_argument
-    add(
-        "parts",
+    parser.add_argument(
+        "questions",
         nargs="*",
-        choices=[*PARTS, []],  # argparse of Python 3.11 checks the empty list too
-        metavar="PART",
-        help=f"of {', '.join(PARTS)}; all if none",
+        metavar="QUESTION",
+        # argparse of Python 3.11 checks the empty list too.
+        choices=[*QUESTIONS, []],
+        help=f"{lines}; all but tpu and spikes if none",
     )
-    add("--rounds", type=int, default=15, help="timed calls of each contender")
-    add("--small", action="store_true", help="tiny sizes: a smoke test of a minute")
-    add(
-        "--long",
-        action="store_true",
-        help="also optax on 4,000 leaves; left out, its rows there are lost",
-    )
-    add("--only", default="", metavar="WORDS", help="cases with all of these words")
-    add("--out", type=Path, help="the JSON file; benchmarks/results/<cpu|gpu>.json")
-    add("--page", type=Path, help="the page; docs/performance.md, none if small")
-    add("--list", action="store_true", help="name the cases and stop")
-    return parser.parse_args()
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, nothing saved")
+    arguments = parser.parse_args(given)
+    default = [name for name in QUESTIONS if name not in BY_NAME_ONLY]
+    for question in arguments.questions or default:
+        answer(question, arguments.tiny)
 
 
-def main() -> None:
-    """Run the parts."""
-    if sys.argv[1:] == ["weight"]:
-        weight.main()
-        return
-    arguments = parsed()
-    jax.config.update("jax_enable_compilation_cache", False)
-    backend = jax.default_backend()
-    options = Options(
-        arguments.rounds, arguments.small, arguments.long, gpu=backend == "gpu"
-    )
-    kept = "small" if options.small else backend
-    out = arguments.out or HERE / "results" / f"{kept}.json"
-    words = set(arguments.only.split())
-    results = Results(out)
-    chosen = [
-        (part, case)
-        for part in arguments.parts or PARTS
-        for case in cases_of(part, options)
-        if words <= set(case.name.split())
-    ]
-    if not chosen:
-        sys.exit(f"No case has all of the words {arguments.only!r}: see --list.")
-    for part, case in chosen:
-        print(f"{part}: {case.name}", flush=True)
-        if not arguments.list:
-            results.add(part, case, case.run(), options)
-    page = arguments.page or (None if options.small else report.PAGE)
-    if page and not arguments.list:
-        report.write(_saved(out), page)
-
-
-def _saved(out: Path) -> list[Path]:
-    """The file just written, and those of other kinds of machine beside it."""
-    kinds = (out.with_name(f"{kind}.json") for kind in ("cpu", "gpu"))
-    others = [path for path in kinds if path != out and path.exists()]
-    return [out, *others] if out.stem in ("cpu", "gpu") else [out]
+def answer(question: str, tiny: bool) -> None:
+    """One question, its table and its file."""
+    module = importlib.import_module(f"benchmarks.{question}")
+    # Before the rows: of the code that is imported by now.
+    head = machine.moment()
+    print(f"\n{question}: {QUESTIONS[question]}\n", flush=True)
+    rows = []
+    for row in module.rows(tiny):
+        rows.append(row)
+        print(results.rounded(row), file=sys.stderr, flush=True)
+    print(getattr(module, "table", results.table)(rows), flush=True)
+    if not tiny:
+        kind = getattr(module, "KIND", jax.default_backend())
+        head["machine"] = machine.describe()
+        results.save(results.FOLDER / f"{kind}.json", question, head, rows)
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_enable_compilation_cache", False)
     main()

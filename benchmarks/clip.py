@@ -1,47 +1,54 @@
-"""Part `clip`: the norm and the clip alone, on all trees and dtypes."""
+"""Question `clip`: what a clip by global norm takes alone, outside any step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from benchmarks import contenders, foreign, trees
-from benchmarks.cases import Case, Options, Row
-from benchmarks.held import Held
-from benchmarks.oracle import Oracle
-from benchmarks.timing import race
+import jax
+import jax.numpy as jnp
+import optax
+
+import optclip
+from benchmarks import exact, foreign, trees
+from benchmarks.donated import Donated
+from benchmarks.timing import Row, race
+
+CASES = [
+    *((tree, dtype) for tree in ("gpt2", "llama") for dtype in trees.DTYPES),
+    ("small", "float32"),
+    ("small", "bfloat16"),
+]
 
 
-def cases(options: Options) -> Iterator[Case]:
-    """A race for each tree, dtype, and norm or clip."""
-    for workload in trees.workloads(options.small).values():
-        for dtype in options.dtypes(workload):
-            for what in ("norm", "clip"):
-                labels = {"what": what, "tree": workload.name, "dtype": dtype}
-                run = _case(workload, dtype, what, options)
-                yield Case(labels, run, workload.title)
+def rows(tiny: bool) -> Iterator[Row]:
+    shapes = trees.workloads(tiny)
+    for tree, dtype in CASES[-1:] if tiny else CASES:
+        for row in _raced(shapes[tree], dtype, 2 if tiny else 15):
+            yield {"tree": tree, "dtype": dtype, **row}
 
 
-def _case(
-    workload: trees.Workload, dtype: str, what: str, options: Options
-) -> Callable[[], dict[str, Row]]:
-    """How to run one race."""
+def _raced(shapes: Any, dtype: str, rounds: int) -> list[Row]:
+    source = trees.numbers(shapes, dtype)
+    arrays = jax.tree.leaves(source)
+    limit = exact.FRACTION * trees.exact_norm(arrays)
+    factors = exact.by(limit, exact.global_norm)(arrays, arrays)
+    error = exact.clip_error(arrays, factors)
+    donated = Donated(source)
+    clips = {
+        "optclip": optclip.clip_by_global_norm(limit),
+        "optclip, no record": optclip.clip_by_global_norm(limit, record=False),
+        "optax": optax.clip_by_global_norm(limit),
+        "formula": optax.stateless(lambda tree, _: formula(tree, limit)),
+    }
+    contenders = {name: donated.clip(tx, error) for name, tx in clips.items()}
+    # What JAX takes to pass so many leaves.
+    contenders["identity"] = donated.clip(optax.identity(), lambda tree: 0.0)
+    contenders |= foreign.clips(arrays, limit, error)
+    return race(contenders, rounds, against="optclip")
 
-    def run() -> dict[str, Row]:
-        source = trees.numbers(workload.shapes, dtype)
-        oracle = Oracle(source, dtype)
-        held = Held(source)
-        names = ["optclip"]
-        if options.quick(workload):
-            names += ["optax", "plain norm" if what == "norm" else "norm only"]
-        if what == "norm":
-            names += ["one pass"] if dtype != "f16" else []  # where one is enough
-            runners = contenders.norm_race(held, oracle, names)
-        else:
-            names += ["own norm", "scale only", "identity"]
-            names += ["transformation, recording", "transformation, silent"]
-            runners = contenders.clip_race(held, oracle, names)
-        others, refused = foreign.races(what, oracle)
-        rows = race({**runners, **others}, options.rounds_for(workload))
-        for row in rows.values():
-            row["gradient_bytes"] = trees.nbytes(source)
-        return {**rows, **refused}
 
-    return run
+def formula(tree: Any, limit: float) -> Any:
+    """The clip as one writes it down, in float32: no guard against overflow or NaN."""
+    wide = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in wide))
+    scale = jnp.minimum(1.0, limit / norm)
+    return jax.tree.map(lambda x: (x.astype(jnp.float32) * scale).astype(x.dtype), tree)

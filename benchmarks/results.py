@@ -1,65 +1,35 @@
-"""The JSON file: every case is merged into it as soon as it is measured."""
+"""Results: a table for each question, and one JSON file for each machine."""
 
 import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.cases import Case, Options
+FOLDER = Path(__file__).parent / "results"
 
 
-class Results:
-    """Measurements of one machine, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._data = read(path) if path.exists() else {"machines": [], "parts": {}}
-        self._commit = machine.commit()  # of the code that is imported by now
-
-    def add(
-        self, part: str, case: Case, rows: Mapping[str, Any], options: Options
-    ) -> None:
-        """Put one case in, in place of an earlier measurement of it, and save."""
-        now, machines = machine.describe(), self._data["machines"]
-        if now not in machines:
-            machines.append(now)
-        cases = self._data["parts"].setdefault(part, {})
-        cases[case.name] = {
-            **case.labels,
-            "title": case.title,
-            **machine.moment(),
-            "small": options.small,
-            "machine": machines.index(now),
-            "commit": self._commits(),
-            "rows": rows,
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(_text(self._data))
-
-    def _commits(self) -> str | None:
-        """The commit; both, if another was made while this ran."""
-        now = machine.commit()
-        return now if now == self._commit else f"{self._commit} to {now}"
+def save(path: Path, question: str, head: Mapping[str, Any], rows: Any) -> None:
+    """Put a whole table in, in place of an earlier one: all of it is of one commit."""
+    data = read(path) if path.exists() else {}
+    data[question] = {**head, "rows": rows}
+    path.write_text(_text(data))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved file."""
-    data = json.loads(path.read_text())
-    if "machine" in data:  # as saved when a file had one for all cases
-        data["machines"] = [data.pop("machine")]
-        del data["machines"][0]["commit"]
-    return data
+    return json.loads(path.read_text())
 
 
-def _text(data: Any) -> str:
-    """JSON with each list on one line: short, and with readable differences."""
-    text = json.dumps(rounded(data), indent=1)
-    return (
-        re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
-    )
+def _text(data: Mapping[str, Any]) -> str:
+    """JSON with each row on one line: short, and with readable differences."""
+    texts = []
+    for question, answer in data.items():
+        head = {key: rounded(each) for key, each in answer.items() if key != "rows"}
+        fields = [f"  {json.dumps(k)}: {json.dumps(each)}" for k, each in head.items()]
+        rows = ",\n".join(f"   {json.dumps(rounded(row))}" for row in answer["rows"])
+        fields.append(f'  "rows": [\n{rows}\n  ]')
+        texts.append(f" {json.dumps(question)}: {{\n" + ",\n".join(fields) + "\n }")
+    return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
 def rounded(data: Any) -> Any:
@@ -71,3 +41,19 @@ def rounded(data: Any) -> Any:
     if isinstance(data, float):
         return float(f"{data:.4g}") if math.isfinite(data) else str(data)
     return data
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A column for each key of any row."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_cell, value))
+    return f"{value:.3g}" if isinstance(value, float) and value < 1000 else str(value)

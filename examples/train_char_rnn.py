@@ -106,15 +106,15 @@ def draw_windows(text: jax.Array, key: jax.Array) -> jax.Array:
     return text[starts + jnp.arange(WINDOW + 1)]
 
 
-def init_params(key: jax.Array, letters: int) -> Params:
+def init_params(key: jax.Array, letters: int, units: int = UNITS) -> Params:
     """Weights of a network that starts out stable: what diverges later is training."""
     embed, recur, head = jax.random.split(key, 3)
-    scale = UNITS**-0.5
+    scale = units**-0.5
     return {
-        "embed": jax.random.normal(embed, (letters, UNITS)),
-        "recur": jax.random.normal(recur, (UNITS, UNITS)) * scale / 2,
-        "bias": jnp.zeros(UNITS),
-        "head": jax.random.normal(head, (UNITS, letters)) * scale,
+        "embed": jax.random.normal(embed, (letters, units)),
+        "recur": jax.random.normal(recur, (units, units)) * scale / 2,
+        "bias": jnp.zeros(units),
+        "head": jax.random.normal(head, (units, letters)) * scale,
         "head_bias": jnp.zeros(letters),
     }
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
@@ -225,10 +226,39 @@ def _across_devices(step: Step) -> list[jax.Array]:
 
 def _reduced(step: Step) -> tuple[jax.Array, ...]:
     """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
-    flags = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
-    *most, clipped = step.norm, -step.threshold, -step.coefficient, *flags
+    bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
+    values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
+    is_large = step.norm.size > _JOINED and step.norm.shape[-1] < 2**24
+    if is_large and not _xla.may_be_split(step.norm):
+        # Of elements, say. XLA on CPU would materialize what each reduction reads.
+        spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
+        values = list(_along_last(*spread))
+    *most, clipped = values
     found = (jnp.max(x, initial=-jnp.inf) if x.ndim else x for x in most)
     return *found, jnp.sum(clipped)
+
+
+@jax.custom_jvp
+def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
+    """Maxima, and the sum of the last, along the last axis, in one kernel for all."""
+    start = [-np.inf] * (len(values) - 1) + [0]
+    start = tuple(np.array(start, values[0].dtype))
+    return lax.reduce(values, start, _merged, [values[0].ndim - 1])
+
+
+@_along_last.defjvp
+def _along_last_jvp(primals: Any, tangents: Any) -> Any:
+    def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
+        return *(jnp.max(x, -1) for x in values[:-1]), jnp.sum(values[-1], -1)
+
+    return _along_last(*primals), jax.jvp(plain, primals, tangents)[1]
+
+
+def _merged(
+    one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    most = map(lax.max, one[:-1], other[:-1])
+    return *most, one[-1] + other[-1]
 
 
 def joined(columns: list[Batched]) -> list[Batched]:

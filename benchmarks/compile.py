@@ -1,0 +1,100 @@
+"""Question `compile`: seconds to trace, lower and compile, without any cache.
+
+Each compilation has a process of its own, and contenders take turns.
+"""
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+import optclip
+from benchmarks import trees
+from benchmarks.timing import Row
+from optclip import recipes
+
+
+class Case(NamedTuple):
+    tree: str
+    optimizer: str
+    clip: str
+
+
+BLOCK_RMS = partial(optax.clip_by_block_rms, 1.0)
+# Ours, and what is nearest in optax.
+CLIPS: dict[str, dict[str, Callable[[], Any]]] = {
+    "none": {"unclipped": optax.identity},
+    "global norm": {
+        "optclip": partial(optclip.clip_by_global_norm, 1.0),
+        "optax": partial(optax.clip_by_global_norm, 1.0),
+    },
+    "leaf": {"optclip": partial(optclip.clip_by_norm, 1.0), "optax": BLOCK_RMS},
+    "agc": {"optclip": recipes.agc, "optax": partial(optax.adaptive_grad_clip, 0.01)},
+    "adagc": {"optclip": recipes.adagc, "optax": BLOCK_RMS},
+}
+CASES = [
+    *(Case(tree, "adamw", clip) for tree in ("gpt2", "llama") for clip in CLIPS),
+    *(Case(str(leaves), "none", "global norm") for leaves in (100, 500, 1000, 2000)),
+]
+TINY = [Case("8", "none", "global norm")]
+# Half a minute in one process says as much as three of a few seconds.
+ROUNDS, LONG = 3, 30.0
+
+
+def rows(tiny: bool) -> Iterator[Row]:
+    for case in TINY if tiny else CASES:
+        seconds = _seconds_of(case, 1 if tiny else ROUNDS)
+        for name, samples in seconds.items():
+            row = {"contender": name, "seconds": statistics.median(samples)}
+            if "optax" in seconds:
+                pairs = zip(samples, seconds["optax"], strict=True)
+                row["over optax"] = statistics.median(a / b for a, b in pairs)
+            yield {**case._asdict(), **row}
+
+
+def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
+    """By contender, as many samples for each."""
+    found: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
+    for _ in range(rounds):
+        for name, samples in found.items():
+            samples.append(_in_its_own_process(case, name))
+        if max(samples[-1] for samples in found.values()) > LONG:
+            break
+    return found
+
+
+def _in_its_own_process(case: Case, name: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.compile", *case, name]
+    return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
+
+
+def seconds_to_compile(case: Case, name: str) -> float:
+    """Of an update in this process, which is to be fresh."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    tree = jax.tree.leaves(trees.typed(_shapes(case.tree), "float32"))
+    tx = CLIPS[case.clip][name]()
+    tx = optax.chain(tx, optax.adamw(1e-3)) if case.optimizer == "adamw" else tx
+    state = jax.eval_shape(tx.init, tree)
+    # What JAX itself does but once.
+    jax.jit(lambda x: x + 1).lower(tree[0]).compile()
+    start = time.perf_counter()
+    jax.jit(tx.update).lower(tree, state, tree).compile()
+    return time.perf_counter() - start
+
+
+def _shapes(tree: str) -> Any:
+    if tree.isdigit():
+        return trees.small_leaves(int(tree))
+    whole = {"llama": trees.llama(4096, 32, 11_008, 32_000)}
+    return (trees.workloads(tiny=False) | whole)[tree]
+
+
+if __name__ == "__main__":
+    *case, name = sys.argv[1:]
+    print(seconds_to_compile(Case(*case), name))

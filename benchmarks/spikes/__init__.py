@@ -1,1 +1,0 @@
-"""Which clip survives injected spikes best: two small character models, many methods."""

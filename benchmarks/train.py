@@ -1,0 +1,98 @@
+"""Question `train`: a real training step of a GPT-2, clipped beside unclipped."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import exact, step, trees
+from benchmarks.stepping import Stepping
+from benchmarks.timing import Row, race
+
+# So low that every step is clipped, also when these few tokens are learnt.
+LIMIT = 1e-3
+# The gradients in the step and alone are compiled, and so rounded, differently.
+SLACK = 1e-3
+
+
+class Size(NamedTuple):
+    """Of a GPT-2 and of its batch."""
+
+    letters: int
+    width: int
+    blocks: int
+    window: int
+    batch: int
+
+
+def init(key: jax.Array, letters: int, width: int, blocks: int, window: int) -> Any:
+    """Gains 1, biases 0, weights that keep the size of numbers at this width."""
+    shapes = trees.gpt2(width, blocks, letters, window)
+    flat, treedef = jax.tree.flatten_with_path(shapes, is_leaf=trees.is_shape)
+    keys = jax.random.split(key, len(flat))
+
+    def leaf(path: Any, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+        if len(shape) == 1:
+            return jnp.full(shape, path[-1].key == "g", jnp.float32)
+        return width**-0.5 * jax.random.normal(key, shape)
+
+    leaves = [leaf(path, shape, k) for (path, shape), k in zip(flat, keys, strict=True)]
+    return jax.tree.unflatten(treedef, leaves)
+
+
+def layer_norm(p: Any, x: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p["g"] + p["b"]
+
+
+def dense(p: Any, x: jax.Array) -> jax.Array:
+    return x @ p["w"] + p["b"]
+
+
+def attention(p: Any, x: jax.Array, heads: int) -> jax.Array:
+    """Causal self-attention."""
+    batch, window, width = x.shape
+    q, k, v = (
+        each.reshape(batch, window, heads, width // heads)
+        for each in jnp.split(dense(p["c_attn"], x), 3, axis=-1)
+    )
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // heads)
+    causal = jnp.tril(jnp.ones((window, window), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e4), axis=-1)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+    return dense(p["c_proj"], mixed.reshape(batch, window, width))
+
+
+def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
+    """A GPT-2 with the embedding tied to the output."""
+    x = params["wte"][tokens] + params["wpe"][: tokens.shape[1]]
+    for p in params["blocks"]:
+        x = x + attention(p["attn"], layer_norm(p["ln_1"], x), heads)
+        hidden = jax.nn.gelu(dense(p["mlp"]["c_fc"], layer_norm(p["ln_2"], x)))
+        x = x + dense(p["mlp"]["c_proj"], hidden)
+    return layer_norm(params["ln_f"], x) @ params["wte"].T
+
+
+def rows(tiny: bool) -> Iterator[Row]:
+    size = Size(64, 64, 1, 8, 2) if tiny else Size(16_384, 384, 6, 128, 2)
+    params = init(jax.random.key(0), *size[:-1])
+    shape = (size.batch, size.window + 1)
+    tokens = np.random.default_rng(1).integers(size.letters, size=shape)
+    stepping = Stepping(
+        params, optax.adamw(1e-4), jax.grad(loss), jnp.asarray(tokens), slack=SLACK
+    )
+    clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
+    clips |= step.by_global_norm(LIMIT)
+    contenders = {name: stepping.contender(*each) for name, each in clips.items()}
+    for row in race(contenders, 2 if tiny else 15, against="unclipped"):
+        yield {"tokens": size.batch * size.window, **row}
+
+
+def loss(params: Any, tokens: jax.Array) -> jax.Array:
+    """The cross-entropy of each next token; heads of 64 numbers, as in GPT-2."""
+    found = logits(params, tokens[:, :-1], heads=params["wpe"].shape[1] // 64)
+    return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()

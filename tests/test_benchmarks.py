@@ -1,0 +1,62 @@
+"""Each question of `python -m benchmarks` runs, at tiny sizes."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import __main__, exact, results, timing
+from benchmarks.timing import Contender
+
+
+@pytest.mark.parametrize(
+    "question", ["clip", "step", "train", "compile", "scopes", "spikes"]
+)
+def test_question(question):
+    module = importlib.import_module(f"benchmarks.{question}")
+    rows = list(module.rows(tiny=True))
+    table = getattr(module, "table", results.table)(rows).splitlines()
+    assert len(table) > 3
+    assert len({line.count("|") for line in table}) == 1
+    # Who is wrong has no time.
+    ours = [row for row in rows if row.get("contender", "").startswith("optclip")]
+    assert all("ms" in row or "seconds" in row for row in ours)
+
+
+def test_the_command_prints_a_table_and_saves_no_tiny_one(capsys, monkeypatch):
+    monkeypatch.delattr(results, "save")
+    __main__.main(["weight", "--tiny"])
+    assert "| lines of code | " in capsys.readouterr().out
+
+
+def contender(value):
+    return Contender(
+        lambda: value, error=exact.clip_error([np.ones(3)], [np.full(1, 0.5)])
+    )
+
+
+def test_a_wrong_result_is_not_timed():
+    found = {
+        "optclip": contender([np.full(3, 0.5)]),
+        "a bit off": contender([np.full(3, 0.51)]),
+        "wrong": contender([np.ones(3)]),
+        "nan": contender([np.full(3, math.nan)]),
+    }
+    rows = {r["contender"]: r for r in timing.race(found, 3, against="optclip")}
+    assert [name for name in rows if "ms" in rows[name]] == ["optclip", "a bit off"]
+    assert rows["optclip"]["over optclip"] == 1
+    assert rows["wrong"]["error"] == pytest.approx(1, abs=0.01)
+
+
+def test_a_table_is_replaced_whole(tmp_path):
+    path = tmp_path / "cpu.json"
+    results.save(path, "clip", {"commit": "a"}, [{"ms": 1.23456}, {"ms": math.nan}])
+    results.save(path, "step", {"commit": "b"}, [{"ms": 2.0, "quartiles": [1.0, 3.0]}])
+    results.save(path, "clip", {"commit": "c"}, [{"ms": None}])
+    found = results.read(path)
+    assert found["clip"] == {"commit": "c", "rows": [{"ms": None}]}
+    assert found["step"]["rows"] == [{"ms": 2.0, "quartiles": [1.0, 3.0]}]
+    assert results.table(found["step"]["rows"]).splitlines() == [
+        "| ms | quartiles |", "| --- | --- |", "| 2 | 1 to 3 |",
+    ]  # fmt: skip
