@@ -173,8 +173,8 @@ def clip_by_global_norm(
         return run(clip, tree, "max_norm", max_norm)
     if strict:
         raise ValueError(
-            "strict=True cannot be had with a norm that the caller supplies, because"
-            " its error is not known. Leave out norm= or strict=."
+            "strict=True and norm= exclude each other: the rounding error of a norm"
+            " that is given is not known. Leave out norm= or strict=."
         )
     given = jnp.asarray(_checked_norm(norm))
     given = given.astype(
@@ -185,14 +185,10 @@ def clip_by_global_norm(
 
 
 def _checked_norm(norm: Any) -> Any:
+    wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
-        raise TypeError(
-            f"norm={norm!r} ({type(norm).__name__}) is not accepted. Give the norm of"
-            " the tree as a real scalar, or None to have it computed."
-        )
+        raise TypeError(_validate.must_be("norm", wanted, norm))
     known = _validate.concrete(norm)
     if known is not None and known < 0:
-        raise ValueError(
-            f"norm={norm} is negative. Give the norm of the tree, or None."
-        )
+        raise ValueError(_validate.must_be("norm", wanted, norm))
     return norm

@@ -68,8 +68,8 @@ def _found(given: Any) -> Mapping[str, Any]:
         return {key: x for key, x in given.items() if is_metric(key)}
     if isinstance(given, list) and given and isinstance(given[-1], Mapping):
         raise TypeError(
-            "opt_state is a list of dicts, a history. Give one step of it, such as the"
-            " last, history[-1]; optclip.plot draws the whole."
+            "`opt_state` must be of one step, got a list of dicts, a history. Give one"
+            " step of it, such as the last, history[-1]; optclip.plot draws the whole."
         )
     return metrics(given)
 
@@ -83,9 +83,10 @@ def _number(key: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
+        advice = "Give the metrics of one step; optclip.plot draws those of many."
+        subject = f"`opt_state` at {key!r}"
         raise TypeError(
-            f"opt_state holds under {key!r} what is no number: {value!r:.100}. Give the"
-            " metrics of one step; optclip.plot draws those of many."
+            _validate.must_be(subject, "a number", value, advice)
         ) from error
 
 

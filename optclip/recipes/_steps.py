@@ -153,11 +153,7 @@ def clippy(
     _validate.plain("absolute", absolute)
 
     def over_allowed(seen: Seen) -> Any:
-        if seen.params is None:
-            raise ValueError(
-                "params=None, but clippy bounds steps by a fraction of the parameters."
-                " Give them: tx.update(updates, state, params)."
-            )
+        _validate.params_given(seen.params)
 
         def quotient(u: Any, w: Any) -> Any:
             if not _leaves.is_floating(u):

@@ -29,11 +29,7 @@ class RelativeToParams:
         return ()
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
-        if seen.params is None:
-            raise ValueError(
-                "params=None, but this threshold is relative to the parameters. Give"
-                " them: tx.update(updates, state, params)."
-            )
+        _validate.params_given(seen.params)
 
         def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))

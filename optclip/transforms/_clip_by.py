@@ -232,7 +232,7 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
         return {"threshold": _rule.as_rules("threshold", threshold)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
-            "Two bounds are for single elements: give over=optclip.ELEMENT and"
+            "Two bounds are for single elements. Give over=optclip.ELEMENT and"
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return {"lower": threshold.lower, "upper": threshold.upper}

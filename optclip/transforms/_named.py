@@ -66,11 +66,11 @@ def clip_by_value(
     """
     two = lower is not None or upper is not None
     if two == (limit is not None):
-        given = "both forms" if two else "neither form"
         raise TypeError(
-            f"limit={limit!r}, lower={lower!r}, upper={upper!r}: {given} given."
-            " Give limit alone for symmetric bounds, or lower= and upper= (either may"
-            " be left out)."
+            "Either `limit` or `lower` and `upper` must be given, got"
+            f" {'both' if two else 'neither'}: limit={limit!r}, lower={lower!r},"
+            f" upper={upper!r}. Give limit alone for symmetric bounds, or lower= and"
+            " upper= (either may be left out)."
         )
     threshold = bounds(lower, upper) if two else Named("limit", limit)
     return clip_by(

@@ -79,11 +79,9 @@ def with_reset(
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
     _validate.fraction("floor", floor)
-    if keep not in ("counts", None) and not callable(keep):
-        raise TypeError(
-            f"keep={keep!r} ({type(keep).__name__}) cannot be called. Give a function"
-            " of the path of a leaf of the state, 'counts' or None."
-        )
+    if keep not in ("counts", None):
+        wanted = "a function of the path of a leaf of the state, 'counts' or None"
+        _validate.kind("keep", keep, Callable, wanted)
 
     def init_fn(params: Any) -> ResetState:
         return ResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
