@@ -32,8 +32,8 @@ def made(
             advice = f"To choose it build another method with {make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
         if name not in known:
-            given = f"{name}={_validate.shown(value)}"
-            raise TypeError(f"The options must be some of {known}, got {given}.")
+            wrong = f"{name}={_validate.shown(value)}"
+            raise TypeError(f"The options must be some of {known}, got {wrong}.")
     return make(*arguments, **fixed, **own)
 
 
