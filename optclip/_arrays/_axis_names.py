@@ -109,8 +109,8 @@ def split_axes_of_slices(
     """
     if isinstance(declared, PartitionSpec) and len(declared) > len(shape):
         raise ValueError(
-            f"`axis_name` must have at most one entry for each dimension of a leaf,"
-            f" got {declared} for the shape {shape}."
+            f"`axis_name` must have at most one entry for each dimension of a leaf, got"
+            f" the {len(declared)} of {declared} for the shape {shape}."
         )
     if axis is None:
         return split_axes(x, declared)

@@ -120,8 +120,8 @@ def check_state(
     found = sorted(state.clip_record)
     if found != names or num_rules != len(state.clip_memory):
         raise ValueError(
-            f"`state` must be of this clip, got {len(state.clip_memory)} thresholds and"
-            f" records for {found}. {advice}."
+            "`state` must be of this clip, got that of another, with"
+            f" {len(state.clip_memory)} thresholds and records for {found}. {advice}."
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
     itemized = scope.itemized or record == "leaves"

@@ -190,7 +190,7 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
     """The extra argument `value`."""
     value = extra.get("value")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
-        wanted = "the loss, a real scalar, which this skip looks at"
+        wanted = "a real scalar, the loss, which this skip looks at"
         advice = "Give it: tx.update(updates, state, params, value=loss)."
         raise ValueError(_validate.must_be("value", wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)
