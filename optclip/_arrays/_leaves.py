@@ -104,7 +104,7 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     """Whether a leaf is clipped; integers, bools, float0 and PRNG keys pass through.
 
     Raises:
-      TypeError: the leaf is no array and no number; the message names its path.
+      TypeError: the leaf is not an array or a number; the message names its path.
     """
     if is_sparse(leaf):
         _check_batches(path, leaf)

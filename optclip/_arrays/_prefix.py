@@ -28,7 +28,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
       `clip_mask=`, `groups=`, `optax.masked` and `optax.partition` take it.
 
     Raises:
-      TypeError: `function` cannot be called.
+      TypeError: `function` is not a function.
 
     Example:
       >>> import optclip
@@ -62,7 +62,7 @@ def spread_prefix(
     """`prefix` with one value for each leaf of `tree`.
 
     Raises:
-      ValueError: `prefix` is no prefix of `tree`; the message names the argument.
+      ValueError: `prefix` is not a prefix of `tree`; the message names the argument.
     """
     return map_prefix(
         name,

@@ -83,7 +83,7 @@ def clip_by_group_norm(
       A tree like `tree`, and the norm of each group before the clip, by label.
 
     Raises:
-      TypeError: a label is no string.
+      TypeError: a label is not a string.
       ValueError: `max_norm` is negative or NaN, or its labels are not the groups'.
 
     Example:
@@ -130,9 +130,9 @@ def clip_by_global_norm(
       A tree like `tree`, and the norm before the clip: scalar, float32 or wider.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: `max_norm` is negative or NaN, or `norm` negative (a NaN is for
-        `nonfinite`); or `strict` with a `norm`, whose error nobody knows.
+        `nonfinite`); or both `strict` and `norm` are given: the
+        rounding error of that norm is not known.
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true

@@ -31,10 +31,10 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a
-        history of many steps, or what is no number; `most` is no int, `sort_by` no
-        string.
+        history of many steps, or something else than numbers; `most` is not an int,
+        `sort_by` not a string.
       ValueError: there is no optclip clip in the state; `most` is below 1; `sort_by`
-        is not known.
+        is not one of its choices.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip

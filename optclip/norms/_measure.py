@@ -35,7 +35,6 @@ def measure(
       below 2**-60 (2**-500 in float64), NaN if an element is.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """

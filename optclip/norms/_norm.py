@@ -21,7 +21,7 @@ class Norm:
         average norm. What is divided reads inf above the largest float.
 
     Raises:
-      TypeError: `ord` or `per_count` is no Python number.
+      TypeError: `ord` is not a Python number, or `per_count` not a number.
       ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
 
     Example:

@@ -33,7 +33,6 @@ def distribution(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `history` or `ax` is of the wrong kind.
       ValueError: there is no such clip or part, or several and none is named; no norm
         is finite and above 0.
 

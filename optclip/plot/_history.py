@@ -39,7 +39,7 @@ def read(history: Any) -> dict[str, np.ndarray]:
     `step`.
 
     Raises:
-      TypeError: it is none of the forms that are accepted.
+      TypeError: it is not of a form that is accepted.
       ValueError: it holds no step, steps with other keys than the first, or more steps
         of one quantity than of another.
     """
@@ -126,7 +126,7 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       path: of the file, which is replaced.
 
     Raises:
-      TypeError: `history` is none of the forms that are accepted; `path` is no path.
+      TypeError: `history` is not of a form above, or `path` not a path.
       ValueError: it holds no step, or steps of several kinds.
 
     Example:

@@ -35,8 +35,7 @@ def runs(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `histories` is no dict; a history, `window` or `ax` is of the
-        wrong kind.
+      TypeError: `histories` is not a dict.
       ValueError: there is no run; there is no such clip or part, or several and none is
         named; `window` is below 1.
 

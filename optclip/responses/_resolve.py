@@ -90,7 +90,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
       A response.
 
     Raises:
-      TypeError: `response` is none.
+      TypeError: `response` is not a response.
       ValueError: no response has that name.
 
     Example:

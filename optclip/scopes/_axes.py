@@ -72,7 +72,7 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
       A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at `axis`.
 
     Raises:
-      TypeError: `axis` is no int or tuple of ints.
+      TypeError: `axis` is not an int or tuple of ints.
       ValueError: at `init` and `update`, a leaf lacks it.
 
     Example:
@@ -110,7 +110,7 @@ def units(
       axes they are taken over.
 
     Raises:
-      TypeError: an argument cannot be called; at `init` and `update`, `axis` returned
+      TypeError: an argument is not a function; at `init` and `update`, `axis` returned
         neither ints nor None.
       ValueError: at `init` and `update`, a leaf lacks such an axis.
 

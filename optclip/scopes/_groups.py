@@ -64,8 +64,8 @@ def groups(labels: Labels) -> Groups:
       A scope for `clip_by(over=...)`; its norms are a dict by label.
 
     Raises:
-      TypeError: `labels` is None; at `init` and `update`, a label is no string.
-      ValueError: at `init` and `update`, the labels are no prefix of the updates.
+      TypeError: `labels` is None; at `init` and `update`, a label is not a string.
+      ValueError: at `init` and `update`, the labels are not a prefix of the updates.
 
     Example:
       >>> import jax.numpy as jnp

@@ -59,8 +59,8 @@ def of_gradients(rule: Threshold) -> OfGradients:
       A rule with the same memory, which a NaN or inf in the gradients never enters.
 
     Raises:
-      TypeError: `rule` is none.
-      ValueError: at `update`, there are no `gradients`.
+      TypeError: `rule` is not a threshold.
+      ValueError: at `update`, `gradients` is missing.
 
     ================== ==============================================================
     edge               threshold

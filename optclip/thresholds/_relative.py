@@ -55,8 +55,8 @@ def relative_to_params(
       A rule without memory, for any scope and norm; `update` must be given `params`.
 
     Raises:
-      TypeError, ValueError: an argument is no such scalar; at `update`, `params` is
-        None or has another structure than the updates.
+      ValueError: at `update`, `params` is None or has another structure than the
+        updates.
 
     ================ ================================================================
     edge             threshold

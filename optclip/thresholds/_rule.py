@@ -167,7 +167,7 @@ def bounds(
       A threshold for `clip_by(..., over=ELEMENT)`.
 
     Raises:
-      TypeError: a bound is of another kind.
+      TypeError: a bound is not a number or an array of numbers.
       ValueError: a bound is NaN; or both are concrete numbers and `lower > upper`.
 
     Example:
@@ -190,7 +190,7 @@ def constant(value: Number) -> Constant:
         measures and touches nothing.
 
     Raises:
-      TypeError: `value` is no real number or array of them; a bool is none.
+      TypeError: `value` is not a real number or an array of them; a bool is not.
       ValueError: a concrete value is negative or NaN.
 
     ================== ==============================================================
@@ -216,7 +216,7 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       function: takes the step, an int32 scalar from 0 up, returns the threshold.
 
     Raises:
-      TypeError: `function` cannot be called.
+      TypeError: `function` is not a function.
 
     ================== ==============================================================
     edge               threshold

@@ -220,7 +220,8 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       `numpy.quantile` does.
 
     Raises:
-      TypeError, ValueError: `q` is no such scalar, `window` no int above 0.
+      TypeError, ValueError: `q` is not a number from 0 to 1, or `window` not an int of
+        1 or more.
 
     ================== ==============================================================
     edge               threshold
@@ -271,7 +272,7 @@ def mean_plus_std(
       threshold does not creep down.
 
     Raises:
-      TypeError, ValueError: `k` is no such scalar, a length no int above 0.
+      ValueError: `window` is shorter than `warmup` and `ddof` ask for.
 
     ================== ==============================================================
     edge               threshold

@@ -57,9 +57,6 @@ def with_reset(
       A transformation. Its state goes back to what `inner.init` makes of the parameters
       (of the updates, if `update` is given none).
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> tx = optclip.with_reset(optax.trace(decay=1.0), every=3, warmup=0)

@@ -83,8 +83,7 @@ def skip(
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
 
     Raises:
-      TypeError, ValueError: an argument is of another kind or out of range; at
-        `update`, `value_when` is given and `value` is not.
+      ValueError: `value_when` is given, and at `update` `value` is not.
 
     ========================== ======================================================
     edge                       what happens
