@@ -161,7 +161,7 @@ for _name, _right in {
 T, V = TypeError, ValueError
 _NUMBER = "[Nn]umber"
 _PREFIX = (
-    "`{p}` must have a prefix of the structure .*, got",
+    "`{p}` must be a prefix of the structure .*, got",
     "[Oo]ne value, or a tree|give one number",
 )
 _REAL = "`{p}` must be a (real )?number"
@@ -194,7 +194,7 @@ MASK = [
     Bad(jnp.array(True), T, r"`{p}` at .* got .*Array\(True", "static_args=.'{p}'"),
     Bad({"a": True}, V, _PREFIX[0] + ".*lacks 'b/0'", _PREFIX[1]),
     Bad([], V, *_PREFIX),
-    Bad(lambda tree: None, T, _RETURNED + "None", "of the structure", "Wrap"),
+    Bad(lambda tree: None, T, _RETURNED + "None", "a tree like the one", "Wrap"),
     Bad(lambda path: True, T, _RETURNED + "True", "a tree", "Wrap"),
 ]
 _A_LABEL = "A label in `groups` must be a string"
@@ -202,12 +202,12 @@ LABEL = [
     Bad(None, T, r"`groups` must .* got None \(NoneType\)", "be a tree of strings"),
     Bad(3, T, r"got 3 \(int\)", _A_LABEL),
     Bad({"a": 1.0, "b": "y"}, T, r"got 1.0 \(float\)", _A_LABEL),
-    Bad({"a": "x"}, V, "`groups` must have .*lacks 'b/0'", _PREFIX[1]),
+    Bad({"a": "x"}, V, "`groups` must be .*lacks 'b/0'", _PREFIX[1]),
     Bad(
         lambda tree: None,
         T,
         _RETURNED.replace("{p}", "groups") + "None",
-        "of the structure",
+        "a tree like the one",
         "Wrap",
     ),
     Bad(
@@ -301,7 +301,7 @@ HISTORY = [
         {"clip/norm": [1.0, 2.0], "clip/rate": [1.0]},
         V,
         "got 1 and 2",
-        "`history` must have as many steps of each",
+        "`history` must have the same number of steps",
         "",
     ),
     Bad({"clip/norm": ["x"]}, T, r"`history` at 'clip/norm' .*\['x'\]", "be numbers"),

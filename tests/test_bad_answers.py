@@ -74,9 +74,9 @@ def refused(run, error, words, function):
         (
             {"z": 1.0},
             ValueError,
-            "max_norm` must have a prefix of the structure.*unknown 'z'.*[Gg]ive",
+            "max_norm` must be a prefix of the structure.*unknown 'z'.*[Gg]ive",
         ),
-        ([], ValueError, "max_norm` must have a prefix.*[Gg]ive"),
+        ([], ValueError, "max_norm` must be a prefix.*[Gg]ive"),
     ],
     ids=["str", "none", "bool", "complex", "vector", "dict", "empty"],
 )
@@ -210,7 +210,7 @@ def test_a_scope_that_answers_nonsense(scope, error, words, run):
     ],
 )
 def test_group_thresholds_name_just_the_labels(limits, words, run):
-    words = f"max_norm` must have a prefix of the structure.*{words}.*Give"
+    words = f"max_norm` must be a prefix of the structure.*{words}.*Give"
     tx = optclip.clip_by_group_norm(limits, LABELS)
     refused(run, ValueError, words, lambda: once(tx))
     clip = lambda: F.clip_by_group_norm(TREE, limits, LABELS)  # noqa: E731

@@ -189,20 +189,18 @@ def test_mismatches_are_refused_with_a_remedy():
     with pytest.raises(ValueError, match="`max_norm` of shape.*Give a number"):
         F.clip_by_norm(x, jnp.ones((3,)))
     with pytest.raises(
-        ValueError, match="`max_norm` must have a prefix of the structure"
+        ValueError, match="`max_norm` must be a prefix of the structure"
     ):
         F.clip_by_norm(x, {"v": 1.0})
     with pytest.raises(
-        ValueError, match="`max_norm` must have a prefix of the structure"
+        ValueError, match="`max_norm` must be a prefix of the structure"
     ):
         F.clip_by_global_norm(x, {"w": 1.0})
     with pytest.raises(
-        ValueError, match="`max_norm` must have a prefix of the structure"
+        ValueError, match="`max_norm` must be a prefix of the structure"
     ):
         F.clip_by_group_norm(x, {"other": 1.0}, {"w": "a"})
-    with pytest.raises(
-        ValueError, match="`groups` must have a prefix of the structure"
-    ):
+    with pytest.raises(ValueError, match="`groups` must be a prefix of the structure"):
         F.clip_by_group_norm(x, 1.0, {"v": "a"})
     with pytest.raises(TypeError, match="A label in `groups` must be a string.*got 3"):
         F.clip_by_group_norm(x, 1.0, {"w": 3})

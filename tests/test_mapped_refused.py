@@ -37,7 +37,7 @@ def test_a_tree_that_does_not_match():
     refused(
         lambda tree: global_norm(tree, axis_name=told),
         ValueError,
-        "`axis_name` must have a prefix of the structure .* It lacks 'whole'.* the unknown 'hole'",
+        "`axis_name` must be a prefix of the structure .* It lacks 'whole'.* the unknown 'hole'",
     )
 
 

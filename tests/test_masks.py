@@ -90,9 +90,7 @@ def test_by_path_sees_the_paths_a_person_would_type():
 
 @pytest.mark.parametrize("name", ["norm_mask", "clip_mask"])
 def test_bad_masks_are_refused_by_name(name):
-    with pytest.raises(
-        ValueError, match=f"`{name}` must have a prefix of the structure"
-    ):
+    with pytest.raises(ValueError, match=f"`{name}` must be a prefix of the structure"):
         F.clip_by_global_norm(TREE, 1.0, **{name: {"a": True}})
     with pytest.raises(
         TypeError, match=f"`{name}` at the leaf 'a' must be True or False.*got 1"

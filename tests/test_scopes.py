@@ -140,7 +140,7 @@ def test_thresholds_by_group_and_leaf_mix_kinds():
 def test_a_tree_of_thresholds_needs_a_scope_with_as_many_norms():
     tx = optclip.clip_by_global_norm({"a": 1.0})
     with pytest.raises(
-        ValueError, match="`max_norm` must have a prefix of the structure"
+        ValueError, match="`max_norm` must be a prefix of the structure"
     ):
         tx.init({"a": jnp.ones(2)})
 

@@ -94,7 +94,7 @@ def described(name: str, description: Any, tree: Any) -> Any:
     is_one = isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
     if is_none or is_one:
         raise TypeError(
-            f"{function} must return a tree of the structure of the one that it is"
+            f"{function} must return a tree like the one that it is"
             f" called with, or a prefix of it, got {found!r}. {_CALLED_ONCE}"
         )
     return found
@@ -115,7 +115,7 @@ def map_prefix(
         except (ValueError, TypeError) as error:
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             raise ValueError(
-                f"{_validate.quoted(name)} must have a prefix of the structure {full},"
+                f"{_validate.quoted(name)} must be a prefix of the structure {full},"
                 f" got {treedef}.{_differences(prefix, tree, is_leaf)} {_remedy(tree)}"
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)

@@ -124,7 +124,9 @@ def _as_array(norms: Any) -> np.ndarray:
         )
         raise TypeError(_validate.must_be("norms", wanted, norms)) from error
     if np.any(found < 0):
-        raise ValueError(_validate.must_be("norms", "0 or more", np.nanmin(found)))
+        raise ValueError(
+            _validate.must_be("norms", "0 or more", float(np.nanmin(found)))
+        )
     return found
 
 

@@ -87,5 +87,5 @@ class Block:
         is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
         if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
             wanted = "None, or with a single leaf a tuple of ints counted from 0"
-            advice = f"The block has {len(self.leaves)} leaves."
+            advice = f"Leaves in the block: {len(self.leaves)}."
             raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))

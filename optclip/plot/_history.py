@@ -59,7 +59,7 @@ def read(history: Any) -> dict[str, np.ndarray]:
     lengths = {len(x) for x in found.values()}
     if len(lengths) > 1:
         raise ValueError(
-            "`history` must have as many steps of each quantity, got"
+            "`history` must have the same number of steps of each quantity, got"
             f" {' and '.join(map(str, sorted(lengths)))}."
         )
     if lengths == {0} or not history:

@@ -234,7 +234,9 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       5.5
     """
     wanted = "an optax schedule, which is a function of the step"
-    _validate.kind("function", function, Callable, wanted, "A number is one too.")
+    _validate.kind(
+        "function", function, Callable, wanted, "A number is a threshold by itself."
+    )
     return Schedule(function)
 
 

@@ -42,8 +42,8 @@ def with_carry(
       output too.
 
     Raises:
-      TypeError: `clip` is not an optax transformation; at `init` and `update`, a leaf is
-        sparse: what is cut off would not be.
+      TypeError: `clip` is not an optax transformation; at `init` and `update`, a leaf
+        is sparse: what is cut off would not be.
 
     ================== ==============================================================
     edge               what happens
