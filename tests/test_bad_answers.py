@@ -66,13 +66,17 @@ def refused(run, error, words, function):
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        ("x", TypeError, r"max_norm: the \w+ .*'x' \(str\).*Return a real number"),
-        (None, TypeError, r"max_norm: the .*None \(NoneType\).*Return a real number"),
-        (True, TypeError, r"max_norm: the .*True \(bool\).*Return a real number"),
-        (1j, TypeError, r"max_norm: the .*1j \(complex\).*Return a real number"),
-        (np.ones(3), ValueError, r"max_norm has shape \(3,\).*shape \(\).*Give"),
-        ({"z": 1.0}, ValueError, "max_norm has the structure.*unknown 'z'.*[Gg]ive"),
-        ([], ValueError, "max_norm has the structure.*no prefix.*[Gg]ive"),
+        ("x", TypeError, r"max_norm`: the .*must be a real number.*'x' \(str\)"),
+        (None, TypeError, r"max_norm`: the .*must be a real number.*None \(NoneType\)"),
+        (True, TypeError, r"max_norm`: the .*must be a real number.*True \(bool\)"),
+        (1j, TypeError, r"max_norm`: the .*must be a real number.*1j \(complex\)"),
+        (np.ones(3), ValueError, r"max_norm` of shape \(3,\).*shape \(\).*Give"),
+        (
+            {"z": 1.0},
+            ValueError,
+            "max_norm` must be a prefix of the structure.*unknown 'z'.*[Gg]ive",
+        ),
+        ([], ValueError, "max_norm` must be a prefix.*[Gg]ive"),
     ],
     ids=["str", "none", "bool", "complex", "vector", "dict", "empty"],
 )
@@ -86,17 +90,25 @@ def test_a_threshold_that_is_none(answer, error, words, run):
 @pytest.mark.parametrize(
     ("rule", "error", "words"),
     [
-        (Answering(None), TypeError, "returned None.*Return two things"),
-        (Answering(1.0), TypeError, r"returned 1\.0.*Return two things"),
-        (Answering((1.0, (), ())), TypeError, "Return two things"),
-        (Answering((1.0, ()), "x"), TypeError, r"init\(norm\).*'x'.*pytree of arrays"),
-        (Answering((1.0, None), 0.0), ValueError, "memory of.*Return a memory"),
-        (Answering((1.0, np.ones(3)), 0.0), ValueError, r"memory of.*\(3,\).*given"),
+        (Answering(None), TypeError, "update.seen, memory. .*a tuple of two.*got None"),
+        (Answering(1.0), TypeError, r"a tuple of two.*got 1\.0"),
+        (Answering((1.0, (), ())), TypeError, "a tuple of two"),
+        (
+            Answering((1.0, ()), "x"),
+            TypeError,
+            r"init\(norm\).*pytree of arrays, got 'x\'",
+        ),
+        (Answering((1.0, None), 0.0), ValueError, "must return a memory of.*got"),
+        (
+            Answering((1.0, np.ones(3)), 0.0),
+            ValueError,
+            r"memory of.*it is given.*got .*\(3,\)",
+        ),
     ],
 )
 def test_a_rule_that_answers_nonsense(rule, error, words, run):
     tx = optclip.clip_by_rms({"a": 1.0, "b": rule})
-    refused(run, error, f"max_rms: .*{words}", lambda: once(tx))
+    refused(run, error, f"`max_rms`: .*{words}", lambda: once(tx))
 
 
 @pytest.mark.parametrize("rule", [thresholds.ema(), thresholds.quantile(0.5, 4)])
@@ -104,7 +116,7 @@ def test_a_memory_of_another_tree(rule, run):
     """Without a record there is nothing else in the state to tell it by."""
     tx = optclip.clip_by_norm(rule, record=False)
     state = tx.init({"a": jnp.ones(2)})
-    words = "the state holds a memory of .*'a'.*'b'.*Give the state that init"
+    words = "the memory in the state must .*'b'.*got .*'a'.*Give the state that init"
     refused(run, ValueError, words, lambda: tx.update({"b": jnp.ones(2)}, state))
 
 
@@ -136,13 +148,13 @@ def test_a_number_is_a_memory():
 @pytest.mark.parametrize(
     ("answer", "error", "words"),
     [
-        ("x", TypeError, r"response returned 'x' \(str\).*Return a real number"),
-        (None, TypeError, "response returned None.*Return a real number"),
-        (1j, TypeError, "response returned 1j.*Return a real number"),
+        ("x", TypeError, r"`response` returns must be a real number.*got 'x' \(str\)"),
+        (None, TypeError, "`response` returns must be a real number.*got None"),
+        (1j, TypeError, "`response` returns must be a real number.*got 1j"),
         (
             np.ones(3),
             ValueError,
-            r"response returned .*\(3,\).*shape \(\) it was asked",
+            r"`response` returns .*shape \(\) it was asked.*\(3,\)",
         ),
     ],
     ids=["str", "none", "complex", "vector"],
@@ -167,16 +179,20 @@ def test_a_response_that_answers_nonsense(answer, error, words, run):
 @pytest.mark.parametrize(
     ("scope", "error", "words"),
     [
-        (Arranging([3], TREE), TypeError, "blocks.tree. returned 3.*norms.Block"),
+        (
+            Arranging([3], TREE),
+            TypeError,
+            "blocks.tree. returns must be .*norms.Block, got 3",
+        ),
         (
             Arranging(optclip.norms.Block([jnp.ones(2)]), {"a": 0}),
             ValueError,
-            "spread.values, tree. returned the structure.*Return a tree like",
+            "spread.values, tree. must return a tree like.*got the structure",
         ),
         (
             Arranging(optclip.norms.Block([jnp.ones(2)]), {"a": "x", "b": 0}),
             ValueError,
-            "spread.values, tree. returned .*'x'.*Return a tree like",
+            "spread.values, tree. must return a tree like.*'x'",
         ),
     ],
 )
@@ -194,7 +210,7 @@ def test_a_scope_that_answers_nonsense(scope, error, words, run):
     ],
 )
 def test_group_thresholds_name_just_the_labels(limits, words, run):
-    words = f"max_norm has the structure.*{words}.*Give"
+    words = f"max_norm` must be a prefix of the structure.*{words}.*Give"
     tx = optclip.clip_by_group_norm(limits, LABELS)
     refused(run, ValueError, words, lambda: once(tx))
     clip = lambda: F.clip_by_group_norm(TREE, limits, LABELS)  # noqa: E731
@@ -208,26 +224,39 @@ def test_long_lists_are_cut_short():
 
 def test_a_limit_of_the_wrong_shape_has_its_name(run):
     tx = optclip.clip_by_value(jnp.ones(3))
-    refused(run, ValueError, r"limit has shape \(3,\).*Give", lambda: once(tx))
+    refused(run, ValueError, r"`limit` of shape \(3,\).*Give", lambda: once(tx))
 
 
 def test_updates_of_another_kind_than_init_saw(run):
     string = {"a": {"b": "x"}}
     tx = optclip.clip_by_norm(1.0, record="leaves")
-    refused(run, TypeError, "'a/b' is a str.*Remove it", lambda: tx.init(string))
+    refused(
+        run,
+        TypeError,
+        "'a/b' must be an array.*str.*Remove it",
+        lambda: tx.init(string),
+    )
     state = tx.init(TREE)
     update = lambda: tx.update(string, state)  # noqa: E731
-    refused(run, TypeError, "'a/b' is a str.*Remove it", update)
+    refused(run, TypeError, "'a/b' must be an array.*str.*Remove it", update)
     update = lambda: tx.update({"a": TREE["a"]}, state)  # noqa: E731
-    refused(run, ValueError, "updates have norms of.*Give init and update", update)
+    refused(run, ValueError, "updates must have norms of.*Give init and update", update)
 
 
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        ((), TypeError, "state is a tuple.*Give the state that init"),
-        (None, TypeError, "state is a NoneType.*Give the state that init"),
-        (optax.EmptyState(), TypeError, "state is a EmptyState.*Give the state"),
+        ((), TypeError, "`state` must be a ClipState.*tuple.*Give the state that init"),
+        (
+            None,
+            TypeError,
+            "`state` must be a ClipState.*NoneType.*Give the state that init",
+        ),
+        (
+            optax.EmptyState(),
+            TypeError,
+            "`state` must be a ClipState.*EmptyState.*Give the state",
+        ),
         (optclip.clip_by_norm(1.0, name="z").init(TREE), ValueError, "for .'z'.*Give"),
         (optclip.clip_by_norm(1.0, record=False).init(TREE), ValueError, "another"),
         (optclip.clip_by_value(lower=0.0).init(TREE), ValueError, "2 thresholds.*Give"),

@@ -140,13 +140,13 @@ BAD = (-1.0, float("nan"), np.float32(-2), jnp.float32(-3), jnp.array(jnp.nan))
 )
 def test_bad_threshold_is_refused_by_name(entry, bad):
     name = entry.threshold[0]
-    with pytest.raises(ValueError, match=f"{name}.*(negative|NaN).*Give"):
+    with pytest.raises(ValueError, match=f"`{name}` must be .*not NaN"):
         entry.make(bad)
 
 
 @pytest.mark.covering(entry=SCALAR, bad=("1.0", object(), b"1", 1j))
 def test_wrong_kind_of_threshold_is_refused_by_name(entry, bad):
-    with pytest.raises(TypeError, match=f"{entry.threshold[0]}.*[Gg]ive a"):
+    with pytest.raises(TypeError, match=f"`{entry.threshold[0]}` must be a"):
         entry.make(bad)
 
 

@@ -42,7 +42,7 @@ def test_untyped_must_be_told():
     refused(
         lambda tree: global_norm(tree),
         ValueError,
-        r"check_vma=False, nothing tells .* Give axis_name=\(\) if .*pmean\(grads,"
+        r"check_vma=False, the types do not say .* Give axis_name=\(\) if .*pmean\(grads,"
         r" \('data', 'model'\)\)",
         check_vma=False,
     )

@@ -220,7 +220,9 @@ def test_clippy_holds_what_may_not_move():
     for moved, left in (([1e-3, 0.1], [0.0, 0.0]), ([0.0, 1.0], [0.0, 0.5])):
         out, _ = update(jnp.array(moved), tx.init(params), params)
         np.testing.assert_allclose(out, left, atol=1e-30)
-    with pytest.raises(ValueError, match=r"params=None.*update\(updates, state, par"):
+    with pytest.raises(
+        ValueError, match=r"`params` must be .*update\(updates, state, par"
+    ):
         tx.update(params, tx.init(params))
 
 

@@ -87,7 +87,9 @@ def test_leaves_on_request():
 
 
 def test_a_tree_has_no_norms_by_leaf():
-    with pytest.raises(ValueError, match="one for the tree.*record=True.*clip_by_norm"):
+    with pytest.raises(
+        ValueError, match="True or False .* one norm for the tree.*clip_by_norm"
+    ):
         optclip.clip_by_global_norm(1.0, record="leaves")
 
 
@@ -209,18 +211,20 @@ def test_in_an_nnx_optimizer():
 
 
 def test_a_state_without_a_clip_says_so():
-    with pytest.raises(ValueError, match="no optclip clip in this state"):
+    with pytest.raises(
+        ValueError, match="an optimizer state with an optclip clip in it"
+    ):
         optclip.metrics(optax.adam(1e-3).init(jnp.zeros(2)))
 
 
 @pytest.mark.parametrize("bad", ["", 3, None])
 def test_bad_name(bad):
-    with pytest.raises(TypeError, match="name=.*non-empty string"):
+    with pytest.raises(TypeError, match="`name` must be a non-empty string"):
         optclip.clip_by_global_norm(1.0, name=bad)
 
 
 def test_bad_record():
-    with pytest.raises(TypeError, match="record='all'.*True, False or 'leaves'"):
+    with pytest.raises(TypeError, match="True, False or 'leaves', got 'all'"):
         optclip.clip_by_global_norm(1.0, record="all")
 
 

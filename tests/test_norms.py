@@ -259,12 +259,14 @@ def test_norms_and_blocks_stay_as_they_were_made():
     [([jnp.ones((2, 3))], (2,)), ([jnp.ones(3)] * 2, (0,)), ([jnp.ones(3)], [0])],
 )
 def test_axes_that_a_block_cannot_have(leaves, axis):
-    with pytest.raises((ValueError, TypeError), match=r"axis.*[Gg]ive"):
+    with pytest.raises((ValueError, TypeError), match=r"`axis` must (be|name)"):
         norms.measure([norms.Block(leaves, axis)])
 
 
 def test_a_count_to_a_high_power_is_refused():
-    with pytest.raises(ValueError, match=r"per_count=2.*out of range.*Give"):
+    with pytest.raises(
+        ValueError, match=r"`per_count` must be one number from 0 to 1.*2"
+    ):
         norms.Norm(2.0, per_count=2.0)
 
 

@@ -99,7 +99,7 @@ def test_clippy_by_hand():
     inside = {"w": updates["w"] / 4, "n": updates["n"]}
     found, _ = update(inside, tx.init(params), params)
     np.testing.assert_array_equal(found["w"], inside["w"])
-    with pytest.raises(ValueError, match="params=None, but clippy"):
+    with pytest.raises(ValueError, match="`params` must be the parameters"):
         tx.update(updates, tx.init(params))
 
 

@@ -247,7 +247,7 @@ def test_under_inject_hyperparams(name):
 @pytest.mark.parametrize("policy", ["zero", "drop"])
 def test_no_policy_hides_moments_that_are_nan(name, policy):
     with pytest.raises(
-        ValueError, match=rf"nonfinite='{policy}' is not for {name}.*skip"
+        ValueError, match=rf"`nonfinite` must not be '{policy}' for {name}.*skip"
     ):
         getattr(recipes, name)(nonfinite=policy)
 
@@ -313,14 +313,16 @@ FIXED = [
 
 @pytest.mark.parametrize(("name", "option", "value"), FIXED)
 def test_what_defines_a_method_is_fixed(name, option, value):
-    with pytest.raises(TypeError, match=f"^{option}=.* not accepted: this method is"):
+    with pytest.raises(
+        TypeError, match=f"^`{option}` must be left out, since this method is"
+    ):
         getattr(recipes, name)(**{option: value})
 
 
 @pytest.mark.parametrize("name", ["zclip", "spam", "olmo_skip", "stable_adamw"])
 def test_options_that_are_none(name):
     for option in ("strickt", "threshold"):
-        with pytest.raises(TypeError, match=f"^{option}=1 is not known. Give some of"):
+        with pytest.raises(TypeError, match=f"options must be some of .*{option}=1"):
             getattr(recipes, name)(**{option: 1})
 
 

@@ -81,13 +81,13 @@ def test_a_response_is_not_asked_about_zeros(c):
 
 
 def test_what_is_no_response():
-    with pytest.raises(TypeError, match="response=.*is not known.*function"):
+    with pytest.raises(TypeError, match="`response` must be .*function"):
         optclip.clip_by(1.0, response=responses.Smooth)
-    with pytest.raises(ValueError, match="sharpness=0"):
+    with pytest.raises(ValueError, match="`sharpness` must be .*got 0"):
         responses.Smooth(0.0)
-    with pytest.raises(ValueError, match="response='soft' is not known.*hard"):
+    with pytest.raises(ValueError, match="`response` must be .*hard.*got 'soft'"):
         optclip.clip_by(1.0, response="soft")
-    with pytest.raises(TypeError, match="response=3 is not known.*function"):
+    with pytest.raises(TypeError, match="`response` must be .*function.*got 3"):
         optclip.clip_by(1.0, response=3)
 
 

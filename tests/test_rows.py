@@ -86,7 +86,7 @@ def test_few_entries_are_not_stacked():
 
 def test_rows_of_other_entries_are_refused():
     one, other = Batched([jnp.ones(1)] * MANY), Batched([jnp.ones(2)] * MANY)
-    with pytest.raises(ValueError, match="not of the same entries"):
+    with pytest.raises(ValueError, match="of the same entries"):
         one.map(lambda x, y: x + y, other)
 
 

@@ -309,7 +309,7 @@ def test_the_maximum_of_nothing_is_zero():
 
 
 def test_a_moment_of_power_zero_is_refused():
-    with pytest.raises(ValueError, match=r"power=0.0"):
+    with pytest.raises(ValueError, match=r"`power` must be .*got 0.0"):
         thresholds.moment(0.0)
 
 
@@ -348,7 +348,7 @@ def test_a_side_without_a_bound_is_not_clipped():
 )
 def test_the_least_length(make, least):
     make(least)
-    with pytest.raises(ValueError, match=f"is below {least}. Give an int"):
+    with pytest.raises(ValueError, match=f"an int from {least} to"):
         make(least - 1)
 
 

@@ -175,9 +175,9 @@ def test_the_loss_without_learning():
 
 def test_the_loss_must_be_given():
     tx = optclip.skip(optax.sgd(1.0), value_when=5.0)
-    with pytest.raises(ValueError, match=r"value=None.*value=loss\)"):
+    with pytest.raises(ValueError, match=r"`value` must be .*None.*value=loss\)"):
         tx.update(grads(1.0), tx.init(PARAMS))
-    with pytest.raises(ValueError, match="value=Array"):
+    with pytest.raises(ValueError, match="`value` must be .*got Array"):
         tx.update(grads(1.0), tx.init(PARAMS), value=jnp.ones(2))
     rule = thresholds.relative_to_params()
     tx = optclip.skip(optax.sgd(1.0), value_when=rule)

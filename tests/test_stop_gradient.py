@@ -120,9 +120,9 @@ def test_in_the_pure_layer():
 
 
 def test_what_is_no_response():
-    with pytest.raises(ValueError, match="response='soft' is not known"):
+    with pytest.raises(ValueError, match="`response` must be .*'soft'"):
         responses.detached("soft")
-    with pytest.raises(TypeError, match="response=3 is not known"):
+    with pytest.raises(TypeError, match="`response` must be .*got 3"):
         responses.detached(3)
     assert responses.detached() == responses.detached("hard")
     assert hash(responses.detached()) == hash(responses.detached("hard"))

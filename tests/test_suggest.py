@@ -64,13 +64,17 @@ def test_extremes(norms):
 
 
 def test_too_few_and_the_wrong_kind():
-    with pytest.raises(ValueError, match="9 finite numbers after the first 10%"):
+    with pytest.raises(
+        ValueError, match="at least 10 finite numbers after the first 10%, got 9"
+    ):
         optclip.suggest(NORMS[:10])
-    with pytest.raises(TypeError, match="norms=.*array of numbers"):
+    with pytest.raises(TypeError, match="`norms` must be an array of numbers"):
         optclip.suggest(["x"])
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="`norms` must be 0 or more"):
         optclip.suggest(-NORMS)
-    with pytest.raises(ValueError, match=r"a dict with \['loss'\], not one norm"):
+    with pytest.raises(
+        ValueError, match=r"the one norm of a tree, got a dict with \['loss'\]"
+    ):
         optclip.suggest([{"loss": 1.0}])
     two = {"a/norm": 1.0, "b/norm": 2.0}
     with pytest.raises(
@@ -79,9 +83,9 @@ def test_too_few_and_the_wrong_kind():
         optclip.suggest([two])
     with pytest.raises(ValueError, match=r"\['clip/norm/head'\].*of a group its own"):
         optclip.suggest({"clip/norm/head": NORMS, "clip/rate/head": NORMS})
-    with pytest.raises(ValueError, match="norms holds 0 finite numbers"):
+    with pytest.raises(ValueError, match="got 0"):
         optclip.suggest([{"clip/norm": None}])
-    with pytest.raises(TypeError, match=r"norms=\['x{98}\.\.\. is not accepted"):
+    with pytest.raises(TypeError, match=r"`norms` must .*got \['x{98}\.\.\. \(list\)"):
         optclip.suggest(["x" * 1000])
     assert optclip.suggest(NORMS[:10], skip_first=0.0).steps == 10
 

@@ -127,8 +127,8 @@ def test_a_norm_alone():
     ("given", "match"),
     [
         ([{"clip/norm": 1.0}], r"a history. Give one step of it, .*history\[-1\]"),
-        ({"clip/norm": jnp.ones(3)}, "under 'clip/norm' what is no number"),
-        ({"clip/norm": None}, "under 'clip/norm' what is no number: None"),
+        ({"clip/norm": jnp.ones(3)}, "at 'clip/norm' must be a number"),
+        ({"clip/norm": None}, "at 'clip/norm' must be a number, got None"),
     ],
 )
 def test_what_is_no_step(given, match):
@@ -137,5 +137,7 @@ def test_what_is_no_step(given, match):
 
 
 def test_without_a_clip():
-    with pytest.raises(ValueError, match="There is no optclip clip in this state"):
+    with pytest.raises(
+        ValueError, match="an optimizer state with an optclip clip in it"
+    ):
         optclip.summary(optax.sgd(1.0).init(GRADS))

@@ -15,12 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from optclip._arrays import _leaves, _prefix
+from optclip._arrays import _leaves, _prefix, _validate
 
 Axes = tuple[Hashable, ...]
-_ACCEPTED = (
-    "Give a name, a tuple of names (() for none), a PartitionSpec (the .spec of a"
-    " NamedSharding), a tree of these, or None to read them off the leaves."
+_WANTED = (
+    "a name, a tuple of names (() for none), a PartitionSpec (the .spec of a"
+    " NamedSharding), a tree of these, or None to read them off the leaves"
+)
+_MAPPED = (
+    "an axis of the enclosing shard_map, pmap or vmap(axis_name=...), or () for none"
 )
 
 
@@ -31,12 +34,9 @@ def check(axis_name: Any, *, by_leaf: bool = True) -> None:
     declared = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
     for own in declared:
         if callable(own) or not _is_one(own) or isinstance(own, Sharding):
-            raise TypeError(
-                f"axis_name={axis_name!r} ({type(axis_name).__name__}) names no mapped"
-                f" axis. {_ACCEPTED}"
-            )
+            raise TypeError(_validate.must_be("axis_name", _WANTED, axis_name))
         if isinstance(own, tuple) and len(set(own)) < len(own):
-            raise ValueError(f"axis_name={own} names an axis twice. Give each once.")
+            raise ValueError(f"`axis_name` must name each axis once, got {own}.")
 
 
 def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
@@ -61,10 +61,10 @@ def check_known() -> None:
     axes = untyped_axes()
     if axes:
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, nothing tells whether a"
-            " leaf is whole or a part of one. Give axis_name=() if each device holds"
-            f" whole gradients, as after jax.lax.pmean(grads, {axes}); else the axes"
-            " that leaves are split over, or their PartitionSpecs."
+            "Inside pmap, and shard_map with check_vma=False, the types do not say"
+            " whether a device has a whole leaf or a slice of it. Give axis_name=() if"
+            f" each device has whole gradients, as after jax.lax.pmean(grads, {axes});"
+            " else the axes that leaves are split over, or their PartitionSpecs."
         )
 
 
@@ -72,10 +72,10 @@ def check_all_known() -> None:
     """Raise likewise for what slices or elements have in common, on all devices."""
     if untyped_axes():
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, what a threshold learns"
-            " of slices or elements, and response='proportional', cannot be made the"
-            " same on all devices. Leave check_vma on; or, if each device holds whole"
-            " gradients, give axis_name=() (for elements to optclip.clip_by with"
+            "Inside pmap, and shard_map with check_vma=False, the devices cannot be"
+            " made to agree on what a threshold learns of slices or elements, nor on"
+            " response='proportional'. Leave check_vma on; or, if each device has"
+            " whole gradients, give axis_name=() (for elements to optclip.clip_by with"
             " over=optclip.ELEMENT)."
         )
 
@@ -109,8 +109,8 @@ def split_axes_of_slices(
     """
     if isinstance(declared, PartitionSpec) and len(declared) > len(shape):
         raise ValueError(
-            f"axis_name={declared} has {len(declared)} entries for a leaf of shape"
-            f" {shape}. Give one for each dimension, or fewer."
+            f"`axis_name` must have at most one entry for each dimension of a leaf, got"
+            f" the {len(declared)} of {declared} for the shape {shape}."
         )
     if axis is None:
         return split_axes(x, declared)
@@ -121,10 +121,10 @@ def split_axes_of_slices(
     split = split_axes(x, declared)
     if split and declared is None:
         raise ValueError(
-            f"A norm over the axes {axis} of a leaf split over the mesh axes {split}:"
-            " its type does not say which dimension is split. Give axis_name the"
-            " PartitionSpecs of the leaves, those that shard_map has as in_specs; or"
-            " axis_name=() if no slice is split."
+            f"The norms over the axes {axis} of a leaf that is split over the mesh axes"
+            f" {split} are not known: its type does not say which dimension is split."
+            " Give axis_name the PartitionSpecs of the leaves, those that shard_map has"
+            " as in_specs; or axis_name=() if no slice is split."
         )
     return split
 
@@ -159,7 +159,7 @@ def check_reduced(path: Any, leaf: Any) -> None:
     axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(
-            f"The leaf '{_leaves.path_str(path)}' is not summed yet over the mesh axes"
+            f"The leaf '{_leaves.path_str(path)}' is unreduced over the mesh axes"
             f" {tuple(sorted(axes, key=str))}, so that its norm is not known. Reduce it"
             " before the clip: jax.reshard to a spec without unreduced, or"
             " jax.lax.psum inside shard_map."
@@ -171,9 +171,10 @@ def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
     apart = _apart(value, leaf)
     if apart:
         raise ValueError(
-            f"{name} varies over the mesh axes {apart}, whose devices share a norm:"
-            " each would clip to its own. Make it one, as by jax.lax.pmean; or clip"
-            " what each device has by itself, with axis_name=()."
+            f"{_validate.quoted(name)} varies over the mesh axes {apart}, whose"
+            " devices share a norm, so that each would clip to its own. Make it"
+            " replicated, as by jax.lax.pmean; or clip what each device has by itself,"
+            " with axis_name=()."
         )
 
 
@@ -182,8 +183,8 @@ def check_one(name: str, value: jax.Array) -> None:
     apart = _apart(value, jnp.zeros(()))
     if apart:
         raise ValueError(
-            f"{name} varies over the mesh axes {apart}, whose devices must do the same."
-            f" Make it one, as by jax.lax.pmean({name}, {apart})."
+            f"`{name}` varies over the mesh axes {apart}, whose devices must do the"
+            f" same. Make it replicated, as by jax.lax.pmean({name}, {apart})."
         )
 
 
@@ -219,8 +220,8 @@ def _names_of(dim: Any) -> Axes:
     names = dim if isinstance(dim, tuple) else (dim,)
     if PartitionSpec.UNCONSTRAINED in names:
         raise ValueError(
-            "axis_name holds a PartitionSpec with UNCONSTRAINED, which does not tell"
-            " how a dimension is split. Give the names of mesh axes, or None."
+            "`axis_name` must not have a PartitionSpec with UNCONSTRAINED, which does"
+            " not say how a dimension is split. Give the names of mesh axes, or None."
         )
     return names
 
@@ -246,11 +247,7 @@ def _is_typed(name: Hashable) -> bool:
         index = lax.axis_index(name)
     except NameError:
         there = jax.sharding.get_abstract_mesh().manual_axes
-        known = "None is: under jax.jit alone leave axis_name out."
+        known = "No axis is mapped here: under jax.jit alone leave axis_name out."
         known = f"The mesh axes mapped here are {there}." if there else known
-        raise ValueError(
-            f"axis_name={name!r} is no mapped axis here. {known} Give the name of an"
-            " axis of the enclosing shard_map, pmap or vmap(axis_name=...), or () for"
-            " none."
-        ) from None
+        raise ValueError(_validate.must_be("axis_name", _MAPPED, name, known)) from None
     return bool(_varying(index))

@@ -89,7 +89,7 @@ class Batched:
     def map(self, function: Callable[..., Any], *others: Batched) -> Batched:
         """What `function` returns for each entry, and those of others like these."""
         if any(other.indices != self.indices for other in others):
-            raise ValueError("These are not of the same entries.")
+            raise ValueError("The other values must be of the same entries.")
         columns = [self.values, *(other.values for other in others)]
         asked = zip(self.indices, *columns, strict=True)
         return self.with_values(

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optclip._arrays import _validate
+
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
 
@@ -102,7 +104,7 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     """Whether a leaf is clipped; integers, bools, float0 and PRNG keys pass through.
 
     Raises:
-      TypeError: the leaf is no array and no number; the message names its path.
+      TypeError: the leaf is not an array or a number; the message names its path.
     """
     if is_sparse(leaf):
         _check_batches(path, leaf)
@@ -113,10 +115,8 @@ def is_clippable(path: Any, leaf: Any) -> bool:
         return False
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not hasattr(leaf, "shape"):
-        raise TypeError(
-            f"{_at(path)} is a {type(leaf).__name__}; a tree to clip holds arrays,"
-            f" numbers, BCOO matrices or None. {_REMOVE}"
-        )
+        wanted = "an array, a number, a BCOO matrix or None"
+        raise TypeError(_validate.must_be(_at(path), wanted, leaf, _REMOVE))
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jax.dtypes.float0:
         return False
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -124,8 +124,8 @@ def is_clippable(path: Any, leaf: Any) -> bool:
     if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
         return False
     raise TypeError(
-        f"{_at(path)} has dtype {dtype}; a clip takes real or complex floating-point"
-        f" leaves and lets integers and bools pass. {_REMOVE}"
+        f"{_at(path)} must be of a real or complex floating-point dtype to be clipped,"
+        f" or of an integer or bool one to pass, got {dtype}. {_REMOVE}"
     )
 
 
@@ -151,7 +151,7 @@ def _check_batches(path: Any, mat: Any) -> None:
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
     if any(data == index == 1 < size for data, index, size in stored):
         raise ValueError(
-            f"The BCOO leaf at '{path_str(path)}' of shape {mat.shape} stores one batch"
+            f"{_at(path)} is a BCOO matrix of shape {mat.shape} with one batch stored"
             " for several. Give data or indices their full batch axes, by"
             " jnp.broadcast_to."
         )

@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _leaves
+from optclip._arrays import _leaves, _validate
+
+_CALLED_ONCE = (
+    "It is called once, with the whole tree. Wrap a function of the path of each leaf"
+    " in optclip.by_path(...)."
+)
 
 
 def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -23,7 +28,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
       `clip_mask=`, `groups=`, `optax.masked` and `optax.partition` take it.
 
     Raises:
-      TypeError: `function` cannot be called.
+      TypeError: `function` is not a function.
 
     Example:
       >>> import optclip
@@ -31,19 +36,17 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
       >>> print(no_bias({"dense": {"bias": 0.0, "kernel": 1.0}}))
       {'dense': {'bias': False, 'kernel': True}}
     """
-    if not callable(function):
-        raise TypeError(
-            f"function={function!r} ({type(function).__name__}) cannot be called. Give"
-            " a function of a path such as 'encoder/kernel'."
-        )
+    _validate.kind(
+        "function", function, Callable, "a function of a path such as 'encoder/kernel'"
+    )
 
     def describe(tree: Any) -> Any:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
-                "A function by path was called with a single number, the step, as a"
-                " schedule is. For thresholds by path give its tree, as in"
-                " clip_by_norm(by_path(function)(params)). Under"
+                "A function by path must be called with a tree, got a single number,"
+                " as a schedule gets the step. For thresholds by path give its result,"
+                " as in clip_by_norm(by_path(function)(params)). Under"
                 " optax.inject_hyperparams name the argument in its static_args, such"
                 " as static_args=('groups',)."
             )
@@ -59,7 +62,7 @@ def spread_prefix(
     """`prefix` with one value for each leaf of `tree`.
 
     Raises:
-      ValueError: `prefix` is no prefix of `tree`; the message names the argument.
+      ValueError: `prefix` is not a prefix of `tree`; the message names the argument.
     """
     return map_prefix(
         name,
@@ -80,24 +83,19 @@ def described(name: str, description: Any, tree: Any) -> Any:
     """
     if not callable(description):
         return description
+    function = f"The function given as {_validate.quoted(name)}"
     try:
         found = description(tree)
     except AttributeError as error:
         raise TypeError(
-            f"The function given as {name} failed on the tree: {error}. It is called"
-            " once, with the whole tree; wrap a function of the path of each leaf in"
-            " optclip.by_path(...)."
+            f"{function} failed on the tree: {error}. {_CALLED_ONCE}"
         ) from error
-    if found is None and jax.tree.leaves(tree):
+    is_none = found is None and jax.tree.leaves(tree)
+    is_one = isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
+    if is_none or is_one:
         raise TypeError(
-            f"The function given as {name} returned None. It is called once, with the"
-            " tree, and returns a tree of the same structure, or a prefix of it."
-        )
-    if isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1:
-        raise TypeError(
-            f"The function given as {name} returned {found!r} for the whole tree. It is"
-            " called once, with the tree, and returns a tree; wrap a function of the"
-            " path of each leaf in optclip.by_path(...)."
+            f"{function} must return a tree like the one that it is"
+            f" called with, or a prefix of it, got {found!r}. {_CALLED_ONCE}"
         )
     return found
 
@@ -117,8 +115,8 @@ def map_prefix(
         except (ValueError, TypeError) as error:
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             raise ValueError(
-                f"{name} has the structure {treedef}, which is no prefix of {full}."
-                f"{_differences(prefix, tree, is_leaf)} {_remedy(tree)}"
+                f"{_validate.quoted(name)} must be a prefix of the structure {full},"
+                f" got {treedef}.{_differences(prefix, tree, is_leaf)} {_remedy(tree)}"
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
 
@@ -174,23 +172,19 @@ def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
     if mask is None:
         return [True] * len(flat.leaves)
     if isinstance(mask, (bool, np.bool_)) and len(flat.leaves) > 1:
-        raise TypeError(
-            f"{name}={mask!r} is one bool for the whole tree. Give a tree of bools, a"
-            " function that returns one, or None for all leaves; under"
-            f" optax.inject_hyperparams name a function in static_args=('{name}',)."
-        )
+        wanted = "a tree of bools, a function that returns one, or None for all leaves"
+        raise TypeError(_validate.must_be(name, wanted, mask, _validate.static(name)))
     mask = described(name, mask, tree)
     spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, tree))
     # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
     for path, value in zip(flat.paths, spread, strict=True):
         if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(
-                f"{name} holds {value!r} ({type(value).__name__}) for the leaf"
-                f" '{_leaves.path_str(path)}'; a mask holds True or False, known before"
-                " tracing. Give a tree of bools or a function that returns one; under"
-                f" optax.inject_hyperparams name it in static_args=('{name}',)."
-            )
+            subject = f"`{name}` at the leaf '{_leaves.path_str(path)}'"
+            wanted = "True or False, known before tracing"
+            advice = "Give a tree of bools or a function that returns one."
+            advice = f"{advice} {_validate.static(name)}"
+            raise TypeError(_validate.must_be(subject, wanted, value, advice))
     return [bool(value) for value in spread]
 
 

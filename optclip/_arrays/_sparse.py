@@ -51,9 +51,10 @@ def axes_in_data(mat: BCOO, axis: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(range(mat.data.ndim))
     if any(a < mat.n_batch + mat.n_sparse for a in axis):
         raise ValueError(
-            f"axis={axis} of a BCOO leaf of shape {mat.shape} is not an axis of its"
-            f" data: its first {mat.n_batch + mat.n_sparse} axes are batched or"
-            " sparse. Give its norms a later axis, or make it dense by todense()."
+            f"`axis` must name axes of the data of a BCOO leaf, got {axis} for one of"
+            f" shape {mat.shape}, whose first {mat.n_batch + mat.n_sparse} axes are"
+            " batched or sparse. Give its norms a later axis, or make it dense by"
+            " todense()."
         )
     return tuple(a - mat.n_sparse + 1 for a in axis)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: what was given, what is accepted, what to do.
+"""Checks of arguments, and the words of all errors: what must be, what was given.
 
 Only concrete numbers are looked at; a traced value passes, because nothing can be
 known of it.
@@ -15,6 +15,55 @@ _LARGEST = float(np.finfo(np.float64).max)
 _LARGEST_COUNT = 2**31 - 1
 
 
+def must_be(subject: str, wanted: str, value: Any, advice: str = "") -> str:
+    """The text of an error: what is accepted, what was given and what to do.
+
+    `subject` is the name of an argument, or words for what is not just that.
+    """
+    given = f"{shown(value)} ({type(value).__name__})"
+    return f"{quoted(subject)} must be {wanted}, got {given}. {advice}".rstrip()
+
+
+def quoted(subject: str) -> str:
+    """A name in backquotes; other words as they are."""
+    return f"`{subject}`" if subject.isidentifier() else subject
+
+
+def shown(value: Any) -> str:
+    """The `repr` of a value, cut short."""
+    if is_beyond_floats(value):
+        return "an int beyond the largest float"  # Python may refuse to print it.
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def static(name: str) -> str:
+    """What to do with an argument that must not become an array."""
+    return f"Under optax.inject_hyperparams name it in static_args=('{name}',)."
+
+
+def kind(subject: str, value: Any, kinds: Any, wanted: str, advice: str = "") -> None:
+    """Raise unless `value` is an instance of one of `kinds`."""
+    if not isinstance(value, kinds):
+        raise TypeError(must_be(subject, wanted, value, advice))
+
+
+def not_none(name: str, threshold: Any) -> None:
+    """Raise if a whole threshold is None."""
+    if threshold is None:
+        wanted = "a number or another threshold (inf clips nothing)"
+        advice = "None stands for unclipped only inside a tree of thresholds."
+        raise TypeError(must_be(name, wanted, None, advice))
+
+
+def params_given(params: Any) -> None:
+    """Raise if `update` lacks the parameters that a threshold goes by."""
+    if params is None:
+        wanted = "the parameters, which the threshold is a fraction of"
+        advice = "Give them: tx.update(updates, state, params)."
+        raise ValueError(must_be("params", wanted, None, advice))
+
+
 def concrete(value: Any) -> np.ndarray | None:
     """`value` as NumPy, or None if it is traced."""
     try:
@@ -23,19 +72,22 @@ def concrete(value: Any) -> np.ndarray | None:
         return None
 
 
+def is_beyond_floats(value: Any) -> bool:
+    """Whether `value` is an int that no float can stand for."""
+    return isinstance(value, int) and abs(value) > _LARGEST
+
+
 def forgets(name: str, decay: Any) -> None:
     """Raise if an average that begins at 0 would stay there."""
     if concrete(decay) == 1:
-        raise ValueError(
-            f"{name}=1 would keep an average of 0 that begins there, and clip all to"
-            f" zero. Give a {name} below 1."
-        )
+        advice = "At 1 the average would stay at 0, where it begins, and clip all to 0."
+        raise ValueError(must_be(name, "below 1", decay, advice))
 
 
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number or an array of them, traced ones included.
 
-    A bool is none: True for a threshold is a slip, not a 1.
+    A bool is not: True for a threshold is a slip, not a 1.
     """
     if isinstance(value, (bool, np.bool_)):
         return False
@@ -54,63 +106,44 @@ def is_number(value: Any) -> bool:
 def number(name: str, value: Any, *, negative: bool = False) -> None:
     """Raise unless `value` is real, not NaN and, short of `negative`, not below 0."""
     if not is_number(value):
-        raise TypeError(
-            f"{name}={value!r} ({type(value).__name__}) is not accepted. Give a real"
-            " number or an array of them."
-        )
+        raise TypeError(must_be(name, "a real number or an array of them", value))
+    if is_beyond_floats(value):
+        raise ValueError(must_be(name, "in the range of floats, or inf", value))
     known = concrete(value)
-    if known is None:
-        return
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise ValueError(
-            f"{name} is an int above the largest float. Give less, or float('inf')."
-        )
-    if np.any(np.isnan(known.astype(np.float64))):
-        raise ValueError(f"{name}={value} is NaN. Give a number.")
-    if not negative and np.any(known < 0):
-        raise ValueError(
-            f"{name}={value} is negative. Give 0 or more; 0 clips to zero, inf clips"
-            " nothing."
-        )
+    least = -np.inf if negative else 0
+    # NaN is not above anything.
+    if known is not None and not np.all(known.astype(np.float64) >= least):
+        wanted = "a number and not NaN" if negative else "0 or more and not NaN"
+        advice = "" if negative else "0 clips to zero, inf clips nothing."
+        raise ValueError(must_be(name, wanted, value, advice))
 
 
-def plain(name: str, value: Any, *, above: bool = False) -> None:
+def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -> None:
     """Raise unless `value` is one finite real number of 0 or more, or `above` 0."""
-    wanted = "a finite number above 0" if above else "a finite number of 0 or more"
-    given = f"{name}={value!r} ({type(value).__name__})"
+    wanted = f"one finite number {'above 0' if above else 'of 0 or more'}"
+    wanted = wanted if most == np.inf else f"one number from 0 to {most}"
     if not is_number(value) or np.shape(value):
-        raise TypeError(f"{given} is not accepted. Give {wanted}, as a scalar.")
+        raise TypeError(must_be(name, wanted, value))
     known = concrete(value)
     if known is None:
         return
-    too_large = isinstance(value, int) and abs(value) > _LARGEST
-    if too_large or not np.isfinite(known) or known < 0 or (above and known == 0):
-        raise ValueError(f"{given} is out of range. Give {wanted}.")
+    out_of_range = is_beyond_floats(value) or not np.isfinite(known)
+    if out_of_range or known < 0 or known > most or (above and known == 0):
+        raise ValueError(must_be(name, wanted, value))
 
 
 def fraction(name: str, value: Any) -> None:
     """Raise unless `value` is one real number from 0 to 1."""
-    plain(name, value)
-    known = concrete(value)
-    if known is not None and known > 1:
-        raise ValueError(f"{name}={value!r} is above 1. Give a number from 0 to 1.")
+    plain(name, value, most=1)
 
 
 def length(name: str, value: Any, *, least: int = 1) -> None:
     """Raise unless `value` is an int of `least` or more: a shape, so never traced."""
-    given = f"{name}={value!r} ({type(value).__name__})"
+    wanted = f"an int from {least} to 2**31 - 1"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(
-            f"{given} is no int. Give an int of {least} or more; under"
-            f" optax.inject_hyperparams name it in static_args=('{name}',)."
-        )
-    if value < least:
-        raise ValueError(f"{given} is below {least}. Give an int of {least} or more.")
-    if value > _LARGEST_COUNT:
-        raise ValueError(
-            f"{name} is an int above the largest int32, {_LARGEST_COUNT}. Give that or"
-            " less."
-        )
+        raise TypeError(must_be(name, wanted, value, static(name)))
+    if not least <= value <= _LARGEST_COUNT:
+        raise ValueError(must_be(name, wanted, value))
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -119,31 +152,30 @@ def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     return len(shape) <= len(wanted) and all(a in (1, b) for a, b in pairs)
 
 
-def broadcasts(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+def broadcasts(
+    name: str,
+    shape: tuple[int, ...],
+    wanted: tuple[int, ...],
+    of: str = "what it bounds",
+    advice: str = "Give a number, or an array that does.",
+) -> None:
     """Raise unless a threshold of `shape` fits what it bounds."""
     if not fits(shape, wanted):
         raise ValueError(
-            f"{name} has shape {shape}, which does not broadcast to the shape"
-            f" {wanted} of what it bounds. Give a number, or an array of that shape."
+            f"{quoted(name)} of shape {shape} does not broadcast to {of}, of shape"
+            f" {wanted}, without growing it. {advice}"
         )
 
 
 def choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{name}={value!r} ({type(value).__name__}) is not accepted. Give one of"
-            f" {accepted}."
-        )
+    wanted = f"one of {', '.join(map(repr, accepted))}"
+    kind(name, value, str, wanted)
     if value not in accepted:
-        raise ValueError(f"{name}={value!r} is not known. Give one of {accepted}.")
+        raise ValueError(must_be(name, wanted, value))
 
 
 def flag(name: str, value: Any) -> None:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(
-            f"{name}={value!r} ({type(value).__name__}) is not accepted. Give True or"
-            " False."
-        )
+    kind(name, value, (bool, np.bool_), "True or False")
 
 
 def ordered(lower: Any, upper: Any) -> None:
@@ -152,8 +184,9 @@ def ordered(lower: Any, upper: Any) -> None:
         ends = [_scalar(low), _scalar(high)]
         if None not in ends and ends[0] > ends[1]:
             raise ValueError(
-                f"lower={low} is above upper={high}. Swap them; only arrays with axes"
-                " may cross, and then the result is lower."
+                f"`lower` must be at most `upper`, got lower={low} and upper={high}."
+                " Swap them; only arrays with axes may cross, and then the result is"
+                " `lower`."
             )
 
 

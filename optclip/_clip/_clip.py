@@ -27,10 +27,16 @@ from optclip._arrays._batching import Batched
 from optclip._clip import _nonfinite, _scale
 from optclip._clip._layout import Layout, layout_of
 from optclip.norms import Block, Norm, _measure
+from optclip.norms._norm import check_norm
 from optclip.norms._roots import LEAST
 from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
+
+_SCOPES = (
+    "optclip.TREE, LEAF, ELEMENT, axes(...), units(...), groups(...) or an instance of"
+    " a subclass of optclip.scopes.Scope"
+)
 
 # Half the width of the band that a strict clip keeps clear: several times what a norm
 # of slices, or of an unusual order, was found to be off.
@@ -78,17 +84,8 @@ class Clip(abc.ABC):
         """The threshold and the coefficient of each norm, for the record."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.scope, Scope):
-            raise TypeError(
-                f"over={self.scope!r} is no scope. Give optclip.TREE, LEAF, ELEMENT,"
-                " axes(...), units(...), groups(...) or a subclass of"
-                " optclip.scopes.Scope."
-            )
-        if not isinstance(self.norm, Norm):
-            raise TypeError(
-                f"norm={self.norm!r} is no norm. Give optclip.norms.L1, L2, INF, RMS,"
-                " AVERAGE or Norm(p)."
-            )
+        _validate.kind("over", self.scope, Scope, _SCOPES)
+        check_norm(self.norm)
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)

@@ -126,9 +126,9 @@ class ElementClip(Clip):
             _axis_names.check_replicated(which, bound, x)
             if i in layout.matrices and jnp.ndim(bound):
                 raise ValueError(
-                    f"The bound of the BCOO leaf '{path}' is an array of shape"
-                    f" {jnp.shape(bound)}. Give a number, or a rule that gives one, or"
-                    " make the leaf dense by todense()."
+                    f"`{which}` must be one number for the BCOO leaf '{path}', got an"
+                    f" array of shape {jnp.shape(bound)}. Give a number, or a rule that"
+                    " gives one, or make the leaf dense by todense()."
                 )
         cleaned = self.nonfinite in ("zero", "drop")
         out, shrunk = bounded(
@@ -220,11 +220,6 @@ def _at(name, which, bound, x):
     if bound.ndim == 0:
         # Made from the leaf, which may be split over devices.
         return jnp.zeros_like(x) + bound
-    try:
-        return jnp.broadcast_to(bound, x.shape)
-    except ValueError:
-        raise ValueError(
-            f"{which} has shape {bound.shape}, which does not broadcast to {name} of"
-            f" shape {x.shape} without growing it. Give a number, an array that does,"
-            " or a tree with one for each leaf."
-        ) from None
+    advice = "Give a number, an array that does, or a tree with one for each leaf."
+    _validate.broadcasts(which, bound.shape, x.shape, name, advice)
+    return jnp.broadcast_to(bound, x.shape)

@@ -37,7 +37,6 @@ def clip_by_norm(
       up, to 1e-5.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks `axis`.
 
     Example:
@@ -121,7 +120,6 @@ def clip_by_rms(
       A tree like `tree`.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: `max_rms` is negative or NaN, or fits no norm; a leaf lacks `axis`.
 
     Example:

@@ -20,11 +20,7 @@ def run(
 
     `name` is what the user calls the threshold; `known` are norms not to compute.
     """
-    if threshold is None:
-        raise TypeError(
-            f"{name}=None is no threshold. Give a number, or inf to clip nothing; None"
-            " stands for unclipped inside a tree of thresholds only."
-        )
+    _validate.not_none(name, threshold)
     for value in jax.tree.leaves(threshold):
         _validate.number(name, value)
     layout = clip.layout(tree)

@@ -83,7 +83,7 @@ def clip_by_group_norm(
       A tree like `tree`, and the norm of each group before the clip, by label.
 
     Raises:
-      TypeError: a label is no string.
+      TypeError: a label is not a string.
       ValueError: `max_norm` is negative or NaN, or its labels are not the groups'.
 
     Example:
@@ -130,9 +130,9 @@ def clip_by_global_norm(
       A tree like `tree`, and the norm before the clip: scalar, float32 or wider.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: `max_norm` is negative or NaN, or `norm` negative (a NaN is for
-        `nonfinite`); or `strict` with a `norm`, whose error nobody knows.
+        `nonfinite`); or both `strict` and `norm` are given: the
+        rounding error of that norm is not known.
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
@@ -173,8 +173,8 @@ def clip_by_global_norm(
         return run(clip, tree, "max_norm", max_norm)
     if strict:
         raise ValueError(
-            "strict=True cannot be had with a norm that the caller supplies, because"
-            " its error is not known. Leave out norm= or strict=."
+            "strict=True and norm= exclude each other: the rounding error of a norm"
+            " that is given is not known. Leave out norm= or strict=."
         )
     given = jnp.asarray(_checked_norm(norm))
     given = given.astype(
@@ -185,14 +185,10 @@ def clip_by_global_norm(
 
 
 def _checked_norm(norm: Any) -> Any:
+    wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
-        raise TypeError(
-            f"norm={norm!r} ({type(norm).__name__}) is not accepted. Give the norm of"
-            " the tree as a real scalar, or None to have it computed."
-        )
+        raise TypeError(_validate.must_be("norm", wanted, norm))
     known = _validate.concrete(norm)
     if known is not None and known < 0:
-        raise ValueError(
-            f"norm={norm} is negative. Give the norm of the tree, or None."
-        )
+        raise ValueError(_validate.must_be("norm", wanted, norm))
     return norm

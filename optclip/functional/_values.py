@@ -36,7 +36,7 @@ def clip_by_value(
       A tree like `tree`. Elements inside the bounds are kept to the bit.
 
     Raises:
-      TypeError: a bound is no number.
+      TypeError: a bound is not a number or an array of numbers.
       ValueError: a bound is NaN or does not broadcast; or both are concrete numbers
         and `lower > upper`. (Where an array `lower > upper`, the result is `lower`.)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves
+from optclip._arrays import _leaves, _validate
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import PyTree
 
@@ -73,13 +73,13 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     """
     states = _states(opt_state)
     if not states:
-        raise ValueError(
-            "There is no optclip clip in this state, a"
-            f" {type(opt_state).__name__}. Give the whole optimizer state of a chain"
-            " with a clip of optclip in it: optax's own keep no record. (A checkpoint"
-            " restored without a target is plain dicts: restore it with"
+        advice = (
+            "Give the whole state of the chain; optax's own clips keep no record. (A"
+            " checkpoint restored without a target is plain dicts: restore it with"
             " tx.init(params) as the target.)"
         )
+        wanted = "an optimizer state with an optclip clip in it"
+        raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     found: dict[str, jax.Array] = {}
     given = {name for state, _ in states for name in state.clip_record}
     taken: set[str] = set()

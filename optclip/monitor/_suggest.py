@@ -98,9 +98,9 @@ def suggest(
     finite = found[np.isfinite(found)]
     if len(finite) < 10:
         raise ValueError(
-            f"norms holds {len(finite)} finite numbers after the first"
-            f" {float(skip_first):.0%}. Give at least 10, of a longer run, or less"
-            " skip_first."
+            "`norms` must have at least 10 finite numbers after the first"
+            f" {float(skip_first):.0%}, got {len(finite)}. Give those of a longer run,"
+            " or less skip_first."
         )
     threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
@@ -119,12 +119,14 @@ def _as_array(norms: Any) -> np.ndarray:
     try:
         found = np.asarray(given, np.float64).ravel()
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"norms={_shortened(norms)} is not accepted. Give an array of numbers, one"
-            " a step, or dicts as optclip.metrics returns them."
-        ) from error
+        wanted = (
+            "an array of numbers, one a step, or dicts as optclip.metrics returns them"
+        )
+        raise TypeError(_validate.must_be("norms", wanted, norms)) from error
     if np.any(found < 0):
-        raise ValueError("norms holds a negative number. Give norms, which are not.")
+        raise ValueError(
+            _validate.must_be("norms", "0 or more", float(np.nanmin(found)))
+        )
     return found
 
 
@@ -134,9 +136,10 @@ def _norm_in(entry: dict[str, Any]) -> Any:
     if len(keys) != 1:
         all_keys = [key for key in entry if "/norm" in str(key)] or list(entry)
         raise ValueError(
-            f"norms holds a dict with {_shortened(all_keys)}, not one norm of a tree."
-            f" Give the numbers of one, such as {_one_of(all_keys)}: of a group its"
-            " own, and of a clip inside skip those of the skip."
+            "`norms` must have the one norm of a tree, got a dict with"
+            f" {_validate.shown(all_keys)}. Give the numbers of one, such as"
+            f" {_one_of(all_keys)}: of a group its own, and of a clip inside skip"
+            " those of the skip."
         )
     return entry[keys[0]]
 
@@ -146,11 +149,6 @@ def _one_of(keys: list[str]) -> str:
     norms = [key for key in keys if "/norm" in str(key)] or ["clip/norm"]
     key = next((key for key in norms if key.startswith("skip")), norms[0])
     return f"history[{key!r}] or [m[{key!r}] for m in history]"
-
-
-def _shortened(value: Any) -> str:
-    found = repr(value)
-    return found if len(found) <= 100 else f"{found[:100]}..."
 
 
 def _rounded_up(x: float) -> float:

@@ -31,10 +31,10 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a
-        history of many steps, or what is no number; `most` is no int, `sort_by` no
-        string.
+        history of many steps, or something else than numbers; `most` is not an int,
+        `sort_by` not a string.
       ValueError: there is no optclip clip in the state; `most` is below 1; `sort_by`
-        is not known.
+        is not one of its choices.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -68,8 +68,8 @@ def _found(given: Any) -> Mapping[str, Any]:
         return {key: x for key, x in given.items() if is_metric(key)}
     if isinstance(given, list) and given and isinstance(given[-1], Mapping):
         raise TypeError(
-            "opt_state is a list of dicts, a history. Give one step of it, such as the"
-            " last, history[-1]; optclip.plot draws the whole."
+            "`opt_state` must be of one step, got a list of dicts, a history. Give one"
+            " step of it, such as the last, history[-1]; optclip.plot draws the whole."
         )
     return metrics(given)
 
@@ -83,9 +83,10 @@ def _number(key: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
+        advice = "Give the metrics of one step; optclip.plot draws those of many."
+        subject = f"`opt_state` at {key!r}"
         raise TypeError(
-            f"opt_state holds under {key!r} what is no number: {value!r:.100}. Give the"
-            " metrics of one step; optclip.plot draws those of many."
+            _validate.must_be(subject, "a number", value, advice)
         ) from error
 
 

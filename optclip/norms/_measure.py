@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _axis_names, _leaves, _sparse
+from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName
 from optclip.norms import _roots, _totals
-from optclip.norms._norm import L2, Block, Norm
+from optclip.norms._norm import L2, Block, Norm, check_norm
 
 
 def measure(
@@ -35,7 +35,6 @@ def measure(
       below 2**-60 (2**-500 in float64), NaN if an element is.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """
@@ -112,30 +111,18 @@ def declared_across(block: Block) -> _axis_names.Declared:
 
 def _refuse_to_count(split: tuple[Any, ...]) -> None:
     raise ValueError(
-        f"How many elements a BCOO leaf has that is split over the mesh axes {split} is"
-        " not known: each device may have entries of one dense array, or an array of"
-        " its own. Give a norm without a mean, or dense leaves."
+        f"The size of a BCOO leaf that is split over the mesh axes {split} is not"
+        " known: each device may have entries of one dense array, or an array of its"
+        " own. Give a norm without a mean, or dense leaves."
     )
 
 
 def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
-    if not isinstance(blocks, (list, tuple)):
-        raise TypeError(
-            f"blocks={blocks!r} ({type(blocks).__name__}) is no list. Give a list of"
-            " optclip.norms.Block."
-        )
-    if not isinstance(norm, Norm):
-        raise TypeError(
-            f"norm={norm!r} ({type(norm).__name__}) is no norm. Give optclip.norms.L1,"
-            " L2, INF, RMS, AVERAGE or Norm(p)."
-        )
+    _validate.kind("blocks", blocks, (list, tuple), "a list of optclip.norms.Block")
+    check_norm(norm)
     _axis_names.check(axis_name, by_leaf=False)
-    for block in blocks:
-        if not isinstance(block, Block):
-            raise TypeError(
-                f"blocks holds {block!r} ({type(block).__name__}). Give a list of"
-                " optclip.norms.Block."
-            )
+    for i, block in enumerate(blocks):
+        _validate.kind(f"`blocks[{i}]`", block, Block, "an optclip.norms.Block")
         for leaf in block.leaves:
             _check_leaf(block, leaf)
 
@@ -146,14 +133,12 @@ def _check_leaf(block: Block, leaf: Any) -> None:
     except TypeError:
         is_valid = False
     if not is_valid:
-        raise TypeError(
-            f"A block holds {leaf!r} ({type(leaf).__name__}). Give real or complex"
-            " floating-point arrays, numbers or BCOO matrices."
-        )
+        wanted = "a real or complex floating-point array, number or BCOO matrix"
+        raise TypeError(_validate.must_be("A leaf of a block", wanted, leaf))
     if block.axis and max(block.axis) >= jnp.ndim(leaf):
         raise ValueError(
-            f"axis={block.axis} is out of range for a leaf of shape {jnp.shape(leaf)}."
-            " Give axes that it has."
+            f"`axis` must name axes that the leaf has, got {block.axis} for the shape"
+            f" {jnp.shape(leaf)}."
         )
 
 

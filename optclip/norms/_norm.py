@@ -21,7 +21,7 @@ class Norm:
         average norm. What is divided reads inf above the largest float.
 
     Raises:
-      TypeError: `ord` or `per_count` is no Python number.
+      TypeError: `ord` is not a Python number, or `per_count` not a number.
       ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
 
     Example:
@@ -39,26 +39,19 @@ class Norm:
     per_count: float = 0.0
 
     def __post_init__(self) -> None:
+        wanted = "a Python number above 0, or inf for the largest absolute value"
         if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
-            raise TypeError(
-                f"ord={self.ord!r} ({type(self.ord).__name__}) is no Python number."
-                " Give a number above 0, float('inf') or None (2). Under"
-                " optax.inject_hyperparams, name it in static_args=('ord',)."
-            )
-        if not self.ord > 0:
-            raise ValueError(
-                f"ord={self.ord} is not above 0. Give p > 0, or float('inf') for the"
-                " largest absolute value."
-            )
-        if self.ord != math.inf:
-            _validate.plain("ord", self.ord)
-        _validate.plain("per_count", self.per_count)
-        if self.per_count > 1:
-            raise ValueError(
-                f"per_count={self.per_count} is out of range. Give a finite number of 0"
-                " or more, at most 1: 0.5 for a root mean square of order 2, 1 for a"
-                " mean."
-            )
+            advice = f"None stands for 2. {_validate.static('ord')}"
+            raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
+        if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
+            raise ValueError(_validate.must_be("ord", wanted, self.ord))
+        _validate.fraction("per_count", self.per_count)
+
+
+def check_norm(norm: Any) -> None:
+    """Raise unless this may be a `norm=`."""
+    wanted = "optclip.norms.L1, L2, INF, RMS, AVERAGE or Norm(p)"
+    _validate.kind("norm", norm, Norm, wanted)
 
 
 L1: Norm = Norm(1.0)
@@ -87,16 +80,12 @@ class Block:
     axis: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.leaves, (list, tuple)):
-            raise TypeError(
-                f"leaves={self.leaves!r} ({type(self.leaves).__name__}) is no list."
-                " Give a list of arrays; one leaf goes in a list too."
-            )
+        advice = "One leaf goes in a list too."
+        _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
         if self.axis is None:
             return
         is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
         if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
-            raise TypeError(
-                f"axis={self.axis!r} for {len(self.leaves)} leaves is not accepted."
-                " Give a tuple of ints counted from 0 and a single leaf, or None."
-            )
+            wanted = "None, or with a single leaf a tuple of ints counted from 0"
+            advice = f"Leaves in the block: {len(self.leaves)}."
+            raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))

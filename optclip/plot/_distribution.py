@@ -33,7 +33,6 @@ def distribution(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `history` or `ax` is of the wrong kind.
       ValueError: there is no such clip or part, or several and none is named; no norm
         is finite and above 0.
 
@@ -51,7 +50,7 @@ def distribution(
     found = _history.clip_in(history, clip, part)
     norms = found.norm[np.isfinite(found.norm) & (found.norm > 0)]
     if not norms.size:
-        raise ValueError("history holds no norm that is finite and above 0.")
+        raise ValueError("`history` must have a norm that is finite and above 0.")
     ax = _style.new_axes(ax)
     # In equal ratios: norms are spread over orders of magnitude, not evenly.
     low, high = norms.min(), norms.max()

@@ -31,7 +31,6 @@ def heatmap(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `history` or `ax` is of the wrong kind.
       ValueError: the clip has one norm only; there is no such clip, or several and none
         is named.
 

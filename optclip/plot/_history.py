@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from optclip._arrays import _validate
 from optclip.monitor._metrics import is_metric, parts_in
 from optclip.typing import History
 
@@ -38,7 +39,7 @@ def read(history: Any) -> dict[str, np.ndarray]:
     `step`.
 
     Raises:
-      TypeError: it is none of the forms that are accepted.
+      TypeError: it is not of a form that is accepted.
       ValueError: it holds no step, steps with other keys than the first, or more steps
         of one quantity than of another.
     """
@@ -49,20 +50,22 @@ def read(history: Any) -> dict[str, np.ndarray]:
     elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
         columns = _columns(history)
     else:
-        raise TypeError(
-            f"history={history!r:.100} ({type(history).__name__}) is not accepted. Give"
-            " a list of dicts as optclip.metrics returns them, one dict of arrays, or"
-            " the path of a file of JSON lines."
+        wanted = (
+            "a list of dicts as optclip.metrics returns them, one dict of arrays, or"
+            " the path of a file of JSON lines"
         )
+        raise TypeError(_validate.must_be("history", wanted, history))
     found = {key: _numbers(key, x) for key, x in columns.items()}
     lengths = {len(x) for x in found.values()}
     if len(lengths) > 1:
         raise ValueError(
-            f"history holds arrays of {' and of '.join(map(str, sorted(lengths)))}"
-            " steps. Give as many steps of each."
+            "`history` must have the same number of steps of each quantity, got"
+            f" {' and '.join(map(str, sorted(lengths)))}."
         )
     if lengths == {0} or not history:
-        raise ValueError("history holds no step. Give what optclip.metrics returned.")
+        raise ValueError(
+            "`history` must have a step, got none. Give what optclip.metrics returned."
+        )
     return found
 
 
@@ -77,13 +80,12 @@ def _numbers(key: str, x: Any) -> np.ndarray:
         found = np.atleast_1d(np.asarray(given, float))
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"history holds under {key!r} what is no number: {x!r:.100}. Give numbers,"
-            " one a step."
+            _validate.must_be(f"`history` at {key!r}", "numbers, one a step", x)
         ) from error
     if found.ndim > 1:
         raise ValueError(
-            f"history holds under {key!r} an array of shape {found.shape}. Give one"
-            " number a step."
+            f"`history` at {key!r} must be one number a step, got an array of shape"
+            f" {found.shape}."
         )
     return found
 
@@ -95,8 +97,8 @@ def _lines_of(path: Path) -> list[Any]:
             found += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"Line {number} of {path} is no JSON: {line!r:.80}. Give a file with"
-                " one JSON object a line, as optclip.plot.save writes it."
+                f"Line {number} of {path} must be a JSON object, as optclip.plot.save"
+                f" writes it, got {line!r:.80}."
             ) from error
     return found
 
@@ -107,8 +109,8 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
         if odd:
             raise ValueError(
-                f"history holds other keys in step {i} than in step 0: {odd}. Give the"
-                " metrics of one optimizer."
+                f"`history` must have the same keys in each step, but only one of the"
+                f" steps 0 and {i} has {odd}. Give the metrics of one optimizer."
             )
     return {key: [step[key] for step in steps] for key in keys}
 
@@ -124,7 +126,7 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       path: of the file, which is replaced.
 
     Raises:
-      TypeError: `history` is none of the forms that are accepted; `path` is no path.
+      TypeError: `history` is not of a form above, or `path` not a path.
       ValueError: it holds no step, or steps of several kinds.
 
     Example:
@@ -134,11 +136,8 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       >>> print(file.read_text().splitlines()[1])
       {"clip/norm": 2.5}
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(
-            f"path={path!r} ({type(path).__name__}) is no path. Give a str or a"
-            " pathlib.Path."
-        )
+    wanted = "a str or a pathlib.Path"
+    _validate.kind("path", path, (str, os.PathLike), wanted)
     columns = read(history)
     rows = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
     lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
@@ -172,8 +171,8 @@ def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
     norm, threshold, coefficient = (of(f) for f in ("norm", "threshold", "coefficient"))
     if norm is None or threshold is None or coefficient is None:
         raise ValueError(
-            f"history lacks the norm, threshold or coefficient of '{name}{end}'. Give"
-            " all that optclip.metrics returned."
+            f"`history` must have the norm, threshold and coefficient of '{name}{end}'."
+            " Give all that optclip.metrics returned."
         )
     # The largest float stands for inf where a norm was not finite.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
@@ -206,8 +205,8 @@ def parts_of(
     parts = {part: found[f"{name}/norm/{part}"] for part in by_name[name] if part}
     if not parts:
         raise ValueError(
-            f"The clip '{name}' has one norm a step, not one for each group or leaf."
-            " Clip by group, or record leaves: clip_by_norm(inf, record='leaves',"
+            f"The clip '{name}' must have a norm for each group or leaf, got one norm a"
+            " step. Clip by group, or record leaves: clip_by_norm(inf, record='leaves',"
             " name='watch') in front of it measures each leaf and clips none."
         )
     return name, steps_in(found, len(next(iter(parts.values())))), parts
@@ -222,11 +221,7 @@ def _one(what: str, given: str | None, known: list[str]) -> str:
     if not known:
         which = "norms of a clip" if what == "clip" else "groups or leaves"
         raise ValueError(
-            f"history holds no {which}. Give what optclip.metrics returned."
+            f"`history` must have {which}, got none. Give what optclip.metrics"
+            " returned."
         )
-    if given is None:
-        raise ValueError(
-            f"history holds {len(known)} {'clips' if what == 'clip' else 'parts'},"
-            f" {known}. Give {what}= one of these."
-        )
-    raise ValueError(f"{what}={given!r} is not one of {known}. Give one of these.")
+    raise ValueError(_validate.must_be(what, f"one of {known}", given))

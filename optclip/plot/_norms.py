@@ -33,7 +33,6 @@ def norms(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `history` or `ax` is of the wrong kind.
       ValueError: there is no such clip or part, or several and none is named.
 
     Example:

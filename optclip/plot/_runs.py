@@ -35,8 +35,7 @@ def runs(
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `histories` is no dict; a history, `window` or `ax` is of the
-        wrong kind.
+      TypeError: `histories` is not a dict.
       ValueError: there is no run; there is no such clip or part, or several and none is
         named; `window` is below 1.
 
@@ -50,13 +49,10 @@ def runs(
       >>> print(ax.get_legend_handles_labels()[1])
       ['max_norm=2 (50% clipped)']
     """
-    if not isinstance(histories, Mapping):
-        raise TypeError(
-            f"histories={histories!r:.100} ({type(histories).__name__}) is no dict."
-            " Give a dict from what to call a run to its history."
-        )
+    wanted = "a dict from what to call a run to its history"
+    _validate.kind("histories", histories, Mapping, wanted)
     if not histories:
-        raise ValueError("histories holds no run. Give at least one.")
+        raise ValueError("`histories` must have at least one run, got none.")
     _validate.length("window", window)
     found = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
     ax = _style.new_axes(ax)

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optclip._arrays import _validate
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes
 else:
@@ -27,10 +29,8 @@ def new_axes(ax: Any = None, height: float = 3.6) -> "Axes":
     if hasattr(ax, "get_ylim"):
         return ax
     if ax is not None:
-        raise TypeError(
-            f"ax={ax!r} ({type(ax).__name__}) is no axes. Give Matplotlib axes, or None"
-            " for those of a new figure."
-        )
+        wanted = "Matplotlib axes, or None for those of a new figure"
+        raise TypeError(_validate.must_be("ax", wanted, ax))
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

@@ -38,9 +38,6 @@ def agc(
       paper leaves out the last linear layer:
       `clip_mask=optclip.by_path(lambda path: "head" not in path)`.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.agc()
@@ -74,9 +71,6 @@ def autoclip(
 
     Returns:
       A transformation before the optimizer, with a state of 40 kB.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -119,9 +113,6 @@ def zclip(
     Returns:
       A transformation before the optimizer.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.zclip(max_norm=float("inf"))
@@ -157,9 +148,6 @@ def mean_std_clip(
     Returns:
       A transformation before the optimizer; Levanter has it behind Adam and its
       weight decay, before the learning rate.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip

@@ -38,9 +38,6 @@ def adagc(
     Returns:
       A transformation before the optimizer.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.adagc(warmup=1, max_norm=5.0)
@@ -76,9 +73,6 @@ def olmo_ratio(
     Returns:
       A transformation before the optimizer. The first step is not clipped; a leaf
       without gradient does not lower its average.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -131,9 +125,6 @@ def aggc(
     Returns:
       A transformation before the optimizer. Unlike in the authors' code the first step,
       of which nothing is known, is left alone, and so is a group without gradient.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip

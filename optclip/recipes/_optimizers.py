@@ -43,9 +43,6 @@ def spam(
       A transformation in place of Adam: a learning rate follows. Unlike in the authors'
       code an element that had no gradient yet is not held at zero.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> tx = optax.chain(optclip.recipes.spam(grace=1), optax.scale(-1e-3))
@@ -96,9 +93,6 @@ def stable_spam(
       one counter for all averages and sets it to 1 at a reset, so that its thresholds
       are then hundreds of times too large; and the step of a reset still uses the old
       moments. Neither is so here.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -152,9 +146,6 @@ def acclip(
 
     Returns:
       A transformation in place of Adam: a learning rate follows.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip

@@ -6,6 +6,8 @@ from typing import Any
 
 import optax
 
+from optclip._arrays import _validate
+
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments; optax.inject_hyperparams passes them as one named `options`."""
@@ -26,12 +28,12 @@ def made(
     known = sorted(taken - set(fixed))
     for name, value in own.items():
         if name in fixed:
-            raise TypeError(
-                f"{name}={value!r} is not accepted: this method is defined by a {name}"
-                f" of its own. Leave it out, or build another with {make.__name__}."
-            )
+            wanted = "left out, since this method is defined by its own"
+            advice = f"To choose it build another method with {make.__name__}."
+            raise TypeError(_validate.must_be(name, wanted, value, advice))
         if name not in known:
-            raise TypeError(f"{name}={value!r} is not known. Give some of {known}.")
+            wrong = f"{name}={_validate.shown(value)}"
+            raise TypeError(f"The options must be some of {known}, got {wrong}.")
     return make(*arguments, **fixed, **own)
 
 
@@ -47,7 +49,8 @@ def refuse_behind_moments(name: str, options: Mapping[str, Any]) -> None:
     policy = given(options).get("nonfinite")
     if policy in ("zero", "drop"):
         raise ValueError(
-            f"nonfinite={policy!r} is not for {name}, which clips behind its moments:"
-            " after one NaN they stay NaN, and all updates would be zero from then on."
-            f" Leave it out, and wrap the optimizer: optclip.skip({name}(...))."
+            f"`nonfinite` must not be {policy!r} for {name}, which clips behind its"
+            " moments: after one NaN they stay NaN, and all updates would be zero from"
+            " then on. Leave it out, and wrap the optimizer:"
+            f" optclip.skip({name}(...))."
         )

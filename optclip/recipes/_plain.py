@@ -33,9 +33,6 @@ def auto_s(
       A transformation before the optimizer, of one gradient; the paper's are those of
       single examples.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.auto_s(gamma=1.0)
@@ -69,9 +66,6 @@ def sclip(
     Returns:
       A transformation before the optimizer: a smooth clip at :math:`\sqrt\tau`, then a
       scale.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -110,7 +104,7 @@ def uclip(
       A transformation before the optimizer: `optclip.with_carry(clip)`.
 
     Raises:
-      TypeError: `clip` is no optax transformation.
+      TypeError: `clip` is not an optax transformation.
 
     Example:
       >>> import jax.numpy as jnp, optclip

@@ -43,8 +43,7 @@ def olmo_skip(
       numbers.
 
     Raises:
-      TypeError, ValueError: an argument is of another kind or out of range; at
-        `update`, `value` is missing.
+      ValueError: at `update`, `value` is missing.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -93,9 +92,6 @@ def axlearn_skip(
       Unlike there the first step is never skipped: AXLearn's average starts at 1, so
       gradients above 20 from the first step on are skipped for ever.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> tx = optclip.recipes.axlearn_skip(optax.sgd(1.0))
@@ -131,9 +127,6 @@ def megatron_skip(
 
     Returns:
       A transformation around the whole optimizer, its clip and learning rate included.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip

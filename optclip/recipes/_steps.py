@@ -69,9 +69,6 @@ def stable_adamw(
       A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
       learning rate follows.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.stable_adamw()
@@ -135,8 +132,7 @@ def clippy(
       `update` must be given the parameters.
 
     Raises:
-      TypeError, ValueError: an argument is of another kind or out of range; at
-        `update`, there are no parameters.
+      ValueError: at `update`, `params` is None.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -153,11 +149,7 @@ def clippy(
     _validate.plain("absolute", absolute)
 
     def over_allowed(seen: Seen) -> Any:
-        if seen.params is None:
-            raise ValueError(
-                "params=None, but clippy bounds steps by a fraction of the parameters."
-                " Give them: tx.update(updates, state, params)."
-            )
+        _validate.params_given(seen.params)
 
         def quotient(u: Any, w: Any) -> Any:
             if not _leaves.is_floating(u):

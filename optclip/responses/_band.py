@@ -74,9 +74,6 @@ def band(
     Returns:
       A response. Zeros stay zeros, and a threshold of inf touches nothing.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.clip_by_norm(2.0, response=optclip.responses.band(0.5))

@@ -53,18 +53,14 @@ class _OwnOfElements(_Own):
 
 def _number_like(asked: jax.Array, found: Any) -> jax.Array:
     """What a response returned for `asked`, in its dtype and shape."""
+    subject = "What `response` returns"
+    wanted = f"a real number, or an array of the shape {asked.shape} it was asked about"
     if not _validate.is_number(found):
-        raise TypeError(
-            f"response returned {found!r} ({type(found).__name__}). Return a real"
-            f" number, or an array of them of the shape {asked.shape} it was asked"
-            " about."
-        )
+        raise TypeError(_validate.must_be(subject, wanted, found))
     shape = jnp.shape(found)
     if not _validate.fits(shape, asked.shape):
-        raise ValueError(
-            f"response returned an array of shape {shape}. Return a real number, or an"
-            f" array of the shape {asked.shape} it was asked about."
-        )
+        advice = f"Its shape is {shape}."
+        raise ValueError(_validate.must_be(subject, wanted, found, advice))
     return _numerics.spread(jnp.asarray(found).astype(asked.dtype), asked)
 
 
@@ -94,7 +90,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
       A response.
 
     Raises:
-      TypeError: `response` is none.
+      TypeError: `response` is not a response.
       ValueError: no response has that name.
 
     Example:
@@ -115,11 +111,12 @@ _OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
 
 def resolve(response: Any) -> Response:
     """The response that a `response=` argument means."""
-    message = (
-        f"response={response!r} is not known. Give one of {sorted(_BY_NAME)}, an object"
-        " with coefficient(norm, threshold), or a function of those two; under"
-        " optax.inject_hyperparams name it in static_args=('response',)."
+    wanted = (
+        f"one of {sorted(_BY_NAME)}, an object with coefficient(norm, threshold), or a"
+        " function of those two"
     )
+    advice = _validate.static("response")
+    message = _validate.must_be("response", wanted, response, advice)
     if isinstance(response, str):
         if response not in _BY_NAME:
             raise ValueError(message)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from optclip._arrays import _leaves, _prefix
+from optclip._arrays import _leaves, _prefix, _validate
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -72,7 +72,7 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
       A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at `axis`.
 
     Raises:
-      TypeError: `axis` is no int or tuple of ints.
+      TypeError: `axis` is not an int or tuple of ints.
       ValueError: at `init` and `update`, a leaf lacks it.
 
     Example:
@@ -110,7 +110,7 @@ def units(
       axes they are taken over.
 
     Raises:
-      TypeError: an argument cannot be called; at `init` and `update`, `axis` returned
+      TypeError: an argument is not a function; at `init` and `update`, `axis` returned
         neither ints nor None.
       ValueError: at `init` and `update`, a leaf lacks such an axis.
 
@@ -128,21 +128,20 @@ def units(
     for name, function, of in (
         ("stacked", stacked, "path"), ("axis", axis, "path and the shape"),
     ):  # fmt: skip
-        if function is not None and not callable(function):
-            raise TypeError(
-                f"{name}={function!r} ({type(function).__name__}) cannot be called."
-                f" Give a function of the {of} of a leaf, or None."
-            )
+        wanted = f"a function of the {of} of a leaf, or None"
+        _validate.kind(name, function, (Callable, type(None)), wanted)
     return Units(stacked, axis)
 
 
 def _as_tuple(axis: Any) -> tuple[int, ...]:
     given = axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
+        advice = (
+            "Negative ones count from the end. Under optax.inject_hyperparams give a"
+            " tuple or name it in static_args=('axis',)."
+        )
         raise TypeError(
-            f"axis={axis!r} is no int or tuple of ints. Give one, negative ones counted"
-            " from the end; under optax.inject_hyperparams give a tuple or name it in"
-            " static_args=('axis',)."
+            _validate.must_be("axis", "an int or tuple of ints", axis, advice)
         )
     return given
 
@@ -150,16 +149,17 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
 def _counted_from_zero(axis: tuple[int, ...], x: Any, path: Any) -> tuple[int, ...]:
     shape = getattr(x, "shape", ())
     ndim = len(shape)
+
+    def wrong(wanted: str) -> str:
+        leaf = f"the leaf '{_leaves.path_str(path)}' of shape {shape}"
+        return f"`axis` must name {wanted}, got {axis} for {leaf}."
+
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
-            f"axis={axis} is out of range for the leaf '{_leaves.path_str(path)}' of"
-            f" shape {shape}. Leave such leaves out with clip_mask=, or clip them by"
-            " another transformation under optax.masked."
+            f"{wrong('axes that each leaf has')} Leave such leaves out with clip_mask=,"
+            " or clip them by another transformation under optax.masked."
         )
     found = tuple(sorted(a % ndim for a in axis))
     if len(set(found)) < len(found):
-        raise ValueError(
-            f"axis={axis} names an axis of the leaf '{_leaves.path_str(path)}' of shape"
-            f" {shape} twice. Give each axis once."
-        )
+        raise ValueError(wrong("each axis once"))
     return found

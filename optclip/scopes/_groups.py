@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from optclip._arrays import _leaves, _prefix
+from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import Labels
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
@@ -39,11 +39,11 @@ class Groups(Scope):
         described = _prefix.described("groups", self.labels, tree)
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
+                wanted = "a string, or None for leaves in no group"
+                advice = "Give a tree of labels or a function that returns one."
+                advice = f"{advice} {_validate.static('groups')}"
                 raise TypeError(
-                    f"groups holds the label {label!r} ({type(label).__name__}); a"
-                    " label is a string, or None for leaves in no group. Give a tree of"
-                    " these or a function that returns one; under"
-                    " optax.inject_hyperparams name it in static_args=('groups',)."
+                    _validate.must_be("A label in `groups`", wanted, label, advice)
                 )
         return described
 
@@ -64,8 +64,8 @@ def groups(labels: Labels) -> Groups:
       A scope for `clip_by(over=...)`; its norms are a dict by label.
 
     Raises:
-      TypeError: `labels` is None; at `init` and `update`, a label is no string.
-      ValueError: at `init` and `update`, the labels are no prefix of the updates.
+      TypeError: `labels` is None; at `init` and `update`, a label is not a string.
+      ValueError: at `init` and `update`, the labels are not a prefix of the updates.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,10 +79,9 @@ def groups(labels: Labels) -> Groups:
       [0.6] [0.8] [9.]
     """
     if labels is None:
-        raise TypeError(
-            "groups=None puts no leaf in a group. Give a tree of strings, in which None"
-            " stands for no group, or a function of the tree (see optclip.by_path)."
-        )
+        wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
+        advice = "None in such a tree stands for no group."
+        raise TypeError(_validate.must_be("groups", wanted, labels, advice))
     return Groups(labels)
 
 

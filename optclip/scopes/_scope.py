@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from optclip._arrays import _leaves, _prefix
+from optclip._arrays import _leaves, _prefix, _validate
 from optclip.norms import Block
 
 
@@ -101,10 +101,9 @@ def blocks_of(scope: Scope, tree: Any) -> tuple[list[Block], Any]:
     blocks, treedef = jax.tree.flatten(scope.blocks(tree))
     for block in blocks:
         if not isinstance(block, Block):
-            raise TypeError(
-                f"over={scope!r}: blocks(tree) returned {block!r}"
-                f" ({type(block).__name__}). Return a pytree of optclip.norms.Block."
-            )
+            subject = f"over={scope!r}: what blocks(tree) returns"
+            wanted = "a pytree of optclip.norms.Block"
+            raise TypeError(_validate.must_be(subject, wanted, block))
     return blocks, treedef
 
 
@@ -114,14 +113,15 @@ def owners_of(scope: Scope, values: Any, tree: Any, treedef: Any) -> list[Any]:
     try:
         owners = treedef.flatten_up_to(found)
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"over={scope!r}: spread(values, tree) returned the structure"
-            f" {jax.tree.structure(found)}, not the {treedef} of the updates. Return a"
-            " tree like them, each leaf the value of its block, or None."
-        ) from error
+        got = f"the structure {jax.tree.structure(found)}, not {treedef}"
+        raise ValueError(_not_spread(scope, got)) from error
     if any(not (owner is None or isinstance(owner, int)) for owner in owners):
-        raise ValueError(
-            f"over={scope!r}: spread(values, tree) returned {found!r}. Return a tree"
-            " like the updates, each leaf one of the values, as given, or None."
-        )
+        raise ValueError(_not_spread(scope, repr(found)))
     return owners
+
+
+def _not_spread(scope: Scope, got: str) -> str:
+    return (
+        f"over={scope!r}: spread(values, tree) must return a tree like the updates,"
+        f" each leaf one of the values, as given, or None, got {got}."
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _batching
+from optclip._arrays import _batching, _validate
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, Threshold, one_rule
 
@@ -27,11 +27,12 @@ class OfGradients:
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
         if "gradients" not in seen.extra:
-            raise ValueError(
-                "This threshold learns from the gradients, but update got none. Wrap"
-                " the clip as optclip.after(inner, clip), or give them:"
+            advice = (
+                "Wrap the clip as optclip.after(inner, clip), or give them:"
                 " update(updates, state, params, gradients=...)."
             )
+            wanted = "the gradients, which this threshold learns from"
+            raise ValueError(_validate.must_be("gradients", wanted, None, advice))
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
 
@@ -58,8 +59,8 @@ def of_gradients(rule: Threshold) -> OfGradients:
       A rule with the same memory, which a NaN or inf in the gradients never enters.
 
     Raises:
-      TypeError: `rule` is none.
-      ValueError: at `update`, there are no `gradients`.
+      TypeError: `rule` is not a threshold.
+      ValueError: at `update`, `gradients` is missing.
 
     ================== ==============================================================
     edge               threshold

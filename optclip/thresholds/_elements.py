@@ -129,9 +129,6 @@ def second_moment(
       A rule for any scope, made for `ELEMENT`: there its memory is as large as the
       parameters, in float32.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================
@@ -173,7 +170,7 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       A rule made for `ELEMENT` scope; its memory is a float a leaf.
 
     Raises:
-      TypeError, ValueError: `decay` is of another kind or out of range.
+      TypeError, ValueError: `decay` is not a number from 0 to 1.
 
     ================== ==============================================================
     edge               threshold
@@ -214,9 +211,6 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
     Returns:
       A rule for any scope, made for `ELEMENT`: there its memory is as large as the
       parameters, in float32. It starts at 0, so the first thresholds are small.
-
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
 
     ================== ==============================================================
     edge               threshold

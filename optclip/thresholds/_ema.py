@@ -149,9 +149,6 @@ def ema(
     Returns:
       A rule for any scope and norm, made for leaves; its memory is a float a norm.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================

@@ -79,9 +79,6 @@ def mean_over_rms(
     Returns:
       A rule for any scope and norm; its memory is two floats for each norm.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================

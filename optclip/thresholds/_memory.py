@@ -89,10 +89,8 @@ def _remembered(name: str, rule: Any, value: Any) -> Any:
         return value
     if isinstance(value, (bool, int, float, complex)):
         return jnp.asarray(value)
-    raise TypeError(
-        f"{name}: init(norm) of the rule {rule!r} returned {value!r}"
-        f" ({type(value).__name__}) in its memory. Return a pytree of arrays."
-    )
+    subject = f"`{name}`: what init(norm) of the rule {rule!r} returns"
+    raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
 
 
 def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
@@ -100,30 +98,27 @@ def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
     try:
         found = rule.update(seen, memory)
     except (AttributeError, TypeError, ValueError) as error:
-        if " Give " in str(error):
-            raise  # One of ours says already what to do.
         _refuse_foreign(name, rule, seen.norm, memory, error)
         raise
     if not isinstance(found, tuple) or len(found) != 2:
-        raise TypeError(
-            f"{name}: update(seen, memory) of the rule {rule!r} returned {found!r}."
-            " Return two things, the threshold and the new memory."
-        )
+        subject = f"`{name}`: what update(seen, memory) of the rule {rule!r} returns"
+        wanted = "a tuple of two, the threshold and the new memory"
+        raise TypeError(_validate.must_be(subject, wanted, found))
     threshold, new = found
     _check_threshold(name, rule, threshold, seen.norm)
     if _types(new) != _types(memory):
         _refuse_foreign(name, rule, seen.norm, memory, None)
         raise ValueError(
-            f"{name}: update(seen, memory) of the rule {rule!r} returned a memory of"
-            f" {_types(new)}, but was given {_types(memory)}. Return a memory of the"
-            " structure and shapes that init(norm) returned."
+            f"`{name}`: update(seen, memory) of the rule {rule!r} must return a memory"
+            f" of the structure and shapes of the one it is given, {_types(memory)},"
+            f" got {_types(new)}."
         )
     for now, then in zip(jax.tree.leaves(new), jax.tree.leaves(memory), strict=True):
         if _leaves.is_floating(now) and not _leaves.is_floating(then):
             raise ValueError(
-                f"{name}: the rule {rule!r} remembers floats where init(norm) returned"
-                f" {jnp.result_type(then)}, which would cut them to whole numbers."
-                " Return floats from init too."
+                f"`{name}`: the memory of the rule {rule!r} must be floats, got"
+                f" {jnp.result_type(then)} from init(norm), which would cut the floats"
+                " that update returns to whole numbers. Return floats from init too."
             )
     return threshold, new
 
@@ -137,15 +132,14 @@ def _check_threshold(name: str, rule: Any, threshold: Any, norm: Any) -> None:
             continue
         if is_rule(value):
             raise TypeError(
-                f"{name}: {rule.function!r} was called as a schedule, with the"
-                f" step, and returned a rule, {type(value).__name__}. Give the"
-                " rule itself: call it first."
+                f"`{name}`: the schedule {rule.function!r} must return a number, got a"
+                f" rule, {type(value).__name__}. Call it first and give the rule"
+                " itself."
             )
         who = "schedule" if isinstance(rule, Schedule) else f"rule {rule!r}"
-        raise TypeError(
-            f"{name}: the {who} returned {value!r} ({type(value).__name__}) as"
-            " threshold. Return a real number, an array, or a tree of these."
-        )
+        subject = f"`{name}`: the threshold that the {who} returns"
+        wanted = "a real number, an array, or a tree of these"
+        raise TypeError(_validate.must_be(subject, wanted, value))
 
 
 def _refuse_foreign(
@@ -157,10 +151,12 @@ def _refuse_foreign(
     except Exception:
         return  # An init that wants known numbers: which memory it makes is not known.
     if _types(made) != _types(memory):
+        cause = "" if error is None else f" The rule itself says: {error}"
         raise ValueError(
-            f"{name}: the state holds a memory of {_types(memory)}, but for these"
-            f" updates the rule {rule!r} keeps {_types(made)}. Give the state that init"
-            " returned for a tree like these updates."
+            f"`{name}`: the memory in the state must be of the structure and shapes"
+            f" that the rule {rule!r} has for these updates, {_types(made)}, got"
+            f" {_types(memory)}. Give the state that init returned for this rule and a"
+            f" tree like these updates.{cause}"
         ) from error
 
 

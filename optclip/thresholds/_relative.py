@@ -29,11 +29,7 @@ class RelativeToParams:
         return ()
 
     def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
-        if seen.params is None:
-            raise ValueError(
-                "params=None, but this threshold is relative to the parameters. Give"
-                " them: tx.update(updates, state, params)."
-            )
+        _validate.params_given(seen.params)
 
         def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
@@ -59,8 +55,8 @@ def relative_to_params(
       A rule without memory, for any scope and norm; `update` must be given `params`.
 
     Raises:
-      TypeError, ValueError: an argument is no such scalar; at `update`, `params` is
-        None or has another structure than the updates.
+      ValueError: at `update`, `params` is None or has another structure than the
+        updates.
 
     ================ ================================================================
     edge             threshold

@@ -167,7 +167,7 @@ def bounds(
       A threshold for `clip_by(..., over=ELEMENT)`.
 
     Raises:
-      TypeError: a bound is of another kind.
+      TypeError: a bound is not a number or an array of numbers.
       ValueError: a bound is NaN; or both are concrete numbers and `lower > upper`.
 
     Example:
@@ -190,7 +190,7 @@ def constant(value: Number) -> Constant:
         measures and touches nothing.
 
     Raises:
-      TypeError: `value` is no real number or array of them; a bool is none.
+      TypeError: `value` is not a real number or an array of them; a bool is not.
       ValueError: a concrete value is negative or NaN.
 
     ================== ==============================================================
@@ -216,7 +216,7 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       function: takes the step, an int32 scalar from 0 up, returns the threshold.
 
     Raises:
-      TypeError: `function` cannot be called.
+      TypeError: `function` is not a function.
 
     ================== ==============================================================
     edge               threshold
@@ -233,17 +233,22 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       >>> print(warm.function(50))
       5.5
     """
-    if not callable(function):
-        raise TypeError(
-            f"function={function!r} cannot be called. Give an optax schedule, or a"
-            " number as the threshold itself."
-        )
+    wanted = "an optax schedule, which is a function of the step"
+    _validate.kind(
+        "function", function, Callable, wanted, "A number is a threshold by itself."
+    )
     return Schedule(function)
 
 
 def like(value: Any, norm: jax.Array) -> jax.Array:
     """A hyperparameter, traced or not, in the dtype of the norms it goes with."""
     return jnp.asarray(value).astype(norm.dtype)
+
+
+_WANTED = (
+    "a number, an array, an optax schedule, a rule with init(norm) and update(seen,"
+    " memory), or for leaf and group scope a tree of these"
+)
 
 
 def is_rule(value: Any) -> bool:
@@ -256,11 +261,8 @@ def as_rules(
     name: str, threshold: Any, *, negative: bool = False, none: float = math.inf
 ) -> Any:
     """A threshold argument, or each leaf of a tree of them, as rules."""
-    if threshold is None and not negative:
-        raise TypeError(
-            f"{name}=None is no threshold. Give a number, or inf to clip nothing; None"
-            " stands for unclipped inside a tree of thresholds only."
-        )
+    if not negative:
+        _validate.not_none(name, threshold)
 
     def as_rule(value: Any) -> Rule:
         if is_rule(value):
@@ -269,38 +271,33 @@ def as_rules(
             return Constant(none)
         if callable(value) and not isinstance(value, type):
             return Schedule(value)
-        if isinstance(value, optax.GradientTransformation):
-            raise TypeError(
-                f"{name} holds a transformation, which is a whole clip, not where to"
-                " clip. Give a rule, such as optclip.thresholds.zscore() in place of"
-                " optclip.recipes.zclip()."
-            )
-        if isinstance(value, type) and hasattr(value, "update"):
-            raise TypeError(
-                f"{name} holds the class {value.__name__}. Give an instance of it,"
-                f" {value.__name__}(...)."
-            )
         if not _validate.is_number(value):
-            raise TypeError(
-                f"{name} holds {value!r} ({type(value).__name__}). Give a number, an"
-                " array, an optax schedule, a rule with init(norm) and update(seen,"
-                " memory), or for leaf and group scope a tree of these."
-            )
+            raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
         _validate.number(name, value, negative=negative)
         return Constant(value)
 
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 
 
+def _advice(value: Any) -> str:
+    """What to do with something that is close to a rule."""
+    if isinstance(value, optax.GradientTransformation):
+        return (
+            "A transformation is a whole clip, not where to clip. Give a rule, such as"
+            " optclip.thresholds.zscore() in place of optclip.recipes.zclip()."
+        )
+    if isinstance(value, type) and hasattr(value, "update"):
+        return f"Give an instance of the class, {value.__name__}(...)."
+    return ""
+
+
 def one_rule(name: str, threshold: Any) -> Rule:
     """A threshold argument that may be no tree of them, as a rule."""
     rule = as_rules(name, threshold)
     if not isinstance(rule, Rule):
-        raise TypeError(
-            f"{name}={threshold!r} ({type(threshold).__name__}) is not one threshold."
-            " Give a number, an optax schedule or a rule, such as"
-            " optclip.thresholds.quantile(0.1)."
-        )
+        wanted = "one number, optax schedule or rule, such as"
+        wanted = f"{wanted} optclip.thresholds.quantile(0.1)"
+        raise TypeError(_validate.must_be(name, wanted, threshold))
     return rule
 
 

@@ -38,10 +38,9 @@ def _with(history: History, norm: Any, window: int) -> History:
     """
     kept = {jnp.shape(ring)[0] for ring in jax.tree.leaves(history.norms)}
     if kept - {window}:
-        raise ValueError(
-            f"The state holds the last {kept.pop()} norms, but window={window}. Give"
-            " the window of the run that made the state, or begin a new one with init."
-        )
+        advice = "Give the window of the run that made the state, or call init anew."
+        wanted = f"{kept.pop()}, since the state has as many norms"
+        raise ValueError(_validate.must_be("window", wanted, window, advice))
 
     def with_one(ring: jax.Array, x: jax.Array) -> jax.Array:
         # A restored checkpoint may hold NumPy arrays.
@@ -155,11 +154,14 @@ class MeanPlusStd:
             _validate.length("warmup", self.warmup)
         _validate.length("ddof", self.ddof, least=0)
         if self._needed > self.window:
-            raise ValueError(
-                f"window={self.window} holds fewer norms than the {self._needed} that"
-                f" warmup={self.warmup} and ddof={self.ddof} ask for, so that nothing"
-                " would ever be clipped. Give a longer window, or less of these."
+            wanted = (
+                f"{self._needed} or more with warmup={self.warmup} and ddof={self.ddof}"
             )
+            advice = (
+                "With fewer norms nothing would ever be clipped. Give a longer window,"
+                " or less of these."
+            )
+            raise ValueError(_validate.must_be("window", wanted, self.window, advice))
 
     @property
     def _needed(self) -> int:
@@ -218,7 +220,8 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       `numpy.quantile` does.
 
     Raises:
-      TypeError, ValueError: `q` is no such scalar, `window` no int above 0.
+      TypeError, ValueError: `q` is not a number from 0 to 1, or `window` not an int of
+        1 or more.
 
     ================== ==============================================================
     edge               threshold
@@ -269,7 +272,7 @@ def mean_plus_std(
       threshold does not creep down.
 
     Raises:
-      TypeError, ValueError: `k` is no such scalar, a length no int above 0.
+      ValueError: `window` is shorter than `warmup` and `ddof` ask for.
 
     ================== ==============================================================
     edge               threshold

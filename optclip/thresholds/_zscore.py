@@ -150,9 +150,6 @@ def zscore(
     Returns:
       A rule for any scope and norm; its memory is two floats for each norm.
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     ================== ==============================================================
     edge               threshold
     ================== ==============================================================

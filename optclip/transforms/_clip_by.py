@@ -94,10 +94,9 @@ def clip_by(
       A transformation; its state is a `ClipState` of fixed structure.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: an argument is out of range; or, at `init` and `update`, a tree of
         thresholds, masks, labels or axis names does not match the updates; a
-        threshold varies over devices that share a norm; a leaf is not summed yet
+        threshold varies over devices that share a norm; a leaf is unreduced
         over a mesh axis.
 
     Example:
@@ -234,7 +233,7 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
         return {"threshold": _rule.as_rules("threshold", threshold)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
-            "Two bounds are for single elements: give over=optclip.ELEMENT and"
+            "Two bounds are for single elements. Give over=optclip.ELEMENT and"
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return {"lower": threshold.lower, "upper": threshold.upper}

@@ -52,7 +52,7 @@ def clip_by_value(
       A transformation. Elements inside the bounds are kept to the bit.
 
     Raises:
-      TypeError: both forms are given, or neither; a bound is no number.
+      TypeError: both forms are given, or neither; a bound is not a number.
       ValueError: a concrete bound is NaN, `limit` is negative, or `lower > upper`.
 
     Example:
@@ -66,11 +66,11 @@ def clip_by_value(
     """
     two = lower is not None or upper is not None
     if two == (limit is not None):
-        given = "both forms" if two else "neither form"
         raise TypeError(
-            f"limit={limit!r}, lower={lower!r}, upper={upper!r}: {given} given."
-            " Give limit alone for symmetric bounds, or lower= and upper= (either may"
-            " be left out)."
+            "Either `limit` or `lower` and `upper` must be given, got"
+            f" {'both' if two else 'neither'}: limit={limit!r}, lower={lower!r},"
+            f" upper={upper!r}. Give limit alone for symmetric bounds, or lower= and"
+            " upper= (either may be left out)."
         )
     threshold = bounds(lower, upper) if two else Named("limit", limit)
     return clip_by(
@@ -106,7 +106,6 @@ def clip_by_norm(
       A transformation.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, a
         leaf lacks `axis` or a tree of thresholds does not match.
 
@@ -153,7 +152,6 @@ def clip_by_average_norm(
       A transformation.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a concrete `max_norm` is negative or NaN.
 
     Example:
@@ -198,7 +196,6 @@ def clip_by_rms(
       A transformation.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a concrete `max_rms` is negative or NaN; at `init` and `update`, a
         leaf lacks `axis`.
 
@@ -250,7 +247,7 @@ def clip_by_group_norm(
       A transformation; `metrics` gives its norms by label.
 
     Raises:
-      TypeError: an argument is of the wrong kind; a label is no string.
+      TypeError: a label is not a string.
       ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, the
         labels or thresholds do not match.
 
@@ -300,7 +297,6 @@ def clip_by_global_norm(
       A transformation.
 
     Raises:
-      TypeError: an argument is of the wrong kind.
       ValueError: a concrete `max_norm` is negative or NaN.
 
     Guarantees:

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
+from optclip._arrays import (
+    _axis_names,
+    _collectives,
+    _leaves,
+    _numerics,
+    _validate,
+    _xla,
+)
 from optclip._arrays._batching import Batched
 from optclip.scopes import TREE
 
@@ -93,17 +100,15 @@ def check(record: Any, name: Any, scope: Any) -> None:
     """Raise unless these are a `record=` and a `name=`."""
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
-        raise TypeError(
-            f"record={record!r} is not known. Give True, False or 'leaves'."
-        )
+        raise TypeError(_validate.must_be("record", "True, False or 'leaves'", record))
     if words and scope is TREE:
         raise ValueError(
-            "record='leaves' asks for a norm a leaf; this clip has one for the tree."
-            " Give record=True, or put clip_by_norm(inf, record='leaves', name='watch')"
-            " before it, which measures each leaf and clips none."
+            "`record` must be True or False for a clip with one norm for the tree, got"
+            " 'leaves'. Put clip_by_norm(inf, record='leaves', name='watch') before it,"
+            " which measures each leaf and clips none."
         )
     if not isinstance(name, str) or not name:
-        raise TypeError(f"name={name!r} is not accepted. Give a non-empty string.")
+        raise TypeError(_validate.must_be("name", "a non-empty string", name))
 
 
 def check_state(
@@ -113,27 +118,25 @@ def check_state(
     names = [name] if record else []
     advice = "Give the state that init of this very transformation returned"
     if not isinstance(state, ClipState):
-        raise TypeError(
-            f"state is a {type(state).__name__}, not a ClipState. {advice}, or that"
-            " the update before returned."
-        )
+        advice = f"{advice}, or that the update before returned."
+        raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     found = sorted(state.clip_record)
     if found != names or num_rules != len(state.clip_memory):
         raise ValueError(
-            f"state is of another clip: it holds {len(state.clip_memory)} thresholds"
-            f" and records for {found}. {advice}."
+            "`state` must be of this clip, got that of another, with"
+            f" {len(state.clip_memory)} thresholds and records for {found}. {advice}."
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
     itemized = scope.itemized or record == "leaves"
     wanted = treedef if itemized else jax.tree.structure(0)
     if any(k != wanted for k in kept):
         raise ValueError(
-            f"updates have norms of the structure {wanted}, but the state was made"
-            f" for {kept[0]}. Give init and update trees of one structure."
+            f"The updates must have norms of the structure that the state was made for,"
+            f" {kept[0]}, got {wanted}. Give init and update trees of one structure."
         )
     fractions = [state.clip_record[n].clip_fraction is None for n in found]
     if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
-        raise ValueError(f"state is of a clip over another scope. {advice}.")
+        raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
 
 
 def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:

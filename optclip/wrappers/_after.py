@@ -35,7 +35,7 @@ def after(
       A transformation.
 
     Raises:
-      TypeError: an argument is no optax transformation.
+      TypeError: an argument is not an optax transformation.
 
     Example:
       Updates of Adam no longer than the gradients they are made of:

@@ -42,8 +42,8 @@ def with_carry(
       output too.
 
     Raises:
-      TypeError: `clip` is no optax transformation; at `init` and `update`, a leaf is
-        sparse: what is carried would not be.
+      TypeError: `clip` is not an optax transformation; at `init` and `update`, a leaf
+        is sparse: what is cut off would not be.
 
     ================== ==============================================================
     edge               what happens
@@ -116,9 +116,9 @@ def _dense(tree: Any) -> _leaves.Flat:
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
             raise TypeError(
-                f"The leaf at '{_leaves.path_str(path)}' is a BCOO matrix; what is cut"
-                " off is kept as a dense array. Give its todense(), or leave it out by"
-                " optax.masked."
+                f"The leaf at '{_leaves.path_str(path)}' must be dense, got a BCOO"
+                " matrix: what is cut off is kept as a dense array. Give its"
+                " todense(), or leave it out by optax.masked."
             )
     return flat
 

@@ -57,9 +57,6 @@ def with_reset(
       A transformation. Its state goes back to what `inner.init` makes of the parameters
       (of the updates, if `update` is given none).
 
-    Raises:
-      TypeError, ValueError: an argument is of another kind or out of range.
-
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> tx = optclip.with_reset(optax.trace(decay=1.0), every=3, warmup=0)
@@ -79,11 +76,9 @@ def with_reset(
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
     _validate.fraction("floor", floor)
-    if keep not in ("counts", None) and not callable(keep):
-        raise TypeError(
-            f"keep={keep!r} ({type(keep).__name__}) cannot be called. Give a function"
-            " of the path of a leaf of the state, 'counts' or None."
-        )
+    if keep not in ("counts", None):
+        wanted = "a function of the path of a leaf of the state, 'counts' or None"
+        _validate.kind("keep", keep, Callable, wanted)
 
     def init_fn(params: Any) -> ResetState:
         return ResetState(jnp.zeros((), jnp.int32), wrapped.init(params))

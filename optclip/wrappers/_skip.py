@@ -83,8 +83,7 @@ def skip(
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
 
     Raises:
-      TypeError, ValueError: an argument is of another kind or out of range; at
-        `update`, `value_when` is given and `value` is not.
+      ValueError: `value_when` is given, and at `update` `value` is not.
 
     ========================== ======================================================
     edge                       what happens
@@ -190,10 +189,9 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
     """The extra argument `value`."""
     value = extra.get("value")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
-        raise ValueError(
-            f"value={value!r} was given to update of a skip that looks at the loss."
-            " Give it: tx.update(updates, state, params, value=loss)."
-        )
+        wanted = "a real scalar, the loss, which this skip looks at"
+        advice = "Give it: tx.update(updates, state, params, value=loss)."
+        raise ValueError(_validate.must_be("value", wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)
     _axis_names.check_one("value", loss)
     return loss
@@ -227,8 +225,9 @@ def _judged(
 def _nothing_to_measure(tree: Any, **how: Any) -> Any:
     del tree, how
     raise ValueError(
-        "value_when: this rule measures a tree, but a loss is a number. Give a rule of"
-        " norms alone, such as optclip.thresholds.mean_plus_std(6.0)."
+        "`value_when` must be a rule of norms alone, such as"
+        " optclip.thresholds.mean_plus_std(6.0), got one that measures a tree: a loss"
+        " is a number."
     )
 
 

@@ -194,7 +194,7 @@ def test_bounds_of_a_sparse_leaf():
     with pytest.raises(REFUSED, match="Incompatible shapes"):
         tf.clip_by_value(slices, -1.0, dense)
     for bound in (stored, dense):
-        with pytest.raises(ValueError, match="BCOO leaf .* is an array of shape"):
+        with pytest.raises(ValueError, match="BCOO leaf .* got an array of shape"):
             functional.clip_by_value(mat, -1.0, bound)
 
 
@@ -240,7 +240,7 @@ def test_bounds_that_cross_or_are_nan():
     """TensorFlow takes them; ours refuses what is surely a mistake."""
     equal(tf.clip_by_value(X, 5.0, 1.0), [5, 5])
     equal(tf.clip_by_value(X, np.nan, 1.0), [np.nan, np.nan])
-    for lower, problem in ((5.0, "above upper"), (np.nan, "is NaN")):
+    for lower, problem in ((5.0, "at most `upper`"), (np.nan, "not NaN")):
         with pytest.raises(ValueError, match=problem):
             functional.clip_by_value(X, lower, 1.0)
         with pytest.raises(ValueError, match=problem):
@@ -253,7 +253,7 @@ def test_orders_that_are_no_norm(ord, norm):
     """PyTorch computes them; ours takes p > 0."""
     found = torch.nn.utils.get_total_norm([torch.tensor(X)], norm_type=ord)
     equal(found, norm)
-    with pytest.raises(ValueError, match="not above 0"):
+    with pytest.raises(ValueError, match="above 0"):
         functional.global_norm(X, ord=ord)
 
 
@@ -268,7 +268,7 @@ def test_a_norm_in_hand_that_is_none():
     """TensorFlow flips the sign at a negative one; ours refuses."""
     theirs, _ = tf.clip_by_global_norm([X], 1.0, use_norm=tf.constant(-10.0))
     equal(theirs[0], -X / 10)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="0 or more"):
         functional.clip_by_global_norm(X, 1.0, norm=-10.0)
 
 
@@ -286,7 +286,7 @@ def test_axes_that_are_none():
     for axes in ([2], [1, 1]):
         with pytest.raises(REFUSED):
             tf.clip_by_norm(x, 1.0, axes)
-        with pytest.raises(ValueError, match="axis="):
+        with pytest.raises(ValueError, match="`axis` must"):
             functional.clip_by_norm(x, 1.0, axis=tuple(axes))
 
 

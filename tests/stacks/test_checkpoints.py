@@ -45,7 +45,7 @@ def test_without_a_target_the_numbers_are_there_and_the_error_says_how():
     assert float(record["clip_norm"]) > 0
     with pytest.raises(ValueError, match="restored without a target.*tx.init"):
         optclip.metrics(bare["opt_state"])
-    with pytest.raises(TypeError, match="state is a dict, not a ClipState"):
+    with pytest.raises(TypeError, match="`state` must be a ClipState"):
         names["step"](bare, names["targets"][0])
 
 
