@@ -34,10 +34,14 @@ os.environ["PIP_COMPILE"] = "0"
 NEWEST = run.find("3.13") or run.find("3.12")
 # Enough to see whether a new JAX keeps what is promised, in few minutes.
 CONTRACTS = (
-    "contracts_jax", "contracts_leaves", "contracts_optax", "contracts_values",
-    "mapped", "norms", "registry", "skip", "typing",
+    "contracts/test_jax", "contracts/test_leaves", "contracts/test_optax",
+    "contracts/test_registry", "contracts/test_typing", "contracts/test_values",
+    "distributed/test_mapped", "norms/test_norms", "wrappers/test_skip",
 )  # fmt: skip
-HOURS = [f"tests/test_{name}.py" for name in ("properties", "fuzz", "fuzz_histories")]
+HOURS = [
+    f"tests/contracts/test_{name}.py"
+    for name in ("properties", "fuzz", "fuzz_histories")
+]
 HTML = "docs/_build/html"
 
 
@@ -79,7 +83,7 @@ def types(session: nox.Session) -> None:
     install(session, "types")
     python = str(pathlib.Path(session.bin, "python"))
     pyright = ["-m", "pyright", "--pythonpath", python]
-    every(session, pyright, ["tests/check_types.py"])
+    every(session, pyright, ["tools/check_types.py"])
 
 
 @nox.session(python=NEWEST)
@@ -92,12 +96,12 @@ def newest(session: nox.Session) -> None:
         "--upgrade", "--editable", ".", "--group=test", "--group=release", "jax",
         "jaxlib", "optax",
     )  # fmt: skip
-    files = [f"tests/test_{name}.py" for name in CONTRACTS]
+    files = [f"tests/{name}.py" for name in CONTRACTS]
     pytest = ["-m", "pytest", "-q"]
     every(
         session,
         [*pytest, *run.in_parallel(), *files, *session.posargs],
-        [*pytest, "tests/release"],
+        [*pytest, "tests/integration/release"],
     )
 
 
@@ -105,7 +109,7 @@ def newest(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """Beside the real TensorFlow, Keras and PyTorch."""
     install(session, "parity")
-    tests(session, "tests/parity")
+    tests(session, "tests/integration/parity")
 
 
 @nox.session
@@ -114,28 +118,28 @@ def tpu(session: nox.Session) -> None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         session.skip("The compiler of TPUs is for Linux on x86_64 alone.")
     install(session, "tpu")
-    tests(session, "tests/tpu")
+    tests(session, "tests/integration/tpu")
 
 
 @nox.session
 def stacks(session: nox.Session) -> None:
     """The page of stacks: libraries of models, checkpoints and logs."""
     install(session, "stacks")
-    tests(session, "tests/stacks")
+    tests(session, "tests/integration/stacks")
 
 
 @nox.session
 def site(session: nox.Session) -> None:
     """The site builds without a doubt, and has all it should."""
     install(session, "docs")
-    tests(session, "tests/site")
+    tests(session, "tests/integration/site")
 
 
 @nox.session
 def release(session: nox.Session) -> None:
     """A wheel and an sdist that install where nothing else is."""
     install(session, "release")
-    tests(session, "tests/release")
+    tests(session, "tests/integration/release")
 
 
 @nox.session(default=False)
@@ -164,8 +168,8 @@ def prove(session: nox.Session) -> None:
     install(session, "prove")
     every(
         session,
-        ["-m", "tests.accuracy"],
-        ["-m", "tests.bounds"],
+        ["-m", "tools.accuracy"],
+        ["-m", "tools.bounds"],
         ["-m", "pytest", "-q", "--full", *HOURS],
-        ["-m", "tests.mutation", *session.posargs],
+        ["-m", "tools.mutation", *session.posargs],
     )

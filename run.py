@@ -5,10 +5,10 @@
     python3 run.py test           # the suite as each change wants it
     python3 run.py test --full    # hours: all products of settings, and up to
                                   # 20,000 examples of each property
-    .venv/bin/python -m pytest tests/test_norms.py    # one file; `.venv` is made above
+    .venv/bin/python -m pytest tests/plot    # one folder; `.venv` is made above
 
 What else is given to `test` goes to pytest, and paths with a slash are run alone:
-`run.py test --cov`, `run.py test tests/test_norms.py -k inf`. Linters, types, other
+`run.py test --cov`, `run.py test tests/norms -k inf`. Linters, types, other
 libraries, the site and whatever else wants an environment of its own are sessions of
 nox: `.venv/bin/nox --list`.
 

@@ -27,7 +27,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 
-# The notebooks keep what they printed and drew; tests/test_notebooks.py runs them.
+# The notebooks keep what they printed and drew; tests/docs/test_notebooks.py runs them.
 nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["tasklist"]

@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from tests import covering
+from tests.support import covering
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -63,7 +63,7 @@ def holds(request):
 
 # Collected only if asked for by path: each wants a process or an environment of its own.
 ASIDE = [
-    pathlib.Path(__file__).parent / name
+    pathlib.Path(__file__).parent / "integration" / name
     for name in ("parity", "release", "site", "stacks", "tpu")
 ]
 
@@ -93,7 +93,7 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Cases of a test that is marked `covering`: see tests/covering.py."""
+    """Cases of a test that is marked `covering`: see tests/support/covering.py."""
     marker = metafunc.definition.get_closest_marker("covering")
     settings = dict(marker.kwargs) if marker else {}
     if "run" in metafunc.fixturenames and "run" not in settings:

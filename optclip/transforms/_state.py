@@ -274,9 +274,15 @@ def joined(columns: list[Batched]) -> list[Batched]:
     slices = [entry for entry in entries if _is_joined(*entry[:2])]
     if len(slices) < 2:
         return columns
+    norms, *others = list(zip(*slices, strict=True))[1:-1]
     one = [
-        jnp.concatenate([value.ravel() for value in column])
-        for column in list(zip(*slices, strict=True))[1:-1]
+        jnp.concatenate(
+            [
+                jnp.broadcast_to(x, n.shape).ravel()
+                for x, n in zip(xs, norms, strict=True)
+            ]
+        )
+        for xs in (norms, *others)
     ]
     left = [entry for entry in entries if not _is_joined(*entry[:2])]
     entries = [*left, (slices[0][0], *one, _axis_names.Declared())]

@@ -1,0 +1,123 @@
+"""Every transformation on leaves that pass, scalars, empty trees and bare arrays.
+
+All kinds that are clipped stand side by side in test_leaf_kinds.py, and every dtype of
+gradients is under the formulas of test_values.py. So most gradients here are
+float32: what passes, and how a tree is walked, does not depend on the dtype beside it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import helpers
+from tests.support.covering import RUNS
+from tests.support.registry import ENTRIES, numpy_tree
+
+every = pytest.mark.covering(entry=ENTRIES, run=RUNS)
+
+PASSED = {
+    "int": jnp.arange(4),
+    "bool": jnp.array([True, False]),
+    "float0": np.zeros((2,), jax.dtypes.float0),
+    "key": jax.random.key(0),
+    "uint8": np.arange(3, dtype=np.uint8),
+    "python-int": 7,
+    "python-bool": True,
+    "e8m0": jnp.array([1, 2, 4]).astype(jnp.float8_e8m0fnu),
+}
+
+
+def clip(tx, tree):
+    return tx.update(tree, tx.init(tree))[0]
+
+
+@every
+def test_other_leaves_pass_untouched(entry, run):
+    """They enter no norm either: the rest becomes what it becomes alone."""
+    tree = helpers.gradients()
+    # No float0 array goes into jit.
+    kinds = [k for k in PASSED if k != "float0" or run is not jax.jit]
+    others = {kind: PASSED[kind] for kind in kinds}
+    found = run(lambda t: clip(helpers.strict(entry.make()), t))(
+        {**tree, "dense": {**tree["dense"], **others}}
+    )
+    for kind, other in run(lambda t: t)(others).items():
+        passed = found["dense"].pop(kind)
+        assert type(passed) is type(other)
+        if kind == "key":
+            passed, other = jax.random.key_data(passed), jax.random.key_data(other)
+        assert np.array_equal(np.asarray(passed), np.asarray(other)), kind
+    assert helpers.differs(found, tree)
+    helpers.assert_close(found, entry.expected(numpy_tree(tree)))
+
+
+@every
+def test_a_complex_tree(entry, run):
+    """By the modulus: bounds are of it, and it is at least 0."""
+    tree = helpers.gradients()
+    turn = np.exp(0.7j).astype(np.complex64)
+    given = jax.tree.map(lambda x: x * turn, tree)
+    found = run(lambda t: clip(helpers.strict(entry.make()), t))(given)
+    helpers.assert_same_types(found, given)
+    assert helpers.differs(found, given)
+    sizes = jax.tree.map(np.abs, numpy_tree(tree))
+    expected = jax.tree.map(
+        lambda x, new: np.sign(x) * new * turn,
+        numpy_tree(tree),
+        entry.expected(sizes),
+    )
+    helpers.assert_close(found, expected, ulps=4)
+
+
+@every
+def test_python_scalars(entry, run):
+    """They come back as weakly typed scalars, as jax makes of them."""
+    tree = {"dense": 30.0, "out": [40.0, 0.001]}
+    clips = run(lambda t: clip(helpers.strict(entry.make()), t))
+    if entry.kwargs.get("axis"):
+        with pytest.raises(
+            ValueError, match=r"`axis` must .*\(0,\).*leaf 'dense'.*clip_mask"
+        ):
+            clips(tree)
+    else:
+        found = clips(tree)
+        helpers.assert_same_types(found, tree)
+        assert helpers.differs(found, tree)
+        helpers.assert_close(found, entry.expected(numpy_tree(tree)))
+
+
+@every
+def test_empty(entry, run):
+    """Trees without leaves, leaves without elements."""
+    tx = helpers.strict(entry.make())
+    for tree in ({}, [], None, {"dense": {}, "out": []}, {"dense": None}):
+        assert clip(tx, tree) == tree
+    tree = helpers.gradients()
+    expected = entry.expected(numpy_tree(tree))
+    assert helpers.differs(expected, tree)
+    tree["dense"]["empty"] = jnp.zeros((0, 3))
+    found = run(lambda t: clip(tx, t))(tree)
+    helpers.assert_identical(found["dense"].pop("empty"), jnp.zeros((0, 3)))
+    helpers.assert_close(found, expected)
+
+
+@pytest.mark.covering(entry=ENTRIES, dtype=helpers.DTYPES, run=RUNS)
+def test_bare_array(entry, dtype, run):
+    """As the only leaf of a tree, which is what the oracles by top-level key take."""
+    x = helpers.typed(dtype)["out"][0]
+    found = run(lambda t: clip(helpers.strict(entry.make()), t))(x)
+    helpers.assert_same_types(found, x)
+    assert helpers.differs(found, x)
+    helpers.assert_close(found, entry.expected({"out": numpy_tree(x)})["out"])
+
+
+@pytest.mark.covering(entry=ENTRIES)
+def test_no_leaf_kind_is_dropped_from_a_string(entry):
+    tree = helpers.gradients()
+    tree["dense"]["label"] = "text"
+    tx = entry.make()
+    with pytest.raises(TypeError, match=r"'dense/label' must be .*str.*Remove it"):
+        tx.init(tree)
+    with pytest.raises(TypeError, match=r"'dense/label' must be .*str.*Remove it"):
+        tx.update(tree, entry.make().init(helpers.gradients()))

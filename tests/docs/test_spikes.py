@@ -1,0 +1,86 @@
+"""The spikes of the experiment are spikes, its numbers are right, its table is saved."""
+
+import pathlib
+
+import chex
+import numpy as np
+import pytest
+
+from benchmarks import results, spikes
+from benchmarks.spikes import Plan
+from examples.train_char_rnn import read_corpus
+from optclip import recipes
+
+PLAN = Plan(12, corrupted=(4,), bursts=(6,), mislabelled=(10,))
+TINY = spikes.RNN._replace(window=8, batch=2)
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "spikes.md"
+
+
+@pytest.fixture(scope="module")
+def trained():
+    method = spikes.methods()["global norm 0.3"]
+    return spikes.train(TINY, method, PLAN, read_corpus(), range(2))
+
+
+def test_a_mislabelled_batch_raises_the_loss(trained):
+    losses, _ = trained
+    assert (losses[:, 10] > 10 * losses[:, 9]).all()
+
+
+def test_seeds_differ_and_learning_goes_on_in_float32(trained):
+    losses, final = trained
+    chex.assert_shape(losses, (2, 12))
+    assert final[0] != final[1]
+    assert np.isfinite(final).all()
+    assert losses.dtype == np.float32
+
+
+def test_a_burst_is_a_large_learning_rate_for_three_steps():
+    calm = Plan(40).rates(1e-3)
+    hit = Plan(40, bursts=(20,)).rates(1e-3)
+    np.testing.assert_allclose(np.nonzero(hit != calm)[0], [20, 21, 22])
+    np.testing.assert_allclose(hit[20:23], spikes.BURST_FACTOR * calm[20:23])
+    assert calm.max() == pytest.approx(1e-3)
+
+
+def test_every_kind_of_spike_is_in_the_plan():
+    events = spikes.spiked(400).events()
+    assert {kind for _, kind in events} == set(spikes.KINDS)
+    assert [kind for _, kind in events].count("corrupted") == 4
+    assert len({step for step, _ in events}) == len(events)
+
+
+def test_every_recipe_is_a_method():
+    assert set(recipes.__all__) <= spikes.methods().keys()
+
+
+def test_steps_lost_are_those_above_the_level_before_a_spike():
+    hit = Plan(8, corrupted=(2,), bursts=(5,))
+    smooth = np.array([[3, 2, 4, 1, 1, 9, 1, np.nan], [3, 2, 1, 1, 1, 1, 1, 1]])
+    assert spikes.lost_to(smooth, hit) == {"corrupted": [1, 0], "burst": [2, 0]}
+    assert spikes.lost_to(smooth, Plan(8)) == {}
+
+
+def test_the_smoothed_loss_leaves_spikes_out():
+    found = spikes.smoothed(np.array([[2.0, 100.0, 1.0]]), np.array([1, 0, 1]))
+    np.testing.assert_allclose(found, [[2.0, 2.0, 1.9]])
+
+
+def test_nan_is_the_largest_loss():
+    rows = [
+        {
+            "model": "rnn", "method": method, "spikes": True, "held_out": losses,
+            "lost_to": {"burst": [3, 5]},
+        }
+        for method, losses in (("bad", ["nan", "nan"]), ("good", [2.0, 3.0]))
+    ]  # fmt: skip
+    assert spikes.table(rows).splitlines()[2:] == [
+        "| good | 2.500 (2.000 to 3.000) | 4 |",
+        "| bad | inf (nan to nan) | 4 |",
+    ]
+
+
+def test_the_table_of_the_page_is_the_saved_one():
+    saved = results.read(results.FOLDER / "spikes.json")["spikes"]
+    assert spikes.table(saved["rows"]) in PAGE.read_text()
+    assert {row["method"] for row in saved["rows"]} == spikes.methods().keys()

@@ -1,0 +1,72 @@
+"""What is released: a wheel and an sdist that install where nothing else is."""
+
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def run(*command, cwd):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder with the sdist of the checkout, and the wheel made of that sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run(
+        sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT,
+        cwd=folder,
+    )  # fmt: skip
+    return folder
+
+
+def test_the_wheel_is_the_package_alone(built):
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"optclip-{VERSION}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = f"optclip-{VERSION}.dist-info"
+    assert {"optclip/__init__.py", "optclip/py.typed"} < names
+    assert {name.split("/")[0] for name in names} == {"optclip", info}
+    assert f"{info}/licenses/LICENSE" in names
+    sources = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("optclip/**/*.py")
+    }
+    assert {name for name in names if name.endswith(".py")} == sources
+
+
+def test_the_sdist_has_what_a_tester_needs(built):
+    (sdist,) = built.glob("*.tar.gz")
+    start = f"optclip-{VERSION}/"
+    with tarfile.open(sdist) as file:
+        names = {name.removeprefix(start) for name in file.getnames()}
+    needed = {
+        "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
+        "run.py", "noxfile.py", "pyproject.toml", ".ci/run", ".github/workflows/jax.yml",
+        "tests/conftest.py", "docs/methods.md", "benchmarks/results/cpu.json",
+    }  # fmt: skip
+    assert needed < names
+    assert not [
+        name for name in names if name.startswith((".venv", ".git/", "results"))
+    ]
+
+
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_it_installs_where_nothing_else_is(kind, built, tmp_path):
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = tmp_path / "empty" / "bin" / "python"
+    (file,) = built.glob(kind)
+    run(python, "-m", "pip", "install", "-q", file, cwd=tmp_path)
+    smoke = Path(__file__).with_name("smoke.py")
+    # -I: neither this folder nor any variable may lend a module.
+    assert run(python, "-I", smoke, cwd=tmp_path).strip() == VERSION

@@ -1,0 +1,153 @@
+"""The site builds without a doubt, and has all it should: `nox -s site`."""
+
+import html.parser
+import inspect
+import os
+import pathlib
+import subprocess
+import sys
+import types
+import urllib.parse
+
+import pytest
+
+import optclip
+
+ROOT = pathlib.Path(__file__).parents[3]
+MODULES = [optclip, *filter(inspect.ismodule, map(vars(optclip).get, optclip.__all__))]
+NAMES = [
+    f"{module.__name__}.{name}"
+    for module in MODULES
+    for name in module.__all__
+    if not inspect.ismodule(getattr(module, name))
+]
+
+
+class Page(html.parser.HTMLParser):
+    """What a page names, leads to, and loads."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), set(), set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids.add(found.get("id"))
+        if tag == "a" and found.get("href"):
+            self.links.add(found["href"])
+        if tag in ("img", "script", "iframe"):
+            self.loads.add(found.get("src") or "")
+        if tag == "link" and found.get("rel") in ("stylesheet", "preload"):
+            self.loads.add(found["href"])
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """Built anew: what warned before is not read again, and would not warn again."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E"]
+    environment = {k: v for k, v in os.environ.items() if k != "READTHEDOCS"}
+    done = subprocess.run(
+        [*command, "-d", folder / "read", "docs", folder / "html"],
+        cwd=ROOT, capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="session")
+def pages(site):
+    return {
+        path.relative_to(site).as_posix(): Page(path) for path in site.rglob("*.html")
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_its_page(name, pages):
+    own = [f"api/{name}.html", f"api/{name}-class.html"]
+    assert [page for page in own if page in pages and name in pages[page].ids]
+
+
+def test_there_are_names():
+    assert len(NAMES) > 100
+    assert {m.__name__ for m in MODULES} >= {"optclip", "optclip.recipes"}
+
+
+def test_pages_are_apart_where_case_does_not_count(pages):
+    """As on macOS and Windows, for which `Drop` and `drop` were one page."""
+    assert len({page.lower() for page in pages}) == len(pages) > len(NAMES)
+
+
+def test_every_module_has_its_page(pages):
+    for module in MODULES:
+        assert f"module-{module.__name__}" in pages[f"api/{module.__name__}.html"].ids
+
+
+def test_a_name_without_page_is_found(monkeypatch):
+    """The build's own check warns of it, and a warning ends the build."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    import api_pages
+
+    said = []
+    logger = types.SimpleNamespace(warning=said.append)
+    monkeypatch.setattr(api_pages.logging, "getLogger", lambda name: logger)
+    described = {
+        name: types.SimpleNamespace(docname=home)
+        for name, home in api_pages.public().items()
+    }
+    domain = types.SimpleNamespace(objects=described)
+    env = types.SimpleNamespace(domains=types.SimpleNamespace(python_domain=domain))
+    api_pages.check(None, env)
+    assert not said
+    del described["optclip.skip"]
+    described["optclip.norms.L2"].docname = "index"
+    api_pages.check(None, env)
+    assert len(said) == 2
+    assert "optclip.skip " in said[0]
+
+
+def test_every_link_leads_somewhere(pages, site):
+    broken = []
+    for here, page in pages.items():
+        for link in page.links:
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme:
+                continue
+            there = (site / here).parent / urllib.parse.unquote(parts.path)
+            name = os.path.relpath(there, site) if parts.path else here
+            anchors = pages[name].ids if name in pages else set()
+            found = parts.fragment in anchors if parts.fragment else True
+            if not (site / name).exists() or not found:
+                broken.append(f"{here}: {link}")
+    assert not broken
+
+
+def test_it_can_be_read_offline(pages):
+    """Formulas, fonts and scripts are on the site itself."""
+    loads = set.union(*(page.loads for page in pages.values()))
+    assert len(loads) > 10
+    assert not [source for source in loads if "//" in source]
+
+
+def test_formulas_are_drawn(site):
+    assert "<mfrac>" in (site / "api" / "optclip.recipes.zclip.html").read_text()
+
+
+def test_notebooks_show_what_they_printed(site):
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        text = (site / "notebooks" / f"{notebook.stem}.html").read_text()
+        assert 'class="output' in text
+        assert "cell_output" in text
+
+
+def test_names_are_links(site):
+    text = (site / "methods.html").read_text()
+    assert 'href="api/optclip.recipes.zclip.html#optclip.recipes.zclip"' in text
+    text = (site / "api" / "optclip.recipes.zclip.html").read_text()
+    assert 'href="optclip.clip_by.html#optclip.clip_by"' in text
+
+
+def test_a_name_can_be_searched(site):
+    index = (site / "searchindex.js").read_text()
+    assert "clip_by_global_norm" in index

@@ -1,0 +1,133 @@
+"""A checkpoint of each released version, and the numbers it must go on to.
+
+    python -m tests.integration.stacks.checkpoints     # makes that of this version, once, to commit
+
+Run it, in the environment `.nox/stacks`, when a version is released; never again for
+one that was: a checkpoint which that version did not write proves nothing.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+import optclip
+from optclip import thresholds
+
+GOLDEN = Path(__file__).with_name("golden")
+# Steps before the checkpoint and after it.
+BEFORE, AFTER = 12, 12
+# The clips that clip in some steps, and those that change every norm.
+SOMETIMES = {
+    "groups", "leaves", "slices", "elements", "largest", "carried", "clip", "after",
+}  # fmt: skip
+ALWAYS = {"smooth", "steady"}
+
+
+def optimizer() -> optax.GradientTransformation:
+    """Every kind of state at once: each rule that learns, each scope, each wrapper.
+
+    Of things that 0.1.0 has: a checkpoint of it is to be restored into this for ever.
+    """
+    adam = optclip.with_reset(optax.adam(0.05), every=9, warmup=2)
+    usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
+    steps = optclip.after(adam, optclip.clip_by_global_norm(usual, name="after"))
+    rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
+    return optclip.skip(
+        optax.chain(*clips(), steps), when=30.0, value_when=rule, max_consecutive=4
+    )
+
+
+def clips() -> list[optax.GradientTransformation]:
+    """Those before the optimizer, by name."""
+    rules = {
+        "body": thresholds.ema(ratio=1.05, warmup=4, max_norm=4.0),
+        "head": thresholds.zscore(z=1.0, warmup=4),
+    }
+    by_group = optclip.by_path(lambda path: "head" if "head" in path else "body")
+    deviations = thresholds.mean_plus_std(0.5, window=6)
+    moment = thresholds.moment(power=1.5, decay=0.5)
+    second = thresholds.second_moment(theta=2.0, decay=0.9, warmup=3)
+    largest = thresholds.ema_of_max(decay=0.9)
+    return [
+        optclip.clip_by_group_norm(rules, by_group, name="groups"),
+        optclip.clip_by_norm(1.5, record="leaves", name="leaves"),
+        optclip.clip_by_norm(deviations, axis=0, name="slices"),
+        optclip.clip_by_value(second, name="elements"),
+        optclip.clip_by_value(moment, response="smooth", name="smooth"),
+        optclip.clip_by_value(largest, response="proportional", name="largest"),
+        optclip.clip_by(
+            thresholds.mean_over_rms(), response="normalize", name="steady"
+        ),
+        optclip.with_carry(optclip.clip_by_global_norm(0.97, name="carried")),
+        optclip.clip_by_global_norm(thresholds.quantile(0.5, window=8)),
+    ]
+
+
+def start() -> dict[str, Any]:
+    """The parameters and the state of a run that has taken no step."""
+    params = {"body": {"bias": jnp.zeros(2), "kernel": jnp.ones((3, 2))}}
+    params["head"] = jnp.ones(2)
+    return {"params": params, "opt_state": optimizer().init(params)}
+
+
+@jax.jit
+def step(run: dict[str, Any], noise: Any) -> dict[str, Any]:
+    """Towards 0 with noise; one step in eight is so far off that it is left out."""
+    grads = jax.tree.map(jnp.add, run["params"], noise)
+    loss = optclip.functional.global_norm(grads) ** 2
+    updates, opt_state = optimizer().update(
+        grads, run["opt_state"], run["params"], value=loss
+    )
+    params = optax.apply_updates(run["params"], updates)
+    return {"params": params, "opt_state": opt_state}
+
+
+def go_on(run: dict[str, Any], first: int, last: int) -> dict[str, Any]:
+    """The run after the steps from first to last. NumPy's noise is the same anywhere."""
+    for i in range(first, last):
+        random = np.random.default_rng(i)
+        size = 40.0 if i % 8 == 7 else 1.0 + i % 3
+        leaves, structure = jax.tree.flatten(run["params"])
+        noise = [size * random.uniform(-1, 1, leaf.shape) for leaf in leaves]
+        noise = [leaf.astype(np.float32) for leaf in noise]
+        run = step(run, jax.tree.unflatten(structure, noise))
+    return run
+
+
+def numbers(run: dict[str, Any]) -> dict[str, Any]:
+    """What is compared: all metrics and parameters."""
+    logged = optclip.metrics(run["opt_state"])
+    leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(run["params"])]
+    params = np.concatenate(leaves).tolist()
+    return {key: float(x) for key, x in logged.items()} | {"params": params}
+
+
+def make(folder: Path) -> None:
+    """The checkpoint of this version, and what its run comes to."""
+    run = go_on(start(), 0, BEFORE)
+    with tempfile.TemporaryDirectory() as made:
+        state = Path(made) / "state"
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(state, run)
+            checkpointer.wait_until_finished()
+        # It says where it was saved, which is no one else's folder.
+        (state / "commit_success.txt").unlink(missing_ok=True)
+        shutil.copytree(state, folder / "state")
+    end = go_on(run, BEFORE, BEFORE + AFTER)
+    said = {"saved": numbers(run), "end": numbers(end)}
+    (folder / "numbers.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    folder = GOLDEN / optclip.__version__
+    folder.mkdir(parents=True)
+    make(folder)
+    print(f"made {folder.relative_to(Path.cwd())}")

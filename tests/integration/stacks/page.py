@@ -1,0 +1,52 @@
+"""docs/stacks.md, run block by block: what the page shows is what the tests look into."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+TEXT = (Path(__file__).parents[3] / "docs" / "stacks.md").read_text()
+
+
+def blocks() -> dict[str, str]:
+    """The code under each heading that has some."""
+    # A heading has a blank line before it, so that no comment of a block is one.
+    parts = re.split(r"(?:^|\n\n)#{1,3} (.+)\n", TEXT)
+    found = {}
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        codes = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
+        assert len(codes) < 2, f"{title} has {len(codes)} blocks"
+        if codes:
+            found[title] = codes[0]
+    return found
+
+
+def run(title: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Execute the block under a heading, behind `names`; what it defined.
+
+    It prints the words that the comments at its end say. Their numbers may differ: each
+    version of a library initializes its layers in its own way.
+    """
+    code = blocks()[title]
+    names = {} if names is None else names
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(code, f"docs/stacks.md, {title}", "exec"), names)
+    said = re.findall(r"^# (.*)$", code, re.MULTILINE)
+    printed = out.getvalue().splitlines()
+    assert [_words(line) for line in printed] == [_words(line) for line in said]
+    return names
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table whose first line starts with this cell."""
+    table = re.search(rf"^\| {heading} \|.*\n\|[-|]*\n((?:\|.*\n)+)", TEXT, re.M)
+    assert table, f"no table of {heading}"
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table[1].splitlines()
+    ]
+
+
+def _words(line: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "0", line)

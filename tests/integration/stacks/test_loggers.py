@@ -1,0 +1,107 @@
+"""Every logger of the page, and what it kept read back."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+import optclip
+from tests.integration.stacks import page, wandb_file
+
+KEYS = {
+    f"clip/{key}" for key in ("coefficient", "nonfinite", "norm", "rate", "threshold")
+}
+# By default the reader keeps a sample of ten.
+ALL = {"scalars": 0, "tensors": 0}
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """The run that the page logs, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names = page.run("A run to log")
+    history = names["history"]
+    assert len(history) == 20
+    assert all(set(logged) == KEYS for logged in history)
+    # Numbers that differ from step to step, so that none can stand for another.
+    assert len({logged["clip/norm"] for logged in history}) == 20
+    assert 0 < history[-1]["clip/rate"] < 1
+    return names
+
+
+def check(found, history):
+    """`found` has for each key the numbers of all steps, as float32 has them."""
+    assert set(found) == KEYS
+    for key, values in found.items():
+        expected = np.float32([logged[key] for logged in history])
+        np.testing.assert_array_equal(np.float32(values), expected, err_msg=key)
+
+
+def test_tensorboard(names):
+    page.run("TensorBoard", names)
+    events = EventAccumulator("logs/tensorboard", ALL)
+    events.Reload()
+    scalars = {key: events.Scalars(key) for key in events.Tags()["scalars"]}
+    assert all([e.step for e in each] == list(range(20)) for each in scalars.values())
+    check({k: [e.value for e in each] for k, each in scalars.items()}, names["history"])
+
+
+def test_weights_and_biases(names):
+    page.run("Weights & Biases", names)
+    settings = names["run"].settings
+    assert settings.mode == "offline"
+    steps = wandb_file.history(settings.sync_file)
+    assert [step["_step"] for step in steps] == list(range(20))
+    check({key: [step[key] for step in steps] for key in KEYS}, names["history"])
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="Aim's storage has no wheel for Python 3.13"
+)
+# Aim 3.29 makes its tables by a name that SQLAlchemy has moved.
+@pytest.mark.filterwarnings("ignore:The ``declarative_base:DeprecationWarning")
+def test_aim(names):
+    page.run("Aim", names)
+    aim = names["aim"]
+    quiet = {"system_tracking_interval": None, "capture_terminal_logs": False}
+    again = aim.Run(names["run"].hash, repo="logs", **quiet)
+    found = {metric.name: metric.values.sparse_numpy()[1] for metric in again.metrics()}
+    again.close()
+    assert set(found) == KEYS
+    for key, values in found.items():
+        # Aim keeps the steps of a run in no order.
+        expected = [logged[key] for logged in names["history"]]
+        np.testing.assert_allclose(np.sort(values), np.sort(expected), rtol=1e-6)
+
+
+def test_clu(names):
+    page.run("clu", names)
+    events = EventAccumulator("logs/clu", ALL)
+    events.Reload()
+    tensors = {key: events.Tensors(key) for key in events.Tags()["tensors"]}
+    assert all([e.step for e in each] == list(range(20)) for each in tensors.values())
+    found = {
+        key: [tensor_util.make_ndarray(e.tensor_proto) for e in each]
+        for key, each in tensors.items()
+    }
+    check(found, names["history"])
+
+
+def test_json_lines(names):
+    page.run("JSON lines", names)
+    lines = Path("logs/clip.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == names["history"]
+    optclip.plot.save(names["history"], "logs/saved.jsonl")
+    saved = Path("logs/saved.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in saved] == names["history"]
+
+
+def test_a_file_of_json_lines_can_be_drawn(names):
+    page.run("JSON lines", names)
+    line = optclip.plot.norms("logs/clip.jsonl").get_lines()[0]
+    norms = [logged["clip/norm"] for logged in names["history"]]
+    np.testing.assert_allclose(line.get_ydata(), norms)

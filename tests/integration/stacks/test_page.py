@@ -1,0 +1,45 @@
+"""The page and the tests are about the same blocks, packages and versions."""
+
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.integration.stacks import page
+
+ROOT = Path(__file__).parents[3]
+VERSIONS = dict(page.rows("package"))
+# What the tests themselves need, beside what the page is about.
+TOOLS = {"matplotlib", "pytest"}
+
+
+def test_every_block_is_run_by_a_test():
+    sources = "\n".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
+    titles = list(page.blocks())
+    assert len(titles) == 15
+    named = [title for title in titles if f'"{title}"' in sources]
+    assert named == titles
+
+
+def test_the_versions_are_of_what_is_installed_for_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    group = project["dependency-groups"]["stacks"]
+    names = {re.split(r"[<>=;\[ ]", each)[0] for each in group}
+    own = {re.split(r"[<>=]", each)[0] for each in project["project"]["dependencies"]}
+    assert set(VERSIONS) == (names | own) - TOOLS - {"jaxlib"}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_what_is_installed_is_not_older_than_the_page_says(name):
+    """A newer one may be here any day; an older one was not what the page was run with."""
+    if name == "aim" and sys.version_info >= (3, 13):
+        pytest.skip("Aim's storage has no wheel for Python 3.13")
+    installed = importlib.metadata.version(name)
+    assert _numbers(installed) >= _numbers(VERSIONS[name])
+
+
+def _numbers(version):
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]

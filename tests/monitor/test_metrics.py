@@ -1,0 +1,288 @@
+"""`metrics` finds every clip, tells what it did, and works inside jit."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import optclip
+from tests.support import helpers, oracles
+from tests.support.registry import ENTRIES, numpy_tree
+
+KEYS = {"norm", "threshold", "coefficient", "rate", "nonfinite"}
+
+
+def after(tx, *trees):
+    update, state = helpers.quick_jit(tx.update), tx.init(trees[0])
+    for tree in trees:
+        _, state = update(tree, state, tree)
+    return state
+
+
+def test_global_norm():
+    tree = helpers.gradients()
+    norm = oracles.tree_norm(numpy_tree(tree))
+    found = optclip.metrics(after(optclip.clip_by_global_norm(2.0), tree))
+    assert set(found) == {f"clip/{key}" for key in KEYS}
+    np.testing.assert_allclose(found["clip/norm"], norm, rtol=1e-6)
+    np.testing.assert_allclose(found["clip/coefficient"], 2.0 / norm, rtol=1e-6)
+    assert found["clip/threshold"] == 2.0
+    assert found["clip/rate"] == 1.0
+    assert found["clip/nonfinite"] == 0
+
+
+def test_rate_and_nonfinite_count_steps():
+    big, small = jnp.array([3.0, 4.0]), jnp.array([0.3, 0.4])
+    bad, worse = jnp.array([jnp.nan, 1.0]), jnp.array([jnp.inf, 1.0])
+    for policy in ("propagate", "zero", "drop"):
+        tx = optclip.clip_by_global_norm(2.0, nonfinite=policy)
+        found = optclip.metrics(after(tx, big, small, bad, big, worse, small))
+        assert found["clip/nonfinite"] == 2, policy
+        np.testing.assert_allclose(found["clip/rate"], 2 / 6, rtol=1e-6)
+
+
+def test_a_zeroed_step_has_coefficient_zero_and_is_not_a_clipped_one():
+    tx = optclip.clip_by_global_norm(2.0, nonfinite="zero")
+    found = optclip.metrics(after(tx, jnp.array([jnp.nan, 1.0])))
+    assert found["clip/coefficient"] == 0.0
+    assert found["clip/rate"] == 0.0
+    assert found["clip/nonfinite"] == 1
+
+
+def test_groups_have_a_key_each():
+    tree = helpers.gradients()
+    labels = {"dense": "body", "out": "head"}
+    tx = optclip.clip_by_group_norm({"body": 10.0, "head": 1.0}, labels)
+    found = optclip.metrics(after(tx, tree))
+    assert set(found) == {f"clip/{k}/{g}" for k in KEYS for g in ("body", "head")}
+    head = oracles.tree_norm(numpy_tree(tree["out"]))
+    np.testing.assert_allclose(found["clip/norm/head"], head, rtol=1e-6)
+    assert (found["clip/rate/body"], found["clip/rate/head"]) == (0.0, 1.0)
+    assert found["clip/threshold/body"] == 10.0
+
+
+def test_leaf_scope_gives_extremes_and_the_clipped_share():
+    tree = helpers.gradients()
+    sizes = [oracles.norm(x) for x in jax.tree.leaves(numpy_tree(tree))]
+    found = optclip.metrics(after(optclip.clip_by_norm(2.0), tree))
+    assert set(found) == {f"clip/{key}" for key in KEYS | {"fraction"}}
+    np.testing.assert_allclose(found["clip/norm"], max(sizes), rtol=1e-6)
+    np.testing.assert_allclose(found["clip/coefficient"], 2 / max(sizes), rtol=1e-6)
+    share = np.mean([size > 2.0 for size in sizes])
+    assert 0 < share < 1
+    np.testing.assert_allclose(found["clip/fraction"], share, rtol=1e-6)
+
+
+def test_leaves_on_request():
+    tree = helpers.gradients()
+    tx = optclip.clip_by_norm(2.0, record="leaves")
+    found = optclip.metrics(after(tx, tree))
+    kernel = oracles.norm(numpy_tree(tree)["dense"]["kernel"])
+    np.testing.assert_allclose(found["clip/norm/dense/kernel"], kernel, rtol=1e-6)
+    assert found["clip/rate/dense/bias"] == 0
+    assert found["clip/rate/out/0"] == 1
+
+
+def test_a_tree_has_no_norms_by_leaf():
+    with pytest.raises(
+        ValueError, match="True or False .* one norm for the tree.*clip_by_norm"
+    ):
+        optclip.clip_by_global_norm(1.0, record="leaves")
+
+
+def test_a_watch_tells_which_leaf_was_bad():
+    watch = optclip.clip_by_norm(float("inf"), record="leaves", name="watch")
+    tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, nonfinite="zero"))
+    state = tx.init({"a": jnp.ones(2), "b": jnp.ones(2)})
+    bad = {"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])}
+    updates, state = helpers.quick_jit(tx.update)(bad, state)
+    found = optclip.metrics(state)
+    assert found["watch/nonfinite/a"] == 0
+    assert found["watch/nonfinite/b"] == 1
+    assert not np.any(updates["a"])
+    assert not np.any(updates["b"])
+
+
+def test_element_scope_gives_the_largest_modulus_and_the_share_moved():
+    x = jnp.array([-3.0, 0.1, 0.5, 4.0])
+    found = optclip.metrics(after(optclip.clip_by_value(0.5), x))
+    assert found["clip/norm"] == 4.0
+    assert found["clip/fraction"] == 0.5
+    assert found["clip/coefficient"] == 0.125
+    assert found["clip/threshold"] == 0.5
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_record_false_is_lean_and_clips_alike(entry):
+    tree = helpers.gradients()
+
+    @helpers.quick_jit
+    def both(tree):
+        pair = entry.make(), entry.make(record=False)
+        return [tx.update(tree, tx.init(tree)) for tx in pair]
+
+    (expected, state), (found, lean_state) = both(tree)
+    assert helpers.differs(found, tree)
+    helpers.assert_identical(found, expected)
+    assert len(jax.tree.leaves(lean_state)) < len(jax.tree.leaves(state))
+    assert optclip.metrics(lean_state) == {}
+
+
+def test_found_however_nested():
+    params = helpers.gradients()
+    name = iter(["a", "b", "c", "d", "e"])
+
+    def clip():
+        return optclip.clip_by_global_norm(1.0, name=next(name))
+
+    inner = optax.chain(clip(), optax.adam(1e-3), clip())
+    tx = optax.MultiSteps(
+        optax.chain(
+            optax.masked(clip(), {"dense": True, "out": False}),
+            optax.partition(
+                {"x": inner, "y": optax.sgd(0.1)}, {"dense": "x", "out": "y"}
+            ),
+            optax.inject_hyperparams(optclip.clip_by_global_norm)(1.0, name=next(name)),
+            optax.apply_if_finite(optax.chain(clip()), 3),
+        ),
+        every_k_schedule=2,
+    )
+    state = tx.init(params)
+    found = helpers.quick_jit(optclip.metrics)(state)
+    assert {key.split("/")[0] for key in found} == set("abcde")
+
+
+def test_names_tell_clips_apart():
+    tx = optax.chain(
+        optclip.clip_by_value(1.0),
+        optclip.clip_by_global_norm(1.0),
+        optclip.clip_by_global_norm(jnp.inf, name="raw"),
+    )
+    found = optclip.metrics(after(tx, jnp.array([3.0, 4.0])))
+    assert {key.split("/")[0] for key in found} == {"clip", "clip_2", "raw"}
+    np.testing.assert_allclose(found["clip_2/norm"], np.sqrt(2), rtol=1e-6)
+
+
+def test_a_given_name_is_never_taken_by_a_number():
+    tx = optax.chain(
+        optclip.clip_by_global_norm(4.0),
+        optclip.clip_by_global_norm(2.0),
+        optclip.clip_by_global_norm(1.0, name="clip_2"),
+    )
+    found = optclip.metrics(after(tx, jnp.array([3.0, 4.0])))
+    limits = {k: float(v) for k, v in found.items() if "threshold" in k}
+    assert sorted(limits.values()) == [1.0, 2.0, 4.0]
+    assert limits["clip_2/threshold"] == 1.0
+
+
+def test_inside_a_jitted_step():
+    tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.sgd(0.1))
+
+    @helpers.quick_jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, optclip.metrics(state)
+
+    params = jnp.zeros(2)
+    state = tx.init(params)
+    for _ in range(3):
+        params, state, logged = step(params, state, jnp.array([3.0, 4.0]))
+    assert float(logged["clip/norm"]) == 5.0
+    chex.assert_shape(list(logged.values()), ())
+
+
+def test_in_an_nnx_optimizer():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    tx = optax.chain(optclip.clip_by_global_norm(0.1), optax.sgd(0.1))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        grads = nnx.grad(lambda m: jnp.sum(m(x) ** 2))(model)
+        optimizer.update(model, grads)
+        return optclip.metrics(nnx.as_pure(optimizer.opt_state))
+
+    logged = step(model, optimizer, jnp.ones((4, 2)))
+    assert float(logged["clip/rate"]) == 1.0
+    assert float(logged["clip/norm"]) > 0.1
+
+
+def test_a_state_without_a_clip_says_so():
+    with pytest.raises(
+        ValueError, match="an optimizer state with an optclip clip in it"
+    ):
+        optclip.metrics(optax.adam(1e-3).init(jnp.zeros(2)))
+
+
+@pytest.mark.parametrize("bad", ["", 3, None])
+def test_bad_name(bad):
+    with pytest.raises(TypeError, match="`name` must be a non-empty string"):
+        optclip.clip_by_global_norm(1.0, name=bad)
+
+
+def test_bad_record():
+    with pytest.raises(TypeError, match="True, False or 'leaves', got 'all'"):
+        optclip.clip_by_global_norm(1.0, record="all")
+
+
+def test_a_model_of_more_elements_than_an_int32_counts():
+    """Traced only: three bfloat16 leaves of 2**30 elements."""
+    tree = {key: jax.ShapeDtypeStruct((2**30,), jnp.bfloat16) for key in "abc"}
+    for tx in (optclip.clip_by_value(1.0), optclip.clip_by_norm(1.0, axis=())):
+        state = jax.eval_shape(tx.init, tree)
+        out, _ = jax.eval_shape(tx.update, tree, state, tree)
+        helpers.assert_same_types(out, tree)
+
+
+def test_counts_stay_at_the_largest_number():
+    tx = optclip.clip_by_global_norm(1.0, nonfinite="zero")
+    last = jnp.int32(2**31 - 1)
+    for updates, field in ((3.0, "clip_clipped"), (jnp.nan, "clip_nonfinite")):
+        state = tx.init(jnp.zeros(2))
+        record = state.clip_record["clip"]._replace(**{field: last})
+        state = state._replace(clip_record={"clip": record})
+        _, state = tx.update(jnp.full(2, updates), state)
+        assert getattr(state.clip_record["clip"], field) == last
+
+
+def by_hand(tree, axis, limit):
+    """The record of a clip of slices or, for (), of elements, in float64."""
+    wide = [np.asarray(x, np.float64) for x in tree]
+    norms = [np.ravel(np.sqrt(np.sum(x**2, axis)) if axis else np.abs(x)) for x in wide]
+    norms = np.concatenate(norms)
+    return {
+        "clip/norm": norms.max(),
+        "clip/threshold": limit,
+        "clip/coefficient": np.min(limit / np.maximum(norms, limit)),
+        "clip/fraction": np.mean(norms > limit),
+    }
+
+
+@pytest.mark.parametrize("axis", [(), (0,), (1,)])
+def test_slices_and_elements_of_small_and_large_leaves_are_one_record(axis, run):
+    """Of a large leaf, 70,000 of either, they are looked through by themselves."""
+    rng = np.random.default_rng(0)
+    shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
+    tree = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    make = optclip.clip_by_value if not axis else optclip.clip_by_norm
+    tx = make(1.5, **({"axis": axis} if axis else {}))
+    found = run(lambda tree: optclip.metrics(tx.update(tree, tx.init(tree))[1]))(tree)
+    for key, value in by_hand(tree, axis, 1.5).items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-5)
+
+
+def test_the_derivative_of_the_record_of_many_elements():
+    """Only the largest element is in the norm; of none is there a NaN."""
+    tx = optclip.clip_by_value(1.5)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(70, 1000)), jnp.float32)
+
+    def norm(x):
+        return optclip.metrics(tx.update(x, tx.init(x))[1])["clip/norm"]
+
+    slope = np.asarray(jax.grad(norm)(x))
+    at = np.unravel_index(np.argmax(np.abs(x)), x.shape)
+    assert slope[at] == np.sign(x[at])
+    assert np.count_nonzero(slope) == 1

@@ -1,0 +1,293 @@
+"""The norm over magnitudes, dtypes and splits, against exact sums."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import norms
+from optclip.functional import clip_by_global_norm, global_norm
+from tests.support import helpers, oracles
+from tests.support.covering import RUNS
+
+ORDERS = [0.5, 1.0, 1.5, 2.0, 3.0, math.inf]
+# What is promised of the orders 1, 2 and inf, relative; and of all others.
+ROOM, WIDE_ROOM = 1e-6, 1e-5
+
+
+@functools.cache
+def norm_of_order(p):
+    return jax.jit(helpers.strictly(functools.partial(global_norm, ord=p)))
+
+
+def measured(tree, p=2.0):
+    return float(norm_of_order(p)(tree))
+
+
+@pytest.mark.parametrize("p", ORDERS)
+def test_magnitudes(p):
+    """From 2**-50 to 2**120: squares neither overflow nor vanish."""
+    rng = np.random.default_rng(3)
+    for exponent in (-50, -30, 0, 30, 63, 100, 120):
+        x = np.ldexp(rng.normal(size=64).astype(np.float32), exponent)
+        expected = oracles.norm(x, p)
+        if expected > float(np.finfo(np.float32).max):
+            assert measured(jnp.asarray(x), p) == np.inf
+        else:
+            room = ROOM if p in (1, 2, math.inf) else WIDE_ROOM
+            assert abs(measured(jnp.asarray(x), p) / expected - 1) <= room
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+def test_op_by_op(p):
+    """As compiled, also where the squares leave the range."""
+    for values in ([3.0, -4.0, 0.0], [3e20, 4e20], [3e-15, 4e-15]):
+        found = float(helpers.strictly(global_norm)(jnp.array(values), ord=p))
+        expected = oracles.norm(np.float64(values), p)
+        assert abs(found / expected - 1) <= WIDE_ROOM
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (jnp.float16, [300.0, 400.0]),
+        (jnp.float16, [1e-4] * 1000),
+        (jnp.float16, [6e-8, 6e-8]),
+        (jnp.bfloat16, [3e20, 4e20]),
+        (jnp.bfloat16, [1.0] * 1000),
+        (jnp.float32, [3e20, 4e20]),
+        (jnp.float32, [3e-17, 4e-17]),
+        (jnp.float32, [1.0] + [2.0**-13] * 2**20),
+        (jnp.float32, [2.0**-45] + [2.0**-56] * 2**20),
+        (jnp.complex64, [3e20 + 4e20j]),
+        (jnp.float8_e5m2, [49152.0, 49152.0]),
+    ],
+)
+def test_named_inputs(dtype, values):
+    x = jnp.asarray(np.array(values), dtype)
+    expected = oracles.norm(helpers.as_float64(x))
+    assert abs(measured(x) / expected - 1) <= ROOM
+    few = list(x[:20])
+    assert abs(measured(few) / oracles.norm(helpers.as_float64(x)[:20]) - 1) <= ROOM
+
+
+def test_mixed_magnitudes_and_dtypes_in_one_tree():
+    tree = [jnp.array([300.0], jnp.float16), jnp.array([10.0]), jnp.array([3e30])]
+    assert abs(measured(tree) / 3e30 - 1) <= ROOM
+    tree = [jnp.array([6e-8], jnp.float16), jnp.array([1e-15]), jnp.array([0.0])]
+    expected = oracles.tree_norm(helpers.as_float64(tree))
+    assert abs(measured(tree) / expected - 1) <= ROOM
+
+
+@pytest.mark.covering(
+    p=[0.5, 1.0, 2.0, 3.0], policy=["propagate", "zero", "drop"], run=RUNS
+)
+def test_a_norm_above_the_largest_float_is_not_finite(p, policy, run):
+    """It reads inf, whatever the elements are, and the policy decides."""
+    x = jnp.full(4096, 3e38)
+    clip = run(lambda x: clip_by_global_norm(x, 1.0, ord=p, nonfinite=policy))
+    clipped, norm = clip(x)
+    assert np.isinf(norm)
+    expected = np.nan if policy == "propagate" else 0.0
+    np.testing.assert_array_equal(clipped, np.full(4096, expected))
+
+
+def test_a_finite_gradient_of_an_infinite_norm_in_a_warm_up():
+    """A rule that lets all pass does not let it pass, and it counts as not finite."""
+    for policy in ("zero", "drop"):
+        tx = optclip.clip_by_global_norm(optclip.thresholds.zscore(), nonfinite=policy)
+        x = jnp.full(4, 3e38)
+        clipped, state = tx.update(x, tx.init(x))
+        np.testing.assert_array_equal(clipped, np.zeros(4))
+        assert optclip.metrics(state)["clip/nonfinite"] == 1
+        assert not np.any(state.clip_memory[0][0].mean)
+
+
+def test_a_mean_is_too_small_as_any_norm():
+    (rms,) = norms.measure([norms.Block([jnp.full(2**16, 2.0**-62)])], norms.RMS)
+    assert rms == 0
+    clipped, norm = clip_by_global_norm(jnp.ones(2), 1.0, norm=2.0**-61)
+    assert norm == 0
+    np.testing.assert_array_equal(clipped, np.ones(2))
+
+
+@pytest.mark.covering(p=ORDERS, run=RUNS)
+def test_what_is_too_small_counts_as_0(p, run):
+    """A norm below 2**-60, and such a threshold: it is zeros that are left."""
+    clip = run(lambda x, c: clip_by_global_norm(x, c, ord=p))
+    for size in (2.0**-70, 2.0**-140):
+        x = jnp.full(3, size, jnp.float32)
+        for limit, left in ((1.0, x), (2.0**-59, x), (2.0**-61, x * 0)):
+            clipped, norm = clip(x, limit)
+            assert norm == 0
+            helpers.assert_identical(clipped, left)
+    clipped, norm = clip(jnp.ones(3), 2.0**-61)
+    assert norm > 0
+    np.testing.assert_array_equal(clipped, np.zeros(3))
+
+
+@pytest.mark.parametrize("parts", [1, 7, 100])
+def test_splits(parts):
+    """However a vector is split into leaves, the norm is what it is whole."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=5000) * np.exp(rng.normal(size=5000))).astype(np.float32)
+    leaves = [jnp.asarray(part) for part in np.array_split(x, parts)]
+    for p in (1.0, 2.0, math.inf):
+        assert abs(measured(leaves, p) / oracles.norm(x, p) - 1) <= ROOM
+
+
+def test_per_count():
+    block = norms.Block([jnp.array([3.0, 4.0]), jnp.zeros((2, 3))])
+    (rms,) = norms.measure([block], norms.RMS)
+    (average,) = norms.measure([block], norms.AVERAGE)
+    np.testing.assert_allclose(rms, 5 / np.sqrt(8), rtol=1e-6)
+    np.testing.assert_allclose(average, 5 / 8, rtol=1e-6)
+
+
+def test_empty_blocks():
+    assert global_norm({}) == 0.0
+    assert global_norm(jnp.zeros((0,))) == 0.0
+    assert global_norm(jnp.zeros((0,)), ord=math.inf) == 0.0
+    assert global_norm(jnp.zeros((0,)), ord=3.0) == 0.0
+    (found,) = norms.measure([norms.Block([])], norms.RMS)
+    assert found == 0.0
+
+
+@pytest.mark.covering(p=ORDERS, run=RUNS)
+def test_derivatives(p, run):
+    """Against the formula; 0 at zero, split among ties, also complex and second order."""
+    x = jnp.array([3.0, -4.0, 0.0, 1.0])
+    slope = run(jax.grad(lambda x: global_norm(x, ord=p)))
+    n = oracles.norm(x, p)
+    if p == math.inf:
+        expected = [0, -1, 0, 0]
+    else:
+        share = np.abs(x / n, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = np.where(x == 0, 0, np.sign(x) * share ** (p - 1))
+    np.testing.assert_allclose(slope(x), expected, rtol=1e-5)
+    np.testing.assert_array_equal(slope(jnp.zeros(4)), np.zeros(4))
+    curve = run(jax.hessian(lambda x: global_norm(x, ord=p)))
+    assert np.all(np.isfinite(curve(x)))
+    assert np.all(np.isfinite(curve(jnp.zeros(4))))
+    if p == 2:
+        at = jnp.array([3.0, 4.0])
+        exact = np.eye(2) / 5 - np.outer(at, at) / 125
+        np.testing.assert_allclose(curve(at), exact, rtol=1e-5, atol=1e-7)
+
+
+def test_derivative_of_ties_and_of_huge_and_tiny_norms():
+    slope = jax.grad(lambda x: global_norm(x, ord=math.inf))
+    np.testing.assert_array_equal(slope(jnp.array([2.0, -2.0, 1.0])), [0.5, -0.5, 0])
+    for scale in (1e-15, 1e25):
+        found = jax.grad(global_norm)(jnp.array([3.0, 4.0]) * scale)
+        np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
+
+
+def test_derivative_of_a_complex_norm():
+    z = jnp.array([3 + 4j, 0j])
+    found = jax.grad(global_norm)(z)
+    np.testing.assert_allclose(found, np.array([0.6 - 0.8j, 0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
+def test_strict_is_never_above(dtype):
+    """Thresholds at and near the norm, and far below it: outputs down to subnormals."""
+    rng = np.random.default_rng(8)
+    clip = jax.jit(lambda x, c: clip_by_global_norm(x, c, strict=True)[0])
+    clipped = 0
+    for _ in range(100):
+        values = np.clip(rng.normal(size=64) * 10 ** rng.uniform(-4, 2), -400, 400)
+        x = jnp.asarray(values, dtype)
+        norm = oracles.norm(helpers.as_float64(x))
+        if norm == 0:
+            continue
+        for share in (1.0, 1 - 1e-7, 1 + 1e-7, 0.3, 1e-3, 1e-6):
+            c = np.float32(norm * share)
+            found = clip(x, c)
+            assert oracles.norm(helpers.as_float64(found)) <= float(c)
+            helpers.assert_identical(clip(found, c), found)
+            clipped += helpers.differs(found, x)
+    assert clipped > 300
+
+
+def test_float64_is_summed_in_float64():
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=1000))
+        for p in ORDERS:
+            found = global_norm([x, jnp.ones(3, jnp.float16)], ord=p)
+            exact = oracles.norm(np.concatenate([np.asarray(x), np.ones(3)]), p)
+            assert found.dtype == jnp.float64
+            np.testing.assert_allclose(found, exact, rtol=4e-15)
+        assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
+
+
+def test_defaults():
+    assert norms.Norm() == norms.L2
+    assert norms.Norm(2.0, 0.5) == norms.RMS
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("L1", 7.0), ("L2", 5.0), ("INF", 4.0), ("RMS", 12.5**0.5), ("AVERAGE", 2.5)],
+)
+def test_named_norms(name, expected):
+    (found,) = norms.measure([norms.Block([jnp.array([3.0, -4.0])])], vars(norms)[name])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_one_element_counts_as_one():
+    (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], norms.RMS)
+    assert found == 3.0
+
+
+def test_norms_and_blocks_stay_as_they_were_made():
+    for made in (norms.Norm(), norms.Block([])):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            made.axis = (0,)
+    # A norm is what XLA's programs are kept by.
+    assert len({norms.Norm(2.0), norms.L2, norms.L1}) == 2
+
+
+@pytest.mark.parametrize(
+    ("leaves", "axis"),
+    [([jnp.ones((2, 3))], (2,)), ([jnp.ones(3)] * 2, (0,)), ([jnp.ones(3)], [0])],
+)
+def test_axes_that_a_block_cannot_have(leaves, axis):
+    with pytest.raises((ValueError, TypeError), match=r"`axis` must (be|name)"):
+        norms.measure([norms.Block(leaves, axis)])
+
+
+def test_a_count_to_a_high_power_is_refused():
+    with pytest.raises(
+        ValueError, match=r"`per_count` must be one number from 0 to 1.*2"
+    ):
+        norms.Norm(2.0, per_count=2.0)
+
+
+@pytest.mark.covering(
+    ord=(1.0, 2.0, 3.0, np.inf), value=(0.0, 1e-30, 3e-20, 1.0, 1e20, 3e38)
+)
+def test_of_what_the_compiler_knows(ord, value):
+    """XLA squares constants factor by factor, if it can: 0 * inf."""
+    block = [norms.Block([jnp.full(3, value)])]
+
+    (found,) = jax.jit(lambda: norms.measure(block, norms.Norm(ord)))()
+    with np.errstate(over="ignore"):
+        expected = np.float32(float(np.float32(value)) * (3 ** (1 / ord)))
+    expected = expected if expected >= 2.0**-60 else 0.0
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_slices_of_large_float16(axis):
+    x = (100 * np.random.default_rng(5).normal(size=(300, 1000))).astype(np.float16)
+    found = optclip.functional.clip_by_norm(jnp.asarray(x), 0.5, axis=axis)
+    size = np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=axis, keepdims=True))
+    assert np.all(size > 0.5)
+    np.testing.assert_allclose(found, x * 0.5 / size, rtol=1e-3, atol=3e-8)

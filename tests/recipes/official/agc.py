@@ -1,0 +1,55 @@
+"""What DeepMind's own code of AGC leaves of a few gradients, as JSON.
+
+    python -m tests.recipes.official.agc CHECKOUT > tests/recipes/official/agc.json
+
+Its code is not kept here: https://github.com/google-deepmind/deepmind-research. Two
+names that JAX has no more are put in for it.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+# Ranks of which their units are ours, too.
+SHAPES = {"bias": (3,), "kernel": (4, 3), "conv": (2, 2, 2, 3)}
+RATIOS = {"default": 0.01, "loose": 1.0}
+STEPS = 8
+
+
+def tree(rng: np.random.Generator, spread: float) -> dict[str, np.ndarray]:
+    """Units of sizes that differ; about one leaf in four is zero."""
+    found = {}
+    for name, shape in SHAPES.items():
+        scale = np.exp(spread * rng.normal(size=shape[-1:])) * (rng.random() > 0.25)
+        found[name] = (scale * rng.normal(size=shape)).astype(np.float32)
+    return found
+
+
+def main(checkout: str) -> None:
+    jax.__dict__["tree_map"] = jax.__dict__["tree_multimap"] = jax.tree.map
+    optax.__dict__["ClipByGlobalNormState"] = optax.EmptyState
+    path = pathlib.Path(checkout) / "nfnets" / "agc_optax.py"
+    official = runpy.run_path(str(path))["adaptive_grad_clip"]
+    rng = np.random.default_rng(0)
+    params = [tree(rng, 2.0) for _ in range(STEPS)]
+    gradients = [tree(rng, 3.0) for _ in range(STEPS)]
+    found: dict[str, Any] = {"params": params, "gradients": gradients, "left": {}}
+    for name, ratio in RATIOS.items():
+        tx = official(ratio)
+        found["left"][name] = [
+            tx.update(jax.tree.map(jnp.asarray, g), tx.init(p), p)[0]
+            for g, p in zip(gradients, params, strict=True)
+        ]
+    lists = jax.tree.map(lambda x: np.asarray(x).tolist(), found)
+    json.dump(lists, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,83 @@
+"""What the authors' own code of AGGC does to the norms of three groups, as JSON.
+
+    python -m tests.recipes.official.aggc PATH_TO_ITS_CHECKOUT > tests/recipes/official/aggc.json
+
+Their code is not kept here: https://github.com/ZhiyuanLi218/AGGC, which needs torch. It
+takes norms in float32, so the gradients are in 64ths and the norms are what it found.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+from tests.recipes.official.spam import START, gradients, listed
+
+GROUPS = ("q_proj", "k_proj", "v_proj")
+STEPS = 100
+OPTIONS = {
+    "shrink": {"high_mult": 0.6, "ema_beta": 0.95, "max_down_scale": 0.9},
+    "both": {
+        "low_mult": 0.5,
+        "high_mult": 1.5,
+        "raise_small": True,
+        "max_up_scale": 1.1,
+        "max_down_scale": 0.1,
+    },
+    "scheduled": {
+        "low_mult": 0.98,
+        "high_mult": 0.7,
+        "raise_small": True,
+        "bounds_schedule": "linear",
+        "high_mult_late": 2.0,
+        "low_mult_late": 0.5,
+        "max_up_scale": 4.0,
+    },
+    "floor": {"low_mult": 0.5, "high_mult": 1.5, "raise_small": True, "min_norm": 1.0},
+}
+
+
+def main(checkout: str) -> None:
+    # Here, because only those who make the values anew need it.
+    import torch
+
+    path = pathlib.Path(checkout) / "GRPO" / "verl" / "utils" / "grad_clip.py"
+    official = runpy.run_path(str(path))
+    inputs = gradients(STEPS)
+    found: dict[str, Any] = {
+        "groups": GROUPS,
+        "gradients": inputs.tolist(),
+        "norms": [],
+        "scales": {},
+    }
+    for name, options in OPTIONS.items():
+        parts = {group: torch.nn.Linear(2, 1, bias=False) for group in GROUPS}
+        model = torch.nn.ModuleDict(parts).to(torch.float64)
+        clipper = official["PerModuleGradClipper"](
+            options=official["PerModuleGradNormOptions"](
+                enable=True, auto_bounds=True, **options
+            ),
+            local_rank=1,  # So that it writes no files.
+        )
+        clipper.attach(model)
+        clipper.on_train_begin(STEPS)
+        norms, scales = [], []
+        for step, gradient in enumerate(torch.tensor(inputs)):
+            model.zero_grad()
+            weights = torch.cat([p.flatten() for p in model.parameters()])
+            assert weights.numel() == len(START)
+            torch.sum(weights * gradient).backward()
+            results = clipper.on_before_optimizer_step(step)
+            clipper.on_step_end(step)
+            by_group = {result["module"]: result for result in results}
+            norms.append([by_group[group]["norm"] for group in GROUPS])
+            scales.append([by_group[group]["scale"] for group in GROUPS])
+        # It takes the norms before it scales anything: they are the same each time.
+        found["norms"] = listed(norms)
+        found["scales"][name] = listed(scales)
+    json.dump(found, sys.stdout, indent=0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

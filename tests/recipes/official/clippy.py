@@ -1,0 +1,47 @@
+"""What TensorFlow Recommenders' own code of Clippy leaves of a few steps, as JSON.
+
+    python -m tests.recipes.official.clippy CHECKOUT > tests/recipes/official/clippy.json
+
+Its code is not kept here: https://github.com/tensorflow/recommenders, which needs
+TensorFlow.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+import numpy as np
+
+OPTIONS = {
+    "paper": {"relative": 0.5, "absolute": 0.01},
+    "theirs": {"relative": 0.1, "absolute": 1e-7},
+}
+STEPS, SIZE = 24, 6
+
+
+def main(checkout: str) -> None:
+    folder = pathlib.Path(checkout) / "tensorflow_recommenders/experimental/optimizers"
+    official = runpy.run_path(str(folder / "clippy_adagrad.py"))["shrink_by_references"]
+    rng = np.random.default_rng(0)
+    size = np.exp(rng.normal(-1.0, 1.0, size=(STEPS, 1)))
+    steps = (size * rng.normal(size=(STEPS, SIZE))).astype(np.float32)
+    params = rng.normal(0.0, 3.0, size=(STEPS, SIZE)).astype(np.float32)
+    # Nothing to move, nothing to move by, and both.
+    steps[::5, 0] = params[::7, 1] = steps[3] = params[4] = 0.0
+    found: dict[str, Any] = {"steps": steps.tolist(), "params": params.tolist()}
+    found["left"] = {
+        name: [
+            official(step, [w], [options["relative"]], options["absolute"])[0]
+            .numpy()
+            .tolist()
+            for step, w in zip(steps, params, strict=True)
+        ]
+        for name, options in OPTIONS.items()
+    }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,50 @@
+"""What Levanter's own code leaves of a sequence of norms, as JSON.
+
+    python -m tests.recipes.official.levanter CHECKOUT > tests/recipes/official/levanter.json
+
+Its code is not kept here: https://github.com/marin-community/levanter. The log that it
+writes to is put in for it.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tests.support import rules
+
+OPTIONS = {
+    "default": {"rolling_interval_length": 128, "sigma_factor": 3.0},
+    "tight": {"rolling_interval_length": 16, "sigma_factor": 0.5},
+}
+
+
+def main(checkout: str) -> None:
+    tracker = types.ModuleType("levanter.tracker")
+    tracker.__dict__["jit_log"] = lambda _: None
+    levanter = types.ModuleType("levanter")
+    levanter.__dict__["tracker"] = tracker
+    sys.modules |= {"levanter": levanter, "levanter.tracker": tracker}
+    path = pathlib.Path(checkout) / "src/levanter/optim/clip_update_norm.py"
+    official = runpy.run_path(str(path))["clip_update_by_historical_norm"]
+    norms = rules.NORMS[np.isfinite(rules.NORMS)]
+    found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    for name, options in OPTIONS.items():
+        tx = official(**options)
+        state = tx.init(jnp.zeros(2))
+        left = []
+        for norm in norms:
+            updates = jnp.array([0.6 * norm, -0.8 * norm], jnp.float32)
+            clipped, state = tx.update(updates, state)
+            left.append(float(np.linalg.norm(np.float64(clipped))))
+        found["left"][name] = left
+    json.dump(found, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

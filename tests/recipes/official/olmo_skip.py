@@ -1,0 +1,67 @@
+"""Which steps OLMo-core's own code skips of sequences of losses and norms, as JSON.
+
+    python -m tests.recipes.official.olmo_skip CHECKOUT > tests/recipes/official/olmo_skip.json
+
+Its code is not kept here: https://github.com/allenai/OLMo-core, which needs torch. The
+one file is run, with two helpers that it imports put in for it.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+OPTIONS = {
+    "default": {},
+    "short": {"rolling_interval_length": 20, "sigma_factor": 3},
+    "shortest": {"rolling_interval_length": 6, "sigma_factor": 2},
+}
+SEQUENCES = ("losses", "norms")
+
+
+def sequences(steps: int) -> dict[str, np.ndarray]:
+    """Losses that fall and norms that do not, in 1024ths, with spikes in each."""
+    rng = np.random.default_rng(3)
+    losses = 4.0 * np.exp(-np.arange(steps) / 60) + 0.1 * rng.standard_normal(steps)
+    norms = np.abs(rng.standard_t(2.5, size=steps)) + 0.5
+    losses[[30, 100, 101]] += 40.0
+    norms[[45, 90, 130]] *= 200.0
+    # A stretch without any deviation, and a step above it.
+    losses[70:90], norms[70:90] = 1.0, 1.0
+    losses[88] += 0.5
+    found = np.round(np.stack([losses, norms]) * 1024) / 1024
+    return dict(zip(SEQUENCES, found, strict=True))
+
+
+def main(checkout: str) -> None:
+    # Here, because only those who make the values anew need it.
+    import torch
+
+    helpers = types.ModuleType("olmo_core.utils")
+    helpers.__dict__["get_default_device"] = lambda: torch.device("cpu")
+    helpers.__dict__["move_to_device"] = lambda tensor, device: tensor.to(device)
+    sys.modules["olmo_core"] = types.ModuleType("olmo_core")
+    sys.modules["olmo_core.utils"] = helpers
+    path = pathlib.Path(checkout) / "src/olmo_core/optim/skip_step_optimizer.py"
+    official = runpy.run_path(str(path))["SkipStepOptimizer"]
+
+    inputs = sequences(150)
+    found: dict[str, Any] = {name: inputs[name].tolist() for name in SEQUENCES}
+    found["skipped"] = {}
+    for name, options in OPTIONS.items():
+        optimizer = official([torch.nn.Parameter(torch.zeros(6))], {}, **options)
+        skipped = []
+        for loss, norm in zip(*(inputs[name] for name in SEQUENCES), strict=True):
+            optimizer.latest_loss = torch.tensor(loss)
+            optimizer.latest_grad_norm = torch.tensor(norm)
+            skipped.append(bool(optimizer.step_skipped))
+        found["skipped"][name] = skipped
+    json.dump(found, sys.stdout, indent=0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

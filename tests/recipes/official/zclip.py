@@ -1,0 +1,48 @@
+"""What the authors' own code of ZClip does to a sequence of norms, as JSON.
+
+    python -m tests.recipes.official.zclip PATH_TO_ITS_CHECKOUT > tests/recipes/official/zclip.json
+
+Their code is not kept here: https://github.com/bluorion-com/ZClip, which needs torch.
+"""
+
+import json
+import pathlib
+import runpy
+import sys
+from typing import Any
+
+import numpy as np
+
+from tests.support import rules
+
+OPTIONS = {
+    "default": {},
+    "uncapped": {"max_grad_norm": None},
+    "mean": {"clip_option": "mean", "max_grad_norm": None},
+    "percentile": {"mode": "percentile", "max_grad_norm": None, "z_thresh": 1.0},
+    "skip": {"skip_update_on_spike": True, "max_grad_norm": None, "alpha": 0.9},
+}
+
+
+def main(checkout: str) -> None:
+    # Here, because only those who make the values anew need it.
+    import torch
+
+    path = pathlib.Path(checkout) / "zclip" / "zclip.py"
+    official = runpy.run_path(str(path))["ZClip"]
+    norms = rules.NORMS[np.isfinite(rules.NORMS)]
+    found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    for name, options in OPTIONS.items():
+        clip = official(**options)
+        model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+        left = []
+        for norm in norms:
+            model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
+            clip.step(model)
+            left.append(float(model.weight.grad.norm()))
+        found["left"][name] = left
+    json.dump(found, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,186 @@
+"""Trees to clip, comparisons, and the strict modes that optclip's own calls run in."""
+
+import contextlib
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tests.support import covering
+
+# All with a zero and a sign.
+FP8 = [
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+]
+TINY = float(np.finfo(np.float32).tiny)
+
+
+@contextlib.contextmanager
+def strict_modes():
+    """No implicit dtype promotion, no implicit rank promotion."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def strictly(function):
+    """`function`, run in the strict modes (optax's own code fails in them)."""
+
+    def wrapped(*args, **kwargs):
+        with strict_modes():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def strict(tx: optax.GradientTransformationExtraArgs):
+    return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
+
+
+# Trees of gradients as `typed` makes them; `mixed` is of all three dtypes at once.
+KINDS = ("float32", "mixed")
+DTYPES = ("float32", "bfloat16", "float16")
+# Compiles in a fifth of the time, and is not what users run.
+UNOPTIMIZED = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+if jax.__version_info__ < (0, 12):
+    UNOPTIMIZED["xla_cpu_use_fusion_emitters"] = False
+
+
+def quick_jit(function, **kwargs):
+    """`jax.jit` for a promise that does not depend on what XLA makes of the program.
+
+    That a state keeps its structure, a wrapper of optax passes a clip on, a mask leaves
+    a leaf out: none of it needs XLA's optimizations, which are most of what a test
+    costs. What numbers come out is tested with them, and so is all of it by `--full`.
+    """
+    options = {} if covering.full else {"compiler_options": UNOPTIMIZED}
+    return jax.jit(function, **options, **kwargs)
+
+
+def gradients(
+    seed: int = 0, dtype: chex.ArrayDType = jnp.float32, scale: chex.Numeric = 1.0
+) -> chex.ArrayTree:
+    """Leaves of unequal norm: some are past every threshold of the registry, some not."""
+    rng = np.random.default_rng(seed)
+    tree = {
+        "dense": {"bias": rng.normal(size=4) * 0.01, "kernel": rng.normal(size=(3, 4))},
+        "out": [rng.normal(size=(2, 4)) * 5.0],
+    }
+    return jax.tree.map(lambda x: jnp.asarray(x * scale, dtype), tree)
+
+
+def typed(kind: str, seed: int = 0) -> chex.ArrayTree:
+    """The mixed gradients, or those of one dtype."""
+    if kind == "mixed":
+        return mixed_gradients(seed)
+    return gradients(seed, jnp.dtype(kind))
+
+
+def mixed_gradients(seed: int = 0) -> chex.ArrayTree:
+    tree = gradients(seed)
+    # Of the leaves that are clipped by all: a small one would pass as it is.
+    tree["dense"]["kernel"] = tree["dense"]["kernel"].astype(jnp.bfloat16)
+    tree["out"][0] = tree["out"][0].astype(jnp.float16)
+    return tree
+
+
+def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:
+    """The tree in NumPy float64 (complex128), exactly."""
+
+    def wide(x):
+        kind = np.complex128 if jnp.iscomplexobj(x) else np.float64
+        return np.asarray(x).astype(kind)
+
+    return jax.tree.map(wide, tree)
+
+
+def assert_close(
+    found: chex.ArrayTree, expected: chex.ArrayTree, ulps: chex.Numeric = 8
+) -> None:
+    """Leaf by leaf within `ulps` units of the leaf's dtype, relative to its largest."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a_wide, b_wide = as_float64(a), as_float64(b)
+        if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
+            np.testing.assert_array_equal(a_wide, b_wide)
+            continue
+        eps = float(jnp.finfo(jnp.asarray(a).dtype).eps)
+        size = np.max(np.abs(b_wide), initial=0.0)
+        np.testing.assert_allclose(a_wide, b_wide, rtol=0, atol=ulps * eps * size)
+
+
+def assert_identical(found: chex.ArrayTree, expected: chex.ArrayTree) -> None:
+    """Structure, shape, dtype, weak type and every bit."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_same_type(a, b)
+        bits_a, bits_b = np.asarray(a).tobytes(), np.asarray(b).tobytes()
+        assert bits_a == bits_b, f"{a} is not {b}"
+
+
+def assert_same_type(a: Any, b: Any) -> None:
+    """Shape, dtype and weak type agree (a Python number is a weak scalar)."""
+    a, b = (
+        x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(jnp.asarray(x))
+        for x in (a, b)
+    )
+    kind = (a.shape, a.dtype, a.weak_type)
+    assert kind == (b.shape, b.dtype, b.weak_type)
+
+
+def assert_same_types(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(assert_same_type, found, expected)
+
+
+def differs(a: chex.ArrayTree, b: chex.ArrayTree) -> bool:
+    """Whether any leaf differs: a test of clipping must show that something was cut."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(not np.array_equal(as_float64(x), as_float64(y)) for x, y in pairs)
+
+
+def as_xla_sees(tree: chex.ArrayTree) -> chex.ArrayTree:
+    """What is floating, exactly, short of what XLA on CPU takes for zero."""
+
+    def wide(x):
+        x = jnp.asarray(x)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return None
+        exact = np.asarray(x).astype(np.float64)
+        return np.where(np.abs(exact) < TINY, 0.0, exact)
+
+    return jax.tree.map(wide, tree)
+
+
+def wrong(
+    found: chex.ArrayTree, expected: chex.ArrayTree, original: chex.ArrayTree
+) -> str | None:
+    """In which way a clipped tree is not what the formula gives, or None."""
+    given = [jnp.asarray(x) for x in jax.tree.leaves(original)]
+    kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in given]
+    outs = jax.tree.leaves(found)
+    clipped = [x for x, kind in zip(outs, kinds, strict=True) if kind]
+    for out, wanted in zip(clipped, jax.tree.leaves(expected), strict=True):
+        info = jnp.finfo(out.dtype)
+        got = np.asarray(out).astype(np.float64)
+        if np.any(np.isnan(got)):
+            return "NaN"
+        # One rounding of the product, two of the coefficient, one of the norm; what
+        # is subnormal may be flushed or rounded to the next.
+        floor = max(float(info.smallest_subnormal), TINY)
+        room = 4 * float(info.eps) * np.abs(wanted) + floor
+        reachable = np.clip(wanted, -float(info.max), float(info.max))
+        if np.any(np.abs(got - reachable) > room):
+            return f"{got.ravel()[:4]} for {reachable.ravel()[:4]}"
+    return None

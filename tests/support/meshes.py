@@ -1,0 +1,204 @@
+"""Every transformation on every mesh, to compare with one device.
+
+Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split, some,
+and none. Leaves have unequal norms, so that a sum over one device alone is another one.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import P
+from jax.sharding import AxisType, NamedSharding
+
+import optclip
+from optclip import thresholds
+from tests.support import helpers, registry
+
+# First the values of the cell in which most can go wrong: a covering array takes them
+# where nothing else decides.
+MESHES = {"2x4": (2, 4), "8": (8,), "2x2x2": (2, 2, 2)}
+MODES = ("shard_map", "auto", "explicit")
+PLACEMENTS = ("mixed", "split", "whole")
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """A transformation that clips some of `gradients`.
+
+    Attributes:
+      id: what the tests call it.
+      make: takes further options of the clip.
+      traits: the kinds of what devices must agree on, each to be tried on every mesh.
+      by_axis: whether shard_map must say how leaves are split: nothing else says it of
+        a norm over some of their axes.
+    """
+
+    id: str
+    make: Callable[..., Any]
+    traits: tuple[str, ...]
+    by_axis: bool = False
+
+
+def _of(entry: registry.Entry) -> Clip:
+    # Past its usual threshold is none of these leaves.
+    threshold = 0.02 if entry.id == "average-norm" else None
+    # Only this response looks at a number that devices have to agree on.
+    own = entry.id if entry.response == "proportional" else entry.scope
+    axes = entry.scope == "axes"
+    return Clip(entry.id, lambda **more: entry.make(threshold, **more), (own,), axes)
+
+
+def _masked(**more: Any) -> Any:
+    counted = {"bias": True, "kernel": True, "out": False}
+    clipped = {"bias": True, "kernel": False, "out": True}
+    return optclip.clip_by_global_norm(
+        2.0, norm_mask=counted, clip_mask=clipped, **more
+    )
+
+
+def _drop(**more: Any) -> Any:
+    return optclip.clip_by_global_norm(2.0, nonfinite="drop", **more)
+
+
+def _skip(**more: Any) -> Any:
+    clip = optclip.clip_by_global_norm(2.0, **more)
+    return optclip.skip(clip, when=thresholds.quantile(0.9, 8))
+
+
+# A user's scope need not work here: the one of the registry has keys of one leaf each.
+CLIPS = [
+    *(_of(entry) for entry in registry.ENTRIES if entry.id != "user-scope"),
+    Clip("masked", _masked, ("masked",)),
+    Clip("drop", _drop, ("drop",)),
+    Clip("skip", _skip, ("skip",)),
+]
+
+
+def _by_unit(rule: Any) -> Callable[..., Any]:
+    return lambda **more: optclip.clip_by(rule, over=optclip.units(), **more)
+
+
+def _by_element(rule: Any) -> Callable[..., Any]:
+    return lambda **more: optclip.clip_by_value(rule, **more)
+
+
+def _learned(id: str, make: Callable[..., Any], *, by_axis: bool = False) -> Clip:
+    # By itself a kind: what one remembers lies as nothing of the others does.
+    return Clip(id, make, (id,), by_axis)
+
+
+# What the second step depends on the first for: a memory that lies on many devices, one
+# that is the same on all, and both of them.
+LEARNED = [
+    _learned("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), by_axis=True),
+    _learned("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), by_axis=True),
+    _learned(
+        "share of parameters",
+        lambda **more: optclip.recipes.agc(0.5, **more),
+        by_axis=True,
+    ),
+    _learned("second moment", _by_element(thresholds.second_moment(0.5, warmup=0))),
+    _learned("moment", _by_element(thresholds.moment(decay=0.5))),
+    _learned("largest element", _by_element(thresholds.ema_of_max(0.5))),
+    _learned("skip", _skip),
+]
+
+
+class Found(NamedTuple):
+    """What an update returned, what was recorded, and the program that did it."""
+
+    updates: Any
+    metrics: dict[str, Any]
+    program: str
+
+
+def gradients() -> Any:
+    """Leaves that all meshes split evenly, of norms from far below 2 to far above."""
+    rng = np.random.default_rng(0)
+    shapes = {"bias": (8,), "kernel": (8, 16), "out": (16, 8)}
+    sizes = {"bias": 0.01, "kernel": 1.0, "out": 5.0}
+    return {
+        key: jnp.asarray(rng.normal(size=shape) * sizes[key], jnp.float32)
+        for key, shape in shapes.items()
+    }
+
+
+def mesh_of(shape: str, mode: str) -> Any:
+    kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
+    sizes = MESHES[shape]
+    names = ("data", "model", "stage")[: len(sizes)]
+    return jax.make_mesh(sizes, names, axis_types=(kind,) * len(sizes))
+
+
+def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """Kernels split both ways where the mesh has two axes, the first over two of three."""
+    rows, columns = (names[0], *names[2:]), names[1] if len(names) > 1 else None
+    return {
+        "split": {
+            "bias": P(names[0]),
+            "kernel": P(rows, columns),
+            "out": P(columns, rows),
+        },
+        "mixed": {"bias": P(), "kernel": P(rows, columns), "out": P(None, names[0])},
+        "whole": {"bias": P(), "kernel": P(), "out": P()},
+    }[placement]
+
+
+def made(clip: Clip, specs: Any = None) -> Any:
+    """The transformation, told by `specs` how leaves are split if it has to be."""
+    return clip.make(**({"axis_name": specs} if specs and clip.by_axis else {}))
+
+
+def update_of(tx: Any) -> Callable[[Any], Any]:
+    """One update from `init` on, with what was recorded of it."""
+
+    def update(tree: Any) -> Any:
+        updates, state = tx.update(tree, tx.init(tree))
+        return updates, optclip.metrics(state)
+
+    return update
+
+
+def run_of(tx: Any) -> Callable[[Any], Any]:
+    """Three updates in a scan, the second of gradients that are ten times as large."""
+
+    def run(tree: Any) -> Any:
+        def step(state: Any, scale: Any) -> Any:
+            scaled = jax.tree.map(lambda x: scale * x, tree)
+            updates, state = tx.update(scaled, state, tree)
+            return state, (updates, optclip.metrics(state))
+
+        return jax.lax.scan(step, tx.init(tree), jnp.array([1.0, 10.0, 1.0]))[1]
+
+    return run
+
+
+def on_one_device(clip: Clip, of: Callable[[Any], Any]) -> Found:
+    return Found(*helpers.quick_jit(of(made(clip)))(gradients()), "")
+
+
+def on_a_mesh(
+    clip: Clip, shape: str, placement: str, mode: str, of: Callable[[Any], Any]
+) -> Found:
+    """The same on a mesh, where the updates lie as the gradients do."""
+    mesh = mesh_of(shape, mode)
+    specs, tree = specs_of(placement, mesh.axis_names), gradients()
+    out = {k: P(None, *s) for k, s in specs.items()} if of is run_of else specs
+    if mode == "shard_map":
+        function = jax.shard_map(
+            of(made(clip, specs)), mesh=mesh, in_specs=(specs,), out_specs=(out, P())
+        )
+    else:
+        function = of(made(clip))
+        tree = jax.device_put(
+            tree, {k: NamedSharding(mesh, s) for k, s in specs.items()}
+        )
+    compiled = helpers.quick_jit(function).lower(tree).compile()
+    found = Found(*compiled(tree), compiled.as_text())
+    for key, x in found.updates.items():
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, out[key]), x.ndim)
+    return found

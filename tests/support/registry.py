@@ -1,0 +1,393 @@
+"""Every transformation, once: what is in this table is under every contract test.
+
+A public name that is in neither `ENTRIES` nor `OTHER_NAMES` fails the build.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import optclip
+from tests.support import oracles
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A transformation with a threshold that clips some of `helpers.gradients`.
+
+    Attributes:
+      id: what the tests call it.
+      factory: the public factory.
+      threshold: the name of its threshold argument and an active value.
+      oracle: from float64 gradients and the threshold to the clipped ones.
+      kwargs: structural arguments.
+      statics: arguments that optax.inject_hyperparams must be told are static.
+      per_leaf: whether each leaf is clipped by itself, so that masks and partitions
+        do not change what the others become.
+      takes_flat: whether clipping the concatenation of all leaves is the same.
+      scalar_threshold: whether the threshold is one number that may be traced,
+        scheduled and vmapped (a rule is not).
+      slope_at_zero: its derivative there: 0 where the threshold itself is 0.
+      scope: the kind of what shares a norm.
+      response: the kind of what happens past the threshold.
+    """
+
+    id: str
+    factory: Callable[..., Any]
+    threshold: tuple[str, Any]
+    oracle: Callable[[Any, Any], Any]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    statics: tuple[str, ...] = ()
+    per_leaf: bool = True
+    takes_flat: bool = False
+    scalar_threshold: bool = True
+    slope_at_zero: float = 1.0
+    scope: str = "leaf"
+    response: str = "hard"
+
+    @property
+    def traits(self) -> tuple[str, ...]:
+        """What of it meets every other setting of a test: see tests/support/covering.py."""
+        return f"over {self.scope}", f"by {self.response}"
+
+    def make(self, threshold: Any = None, **more: Any) -> Any:
+        name, active = self.threshold
+        value = active if threshold is None else threshold
+        return self.factory(**{name: value}, **self.kwargs, **more)
+
+    def expected(
+        self, tree: chex.ArrayTree, threshold: chex.Numeric | None = None
+    ) -> chex.ArrayTree:
+        return self.oracle(tree, self.threshold[1] if threshold is None else threshold)
+
+
+@dataclasses.dataclass(frozen=True)
+class LargestSoFar:
+    """A user's rule: half the largest norm seen, the current one included."""
+
+    def init(self, norm):
+        return jnp.zeros_like(norm)
+
+    def update(self, seen, memory):
+        largest = jnp.maximum(seen.norm, memory)
+        return 0.5 * largest, largest
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKeys(optclip.scopes.Scope):
+    """A user's scope: one norm for each top-level key of the tree."""
+
+    def blocks(self, tree):
+        paths = jax.tree.leaves_with_path(tree)
+        members = {str(path[0]): [] for path, _ in paths if path} or {"": []}
+        for path, leaf in paths:
+            members[str(path[0]) if path else ""].append(leaf)
+        return {key: optclip.norms.Block(leaves) for key, leaves in members.items()}
+
+    def spread(self, values, tree):
+        def own(path, leaf):
+            del leaf
+            return values.get(str(path[0]) if path else "")
+
+        return jax.tree.map_with_path(own, tree)
+
+
+def square_root_capper(norm, threshold):
+    """A user's response, a plain function: past the threshold only the root stays."""
+    past = norm > threshold
+    safe = jnp.where(past, norm, jnp.ones_like(norm))
+    return jnp.where(past, jnp.sqrt(threshold / safe), jnp.ones_like(norm))
+
+
+top_key = optclip.by_path(lambda path: path.split("/")[0] or "all")
+
+
+def _by_both(tree: Any, c: float) -> Any:
+    return oracles.by_top_key(tree, {"dense": c, "out": c})
+
+
+def _root(n: float, c: float) -> float:
+    return math.sqrt(c / n) if n > c > 0 else float(n <= c)
+
+
+def _half_of_own(tree: Any, _: Any) -> Any:
+    return oracles.by_tree(tree, 0.5 * oracles.tree_norm(tree))
+
+
+def _to_two(tree: Any, _: Any) -> Any:
+    return oracles.by_tree(tree, 2.0)
+
+
+def _together_to_two(tree: Any, _: Any) -> Any:
+    # As above: what a rule sees of a norm above the largest float.
+    largest = float(jnp.finfo("float32").max)
+    seen = jax.tree.map(lambda x: min(oracles.norm(x), largest), tree)
+    share = min(1.0, 2.0 / max(oracles.tree_norm(seen), 2.0))
+
+    def clip(x: np.ndarray, n: float) -> np.ndarray:
+        return x * (oracles.hard(oracles.norm(x), n * share) if share < 1 else 1.0)
+
+    return jax.tree.map(clip, tree, seen)
+
+
+def _by_unit(tree: Any, c: float) -> Any:
+    def clip(x: np.ndarray) -> np.ndarray:
+        axis = tuple(range(x.ndim if x.ndim < 2 else x.ndim - 1))
+        size = np.sqrt(np.sum(np.abs(x) ** 2, axis=axis, keepdims=True))
+        return x * np.where(size > c, c / np.where(size > c, size, 1.0), 1.0)
+
+    return jax.tree.map(clip, tree)
+
+
+def _into_band(n: float, c: float) -> float:
+    low = 0.75 * c
+    return c / n if n > c else low / n if 0 < n < low else 1.0
+
+
+def _proportional(x: np.ndarray, c: float) -> np.ndarray:
+    size = np.abs(x)
+    peak = np.max(size, initial=0.0)
+    return np.where(size > c, x * (c / peak if peak > 0 else 1.0), x)
+
+
+def _two_bounds(tree: Any, upper: float) -> Any:
+    return oracles.by_value(tree, -0.25, upper)
+
+
+ENTRIES = [
+    Entry(
+        "value",
+        optclip.clip_by_value,
+        ("limit", 0.5),
+        lambda tree, c: oracles.by_value(tree, -c, c),
+        takes_flat=True,
+        scope="element",
+    ),
+    Entry(
+        "value-two-bounds",
+        optclip.clip_by_value,
+        ("upper", 0.5),
+        _two_bounds,
+        {"lower": -0.25},
+        takes_flat=True,
+        scope="element",
+    ),
+    Entry("norm", optclip.clip_by_norm, ("max_norm", 2.0), oracles.by_leaf),
+    Entry(
+        "norm-axis",
+        optclip.clip_by_norm,
+        ("max_norm", 2.0),
+        oracles.by_first_axis,
+        {"axis": (0,)},
+        scope="axes",
+    ),
+    Entry(
+        "norm-l1",
+        optclip.clip_by_norm,
+        ("max_norm", 4.0),
+        lambda tree, c: oracles.by_leaf(tree, c, lambda x: oracles.norm(x, 1.0)),
+        {"ord": 1.0},
+        statics=("ord",),
+    ),
+    Entry(
+        "average-norm",
+        optclip.clip_by_average_norm,
+        ("max_norm", 0.5),
+        lambda tree, c: oracles.by_leaf(tree, c, oracles.average_norm),
+    ),
+    Entry(
+        "rms",
+        optclip.clip_by_rms,
+        ("max_rms", 1.5),
+        lambda tree, c: oracles.by_leaf(tree, c, oracles.rms),
+    ),
+    Entry(
+        "rms-axis",
+        optclip.clip_by_rms,
+        ("max_rms", 1.5),
+        lambda tree, c: oracles.by_first_axis(tree, c, oracles.rms),
+        {"axis": (0,)},
+        scope="axes",
+    ),
+    Entry(
+        "group-norm",
+        optclip.clip_by_group_norm,
+        ("max_norm", 4.0),
+        _by_both,
+        {"groups": top_key},
+        statics=("groups",),
+        per_leaf=False,
+        scope="groups",
+    ),
+    Entry(
+        "global-norm",
+        optclip.clip_by_global_norm,
+        ("max_norm", 2.0),
+        oracles.by_tree,
+        per_leaf=False,
+        takes_flat=True,
+        scope="tree",
+    ),
+    Entry(
+        "global-norm-inf",
+        optclip.clip_by_global_norm,
+        ("max_norm", 1.0),
+        lambda tree, c: oracles.by_tree(tree, c, math.inf),
+        {"ord": math.inf},
+        statics=("ord",),
+        per_leaf=False,
+        takes_flat=True,
+        scope="tree",
+    ),
+    Entry(
+        "global-norm-3",
+        optclip.clip_by_global_norm,
+        ("max_norm", 1.0),
+        lambda tree, c: oracles.by_tree(tree, c, 3.0),
+        {"ord": 3.0},
+        statics=("ord",),
+        per_leaf=False,
+        takes_flat=True,
+        scope="tree",
+    ),
+    Entry(
+        "smooth",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_tree(tree, c, response=oracles.smooth),
+        {"response": "smooth"},
+        per_leaf=False,
+        takes_flat=True,
+        scope="tree",
+        response="smooth",
+    ),
+    Entry(
+        "normalize",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_tree(tree, c, response=oracles.normalized),
+        {"response": "normalize"},
+        per_leaf=False,
+        takes_flat=True,
+        scope="tree",
+        response="normalize",
+    ),
+    Entry(
+        "user-response",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_leaf(tree, c, response=_root),
+        {"response": square_root_capper, "over": optclip.LEAF},
+        statics=("response",),
+        response="user",
+    ),
+    Entry(
+        "user-scope",
+        optclip.clip_by,
+        ("threshold", 4.0),
+        _by_both,
+        {"over": TopKeys()},
+        per_leaf=False,
+        scope="user",
+    ),
+    Entry(
+        "user-rule",
+        optclip.clip_by,
+        ("threshold", LargestSoFar()),
+        _half_of_own,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+        slope_at_zero=0.0,
+        scope="tree",
+    ),
+    Entry(
+        "zscore-in-warm-up",
+        optclip.clip_by_global_norm,
+        ("max_norm", optclip.thresholds.zscore(max_norm=2.0)),
+        _to_two,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+        scope="tree",
+    ),
+    Entry(
+        "units",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        _by_unit,
+        {"over": optclip.units()},
+        scope="axes",
+    ),
+    Entry(
+        "band",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        lambda tree, c: oracles.by_leaf(tree, c, response=_into_band),
+        {"response": optclip.responses.band(0.75), "over": optclip.LEAF},
+        statics=("response",),
+        response="band",
+    ),
+    Entry(
+        "proportional",
+        optclip.clip_by_value,
+        ("limit", 0.4375),
+        lambda tree, c: jax.tree.map(lambda x: _proportional(x, c), tree),
+        {"response": "proportional"},
+        scope="element",
+        response="proportional",
+    ),
+    Entry(
+        "ema-in-warm-up",
+        optclip.clip_by_norm,
+        ("max_norm", optclip.thresholds.ema(max_norm=2.0)),
+        _together_to_two,
+        per_leaf=False,
+        takes_flat=True,
+        scalar_threshold=False,
+    ),
+]
+
+# One for each kind of scope, where a contract is about what shares a norm alone.
+BY_SCOPE = list({entry.scope: entry for entry in ENTRIES[::-1]}.values())
+SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
+
+# Public names that are no transformation, and the file that tests each.
+OTHER_NAMES = {
+    "ClipRecord": "test_metrics.py",
+    "ClipState": "test_metrics.py",
+    "SkipRecord": "test_skip.py",
+    "Suggestion": "test_suggest.py",
+    "after": "test_wrappers.py",
+    "ELEMENT": "test_scopes.py",
+    "LEAF": "test_scopes.py",
+    "TREE": "test_scopes.py",
+    "axes": "test_scopes.py",
+    "by_path": "test_masks.py",
+    "functional": "test_functional.py",
+    "groups": "test_scopes.py",
+    "metrics": "test_metrics.py",
+    "norms": "test_norms.py",
+    "plot": "test_plot.py",
+    "recipes": "test_recipes.py",
+    "responses": "test_responses.py",
+    "scopes": "test_scopes.py",
+    "skip": "test_skip.py",
+    "suggest": "test_suggest.py",
+    "summary": "test_summary.py",
+    "thresholds": "test_thresholds.py",
+    "typing": "test_typing.py",
+    "units": "test_units.py",
+    "with_carry": "test_wrappers.py",
+    "with_reset": "test_wrappers.py",
+}
+
+
+def numpy_tree(tree: chex.ArrayTree) -> chex.ArrayTree:
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)

@@ -1,0 +1,1 @@
+"""Programs that are not tests: measurements, pages, and faults put in on purpose."""

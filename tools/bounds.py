@@ -1,0 +1,198 @@
+"""How far clipped norms are above the threshold: 100,000 trees a dtype, and a table.
+
+    python -m tools.bounds           # the worst excess, strict and not
+
+`test_accuracy.py` asserts the same over fewer.
+"""
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip.functional import clip_by_global_norm, clip_by_norm, global_norm
+from tests.support import helpers
+from tools import accuracy
+
+DTYPES = ["float32", "bfloat16", "float16", "complex64", "float64", *helpers.FP8]
+SHAPES = [(5, 8), (24,)]
+SIZE = sum(math.prod(shape) for shape in SHAPES)
+BATCH = 2_500
+
+
+class Batch(NamedTuple):
+    """Many trees, stacked, and a threshold for each."""
+
+    tree: list[jax.Array]
+    threshold: jax.Array
+
+
+class Found(NamedTuple):
+    """What became of a batch, in NumPy: see `judge`."""
+
+    excess: np.ndarray
+    is_normal: np.ndarray
+    clipped: np.ndarray
+
+
+def batches(dtype: str, count: int, p: float) -> Iterator[Batch]:
+    for seed in range(math.ceil(count / BATCH)):
+        rng = np.random.default_rng(seed)
+        tree = _split(jnp.asarray(_values(rng, dtype), dtype))
+        norms = np.asarray(norms_of(tree, p), np.float64)
+        yield Batch(tree, jnp.asarray(_thresholds(rng, norms), real_of(dtype)))
+
+
+def room(dtype: str, p: float) -> float:
+    """What is promised without `strict`: the bound, and the rounding of elements."""
+    bound = 2e-6 if p in (1, 2, math.inf) else 2e-5
+    if dtype == "float64":
+        bound *= 2.0**-29
+    return (1 + bound) * (1 + float(jnp.finfo(dtype).eps) / 2) - 1
+
+
+def real_of(dtype: str) -> str:
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
+    """Rows of every magnitude that the dtype has, of several makes."""
+    info = jnp.finfo(dtype)
+    # complex parts and fp8 included; subnormals are some of them.
+    lowest, highest = info.minexp - info.nmant - 1, info.maxexp - 1
+    if info.maxexp >= jnp.finfo("float32").maxexp:
+        highest -= 7  # A norm above the largest float is not finite.
+    center = rng.integers(lowest, highest, size=(BATCH, 1))
+    # A half of all trees are where gradients are.
+    usual = rng.integers(max(lowest, -24), min(highest, 8), size=(BATCH, 1))
+    center = np.where(rng.random((BATCH, 1)) < 0.5, center, usual)
+    mantissa = rng.normal(size=(BATCH, SIZE))
+    kind = rng.integers(5, size=(BATCH, 1))
+    mantissa = np.where(kind == 1, mantissa[:, :1], mantissa)
+    spread = rng.integers(-12, 1, size=(BATCH, SIZE))
+    mantissa = np.where(kind == 2, np.ldexp(mantissa, spread), mantissa)
+    mantissa = np.where((kind == 3) & (rng.random((BATCH, SIZE)) < 0.9), 0, mantissa)
+    mantissa = np.where(kind == 4, rng.integers(1, 4, size=(BATCH, SIZE)), mantissa)
+    largest = float(np.ldexp(1.0, highest))
+    found = np.clip(np.ldexp(mantissa, center), -largest, largest)
+    if np.issubdtype(jnp.dtype(dtype), np.complexfloating):
+        found = found / 2 + 1j * np.flip(found, axis=1) / 2
+    return found
+
+
+def _thresholds(rng: np.random.Generator, norms: np.ndarray) -> np.ndarray:
+    """At the norm as measured, a few units beside it, far below, nothing, anything."""
+    shares = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
+    near = norms * rng.choice(shares, size=norms.shape)
+    anything = 10.0 ** rng.uniform(-45, 38, size=norms.shape)
+    pick = rng.random(norms.shape)
+    found = np.where(pick < 0.9, near, np.where(pick < 0.98, anything, 0.0))
+    return np.minimum(found, 3e38)
+
+
+def _split(stacked: jax.Array) -> list[jax.Array]:
+    first = math.prod(SHAPES[0])
+    parts = stacked[:, :first], stacked[:, first:]
+    return [p.reshape(BATCH, *s) for p, s in zip(parts, SHAPES, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def norms_of(tree: list[jax.Array], p: float) -> jax.Array:
+    return jax.lax.map(functools.partial(global_norm, ord=p), tree)
+
+
+@functools.partial(jax.jit, static_argnames=("strict", "p"))
+def clipped(batch: Batch, *, strict: bool, p: float = 2.0) -> list[jax.Array]:
+    """Tree by tree, not by vmap: the branch to the second pass stays a branch."""
+
+    def one(single: Batch) -> list[jax.Array]:
+        return clip_by_global_norm(*single, ord=p, strict=strict)[0]
+
+    return jax.lax.map(one, batch)
+
+
+def judge(batch: Batch, out: list[jax.Array], p: float = 2.0) -> Found:
+    """The excess of each true norm over its threshold, relative to it."""
+    limit = np.asarray(batch.threshold, np.longdouble)
+    before, after = _rows(batch.tree), _rows(out)
+    ratio = _norm(after, p) / np.where(limit > 0, limit, 1)
+    excess = np.where(limit > 0, ratio - 1, np.where(_norm(after, p) > 0, np.inf, -1))
+    dtype = batch.tree[0].dtype
+    tiny = float(jnp.finfo(dtype).tiny)
+    wanted = before * (limit / np.maximum(_norm(before, p), 1e-300))[:, None]
+    is_normal = np.all((before == 0) | (wanted >= 2 * tiny), axis=1)
+    # Below, squares that were flushed to zero can be felt.
+    is_normal &= limit > (2.0**-460 if dtype == np.float64 else 2.0**-40)
+    changed = np.any(before != after, axis=1)
+    return Found(excess, is_normal, changed)
+
+
+def _rows(tree: list[jax.Array]) -> np.ndarray:
+    """The moduli, a tree a row, in extended precision (64 bits of mantissa)."""
+    kind = np.clongdouble if jnp.iscomplexobj(tree[0]) else np.longdouble
+    narrow = np.complex128 if jnp.iscomplexobj(tree[0]) else np.float64
+    flat = [np.asarray(x).astype(narrow).reshape(BATCH, -1) for x in tree]
+    return np.abs(np.concatenate(flat, axis=1).astype(kind))
+
+
+def _norm(rows: np.ndarray, p: float) -> np.ndarray:
+    if p == math.inf:
+        return rows.max(axis=1)
+    return np.sum(rows**p, axis=1) ** (1 / np.longdouble(p))
+
+
+def worst(dtype: str, count: int, *, strict: bool, p: float = 2.0) -> Any:
+    """The largest excess (of outputs in the normal range, if not strict) and counts."""
+    largest, num_clipped, num_above = -math.inf, 0, 0
+    for batch in batches(dtype, count, p):
+        found = judge(batch, clipped(batch, strict=strict, p=p), p)
+        seen = found.clipped if strict else found.is_normal & found.clipped
+        if strict:
+            num_above += int(np.sum(found.excess > 0))
+            seen = np.ones_like(found.clipped)
+        num_clipped += int(np.sum(found.clipped))
+        largest = max(largest, float(np.max(found.excess, where=seen, initial=-1)))
+    return largest, num_above, num_clipped
+
+
+def worst_of_slices(name: str, p: float) -> float:
+    """The largest excess, with `strict`, of slices made to be rounded one way."""
+    x, axis = accuracy.slices(name)
+    clip = jax.jit(functools.partial(clip_by_norm, axis=axis, ord=p, strict=True))
+    measured = accuracy.measured_along(axis, p)(x)
+    worst = -math.inf
+    # At the measured norm too, where an error of it would go unnoticed by the clip.
+    for limit in (measured, 0.7 * measured):
+        out = clip(x, limit)
+        ratio = accuracy.norms_along(out, axis, p) / np.asarray(limit)
+        worst = max(worst, float(np.max(ratio)) - 1)
+    return worst
+
+
+def main() -> int:
+    failed = False
+    print("dtype                  p  strict: above/trees   not strict: excess in eps")
+    for p, dtype in itertools.product((2.0, 1.0, math.inf, 3.0), DTYPES):
+        count = 100_000 if p == 2 else 20_000
+        with jax.enable_x64(dtype == "float64"):
+            _, above, cut = worst(dtype, count, strict=True, p=p)
+            excess, _, _ = worst(dtype, count // 4, strict=False, p=p)
+        eps = float(jnp.finfo(dtype).eps)
+        shown = f"{above}/{count} ({cut} clipped)  {excess / eps:.3f}"
+        print(f"{dtype:20} {p:3g}  {shown}", flush=True)
+        failed |= above > 0 or excess > room(dtype, p)
+    for name, p in itertools.product(accuracy.SLICES, (1.0, 2.0)):
+        excess = worst_of_slices(name, p)
+        print(f"slices, {name:12} {p:3g}  strict: {excess:.3g}", flush=True)
+        failed |= excess > 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The rows as a table of a page: every side is run, and what came out is shown."""
+
+import contextlib
+import io
+import pathlib
+import re
+
+import optax
+
+from tools.comparison import show
+from tools.comparison.rows import ROWS, Row
+from tools.comparison.sides import Side, eager
+
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "comparison.md"
+MARKED = re.compile(
+    r"(?<=<!-- incumbents -->\n).*?(?=<!-- end of incumbents -->)", re.DOTALL
+)
+
+
+def observed(row: Row, side: Side) -> str:
+    """What a side of a row gives, in a few characters; an error is its class."""
+    try:
+        # Under jax.debug_nans jax prints that it found one.
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = row.show(side(eager))
+        return show.text(found)
+    except Exception as error:
+        return type(error).__name__
+
+
+def made() -> str:
+    """The table of a run."""
+    head = f"| # | input | optax {optax.__version__} | optclip |\n|---|---|---|---|\n"
+    return head + "".join(_line(row) for row in ROWS if row.on_page)
+
+
+def kept() -> str:
+    """The table on the page."""
+    (found,) = MARKED.findall(PATH.read_text())
+    return found
+
+
+def written(page: str) -> str:
+    """The page with the table of a run."""
+    table = made()
+    return MARKED.sub(lambda match: table, page)
+
+
+def _line(row: Row) -> str:
+    theirs, ours = observed(row, row.theirs), observed(row, row.ours)
+    note = f" ({row.note})" if row.note else ""
+    return f"| {row.number} | {row.text} | `{theirs}` | `{ours}`{note} |\n"
+
+
+def optax_version(text: str) -> str:
+    """The version that a table names."""
+    return re.search(r"\| optax (\S+) \|", text).group(1)
+
+
+def without_optax(text: str) -> list[str]:
+    """A table short of the column that depends on the version of optax."""
+    column = re.compile(r"^(\|(?:[^|]*\|){2})[^|]*\|")
+    return [column.sub(r"\1", line) for line in text.splitlines()]

@@ -1,0 +1,324 @@
+"""Faults put into optclip one by one: does a test notice each?
+
+    python -m tools.mutation                    # all modules, an hour or two on 2 cores
+    python -m tools.mutation _arithmetic norms  # some
+
+Cosmic-ray makes the mutants, each in a copy of the checkout. A mutant that no test
+notices is printed with its line, or counted with the reason in `EQUIVALENT`.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import queue
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+GOAL = 0.95
+
+API = "registry::test_the_public_api_is_as_written"
+
+# Which tests are to notice a fault in which module, the quickest first.
+TESTS = {
+    "norms/_norm": "norms bad_input sparse",
+    "norms/_measure": "norms bad_input sparse sharding mapped::test_untyped_must_be_told",
+    "responses/_norms": "responses derivatives_edges",
+    "responses/_resolve": "responses bad_answers stop_gradient",
+    "functional/_lift": "functional bad_input",
+    "functional/_leaf_norms": "functional bad_input masks",
+    "functional/_tree_norms": "functional bad_input masks",
+    "functional/_values": "registry functional bad_input masks",
+    "transforms/_named": "registry bad_input thresholds metrics values",
+    "_arrays/_numerics": "norms accuracy::test_norms_of_every_size derivatives_edges",
+    "norms/_sums": "norms accuracy::test_norms_of_every_size compiled sharding",
+    "_clip/_scale": "functional responses nonfinite sparse norms derivatives_edges"
+    " values",
+    "norms/_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges",
+    "norms/_totals": "many_leaves norms sharding",
+    "_arrays/_xla": "many_leaves batching compiled accuracy::test_norms_of_every_size norms",
+    "_clip/_elements": "functional sparse nonfinite derivatives_edges",
+    "_clip/_clip": "functional masks sparse nonfinite bad_input scopes nonfinite_cells"
+    " mapped_refused mapped::test_untyped_must_be_told methods::test_aggc"
+    " accuracy::test_strict_is_never_above",
+    "_clip/_layout": "masks scopes sparse",
+    "transforms/_clip_by": "thresholds metrics masks bad_answers scopes",
+    "_arrays/_sparse": "sparse scopes nonfinite",
+    "_clip/_nonfinite": "nonfinite sparse",
+    "_arrays/_axis_names": "mapped mapped_refused sharding",
+    "_arrays/_placement": "sharding mapped",
+    "_arrays/_leaves": "leaf_kinds sparse masks leaves",
+    "_arrays/_collectives": "sharding mapped collectives",
+    "transforms/_state": "metrics summary thresholds",
+    "_arrays/_batching": "batching mapped compiled",
+    "thresholds/_memory": "thresholds learned::test_state_is_small bad_answers sharding",
+    "monitor/_metrics": "metrics summary skip",
+    "monitor/_summary": "summary bad_input::test_the_right_calls_are_right",
+    "monitor/_suggest": "suggest bad_input::test_the_right_calls_are_right",
+    "_arrays/_prefix": "masks functional bad_answers scopes",
+    "_arrays/_validate": "bad_input",
+    "plot/_history": "plot bad_input::test_refused_in_words",
+    "plot/_style": "plot",
+    "plot/_rate": "plot",
+    "plot/_norms": "plot",
+    "plot/_distribution": "plot",
+    "plot/_heatmap": "plot",
+    "plot/_runs": "plot",
+    "scopes/_scope": "scopes bad_answers",
+    "scopes/_axes": "units scopes learned::test_relative_to_params",
+    "scopes/_groups": "scopes bad_answers masks",
+    "responses/_band": f"{API} responses methods::test_aggc bad_input",
+    "responses/_elements": f"{API} responses",
+    "thresholds/_rule": "rule_edges thresholds bad_answers bad_input",
+    "thresholds/_window": f"{API} rule_edges learned::test_against_the_paper"
+    " learned::test_lengths_that_would_never_clip_are_refused"
+    " learned::test_nothing_bad_is_remembered learned::test_huge_and_tiny_norms"
+    " fuzz_histories::test_history[autoclip] fuzz_histories::test_history[levanter]"
+    " bad_answers bad_input",
+    "thresholds/_ema": f"{API} rule_edges methods::test_olmo_ratio"
+    " methods::test_axlearn_skip learned::test_adagc_clips_all_alike_in_its_warm_up"
+    " learned::test_adagc_against_the_paper learned::test_nothing_bad_is_remembered"
+    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[ema]"
+    " bad_input mapped::test_untyped_and_in_common",
+    "thresholds/_zscore": f"{API} rule_edges"
+    " learned::test_norms_without_deviation_and_without_eps"
+    " learned::test_against_the_paper learned::test_nothing_bad_is_remembered"
+    " fuzz_histories::test_history[zclip] fuzz_histories::test_history[percentile]"
+    " bad_input",
+    "thresholds/_mean_over_rms": f"{API} rule_edges methods::test_stable_spam_whole"
+    " learned::test_nothing_bad_is_remembered"
+    " fuzz_histories::test_history[stable_spam-leaves] bad_input",
+    "thresholds/_elements": f"{API} rule_edges methods::test_spam"
+    " methods::test_stable_spam_elements methods::test_acclip"
+    " learned::test_the_derivative_of_a_moment_at_zero"
+    " learned::test_nothing_bad_is_remembered"
+    " fuzz_histories::test_history[spam] fuzz_histories::test_history[acclip]"
+    " bad_input",
+    "thresholds/_relative": f"{API} learned::test_relative_to_params"
+    " learned::test_parameters_are_asked_for methods::test_clippy bad_input",
+    "thresholds/_before": "wrappers"
+    " learned::test_a_rule_of_gradients_in_a_tree_without_leaves"
+    " methods::test_stable_adamw",
+    "thresholds/_running": "rule_edges learned::test_a_traced_decay_without_bias"
+    " learned::test_against_the_paper methods::test_olmo_ratio",
+    "wrappers/_after": "wrappers methods::test_stable_adamw",
+    "wrappers/_carry": "wrappers methods::test_uclip",
+    "wrappers/_reset": f"{API} wrappers methods::test_spam bad_input",
+    "wrappers/_skip": f"{API} skip bad_answers mapped::test_untyped_and_in_common"
+    " mapped_refused::test_a_loss_that_differs_by_device bad_input",
+    "recipes/_plain": f"{API} recipe_edges methods::test_auto_s methods::test_sclip"
+    " methods::test_uclip recipes::test_it_says_what_and_whence bad_input",
+    "recipes/_adaptive": f"{API} learned::test_against_the_paper"
+    " learned::test_relative_to_params learned::test_adagc_against_the_paper"
+    " methods::test_olmo_ratio units recipes bad_input",
+    "recipes/_by_part": f"{API} recipe_edges learned::test_adagc_against_the_paper"
+    " methods::test_olmo_ratio methods::test_aggc"
+    " recipes::test_modules_of_aggc_have_no_numbers"
+    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[aggc]"
+    " bad_input",
+    "recipes/_optimizers": f"{API} recipe_edges methods::test_spam"
+    " methods::test_stable_spam_elements methods::test_stable_spam_leaves"
+    " methods::test_stable_spam_whole methods::test_acclip bad_input",
+    "recipes/_steps": f"{API} recipe_edges methods::test_stable_adamw"
+    " methods::test_clippy methods::test_clippy_holds_what_may_not_move"
+    " recipes::test_no_decay_needs_no_parameters"
+    " recipes::test_whole_numbers_pass_clippy bad_input",
+    "recipes/_skips": f"{API} recipe_edges methods::test_olmo_skip methods::test_axlearn_skip"
+    " methods::test_megatron_skip recipes bad_input",
+}
+
+# One or two changes of each kind: eleven for every plus sign tell no more.
+BINARY = "Add_Sub|Sub_Add|Mul_Div|Div_Mul|Pow_Mul|BitAnd_BitOr|BitOr_BitAnd"
+COMPARISON = (
+    "Lt_LtE|Lt_Gt|LtE_Lt|LtE_Gt|Gt_GtE|Gt_Lt|GtE_Gt|GtE_Lt"
+    "|Eq_NotEq|NotEq_Eq|Is_IsNot|IsNot_Is"
+)
+UNARY = "Delete_|USub_UAdd"
+SKIPPED = [
+    f"core/ReplaceBinaryOperator_(?!({BINARY})$)",
+    f"core/ReplaceComparisonOperator_(?!({COMPARISON})$)",
+    f"core/ReplaceUnaryOperator_(?!({UNARY}))",
+    "core/ExceptionReplacer",
+]
+
+# A part of the changed line, and why the mutant does the same as the original.
+EQUIVALENT = {
+    r"\+.*strict=False\)": "zip's strict guards against our own slips only",
+    r"\+ +return clip.measure.*measured\[ ?-1\]": "there is one block",
+    r"\+ +return known\[ ?-1\]": "there is one",
+    r"\+ +squares = \(known \*": "shares are those of any multiple",
+    r"\+ +if self\.warmup (>= 0|> ?-1):": "all steps are past a warm-up of none",
+    r"\+.*where\(number == 0, jnp": "x / x is 1 on a CPU",
+    r"\+.*jnp\.minimum\(taken, 2\)": "no rounding on a CPU takes it above 1",
+    r"\+.*arange\(-1, self\.window\)\.clip\( 1\)": "of one norm it is that norm",
+    r"\+ +last = jnp\.maximum\(count - 1, 1\)": "of one norm it is that norm",
+    r"\+.*low \+ 1, jnp\.maximum\(count - 1, -1\)": "of no norm it is inf",
+    r"\+.*placed_as\(x, ring\[ 1\]\)": "all places lie on the same devices",
+    r"\+ +positive = jnp\.where\(score >= z": "at z both branches say the same",
+    r"\+ +largest = .*max / [13]": "one very large number is as good as another",
+    r"\+ +if x\.dtype != like\.dtype and not": "the other order says the same, later",
+    r"\+.*select\(added <= 0": "0 is 0 either way",
+    r"\+.*\(bits - 0\) - 1, whole": "zero has two signs",
+    r"-@functools\.partial\(jax\.jit": "not compiled it says the same",
+    r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
+}
+
+
+class Mutant(NamedTuple):
+    module: str
+    line: int
+    operator: str
+    outcome: str
+    diff: str
+
+    @property
+    def reason(self) -> str | None:
+        reasons = EQUIVALENT.items()
+        found = (why for part, why in reasons if re.search(part, self.diff))
+        return next(found, None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("modules", nargs="*", help="as in TESTS; all if none")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--every", type=int, default=1, help="take each n-th mutant")
+    options = parser.parse_args()
+    modules = options.modules or list(TESTS)
+    copies: queue.Queue[pathlib.Path] = queue.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(options.workers):
+            copies.put(_copy(pathlib.Path(folder) / str(i)))
+
+        def run(module: str) -> list[Mutant]:
+            copy = copies.get()
+            try:
+                return _mutate(module, copy, options.every)
+            finally:
+                copies.put(copy)
+
+        with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+            mutants = [m for found in pool.map(run, modules) for m in found]
+    return _report(mutants)
+
+
+def _copy(target: pathlib.Path) -> pathlib.Path:
+    kept_back = (".git", ".venv*", ".nox", ".hypothesis", ".coverage", "__pycache__")
+    ignored = shutil.ignore_patterns(*kept_back)
+    shutil.copytree(ROOT, target, ignore=ignored)
+    return target
+
+
+def _mutate(module: str, copy: pathlib.Path, every: int) -> list[Mutant]:
+    files = " ".join(_file(name) for name in TESTS[module].split())
+    # -I and the like would find the installed package: here the copy must be first.
+    test = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {files}"
+    # Tests that fail without a fault would seem to notice every one.
+    begun = time.monotonic()
+    subprocess.run(shlex.split(test), cwd=copy, check=True)
+    # Cosmic-ray counts what is cut off as noticed: only an endless loop may be.
+    patience = 60 + 5 * (time.monotonic() - begun)
+    name = module.replace("/", "-")
+    config = copy / f"{name}.toml"
+    config.write_text(
+        "[cosmic-ray]\n"
+        f'module-path = "optclip/{module}.py"\n'
+        f"timeout = {patience:.1f}\n"
+        "excluded-modules = []\n"
+        f'test-command = "{test}"\n'
+        "[cosmic-ray.distributor]\n"
+        'name = "local"\n'
+        "[cosmic-ray.filters.operators-filter]\n"
+        f"exclude-operators = {json.dumps(SKIPPED)}\n"
+    )
+    session = f"{name}.sqlite"
+    tool = [sys.executable, "-m", "cosmic_ray.cli"]
+    skip = [sys.executable, "-m", "cosmic_ray.tools.filters.operators_filter"]
+    subprocess.run([*tool, "init", config.name, session], cwd=copy, check=True)
+    subprocess.run([*skip, session, config.name], cwd=copy, check=True)
+    _skip_but_every(every, copy / session)
+    subprocess.run([*tool, "exec", config.name, session], cwd=copy, check=True)
+    dump = subprocess.check_output([*tool, "dump", session], cwd=copy, text=True)
+    found = [_parsed(module, line) for line in dump.splitlines()]
+    mutants = [mutant for mutant in found if mutant]
+    killed = sum(mutant.outcome != "survived" for mutant in mutants)
+    late = sum(mutant.outcome == "timeout" for mutant in mutants)
+    print(
+        f"{module}: {killed} of {len(mutants)} noticed"
+        f" ({late} by running over {patience:.0f} s)",
+        flush=True,
+    )
+    return mutants
+
+
+def _skip_but_every(every: int, session: pathlib.Path) -> None:
+    """Mark as skipped all but each `every`-th mutant."""
+    # Here, because only those who run the proofs have it installed.
+    from cosmic_ray.work_db import WorkDB, use_db
+    from cosmic_ray.work_item import WorkerOutcome, WorkResult
+
+    with use_db(session, WorkDB.Mode.open) as db:
+        for i, item in enumerate(sorted(db.pending_work_items, key=_place)):
+            if i % every:
+                skipped = WorkResult(worker_outcome=WorkerOutcome.SKIPPED)
+                db.set_result(item.job_id, skipped)
+
+
+def _place(item: Any) -> Any:
+    (mutation,) = item.mutations
+    return mutation.start_pos, mutation.operator_name, mutation.occurrence
+
+
+def _file(name: str) -> str:
+    file, _, test = name.partition("::")
+    (path,) = ROOT.glob(f"tests/**/test_{file}.py")
+    return str(path.relative_to(ROOT)) + (f"::{test}" if test else "")
+
+
+def _parsed(module: str, line: str) -> Mutant | None:
+    item, result = json.loads(line)
+    if result is None or result["worker_outcome"] == "skipped":
+        return None
+    (mutation,) = item["mutations"]
+    outcome = str(result["test_outcome"]).lower()
+    if result["output"] == "timeout":
+        outcome = "timeout"
+    diff = result["diff"] or ""
+    if _is_annotation(diff):
+        return None
+    start = mutation["start_pos"][0]
+    return Mutant(module, start, mutation["operator_name"], outcome, diff)
+
+
+def _is_annotation(diff: str) -> bool:
+    """`X | None` in a signature or `*,` there: no fault in what is computed."""
+    gone = [line[1:] for line in diff.splitlines() if re.match(r"-(?!--)", line)]
+    return any(re.search(r"\|\s*(None|Callable)|^\s*\*,|: \w+ \| \w+", x) for x in gone)
+
+
+def _report(mutants: list[Mutant]) -> int:
+    survived = [m for m in mutants if m.outcome == "survived"]
+    same = [m for m in survived if m.reason]
+    counted = len(mutants) - len(same)
+    for mutant in survived:
+        changed = [x for x in mutant.diff.splitlines() if re.match(r"[-+](?![-+])", x)]
+        print(f"\n{mutant.module}:{mutant.line} {mutant.operator}")
+        print("\n".join(changed), f"\n  = {mutant.reason}" if mutant.reason else "")
+    score = 1 - (len(survived) - len(same)) / max(counted, 1)
+    print(
+        f"\n{len(mutants)} mutants, {len(same)} of them equivalent;"
+        f" {score:.1%} of the others noticed (goal {GOAL:.0%})"
+    )
+    return int(score < GOAL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
