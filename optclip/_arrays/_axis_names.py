@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree
 
 Axes = tuple[Hashable, ...]
 _WANTED = (
@@ -27,7 +28,7 @@ _MAPPED = (
 )
 
 
-def check(axis_name: Any, *, by_leaf: bool = True) -> None:
+def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
     """Raise unless this may name mapped axes, as in `jax.lax.psum`, by leaf or not."""
     if callable(axis_name) and by_leaf:
         return
@@ -39,7 +40,7 @@ def check(axis_name: Any, *, by_leaf: bool = True) -> None:
             raise ValueError(f"`axis_name` must name each axis once, got {own}.")
 
 
-def by_leaf(axis_name: Any, tree: Any) -> list[Any]:
+def by_leaf(axis_name: AxisName | None, tree: PyTree) -> list[Any]:
     """What is declared of each leaf of `tree`, in order."""
     declared = axis_name
     if callable(declared):
@@ -80,7 +81,7 @@ def check_all_known() -> None:
         )
 
 
-def split_axes(x: jax.Array, declared: Any = None) -> Axes:
+def split_axes(x: jax.Array, declared: AxisName | None = None) -> Axes:
     """The mapped axes that `x` is split over.
 
     Inside `jax.shard_map` an array's type names the mesh axes it varies over; one that
@@ -100,7 +101,7 @@ def split_axes_of_slices(
     x: jax.Array,
     shape: tuple[int, ...],
     axis: tuple[int, ...] | None,
-    declared: Any = None,
+    declared: AxisName | None = None,
 ) -> Axes:
     """The mapped axes that slices are split over, of a leaf with the numbers `x`.
 
@@ -134,10 +135,10 @@ def split_axes_of_slices(
 class Declared:
     """What is declared of one array, None for nothing: a pytree without leaves."""
 
-    axis_name: Any = None
+    axis_name: AxisName | None = None
 
 
-def declared_across_slices(axis: tuple[int, ...], declared: Any) -> Any:
+def declared_across_slices(axis: tuple[int, ...], declared: AxisName | None) -> Any:
     """What is declared of an array with one value a slice; None for nothing."""
     if isinstance(declared, PartitionSpec):
         return _dims(declared, [a for a in range(len(declared)) if a not in axis])
@@ -152,7 +153,7 @@ def axes_size(axes: Axes) -> int:
     return size
 
 
-def check_reduced(path: Any, leaf: Any) -> None:
+def check_reduced(path: KeyPath, leaf: Leaf) -> None:
     """Raise if a leaf is still to be summed over devices."""
     # By type alone: a NumPy leaf is not to be copied for it.
     kind = jax.typeof(leaf)
@@ -192,7 +193,7 @@ def _apart(value: Any, other: jax.Array) -> Axes:
     return tuple(sorted(_varying(value) - _varying(other), key=str))
 
 
-def _is_one(declared: Any) -> bool:
+def _is_one(declared: AxisName | None) -> bool:
     """Whether this is for a leaf, not a tree of such."""
     if declared is None or isinstance(declared, PartitionSpec):
         return True

@@ -16,6 +16,7 @@ from jax import lax
 from jax.core import Tracer
 
 from optclip._arrays import _xla
+from optclip._arrays._types import PyTree
 
 # Fewer numbers are computed with one by one: to stack them and look them up again takes
 # more operations than that.
@@ -133,7 +134,7 @@ class Batched:
 
 
 def each(
-    function: Callable[..., Any], tree: Any, *rest: Any, as_slices: bool = True
+    function: Callable[..., Any], tree: PyTree, *rest: Any, as_slices: bool = True
 ) -> Any:
     """`jax.tree.map`, of numbers alike at once: `function` may see tracers of vmap.
 

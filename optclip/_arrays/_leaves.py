@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _validate
+from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree
 
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
@@ -21,11 +22,11 @@ _REMOVE = "Remove it, or keep it out of the tree with optax.masked or equinox.fi
 class Flat:
     """A pytree taken apart, BCOO leaves whole."""
 
-    paths: list[Any]
-    leaves: list[Any]
+    paths: list[KeyPath]
+    leaves: list[Leaf]
     treedef: Any
 
-    def rebuild(self, leaves: list[Any]) -> Any:
+    def rebuild(self, leaves: list[Leaf]) -> Any:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def clippable(self) -> list[bool]:
@@ -41,8 +42,8 @@ class Wrapped:
     matrix whose data the leaf is.
     """
 
-    leaf: Any
-    axis_name: Any = None
+    leaf: Leaf
+    axis_name: AxisName | None = None
     matrix: Any = None
 
     @property
@@ -62,45 +63,45 @@ class Wrapped:
         return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
 
 
-def wrap(leaf: Any, axis_name: Any = None, matrix: Any = None) -> Any:
+def wrap(leaf: Leaf, axis_name: AxisName | None = None, matrix: Any = None) -> Any:
     plain = axis_name is None and matrix is None
     return leaf if plain else Wrapped(leaf, axis_name, matrix)
 
 
-def unwrap(leaf: Any) -> Any:
+def unwrap(leaf: Leaf) -> Any:
     return leaf.leaf if isinstance(leaf, Wrapped) else leaf
 
 
-def axis_name_of(leaf: Any) -> Any:
+def axis_name_of(leaf: Leaf) -> Any:
     return leaf.axis_name if isinstance(leaf, Wrapped) else None
 
 
-def shape_of(leaf: Any) -> tuple[int, ...]:
+def shape_of(leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if isinstance(leaf, Wrapped) else jnp.shape(leaf)
 
 
-def matrix_of(leaf: Any) -> Any:
+def matrix_of(leaf: Leaf) -> Any:
     return leaf.matrix if isinstance(leaf, Wrapped) else None
 
 
-def is_sparse(leaf: Any) -> bool:
+def is_sparse(leaf: Leaf) -> bool:
     """Whether a leaf is a BCOO matrix."""
     # Who has one has imported this, which takes longer than all of optclip.
     sparse = sys.modules.get("jax.experimental.sparse")
     return sparse is not None and isinstance(leaf, getattr(sparse, "BCOO", ()))
 
 
-def flatten(tree: Any) -> Flat:
+def flatten(tree: PyTree) -> Flat:
     pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_sparse)
     return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], treedef)
 
 
-def path_str(path: Any) -> str:
+def path_str(path: KeyPath) -> str:
     """The path of a leaf as a person would type it, ``encoder/0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def is_clippable(path: Any, leaf: Any) -> bool:
+def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     """Whether a leaf is clipped; integers, bools, float0 and PRNG keys pass through.
 
     Raises:
@@ -136,16 +137,16 @@ def is_floating(x: Any) -> bool:
     return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
 
 
-def are_floating(tree: Any) -> Any:
+def are_floating(tree: PyTree) -> Any:
     """A mask for optimizers of optax, which make floats of whole numbers."""
     return jax.tree.map(is_floating, tree)
 
 
-def _at(path: Any) -> str:
+def _at(path: KeyPath) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 
 
-def _check_batches(path: Any, mat: Any) -> None:
+def _check_batches(path: KeyPath, mat: Any) -> None:
     """Raise if one stored batch stands for several: they could be clipped apart."""
     batch = mat.shape[: mat.n_batch]
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
@@ -157,7 +158,7 @@ def _check_batches(path: Any, mat: Any) -> None:
         )
 
 
-def values(leaf: Any) -> jax.Array:
+def values(leaf: Leaf) -> jax.Array:
     """The numbers of a leaf as one array: a BCOO leaf's data, a scalar's array."""
     return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
 
@@ -190,7 +191,7 @@ def widen(x: jax.Array, real: Any = None) -> jax.Array:
     return x.astype(real)
 
 
-def is_narrow(leaf: Any) -> bool:
+def is_narrow(leaf: Leaf) -> bool:
     """Whether `widen` changes the dtype of a leaf."""
     return leaf.dtype.itemsize < 4 if hasattr(leaf, "dtype") else False
 

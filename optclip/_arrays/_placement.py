@@ -12,8 +12,10 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from optclip._arrays._types import PyTree
 
-def zeros(norm: jax.ShapeDtypeStruct, tree: Any) -> jax.Array:
+
+def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
     """Zeros for a norm of `tree`, of the type that the norm has on a mesh."""
     if norm.manual_axis_type is not None and norm.manual_axis_type.varying:
         axes = tuple(sorted(norm.manual_axis_type.varying, key=str))
@@ -28,7 +30,7 @@ def zeros(norm: jax.ShapeDtypeStruct, tree: Any) -> jax.Array:
     return jnp.zeros(norm.shape, norm.dtype, out_sharding=place)
 
 
-def _concrete(place: Any, tree: Any) -> Any:
+def _concrete(place: Any, tree: PyTree) -> Any:
     """The same on the devices of `tree`; None if that is traced and does not tell."""
     for x in jax.tree.leaves(tree):
         own = None if isinstance(x, Tracer) else getattr(x, "sharding", None)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _leaves, _validate
+from optclip._arrays._types import KeyPath, PyTree
 
 _CALLED_ONCE = (
     "It is called once, with the whole tree. Wrap a function of the path of each leaf"
@@ -40,7 +41,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         "function", function, Callable, "a function of a path such as 'encoder/kernel'"
     )
 
-    def describe(tree: Any) -> Any:
+    def describe(tree: PyTree) -> Any:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
@@ -57,7 +58,10 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def spread_prefix(
-    name: str, prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
+    name: str,
+    prefix: PyTree,
+    tree: PyTree,
+    is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
     """`prefix` with one value for each leaf of `tree`.
 
@@ -75,7 +79,7 @@ def spread_prefix(
     )
 
 
-def described(name: str, description: Any, tree: Any) -> Any:
+def described(name: str, description: Any, tree: PyTree) -> Any:
     """A description of `tree`: itself, or what a function of the tree returns.
 
     Raises:
@@ -103,7 +107,7 @@ def described(name: str, description: Any, tree: Any) -> Any:
 def map_prefix(
     name: str,
     function: Callable[..., Any],
-    prefix: Any,
+    prefix: PyTree,
     *trees: Any,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
@@ -121,7 +125,7 @@ def map_prefix(
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
 
 
-def _remedy(tree: Any) -> str:
+def _remedy(tree: PyTree) -> str:
     if jax.tree_util.all_leaves([tree]):
         return (
             "There is one norm here: give one number. For more clip by leaf, as"
@@ -130,7 +134,7 @@ def _remedy(tree: Any) -> str:
     return "Give one value, or a tree that ends at or above the same leaves."
 
 
-def _differences(prefix: Any, tree: Any, is_leaf: Any) -> str:
+def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
     """Which entries of `tree` a would-be prefix of it lacks, which it has too many."""
     given = [p for p, _ in jax.tree.leaves_with_path(prefix, is_leaf=is_leaf)]
     there = _leaves.flatten(tree).paths
@@ -142,7 +146,7 @@ def _differences(prefix: Any, tree: Any, is_leaf: Any) -> str:
     )
 
 
-def _listed(paths: list[Any]) -> str:
+def _listed(paths: list[KeyPath]) -> str:
     shown = [f"'{_leaves.path_str(path)}'" for path in paths[:5]]
     return ", ".join(shown + ["..."] * (len(paths) > 5))
 
@@ -166,7 +170,7 @@ def _as_float(value: Any) -> Any:
     return float(value) if isinstance(value, int) else value
 
 
-def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
+def spread_mask(name: str, mask: Any, tree: PyTree) -> list[bool]:
     """One bool for each leaf of `tree`, in order; None means all."""
     flat = _leaves.flatten(tree)
     if mask is None:
@@ -188,7 +192,7 @@ def spread_mask(name: str, mask: Any, tree: Any) -> list[bool]:
     return [bool(value) for value in spread]
 
 
-def lookup(values: Any, tree: Any) -> Any:
+def lookup(values: Any, tree: PyTree) -> Any:
     """A tree like `tree` of what `values` holds at the same paths, None for nothing."""
     flat = _leaves.flatten(values)
     at = dict(zip(flat.paths, flat.leaves, strict=True))

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _placement
+from optclip._arrays._types import AxisName, Leaf
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
 
-def unwrapped(leaf: Any, axis_name: Any = None) -> Any:
+def unwrapped(leaf: Leaf, axis_name: AxisName | None = None) -> Any:
     """A leaf as a clip has it: of a BCOO matrix its data, duplicates summed."""
     if not _leaves.is_sparse(leaf):
         return _leaves.wrap(leaf, axis_name)

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 PyTree = Any
+Leaf = Any  # An array, a number or a BCOO matrix.
+KeyPath = tuple[Any, ...]
 Number = int | float | jax.Array | np.ndarray | np.number
 NumberOrSchedule = Number | Callable[[jax.Array], Any]
 Mask = Callable[[PyTree], PyTree] | PyTree

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optclip._arrays._types import PyTree
+
 _LARGEST = float(np.finfo(np.float64).max)
 # Steps are counted in int32.
 _LARGEST_COUNT = 2**31 - 1
@@ -56,7 +58,7 @@ def not_none(name: str, threshold: Any) -> None:
         raise TypeError(must_be(name, wanted, None, advice))
 
 
-def params_given(params: Any) -> None:
+def params_given(params: PyTree) -> None:
     """Raise if `update` lacks the parameters that a threshold goes by."""
     if params is None:
         wanted = "the parameters, which the threshold is a fraction of"

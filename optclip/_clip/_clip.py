@@ -24,6 +24,7 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._batching import Batched
+from optclip._arrays._types import AxisName, PyTree
 from optclip._clip import _nonfinite, _scale
 from optclip._clip._layout import Layout, layout_of
 from optclip.norms import Block, Norm, _measure
@@ -63,7 +64,7 @@ class Clip(abc.ABC):
     nonfinite: str = "propagate"
     norm_mask: Any = None
     clip_mask: Any = None
-    axis_name: Any = None
+    axis_name: AxisName | None = None
 
     @abc.abstractmethod
     def fit(self, name: str, values: list[Any], measured: Batched) -> Any:
@@ -102,7 +103,7 @@ class Clip(abc.ABC):
             return self
         return dataclasses.replace(self, axis_name=())
 
-    def layout(self, tree: Any) -> Layout:
+    def layout(self, tree: PyTree) -> Layout:
         """Which leaves are measured, which are scaled, and by whose norm."""
         masks = self.norm_mask, self.clip_mask
         return layout_of(self.scope, tree, *masks, self.axis_name)
@@ -158,7 +159,7 @@ class Clip(abc.ABC):
         asked = zip(measured.entries(), limits.entries(), strict=True)
         return measured.with_entries([self.respond(m, c) for m, c in asked])
 
-    def keep(self, tree: Any, thresholds: Any) -> Any:
+    def keep(self, tree: PyTree, thresholds: PyTree) -> Any:
         """The norms that the response would leave of those of a tree."""
         leaves, treedef = jax.tree.flatten(tree)
         measured = Batched(leaves)

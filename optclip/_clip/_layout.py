@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 
 from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
+from optclip._arrays._types import AxisName, Leaf, PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import Scope, blocks_of, owners_of
 
@@ -17,7 +18,7 @@ class Layout(NamedTuple):
     """
 
     flat: _leaves.Flat
-    leaves: list[Any]
+    leaves: list[Leaf]
     arrays: list[Any]
     matrices: dict[int, Any]
     blocks: list[Block]
@@ -29,7 +30,7 @@ class Layout(NamedTuple):
         """One value a block, in the structure of the scope."""
         return jax.tree.unflatten(self.treedef, values)
 
-    def entries(self, tree: Any) -> list[Any]:
+    def entries(self, tree: PyTree) -> list[Any]:
         """The values of a tree of that structure, one a block."""
         return self.treedef.flatten_up_to(tree)
 
@@ -47,7 +48,11 @@ class Layout(NamedTuple):
 
 
 def layout_of(
-    scope: Scope, tree: Any, norm_mask: Any, clip_mask: Any, axis_name: Any
+    scope: Scope,
+    tree: PyTree,
+    norm_mask: Any,
+    clip_mask: Any,
+    axis_name: AxisName | None,
 ) -> Layout:
     """Which leaves are measured, which are scaled, and by whose norm."""
     flat = _leaves.flatten(tree)
@@ -91,5 +96,5 @@ def _each_its_own(shown: list[Any]) -> list[Any]:
     return out
 
 
-def _where(mask: list[bool], leaves: list[Any]) -> list[Any]:
+def _where(mask: list[bool], leaves: list[Leaf]) -> list[Any]:
     return [x if m else None for m, x in zip(mask, leaves, strict=True)]

@@ -6,13 +6,12 @@ drop        non-finite entries become zero, the rest is measured and clipped as 
 raise       as propagate, and an error under `jax.experimental.checkify`
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
 from optclip._arrays import _leaves
+from optclip._arrays._types import KeyPath
 
 POLICIES = ("propagate", "zero", "drop", "raise")
 
@@ -27,7 +26,7 @@ def flags(x: jax.Array) -> jax.Array:
     return (~jnp.isfinite(x)).astype(jnp.float32)
 
 
-def check(paths: list[Any], arrays: list[jax.Array]) -> None:
+def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
     """Under checkify, an error that names each leaf with a non-finite entry."""
     for path, x in zip(paths, arrays, strict=True):
         # A debug check is inert outside checkify; a plain one would break jit.

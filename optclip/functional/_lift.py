@@ -6,12 +6,13 @@ import jax
 
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
+from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
 
 
 def run(
     clip: Clip,
-    tree: Any,
+    tree: PyTree,
     name: str,
     threshold: Any,
     known: Batched | None = None,

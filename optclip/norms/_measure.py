@@ -13,7 +13,7 @@ import numpy as np
 
 from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import AxisName
+from optclip._arrays._types import AxisName, Leaf
 from optclip.norms import _roots, _totals
 from optclip.norms._norm import L2, Block, Norm, check_norm
 
@@ -117,7 +117,7 @@ def _refuse_to_count(split: tuple[Any, ...]) -> None:
     )
 
 
-def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
+def _check(blocks: Any, norm: Any, axis_name: AxisName | None) -> None:
     _validate.kind("blocks", blocks, (list, tuple), "a list of optclip.norms.Block")
     check_norm(norm)
     _axis_names.check(axis_name, by_leaf=False)
@@ -127,7 +127,7 @@ def _check(blocks: Any, norm: Any, axis_name: Any) -> None:
             _check_leaf(block, leaf)
 
 
-def _check_leaf(block: Block, leaf: Any) -> None:
+def _check_leaf(block: Block, leaf: Leaf) -> None:
     try:
         is_valid = _leaves.is_clippable((), _leaves.unwrap(leaf))
     except TypeError:

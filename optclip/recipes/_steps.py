@@ -13,6 +13,7 @@ import optax
 from optclip import norms, scopes
 from optclip._arrays import _batching, _leaves, _validate
 from optclip._arrays._numerics import ratio
+from optclip._arrays._types import PyTree
 from optclip.recipes._options import made, refuse_behind_moments
 from optclip.thresholds import Seen
 from optclip.transforms._clip_by import clip_by
@@ -30,7 +31,7 @@ class _Until:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         excess = seen.measure(self.quotients(seen))
         return _batching.each(_allowed, seen.norm, seen.finite, excess), memory
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays._types import KeyPath, PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -15,7 +16,7 @@ class Axes(Scope):
 
     axis: tuple[int, ...]
 
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         flat = _leaves.flatten(tree)
         return flat.rebuild(
             [
@@ -24,7 +25,7 @@ class Axes(Scope):
             ]
         )
 
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         return _prefix.lookup(values, tree)
 
 
@@ -35,7 +36,7 @@ class Units(Scope):
     stacked: Any = None
     axis: Any = None
 
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         flat = _leaves.flatten(tree)
         return flat.rebuild(
             [
@@ -44,10 +45,10 @@ class Units(Scope):
             ]
         )
 
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         return _prefix.lookup(values, tree)
 
-    def _axis(self, path: Any, x: Any) -> tuple[int, ...]:
+    def _axis(self, path: KeyPath, x: Any) -> tuple[int, ...]:
         name = _leaves.path_str(path)
         # A Python number has no shape.
         shape = getattr(x, "shape", ())
@@ -146,7 +147,7 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
     return given
 
 
-def _counted_from_zero(axis: tuple[int, ...], x: Any, path: Any) -> tuple[int, ...]:
+def _counted_from_zero(axis: tuple[int, ...], x: Any, path: KeyPath) -> tuple[int, ...]:
     shape = getattr(x, "shape", ())
     ndim = len(shape)
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays._types import PyTree
 from optclip.norms import Block
 
 
@@ -40,7 +41,7 @@ class Scope(abc.ABC):
     itemized: bool = False
 
     @abc.abstractmethod
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         """A pytree of `norms.Block`, which the norms then have the structure of.
 
         `tree` is what is measured: leaves that enter no norm are None in it, others are
@@ -48,7 +49,7 @@ class Scope(abc.ABC):
         """
 
     @abc.abstractmethod
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         """A tree like `tree`, each leaf the value of its block, or None for none.
 
         `values` has the structure of `blocks`; `tree` is what is scaled, in which
@@ -62,10 +63,10 @@ class Tree(Scope):
 
     itemized = True
 
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         return Block(_leaves.flatten(tree).leaves)
 
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         return jax.tree.map(lambda _: values, tree)
 
 
@@ -73,10 +74,10 @@ class Tree(Scope):
 class Leaf(Scope):
     """One norm for each leaf. Use the constant `LEAF`."""
 
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         return jax.tree.map(lambda x: Block([x]), tree)
 
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         return _prefix.lookup(values, tree)
 
 
@@ -84,10 +85,10 @@ class Leaf(Scope):
 class Element(Scope):
     """Each element by its own modulus. Use the constant `ELEMENT`."""
 
-    def blocks(self, tree: Any) -> Any:
+    def blocks(self, tree: PyTree) -> Any:
         return jax.tree.map(lambda x: Block([x], ()), tree)
 
-    def spread(self, values: Any, tree: Any) -> Any:
+    def spread(self, values: Any, tree: PyTree) -> Any:
         return _prefix.lookup(values, tree)
 
 
@@ -96,7 +97,7 @@ LEAF: Leaf = Leaf()
 ELEMENT: Element = Element()
 
 
-def blocks_of(scope: Scope, tree: Any) -> tuple[list[Block], Any]:
+def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
     """The blocks of a scope and their structure, those of a user's own checked."""
     blocks, treedef = jax.tree.flatten(scope.blocks(tree))
     for block in blocks:
@@ -107,7 +108,7 @@ def blocks_of(scope: Scope, tree: Any) -> tuple[list[Block], Any]:
     return blocks, treedef
 
 
-def owners_of(scope: Scope, values: Any, tree: Any, treedef: Any) -> list[Any]:
+def owners_of(scope: Scope, values: Any, tree: PyTree, treedef: Any) -> list[Any]:
     """The value of its block for each leaf, None for leaves that `tree` has not."""
     found = scope.spread(values, tree)
     try:

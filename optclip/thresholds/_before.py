@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _batching, _validate
+from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, Threshold, one_rule
 
@@ -25,7 +26,7 @@ class OfGradients:
     def init(self, norm: Any) -> Any:
         return self.rule.init(norm)
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         if "gradients" not in seen.extra:
             advice = (
                 "Wrap the clip as optclip.after(inner, clip), or give them:"

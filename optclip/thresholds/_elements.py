@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _batching, _collectives, _numerics, _validate
-from optclip._arrays._types import Number
+from optclip._arrays._types import Number, PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -94,7 +94,7 @@ class Moment:
     def init(self, norm: Any) -> Any:
         return jax.tree.map(jnp.zeros_like, norm)
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
             kept, taken = _running.parts(self.decay, norm)
             power = like(self.power, norm)

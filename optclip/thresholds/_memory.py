@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _batching, _leaves, _numerics, _prefix, _validate, _xla
+from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
@@ -93,7 +94,7 @@ def _remembered(name: str, rule: Any, value: Any) -> Any:
     raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
 
 
-def _answer(name: str, rule: Any, seen: Seen, memory: Any) -> tuple[Any, Any]:
+def _answer(name: str, rule: Any, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
     """The threshold and memory that a rule returns, checked to be such."""
     try:
         found = rule.update(seen, memory)
@@ -143,7 +144,7 @@ def _check_threshold(name: str, rule: Any, threshold: Any, norm: Any) -> None:
 
 
 def _refuse_foreign(
-    name: str, rule: Any, norm: Any, memory: Any, error: Exception | None
+    name: str, rule: Any, norm: Any, memory: PyTree, error: Exception | None
 ) -> None:
     """Raise if it is the memory of other norms that a rule failed on."""
     try:
@@ -160,7 +161,7 @@ def _refuse_foreign(
         ) from error
 
 
-def _types(memory: Any) -> tuple[Any, list[tuple[int, ...]]]:
+def _types(memory: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
     """The structure and shapes of a memory; dtypes are cast back."""
     return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
 
@@ -194,7 +195,7 @@ def _bounded_if(threshold: Any, bad: jax.Array) -> jax.Array:
     return jnp.where((limit == jnp.inf) & bad, largest, limit)
 
 
-def _once(thresholds: Any) -> Any:
+def _once(thresholds: PyTree) -> Any:
     """The same; XLA on CPU would compute each anew for all that is made of it."""
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _batching, _validate
-from optclip._arrays._types import Number
+from optclip._arrays._types import Number, PyTree
 from optclip.thresholds._rule import Seen, like
 
 
@@ -28,7 +28,7 @@ class RelativeToParams:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         _validate.params_given(seen.params)
 
         def fraction(norm: jax.Array) -> jax.Array:

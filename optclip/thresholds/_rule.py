@@ -35,10 +35,10 @@ class Seen(NamedTuple):
     finite: Any
     keep: Callable[..., Any]
     measure: Callable[..., Any]
-    params: Any
+    params: PyTree
     step: jax.Array
     extra: dict[str, Any]
-    updates: Any
+    updates: PyTree
 
 
 @runtime_checkable
@@ -72,7 +72,7 @@ class Rule(Protocol):
         """The memory before the first step, from norms of which only shapes count."""
         ...
 
-    def update(self, seen: Seen, memory: Any, /) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree, /) -> tuple[Any, Any]:
         """The threshold, shaped as the norms or broadcast to them, and new memory.
 
         The engine takes the new memory only if all norms that this rule saw are finite.
@@ -105,7 +105,7 @@ class Constant:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         return self.at(seen.step), memory
 
     def at(self, step: jax.Array) -> Any:
@@ -123,7 +123,7 @@ class Schedule:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: Any) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
         return self.at(seen.step), memory
 
     def at(self, step: jax.Array) -> Any:

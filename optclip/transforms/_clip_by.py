@@ -18,6 +18,7 @@ from optclip import norms, scopes
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted, select
+from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip, ScalingClip
 from optclip._clip._elements import ElementClip, Limits
 from optclip._clip._layout import Layout
@@ -116,7 +117,7 @@ def clip_by(
     engine = Engine(clip, _rules(threshold, clip), record, name)
 
     def update_fn(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[Any, ClipState]:
         step = engine.decide(updates, state, params, extra_args)
         clipped, coefficients = step.clip.apply(step.layout, step.measured, step.limits)
@@ -153,7 +154,7 @@ class Engine:
     def __post_init__(self) -> None:
         _state.check(self.record, self.name, self.clip.scope)
 
-    def init(self, params: Any) -> ClipState:
+    def init(self, params: PyTree) -> ClipState:
         treedef, shapes = _norm_shapes(self.clip, params)
         norms = [_placement.zeros(shape, params) for shape in shapes]
         zeros = jax.tree.unflatten(treedef, norms)
@@ -164,9 +165,9 @@ class Engine:
 
     def decide(
         self,
-        updates: Any,
+        updates: PyTree,
         state: Any,
-        params: Any,
+        params: PyTree,
         extra: dict[str, Any],
         *,
         in_common: bool = False,
@@ -239,7 +240,7 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
     return {"lower": threshold.lower, "upper": threshold.upper}
 
 
-def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+def _norm_shapes(clip: Clip, params: PyTree) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
     """The structure of the norms of trees like `params`, nothing computed."""
     local = clip.at_init()
     flat = _leaves.flatten(params)
@@ -261,7 +262,7 @@ def _norm_shapes(clip: Clip, params: Any) -> tuple[Any, list[jax.ShapeDtypeStruc
     return treedefs[-1], shapes
 
 
-def _norm_tree(clip: Clip, tree: Any, *, guarded: bool = True) -> Any:
+def _norm_tree(clip: Clip, tree: PyTree, *, guarded: bool = True) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
     layout = clip.layout(tree)
     return layout.tree(clip.measure(layout, guarded=guarded).entries())
@@ -282,12 +283,12 @@ def _steps(step: Decision, coefficients: Any, *, itemized: bool) -> Batched:
     learns = bool(jax.tree.leaves(step.memories))
     limits, found = step.clip.recorded(measured, step.limits, coefficients)
 
-    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, declared: Any) -> Any:
+    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, where: Any) -> Any:
         if learns:
             # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
             k = select((norm == 0) & (k == k), jnp.ones_like(k), k)
         past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-        return _state.Step(norm, limit, k, past, bad, declared)
+        return _state.Step(norm, limit, k, past, bad, where)
 
     columns = [measured, limits, found, step.bad, declared]
     if not itemized:

@@ -21,6 +21,7 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._batching import Batched
+from optclip._arrays._types import Record
 from optclip.scopes import TREE
 
 # More numbers of a leaf are not joined with others: it takes a copy.
@@ -96,7 +97,7 @@ class Step(NamedTuple):
     declared: _axis_names.Declared
 
 
-def check(record: Any, name: Any, scope: Any) -> None:
+def check(record: Record, name: Any, scope: Any) -> None:
     """Raise unless these are a `record=` and a `name=`."""
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
@@ -112,7 +113,12 @@ def check(record: Any, name: Any, scope: Any) -> None:
 
 
 def check_state(
-    state: Any, num_rules: int, treedef: Any, name: str, scope: Any, record: Any
+    state: Any,
+    num_rules: int,
+    treedef: Any,
+    name: str,
+    scope: Any,
+    record: Record,
 ) -> None:
     """Raise unless `init` of this clip made such a state for such updates."""
     names = [name] if record else []
@@ -139,7 +145,7 @@ def check_state(
         raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
 
 
-def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
+def blank(treedef: Any, scope: Any, record: Record) -> ClipRecord:
     """The record before the first step, for norms of the structure `treedef`."""
     itemized = scope.itemized or record == "leaves"
 
@@ -160,7 +166,7 @@ def blank(treedef: Any, scope: Any, record: Any) -> ClipRecord:
     )
 
 
-def of_step(treedef: Any, scope: Any, record: Any, steps: Batched) -> ClipRecord:
+def of_step(treedef: Any, scope: Any, record: Record, steps: Batched) -> ClipRecord:
     """What a step alone brought: a flag where the record has a count."""
     if scope.itemized or record == "leaves":
         entries = steps.map(lambda step: _summary([step])).entries()

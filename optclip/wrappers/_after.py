@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from optclip._arrays._types import PyTree
 from optclip.wrappers._inner import transformation
 
 
@@ -58,11 +59,11 @@ def after(
     first = transformation("inner", inner)
     second = transformation("clip", clip)
 
-    def init_fn(params: Any) -> AfterState:
+    def init_fn(params: PyTree) -> AfterState:
         return AfterState(first.init(params), second.init(params))
 
     def update_fn(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[Any, AfterState]:
         found, inner_state = first.update(
             updates, state.after_inner, params, **extra_args

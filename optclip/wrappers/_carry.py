@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _leaves
+from optclip._arrays._types import PyTree
 from optclip.wrappers._inner import transformation
 
 
@@ -71,7 +72,7 @@ def with_carry(
     """
     inner = transformation("clip", clip)
 
-    def init_fn(params: Any) -> CarryState:
+    def init_fn(params: PyTree) -> CarryState:
         flat = _dense(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # As `update` will show them to it.
@@ -85,7 +86,7 @@ def with_carry(
         return CarryState(flat.rebuild(rest), inner.init(flat.rebuild(shown)))
 
     def update_fn(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[Any, CarryState]:
         flat = _dense(updates)
         old = flat.treedef.flatten_up_to(state.carry_rest)
@@ -111,7 +112,7 @@ def with_carry(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _dense(tree: Any) -> _leaves.Flat:
+def _dense(tree: PyTree) -> _leaves.Flat:
     flat = _leaves.flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):

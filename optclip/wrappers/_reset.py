@@ -11,6 +11,7 @@ import optax
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._numerics import counted
+from optclip._arrays._types import KeyPath, PyTree
 from optclip.typing import Number
 from optclip.wrappers._inner import transformation
 
@@ -80,11 +81,11 @@ def with_reset(
         wanted = "a function of the path of a leaf of the state, 'counts' or None"
         _validate.kind("keep", keep, Callable, wanted)
 
-    def init_fn(params: Any) -> ResetState:
+    def init_fn(params: PyTree) -> ResetState:
         return ResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
 
     def update_fn(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[Any, ResetState]:
         number = state.reset_step + 1
         phase = number % every
@@ -101,7 +102,7 @@ def with_reset(
 def _begun(state: Any, blank: Any, now: jax.Array, keep: Any) -> Any:
     """The state, or where it is `now` a blank one but for what is kept."""
 
-    def choose(path: Any, old: Any, new: Any) -> Any:
+    def choose(path: KeyPath, old: Any, new: Any) -> Any:
         kept = callable(keep) and keep(_leaves.path_str(path))
         if kept or (keep == "counts" and _is_count(path)):
             return old
@@ -110,7 +111,7 @@ def _begun(state: Any, blank: Any, now: jax.Array, keep: Any) -> Any:
     return jax.tree.map_with_path(choose, state, blank)
 
 
-def _is_count(path: Any) -> bool:
+def _is_count(path: KeyPath) -> bool:
     """Whether it is a field of that name: a parameter called `count` is none."""
     fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
     return any(key.name in _KEPT for key in fields)
@@ -123,7 +124,7 @@ def _back(phase: jax.Array, warmup: int, floor: Any) -> jax.Array:
     return jnp.where(phase < warmup, cosine, 1.0)
 
 
-def _times(updates: Any, factor: jax.Array) -> Any:
+def _times(updates: PyTree, factor: jax.Array) -> Any:
     """The floating leaves times a factor; to the bit as they were where it is 1."""
 
     def scaled(x: Any) -> Any:

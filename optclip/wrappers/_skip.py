@@ -12,6 +12,7 @@ import optax
 
 from optclip import norms, responses, scopes
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.thresholds import _memory
 from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
@@ -123,7 +124,7 @@ def skip(
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
 
-    def init_fn(params: Any) -> SkipState:
+    def init_fn(params: PyTree) -> SkipState:
         zero = jnp.zeros((), jnp.float32)
         memory = (
             () if value_rule is None else _memory.init("value_when", value_rule, zero)
@@ -138,7 +139,7 @@ def skip(
         )
 
     def update_fn(
-        updates: Any, state: Any, params: Any = None, **extra_args: Any
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[Any, SkipState]:
         # All devices are to skip together, or none.
         step = watch.decide(
@@ -199,11 +200,11 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
 
 def _judged(
     rule: Rule,
-    memory: Any,
+    memory: PyTree,
     value: jax.Array,
     seen: ClipState,
-    updates: Any,
-    params: Any,
+    updates: PyTree,
+    params: PyTree,
     extra: dict[str, Any],
 ) -> tuple[jax.Array, Any]:
     """What the loss is compared with, and what the rule remembers of it."""
@@ -222,7 +223,7 @@ def _judged(
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
-def _nothing_to_measure(tree: Any, **how: Any) -> Any:
+def _nothing_to_measure(tree: PyTree, **how: Any) -> Any:
     del tree, how
     raise ValueError(
         "`value_when` must be a rule of norms alone, such as"
@@ -242,7 +243,7 @@ def _choose(where: jax.Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(_selected(where), yes, no)
 
 
-def _zero_if(where: jax.Array, tree: Any) -> Any:
+def _zero_if(where: jax.Array, tree: PyTree) -> Any:
     """The tree with zeros for its numbers, whole ones too; keys stay."""
 
     def zeroed(x: Any) -> Any:
