@@ -30,7 +30,7 @@ API = "registry::test_the_public_api_is_as_written"
 # Which tests are to notice a fault in which module, the quickest first.
 TESTS = {
     "norms/_norm": "norms bad_input sparse",
-    "norms/_measure": "norms bad_input sparse sharding mapped::test_untyped_must_be_told",
+    "norms/_measure": "norms bad_input sparse sharding mapped::test_untyped_must_be_declared",
     "responses/_norms": "responses derivatives_edges",
     "responses/_resolve": "responses bad_answers stop_gradient",
     "functional/_lift": "functional bad_input",
@@ -47,7 +47,7 @@ TESTS = {
     "_arrays/_xla": "many_leaves batching compiled accuracy::test_norms_of_every_size norms",
     "_clip/_elements": "functional sparse nonfinite derivatives_edges",
     "_clip/_clip": "functional masks sparse nonfinite bad_input scopes nonfinite_cells"
-    " mapped_refused mapped::test_untyped_must_be_told methods::test_aggc"
+    " mapped_refused mapped::test_untyped_must_be_declared methods::test_aggc"
     " accuracy::test_strict_is_never_above",
     "_clip/_layout": "masks scopes sparse",
     "transforms/_clip_by": "thresholds metrics masks bad_answers scopes",
@@ -84,7 +84,7 @@ TESTS = {
     " fuzz_histories::test_history[autoclip] fuzz_histories::test_history[levanter]"
     " bad_answers bad_input",
     "thresholds/_ema": f"{API} rule_edges methods::test_olmo_ratio"
-    " methods::test_axlearn_skip learned::test_adagc_clips_all_alike_in_its_warm_up"
+    " methods::test_axlearn_skip learned::test_adagc_clips_all_the_same_in_its_warm_up"
     " learned::test_adagc_against_the_paper learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_history[adagc] fuzz_histories::test_history[ema]"
     " bad_input mapped::test_untyped_and_in_common",

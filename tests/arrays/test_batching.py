@@ -90,7 +90,7 @@ def test_rows_of_other_entries_are_refused():
         one.map(lambda x, y: x + y, other)
 
 
-def test_what_is_told_of_keeps_entries_apart():
+def test_what_is_declared_keeps_entries_apart():
     rows = Batched([jnp.ones(1)] * 8, declared=("a", "b") * 4)
     assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7))
 

@@ -138,7 +138,7 @@ def test_one_bool_is_no_mask_of_many_leaves(argument):
     helpers.assert_identical(found, jnp.ones(3))
 
 
-def test_a_function_of_a_path_is_told_apart():
+def test_a_function_of_a_path_is_recognized():
     with pytest.raises(TypeError, match=r"`clip_mask` failed.*endswith.*by_path"):
         F.clip_by_global_norm(TWO, 1.0, clip_mask=lambda path: path.endswith("s"))
 

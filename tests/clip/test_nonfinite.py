@@ -169,7 +169,7 @@ def test_a_leaf_in_no_group_is_left_alone_by_every_policy():
         assert found["well"] == 1.0
 
 
-def test_a_norm_in_hand_that_is_not_finite():
+def test_a_given_norm_that_is_not_finite():
     found, norm = F.clip_by_global_norm(jnp.ones(2), 1.0, norm=jnp.inf)
     assert np.all(np.isnan(found))
     assert norm == np.inf

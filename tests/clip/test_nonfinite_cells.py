@@ -145,7 +145,7 @@ def test_raise_names_the_leaf(cell):
 
 @pytest.mark.parametrize("scope", nf.SCOPES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_raise_is_silent_about_sound_updates(scope, layer):
+def test_raise_is_silent_about_finite_updates(scope, layer):
     """The padding of a BCOO leaf holds NaN, and is no update."""
     error, found = all_policies(layer, None, scope)
     assert error.get() is None

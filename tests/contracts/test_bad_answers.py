@@ -339,7 +339,7 @@ def test_leaves_of_one_path_do_not_hide_each_other():
         (optclip.clip_by_norm, {"max_norm": 1.0, "ord": 1.0}, "ord"),
     ],
 )  # fmt: skip
-def test_what_inject_hyperparams_must_be_told(factory, arguments, static):
+def test_what_inject_hyperparams_must_have_as_static(factory, arguments, static):
     tx = optax.inject_hyperparams(factory)(**arguments)
     with pytest.raises(TypeError, match=f"(?s){static}.*static_args=.'{static}'"):
         once(tx)

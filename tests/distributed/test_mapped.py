@@ -27,7 +27,7 @@ AS_SPECS = {
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("told", list(AS_SPECS))
-def test_told_by_leaf(told, check_vma):
+def test_declared_by_leaf(told, check_vma):
     def clip(tree):
         return clip_by_global_norm(tree, 1.0, axis_name=AS_SPECS[told])
 
@@ -37,7 +37,7 @@ def test_told_by_leaf(told, check_vma):
         np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
 
 
-def test_untyped_must_be_told():
+def test_untyped_must_be_declared():
     """Nothing tells a whole leaf from a part of one, so that any norm could be wrong."""
     refused(
         lambda tree: global_norm(tree),
@@ -103,7 +103,7 @@ def test_untyped_and_in_common(name):
     np.testing.assert_allclose(whole(kernel)["both"], expected, rtol=1e-6)
 
 
-def test_untyped_and_told():
+def test_untyped_and_declared():
     x = TREE["both"][:, 0]
     parts = jax.pmap(lambda x: global_norm(x, axis_name=()), axis_name="i")(x)
     np.testing.assert_allclose(parts, x, rtol=1e-6)
@@ -133,7 +133,7 @@ def test_one_name_for_all_counts_whole_leaves_once():
     np.testing.assert_allclose(norm, square_norm(*alike.values()), rtol=1e-6)
 
 
-def test_what_looks_like_a_shard_is_counted_so_unless_told():
+def test_what_looks_like_a_shard_is_counted_so_unless_declared():
     """Gathered, pcast and not yet averaged: three ways to vary and be no shard."""
     whole = TREE["whole"]
 

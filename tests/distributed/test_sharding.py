@@ -68,7 +68,7 @@ def test_local_on_purpose():
     np.testing.assert_allclose(np.linalg.norm(found["split"]), 2.0, rtol=1e-6)
 
 
-def test_axes_of_a_split_leaf_must_be_told():
+def test_axes_of_a_split_leaf_must_be_declared():
     def clip(t):
         return optclip.functional.clip_by_norm(t, 1.0, axis=0), 0.0
 

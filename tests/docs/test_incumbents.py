@@ -181,7 +181,7 @@ def test_the_page_is_what_a_run_gives(monkeypatch):
         assert_alike(written.splitlines(), made.splitlines())
 
 
-def test_what_is_alike():
+def test_what_is_equal():
     """A last digit that rounding decides may be another; a word, or more, may not."""
     assert_alike(["`[0.602, NaN]` of 1000"], ["`[0.6015625, NaN]` of 1000"])
     assert_alike(["norm 0.991", "5e+20"], ["norm 0.991499999", "5.00000003e+20"])

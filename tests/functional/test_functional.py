@@ -83,7 +83,7 @@ def test_global_norm(p, run):
     np.testing.assert_allclose(found, expected, rtol=1e-5 if p in (0.5, 1.5) else 1e-6)
 
 
-def test_norm_in_hand_is_not_computed_again():
+def test_a_given_norm_is_not_computed_again():
     tree = helpers.gradients()
     for norm in (7.0, jnp.float32(7.0), np.float64(7.0), 7, jnp.bfloat16(7)):
         found, returned = F.clip_by_global_norm(tree, 2.0, norm=norm)
@@ -392,7 +392,7 @@ def test_one_batch_stored_for_several_is_refused():
         F.global_norm({"w": mat})
 
 
-def test_a_norm_in_hand_of_zero():
+def test_a_given_norm_of_zero():
     found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, norm=0.0)
     assert norm == 0
     assert not np.any(found)

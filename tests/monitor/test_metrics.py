@@ -116,7 +116,7 @@ def test_element_scope_gives_the_largest_modulus_and_the_share_moved():
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_record_false_is_lean_and_clips_alike(entry):
+def test_record_false_is_lean_and_clips_the_same(entry):
     tree = helpers.gradients()
 
     @helpers.quick_jit

@@ -140,7 +140,7 @@ def test_adagc_against_the_paper(warmup, max_norm):
     assert 0.1 <= np.mean(norms > expected) <= 0.9
 
 
-def test_adagc_clips_all_alike_in_its_warm_up():
+def test_adagc_clips_all_the_same_in_its_warm_up():
     tree = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]]), "c": jnp.zeros(2)}
     tx = optclip.clip_by_norm(thresholds.ema(max_norm=1.0))
     update = helpers.quick_jit(tx.update)

@@ -264,7 +264,7 @@ def test_the_largest_of_nothing():
     assert functional.global_norm([np.zeros(0, np.float32)], ord=np.inf) == 0.0
 
 
-def test_a_norm_in_hand_that_is_none():
+def test_a_given_norm_that_is_none():
     """TensorFlow flips the sign at a negative one; ours refuses."""
     theirs, _ = tf.clip_by_global_norm([X], 1.0, use_norm=tf.constant(-10.0))
     equal(theirs[0], -X / 10)

@@ -116,7 +116,7 @@ def test_clip_by_global_norm(tally, dtype):
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=named)
-def test_clip_by_global_norm_in_hand(tally, dtype):
+def test_clip_by_global_norm_with_a_given_norm(tally, dtype):
     """`use_norm`, which need not be the norm."""
     found = tally("tensorflow")
     clip = jax.jit(
