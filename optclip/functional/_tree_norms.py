@@ -135,11 +135,11 @@ def clip_by_global_norm(
         rounding error of that norm is not known.
 
     Guarantees:
-      Inside the norm (with `eps` added) every leaf is kept to the bit. Else the true
-      norm of the output is at most `max_norm * (1 + 2e-6)`, before each element is
-      rounded to the dtype of its leaf, and with `strict` at most `max_norm` after that;
-      all leaves are scaled by one factor, in float32 or wider. For other orders than 1,
-      2 and inf it is `1 + 2e-5`.
+      Inside the norm (with `eps` added) every leaf is kept to the bit, with `strict`
+      up to 1.3e-4 of `max_norm` below it. Else the true norm of the output is at most
+      `max_norm * (1 + 2e-6)`, before each element is rounded to the dtype of its leaf,
+      and with `strict` at most `max_norm` after that; all leaves are scaled by one
+      factor, in float32 or wider. For other orders than 1, 2 and inf it is `1 + 2e-5`.
 
     ================ ================================================================
     edge             result

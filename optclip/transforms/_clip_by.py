@@ -1,7 +1,6 @@
 """The engine: any threshold, scope, norm and response as an optax transformation.
 
-The only place that builds `optax.GradientTransformationExtraArgs` and that keeps
-state. Every `clip_by_*` is one call of `clip_by`.
+Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record.
 """
 
 from __future__ import annotations
