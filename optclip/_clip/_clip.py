@@ -2,7 +2,7 @@
 
 Both layers stand on `Clip`. `functional` gives it thresholds; `transforms` asks a
 rule for them between `measure` and `apply`. Norms, thresholds and coefficients are
-`Rows` here, one entry a block, and trees of the scope's structure outside.
+`Batched` here, one entry a block, and trees of the scope's structure outside.
 `ScalingClip` multiplies; `_elements.ElementClip` moves single elements to a bound.
 """
 

@@ -237,14 +237,22 @@ def _reduced(step: Step) -> tuple[jax.Array, ...]:
     """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
     bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
-    is_large = step.norm.size > _JOINED and step.norm.shape[-1] < 2**24
-    if is_large and not _xla.may_be_split(step.norm):
+    if _leaves.size_of(step.norm) > _JOINED and _are_alone(step.norm, values):
         # Of elements, say. XLA on CPU would materialize what each reduction reads.
         spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
         values = list(_along_last(*spread))
     *most, clipped = values
     found = (jnp.max(x, initial=-jnp.inf) if x.ndim else x for x in most)
     return *found, jnp.sum(clipped)
+
+
+def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
+    """Whether these are of one dtype and one type on a mesh, and not sharded by XLA."""
+    kinds = {(x.dtype, _axis_names.split_axes(x)) for x in values}
+    last = norm.shape[-1]
+    # More than that float32 does not count; and not by a size that is a symbol.
+    is_counted = isinstance(last, int) and last < 2**24
+    return len(kinds) == 1 and is_counted and not _xla.may_be_split(norm)
 
 
 @jax.custom_jvp
@@ -277,7 +285,7 @@ def joined(columns: list[Batched]) -> list[Batched]:
     AGC compiles. The last column is what is declared.
     """
     entries = list(zip(columns[0].indices, *(c.values for c in columns), strict=True))
-    slices = [entry for entry in entries if _is_joined(*entry[:2])]
+    slices = [entry for entry in entries if _is_joined(entry)]
     if len(slices) < 2:
         return columns
     norms, *others = list(zip(*slices, strict=True))[1:-1]
@@ -290,16 +298,26 @@ def joined(columns: list[Batched]) -> list[Batched]:
         )
         for xs in (norms, *others)
     ]
-    left = [entry for entry in entries if not _is_joined(*entry[:2])]
+    left = [entry for entry in entries if not _is_joined(entry)]
     entries = [*left, (slices[0][0], *one, _axis_names.Declared())]
     indices, *values = zip(*entries, strict=True)
     return [Batched.tree_unflatten(indices, column) for column in values]
 
 
-def _is_joined(index: tuple[int, ...], norm: jax.Array) -> bool:
-    """Whether these are the slices of one leaf, few enough, and all on one device."""
-    here = not _xla.may_be_split(norm) and not _axis_names.split_axes(norm)
-    return here and len(index) == 1 and norm.ndim > 0 and norm.size <= _JOINED
+def _is_joined(entry: Any) -> bool:
+    """Whether these are slices of one leaf, few enough, that no other device has."""
+    index, norm, *_, declared = entry
+    axes = (
+        _axis_names.split_axes(norm, declared.axis_name),
+        _axis_names.split_axes(norm),
+    )
+    is_here = not any(axes) and not _xla.may_be_split(norm)
+    return (
+        is_here
+        and len(index) == 1
+        and norm.ndim > 0
+        and 0 < _leaves.size_of(norm) <= _JOINED
+    )
 
 
 def _split(step: Step) -> Any:

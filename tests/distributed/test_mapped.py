@@ -284,3 +284,39 @@ def test_a_bad_slice_holds_back_the_memory_of_all():
     expected = np.linalg.norm(first, axis=0, keepdims=True)
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
     np.testing.assert_array_equal(kept, after)
+
+
+def test_the_record_of_slices_spans_what_is_declared():
+    """Where no type says that slices are sharded, of two leaves as of one."""
+    tx = optclip.clip_by_norm(1.0, axis=1, axis_name=P("data"))
+    tree = [np.arange(8.0, dtype=np.float32).reshape(8, 1)] * 2
+
+    def norm(tree):
+        record = tx.update(tree, tx.init(tree))[1].clip_record["clip"]
+        return record.clip_norm[None], record.clip_clipped[None]
+
+    out = P(("data", "model"))
+    found = mapped(norm, (out, out), check_vma=False, specs=P("data"))(tree)
+    np.testing.assert_array_equal(found, [[7.0] * 8, [1] * 8])
+
+
+def test_what_is_declared_decides_whether_all_skip():
+    tx = optclip.skip(
+        optax.sgd(1.0), when=5.0, over=optclip.axes(0), axis_name=P(None, "i")
+    )
+    tree = [jnp.stack([jnp.ones((4, 3)) * k for k in (0.1, 1, 10, 0.1)])] * 2
+    state = tx.init([x[0] for x in tree])
+    found = jax.vmap(lambda t: tx.update(t, state)[0], axis_name="i")(tree)
+    assert not np.any(found)
+
+
+def test_the_record_of_many_elements_on_each_device():
+    tx = optclip.clip_by_value(1.5)
+    x = np.random.default_rng(0).normal(size=(8, 70_000)).astype(np.float32)
+
+    def record(x):
+        return optclip.metrics(tx.update(x, tx.init(x))[1])
+
+    found = mapped(record, specs=P(("data", "model")))(x)
+    assert found["clip/norm"] == np.max(np.abs(x))
+    np.testing.assert_allclose(found["clip/fraction"], np.mean(np.abs(x) > 1.5))

@@ -286,3 +286,17 @@ def test_the_derivative_of_the_record_of_many_elements():
     at = np.unravel_index(np.argmax(np.abs(x)), x.shape)
     assert slope[at] == np.sign(x[at])
     assert np.count_nonzero(slope) == 1
+
+
+def test_the_record_of_many_elements_of_two_dtypes():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        tree = [jnp.asarray(rng.normal(size=80_000), d) for d in ("float32", "float64")]
+        for tx in (
+            optclip.clip_by_value(1.5),
+            optclip.clip_by_value(lower=-1, upper=2),
+        ):
+            found = optclip.metrics(tx.update(tree, tx.init(tree))[1])
+            largest = max(float(jnp.max(jnp.abs(x))) for x in tree)
+            np.testing.assert_allclose(found["clip/norm"], largest, rtol=1e-6)
+            assert 0.1 < found["clip/fraction"] < 0.3

@@ -23,6 +23,8 @@ CLIPS = {
     "value": lambda g: F.clip_by_value(g, -1.0, 1.0),
     "agc": lambda g: updated(optclip.recipes.agc(0.01), g),
     "recorded": lambda g: updated(optclip.clip_by_norm(1.0, axis=0), g),
+    "recorded rows": lambda g: updated(optclip.clip_by_norm(1.0, axis=1), g),
+    "recorded value": lambda g: updated(optclip.clip_by_value(1.0), g),
 }
 
 
