@@ -281,8 +281,8 @@ def _merged(
 def joined(columns: list[Batched]) -> list[Batched]:
     """The same for the record of a tree: slices of many leaves as those of one.
 
-    To look through those of each leaf by itself takes a fourth of the time in which
-    AGC compiles. The last column is what is declared.
+    To look through those of each leaf by itself takes a fifth of the time in which AGC
+    compiles for Llama's shapes. The last column is what is declared.
     """
     entries = list(zip(columns[0].indices, *(c.values for c in columns), strict=True))
     slices = [entry for entry in entries if _is_joined(entry)]
