@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree
+from optclip._arrays._types import AxisName, KeyPath, Leaf
 
 Axes = tuple[Hashable, ...]
 _WANTED = (
@@ -40,17 +40,16 @@ def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
             raise ValueError(f"`axis_name` must name each axis once, got {own}.")
 
 
-def by_leaf(axis_name: AxisName | None, tree: PyTree) -> list[Any]:
-    """What is declared of each leaf of `tree`, in order."""
+def by_leaf(axis_name: AxisName | None, flat: _leaves.Flat) -> list[Any]:
+    """What is declared of each leaf, in order."""
     declared = axis_name
     if callable(declared):
-        declared = _prefix.described("axis_name", declared, tree)
+        declared = _prefix.described("axis_name", declared, flat.tree)
         check(declared)
-    treedef = _leaves.flatten(tree).treedef
     if _is_one(declared):
-        return [declared] * treedef.num_leaves
-    return treedef.flatten_up_to(
-        _prefix.spread_prefix("axis_name", declared, tree, is_leaf=_is_one)
+        return [declared] * len(flat.leaves)
+    return flat.treedef.flatten_up_to(
+        _prefix.spread_prefix("axis_name", declared, flat.tree, is_leaf=_is_one)
     )
 
 

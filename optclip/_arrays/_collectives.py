@@ -13,24 +13,30 @@ from optclip._arrays._axis_names import Axes, split_axes
 def combine(
     collective: Callable[..., Any],
     local: Callable[[list[jax.Array]], jax.Array],
-    parts: list[list[tuple[jax.Array, Axes]]],
+    blocks: list[list[tuple[jax.Array, Axes]]],
 ) -> list[jax.Array]:
-    """Combine the parts of each block, across devices too.
+    """Combine the values of each block, across devices too.
 
-    Parts that are split over the same axes travel in one collective, whatever the
+    Values that are split over the same axes travel in one collective, whatever the
     number of blocks.
     """
-    rows: dict[Axes, dict[int, list[jax.Array]]] = {}
-    for i, block in enumerate(parts):
+    by_axes: dict[Axes, dict[int, list[jax.Array]]] = {}
+    for i, block in enumerate(blocks):
         for value, axes in block:
-            rows.setdefault(axes, {}).setdefault(i, []).append(value)
-    totals: list[list[jax.Array]] = [[] for _ in parts]
-    for axes, by_block in rows.items():
-        sums = {i: local(values) for i, values in by_block.items()}
+            by_axes.setdefault(axes, {}).setdefault(i, []).append(value)
+    totals: list[list[jax.Array]] = [[] for _ in blocks]
+    for axes, by_block in by_axes.items():
+        sums = {i: _of_several(local, values) for i, values in by_block.items()}
         sums = collective(sums, axes) if axes else sums
         for i, value in sums.items():
             totals[i].append(value)
-    return [local(values) for values in totals]
+    return [_of_several(local, values) for values in totals]
+
+
+def _of_several(
+    local: Callable[[list[jax.Array]], jax.Array], values: list[jax.Array]
+) -> jax.Array:
+    return values[0] if len(values) == 1 else local(values)
 
 
 def spanning(
@@ -42,5 +48,5 @@ def spanning(
 
 
 def largest(value: jax.Array) -> jax.Array:
-    """The maximum of an array, on all devices that hold a part of it."""
+    """The maximum of an array, on all devices that hold some of it."""
     return spanning(lax.pmax, jnp.max(value, initial=-jnp.inf))

@@ -22,6 +22,7 @@ _REMOVE = "Remove it, or keep it out of the tree with optax.masked or equinox.fi
 class Flat:
     """A pytree taken apart, BCOO leaves whole."""
 
+    tree: PyTree
     paths: list[KeyPath]
     leaves: list[Leaf]
     treedef: Any
@@ -72,12 +73,15 @@ def unwrap(leaf: Leaf) -> Any:
     return leaf.leaf if isinstance(leaf, Wrapped) else leaf
 
 
+def taken_apart(leaf: Leaf) -> tuple[Any, tuple[int, ...], AxisName | None, Any]:
+    """Its array, its shape, what was declared of it, and the matrix of a BCOO leaf."""
+    if isinstance(leaf, Wrapped):
+        return leaf.leaf, leaf.shape, leaf.axis_name, leaf.matrix
+    return leaf, jnp.shape(leaf), None, None
+
+
 def axis_name_of(leaf: Leaf) -> Any:
     return leaf.axis_name if isinstance(leaf, Wrapped) else None
-
-
-def shape_of(leaf: Leaf) -> tuple[int, ...]:
-    return leaf.shape if isinstance(leaf, Wrapped) else jnp.shape(leaf)
 
 
 def matrix_of(leaf: Leaf) -> Any:
@@ -93,7 +97,8 @@ def is_sparse(leaf: Leaf) -> bool:
 
 def flatten(tree: PyTree) -> Flat:
     pairs, treedef = jax.tree.flatten_with_path(tree, is_leaf=is_sparse)
-    return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], treedef)
+    paths, leaves = [path for path, _ in pairs], [leaf for _, leaf in pairs]
+    return Flat(tree, paths, leaves, treedef)
 
 
 def path_str(path: KeyPath) -> str:

@@ -170,16 +170,15 @@ def _as_float(value: Any) -> Any:
     return float(value) if isinstance(value, int) else value
 
 
-def spread_mask(name: str, mask: Any, tree: PyTree) -> list[bool]:
-    """One bool for each leaf of `tree`, in order; None means all."""
-    flat = _leaves.flatten(tree)
+def spread_mask(name: str, mask: Any, flat: _leaves.Flat) -> list[bool]:
+    """One bool for each leaf, in order; None means all."""
     if mask is None:
         return [True] * len(flat.leaves)
     if isinstance(mask, (bool, np.bool_)) and len(flat.leaves) > 1:
         wanted = "a tree of bools, a function that returns one, or None for all leaves"
         raise TypeError(_validate.must_be(name, wanted, mask, _validate.static(name)))
-    mask = described(name, mask, tree)
-    spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, tree))
+    mask = described(name, mask, flat.tree)
+    spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, flat.tree))
     # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
     for path, value in zip(flat.paths, spread, strict=True):

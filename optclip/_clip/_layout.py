@@ -58,9 +58,9 @@ def layout_of(
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     # This one first: a leaf clip has one mask for both, which users know as this.
-    scaled = _prefix.spread_mask("clip_mask", clip_mask, tree)
-    counted = _prefix.spread_mask("norm_mask", norm_mask, tree)
-    declared = _axis_names.by_leaf(axis_name, tree)
+    scaled = _prefix.spread_mask("clip_mask", clip_mask, flat)
+    counted = _prefix.spread_mask("norm_mask", norm_mask, flat)
+    declared = _axis_names.by_leaf(axis_name, flat)
     shown = [
         _sparse.unwrapped(x, name) if is_live else None
         for x, name, is_live in zip(flat.leaves, declared, live, strict=True)

@@ -59,31 +59,26 @@ def measure_batched(
     guarded: bool = True,
 ) -> Batched:
     """The same, batched; not `guarded`, a norm reads inf if the sum of squares does."""
-    arrays, parts, counts = [], [], [0] * len(blocks)
-    if axis_name is None and any(map(_is_undeclared, blocks)):
-        _axis_names.check_known()
+    arrays, members, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
-            own, matrix = _leaves.axis_name_of(leaf), _leaves.matrix_of(leaf)
-            x, axis = jnp.asarray(_leaves.unwrap(leaf)), block.axis
+            x, shape, own, matrix = _leaves.taken_apart(leaf)
+            own, x, axis = axis_name if own is None else own, jnp.asarray(x), block.axis
+            if own is None and axis != ():
+                _axis_names.check_known()
+            split = _axis_names.split_axes_of_slices(x, shape, axis, own)
+            if norm.per_count:
+                counts[i] += _count(shape, axis, split, is_sparse=matrix is not None)
             if matrix is not None and axis is not None:
                 axis = _sparse.axes_in_data(matrix, axis)
-            count = _count(_leaves.shape_of(leaf), block.axis)
-            own = axis_name if own is None else own
-            split = _axis_names.split_axes_of_slices(
-                x, _leaves.shape_of(leaf), block.axis, own
-            )
-            if norm.per_count and split and matrix is not None:
-                _refuse_to_count(split)
             arrays.append(x)
-            parts.append(_totals.Member(i, axis, split))
-            counts[i] += count * _axis_names.axes_size(split)
+            members.append(_totals.Member(i, axis, split))
     # The norm of single elements is the modulus, whatever its order.
-    elements = all(part.axis == () for part in parts)
+    elements = all(member.axis == () for member in members)
     plan = _totals.Plan(
         ord=math.inf if elements else float(norm.ord),
         dtype=_accumulator(arrays),
-        parts=tuple(parts),
+        members=tuple(members),
         num_blocks=len(blocks),
         declared=tuple(map(declared_across, blocks)),
         guarded=guarded,
@@ -109,12 +104,23 @@ def declared_across(block: Block) -> _axis_names.Declared:
     return _axis_names.Declared(_axis_names.declared_across_slices(block.axis, own))
 
 
-def _refuse_to_count(split: tuple[Any, ...]) -> None:
-    raise ValueError(
-        f"The size of a BCOO leaf that is split over the mesh axes {split} is not"
-        " known: each device may have entries of one dense array, or an array of its"
-        " own. Give a norm without a mean, or dense leaves."
-    )
+def _count(
+    shape: tuple[int, ...],
+    axis: tuple[int, ...] | None,
+    split: _axis_names.Axes,
+    *,
+    is_sparse: bool,
+) -> Any:
+    """How many elements of one leaf a norm is of, on all devices it is split over."""
+    if is_sparse and split:
+        raise ValueError(
+            "A BCOO leaf must be on one device for a norm with a mean, got one that is"
+            f" split over the mesh axes {split}: each device may have entries of one"
+            " dense array, or an array of its own. Give a norm without a mean, or dense"
+            " leaves."
+        )
+    here = math.prod(shape if axis is None else [shape[a] for a in axis])
+    return here * _axis_names.axes_size(split)
 
 
 def _check(blocks: Any, norm: Any, axis_name: AxisName | None) -> None:
@@ -140,16 +146,6 @@ def _check_leaf(block: Block, leaf: Leaf) -> None:
             f"`axis` must name axes that the leaf has, got {block.axis} for the shape"
             f" {jnp.shape(leaf)}."
         )
-
-
-def _is_undeclared(block: Block) -> bool:
-    """Whether a norm of this spans devices as the types of its leaves say."""
-    declared = [_leaves.axis_name_of(x) is not None for x in block.leaves]
-    return block.axis != () and not all(declared)
-
-
-def _count(shape: tuple[int, ...], axis: tuple[int, ...] | None) -> int:
-    return math.prod(shape if axis is None else [shape[a] for a in axis])
 
 
 def _accumulator(arrays: Sequence[jax.Array]) -> str:

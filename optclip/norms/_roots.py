@@ -37,7 +37,7 @@ def roots(arrays: list[jax.Array], plan: Plan) -> Batched:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _compiled(arrays, plan):
+def _compiled(arrays: list[jax.Array], plan: Plan) -> Batched:
     # So that what branches is not compiled anew by each call outside of jax.jit.
     return (_guarded if plan.ord in (1, 2, math.inf) else _by_largest)(arrays, plan)
 
@@ -48,19 +48,21 @@ def _roots_jvp(plan, primals, tangents):
     found = roots(arrays, plan)
     norms = found.entries()
     slopes, ties = [], []
-    for x, dx, part in zip(arrays, tangent_arrays, plan.parts, strict=True):
+    for x, dx, member in zip(arrays, tangent_arrays, plan.members, strict=True):
         x, dx = (_leaves.widen(each, plan.dtype) for each in (x, dx))
-        direction, is_tie = _direction(x, norms[part.block], plan.ord)
-        slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), part))
-        ties.append(_reduce(jnp.sum, is_tie, part))
-    slope = combined(lax.psum, _sums.plain_sum_of, slopes, plan.parts, plan)
+        direction, is_tie = _direction(x, norms[member.block], plan.ord)
+        slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), member))
+        ties.append(_reduce(jnp.sum, is_tie, member))
+    slope = combined(lax.psum, _sums.plain_sum_of, slopes, plan.members, plan)
     if plan.ord == math.inf:
-        count = combined(lax.psum, _sums.plain_sum_of, ties, plan.parts, plan)
+        count = combined(lax.psum, _sums.plain_sum_of, ties, plan.members, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return found, found.with_entries(slope)
 
 
-def _direction(x, norm, ord):
+def _direction(
+    x: jax.Array, norm: jax.Array, ord: float
+) -> tuple[jax.Array, jax.Array]:
     """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
     size = jnp.abs(x)
     moving = (norm > 0) & jnp.isfinite(norm)
@@ -81,7 +83,7 @@ def _direction(x, norm, ord):
     return sign * (fraction ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
-def _guarded(arrays, plan):
+def _guarded(arrays: list[jax.Array], plan: Plan) -> Batched:
     """Orders 1 and inf: the sum or maximum. Order 2: the root of it, or of shrunk ones.
 
     Both sums on accelerators, which read the elements once for both; a branch on a
@@ -90,22 +92,22 @@ def _guarded(arrays, plan):
     """
     totals = totals_of(arrays, plan)
 
-    def root(total):
+    def root(total: jax.Array) -> jax.Array:
         return _root(total, plan.ord)
 
     overflows = plan.guarded and any(_may_overflow(x, plan) for x in arrays)
     if plan.ord != 2 or not overflows:
         return totals.map(root)
 
-    def shrunk():
+    def shrunk() -> Batched:
         return totals_of(arrays, plan, shrunk=True)
 
     is_over = totals.map(lambda total: total == jnp.inf)
 
-    def shrunk_if_needed():
+    def shrunk_if_needed() -> Batched:
         return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
 
-    def one(total, small, is_over):
+    def one(total: jax.Array, small: jax.Array, is_over: jax.Array) -> jax.Array:
         found = root(select(is_over, small, total))
         return select(is_over, found / SHRINK[plan.dtype], found)
 
@@ -113,17 +115,17 @@ def _guarded(arrays, plan):
     return totals.map(one, small, is_over)
 
 
-def _agreed(flag, plan):
+def _agreed(flag: jax.Array, plan: Plan) -> jax.Array:
     """The flag, set on all devices that the branch talks to if it is on one of them.
 
     A device that took the branch alone would wait there for the others for ever: one
     with a column of zeros, say, beside another leaf whose columns are split.
     """
     of_block: dict[int, set[Any]] = {}
-    for part in plan.parts:
-        of_block.setdefault(part.block, set()).update(part.split)
+    for member in plan.members:
+        of_block.setdefault(member.block, set()).update(member.split)
     # No set: all processes must name the axes in one order.
-    spoken = dict.fromkeys(name for part in plan.parts for name in part.split)
+    spoken = dict.fromkeys(name for member in plan.members for name in member.split)
     # And what some block is not added over: types may not say what the flag varies by.
     apart = tuple(n for n in spoken if any(n not in b for b in of_block.values()))
     varies = {*_axis_names.split_axes(flag), *_axis_names.split_axes(flag, apart)}
@@ -133,25 +135,25 @@ def _agreed(flag, plan):
     return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
-def _by_largest(arrays, plan):
+def _by_largest(arrays: list[jax.Array], plan: Plan) -> Batched:
     """Any other order: each array's powers relative to its own largest element.
 
     Scaling all arrays by one common maximum would make XLA copy the whole maximum
     into every array's loop, and the compile time quadratic.
     """
     peaks, powers = [], []
-    for x, part in zip(arrays, plan.parts, strict=True):
+    for x, member in zip(arrays, plan.members, strict=True):
         size = jnp.abs(_leaves.widen(x, plan.dtype))
-        peak = _reduce(functools.partial(jnp.max, initial=0.0), size, part)
+        peak = _reduce(functools.partial(jnp.max, initial=0.0), size, member)
         peaks.append(peak)
         fraction = _numerics.fraction(size, peak) ** plan.ord
-        powers.append(_sums.exact_sum(fraction, part.axis))
-    peak = combined(lax.pmax, _sums.largest_of, peaks, plan.parts, plan)
-    parts = [
-        power * _numerics.fraction(own, peak[part.block]) ** plan.ord
-        for power, own, part in zip(powers, peaks, plan.parts, strict=True)
+        powers.append(_sums.exact_sum(fraction, member.axis))
+    peak = combined(lax.pmax, _sums.largest_of, peaks, plan.members, plan)
+    relative = [
+        power * _numerics.fraction(own, peak[member.block]) ** plan.ord
+        for power, own, member in zip(powers, peaks, plan.members, strict=True)
     ]
-    totals = combined(lax.psum, _sums.exact_sum_of, parts, plan.parts, plan)
+    totals = combined(lax.psum, _sums.exact_sum_of, relative, plan.members, plan)
     found = [
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
         for t, p in zip(totals, peak, strict=True)
@@ -159,11 +161,13 @@ def _by_largest(arrays, plan):
     return Batched(found, plan.declared)
 
 
-def _reduce(reduce: Callable[..., jax.Array], x: jax.Array, part: Member) -> jax.Array:
-    return reduce(x, axis=part.axis, keepdims=part.axis is not None)
+def _reduce(
+    reduce: Callable[..., jax.Array], x: jax.Array, member: Member
+) -> jax.Array:
+    return reduce(x, axis=member.axis, keepdims=member.axis is not None)
 
 
-def _root(total, ord):
+def _root(total: jax.Array, ord: float) -> jax.Array:
     if ord != 2:
         return total
     root = jnp.sqrt(total)

@@ -3,21 +3,21 @@
 import collections
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _xla
+from optclip._arrays import _axis_names, _collectives, _xla
 from optclip._arrays._batching import Batched
 from optclip.norms import _sums
-from optclip.norms._sums import Reduce, Scale
+from optclip.norms._sums import Power, Reduce, Scale
 
 
 class Member(NamedTuple):
-    """How one array enters its block's norm."""
+    """How one array enters the norm of its block."""
 
     block: int
     axis: tuple[int, ...] | None
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 
     ord: float
     dtype: str
-    parts: tuple[Member, ...]
+    members: tuple[Member, ...]
     num_blocks: int
     declared: tuple[_axis_names.Declared, ...]
     guarded: bool
@@ -40,24 +40,6 @@ class Plan(NamedTuple):
 
 # What elements are multiplied by so that no square of theirs leaves the range.
 SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
-
-
-class _Power(NamedTuple):
-    """The power of each element; equal to others of one kind, so traced once."""
-
-    ord: float
-    dtype: str
-
-    def __call__(self, x: jax.Array, scale: Scale | None) -> jax.Array:
-        x = _leaves.widen(x, self.dtype)
-        if self.ord != 2:
-            return lax.abs(x)
-        parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
-        if scale is not None:
-            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0.
-            parts = [part * scale.factor + scale.zero for part in parts]
-        squares = [lax.square(part) for part in parts]
-        return squares[0] if len(squares) == 1 else squares[0] + squares[1]
 
 
 class _Reduction(NamedTuple):
@@ -80,80 +62,86 @@ def _reduction(ord: float) -> _Reduction:
 def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> Batched:
     """The sum of powers of each block, or the maximum; of elements shrunk, if asked."""
     reduction = _reduction(plan.ord)
-    power = _Power(plan.ord, plan.dtype)
+    power = Power(plan.ord, plan.dtype)
     scale = None
     if shrunk:
         scale = Scale(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))
-    at_once = _many_of_one_type(arrays, plan)
-    runs = {}
-    for members in at_once:
-        parts = [plan.parts[m] for m in members]
-        # XLA is not to know it: see `_Power`.
+    stacks = _many_of_one_type(arrays, plan)
+    if not stacks:
+        everything = range(len(arrays))
+        totals = _together(arrays, plan, everything, reduction, power, scale)
+        return Batched(totals, plan.declared)
+    found = {}
+    for stack in stacks:
+        members = [plan.members[i] for i in stack]
+        # XLA is not to know it: see `Power`.
         own = scale if scale is None else lax.optimization_barrier(scale)
-        runs[tuple(part.block for part in parts)] = _xla.each_reduced(
+        found[tuple(member.block for member in members)] = _xla.each_reduced(
             *reduction.each,
-            [arrays[m] for m in members],
-            parts[0].axis,
+            [arrays[i] for i in stack],
+            members[0].axis,
             functools.partial(power, scale=own),
         )
-    done = {m for members in at_once for m in members}
+    done = {i for stack in stacks for i in stack}
     left = [i for i in range(len(arrays)) if i not in done]
     totals = _together(arrays, plan, left, reduction, power, scale)
-    known = {block for blocks in runs for block in blocks}
+    known = {block for blocks in found for block in blocks}
     rest = {i: x for i, x in enumerate(totals) if i not in known}
-    return Batched.joined(runs, rest, plan.declared)
+    return Batched.joined(found, rest, plan.declared)
 
 
 def _together(
     arrays: list[jax.Array],
     plan: Plan,
-    indices: list[int],
+    indices: Sequence[int],
     reduction: _Reduction,
-    power: _Power,
+    power: Power,
     scale: Scale | None,
 ) -> list[jax.Array]:
     """What some of the arrays bring to each block."""
-    parts = [plan.parts[i] for i in indices]
+    members = [plan.members[i] for i in indices]
     terms = [
         _sums.Term(
             arrays[i],
             # Arrays of one block, on the same devices, may be added to one another.
-            key=(part.block, part.split) if part.axis is None else None,
-            axis=part.axis,
+            key=(member.block, member.split) if member.axis is None else None,
+            axis=member.axis,
             power=power,
             scale=scale,
         )
-        for i, part in zip(indices, parts, strict=True)
+        for i, member in zip(indices, members, strict=True)
     ]
     found = reduction.together(terms)
-    values, owners = [x for _, x in found], [parts[i] for i, _ in found]
+    values, owners = [x for _, x in found], [members[i] for i, _ in found]
     return combined(reduction.across, reduction.local, values, owners, plan)
 
 
 def _many_of_one_type(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ...]]:
     """Which small arrays of one type are each a block, many of them."""
-    parts_of = collections.Counter(part.block for part in plan.parts)
+    if plan.num_blocks < _xla.MANY:
+        return []
+    in_block = collections.Counter(member.block for member in plan.members)
     found: dict[Any, list[int]] = {}
-    for i, (x, part) in enumerate(zip(arrays, plan.parts, strict=True)):
-        is_whole = part.axis is None or len(part.axis) == x.ndim
-        is_alone = parts_of[part.block] == 1 and is_whole and not part.split
+    for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
+        is_whole = member.axis is None or len(member.axis) == x.ndim
+        is_alone = in_block[member.block] == 1 and is_whole and not member.split
         if is_alone and _xla.is_row(x):
-            key = jax.typeof(x), part.axis, plan.declared[part.block]
+            key = jax.typeof(x), member.axis, plan.declared[member.block]
             found.setdefault(key, []).append(i)
-    return [tuple(members) for members in found.values() if len(members) >= _xla.MANY]
+    return [tuple(same) for same in found.values() if len(same) >= _xla.MANY]
 
 
 def combined(
     collective: Callable[..., Any],
     local: Callable[[list[jax.Array]], jax.Array],
-    found: list[jax.Array],
-    parts: list[Member],
+    found: Sequence[jax.Array],
+    members: Sequence[Member],
     plan: Plan,
 ) -> list[jax.Array]:
-    """What was found of the parts of each block, combined; 0 of none."""
+    """What was found of the members of each block, combined; 0 of none."""
     blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
-    for value, part in zip(found, parts, strict=True):
-        blocks[part.block].append((value, part.split))
+    for value, member in zip(found, members, strict=True):
+        blocks[member.block].append((value, member.split))
     # A block without leaves has norm zero.
     zero = jnp.zeros((), plan.dtype)
     return _collectives.combine(collective, local, [b or [(zero, ())] for b in blocks])

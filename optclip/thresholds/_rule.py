@@ -274,7 +274,8 @@ def as_rules(
         if not _validate.is_number(value):
             raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
         _validate.number(name, value, negative=negative)
-        return Constant(value)
+        # jax takes no Python int past 32 bits.
+        return Constant(float(value) if isinstance(value, int) else value)
 
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 

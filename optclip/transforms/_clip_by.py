@@ -16,7 +16,7 @@ import optax
 from optclip import norms, scopes
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._batching import Batched
-from optclip._arrays._numerics import counted, select
+from optclip._arrays._numerics import counted
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip, ScalingClip
 from optclip._clip._elements import ElementClip, Limits
@@ -26,7 +26,7 @@ from optclip.responses import Response
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import Element
 from optclip.thresholds import _memory, _rule
-from optclip.transforms import _state
+from optclip.transforms import _record, _state
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import (
     AxisName,
@@ -173,40 +173,46 @@ class Engine:
     ) -> Decision:
         """The norms and thresholds of a step; `in_common` if all devices must agree."""
         layout = self.clip.layout(updates)
-        scope, num_rules = self.clip.scope, len(self.rules)
         _state.check_state(
-            state, num_rules, layout.treedef, self.name, scope, self.record
-        )
+            state, len(self.rules), layout.treedef,
+            self.name, self.clip.scope, self.record,
+        )  # fmt: skip
         if in_common or jax.tree.leaves(state.clip_memory):
             self.clip.check_spans(layout)
         now = self.clip.at(state.clip_step)
         measured = now.measure(layout)
-        bad = now.bad(layout, measured)
-        norm, step = layout.tree(measured.entries()), state.clip_step
-        values, memories = {}, []
+        step = Decision(now, layout, measured, now.bad(layout, measured), None, [])
+        values = {}
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
         ):
-            if _memory.is_fixed(rule):
-                found = _memory.fixed(key, rule, norm, step)
+            if isinstance(rule, _rule.Constant):
+                values[key] = [rule.value] * len(layout.blocks)
+            elif _memory.is_fixed(rule):
+                norm = layout.tree(measured.entries())
+                found = _memory.fixed(key, rule, norm, state.clip_step)
+                values[key] = layout.entries(found)
             else:
-                measure = functools.partial(_norm_tree, now)
-                seen = _rule.Seen(
-                    norm, None, now.keep, measure, params, step, extra, updates
-                )
-                flags = layout.tree(bad.entries())
+                seen = _seen(step, state.clip_step, updates, params, extra)
+                flags = layout.tree(step.bad.entries())
                 found, memory = _memory.update(key, rule, seen, memory, flags)
-            values[key] = layout.entries(found)
-            memories.append(memory)
-        limits = _limits(now, values, measured)
-        return Decision(now, layout, measured, bad, limits, memories)
+                values[key] = layout.entries(found)
+            step.memories.append(memory)
+        return step._replace(limits=_limits(now, values, measured))
 
     def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
         """What a step alone brings to the record."""
-        scope = self.clip.scope
-        itemized = scope.itemized or self.record == "leaves"
-        steps = _steps(step, coefficients, itemized=itemized)
-        return _state.of_step(step.layout.treedef, scope, self.record, steps)
+        declared = step.measured.with_entries(
+            [_measure.declared_across(b) for b in step.layout.blocks]
+        )
+        limits, found = step.clip.recorded(step.measured, step.limits, coefficients)
+        return _record.of_step(
+            step.layout.treedef,
+            self.clip.scope,
+            self.record,
+            [step.measured, limits, found, step.bad, declared],
+            learns=bool(jax.tree.leaves(step.memories)),
+        )
 
     def after(
         self, state: ClipState, step: Decision, new: ClipRecord | None
@@ -215,7 +221,7 @@ class Engine:
         count = counted(state.clip_step)
         if new is None:
             return ClipState(count, step.memories, {})
-        record = _state.advanced(state.clip_record[self.name], new)
+        record = _record.advanced(state.clip_record[self.name], new)
         return ClipState(count, step.memories, {self.name: record})
 
 
@@ -261,6 +267,17 @@ def _norm_shapes(clip: Clip, params: PyTree) -> tuple[Any, list[jax.ShapeDtypeSt
     return treedefs[-1], shapes
 
 
+def _seen(
+    step: Decision, count: jax.Array, updates: PyTree, params: PyTree, extra: Any
+) -> _rule.Seen:
+    """What a rule is shown of a step."""
+    norm = step.layout.tree(step.measured.entries())
+    measure = functools.partial(_norm_tree, step.clip)
+    return _rule.Seen(
+        norm, None, step.clip.keep, measure, params, count, extra, updates
+    )
+
+
 def _norm_tree(clip: Clip, tree: PyTree, *, guarded: bool = True) -> Any:
     # A tree of its own structure: parameters may have leaves that updates have not.
     layout = clip.layout(tree)
@@ -272,24 +289,3 @@ def _limits(clip: Clip, values: dict[str, list[Any]], measured: Batched) -> Any:
         return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
     ((name, found),) = values.items()
     return clip.fit(name, found, measured)
-
-
-def _steps(step: Decision, coefficients: Any, *, itemized: bool) -> Batched:
-    measured = step.measured
-    declared = measured.with_entries(
-        [_measure.declared_across(b) for b in step.layout.blocks]
-    )
-    learns = bool(jax.tree.leaves(step.memories))
-    limits, found = step.clip.recorded(measured, step.limits, coefficients)
-
-    def one(norm: Any, limit: Any, k: jax.Array, bad: jax.Array, where: Any) -> Any:
-        if learns:
-            # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
-            k = select((norm == 0) & (k == k), jnp.ones_like(k), k)
-        past = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-        return _state.Step(norm, limit, k, past, bad, where)
-
-    columns = [measured, limits, found, step.bad, declared]
-    if not itemized:
-        columns = _state.joined(columns)
-    return columns[0].map(one, *columns[1:])

@@ -1,31 +1,16 @@
-"""RECORD: what a clip keeps in the optimizer state, and how it is brought there.
+"""What a clip keeps in the optimizer state.
 
-Fixed in structure, shapes and dtypes from `init` on. Recorded is what was computed
-anyway.
+Fixed in structure, shapes and dtypes from `init` on.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from optclip._arrays import (
-    _axis_names,
-    _collectives,
-    _leaves,
-    _numerics,
-    _validate,
-    _xla,
-)
-from optclip._arrays._batching import Batched
+from optclip._arrays import _validate
 from optclip._arrays._types import Record
 from optclip.scopes import TREE
-
-# More numbers of a leaf are not joined with others: it takes a copy.
-_JOINED = 2**16
 
 
 class ClipRecord(NamedTuple):
@@ -84,17 +69,6 @@ class ClipState(NamedTuple):
     clip_step: jax.Array
     clip_memory: Any
     clip_record: dict[str, ClipRecord]
-
-
-class Step(NamedTuple):
-    """What one step brought for one block, or for a row of blocks."""
-
-    norm: jax.Array
-    threshold: jax.Array
-    coefficient: jax.Array
-    clipped: jax.Array
-    bad: jax.Array
-    declared: _axis_names.Declared
 
 
 def check(record: Record, name: Any, scope: Any) -> None:
@@ -164,166 +138,3 @@ def blank(treedef: Any, scope: Any, record: Record) -> ClipRecord:
         clip_clipped=full(0, jnp.int32),
         clip_nonfinite=full(0, jnp.int32),
     )
-
-
-def of_step(treedef: Any, scope: Any, record: Record, steps: Batched) -> ClipRecord:
-    """What a step alone brought: a flag where the record has a count."""
-    if scope.itemized or record == "leaves":
-        entries = steps.map(lambda step: _summary([step])).entries()
-        columns = (
-            [entry[i] for entry in entries] for i in range(len(ClipRecord._fields))
-        )
-        new = ClipRecord(*(jax.tree.unflatten(treedef, c) for c in columns))
-    else:
-        new = _summary(steps.values)
-    return new._replace(clip_fraction=None) if scope.itemized else new
-
-
-def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
-    """The record after a step."""
-
-    def count(total: Any, once: Any) -> Any:
-        return jax.tree.map(_numerics.counted, total, once)
-
-    return ClipRecord(
-        *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
-        clip_clipped=count(old.clip_clipped, new.clip_clipped),
-        clip_nonfinite=count(old.clip_nonfinite, new.clip_nonfinite),
-    )
-
-
-def _summary(steps: list[Step]) -> ClipRecord:
-    """One number for each quantity, the same on all devices that share the blocks."""
-    if len(steps) == 1 and not steps[0].norm.ndim and not _differs(steps[0]):
-        norm, threshold, coefficient, clipped, bad, _ = steps[0]
-        fraction = clipped.astype(jnp.float32)
-        return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
-    if not steps:
-        zero = jnp.zeros((), jnp.float32)
-        no = jnp.zeros((), jnp.bool_)
-        return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    found = [_across_devices(step) for step in steps]
-    norm, threshold, coefficient, bad, clipped = zip(*found, strict=True)
-
-    def largest(values: tuple[jax.Array, ...]) -> jax.Array:
-        return values[0] if len(values) == 1 else jnp.max(jnp.stack(values))
-
-    count = functools.reduce(jnp.add, clipped).astype(jnp.float32)
-    number = sum(
-        step.clipped.size * _axis_names.axes_size(_split(step)) for step in steps
-    )
-    return ClipRecord(
-        clip_norm=largest(norm),
-        clip_threshold=-largest(threshold),
-        clip_coefficient=-largest(coefficient),
-        clip_fraction=count / _leaves.count_as(number, jnp.float32),
-        clip_clipped=count > 0,
-        clip_nonfinite=largest(bad) > 0,
-    )
-
-
-def _across_devices(step: Step) -> list[jax.Array]:
-    """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
-    declared = step.declared.axis_name
-    how = [(x, lax.pmax) for x in (step.norm, step.threshold, step.coefficient)]
-    how += [(step.bad, lax.pmax), (step.clipped, lax.psum)]
-    return [
-        _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
-        for value, (of, collective) in zip(_reduced(step), how, strict=True)
-    ]
-
-
-def _reduced(step: Step) -> tuple[jax.Array, ...]:
-    """The most of norm, -threshold, -coefficient and bad, and how many are clipped."""
-    bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
-    values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
-    if _leaves.size_of(step.norm) > _JOINED and _are_alone(step.norm, values):
-        # Of elements, say. XLA on CPU would materialize what each reduction reads.
-        spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
-        values = list(_along_last(*spread))
-    *most, clipped = values
-    found = (jnp.max(x, initial=-jnp.inf) if x.ndim else x for x in most)
-    return *found, jnp.sum(clipped)
-
-
-def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
-    """Whether these are of one dtype and one type on a mesh, and not sharded by XLA."""
-    kinds = {(x.dtype, _axis_names.split_axes(x)) for x in values}
-    last = norm.shape[-1]
-    # More than that float32 does not count; and not by a size that is a symbol.
-    is_counted = isinstance(last, int) and last < 2**24
-    return len(kinds) == 1 and is_counted and not _xla.may_be_split(norm)
-
-
-@jax.custom_jvp
-def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
-    """Maxima, and the sum of the last, along the last axis, in one kernel for all."""
-    start = [-np.inf] * (len(values) - 1) + [0]
-    start = tuple(np.array(start, values[0].dtype))
-    return lax.reduce(values, start, _merged, [values[0].ndim - 1])
-
-
-@_along_last.defjvp
-def _along_last_jvp(primals: Any, tangents: Any) -> Any:
-    def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
-        return *(jnp.max(x, -1) for x in values[:-1]), jnp.sum(values[-1], -1)
-
-    return _along_last(*primals), jax.jvp(plain, primals, tangents)[1]
-
-
-def _merged(
-    one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]
-) -> tuple[jax.Array, ...]:
-    most = map(lax.max, one[:-1], other[:-1])
-    return *most, one[-1] + other[-1]
-
-
-def joined(columns: list[Batched]) -> list[Batched]:
-    """The same for the record of a tree: slices of many leaves as those of one.
-
-    To look through those of each leaf by itself takes a fifth of the time in which AGC
-    compiles for Llama's shapes. The last column is what is declared.
-    """
-    entries = list(zip(columns[0].indices, *(c.values for c in columns), strict=True))
-    slices = [entry for entry in entries if _is_joined(entry)]
-    if len(slices) < 2:
-        return columns
-    norms, *others = list(zip(*slices, strict=True))[1:-1]
-    one = [
-        jnp.concatenate(
-            [
-                jnp.broadcast_to(x, n.shape).ravel()
-                for x, n in zip(xs, norms, strict=True)
-            ]
-        )
-        for xs in (norms, *others)
-    ]
-    left = [entry for entry in entries if not _is_joined(entry)]
-    entries = [*left, (slices[0][0], *one, _axis_names.Declared())]
-    indices, *values = zip(*entries, strict=True)
-    return [Batched.tree_unflatten(indices, column) for column in values]
-
-
-def _is_joined(entry: Any) -> bool:
-    """Whether these are slices of one leaf, few enough, that no other device has."""
-    index, norm, *_, declared = entry
-    axes = (
-        _axis_names.split_axes(norm, declared.axis_name),
-        _axis_names.split_axes(norm),
-    )
-    is_here = not any(axes) and not _xla.may_be_split(norm)
-    return (
-        is_here
-        and len(index) == 1
-        and norm.ndim > 0
-        and 0 < _leaves.size_of(norm) <= _JOINED
-    )
-
-
-def _split(step: Step) -> Any:
-    return _axis_names.split_axes(step.clipped, step.declared.axis_name)
-
-
-def _differs(step: Step) -> bool:
-    """Whether it is another one on each device."""
-    return bool(_axis_names.split_axes(step.norm, step.declared.axis_name))
