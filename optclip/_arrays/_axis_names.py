@@ -145,7 +145,7 @@ def declared_across_slices(axis: tuple[int, ...], declared: AxisName | None) -> 
 
 
 def axes_size(axes: Axes) -> int:
-    """Over how many devices a leaf is spread that is split over these axes."""
+    """Over how many devices a leaf is split."""
     size = 1
     for name in axes:
         size *= lax.axis_size(name)

@@ -30,8 +30,8 @@ class Batched:
     Those of one type, that is, for which `declared` says the same, if they are `MANY`.
 
     Attributes:
-      indices: for each row which entries of the list it holds.
-      values: for each row its entry or, of several, one pytree of vectors.
+      indices: for each stack which entries of the list it holds.
+      values: for each stack its entry or, of several, one pytree of vectors.
     """
 
     indices: tuple[tuple[int, ...], ...]
@@ -44,39 +44,41 @@ class Batched:
             key = i if kind is None else (kind, declared[i] if declared else None)
             by_type.setdefault(key, []).append(i)
         self.indices = tuple(
-            row
+            stack
             for index in by_type.values()
-            for row in ([tuple(index)] if len(index) >= MANY else [(i,) for i in index])
+            for stack in (
+                [tuple(index)] if len(index) >= MANY else [(i,) for i in index]
+            )
         )
         self.values = self._stacked(entries)
 
     @classmethod
-    def joined(
+    def of_stacks(
         cls,
-        runs: dict[tuple[int, ...], jax.Array],
+        stacks: dict[tuple[int, ...], jax.Array],
         rest: dict[int, jax.Array],
         declared: Sequence[Any],
     ) -> Batched:
-        """Rows of runs of entries, each a vector already, and of other entries."""
+        """From stacks of entries, by the indices of each, and from other entries."""
         others, places = (
             cls(list(rest.values()), [declared[i] for i in rest]),
             list(rest),
         )
-        found = dict(runs)
+        found = dict(stacks)
         for index, value in zip(others.indices, others.values, strict=True):
             found[tuple(places[i] for i in index)] = value
         by_type: dict[Any, list[tuple[int, ...]]] = {}
-        for run, value in found.items():
-            kind = _kind(value if len(run) == 1 else value[0])
-            key = run if kind is None else (kind, declared[run[0]])
-            by_type.setdefault(key, []).append(run)
-        rows: list[list[tuple[int, ...]]] = []
-        for row in by_type.values():
+        for index, value in found.items():
+            kind = _kind(value if len(index) == 1 else value[0])
+            key = index if kind is None else (kind, declared[index[0]])
+            by_type.setdefault(key, []).append(index)
+        merged: list[list[tuple[int, ...]]] = []
+        for same in by_type.values():
             # Numbers that are not stacked yet are too few for that.
-            is_stacked = any(len(run) > 1 for run in row)
-            rows.extend([row] if is_stacked else [[run] for run in row])
-        indices = [sum(row, ()) for row in rows]
-        values = [_concatenated({run: found[run] for run in row}) for row in rows]
+            is_stacked = any(len(index) > 1 for index in same)
+            merged.extend([same] if is_stacked else [[index] for index in same])
+        indices = [sum(same, ()) for same in merged]
+        values = [_concatenated({i: found[i] for i in same}) for same in merged]
         return cls.tree_unflatten(tuple(indices), values)
 
     def with_values(self, values: list[Any]) -> Batched:
@@ -95,8 +97,8 @@ class Batched:
         asked = zip(self.indices, *columns, strict=True)
         return self.with_values(
             [
-                function(*row) if len(index) == 1 else jax.vmap(function)(*row)
-                for index, *row in asked
+                function(*entry) if len(index) == 1 else jax.vmap(function)(*entry)
+                for index, *entry in asked
             ]
         )
 
@@ -104,7 +106,7 @@ class Batched:
         """The list.
 
         Args:
-          as_slices: whether the numbers are wanted as plain slices of their row, since
+          as_slices: whether numbers are wanted as plain slices of their stack, since
             they will be stacked again: XLA then takes both away.
         """
         found: dict[int, Any] = {}
@@ -115,7 +117,7 @@ class Batched:
 
     def any(self) -> jax.Array:
         """Whether any of these flags is set."""
-        flags = [jnp.any(row) if row.ndim else row for row in self.values]
+        flags = [jnp.any(flag) if flag.ndim else flag for flag in self.values]
         return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 
     def tree_flatten(self) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
@@ -136,7 +138,7 @@ class Batched:
 def each(
     function: Callable[..., Any], tree: PyTree, *rest: Any, as_slices: bool = True
 ) -> Any:
-    """`jax.tree.map`, of numbers alike at once: `function` may see tracers of vmap.
+    """`jax.tree.map`, of like numbers at once: `function` may see tracers of vmap.
 
     Most of what comes out will be stacked again, as by another `each`, for which
     slices cost nothing. What each leaf's own kernel uses must not be `as_slices`.
@@ -174,12 +176,11 @@ def _stacked(entries: list[Any]) -> Any:
     return jax.tree.map(stacked, *entries)
 
 
-def _concatenated(runs: dict[tuple[int, ...], jax.Array]) -> jax.Array:
-    if len(runs) == 1:
-        return next(iter(runs.values()))
-    return lax.concatenate(
-        [x if len(run) > 1 else x[None] for run, x in runs.items()], 0
-    )
+def _concatenated(stacks: dict[tuple[int, ...], jax.Array]) -> jax.Array:
+    if len(stacks) == 1:
+        return next(iter(stacks.values()))
+    vectors = [x if len(index) > 1 else x[None] for index, x in stacks.items()]
+    return lax.concatenate(vectors, 0)
 
 
 def _unstacked(value: Any, size: int, as_slices: bool) -> list[Any]:

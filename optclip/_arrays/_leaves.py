@@ -1,16 +1,22 @@
 """What a leaf is: which leaves a clip sees, by what path, in which precision."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from optclip._arrays import _validate
-from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree
+from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree, TreeDef
+
+if TYPE_CHECKING:
+    from jax.experimental.sparse import BCOO
 
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
@@ -25,9 +31,9 @@ class Flat:
     tree: PyTree
     paths: list[KeyPath]
     leaves: list[Leaf]
-    treedef: Any
+    treedef: TreeDef
 
-    def rebuild(self, leaves: list[Leaf]) -> Any:
+    def rebuild(self, leaves: list[Leaf]) -> PyTree:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def clippable(self) -> list[bool]:
@@ -45,7 +51,7 @@ class Wrapped:
 
     leaf: Leaf
     axis_name: AxisName | None = None
-    matrix: Any = None
+    matrix: BCOO | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,27 +70,31 @@ class Wrapped:
         return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
 
 
-def wrap(leaf: Leaf, axis_name: AxisName | None = None, matrix: Any = None) -> Any:
+def wrap(
+    leaf: Leaf, axis_name: AxisName | None = None, matrix: BCOO | None = None
+) -> Leaf:
     plain = axis_name is None and matrix is None
     return leaf if plain else Wrapped(leaf, axis_name, matrix)
 
 
-def unwrap(leaf: Leaf) -> Any:
+def unwrap(leaf: Leaf) -> Leaf:
     return leaf.leaf if isinstance(leaf, Wrapped) else leaf
 
 
-def taken_apart(leaf: Leaf) -> tuple[Any, tuple[int, ...], AxisName | None, Any]:
+def taken_apart(
+    leaf: Leaf,
+) -> tuple[Leaf, tuple[int, ...], AxisName | None, BCOO | None]:
     """Its array, its shape, what was declared of it, and the matrix of a BCOO leaf."""
     if isinstance(leaf, Wrapped):
         return leaf.leaf, leaf.shape, leaf.axis_name, leaf.matrix
     return leaf, jnp.shape(leaf), None, None
 
 
-def axis_name_of(leaf: Leaf) -> Any:
+def axis_name_of(leaf: Leaf) -> AxisName | None:
     return leaf.axis_name if isinstance(leaf, Wrapped) else None
 
 
-def matrix_of(leaf: Leaf) -> Any:
+def matrix_of(leaf: Leaf) -> BCOO | None:
     return leaf.matrix if isinstance(leaf, Wrapped) else None
 
 
@@ -142,7 +152,7 @@ def is_floating(x: Any) -> bool:
     return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
 
 
-def are_floating(tree: PyTree) -> Any:
+def are_floating(tree: PyTree) -> PyTree:
     """A mask for optimizers of optax, which make floats of whole numbers."""
     return jax.tree.map(is_floating, tree)
 
@@ -151,7 +161,7 @@ def _at(path: KeyPath) -> str:
     return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
 
 
-def _check_batches(path: KeyPath, mat: Any) -> None:
+def _check_batches(path: KeyPath, mat: BCOO) -> None:
     """Raise if one stored batch stands for several: they could be clipped apart."""
     batch = mat.shape[: mat.n_batch]
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
@@ -173,19 +183,19 @@ def size_of(x: jax.Array) -> float:
     return x.size if isinstance(x.size, int) else math.inf
 
 
-def count_as(count: Any, dtype: Any) -> Any:
+def count_as(count: Any, dtype: DTypeLike) -> Any:
     """A number of elements, at least 1, as a float; a symbol as an array of `dtype`."""
     if isinstance(count, int):
         return float(max(count, 1))
     return jnp.maximum(jnp.asarray(count).astype(dtype), 1)
 
 
-def real_dtype(dtype: Any) -> Any:
+def real_dtype(dtype: DTypeLike) -> DTypeLike:
     """The dtype that norms of `dtype` are computed in: float64 for it, else float32."""
     return jnp.float64 if jnp.finfo(dtype).bits == 64 else jnp.float32
 
 
-def widen(x: jax.Array, real: Any = None) -> jax.Array:
+def widen(x: jax.Array, real: DTypeLike | None = None) -> jax.Array:
     """`x` in `real`, or the complex dtype of such parts: that of all arithmetic on it.
 
     None is the precision that its own dtype asks for.

@@ -60,10 +60,10 @@ def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:
     # XLA multiplies by 1 / peak, which is flushed to 0 for the largest peaks.
     shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
     divisor = jnp.where(peak == 0, jnp.ones_like(peak), peak) * shrink
-    return ratio(x * shrink, spread(divisor, x))
+    return ratio(x * shrink, broadcast_like(divisor, x))
 
 
-def spread(value: jax.Array, like: jax.Array) -> jax.Array:
+def broadcast_like(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value` in the shape of `like`, and if it is one number split as that is."""
     if value.ndim:
         return jnp.broadcast_to(value, like.shape)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _leaves, _validate
-from optclip._arrays._types import KeyPath, PyTree
+from optclip._arrays._types import KeyPath, Mask, PyTree
 
 _CALLED_ONCE = (
     "It is called once, with the whole tree. Wrap a function of the path of each leaf"
@@ -41,7 +41,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         "function", function, Callable, "a function of a path such as 'encoder/kernel'"
     )
 
-    def describe(tree: PyTree) -> Any:
+    def describe(tree: PyTree) -> PyTree:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
@@ -62,7 +62,7 @@ def spread_prefix(
     prefix: PyTree,
     tree: PyTree,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
+) -> PyTree:
     """`prefix` with one value for each leaf of `tree`.
 
     Raises:
@@ -79,7 +79,7 @@ def spread_prefix(
     )
 
 
-def described(name: str, description: Any, tree: PyTree) -> Any:
+def described(name: str, description: PyTree, tree: PyTree) -> PyTree:
     """A description of `tree`: itself, or what a function of the tree returns.
 
     Raises:
@@ -108,9 +108,9 @@ def map_prefix(
     name: str,
     function: Callable[..., Any],
     prefix: PyTree,
-    *trees: Any,
+    *trees: PyTree,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:
+) -> PyTree:
     """`jax.tree.map` over `prefix`, each of its leaves meeting whole subtrees."""
     treedef = jax.tree.structure(prefix, is_leaf=is_leaf)
     for tree in trees:
@@ -151,7 +151,9 @@ def _listed(paths: list[KeyPath]) -> str:
     return ", ".join(shown + ["..."] * (len(paths) > 5))
 
 
-def fill(name: str, threshold: Any, norm: Any, *, none: float = math.inf) -> Any:
+def fill(
+    name: str, threshold: PyTree, norm: PyTree, *, none: float = math.inf
+) -> PyTree:
     """A threshold, or prefix tree of them with None for `none`, one for each norm."""
 
     def known(value: Any) -> Any:
@@ -170,7 +172,7 @@ def _as_float(value: Any) -> Any:
     return float(value) if isinstance(value, int) else value
 
 
-def spread_mask(name: str, mask: Any, flat: _leaves.Flat) -> list[bool]:
+def spread_mask(name: str, mask: Mask | None, flat: _leaves.Flat) -> list[bool]:
     """One bool for each leaf, in order; None means all."""
     if mask is None:
         return [True] * len(flat.leaves)
@@ -191,7 +193,7 @@ def spread_mask(name: str, mask: Any, flat: _leaves.Flat) -> list[bool]:
     return [bool(value) for value in spread]
 
 
-def lookup(values: Any, tree: PyTree) -> Any:
+def lookup(values: PyTree, tree: PyTree) -> PyTree:
     """A tree like `tree` of what `values` holds at the same paths, None for nothing."""
     flat = _leaves.flatten(values)
     at = dict(zip(flat.paths, flat.leaves, strict=True))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 PyTree = Any
+TreeDef = Any  # jax.tree_util.PyTreeDef, which is no class to a type checker.
 Leaf = Any  # An array, a number or a BCOO matrix.
 KeyPath = tuple[Any, ...]
 Number = int | float | jax.Array | np.ndarray | np.number

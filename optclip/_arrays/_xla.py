@@ -19,12 +19,12 @@ from optclip._arrays import _leaves
 # From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 ADDED_IN_PARTS = 4096
 
-# Small arrays of one type are each reduced as rows of one array from so many on: of
+# Small arrays of one type are stacked, then each reduced, from so many on: of
 # four, in a quarter of the time and less than half to compile; of two, nothing is won.
 MANY = 4
-# So many at a time: 2,000 rows of one array take XLA 4 s, in lots of 64 they take 1 s.
-_LOT = 64
-# Rows are a copy: of 16-bit arrays larger than this it costs what it gains.
+# So many at a time: 2,000 in one stack take XLA 4 s, in stacks of 64 they take 1 s.
+_STACKED = 64
+# A stack is a copy: of 16-bit arrays larger than this it costs what it gains.
 _NARROW = 1024
 
 Axis = tuple[int, ...] | None
@@ -61,8 +61,8 @@ def _two_sum(
     return both, jnp.where(jnp.isfinite(both), lost_a + lost_b + error, lost_a)
 
 
-def is_row(x: jax.Array) -> bool:
-    """Whether an array like this may be a row, many of them given."""
+def is_stackable(x: jax.Array) -> bool:
+    """Whether arrays like this may be stacked, many of them given."""
     is_small = _leaves.size_of(x) <= _NARROW
     return is_compensated(x) and (x.dtype.itemsize >= 4 or is_small)
 
@@ -80,18 +80,19 @@ def each_reduced(
     def apart() -> jax.Array:
         return jnp.stack([reduce(power(x), axis) for x in arrays])
 
-    def lot(start: int) -> jax.Array:
-        rows = [x.reshape(1, like.size) for x in arrays[start : start + _LOT]]
+    def stack(start: int) -> jax.Array:
+        rows = [x.reshape(1, like.size) for x in arrays[start : start + _STACKED]]
         return reduce_on_cpu(power(lax.concatenate(rows, 0)), (1,))
 
-    def joined() -> jax.Array:
-        found = lax.concatenate([lot(i) for i in range(0, len(arrays), _LOT)], 0)
+    def stacked() -> jax.Array:
+        starts = range(0, len(arrays), _STACKED)
+        found = lax.concatenate([stack(start) for start in starts], 0)
         return found.reshape(len(arrays), *([] if axis is None else [1] * like.ndim))
 
-    return lax.platform_dependent(cpu=joined, default=apart)
+    return lax.platform_dependent(cpu=stacked, default=apart)
 
 
-def joined(arrays: list[jax.Array]) -> jax.Array:
+def concatenated(arrays: list[jax.Array]) -> jax.Array:
     """The elements of all, in one array, so that they are reduced by one kernel."""
     if len(arrays) == 1:
         return arrays[0]

@@ -8,11 +8,13 @@ rule for them between `measure` and `apply`. Norms, thresholds and coefficients 
 
 import abc
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from optclip import norms
 from optclip._arrays import (
@@ -24,7 +26,7 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import AxisName, PyTree
+from optclip._arrays._types import AxisName, Leaf, Mask, Number, PyTree
 from optclip._clip import _nonfinite, _scale
 from optclip._clip._layout import Layout, layout_of
 from optclip.norms import Block, Norm, _measure
@@ -48,8 +50,13 @@ _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
+# What a threshold is to a clip, fitted to its norms, and what it multiplied by.
+Fitted = TypeVar("Fitted")
+Coefficients = TypeVar("Coefficients")
+
+
 @dataclasses.dataclass(frozen=True)
-class Clip(abc.ABC):
+class Clip(abc.ABC, Generic[Fitted, Coefficients]):
     """A clip short of its threshold: what is measured, and what then happens.
 
     Its two kinds say by `fit` what a threshold is to them, by `apply` what they do with
@@ -59,28 +66,30 @@ class Clip(abc.ABC):
     scope: Scope
     norm: Norm
     response: Response
-    eps: Any = 0.0
+    eps: Number = 0.0
     strict: bool = False
     nonfinite: str = "propagate"
-    norm_mask: Any = None
-    clip_mask: Any = None
+    norm_mask: Mask | None = None
+    clip_mask: Mask | None = None
     axis_name: AxisName | None = None
 
     @abc.abstractmethod
-    def fit(self, name: str, values: list[Any], measured: Batched) -> Any:
+    def fit(self, name: str, values: list[Any], measured: Batched) -> Fitted:
         """The threshold of each block, at least 0, checked to fit its norm."""
 
     @abc.abstractmethod
-    def spread(self, limits: Any, measured: Batched) -> Batched:
+    def per_norm(self, limits: Fitted, measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
 
     @abc.abstractmethod
-    def apply(self, layout: Layout, measured: Batched, limits: Any) -> tuple[Any, Any]:
+    def apply(
+        self, layout: Layout, measured: Batched, limits: Fitted
+    ) -> tuple[PyTree, Coefficients]:
         """The clipped tree, and the coefficient of each block."""
 
     @abc.abstractmethod
     def recorded(
-        self, measured: Batched, limits: Any, coefficients: Any
+        self, measured: Batched, limits: Fitted, coefficients: Coefficients
     ) -> tuple[Batched, Batched]:
         """The threshold and the coefficient of each norm, for the record."""
 
@@ -92,12 +101,12 @@ class Clip(abc.ABC):
         _validate.plain("eps", self.eps)
         _axis_names.check(self.axis_name)
 
-    def at(self, step: jax.Array) -> "Clip":
+    def at(self, step: jax.Array) -> "Clip[Fitted, Coefficients]":
         """The same with the response as it is for a step."""
         now = at_step(self.response, step)
         return self if now is self.response else dataclasses.replace(self, response=now)
 
-    def at_init(self) -> "Clip":
+    def at_init(self) -> "Clip[Fitted, Coefficients]":
         """The same, with no mapped axes declared unless their types are known here."""
         if _axis_names.is_typed_here():
             return self
@@ -139,7 +148,7 @@ class Clip(abc.ABC):
         # No NaN on the way, which would trip jax.debug_nans.
         known = jnp.where(bad, jnp.zeros_like(norm), norm)
         found = self._coefficient(known, threshold)
-        # A NaN threshold stays NaN: it is no gradient's fault.
+        # A NaN threshold stays NaN: no gradient made it.
         return jnp.where(bad & jnp.isfinite(threshold), jnp.zeros_like(found), found)
 
     def _coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -159,13 +168,13 @@ class Clip(abc.ABC):
         asked = zip(measured.entries(), limits.entries(), strict=True)
         return measured.with_entries([self.respond(m, c) for m, c in asked])
 
-    def keep(self, tree: PyTree, thresholds: PyTree) -> Any:
+    def keep(self, tree: PyTree, thresholds: PyTree) -> PyTree:
         """The norms that the response would leave of those of a tree."""
         leaves, treedef = jax.tree.flatten(tree)
         measured = Batched(leaves)
         limits = self.fit("threshold", treedef.flatten_up_to(thresholds), measured)
         kept = measured.map(
-            jnp.multiply, self.coefficients(measured, self.spread(limits, measured))
+            jnp.multiply, self.coefficients(measured, self.per_norm(limits, measured))
         )
         return treedef.unflatten(kept.entries(as_slices=True))
 
@@ -178,7 +187,7 @@ class Clip(abc.ABC):
             self.check_spans(layout)
 
 
-class ScalingClip(Clip):
+class ScalingClip(Clip[Batched, Batched]):
     """Each leaf times the coefficient of its block."""
 
     def fit(self, name: str, values: list[Any], measured: Batched) -> Batched:
@@ -195,10 +204,10 @@ class ScalingClip(Clip):
                 if id(values[i]) not in known:
                     known[id(values[i])] = self._fitted(name, values[i], norm)
                 limits[i] = known[id(values[i])]
-        rows = measured.with_entries([limit for limit, _ in limits])
+        fitted = measured.with_entries([limit for limit, _ in limits])
         if all(is_known for _, is_known in limits):
-            return rows
-        return rows.map(lambda c: _scale.at_least(self._least(c.dtype), c))
+            return fitted
+        return fitted.map(lambda c: _scale.at_least(self._least(c.dtype), c))
 
     def _fitted(self, name: str, value: Any, norm: jax.Array) -> tuple[jax.Array, bool]:
         """The threshold, and whether it is known not to be too small for a norm."""
@@ -210,20 +219,20 @@ class ScalingClip(Clip):
         _axis_names.check_replicated(name, limit, norm)
         _axis_names.check_replicated("eps", jnp.asarray(self.eps), norm)
         _validate.broadcasts(name, limit.shape, norm.shape)
-        return _numerics.spread(limit, norm), is_known
+        return _numerics.broadcast_like(limit, norm), is_known
 
-    def _least(self, dtype: Any) -> float:
+    def _least(self, dtype: DTypeLike) -> float:
         """A smaller threshold counts as 0."""
         return (_LEAST_STRICT if self.strict else LEAST)[jnp.dtype(dtype).name]
 
-    def spread(self, limits: Batched, measured: Batched) -> Batched:
+    def per_norm(self, limits: Batched, measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
         del measured
         return limits
 
     def apply(
         self, layout: Layout, measured: Batched, limits: Batched
-    ) -> tuple[Any, Batched]:
+    ) -> tuple[PyTree, Batched]:
         """The clipped tree, and the coefficient of each block."""
         self.check(layout)
         # Materialized of slices, or XLA on CPU computes them anew for each element.
@@ -253,7 +262,7 @@ class ScalingClip(Clip):
         x: jax.Array,
         coefficient: jax.Array,
         limit: jax.Array,
-    ) -> Any:
+    ) -> Leaf:
         how = {"strict": self.strict, "policy": self.nonfinite}
         original, matrix = layout.leaves[i], layout.matrices.get(i)
         if matrix is None:
@@ -264,7 +273,7 @@ class ScalingClip(Clip):
         if not coefficient.ndim and not apart:
             data = _scale.settled(like, like, coefficient, limit, like, **how)
             return _sparse.with_data(original, data)
-        # By row, or rounded, or dropped: that is done to sums of duplicates.
+        # Per slice, or rounded, or dropped: that is done to sums of duplicates.
         shown = _nonfinite.dropped(x) if self.nonfinite == "drop" else x
         out = _scale.settled(x, shown, coefficient, limit, like, **how)
         out = _sparse.in_range(out, shown)
@@ -274,7 +283,7 @@ class ScalingClip(Clip):
         return _sparse.wrapped(kept, original, matrix, out)
 
 
-def _each(function: Any, block: Block) -> Block:
+def _each(function: Callable[[jax.Array], jax.Array], block: Block) -> Block:
     leaves = [
         _leaves.wrap(
             function(_leaves.unwrap(x)), _leaves.axis_name_of(x), _leaves.matrix_of(x)

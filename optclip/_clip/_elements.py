@@ -5,6 +5,7 @@ A response may say what it does to a single number by a method
 Complex numbers are clipped by their modulus.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,25 +13,26 @@ import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
 from optclip._arrays._batching import Batched
+from optclip._arrays._types import Number, PyTree
 from optclip._clip import _scale
 from optclip._clip._clip import Clip
 from optclip._clip._layout import Layout
-from optclip.responses import Hard
+from optclip.responses import Hard, Response
 
 
 class Limits(NamedTuple):
     """Two thresholds for the elements of a leaf, each broadcasting to its shape."""
 
-    lower: Any
-    upper: Any
+    lower: Number
+    upper: Number
 
 
 def bounded(
     name: str,
     x: jax.Array,
-    lower: Any,
-    upper: Any,
-    response: Any,
+    lower: Number,
+    upper: Number,
+    response: Response,
     like: jax.Array,
     *,
     strict: bool,
@@ -63,7 +65,7 @@ def bounded(
     return _moved(cleared, lower, upper, response, like, strict)
 
 
-class ElementClip(Clip):
+class ElementClip(Clip[Sequence[Any], list[jax.Array]]):
     """Each element to its bound, by a response that has `element`.
 
     Thresholds and coefficients are lists here, an entry a leaf: each is to broadcast to
@@ -89,14 +91,16 @@ class ElementClip(Clip):
         _axis_names.check_replicated("eps", jnp.asarray(self.eps), norm)
         return limit
 
-    def spread(self, limits: list[jax.Array], measured: Batched) -> Batched:
+    def per_norm(self, limits: Sequence[Any], measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
         pairs = zip(limits, measured.entries(), strict=True)
-        return measured.with_entries([_numerics.spread(*pair) for pair in pairs])
+        return measured.with_entries(
+            [_numerics.broadcast_like(*pair) for pair in pairs]
+        )
 
     def apply(
-        self, layout: Layout, measured: Any, limits: list[Any]
-    ) -> tuple[Any, list[jax.Array]]:
+        self, layout: Layout, measured: Batched, limits: Sequence[Any]
+    ) -> tuple[PyTree, list[jax.Array]]:
         """The clipped tree, and for each leaf by what each element shrank.
 
         A limit is a threshold as `fit` returns it, or `Limits`.
@@ -110,13 +114,13 @@ class ElementClip(Clip):
         return layout.rebuild(out), shrunk
 
     def recorded(
-        self, measured: Batched, limits: list[Any], coefficients: list[jax.Array]
+        self, measured: Batched, limits: Sequence[Any], coefficients: list[jax.Array]
     ) -> tuple[Batched, Batched]:
         """For the record the least threshold of each leaf: each may have any shape."""
         least = [jnp.min(_nearer(limit), initial=jnp.inf) for limit in limits]
         shapes = [norm.shape for norm in measured.entries()]
-        spread = map(jnp.broadcast_to, coefficients, shapes)
-        return measured.with_entries(least), measured.with_entries(list(spread))
+        full = map(jnp.broadcast_to, coefficients, shapes)
+        return measured.with_entries(least), measured.with_entries(list(full))
 
     def _bounded(self, layout, i, limit):
         x = jnp.asarray(layout.arrays[i])

@@ -1,13 +1,18 @@
 """A tree laid out for a clip: what is measured, what scaled, by whose norm."""
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
-from optclip._arrays._types import AxisName, Leaf, PyTree
+from optclip._arrays._types import AxisName, Leaf, Mask, PyTree, TreeDef
 from optclip.norms import Block
 from optclip.scopes._scope import Scope, blocks_of, owners_of
+
+if TYPE_CHECKING:
+    from jax.experimental.sparse import BCOO
 
 
 class Layout(NamedTuple):
@@ -20,13 +25,13 @@ class Layout(NamedTuple):
     flat: _leaves.Flat
     leaves: list[Leaf]
     arrays: list[Any]
-    matrices: dict[int, Any]
+    matrices: dict[int, BCOO]
     blocks: list[Block]
-    treedef: Any
+    treedef: TreeDef
     owner: list[int | None]
     seen: list[int]
 
-    def tree(self, values: list[Any]) -> Any:
+    def tree(self, values: list[Any]) -> PyTree:
         """One value a block, in the structure of the scope."""
         return jax.tree.unflatten(self.treedef, values)
 
@@ -38,7 +43,7 @@ class Layout(NamedTuple):
         """The numbers of a leaf as they came, in whose dtype it is returned."""
         return _leaves.values(self.leaves[i])
 
-    def rebuild(self, clipped: dict[int, Any]) -> Any:
+    def rebuild(self, clipped: dict[int, Leaf]) -> PyTree:
         """The tree with some of its leaves clipped."""
         return self.flat.rebuild([clipped.get(i, x) for i, x in enumerate(self.leaves)])
 
@@ -50,8 +55,8 @@ class Layout(NamedTuple):
 def layout_of(
     scope: Scope,
     tree: PyTree,
-    norm_mask: Any,
-    clip_mask: Any,
+    norm_mask: Mask | None,
+    clip_mask: Mask | None,
     axis_name: AxisName | None,
 ) -> Layout:
     """Which leaves are measured, which are scaled, and by whose norm."""
@@ -85,7 +90,7 @@ def layout_of(
     return Layout(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)
 
 
-def _each_its_own(shown: list[Any]) -> list[Any]:
+def _each_its_own(shown: list[Leaf]) -> list[Leaf]:
     """The leaves, an array that stands at two paths as two of their own."""
     known: set[int] = set()
     out = list(shown)
@@ -96,5 +101,5 @@ def _each_its_own(shown: list[Any]) -> list[Any]:
     return out
 
 
-def _where(mask: list[bool], leaves: list[Leaf]) -> list[Any]:
+def _where(mask: list[bool], leaves: list[Leaf]) -> list[Leaf | None]:
     return [x if m else None for m, x in zip(mask, leaves, strict=True)]

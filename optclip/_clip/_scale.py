@@ -6,22 +6,26 @@ it was to the bit, subnormals included.
 
 import functools
 import numbers
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 from optclip._arrays import _leaves
 from optclip._arrays._numerics import select
+from optclip._arrays._types import Number
 from optclip.responses import Detached, Response
 from optclip.responses._resolve import is_ours
 
+Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
+
 
 def coefficient_of(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Any
+    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
     """What to multiply by: 1 for a threshold of inf, NaN if a norm is not finite."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
@@ -41,7 +45,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def _coefficient_of(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Any
+    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
     one = jnp.ones_like(norm)
     is_live = norm > 0
@@ -66,7 +70,7 @@ def _coefficient_of(
 _compiled = jax.jit(_coefficient_of, static_argnums=(0, 3))
 
 
-def at_least(least: float, limit: Any) -> Any:
+def at_least(least: float, limit: Limit) -> Limit:
     """The threshold, 0 if it is below `least`; at 0 its derivative is that from above.
 
     Of an array of NumPy one of NumPy: nothing is left to do in a program then.
@@ -76,7 +80,9 @@ def at_least(least: float, limit: Any) -> Any:
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 
 
-def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> Any:
+def as_limit(
+    value: Number, dtype: DTypeLike, *, towards_zero: bool = False
+) -> jax.Array | np.ndarray:
     """A threshold in `dtype`, of NumPy if it is a number or of NumPy already.
 
     A finite one stays finite, or it would touch nothing.
@@ -93,7 +99,7 @@ def as_limit(value: Any, dtype: Any, *, towards_zero: bool = False) -> Any:
     return found
 
 
-def _narrowed(value: jax.Array, dtype: Any, *, towards_zero: bool) -> jax.Array:
+def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
     found = value.astype(dtype)
     if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
         return found

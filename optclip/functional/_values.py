@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from optclip import norms, responses, scopes
 from optclip._arrays import _prefix, _validate
+from optclip._arrays._batching import Batched
 from optclip._clip._elements import ElementClip, Limits
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
@@ -62,4 +63,4 @@ def clip_by_value(
     low = _prefix.fill("lower", lower, index, none=-jnp.inf)
     high = _prefix.fill("upper", upper, index)
     pairs = zip(layout.entries(low), layout.entries(high), strict=True)
-    return clip.apply(layout, [], [Limits(a, b) for a, b in pairs])[0]
+    return clip.apply(layout, Batched([]), [Limits(a, b) for a, b in pairs])[0]

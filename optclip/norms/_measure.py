@@ -123,7 +123,7 @@ def _count(
     return here * _axis_names.axes_size(split)
 
 
-def _check(blocks: Any, norm: Any, axis_name: AxisName | None) -> None:
+def _check(blocks: Sequence[Block], norm: Norm, axis_name: AxisName | None) -> None:
     _validate.kind("blocks", blocks, (list, tuple), "a list of optclip.norms.Block")
     check_norm(norm)
     _axis_names.check(axis_name, by_leaf=False)

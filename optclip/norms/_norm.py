@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from optclip._arrays import _validate
+from optclip._arrays._types import Leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Norm:
         _validate.fraction("per_count", self.per_count)
 
 
-def check_norm(norm: Any) -> None:
+def check_norm(norm: object) -> None:
     """Raise unless this may be a `norm=`."""
     wanted = "optclip.norms.L1, L2, INF, RMS, AVERAGE or Norm(p)"
     _validate.kind("norm", norm, Norm, wanted)
@@ -76,7 +76,7 @@ class Block:
         norm of the single leaf is taken over, counted from 0 (`()`: each element).
     """
 
-    leaves: Sequence[Any]
+    leaves: Sequence[Leaf]
     axis: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -15,9 +15,9 @@ from optclip._arrays import _leaves, _xla
 from optclip._arrays._xla import Axis, Reduce
 
 # So many small arrays of one type are merged element by element, in pairs, before they
-# are reduced; on CPU so many of the results are then joined. 2,000 reductions take XLA
+# are reduced; on CPU so many of the results are concatenated. 2,000 reductions take XLA
 # 18 s to compile, the few that are left 2 s. Five roundings more, of each sum.
-_MERGED, _JOINED = 32, 64
+_MERGED, _CONCATENATED = 32, 64
 
 # XLA for TPU puts at most 256 numbers in one all-reduce; of what is added in pairs it
 # sends the sums alone: 4,000 leaves in one, not 16, at the cost of five roundings.
@@ -103,9 +103,11 @@ def _reduced(
     def apart(group: list[Term]) -> jax.Array:
         return _folded(reduce, [term.reduced(reduce) for term in group])
 
-    def joined(group: list[Term]) -> jax.Array:
-        lots = _lots(group, _JOINED, lambda t: (t.array.dtype, t.power))
-        return _folded(reduce, [_joined(lot).reduced(reduce_on_cpu) for lot in lots])
+    def concatenated(group: list[Term]) -> jax.Array:
+        batches = _batches(group, _CONCATENATED, lambda t: (t.array.dtype, t.power))
+        return _folded(
+            reduce, [_concatenated(batch).reduced(reduce_on_cpu) for batch in batches]
+        )
 
     groups = _merged(merge, _groups(terms))
     delicate = {i: g for i, g in groups.items() if _xla.is_compensated(g[0].array)}
@@ -113,7 +115,7 @@ def _reduced(
     # Where CPU is no exception, XLA is not to see branches.
     if delicate:
         found |= lax.platform_dependent(
-            cpu=lambda: {i: joined(group) for i, group in delicate.items()},
+            cpu=lambda: {i: concatenated(group) for i, group in delicate.items()},
             default=lambda: {i: apart(group) for i, group in delicate.items()},
         )
     return list(found.items())
@@ -130,7 +132,7 @@ def _groups(terms: list[Term]) -> dict[int, list[Term]]:
     return {group[0]: [terms[i] for i in group] for group in groups.values()}
 
 
-def _lots(
+def _batches(
     terms: list[Term], size: int, kind: Callable[[Term], Hashable]
 ) -> list[list[Term]]:
     by_type: dict[Hashable, list[Term]] = {}
@@ -144,17 +146,19 @@ def _lots(
 
 
 def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]]:
-    lots = [(i, lot) for i in groups for lot in _lots(groups[i], _MERGED, _type)]
-    scales = [lot[0].scale for _, lot in lots]
+    batches = [
+        (i, batch) for i in groups for batch in _batches(groups[i], _MERGED, _type)
+    ]
+    scales = [batch[0].scale for _, batch in batches]
     if any(scale is not None for scale in scales):
-        # One of its own for each lot: a shared one XLA would write out, as large as the
-        # largest array.
+        # One of its own for each batch: a shared one XLA would write out, as large as
+        # the largest array.
         scales = lax.optimization_barrier(scales)
     found: dict[int, list[Term]] = {i: [] for i in groups}
-    for (i, lot), scale in zip(lots, scales, strict=True):
-        first = lot[0]._replace(scale=scale)
-        if len(lot) > 1 and first.power is not None:
-            arrays = [term.array for term in lot]
+    for (i, batch), scale in zip(batches, scales, strict=True):
+        first = batch[0]._replace(scale=scale)
+        if len(batch) > 1 and first.power is not None:
+            arrays = [term.array for term in batch]
             array = _powers_merged(merge, first.power, arrays, scale)
             first = first._replace(array=array, power=None, scale=None)
         found[i].append(first)
@@ -165,15 +169,15 @@ def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]
 def _powers_merged(
     merge: Merge, power: Power, arrays: list[jax.Array], scale: Scale | None
 ) -> jax.Array:
-    """Compiled, so that lots of one kind are traced once.
+    """Compiled, so that batches of one kind are traced once.
 
     2,000 leaves are traced in .3 s then, not in 1.5.
     """
     return by_pairs(merge, [power(x, scale) for x in arrays])
 
 
-def _joined(terms: list[Term]) -> Term:
-    return terms[0]._replace(array=_xla.joined([term.array for term in terms]))
+def _concatenated(terms: list[Term]) -> Term:
+    return terms[0]._replace(array=_xla.concatenated([term.array for term in terms]))
 
 
 def _folded(reduce: Reduce, values: list[jax.Array]) -> jax.Array:

@@ -87,7 +87,7 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> B
     totals = _together(arrays, plan, left, reduction, power, scale)
     known = {block for blocks in found for block in blocks}
     rest = {i: x for i, x in enumerate(totals) if i not in known}
-    return Batched.joined(found, rest, plan.declared)
+    return Batched.of_stacks(found, rest, plan.declared)
 
 
 def _together(
@@ -125,7 +125,7 @@ def _many_of_one_type(arrays: list[jax.Array], plan: Plan) -> list[tuple[int, ..
     for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
         is_whole = member.axis is None or len(member.axis) == x.ndim
         is_alone = in_block[member.block] == 1 and is_whole and not member.split
-        if is_alone and _xla.is_row(x):
+        if is_alone and _xla.is_stackable(x):
             key = jax.typeof(x), member.axis, plan.declared[member.block]
             found.setdefault(key, []).append(i)
     return [tuple(same) for same in found.values() if len(same) >= _xla.MANY]

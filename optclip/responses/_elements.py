@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _collectives
-from optclip._arrays._numerics import fraction, ratio, spread
+from optclip._arrays._numerics import broadcast_like, fraction, ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Proportional:
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
         past = ~(norm <= threshold)
-        peak = spread(_collectives.largest(norm), norm)
+        peak = broadcast_like(_collectives.largest(norm), norm)
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from optclip import norms, scopes
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted
-from optclip._arrays._types import PyTree
+from optclip._arrays._types import Leaf, PyTree, TreeDef
 from optclip._clip._clip import Clip, ScalingClip
 from optclip._clip._elements import ElementClip, Limits
 from optclip._clip._layout import Layout
@@ -117,7 +117,7 @@ def clip_by(
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[Any, ClipState]:
+    ) -> tuple[PyTree, ClipState]:
         step = engine.decide(updates, state, params, extra_args)
         clipped, coefficients = step.clip.apply(step.layout, step.measured, step.limits)
         new = engine.recorded(step, coefficients) if record else None
@@ -133,20 +133,20 @@ class Decision(NamedTuple):
     blocks hold a non-finite entry, `memories` what the rules now remember.
     """
 
-    clip: Clip
+    clip: Clip[Any, Any]
     layout: Layout
     measured: Batched
     bad: Batched
     limits: Any
-    memories: list[Any]
+    memories: list[PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
     """A clip with the rules of its threshold, and what it records of itself."""
 
-    clip: Clip
-    rules: dict[str, Any]
+    clip: Clip[Any, Any]
+    rules: dict[str, PyTree]
     record: Record
     name: str
 
@@ -165,7 +165,7 @@ class Engine:
     def decide(
         self,
         updates: PyTree,
-        state: Any,
+        state: ClipState,
         params: PyTree,
         extra: dict[str, Any],
         *,
@@ -225,13 +225,15 @@ class Engine:
         return ClipState(count, step.memories, {self.name: record})
 
 
-def clip_of(scope: Any, norm: Any, response: Response, *rest: Any) -> Clip:
+def clip_of(
+    scope: scopes.Scope, norm: norms.Norm, response: Response, *rest: Any
+) -> Clip[Any, Any]:
     """The clip of its kind: of elements where the response can move them."""
     moves = isinstance(scope, Element) and hasattr(response, "element")
     return (ElementClip if moves else ScalingClip)(scope, norm, response, *rest)
 
 
-def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
+def _rules(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
     if isinstance(threshold, _rule.Named):
         name, given = threshold.name, threshold.value
         return {name: _rule.as_rules(name, given)}
@@ -245,14 +247,16 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
     return {"lower": threshold.lower, "upper": threshold.upper}
 
 
-def _norm_shapes(clip: Clip, params: PyTree) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+def _norm_shapes(
+    clip: Clip[Any, Any], params: PyTree
+) -> tuple[TreeDef, list[jax.ShapeDtypeStruct]]:
     """The structure of the norms of trees like `params`, nothing computed."""
     local = clip.at_init()
     flat = _leaves.flatten(params)
     live = flat.clippable()
     treedefs = []
 
-    def measure(arrays: list[Any]) -> list[jax.Array]:
+    def measure(arrays: list[Leaf]) -> list[jax.Array]:
         given = iter(arrays)
         leaves = [
             next(given) if is_live else x
@@ -268,7 +272,11 @@ def _norm_shapes(clip: Clip, params: PyTree) -> tuple[Any, list[jax.ShapeDtypeSt
 
 
 def _seen(
-    step: Decision, count: jax.Array, updates: PyTree, params: PyTree, extra: Any
+    step: Decision,
+    count: jax.Array,
+    updates: PyTree,
+    params: PyTree,
+    extra: dict[str, Any],
 ) -> _rule.Seen:
     """What a rule is shown of a step."""
     norm = step.layout.tree(step.measured.entries())
@@ -278,13 +286,15 @@ def _seen(
     )
 
 
-def _norm_tree(clip: Clip, tree: PyTree, *, guarded: bool = True) -> Any:
+def _norm_tree(clip: Clip[Any, Any], tree: PyTree, *, guarded: bool = True) -> PyTree:
     # A tree of its own structure: parameters may have leaves that updates have not.
     layout = clip.layout(tree)
     return layout.tree(clip.measure(layout, guarded=guarded).entries())
 
 
-def _limits(clip: Clip, values: dict[str, list[Any]], measured: Batched) -> Any:
+def _limits(
+    clip: Clip[Any, Any], values: dict[str, list[Any]], measured: Batched
+) -> Any:
     if len(values) == 2:
         return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
     ((name, found),) = values.items()

@@ -14,7 +14,7 @@ from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import Record
+from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes._scope import Scope
 from optclip.transforms._state import ClipRecord
 
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 def of_step(
-    treedef: Any,
+    treedef: TreeDef,
     scope: Scope,
     record: Record,
     columns: Sequence[Batched],
@@ -77,7 +77,7 @@ def _step(
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
     """The record after a step."""
 
-    def count(total: Any, once: Any) -> Any:
+    def count(total: PyTree, once: PyTree) -> PyTree:
         return jax.tree.map(_numerics.counted, total, once)
 
     return ClipRecord(
@@ -217,7 +217,7 @@ def _is_concatenated(entry: Any) -> bool:
     )
 
 
-def _split(step: Step) -> Any:
+def _split(step: Step) -> _axis_names.Axes:
     return _axis_names.split_axes(step.clipped, step.declared.axis_name)
 
 

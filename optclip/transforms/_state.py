@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _validate
-from optclip._arrays._types import Record
-from optclip.scopes import TREE
+from optclip._arrays._types import PyTree, Record, TreeDef
+from optclip.scopes import TREE, Scope
 
 
 class ClipRecord(NamedTuple):
@@ -32,12 +32,12 @@ class ClipRecord(NamedTuple):
         NaN or inf entry, or above the largest float.
     """
 
-    clip_norm: Any
-    clip_threshold: Any
-    clip_coefficient: Any
-    clip_fraction: Any
-    clip_clipped: Any
-    clip_nonfinite: Any
+    clip_norm: PyTree
+    clip_threshold: PyTree
+    clip_coefficient: PyTree
+    clip_fraction: PyTree
+    clip_clipped: PyTree
+    clip_nonfinite: PyTree
 
 
 class SkipRecord(NamedTuple):
@@ -52,8 +52,8 @@ class SkipRecord(NamedTuple):
 
     skip_skipped: jax.Array
     skip_consecutive: jax.Array
-    skip_value: Any = None
-    skip_value_threshold: Any = None
+    skip_value: PyTree = None
+    skip_value_threshold: PyTree = None
 
 
 class ClipState(NamedTuple):
@@ -67,11 +67,11 @@ class ClipState(NamedTuple):
     """
 
     clip_step: jax.Array
-    clip_memory: Any
+    clip_memory: PyTree
     clip_record: dict[str, ClipRecord]
 
 
-def check(record: Record, name: Any, scope: Any) -> None:
+def check(record: Record, name: object, scope: Scope) -> None:
     """Raise unless these are a `record=` and a `name=`."""
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
@@ -89,9 +89,9 @@ def check(record: Record, name: Any, scope: Any) -> None:
 def check_state(
     state: Any,
     num_rules: int,
-    treedef: Any,
+    treedef: TreeDef,
     name: str,
-    scope: Any,
+    scope: Scope,
     record: Record,
 ) -> None:
     """Raise unless `init` of this clip made such a state for such updates."""
@@ -119,7 +119,7 @@ def check_state(
         raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
 
 
-def blank(treedef: Any, scope: Any, record: Record) -> ClipRecord:
+def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
     """The record before the first step, for norms of the structure `treedef`."""
     itemized = scope.itemized or record == "leaves"
 
