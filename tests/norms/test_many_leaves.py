@@ -95,10 +95,10 @@ def test_norms_as_of_each_alone(run, monkeypatch, ord, dtype, shape):
 
 
 @pytest.mark.covering(
-    num=[NUM_LEAVES, 2 * _xla._LOT + 1], ord=[1.0, 2.0], run=covering.RUNS
+    num=[NUM_LEAVES, 2 * _xla._STACKED + 1], ord=[1.0, 2.0], run=covering.RUNS
 )
 def test_some_leave_the_range(run, monkeypatch, ord, num):
-    """Norms that overflow, or vanish, beside some that do neither; in several lots."""
+    """Norms that overflow, or vanish, beside some that do neither; in several stacks."""
     counts = joined(monkeypatch)
     tree = arrays((31,), spread=120, num=num)
     np.random.default_rng(1).shuffle(tree)
@@ -133,12 +133,12 @@ def traced_clip(num):
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
 def test_few_reductions_on_cpu(platform):
-    """In lots, in each of two passes; elsewhere a leaf is reduced where it lies."""
+    """In stacks, in each of two passes; elsewhere a leaf is reduced where it lies."""
     num = 300
     text = traced_clip(num).lower(lowering_platforms=(platform,)).as_text()
     found = len(re.findall(r"stablehlo\.reduce\b", text))
-    lots = -(-num // _xla._LOT)
-    assert 2 * lots <= found <= (2 * lots if platform == "cpu" else 2 * num) + 20
+    stacks = -(-num // _xla._STACKED)
+    assert 2 * stacks <= found <= (2 * stacks if platform == "cpu" else 2 * num) + 20
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
