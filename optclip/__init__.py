@@ -24,9 +24,6 @@ from optclip.monitor import Suggestion as Suggestion
 from optclip.monitor import metrics as metrics
 from optclip.monitor import suggest as suggest
 from optclip.monitor import summary as summary
-from optclip.scopes import ELEMENT as ELEMENT
-from optclip.scopes import LEAF as LEAF
-from optclip.scopes import TREE as TREE
 from optclip.scopes import axes as axes
 from optclip.scopes import groups as groups
 from optclip.scopes import units as units
@@ -40,10 +37,10 @@ from optclip.transforms import clip_by_group_norm as clip_by_group_norm
 from optclip.transforms import clip_by_norm as clip_by_norm
 from optclip.transforms import clip_by_rms as clip_by_rms
 from optclip.transforms import clip_by_value as clip_by_value
-from optclip.wrappers import after as after
+from optclip.wrappers import clip_after as clip_after
 from optclip.wrappers import skip as skip
-from optclip.wrappers import with_carry as with_carry
-from optclip.wrappers import with_reset as with_reset
+from optclip.wrappers import with_error_feedback as with_error_feedback
+from optclip.wrappers import with_periodic_reset as with_periodic_reset
 
 __version__ = _version("optclip")
 
@@ -58,16 +55,13 @@ def _name_public_paths(*modules: _ModuleType) -> None:
 
 
 __all__ = [
-    "ELEMENT",
-    "LEAF",
-    "TREE",
     "ClipRecord",
     "ClipState",
     "SkipRecord",
     "Suggestion",
-    "after",
     "axes",
     "by_path",
+    "clip_after",
     "clip_by",
     "clip_by_average_norm",
     "clip_by_global_norm",
@@ -89,8 +83,8 @@ __all__ = [
     "thresholds",
     "typing",
     "units",
-    "with_carry",
-    "with_reset",
+    "with_error_feedback",
+    "with_periodic_reset",
 ]
 
 _name_public_paths(norms, responses, scopes, thresholds, _sys.modules[__name__])

@@ -7,6 +7,8 @@ name                 what it stands for
                      optax schedule of it
 `Threshold`          one: a number, a schedule or a `Rule`, which is shown a `Seen`
 `ThresholdTree`      one, or a prefix tree of them, None for what is not clipped
+`ScopeLike`          what shares a norm: `"tree"`, `"leaf"`, `"element"` or a `Scope`
+`NormLike`           which norm: its name, its order p or a `Norm`
 `ResponseLike`       the name of a response, a `Response`, or a function
 `Nonfinite`          what to do about NaN and inf, in a word
 `Record`             whether to keep what happened: True, False or `"leaves"`
@@ -33,11 +35,13 @@ Example:
 
 from typing import TypedDict
 
-from optclip import norms, responses, scopes, thresholds
+from optclip import responses, thresholds
 from optclip._arrays import _types
 from optclip.norms import Norm as Norm
+from optclip.norms._norm import NormLike as NormLike
 from optclip.responses import Response as Response
 from optclip.scopes import Scope as Scope
+from optclip.scopes._scope import ScopeLike as ScopeLike
 from optclip.thresholds import Rule as Rule
 from optclip.thresholds import Seen as Seen
 
@@ -81,11 +85,12 @@ History = _types.History
 class MomentClipOptions(TypedDict, total=False):
     """`ClipOptions` of a recipe that has moments: `eps` is theirs."""
 
-    over: scopes.Scope
-    norm: norms.Norm
+    over: ScopeLike
+    norm: NormLike
     response: ResponseLike
     strict: bool
     nonfinite: Nonfinite
+    mask: Mask | None
     norm_mask: Mask | None
     clip_mask: Mask | None
     axis_name: AxisName | None
@@ -105,12 +110,12 @@ class ClipOptions(MomentClipOptions, total=False):
 class SkipOptions(TypedDict, total=False):
     """The further arguments of `skip`, as a recipe passes them on."""
 
-    value_when: Threshold | None
-    over: scopes.Scope
-    norm: norms.Norm
+    max_value: Threshold | None
+    over: ScopeLike
+    norm: NormLike
     max_consecutive: int | None
     learn_skipped: bool
-    norm_mask: Mask | None
+    mask: Mask | None
     axis_name: AxisName | None
     name: str
 
@@ -123,11 +128,13 @@ __all__ = [
     "Mask",
     "MomentClipOptions",
     "Nonfinite",
+    "NormLike",
     "Number",
     "NumberOrSchedule",
     "PyTree",
     "Record",
     "ResponseLike",
+    "ScopeLike",
     "SkipOptions",
     "Threshold",
     "ThresholdTree",

@@ -25,8 +25,8 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         slashes), returns a bool for a mask, a label for groups.
 
     Returns:
-      A function from a tree to a tree of the same structure, as `norm_mask=`,
-      `clip_mask=`, `groups=`, `optax.masked` and `optax.partition` take it.
+      A function from a tree to a tree of the same structure, as `mask=`,
+      `groups=`, `optax.masked` and `optax.partition` take it.
 
     Raises:
       TypeError: `function` is not a function.

@@ -180,6 +180,19 @@ def flag(name: str, value: Any) -> None:
     kind(name, value, (bool, np.bool_), "True or False")
 
 
+def is_two_sided(limit: Any, lower: Any, upper: Any) -> bool:
+    """Whether `lower` and `upper` are given, not `limit`; raise if both or neither."""
+    is_two = lower is not None or upper is not None
+    if is_two == (limit is not None):
+        raise TypeError(
+            "Either `limit` or `lower` and `upper` must be given, got"
+            f" {'both' if is_two else 'neither'}: limit={limit!r}, lower={lower!r},"
+            f" upper={upper!r}. Give limit alone for symmetric bounds, or lower= and"
+            " upper= (either may be left out)."
+        )
+    return is_two
+
+
 def ordered(lower: Any, upper: Any) -> None:
     """Raise if two concrete numbers are in the wrong order; arrays may cross."""
     for low, high in _pairs(lower, upper):

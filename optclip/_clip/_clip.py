@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from optclip import norms
 from optclip._arrays import (
     _axis_names,
     _leaves,
@@ -30,16 +29,11 @@ from optclip._arrays._types import AxisName, Leaf, Mask, Number, PyTree
 from optclip._clip import _nonfinite, _scale
 from optclip._clip._layout import Layout, layout_of
 from optclip.norms import Block, Norm, _measure
-from optclip.norms._norm import check_norm
+from optclip.norms._norm import INF
 from optclip.norms._roots import LEAST
 from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
-
-_SCOPES = (
-    "optclip.TREE, LEAF, ELEMENT, axes(...), units(...), groups(...) or an instance of"
-    " a subclass of optclip.scopes.Scope"
-)
 
 # Half the width of the band that a strict clip keeps clear: several times what a norm
 # of slices, or of an unusual order, was found to be off.
@@ -69,6 +63,7 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
     eps: Number = 0.0
     strict: bool = False
     nonfinite: str = "propagate"
+    mask: Mask | None = None
     norm_mask: Mask | None = None
     clip_mask: Mask | None = None
     axis_name: AxisName | None = None
@@ -94,8 +89,6 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
         """The threshold and the coefficient of each norm, for the record."""
 
     def __post_init__(self) -> None:
-        _validate.kind("over", self.scope, Scope, _SCOPES)
-        check_norm(self.norm)
         _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
@@ -114,7 +107,7 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
 
     def layout(self, tree: PyTree) -> Layout:
         """Which leaves are measured, which are scaled, and by whose norm."""
-        masks = self.norm_mask, self.clip_mask
+        masks = self.mask, self.norm_mask, self.clip_mask
         return layout_of(self.scope, tree, *masks, self.axis_name)
 
     def measure(self, layout: Layout, *, guarded: bool = True) -> Batched:
@@ -130,7 +123,7 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
         if self.nonfinite != "drop":
             return bad
         flags = [_each(_nonfinite.flags, block) for block in layout.blocks]
-        found = _measure.measure_batched(flags, norms.INF).map(lambda norm: norm > 0)
+        found = _measure.measure_batched(flags, INF).map(lambda norm: norm > 0)
         # Of other arrays, these need not be batched as those are.
         return bad.map(jnp.logical_or, measured.with_entries(found.entries()))
 

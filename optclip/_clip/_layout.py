@@ -55,6 +55,7 @@ class Layout(NamedTuple):
 def layout_of(
     scope: Scope,
     tree: PyTree,
+    mask: Mask | None,
     norm_mask: Mask | None,
     clip_mask: Mask | None,
     axis_name: AxisName | None,
@@ -62,17 +63,18 @@ def layout_of(
     """Which leaves are measured, which are scaled, and by whose norm."""
     flat = _leaves.flatten(tree)
     live = flat.clippable()
-    # This one first: a leaf clip has one mask for both, which users know as this.
-    scaled = _prefix.spread_mask("clip_mask", clip_mask, flat)
-    counted = _prefix.spread_mask("norm_mask", norm_mask, flat)
+    masks = {"mask": mask, "norm_mask": norm_mask, "clip_mask": clip_mask}
+    taken, counted, scaled = (
+        _prefix.spread_mask(name, given, flat) for name, given in masks.items()
+    )
     declared = _axis_names.by_leaf(axis_name, flat)
     shown = [
         _sparse.unwrapped(x, name) if is_live else None
         for x, name, is_live in zip(flat.leaves, declared, live, strict=True)
     ]
     shown = _each_its_own(shown)
-    measured_tree = flat.rebuild(_where(counted, shown))
-    scaled_tree = flat.rebuild(_where(scaled, shown))
+    measured_tree = flat.rebuild(_where(taken, _where(counted, shown)))
+    scaled_tree = flat.rebuild(_where(taken, _where(scaled, shown)))
     blocks, treedef = blocks_of(scope, measured_tree)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owner = owners_of(scope, index, scaled_tree, flat.treedef)
@@ -101,5 +103,5 @@ def _each_its_own(shown: list[Leaf]) -> list[Leaf]:
     return out
 
 
-def _where(mask: list[bool], leaves: list[Leaf]) -> list[Leaf | None]:
+def _where(mask: list[bool], leaves: list[Leaf | None]) -> list[Leaf | None]:
     return [x if m else None for m, x in zip(mask, leaves, strict=True)]

@@ -17,9 +17,10 @@ eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
            roundings: clips inside a band of 1.3e-4 below it, then rounds towards
            zero in the dtype of each leaf
-norm_mask  tree of bools, a prefix of one, or a function tree -> tree: which leaves
-           enter the norm
-clip_mask  likewise: which leaves are scaled
+mask       which leaves are clipped; the others are left alone, neither measured nor
+           scaled: a tree of bools, a prefix of one, or a function tree -> tree
+norm_mask  for experts: which of these leaves enter the norm; given in the same ways
+clip_mask  for experts: which of these leaves are scaled; likewise
 axis_name  mapped axes that leaves are split over: a name, a tuple of names (`()` for
            none), a PartitionSpec, or a tree of these; None reads them off the type of
            each leaf, which `jax.shard_map` keeps
@@ -36,6 +37,7 @@ and with `drop`. Its norms may be taken over axes of its data alone; a bound for
 elements is a number.
 """
 
+from optclip.functional._clip_by import clip_by as clip_by
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.functional._leaf_norms import clip_by_norm as clip_by_norm
 from optclip.functional._leaf_norms import clip_by_rms as clip_by_rms
@@ -45,6 +47,7 @@ from optclip.functional._tree_norms import global_norm as global_norm
 from optclip.functional._values import clip_by_value as clip_by_value
 
 __all__ = [
+    "clip_by",
     "clip_by_average_norm",
     "clip_by_global_norm",
     "clip_by_group_norm",

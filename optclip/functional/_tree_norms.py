@@ -11,10 +11,21 @@ from optclip import responses, scopes
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip._clip import ScalingClip
-from optclip.functional._lift import run
+from optclip.functional._clip_by import clip_by, run
 from optclip.norms import _roots
 from optclip.norms._norm import of_order
-from optclip.typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree
+from optclip.responses._resolve import resolve
+from optclip.scopes._scope import TREE
+from optclip.thresholds._rule import Named
+from optclip.typing import (
+    AxisName,
+    Labels,
+    Mask,
+    Nonfinite,
+    Number,
+    PyTree,
+    ResponseLike,
+)
 
 
 def global_norm(
@@ -22,15 +33,19 @@ def global_norm(
     *,
     ord: float | None = None,
     axis_name: AxisName | None = None,
-    norm_mask: Mask | None = None,
+    mask: Mask | None = None,
 ) -> jax.Array:
     r"""The norm of all leaves together, :math:`(\sum_i |x_i|^p)^{1/p}`.
 
     Args:
       tree: any pytree of arrays.
-      ord: p, any number above 0 or inf; None is 2.
-      axis_name: see `optclip.functional`.
-      norm_mask: see `optclip.functional`.
+      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
+        None is 2.
+      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
+        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
+        None reads them off the type of each leaf, which `jax.shard_map` keeps.
+      mask: which leaves are measured: a tree of bools, a prefix of one, or a function
+        that makes one of the tree, such as `optclip.by_path(...)`; None is all leaves.
 
     Returns:
       A scalar, float32, or float64 if a leaf is; 0 for a tree without numbers, inf
@@ -49,9 +64,8 @@ def global_norm(
       500.0
     """
     clip = ScalingClip(
-        scopes.TREE, of_order(ord), responses.Hard(),
-        norm_mask=norm_mask, axis_name=axis_name,
-    )  # fmt: skip
+        TREE, of_order(ord), responses.Hard(), mask=mask, axis_name=axis_name
+    )
     return clip.measure(clip.layout(tree)).entries()[0]
 
 
@@ -61,23 +75,49 @@ def clip_by_group_norm(
     groups: Labels,
     *,
     ord: float | None = None,
+    response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     r"""Clip each group of leaves by the norm of the group.
 
+    .. math:: x \leftarrow x \min(1, c_g / \|\text{all leaves of the group } g\|)
+
     Args:
       tree: any pytree of arrays.
-      max_norm: a number for all groups, or a dict by label; None is unclipped.
-      groups: a tree of strings with the structure of `tree` or a prefix of it, or a
-        function from the tree to one (see `optclip.by_path`); None marks leaves in no
-        group, which are left alone.
-      ord: p of the norm, any number above 0 or inf; None is 2.
-      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
+      max_norm: the largest norm that is let through: a number for all groups, or a dict
+        of numbers by label; None is unclipped.
+      groups: the label of each leaf: a tree of strings with the structure of `tree`, a
+        prefix of it, or a function that makes one of the tree, such as
+        `optclip.by_path(...)`; None marks leaves in no group, which are left alone.
+      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
+        None is 2.
+      response: what happens to a norm above its threshold: `"hard"` scales it to the
+        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
+        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
+        function of those two.
+      eps: a number of at least 0 that is added to the norm before the threshold is
+        divided by it; PyTorch's formula has 1e-6.
+      strict: whether the true norm of the output is never above the threshold, whatever
+        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
+        and rounds towards zero.
+      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
+        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
+        clips the rest; `"raise"` raises an error under `checkify`.
+      mask: which leaves are clipped; the others are left alone altogether, neither
+        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
+        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
+      norm_mask: for experts: which of these leaves enter the norm; given in the same
+        ways.
+      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
+      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
+        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
+        None reads them off the type of each leaf, which `jax.shard_map` keeps.
 
     Returns:
       A tree like `tree`, and the norm of each group before the clip, by label.
@@ -96,22 +136,25 @@ def clip_by_group_norm(
       >>> print(clipped["w"], clipped["b"], clipped["head"], norms["body"])
       [0.6] [0.8] [0.5] 5.0
     """
-    clip = ScalingClip(
-        scopes.groups(groups), of_order(ord), responses.Hard(), eps, strict,
-        nonfinite, norm_mask, clip_mask, axis_name,
+    return clip_by(
+        tree, Named("max_norm", max_norm), over=scopes.groups(groups),
+        norm=of_order(ord), response=response, eps=eps,
+        strict=strict, nonfinite=nonfinite, mask=mask, norm_mask=norm_mask,
+        clip_mask=clip_mask, axis_name=axis_name,
     )  # fmt: skip
-    return run(clip, tree, "max_norm", max_norm)
 
 
 def clip_by_global_norm(
     tree: PyTree,
     max_norm: Number,
     *,
-    norm: Number | None = None,
+    use_norm: Number | None = None,
     ord: float | None = None,
+    response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
@@ -120,19 +163,42 @@ def clip_by_global_norm(
 
     Args:
       tree: any pytree of arrays.
-      max_norm: c, a scalar.
-      norm: the norm, if you have it already; it is then not computed. One that reads
-        inf counts as not finite: leave it out if only its squares overflowed.
-      ord: p of the norm, any number above 0 or inf; None is 2.
-      eps, strict, nonfinite, norm_mask, clip_mask, axis_name: see `optclip.functional`.
+      max_norm: the largest norm that is let through, c in the formula: a number. 0
+        clips to zero, inf clips nothing.
+      use_norm: the norm of the tree, if you have it already; it is then not computed.
+        One that reads inf counts as not finite: leave it out if only its squares
+        overflowed.
+      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
+        None is 2.
+      response: what happens to a norm above its threshold: `"hard"` scales it to the
+        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
+        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
+        function of those two.
+      eps: a number of at least 0 that is added to the norm before the threshold is
+        divided by it; PyTorch's formula has 1e-6.
+      strict: whether the true norm of the output is never above the threshold, whatever
+        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
+        and rounds towards zero.
+      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
+        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
+        clips the rest; `"raise"` raises an error under `checkify`.
+      mask: which leaves are clipped; the others are left alone altogether, neither
+        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
+        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
+      norm_mask: for experts: which of these leaves enter the norm; given in the same
+        ways.
+      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
+      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
+        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
+        None reads them off the type of each leaf, which `jax.shard_map` keeps.
 
     Returns:
       A tree like `tree`, and the norm before the clip: scalar, float32 or wider.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN, or `norm` negative (a NaN is for
-        `nonfinite`); or both `strict` and `norm` are given: the
-        rounding error of that norm is not known.
+      ValueError: `max_norm` is negative or NaN, or `use_norm` negative (a NaN is for
+        `nonfinite`); or both `strict` and `use_norm` are given: the rounding error of
+        that norm is not known.
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit, with `strict`
@@ -166,29 +232,32 @@ def clip_by_global_norm(
     Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
     clip = ScalingClip(
-        scopes.TREE, of_order(ord), responses.Hard(), eps, strict, nonfinite,
-        norm_mask, clip_mask, axis_name,
+        TREE, of_order(ord), resolve(response), eps, strict, nonfinite,
+        mask, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
+    threshold = Named("max_norm", max_norm)
+    return run(clip, tree, threshold, known=_given(use_norm, strict=strict))
+
+
+def _given(norm: Number | None, *, strict: bool) -> Batched | None:
+    """A norm that the user has already, checked."""
     if norm is None:
-        return run(clip, tree, "max_norm", max_norm)
+        return None
     if strict:
         raise ValueError(
-            "strict=True and norm= exclude each other: the rounding error of a norm"
-            " that is given is not known. Leave out norm= or strict=."
+            "Only one of strict=True and use_norm= must be given, got both: the"
+            " rounding error of a norm that is given is not known. Leave one out."
         )
     given = jnp.asarray(_checked_norm(norm))
-    given = given.astype(
-        _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
-    )
-    known = Batched([_roots.large_enough(given)])
-    return run(clip, tree, "max_norm", max_norm, known)
+    dtype = _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
+    return Batched([_roots.large_enough(given.astype(dtype))])
 
 
 def _checked_norm(norm: Any) -> Any:
     wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
-        raise TypeError(_validate.must_be("norm", wanted, norm))
+        raise TypeError(_validate.must_be("use_norm", wanted, norm))
     known = _validate.concrete(norm)
     if known is not None and known < 0:
-        raise ValueError(_validate.must_be("norm", wanted, norm))
+        raise ValueError(_validate.must_be("use_norm", wanted, norm))
     return norm

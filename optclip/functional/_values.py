@@ -5,62 +5,85 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from optclip import norms, responses, scopes
+from optclip import responses
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip._elements import ElementClip, Limits
+from optclip.norms._norm import L2
+from optclip.scopes._scope import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
 
 def clip_by_value(
     tree: PyTree,
-    lower: Number | PyTree,
-    upper: Number | PyTree,
+    limit: Number | PyTree | None = None,
     *,
-    nonfinite: Nonfinite = "propagate",
+    lower: Number | PyTree | None = None,
+    upper: Number | PyTree | None = None,
     strict: bool = False,
-    clip_mask: Mask | None = None,
+    nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
 ) -> PyTree:
-    r"""Clip each element to bounds, :math:`\max(\min(x, upper), lower)`.
+    r"""Clip each element to :math:`[-limit, limit]`, or to :math:`[lower, upper]`.
 
     Args:
-      tree: any pytree of arrays. Complex elements are clipped by their modulus.
-      lower: a number, an array that broadcasts to each leaf without growing it, or a
-        prefix tree of these. None, here or in the tree, is no bound.
-      upper: likewise.
-      nonfinite: see `optclip.functional`; `zero` and `drop` both put zero for NaN and
-        inf.
-      strict: round bounds that the dtype does not have towards zero.
-      clip_mask: see `optclip.functional`.
+      tree: any pytree of arrays.
+      limit: the largest modulus that is let through, the symmetric bound: a number, an
+        array that broadcasts to each leaf without growing it, or a prefix tree of these
+        with None for no bound. 0 clips to zero. Complex elements are clipped by their
+        modulus. Keras calls it `clipvalue`. Give this, or `lower` and `upper`.
+      lower: the lower bound, of any sign, given in the same ways; None is no bound.
+      upper: the upper bound, of any sign, given in the same ways; None is no bound.
+      strict: whether a bound that the dtype of a leaf has no number for is rounded
+        towards zero, not to nearest.
+      nonfinite: what a NaN or an inf does: `"propagate"` moves inf to its bound and
+        keeps NaN; `"zero"` and `"drop"` make the element zero; `"raise"` raises an
+        error under `checkify`.
+      mask: which leaves are clipped; the others are left alone altogether, neither
+        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
+        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
 
     Returns:
       A tree like `tree`. Elements inside the bounds are kept to the bit.
 
     Raises:
-      TypeError: a bound is not a number or an array of numbers.
-      ValueError: a bound is NaN or does not broadcast; or both are concrete numbers
-        and `lower > upper`. (Where an array `lower > upper`, the result is `lower`.)
+      TypeError: both forms are given, or neither; a bound is not a number or an array
+        of numbers.
+      ValueError: a bound is NaN or does not broadcast; `limit` is negative; or both
+        bounds are concrete numbers and `lower > upper`. (Where an array
+        `lower > upper`, the result is `lower`.)
 
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip.functional import clip_by_value
-      >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), -4.4, 2.5))
+      >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), lower=-4.4, upper=2.5))
       [-4.4  2.   2.5]
 
     Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
     clip = ElementClip(
-        scopes.ELEMENT, norms.L2, responses.Hard(),
-        strict=strict, nonfinite=nonfinite, clip_mask=clip_mask,
-    )  # fmt: skip
-    for name, bound in (("lower", lower), ("upper", upper)):
-        for value in jax.tree.leaves(bound):
-            _validate.number(name, value, negative=True)
-    _validate.ordered(lower, upper)
+        ELEMENT, L2, responses.Hard(), strict=strict, nonfinite=nonfinite, mask=mask
+    )
+    if _validate.is_two_sided(limit, lower, upper):
+        for name, bound in (("lower", lower), ("upper", upper)):
+            _check(name, bound, negative=True)
+        _validate.ordered(lower, upper)
+    else:
+        _check("limit", limit)
     layout = clip.layout(tree)
-    index = layout.tree(list(range(len(layout.blocks))))
-    low = _prefix.fill("lower", lower, index, none=-jnp.inf)
-    high = _prefix.fill("upper", upper, index)
-    pairs = zip(layout.entries(low), layout.entries(high), strict=True)
-    return clip.apply(layout, Batched([]), [Limits(a, b) for a, b in pairs])[0]
+    blocks = layout.tree(list(range(len(layout.blocks))))
+    if limit is not None:
+        highest = layout.entries(_prefix.fill("limit", limit, blocks))
+        limits = [Limits(-jnp.asarray(x), x) for x in highest]
+    else:
+        low = _prefix.fill("lower", lower, blocks, none=-jnp.inf)
+        high = _prefix.fill("upper", upper, blocks)
+        pairs = zip(layout.entries(low), layout.entries(high), strict=True)
+        limits = [Limits(*pair) for pair in pairs]
+    return clip.apply(layout, Batched([]), limits)[0]
+
+
+def _check(name: str, bound: PyTree, *, negative: bool = False) -> None:
+    for value in jax.tree.leaves(bound):
+        _validate.number(name, value, negative=negative)

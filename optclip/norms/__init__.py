@@ -6,12 +6,7 @@ squares overflowed.
 """
 
 from optclip.norms._measure import measure as measure
-from optclip.norms._norm import AVERAGE as AVERAGE
-from optclip.norms._norm import INF as INF
-from optclip.norms._norm import L1 as L1
-from optclip.norms._norm import L2 as L2
-from optclip.norms._norm import RMS as RMS
 from optclip.norms._norm import Block as Block
 from optclip.norms._norm import Norm as Norm
 
-__all__ = ["AVERAGE", "INF", "L1", "L2", "RMS", "Block", "Norm", "measure"]
+__all__ = ["Block", "Norm", "measure"]

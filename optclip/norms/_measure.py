@@ -15,17 +15,18 @@ from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName, Leaf
 from optclip.norms import _roots, _totals
-from optclip.norms._norm import L2, Block, Norm, check_norm
+from optclip.norms._norm import L2, Block, Norm, NormLike, as_norm
 
 
 def measure(
-    blocks: Sequence[Block], norm: Norm = L2, axis_name: AxisName | None = None
+    blocks: Sequence[Block], norm: NormLike = "l2", axis_name: AxisName | None = None
 ) -> list[jax.Array]:
     """The norm of each block, over all devices that the block is split over.
 
     Args:
       blocks: what shares a norm.
-      norm: which norm.
+      norm: which norm: `"l1"`, `"l2"`, `"inf"`, `"rms"`, `"average"`, an order p above
+        0, or a `Norm`.
       axis_name: a name, a tuple of names (`()` for none) or a PartitionSpec: the mapped
         axes that all leaves are split over; None reads them off each array's type.
 
@@ -38,7 +39,7 @@ def measure(
       ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
         it is needed.
     """
-    _check(blocks, norm, axis_name)
+    _check(blocks, axis_name)
     return measure_batched(
         [
             dataclasses.replace(
@@ -46,7 +47,7 @@ def measure(
             )
             for block in blocks
         ],
-        norm,
+        as_norm(norm),
         axis_name,
     ).entries()
 
@@ -123,9 +124,8 @@ def _count(
     return here * _axis_names.axes_size(split)
 
 
-def _check(blocks: Sequence[Block], norm: Norm, axis_name: AxisName | None) -> None:
+def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
     _validate.kind("blocks", blocks, (list, tuple), "a list of optclip.norms.Block")
-    check_norm(norm)
     _axis_names.check(axis_name, by_leaf=False)
     for i, block in enumerate(blocks):
         _validate.kind(f"`blocks[{i}]`", block, Block, "an optclip.norms.Block")

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from optclip._arrays import _validate
 from optclip._arrays._types import Leaf
@@ -12,7 +13,8 @@ from optclip._arrays._types import Leaf
 class Norm:
     r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
 
-    Use the constants `L1`, `L2`, `INF`, `RMS`, `AVERAGE`, or `Norm(p)` for another p.
+    Where a norm is asked for, a name or an order does: `"l1"`, `"l2"`, `"inf"`,
+    `"rms"` (`Norm(2.0, 0.5)`), `"average"` (`Norm(2.0, 1.0)`), or p, any number.
 
     Args:
       ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
@@ -27,8 +29,7 @@ class Norm:
     Example:
       >>> import jax.numpy as jnp
       >>> import optclip
-      >>> cube = optclip.norms.Norm(3.0)
-      >>> tx = optclip.clip_by(1.0, norm=cube)
+      >>> tx = optclip.clip_by(1.0, norm=optclip.norms.Norm(3.0))
       >>> updates = jnp.array([3.0, 4.0, 5.0])
       >>> _, state = tx.update(updates, tx.init(updates))
       >>> print(optclip.metrics(state)["clip/norm"])
@@ -48,17 +49,28 @@ class Norm:
         _validate.fraction("per_count", self.per_count)
 
 
-def check_norm(norm: object) -> None:
-    """Raise unless this may be a `norm=`."""
-    wanted = "optclip.norms.L1, L2, INF, RMS, AVERAGE or Norm(p)"
-    _validate.kind("norm", norm, Norm, wanted)
-
-
 L1: Norm = Norm(1.0)
 L2: Norm = Norm(2.0)
 INF: Norm = Norm(math.inf)
 RMS: Norm = Norm(2.0, per_count=0.5)
 AVERAGE: Norm = Norm(2.0, per_count=1.0)
+
+
+_BY_NAME = {"l1": L1, "l2": L2, "inf": INF, "rms": RMS, "average": AVERAGE}
+NormLike = Norm | float | Literal["l1", "l2", "inf", "rms", "average"]
+
+
+def as_norm(norm: NormLike) -> Norm:
+    """The norm that a `norm=` argument names, by name or by order."""
+    if isinstance(norm, Norm):
+        return norm
+    if isinstance(norm, str) and norm in _BY_NAME:
+        return _BY_NAME[norm]
+    if isinstance(norm, (int, float)) and not isinstance(norm, bool):
+        return Norm(norm)
+    names = ", ".join(map(repr, _BY_NAME))
+    wanted = f"{names}, an order p or an optclip.norms.Norm"
+    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
 
 
 def of_order(ord: float | None) -> Norm:

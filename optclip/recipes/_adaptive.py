@@ -31,12 +31,12 @@ def agc(
       min_norm: :math:`\epsilon`.
       stacked: which leaves hold a layer in each entry of their first axis, by path.
       axis: over which axes a unit goes, by path and shape; see `optclip.units`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer; `update` must be given the parameters. The
       paper leaves out the last linear layer:
-      `clip_mask=optclip.by_path(lambda path: "head" not in path)`.
+      `mask=optclip.by_path(lambda path: "head" not in path)`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -67,7 +67,7 @@ def autoclip(
     Args:
       q: the quantile, from 0 to 1; the paper's p over 100.
       window: how many norms are remembered; the paper remembers all.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer, with a state of 40 kB.
@@ -108,7 +108,7 @@ def zclip(
       warmup: so many steps give their first values.
       max_norm: no norm goes above it, in the warm-up too; inf for the paper's equations
         alone.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer.
@@ -143,7 +143,7 @@ def mean_std_clip(
     Args:
       k: the number of standard deviations.
       window: the number of norms.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer; Levanter has it behind Adam and its

@@ -33,7 +33,7 @@ def adagc(
       warmup: so many steps are clipped by their global norm; the smallest norm that
         a leaf had left in them is its first :math:`\gamma`.
       max_norm: to this.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer.
@@ -54,7 +54,7 @@ def adagc(
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     threshold = thresholds.ema(ratio, decay, warmup, max_norm)
-    return made(clip_by, options, threshold, over=scopes.LEAF)
+    return made(clip_by, options, threshold, over="leaf")
 
 
 def olmo_ratio(
@@ -68,7 +68,7 @@ def olmo_ratio(
     Args:
       ratio: r, `max_grad_norm_ratio` there, where it has no default.
       decay: :math:`\beta`, the larger of Adam's two there.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer. The first step is not clipped; a leaf
@@ -89,7 +89,7 @@ def olmo_ratio(
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
     all_options: dict[str, Any] = {"eps": 1e-6} | given(options)
-    return made(clip_by, all_options, threshold, over=scopes.LEAF)
+    return made(clip_by, all_options, threshold, over="leaf")
 
 
 def aggc(
@@ -120,7 +120,7 @@ def aggc(
       max_shrink: the smallest factor.
       max_growth: the largest factor; 1, as in their LoRA scripts, lets none grow. Their
         GRPO scripts do: `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer. Unlike in the authors' code the first step,

@@ -6,12 +6,12 @@ from typing import Any, Unpack
 
 import optax
 
-from optclip import responses, scopes, thresholds
+from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
 from optclip.recipes._options import given, made, refuse_behind_moments
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
-from optclip.wrappers import after, with_reset
+from optclip.wrappers import clip_after, with_periodic_reset
 from optclip.wrappers._inner import transformation
 
 
@@ -37,7 +37,7 @@ def spam(
       every: its moments and v begin anew every so many steps.
       warmup: over so many the updates then come back.
       grace: in so many nothing is clipped then, nor at the start.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows. Unlike in the authors'
@@ -61,9 +61,9 @@ def spam(
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
-    clip = made(clip_by, options, rule, over=scopes.ELEMENT)
+    clip = made(clip_by, options, rule, over="element")
     chain = optax.chain(clip, transformation("inner", adam))
-    return with_reset(chain, every, warmup=warmup)
+    return with_periodic_reset(chain, every, warmup=warmup)
 
 
 def stable_spam(
@@ -86,7 +86,7 @@ def stable_spam(
       b1: of :math:`\hat\mu`, the running norm of each leaf.
       b2: of :math:`\hat\nu`, the running square of it.
       every: Adam begins anew every so many steps; the thresholds go on.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows. The authors' code has
@@ -113,14 +113,14 @@ def stable_spam(
     of_elements: dict[str, Any] = {"name": "max"} | given(options)
     of_leaves: dict[str, Any] = {"name": "norm"} | given(options)
     elements = made(
-        clip_by, of_elements, thresholds.ema_of_max(decay), over=scopes.ELEMENT,
+        clip_by, of_elements, thresholds.ema_of_max(decay), over="element",
         response="proportional",
     )  # fmt: skip
     leaves = made(
-        clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over=scopes.LEAF,
+        clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over="leaf",
         response="normalize",
     )  # fmt: skip
-    reset = with_reset(adam, every, warmup=0, keep=None)
+    reset = with_periodic_reset(adam, every, warmup=0, keep=None)
     return optax.with_extra_args_support(optax.chain(elements, leaves, reset))
 
 
@@ -142,7 +142,7 @@ def acclip(
       b2: :math:`\beta_2`.
       alpha: :math:`\alpha`, from 1 to 2 in the paper.
       eps: :math:`\epsilon`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows.
@@ -165,6 +165,8 @@ def acclip(
     refuse_behind_moments("acclip", options)
     clip = made(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
-        over=scopes.ELEMENT, response=responses.detached("hard"), eps=eps,
+        over="element", response=responses.detached("hard"), eps=eps,
     )  # fmt: skip
-    return after(optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip)
+    return clip_after(
+        optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip
+    )

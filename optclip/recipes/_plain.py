@@ -7,14 +7,13 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 import optax
 
-from optclip import scopes
 from optclip._arrays import _validate
 from optclip.recipes._options import made, through
 from optclip.thresholds._rule import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
-from optclip.wrappers import with_carry
+from optclip.wrappers import with_error_feedback
 
 
 def auto_s(
@@ -27,7 +26,7 @@ def auto_s(
     Args:
       max_norm: R.
       gamma: :math:`\gamma`; 0 is the paper's AUTO-V.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer, of one gradient; the paper's are those of
@@ -61,7 +60,7 @@ def sclip(
       c: the limit, a number or an optax schedule.
       tau: :math:`\tau`, above 0, likewise: small elements are multiplied by
         :math:`c / \sqrt\tau`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation before the optimizer: a smooth clip at :math:`\sqrt\tau`, then a
@@ -82,7 +81,7 @@ def sclip(
             _validate.plain(name, value, above=name == "tau")
     edge: Any = through(jnp.sqrt, tau)
     scale: Any = through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
-    clip = made(clip_by, options, edge, over=scopes.ELEMENT, response="smooth")
+    clip = made(clip_by, options, edge, over="element", response="smooth")
     # By a schedule also where it is a number: that keeps the dtype of the updates.
     at: Any = scale if callable(scale) else lambda step: scale
     scaled = optax.scale_by_schedule(at)
@@ -101,7 +100,7 @@ def uclip(
       clip: any clip; None is `clip_by_value(1.0)`.
 
     Returns:
-      A transformation before the optimizer: `optclip.with_carry(clip)`.
+      A transformation before the optimizer: `optclip.with_error_feedback(clip)`.
 
     Raises:
       TypeError: `clip` is not an optax transformation.
@@ -112,10 +111,10 @@ def uclip(
       >>> state = tx.init(jnp.zeros(1))
       >>> for size in (2.5, 0.0):
       ...     updates, state = tx.update(jnp.array([size]), state)
-      >>> print(updates, state.carry_rest)
+      >>> print(updates, state.feedback_residual)
       [1.] [0.5]
 
     Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
     2023, arXiv:2302.02971.
     """
-    return with_carry(clip_by_value(1.0) if clip is None else clip)
+    return with_error_feedback(clip_by_value(1.0) if clip is None else clip)

@@ -64,8 +64,8 @@ def olmo_skip(
     _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    value_when = rule if use_value else None
-    return made(skip, options, _adam_if(inner), when=rule, value_when=value_when)
+    max_value = rule if use_value else None
+    return made(skip, options, _adam_if(inner), max_norm=rule, max_value=max_value)
 
 
 def axlearn_skip(
@@ -108,12 +108,12 @@ def axlearn_skip(
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
     all_options: dict[str, Any] = {"learn_skipped": False} | given(options)
-    return made(skip, all_options, _adam_if(inner), when=rule)
+    return made(skip, all_options, _adam_if(inner), max_norm=rule)
 
 
 def megatron_skip(
     inner: optax.GradientTransformation | None = None,
-    when: ThresholdTree = math.inf,
+    max_norm: ThresholdTree = math.inf,
     **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
@@ -122,7 +122,7 @@ def megatron_skip(
 
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
-      when: the number, or an optax schedule; inf skips only what is not finite.
+      max_norm: the number, or an optax schedule; inf skips only what is not finite.
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
@@ -130,13 +130,13 @@ def megatron_skip(
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
-      >>> tx = optclip.recipes.megatron_skip(optax.sgd(1.0), when=10.0)
+      >>> tx = optclip.recipes.megatron_skip(optax.sgd(1.0), max_norm=10.0)
       >>> print(tx.update(jnp.array([11.0]), tx.init(jnp.zeros(1)))[0])
       [0.]
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return made(skip, options, _adam_if(inner), when=when)
+    return made(skip, options, _adam_if(inner), max_norm=max_norm)
 
 
 def _adam_if(inner: Any) -> Any:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import norms, scopes
 from optclip._arrays import _batching, _leaves, _validate
 from optclip._arrays._numerics import ratio
 from optclip._arrays._types import PyTree
@@ -18,7 +17,7 @@ from optclip.recipes._options import made, refuse_behind_moments
 from optclip.thresholds import Seen
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
-from optclip.wrappers import after
+from optclip.wrappers import clip_after
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def stable_adamw(
       b2: Adam's.
       eps: Adam's, and :math:`\epsilon` above.
       weight_decay: AdamW's; `update` must then be given the parameters.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Recorded are the norm of each step and the one that it may have.
 
@@ -107,10 +106,10 @@ def stable_adamw(
 
     adam = optax.scale_by_adam(b1, b2, eps)
     rule = _Until(over_second_moment)
-    clip = made(clip_by, options, rule, over=scopes.LEAF, norm=norms.RMS)
+    clip = made(clip_by, options, rule, over="leaf", norm="rms")
     if _validate.concrete(weight_decay) != 0:
         adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
-    return after(optax.masked(adam, _leaves.are_floating), clip)
+    return clip_after(optax.masked(adam, _leaves.are_floating), clip)
 
 
 def clippy(
@@ -124,7 +123,7 @@ def clippy(
     Args:
       relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
       absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
-      options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
+      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Recorded are the largest element of each step and the one that it may have.
 
@@ -162,7 +161,7 @@ def clippy(
         return jax.tree.map(quotient, seen.updates, seen.params)
 
     rule = _Until(over_allowed)
-    return made(clip_by, options, rule, over=scopes.LEAF, norm=norms.INF)
+    return made(clip_by, options, rule, over="leaf", norm="inf")
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

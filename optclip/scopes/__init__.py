@@ -7,9 +7,6 @@ norm each leaf was in. It does no arithmetic: your own is a class with two metho
 from optclip.scopes._axes import axes as axes
 from optclip.scopes._axes import units as units
 from optclip.scopes._groups import groups as groups
-from optclip.scopes._scope import ELEMENT as ELEMENT
-from optclip.scopes._scope import LEAF as LEAF
-from optclip.scopes._scope import TREE as TREE
 from optclip.scopes._scope import Scope as Scope
 
-__all__ = ["ELEMENT", "LEAF", "TREE", "Scope", "axes", "groups", "units"]
+__all__ = ["Scope", "axes", "groups", "units"]

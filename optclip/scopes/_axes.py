@@ -157,7 +157,7 @@ def _counted_from_zero(axis: tuple[int, ...], x: Any, path: KeyPath) -> tuple[in
 
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
-            f"{wrong('axes that each leaf has')} Leave such leaves out with clip_mask=,"
+            f"{wrong('axes that each leaf has')} Leave such leaves out with mask=,"
             " or clip them by another transformation under optax.masked."
         )
     found = tuple(sorted(a % ndim for a in axis))

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -59,7 +59,7 @@ class Scope(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Tree(Scope):
-    """One norm over all leaves: the global norm. Use the constant `TREE`."""
+    """One norm over all leaves: the global norm, `over="tree"`."""
 
     itemized = True
 
@@ -72,7 +72,7 @@ class Tree(Scope):
 
 @dataclasses.dataclass(frozen=True)
 class Leaf(Scope):
-    """One norm for each leaf. Use the constant `LEAF`."""
+    """One norm for each leaf, `over="leaf"`."""
 
     def blocks(self, tree: PyTree) -> Any:
         return jax.tree.map(lambda x: Block([x]), tree)
@@ -83,7 +83,7 @@ class Leaf(Scope):
 
 @dataclasses.dataclass(frozen=True)
 class Element(Scope):
-    """Each element by its own modulus. Use the constant `ELEMENT`."""
+    """Each element by its own modulus, `over="element"`."""
 
     def blocks(self, tree: PyTree) -> Any:
         return jax.tree.map(lambda x: Block([x], ()), tree)
@@ -95,6 +95,23 @@ class Element(Scope):
 TREE: Tree = Tree()
 LEAF: Leaf = Leaf()
 ELEMENT: Element = Element()
+
+_BY_NAME = {"tree": TREE, "leaf": LEAF, "element": ELEMENT}
+ScopeLike = Scope | Literal["tree", "leaf", "element"]
+
+
+def as_scope(over: ScopeLike) -> Scope:
+    """The scope that an `over=` argument names."""
+    if isinstance(over, Scope):
+        return over
+    if isinstance(over, str) and over in _BY_NAME:
+        return _BY_NAME[over]
+    wanted = (
+        "'tree', 'leaf', 'element', optclip.axes(...), units(...), groups(...) or an"
+        " instance of a subclass of optclip.scopes.Scope"
+    )
+    advice = _validate.static("over")
+    raise TypeError(_validate.must_be("over", wanted, over, advice))
 
 
 def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:

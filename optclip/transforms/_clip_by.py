@@ -13,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import norms, scopes
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted
 from optclip._arrays._types import Leaf, PyTree, TreeDef
-from optclip._clip._clip import Clip, ScalingClip
-from optclip._clip._elements import ElementClip, Limits
+from optclip._clip._clip import Clip
+from optclip._clip._elements import ElementClip, Limits, clip_of
 from optclip._clip._layout import Layout
 from optclip.norms import _measure
-from optclip.responses import Response
+from optclip.norms._norm import NormLike, as_norm
 from optclip.responses._resolve import resolve
-from optclip.scopes._scope import Element
+from optclip.scopes._scope import ScopeLike, as_scope
 from optclip.thresholds import _memory, _rule
 from optclip.transforms import _record, _state
 from optclip.transforms._state import ClipRecord, ClipState
@@ -42,12 +41,13 @@ from optclip.typing import (
 def clip_by(
     threshold: ThresholdTree,
     *,
-    over: scopes.Scope = scopes.TREE,
-    norm: norms.Norm = norms.L2,
+    over: ScopeLike = "tree",
+    norm: NormLike = "l2",
     response: ResponseLike = "hard",
     eps: Number = 0.0,
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
     norm_mask: Mask | None = None,
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
@@ -63,10 +63,12 @@ def clip_by(
         to zero, inf measures and touches nothing); an optax schedule (what it returns
         counts as traced: below 0 is 0, NaN stays NaN); a rule with
         `init(norm)` and `update(seen, memory)`; for leaf and group scope a prefix tree
-        of these, None for unclipped; for `ELEMENT` also `thresholds.bounds(...)`.
-      over: what shares a norm: `TREE`, `LEAF`, `ELEMENT`, `axes(...)`, `groups(...)`,
-        or a scope of your own.
-      norm: `norms.L2`, `L1`, `INF`, `RMS`, `AVERAGE` or `Norm(p)`.
+        of these, None for unclipped; for single elements also
+        `thresholds.bounds(...)`.
+      over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `axes(...)`,
+        `units(...)`, `groups(...)`, or a scope of your own.
+      norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above 0, or an
+        `optclip.norms.Norm`.
       response: what happens at the threshold: a name such as `"hard"`, `"smooth"` or
         `"drop"` (`help(optclip.responses)` has them all), an object with
         `coefficient(norm, threshold)`, or a function of those two. It is asked inside
@@ -79,9 +81,11 @@ def clip_by(
         not to the threshold.
       nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
         `optclip.functional`.
-      norm_mask: which leaves enter the norm: a tree of bools, a prefix of one, or a
-        function tree -> tree.
-      clip_mask: which leaves are scaled; likewise.
+      mask: which leaves are clipped; the others are left alone altogether, neither
+        measured nor scaled. A tree of bools, a prefix of one, or a function that
+        returns one for the updates, such as `optclip.by_path(...)`; None is all leaves.
+      norm_mask: for experts: of these leaves, which enter the norm; likewise.
+      clip_mask: for experts: of these leaves, which are scaled; likewise.
       axis_name: mapped axes that leaves are split over, which a norm spans: a name, a
         tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these or a
         function tree -> tree; None reads them off the type of each leaf, which
@@ -110,8 +114,8 @@ def clip_by(
        [0.78 0.71]]
     """
     clip = clip_of(
-        over, norm, resolve(response), eps, strict, nonfinite,
-        norm_mask, clip_mask, axis_name,
+        as_scope(over), as_norm(norm), resolve(response), eps, strict, nonfinite,
+        mask, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     engine = Engine(clip, _rules(threshold, clip), record, name)
 
@@ -225,14 +229,6 @@ class Engine:
         return ClipState(count, step.memories, {self.name: record})
 
 
-def clip_of(
-    scope: scopes.Scope, norm: norms.Norm, response: Response, *rest: Any
-) -> Clip[Any, Any]:
-    """The clip of its kind: of elements where the response can move them."""
-    moves = isinstance(scope, Element) and hasattr(response, "element")
-    return (ElementClip if moves else ScalingClip)(scope, norm, response, *rest)
-
-
 def _rules(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
     if isinstance(threshold, _rule.Named):
         name, given = threshold.name, threshold.value
@@ -241,7 +237,7 @@ def _rules(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
         return {"threshold": _rule.as_rules("threshold", threshold)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
-            "Two bounds are for single elements. Give over=optclip.ELEMENT and"
+            "Two bounds are for single elements. Give over='element' and"
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return {"lower": threshold.lower, "upper": threshold.upper}

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from optclip._arrays import _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
-from optclip.scopes import TREE, Scope
+from optclip.scopes import Scope
+from optclip.scopes._scope import TREE
 
 
 class ClipRecord(NamedTuple):

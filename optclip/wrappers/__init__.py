@@ -1,16 +1,16 @@
 """Around an optimizer or a clip: what changes more than one gradient.
 
-============== ========================================================================
-`skip`         leave out a step whose norm or loss is off, moments and all
-`with_carry`   what was cut off is added to the next step: U-Clip
-`with_reset`   begin an optimizer's moments anew every so many steps: SPAM
-`after`        clip what an optimizer returns, with a look at the gradients: ACClip
-============== ========================================================================
+===================== =================================================================
+`skip`                leave out a step whose norm or loss is off, moments and all
+`with_error_feedback` what was cut off is added to the next step: U-Clip
+`with_periodic_reset` begin an optimizer's moments anew every so many steps: SPAM
+`clip_after`          clip what an optimizer returns, seeing the gradients: ACClip
+===================== =================================================================
 """
 
-from optclip.wrappers._after import after as after
-from optclip.wrappers._carry import with_carry as with_carry
-from optclip.wrappers._reset import with_reset as with_reset
+from optclip.wrappers._clip_after import clip_after as clip_after
+from optclip.wrappers._error_feedback import with_error_feedback as with_error_feedback
+from optclip.wrappers._periodic_reset import with_periodic_reset as with_periodic_reset
 from optclip.wrappers._skip import skip as skip
 
-__all__ = ["after", "skip", "with_carry", "with_reset"]
+__all__ = ["clip_after", "skip", "with_error_feedback", "with_periodic_reset"]

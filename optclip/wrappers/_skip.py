@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip import norms, responses, scopes
+from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
+from optclip.norms._norm import as_norm
+from optclip.scopes._scope import as_scope
 from optclip.thresholds import _memory
 from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
 from optclip.transforms._clip_by import Engine
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
-from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
+from optclip.typing import AxisName, Mask, NormLike, ScopeLike, Threshold, ThresholdTree
 from optclip.wrappers._inner import transformation
 
 
@@ -41,13 +43,13 @@ class SkipState(NamedTuple):
 def skip(
     inner: optax.GradientTransformation,
     *,
-    when: ThresholdTree = math.inf,
-    value_when: Threshold | None = None,
-    over: scopes.Scope = scopes.TREE,
-    norm: norms.Norm = norms.L2,
+    max_norm: ThresholdTree = math.inf,
+    max_value: Threshold | None = None,
+    over: ScopeLike = "tree",
+    norm: NormLike = "l2",
     max_consecutive: int | None = None,
     learn_skipped: bool = True,
-    norm_mask: Mask | None = None,
+    mask: Mask | None = None,
     axis_name: AxisName | None = None,
     name: str = "skip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -59,45 +61,52 @@ def skip(
 
     Args:
       inner: the optimizer to leave out, such as a chain of a clip and Adam.
-      when: the norm above which a step is skipped: whatever `clip_by` takes for a
-        threshold; of several norms one is enough.
-      value_when: likewise for the loss, the extra argument `value` of `update`: a
-        number, a schedule or a rule; None does not look at it.
-      over: what shares a norm, as in `clip_by`.
-      norm: as in `clip_by`.
+      max_norm: the norm above which a step is skipped: a number, an optax schedule, a
+        rule of `optclip.thresholds`, or for leaves and groups a prefix tree of these
+        with None for no limit; of several norms one is enough.
+      max_value: the loss above which a step is skipped, the extra argument `value` of
+        `update`: a number, a schedule or a rule; None does not look at it.
+      over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `axes(...)`,
+        `units(...)`, `groups(...)`, or a scope of your own.
+      norm: which norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above
+        0, or an `optclip.norms.Norm`.
       max_consecutive: after so many skips without a break the next step is taken
         whatever it is, NaN included: loud, where training stands still otherwise. None
         is never.
-      learn_skipped: whether the rules of `when` and `value_when` learn from steps that
-        were skipped (never from what is not finite; `ema`, which learns from what is
+      learn_skipped: whether the rules of `max_norm` and `max_value` learn from steps
+        that were skipped (never from what is not finite; `ema`, which learns from what is
         left, from none of them). True follows a shift of level, but a huge spike then
         hides the next ones as long as the window remembers it; False sees those, but
         after a shift skips for ever: give `max_consecutive` with it.
-      norm_mask: which leaves are looked at, as in `clip_by`.
-      axis_name: as in `clip_by`.
+      mask: which leaves are looked at; a step is skipped for all leaves or for none. A
+        tree of bools, a prefix of one, or a function that makes one of the updates,
+        such as `optclip.by_path(...)`; None is all leaves.
+      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
+        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
+        None reads them off the type of each leaf, which `jax.shard_map` keeps.
       name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
         `skip/skipped` and `skip/consecutive`, `skip/rate`, the fraction of steps whose
-        norm was above the threshold, and with `value_when` also `skip/value` and
+        norm was above the threshold, and with `max_value` also `skip/value` and
         `skip/value_threshold`. What `inner` records it records of steps taken.
 
     Returns:
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
 
     Raises:
-      ValueError: `value_when` is given, and at `update` `value` is not.
+      ValueError: `max_value` is given, and at `update` `value` is not.
 
     ========================== ======================================================
     edge                       what happens
     ========================== ======================================================
     NaN or inf in the updates  skipped; it never enters a rule's memory
-    NaN or inf as `value`      skipped, if `value_when` is given; likewise
-    norm equal to `when`       taken
-    `when` that is NaN         skipped
+    NaN or inf as `value`      skipped, if `max_value` is given; likewise
+    norm equal to `max_norm`   taken
+    `max_norm` that is NaN     skipped
     ========================== ======================================================
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
-      >>> tx = optclip.skip(optax.sgd(1.0, momentum=0.9), when=10.0)
+      >>> tx = optclip.skip(optax.sgd(1.0, momentum=0.9), max_norm=10.0)
       >>> state = tx.init(jnp.zeros(1))
       >>> for size in (1.0, 1000.0, jnp.nan, 1.0):
       ...     updates, state = tx.update(jnp.array([size]), state)
@@ -115,11 +124,11 @@ def skip(
     wrapped = transformation("inner", inner)
     # Detached, so that of single elements the norms are taken too.
     clip = ScalingClip(
-        over, norm, responses.detached("drop"),
-        norm_mask=norm_mask, axis_name=axis_name,
+        as_scope(over), as_norm(norm), responses.detached("drop"),
+        mask=mask, axis_name=axis_name,
     )  # fmt: skip
-    watch = Engine(clip, {"when": as_rules("when", when)}, True, name)
-    value_rule = None if value_when is None else one_rule("value_when", value_when)
+    watch = Engine(clip, {"max_norm": as_rules("max_norm", max_norm)}, True, name)
+    value_rule = None if max_value is None else one_rule("max_value", max_value)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
@@ -127,7 +136,7 @@ def skip(
     def init_fn(params: PyTree) -> SkipState:
         zero = jnp.zeros((), jnp.float32)
         memory = (
-            () if value_rule is None else _memory.init("value_when", value_rule, zero)
+            () if value_rule is None else _memory.init("max_value", value_rule, zero)
         )
         # Two, not one twice, which could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
@@ -219,14 +228,14 @@ def _judged(
         updates=updates,
     )
     bad = ~jnp.isfinite(value)
-    threshold, memory = _memory.update("value_when", rule, shown, memory, bad)
+    threshold, memory = _memory.update("max_value", rule, shown, memory, bad)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
 def _nothing_to_measure(tree: PyTree, **how: Any) -> Any:
     del tree, how
     raise ValueError(
-        "`value_when` must be a rule of norms alone, such as"
+        "`max_value` must be a rule of norms alone, such as"
         " optclip.thresholds.mean_plus_std(6.0), got one that measures a tree: a loss"
         " is a number."
     )
