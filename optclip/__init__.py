@@ -87,4 +87,35 @@ __all__ = [
     "with_periodic_reset",
 ]
 
+# What others call it, or it was called before: where to find it.
+_ELSEWHERE = {
+    "ELEMENT": "over='element'",
+    "LEAF": "over='leaf'",
+    "TREE": "over='tree'",
+    "adaptive_grad_clip": "optclip.recipes.agc",
+    "after": "optclip.clip_after",
+    "apply_if_finite": "optclip.skip",
+    "clip": "optclip.clip_by_value",
+    "clip_by_block_rms": "optclip.clip_by_rms",
+    "clip_grad_norm": "optclip.functional.clip_by_global_norm",
+    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
+    "clip_grad_value_": "optclip.functional.clip_by_value",
+    "skip_not_finite": "optclip.skip",
+    "with_carry": "optclip.with_error_feedback",
+    "with_reset": "optclip.with_periodic_reset",
+}
+
+
+def __getattr__(name: str) -> object:
+    places = (functional, recipes, thresholds, responses, scopes, norms, typing)
+    found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
+    found = [_ELSEWHERE[name]] if name in _ELSEWHERE else found
+    hint = f" Did you mean {' or '.join(found)}?" if found else ""
+    raise AttributeError(f"module 'optclip' has no attribute {name!r}.{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 _name_public_paths(norms, responses, scopes, thresholds, _sys.modules[__name__])

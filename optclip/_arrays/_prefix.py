@@ -1,6 +1,7 @@
 """Trees that describe other trees: masks, labels, thresholds given as prefixes."""
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -172,8 +173,15 @@ def _as_float(value: Any) -> Any:
     return float(value) if isinstance(value, int) else value
 
 
-def spread_mask(name: str, mask: Mask | None, flat: _leaves.Flat) -> list[bool]:
-    """One bool for each leaf, in order; None means all."""
+def spread_mask(
+    name: str, mask: Mask | None, flat: _leaves.Flat, live: list[bool]
+) -> list[bool]:
+    """One bool for each leaf, in order; None means all.
+
+    Raises:
+      TypeError: it is not made of bools.
+      ValueError: it takes none of the leaves that are `live`, which may be clipped.
+    """
     if mask is None:
         return [True] * len(flat.leaves)
     if isinstance(mask, (bool, np.bool_)) and len(flat.leaves) > 1:
@@ -190,6 +198,13 @@ def spread_mask(name: str, mask: Mask | None, flat: _leaves.Flat) -> list[bool]:
             advice = "Give a tree of bools or a function that returns one."
             advice = f"{advice} {_validate.static(name)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
+    if any(live) and not any(map(operator.and_, spread, live)):
+        there = zip(flat.paths, live, strict=True)
+        raise ValueError(
+            f"`{name}` must be True for a leaf, got False for all: the paths are"
+            f" {_listed([path for path, is_live in there if is_live])}. To measure and"
+            " clip nothing give a threshold of inf."
+        )
     return [bool(value) for value in spread]
 
 

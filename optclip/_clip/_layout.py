@@ -65,7 +65,7 @@ def layout_of(
     live = flat.clippable()
     masks = {"mask": mask, "norm_mask": norm_mask, "clip_mask": clip_mask}
     taken, counted, scaled = (
-        _prefix.spread_mask(name, given, flat) for name, given in masks.items()
+        _prefix.spread_mask(name, given, flat, live) for name, given in masks.items()
     )
     declared = _axis_names.by_leaf(axis_name, flat)
     shown = [

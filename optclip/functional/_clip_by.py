@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
@@ -13,7 +12,7 @@ from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
 from optclip._clip._elements import clip_of
 from optclip.norms._norm import NormLike, as_norm
-from optclip.responses._resolve import at_step, resolve
+from optclip.responses._resolve import is_same_always, resolve
 from optclip.scopes._scope import ScopeLike, as_scope
 from optclip.thresholds._rule import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, ResponseLike
@@ -87,7 +86,7 @@ def clip_by(
       [[7. 1.]]
     """
     how = resolve(response)
-    if at_step(how, jnp.zeros((), jnp.int32)) is not how:
+    if not is_same_always(how):
         advice = "A pure function has no step: give the value of the schedule."
         wanted = "without a schedule in it"
         raise ValueError(_validate.must_be("response", wanted, response, advice))

@@ -139,6 +139,11 @@ def at_step(response: Response, step: jax.Array) -> Response:
     return response.at(step) if isinstance(response, Band) else response
 
 
+def is_same_always(response: Response) -> bool:
+    """Whether it has no schedule in it."""
+    return at_step(response, jnp.zeros((), jnp.int32)) is response
+
+
 def is_ours(response: Response) -> bool:
     """Whether it is one of optclip's own, which many norms may be shown to at once."""
     if isinstance(response, Detached):

@@ -5,28 +5,20 @@ Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _leaves, _placement
-from optclip._arrays._batching import Batched
-from optclip._arrays._numerics import counted
-from optclip._arrays._types import Leaf, PyTree, TreeDef
-from optclip._clip._clip import Clip
-from optclip._clip._elements import ElementClip, Limits, clip_of
-from optclip._clip._layout import Layout
-from optclip.norms import _measure
+from optclip._arrays._types import PyTree
+from optclip._clip._elements import clip_of
 from optclip.norms._norm import NormLike, as_norm
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import ScopeLike, as_scope
-from optclip.thresholds import _memory, _rule
-from optclip.transforms import _record, _state
-from optclip.transforms._state import ClipRecord, ClipState
+from optclip.transforms import _state
+from optclip.transforms._engine import Engine, rules_of
+from optclip.transforms._state import ClipState
 from optclip.typing import (
     AxisName,
     Mask,
@@ -90,12 +82,14 @@ def clip_by(
         tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these or a
         function tree -> tree; None reads them off the type of each leaf, which
         `jax.shard_map` keeps.
-      record: whether the state keeps what happened; `"leaves"` keeps it by leaf for
-        leaf, axis and element scope; the tree has one norm only.
+      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
+        keeps it by leaf for leaf, axis and element scope. False keeps nothing.
       name: what `optclip.metrics` calls this clip.
 
     Returns:
-      A transformation; its state is a `ClipState` of fixed structure.
+      A transformation; its state is a `ClipState` of fixed structure. With
+      `record=False` and a threshold that is fixed it is `optax.EmptyState()`, as that
+      of optax's clips, so that one restores a checkpoint of the other.
 
     Raises:
       ValueError: an argument is out of range; or, at `init` and `update`, a tree of
@@ -117,7 +111,7 @@ def clip_by(
         as_scope(over), as_norm(norm), resolve(response), eps, strict, nonfinite,
         mask, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
-    engine = Engine(clip, _rules(threshold, clip), record, name)
+    engine = Engine(clip, rules_of(threshold, clip), record, name)
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
@@ -127,171 +121,25 @@ def clip_by(
         new = engine.recorded(step, coefficients) if record else None
         return clipped, engine.after(state, step, new)
 
+    if engine.is_stateless:
+        return _without_state(engine, update_fn)
     return optax.GradientTransformationExtraArgs(engine.init, update_fn)
 
 
-class Decision(NamedTuple):
-    """What a step is measured to be, and where it is to be clipped.
+def _without_state(
+    engine: Engine, update: Callable[..., tuple[PyTree, ClipState]]
+) -> optax.GradientTransformationExtraArgs:
+    """The same transformation with the state of optax's own clips."""
 
-    `clip` is the one of this step, if its response has a schedule; `bad` says which
-    blocks hold a non-finite entry, `memories` what the rules now remember.
-    """
+    def init_fn(params: PyTree) -> optax.EmptyState:
+        engine.init(params)  # It raises what there is to raise.
+        return optax.EmptyState()
 
-    clip: Clip[Any, Any]
-    layout: Layout
-    measured: Batched
-    bad: Batched
-    limits: Any
-    memories: list[PyTree]
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, optax.EmptyState]:
+        _state.check_empty(state)
+        nothing = ClipState(jnp.zeros((), jnp.int32), [()] * len(engine.rules), {})
+        return update(updates, nothing, params, **extra_args)[0], state
 
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """A clip with the rules of its threshold, and what it records of itself."""
-
-    clip: Clip[Any, Any]
-    rules: dict[str, PyTree]
-    record: Record
-    name: str
-
-    def __post_init__(self) -> None:
-        _state.check(self.record, self.name, self.clip.scope)
-
-    def init(self, params: PyTree) -> ClipState:
-        treedef, shapes = _norm_shapes(self.clip, params)
-        norms = [_placement.zeros(shape, params) for shape in shapes]
-        zeros = jax.tree.unflatten(treedef, norms)
-        memory = [_memory.init(key, rule, zeros) for key, rule in self.rules.items()]
-        blank = _state.blank(treedef, self.clip.scope, self.record)
-        step = jnp.zeros((), jnp.int32)
-        return ClipState(step, memory, {self.name: blank} if self.record else {})
-
-    def decide(
-        self,
-        updates: PyTree,
-        state: ClipState,
-        params: PyTree,
-        extra: dict[str, Any],
-        *,
-        in_common: bool = False,
-    ) -> Decision:
-        """The norms and thresholds of a step; `in_common` if all devices must agree."""
-        layout = self.clip.layout(updates)
-        _state.check_state(
-            state, len(self.rules), layout.treedef,
-            self.name, self.clip.scope, self.record,
-        )  # fmt: skip
-        if in_common or jax.tree.leaves(state.clip_memory):
-            self.clip.check_spans(layout)
-        now = self.clip.at(state.clip_step)
-        measured = now.measure(layout)
-        step = Decision(now, layout, measured, now.bad(layout, measured), None, [])
-        values = {}
-        for (key, rule), memory in zip(
-            self.rules.items(), state.clip_memory, strict=True
-        ):
-            if isinstance(rule, _rule.Constant):
-                values[key] = [rule.value] * len(layout.blocks)
-            elif _memory.is_fixed(rule):
-                norm = layout.tree(measured.entries())
-                found = _memory.fixed(key, rule, norm, state.clip_step)
-                values[key] = layout.entries(found)
-            else:
-                seen = _seen(step, state.clip_step, updates, params, extra)
-                flags = layout.tree(step.bad.entries())
-                found, memory = _memory.update(key, rule, seen, memory, flags)
-                values[key] = layout.entries(found)
-            step.memories.append(memory)
-        return step._replace(limits=_limits(now, values, measured))
-
-    def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
-        """What a step alone brings to the record."""
-        declared = step.measured.with_entries(
-            [_measure.declared_across(b) for b in step.layout.blocks]
-        )
-        limits, found = step.clip.recorded(step.measured, step.limits, coefficients)
-        return _record.of_step(
-            step.layout.treedef,
-            self.clip.scope,
-            self.record,
-            [step.measured, limits, found, step.bad, declared],
-            learns=bool(jax.tree.leaves(step.memories)),
-        )
-
-    def after(
-        self, state: ClipState, step: Decision, new: ClipRecord | None
-    ) -> ClipState:
-        """The state after a step."""
-        count = counted(state.clip_step)
-        if new is None:
-            return ClipState(count, step.memories, {})
-        record = _record.advanced(state.clip_record[self.name], new)
-        return ClipState(count, step.memories, {self.name: record})
-
-
-def _rules(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
-    if isinstance(threshold, _rule.Named):
-        name, given = threshold.name, threshold.value
-        return {name: _rule.as_rules(name, given)}
-    if not isinstance(threshold, _rule.Bounds):
-        return {"threshold": _rule.as_rules("threshold", threshold)}
-    if not isinstance(clip, ElementClip):
-        raise ValueError(
-            "Two bounds are for single elements. Give over='element' and"
-            " response='hard' with thresholds.bounds(...), or one threshold."
-        )
-    return {"lower": threshold.lower, "upper": threshold.upper}
-
-
-def _norm_shapes(
-    clip: Clip[Any, Any], params: PyTree
-) -> tuple[TreeDef, list[jax.ShapeDtypeStruct]]:
-    """The structure of the norms of trees like `params`, nothing computed."""
-    local = clip.at_init()
-    flat = _leaves.flatten(params)
-    live = flat.clippable()
-    treedefs = []
-
-    def measure(arrays: list[Leaf]) -> list[jax.Array]:
-        given = iter(arrays)
-        leaves = [
-            next(given) if is_live else x
-            for is_live, x in zip(live, flat.leaves, strict=True)
-        ]
-        layout = local.layout(flat.rebuild(leaves))
-        treedefs.append(layout.treedef)
-        return local.measure(layout).entries()
-
-    arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
-    shapes = jax.eval_shape(measure, arrays)
-    return treedefs[-1], shapes
-
-
-def _seen(
-    step: Decision,
-    count: jax.Array,
-    updates: PyTree,
-    params: PyTree,
-    extra: dict[str, Any],
-) -> _rule.Seen:
-    """What a rule is shown of a step."""
-    norm = step.layout.tree(step.measured.entries())
-    measure = functools.partial(_norm_tree, step.clip)
-    return _rule.Seen(
-        norm, None, step.clip.keep, measure, params, count, extra, updates
-    )
-
-
-def _norm_tree(clip: Clip[Any, Any], tree: PyTree, *, guarded: bool = True) -> PyTree:
-    # A tree of its own structure: parameters may have leaves that updates have not.
-    layout = clip.layout(tree)
-    return layout.tree(clip.measure(layout, guarded=guarded).entries())
-
-
-def _limits(
-    clip: Clip[Any, Any], values: dict[str, list[Any]], measured: Batched
-) -> Any:
-    if len(values) == 2:
-        return [Limits(lo, hi) for lo, hi in zip(*values.values(), strict=True)]
-    ((name, found),) = values.items()
-    return clip.fit(name, found, measured)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

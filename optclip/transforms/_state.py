@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optclip._arrays import _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
@@ -47,7 +48,7 @@ class SkipRecord(NamedTuple):
     Attributes:
       skip_skipped: int32, the number of steps skipped so far.
       skip_consecutive: int32, how many of them were the last ones without a break.
-      skip_value: float32, the last `value`, if `value_when` looks at it; else None.
+      skip_value: float32, the last `value`, if `max_value` looks at it; else None.
       skip_value_threshold: float32, what it was compared with; likewise.
     """
 
@@ -85,6 +86,16 @@ def check(record: Record, name: object, scope: Scope) -> None:
         )
     if not isinstance(name, str) or not name:
         raise TypeError(_validate.must_be("name", "a non-empty string", name))
+
+
+def check_empty(state: Any) -> None:
+    """Raise unless this is the state of a clip that keeps nothing."""
+    if not isinstance(state, optax.EmptyState):
+        advice = (
+            "This clip has record=False and a fixed threshold. Give the state that its"
+            " init returned, or set record=True."
+        )
+        raise TypeError(_validate.must_be("state", "EmptyState()", state, advice))
 
 
 def check_state(

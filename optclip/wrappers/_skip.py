@@ -18,7 +18,7 @@ from optclip.norms._norm import as_norm
 from optclip.scopes._scope import as_scope
 from optclip.thresholds import _memory
 from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
-from optclip.transforms._clip_by import Engine
+from optclip.transforms._engine import Engine
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import AxisName, Mask, NormLike, ScopeLike, Threshold, ThresholdTree
 from optclip.wrappers._inner import transformation
@@ -74,10 +74,10 @@ def skip(
         whatever it is, NaN included: loud, where training stands still otherwise. None
         is never.
       learn_skipped: whether the rules of `max_norm` and `max_value` learn from steps
-        that were skipped (never from what is not finite; `ema`, which learns from what is
-        left, from none of them). True follows a shift of level, but a huge spike then
-        hides the next ones as long as the window remembers it; False sees those, but
-        after a shift skips for ever: give `max_consecutive` with it.
+        that were skipped (never from what is not finite; `ema`, which learns from what
+        is left, from none of them). True follows a shift of level, but a huge spike
+        then hides the next ones as long as the window remembers it; False sees those,
+        but after a shift skips for ever: give `max_consecutive` with it.
       mask: which leaves are looked at; a step is skipped for all leaves or for none. A
         tree of bools, a prefix of one, or a function that makes one of the updates,
         such as `optclip.by_path(...)`; None is all leaves.

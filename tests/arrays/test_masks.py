@@ -34,8 +34,8 @@ def test_clip_mask_leaves_out_of_the_scaling_only(mask, run):
 
 
 @masks
-def test_both_leave_out_altogether(mask, run):
-    tx = optclip.clip_by_global_norm(1.0, norm_mask=mask, clip_mask=mask)
+def test_mask_leaves_out_altogether(mask, run):
+    tx = optclip.clip_by_global_norm(1.0, mask=mask)
     found, state = run(lambda t: tx.update(t, tx.init(t)))(TREE)
     np.testing.assert_allclose(found["b"], [0.8], rtol=1e-6)
     assert found["frozen"] == 1e6
@@ -46,15 +46,16 @@ def test_both_leave_out_altogether(mask, run):
 @pytest.mark.parametrize(
     "clip",
     [
-        lambda t, m: F.clip_by_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_rms(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_average_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_value(t, -1.0, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_group_norm(t, 1.0, BY_GROUP, clip_mask=m)[0],
+        lambda t, m: F.clip_by_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_rms(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_average_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_value(t, lower=-1.0, upper=1.0, mask=m),
+        lambda t, m: F.clip_by_group_norm(t, 1.0, BY_GROUP, mask=m)[0],
+        lambda t, m: F.clip_by(t, 1.0, over="leaf", mask=m)[0],
     ],
-    ids=["norm", "rms", "average", "value", "group"],
+    ids=["norm", "rms", "average", "value", "group", "any"],
 )
-def test_clip_mask_in_every_function(mask, clip):
+def test_mask_leaves_out_in_every_function(mask, clip):
     found = clip(TREE, mask)
     assert found["a"] == found["b"] == 1.0
     assert found["frozen"] == 1e6
@@ -75,9 +76,9 @@ def test_masks_are_prefixes_and_cover_sparse_and_none():
     mat = BCOO((jnp.array([3.0]), jnp.array([[1]])), shape=(4,))
     tree = {"x": [mat, jnp.array([4.0])], "y": None, "z": jnp.array([9.0])}
     mask = {"x": True, "y": True, "z": False}
-    assert F.global_norm(tree, norm_mask=mask) == 5.0
+    assert F.global_norm(tree, mask=mask) == 5.0
     by_map = jax.tree.map(lambda _: True, tree)
-    np.testing.assert_allclose(F.global_norm(tree, norm_mask=by_map), np.sqrt(106))
+    np.testing.assert_allclose(F.global_norm(tree, mask=by_map), np.sqrt(106))
 
 
 def test_by_path_sees_the_paths_a_person_would_type():
@@ -88,7 +89,7 @@ def test_by_path_sees_the_paths_a_person_would_type():
     assert found == {"enc": [{"w": True}, {"w": True}], "none": None}
 
 
-@pytest.mark.parametrize("name", ["norm_mask", "clip_mask"])
+@pytest.mark.parametrize("name", ["mask", "norm_mask", "clip_mask"])
 def test_bad_masks_are_refused_by_name(name):
     with pytest.raises(ValueError, match=f"`{name}` must be a prefix of the structure"):
         F.clip_by_global_norm(TREE, 1.0, **{name: {"a": True}})
@@ -100,9 +101,24 @@ def test_bad_masks_are_refused_by_name(name):
         F.clip_by_global_norm(TREE, 1.0, **{name: jnp.array(True)})
 
 
+@pytest.mark.parametrize("name", ["mask", "norm_mask", "clip_mask"])
+def test_a_mask_that_takes_no_leaf_is_refused_with_the_paths(name):
+    """As of a misspelt path; a tree in which nothing could be clipped has no such."""
+    tree = {"body": {"kernel": jnp.ones(2)}, "head": jnp.ones(1), "count": 3}
+    misspelt = optclip.by_path(lambda path: "haed" in path or path == "count")
+    with pytest.raises(ValueError, match=f"`{name}` must .*'body/kernel', 'head'"):
+        F.clip_by_global_norm(tree, 1.0, **{name: misspelt})
+    tx = optclip.clip_by_global_norm(1.0, **{name: misspelt})
+    with pytest.raises(ValueError, match=f"`{name}` must .*'body/kernel', 'head'"):
+        tx.init(tree)
+    found, norm = F.clip_by_global_norm({"count": 3}, 1.0, **{name: misspelt})
+    assert found == {"count": 3}
+    assert norm == 0
+
+
 def test_a_path_function_without_by_path_is_caught():
     """It would see the whole tree, and mask or label it with one value."""
-    for name in ("norm_mask", "clip_mask"):
+    for name in ("mask", "norm_mask", "clip_mask"):
         with pytest.raises(TypeError, match=f"`{name}` must return .*optclip.by_path"):
             F.clip_by_global_norm(TREE, 1.0, **{name: lambda path: "a" in path})
     with pytest.raises(TypeError, match="`groups` must return .*optclip.by_path"):
@@ -112,7 +128,7 @@ def test_a_path_function_without_by_path_is_caught():
 def test_masked_leaves_keep_the_bits():
     tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1e-40, jnp.nan])}
     mask = {"a": True, "b": False}
-    found, _ = F.clip_by_global_norm(tree, 1.0, norm_mask=mask, clip_mask=mask)
+    found, _ = F.clip_by_global_norm(tree, 1.0, mask=mask)
     assert helpers.differs(found["a"], tree["a"])
     helpers.assert_identical(found["b"], tree["b"])
 
@@ -120,7 +136,7 @@ def test_masked_leaves_keep_the_bits():
 TWO = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 
 
-@pytest.mark.parametrize("argument", ["norm_mask", "clip_mask"])
+@pytest.mark.parametrize("argument", ["mask", "norm_mask", "clip_mask"])
 def test_one_bool_is_no_mask_of_many_leaves(argument):
     """As it arrives where inject_hyperparams has called the function with the step."""
     with pytest.raises(TypeError, match=rf"`{argument}` must be .*False.*static_args"):

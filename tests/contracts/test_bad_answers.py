@@ -276,11 +276,11 @@ RULES = {
     "second_moment": thresholds.second_moment(),
 }
 SCOPES = {
-    "tree": optclip.TREE,
-    "leaf": optclip.LEAF,
+    "tree": "tree",
+    "leaf": "leaf",
     "axes": optclip.axes(0),
     "groups": optclip.groups({"a": "x", "b": "y"}),
-    "element": optclip.ELEMENT,
+    "element": "element",
 }
 
 
@@ -332,7 +332,7 @@ def test_leaves_of_one_path_do_not_hide_each_other():
 @pytest.mark.parametrize(
     ("factory", "arguments", "static"),
     [
-        (optclip.clip_by_norm, {"max_norm": 1.0, "clip_mask": jnp.array(True)}, "clip_mask"),
+        (optclip.clip_by_norm, {"max_norm": 1.0, "mask": jnp.array(True)}, "mask"),
         (optclip.clip_by_global_norm, {"max_norm": 1.0, "response": 3.0}, "response"),
         (optclip.clip_by_group_norm, {"max_norm": 1.0, "groups": 3.0}, "groups"),
         (optclip.clip_by_norm, {"max_norm": 1.0, "axis": 0}, "axis"),
@@ -347,6 +347,6 @@ def test_what_inject_hyperparams_must_have_as_static(factory, arguments, static)
 
 def test_a_mask_by_path_under_inject_hyperparams():
     mask = optclip.by_path(lambda path: path != "b")
-    tx = optax.inject_hyperparams(optclip.clip_by_norm)(1.0, clip_mask=mask)
+    tx = optax.inject_hyperparams(optclip.clip_by_norm)(1.0, mask=mask)
     with pytest.raises(TypeError, match="function by path.*single number.*static_args"):
         once(tx)

@@ -77,7 +77,7 @@ def test_python_scalars(entry, run):
     clips = run(lambda t: clip(helpers.strict(entry.make()), t))
     if entry.kwargs.get("axis"):
         with pytest.raises(
-            ValueError, match=r"`axis` must .*\(0,\).*leaf 'dense'.*clip_mask"
+            ValueError, match=r"`axis` must .*\(0,\).*leaf 'dense'.*mask="
         ):
             clips(tree)
     else:

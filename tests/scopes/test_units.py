@@ -98,7 +98,7 @@ def test_a_zero_parameter_can_move_and_the_head_is_left_out():
     params = {"body": jnp.zeros((3, 2)), "head": jnp.zeros((3, 2))}
     grads = {"body": jnp.ones((3, 2)), "head": jnp.ones((3, 2))}
     mask = optclip.by_path(lambda path: "head" not in path)
-    found = clipped(recipes.agc(clip_mask=mask), grads, params)
+    found = clipped(recipes.agc(mask=mask), grads, params)
     norms = np.linalg.norm(found["body"], axis=0)
     np.testing.assert_allclose(norms, 1e-5, rtol=1e-5)
     np.testing.assert_array_equal(found["head"], grads["head"])
