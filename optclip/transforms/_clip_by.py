@@ -26,7 +26,7 @@ from optclip.responses import Response
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import Element
 from optclip.thresholds import _memory, _rule
-from optclip.transforms import _state
+from optclip.transforms import _outline, _state
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import (
     AxisName,
@@ -154,10 +154,19 @@ class Engine:
         _state.check(self.record, self.name, self.clip.scope)
 
     def init(self, params: PyTree) -> ClipState:
-        treedef, shapes = _norm_shapes(self.clip, params)
-        norms = [_placement.zeros(shape, params) for shape in shapes]
-        zeros = jax.tree.unflatten(treedef, norms)
-        memory = [_memory.init(key, rule, zeros) for key, rule in self.rules.items()]
+        if _outline.is_placeholder(params):
+            treedef = jax.tree.structure(0)
+            rules = self.rules.values()
+            memory = [_outline.memory(self.clip.scope, r, params) for r in rules]
+        else:
+            treedef, shapes = _norm_shapes(self.clip, params)
+            norms = [_placement.zeros(shape, params) for shape in shapes]
+            zeros = jax.tree.unflatten(treedef, norms)
+            is_like_params = _outline.is_like_params(self.clip.scope)
+            memory = [
+                _memory.init(key, rule, zeros, is_like_params=is_like_params)
+                for key, rule in self.rules.items()
+            ]
         blank = _state.blank(treedef, self.clip.scope, self.record)
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: blank} if self.record else {})
@@ -183,6 +192,7 @@ class Engine:
         measured = now.measure(layout)
         bad = now.bad(layout, measured)
         norm, step = layout.tree(measured.entries()), state.clip_step
+        is_like_params = _outline.is_like_params(scope)
         values, memories = {}, []
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
@@ -195,7 +205,9 @@ class Engine:
                     norm, None, now.keep, measure, params, step, extra, updates
                 )
                 flags = layout.tree(bad.entries())
-                found, memory = _memory.update(key, rule, seen, memory, flags)
+                found, memory = _memory.update(
+                    key, rule, seen, memory, flags, is_like_params=is_like_params
+                )
             values[key] = layout.entries(found)
             memories.append(memory)
         limits = _limits(now, values, measured)

@@ -14,6 +14,7 @@ from jax import lax
 
 from optclip._arrays import (
     _axis_names,
+    _by_path,
     _collectives,
     _leaves,
     _numerics,
@@ -33,7 +34,7 @@ class ClipRecord(NamedTuple):
 
     For the tree each field is a scalar, for groups a dict of scalars by label. For
     leaves, axes and elements it is a scalar over all blocks or, with
-    `record="leaves"`, a tree of scalars, one a leaf.
+    `record="leaves"`, a dict of scalars by the path of the leaf.
 
     Attributes:
       clip_norm: float32, the norm before the clip; the largest, of several.
@@ -76,7 +77,9 @@ class ClipState(NamedTuple):
 
     Attributes:
       clip_step: int32, the number of updates so far.
-      clip_memory: what the threshold's rules remember; empty for numbers, schedules.
+      clip_memory: what the threshold's rules remember; empty for numbers, schedules. A
+        tree of one entry a norm is kept as a dict by path; of one entry an element it
+        stays, and is sharded as the parameters are.
       clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
         `record=False`.
     """
@@ -134,7 +137,8 @@ def check_state(
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
     itemized = scope.itemized or record == "leaves"
-    wanted = treedef if itemized else jax.tree.structure(0)
+    entries = [0] * treedef.num_leaves
+    wanted = jax.tree.structure(_by_path.keyed(treedef, entries) if itemized else 0)
     if any(k != wanted for k in kept):
         raise ValueError(
             f"The updates must have norms of the structure that the state was made for,"
@@ -153,7 +157,7 @@ def blank(treedef: Any, scope: Any, record: Record) -> ClipRecord:
         if not itemized:
             return jnp.full((), value, dtype)
         entries = [jnp.full((), value, dtype) for _ in range(treedef.num_leaves)]
-        return jax.tree.unflatten(treedef, entries)
+        return _by_path.keyed(treedef, entries)
 
     fraction = None if scope.itemized else full(0, jnp.float32)
     return ClipRecord(
@@ -173,7 +177,7 @@ def of_step(treedef: Any, scope: Any, record: Record, steps: Batched) -> ClipRec
         columns = (
             [entry[i] for entry in entries] for i in range(len(ClipRecord._fields))
         )
-        new = ClipRecord(*(jax.tree.unflatten(treedef, c) for c in columns))
+        new = ClipRecord(*(_by_path.keyed(treedef, c) for c in columns))
     else:
         new = _summary(steps.values)
     return new._replace(clip_fraction=None) if scope.itemized else new
