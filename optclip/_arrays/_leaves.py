@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import sys
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
+
+# Where Flax has the array in the box that it keeps a parameter in.
+_IN_BOX = jax.tree_util.GetAttrKey("value")
 
 _REMOVE = "Remove it, or keep it out of the tree with optax.masked or equinox.filter."
 
@@ -114,6 +118,21 @@ def flatten(tree: PyTree) -> Flat:
 def path_str(path: KeyPath) -> str:
     """The path of a leaf as a person would type it, ``encoder/0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def names_of(paths: list[KeyPath]) -> list[str]:
+    """The paths as strings, without the last key of a parameter in a box of Flax.
+
+    Its optimizer has boxes at `init` and none at `update`: both are to have one name.
+    """
+    if not any(path[-1:] == (_IN_BOX,) for path in paths):
+        return [path_str(path) for path in paths]
+    number = collections.Counter(p[:i] for p in paths for i in range(len(p)))
+
+    def is_boxed(path: KeyPath) -> bool:
+        return path[-1:] == (_IN_BOX,) and number[path[:-1]] == 1
+
+    return [path_str(path[:-1] if is_boxed(path) else path) for path in paths]
 
 
 def is_clippable(path: KeyPath, leaf: Leaf) -> bool:

@@ -52,7 +52,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
                 " optax.inject_hyperparams name the argument in its static_args, such"
                 " as static_args=('groups',)."
             )
-        found = [function(_leaves.path_str(path)) for path in flat.paths]
+        found = [function(name) for name in _leaves.names_of(flat.paths)]
         return flat.rebuild(found)
 
     return describe

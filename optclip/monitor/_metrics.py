@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves, _validate
+from optclip._arrays import _by_path, _leaves, _validate
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import PyTree
 
@@ -22,7 +21,9 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     training step, then log it.
 
     Args:
-      opt_state: the state of any optax transformation.
+      opt_state: the state of any optax transformation, as Flax NNX has it too, in
+        `optimizer.opt_state` or `nnx.state(optimizer)`; or one restored without a
+        target, in plain dicts.
 
     Returns:
       For a clip named `name` (by default `clip`; a second of the same name becomes
@@ -73,11 +74,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     """
     states = _states(opt_state)
     if not states:
-        advice = (
-            "Give the whole state of the chain; optax's own clips keep no record. (A"
-            " checkpoint restored without a target is plain dicts: restore it with"
-            " tx.init(params) as the target.)"
-        )
+        advice = "Give the whole state of the chain; optax's own clips keep no record."
         wanted = "an optimizer state with an optclip clip in it"
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     found: dict[str, jax.Array] = {}
@@ -85,17 +82,18 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     taken: set[str] = set()
     for state, skipped in states:
         for name, record in state.clip_record.items():
-            unique = _unique(name, given, taken)
+            unique = _by_path.unique(name, given, taken)
             taken.add(unique)
-            entries = _flat(unique, record, state.clip_step)
+            entries = _flat(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
-                found[_unique(key, keys, set(found))] = value
+                found[_by_path.unique(key, keys, set(found))] = value
             if name in skipped:
-                for field, value in skipped[name]._asdict().items():
+                counts = _as(SkipRecord, skipped[name])._asdict()
+                for field, value in counts.items():
                     if value is not None:
-                        found[f"{unique}/{field.removeprefix('skip_')}"] = value
+                        found[f"{unique}/{field.removeprefix('skip_')}"] = _bare(value)
     return found
 
 
@@ -131,36 +129,49 @@ def percent(fraction: float) -> str:
     return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
 
 
-def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
+def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
     """Every clip in a state, with what `skip` counted beside it."""
-
-    def is_skip(state: Any) -> bool:
-        return hasattr(state, "skip_norm")
-
-    def is_ours(state: Any) -> bool:
-        return isinstance(state, ClipState) or is_skip(state)
-
     found = []
-    for state in jax.tree.leaves(opt_state, is_leaf=is_ours):
-        if is_skip(state):
-            found += [*_states(state.skip_inner), (state.skip_norm, state.skip_record)]
-        elif isinstance(state, ClipState):
-            found.append((state, {}))
+    for state in jax.tree.leaves(opt_state, is_leaf=_is_ours):
+        if _has(state, "skip_norm"):
+            inner, norm, record = (
+                _get(state, f) for f in ("skip_inner", "skip_norm", "skip_record")
+            )
+            found += [*_states(inner), (_as(ClipState, norm), record)]
+        elif _is_ours(state):
+            found.append((_as(ClipState, state), {}))
     return found
 
 
-def _unique(name: str, given: set[str], taken: set[str]) -> str:
-    """`name`, or with the first number behind it that no other clip has."""
-    if name not in taken:
-        return name
-    numbered = (f"{name}_{i}" for i in itertools.count(2))
-    return next(n for n in numbered if n not in given | taken)
+def _is_ours(state: Any) -> bool:
+    return _has(state, "clip_record") or _has(state, "skip_norm")
+
+
+def _has(state: Any, field: str) -> bool:
+    # In nnx.state(optimizer), and restored without a target, they are dicts.
+    return field in state if isinstance(state, Mapping) else hasattr(state, field)
+
+
+def _get(state: Any, field: str) -> Any:
+    return state[field] if isinstance(state, Mapping) else getattr(state, field)
+
+
+def _as(kind: Any, state: Any) -> Any:
+    """A state or record as it is, or of a dict, which may leave out what is None."""
+    if not isinstance(state, Mapping):
+        return state
+    return kind(*(state.get(field) for field in kind._fields))
+
+
+def _bare(value: Any) -> Any:
+    """A number without the box that Flax NNX has it in."""
+    return jax.tree.leaves(value)[0]
 
 
 def _flat(
     name: str, record: ClipRecord, step: jax.Array
 ) -> list[tuple[str, jax.Array]]:
-    steps = jnp.maximum(step, 1).astype(jnp.float32)
+    steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)
     fields = {
         "norm": record.clip_norm,
         "threshold": record.clip_threshold,
@@ -171,8 +182,10 @@ def _flat(
         "nonfinite": record.clip_nonfinite,
         "fraction": record.clip_fraction,
     }
-    return [
-        ("/".join(filter(None, (name, field, _leaves.path_str(path)))), value)
-        for field, tree in fields.items()
-        for path, value in jax.tree.leaves_with_path(tree)
-    ]
+    found = []
+    for field, tree in fields.items():
+        entries = jax.tree.leaves_with_path(tree)
+        parts = _leaves.names_of([path for path, _ in entries])
+        for part, (_, value) in zip(parts, entries, strict=True):
+            found.append(("/".join(filter(None, (name, field, part))), value))
+    return found

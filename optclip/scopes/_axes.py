@@ -38,18 +38,18 @@ class Units(Scope):
 
     def blocks(self, tree: PyTree) -> Any:
         flat = _leaves.flatten(tree)
+        names = _leaves.names_of(flat.paths)
         return flat.rebuild(
             [
-                Block([x], _counted_from_zero(self._axis(path, x), x, path))
-                for path, x in zip(flat.paths, flat.leaves, strict=True)
+                Block([x], _counted_from_zero(self._axis(name, x), x, path))
+                for name, path, x in zip(names, flat.paths, flat.leaves, strict=True)
             ]
         )
 
     def spread(self, values: Any, tree: PyTree) -> Any:
         return _prefix.lookup(values, tree)
 
-    def _axis(self, path: KeyPath, x: Any) -> tuple[int, ...]:
-        name = _leaves.path_str(path)
+    def _axis(self, name: str, x: Any) -> tuple[int, ...]:
         # A Python number has no shape.
         shape = getattr(x, "shape", ())
         if self.axis is not None:

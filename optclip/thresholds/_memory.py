@@ -7,18 +7,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _batching, _leaves, _numerics, _prefix, _validate, _xla
+from optclip._arrays import (
+    _batching,
+    _by_path,
+    _leaves,
+    _numerics,
+    _prefix,
+    _validate,
+    _xla,
+)
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Constant, Rule, Schedule, Seen, is_rule
 
 
-def init(name: str, rules: Any, norm: Any) -> list[Any]:
-    """The memory of each rule."""
+def init(
+    name: str, rules: Any, norm: Any, *, is_like_params: bool = False
+) -> list[Any]:
+    """The memory of each rule; norms may be as large as the parameters."""
     leaves, parts = _matched(name, rules, norm)
-    return [
+    made = [
         jax.tree.map(functools.partial(_remembered, name, rule), rule.init(part))
         for rule, part in zip(leaves, parts, strict=True)
+    ]
+    return [
+        _by_path.packed(memory, part, is_like_params=is_like_params)
+        for memory, part in zip(made, parts, strict=True)
     ]
 
 
@@ -45,6 +59,8 @@ def update(
     seen: Seen,
     memory: list[Any],
     bad: Any,
+    *,
+    is_like_params: bool = False,
 ) -> tuple[Any, list[Any]]:
     """The thresholds, with the structure of the norms, and each rule's new memory.
 
@@ -71,12 +87,14 @@ def update(
                 seen.measure(tree, **how)
             )[i],
         )
-        threshold, new = _answer(name, rule, own, memory[i])
+        old = _by_path.unpacked(memory[i], norm)
+        threshold, new = _answer(name, rule, own, old)
         filled = _prefix.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
             filled = _once(_batching.each(_bounded_if, filled, bads[i]))
         found.append(filled)
-        memories.append(_running.taken_if(flags[i], new, memory[i]))
+        taken = _running.taken_if(flags[i], new, old)
+        memories.append(_by_path.packed(taken, norm, is_like_params=is_like_params))
     return jax.tree.unflatten(treedef, found), memories
 
 

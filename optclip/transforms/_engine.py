@@ -20,7 +20,7 @@ from optclip.norms import _measure
 from optclip.responses._resolve import is_same_always
 from optclip.scopes._scope import TREE
 from optclip.thresholds import _memory, _rule
-from optclip.transforms import _record, _state
+from optclip.transforms import _outline, _record, _state
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import ThresholdTree
 
@@ -60,10 +60,19 @@ class Engine:
         return not self.record and is_fixed and is_same_always(self.clip.response)
 
     def init(self, params: PyTree) -> ClipState:
-        treedef, shapes = _norm_shapes(self.clip, params)
-        norms = [_placement.zeros(shape, params) for shape in shapes]
-        zeros = jax.tree.unflatten(treedef, norms)
-        memory = [_memory.init(key, rule, zeros) for key, rule in self.rules.items()]
+        if _outline.is_placeholder(params):
+            treedef = jax.tree.structure(0)
+            rules = self.rules.values()
+            memory = [_outline.memory(self.clip.scope, r, params) for r in rules]
+        else:
+            treedef, shapes = _norm_shapes(self.clip, params)
+            norms = [_placement.zeros(shape, params) for shape in shapes]
+            zeros = jax.tree.unflatten(treedef, norms)
+            is_like_params = _outline.is_like_params(self.clip.scope)
+            memory = [
+                _memory.init(key, rule, zeros, is_like_params=is_like_params)
+                for key, rule in self.rules.items()
+            ]
         blank = _state.blank(treedef, self.clip.scope, self.record)
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: blank} if self.record else {})
@@ -101,7 +110,10 @@ class Engine:
             else:
                 seen = _seen(step, state.clip_step, updates, params, extra)
                 flags = layout.tree(step.bad.entries())
-                found, memory = _memory.update(key, rule, seen, memory, flags)
+                found, memory = _memory.update(
+                    key, rule, seen, memory, flags,
+                    is_like_params=_outline.is_like_params(self.clip.scope),
+                )  # fmt: skip
                 values[key] = layout.entries(found)
             step.memories.append(memory)
         return step._replace(limits=_limits(now, values, measured))

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _numerics, _xla
+from optclip._arrays import (
+    _axis_names,
+    _by_path,
+    _collectives,
+    _leaves,
+    _numerics,
+    _xla,
+)
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes._scope import Scope
@@ -52,7 +59,7 @@ def of_step(
     if itemized:
         entries = steps.map(lambda step: _summary([step])).entries()
         fields = ([e[i] for e in entries] for i in range(len(ClipRecord._fields)))
-        new = ClipRecord(*(jax.tree.unflatten(treedef, field) for field in fields))
+        new = ClipRecord(*(_by_path.keyed(treedef, field) for field in fields))
     else:
         new = _summary(steps.values)
     return new._replace(clip_fraction=None) if scope.itemized else new

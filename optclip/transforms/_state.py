@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _validate
+from optclip._arrays import _by_path, _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes import Scope
 from optclip.scopes._scope import TREE
@@ -20,7 +20,7 @@ class ClipRecord(NamedTuple):
 
     For the tree each field is a scalar, for groups a dict of scalars by label. For
     leaves, axes and elements it is a scalar over all blocks or, with
-    `record="leaves"`, a tree of scalars, one a leaf.
+    `record="leaves"`, a dict of scalars by the path of the leaf.
 
     Attributes:
       clip_norm: float32, the norm before the clip; the largest, of several.
@@ -63,7 +63,9 @@ class ClipState(NamedTuple):
 
     Attributes:
       clip_step: int32, the number of updates so far.
-      clip_memory: what the threshold's rules remember; empty for numbers, schedules.
+      clip_memory: what the threshold's rules remember; empty for numbers, schedules. A
+        tree of one entry a norm is kept as a dict by path; of one entry an element it
+        stays, and is sharded as the parameters are.
       clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
         `record=False`.
     """
@@ -120,7 +122,8 @@ def check_state(
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
     itemized = scope.itemized or record == "leaves"
-    wanted = treedef if itemized else jax.tree.structure(0)
+    entries = [0] * treedef.num_leaves
+    wanted = jax.tree.structure(_by_path.keyed(treedef, entries) if itemized else 0)
     if any(k != wanted for k in kept):
         raise ValueError(
             f"The updates must have norms of the structure that the state was made for,"
@@ -139,7 +142,7 @@ def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
         if not itemized:
             return jnp.full((), value, dtype)
         entries = [jnp.full((), value, dtype) for _ in range(treedef.num_leaves)]
-        return jax.tree.unflatten(treedef, entries)
+        return _by_path.keyed(treedef, entries)
 
     fraction = None if scope.itemized else full(0, jnp.float32)
     return ClipRecord(
