@@ -25,7 +25,7 @@ from optclip.norms import _measure
 from optclip.responses import Response
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import Element
-from optclip.thresholds import _memory, _rule
+from optclip.thresholds import Bounds, Seen, _memory, _resolve
 from optclip.transforms import _state
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import (
@@ -191,9 +191,7 @@ class Engine:
                 found = _memory.fixed(key, rule, norm, step)
             else:
                 measure = functools.partial(_norm_tree, now)
-                seen = _rule.Seen(
-                    norm, None, now.keep, measure, params, step, extra, updates
-                )
+                seen = Seen(norm, None, now.keep, measure, params, step, extra, updates)
                 flags = layout.tree(bad.entries())
                 found, memory = _memory.update(key, rule, seen, memory, flags)
             values[key] = layout.entries(found)
@@ -226,11 +224,11 @@ def clip_of(scope: Any, norm: Any, response: Response, *rest: Any) -> Clip:
 
 
 def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
-    if isinstance(threshold, _rule.Named):
+    if isinstance(threshold, _resolve.Named):
         name, given = threshold.name, threshold.value
-        return {name: _rule.as_rules(name, given)}
-    if not isinstance(threshold, _rule.Bounds):
-        return {"threshold": _rule.as_rules("threshold", threshold)}
+        return {name: _resolve.as_rules(name, given)}
+    if not isinstance(threshold, Bounds):
+        return {"threshold": _resolve.as_rules("threshold", threshold)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
             "Two bounds are for single elements. Give over=optclip.ELEMENT and"

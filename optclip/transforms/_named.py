@@ -12,7 +12,8 @@ import optax
 
 from optclip import norms, scopes
 from optclip.norms._norm import of_order
-from optclip.thresholds._rule import Named, bounds
+from optclip.thresholds import bounds
+from optclip.thresholds._resolve import Named
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import (
     AxisName,

@@ -15,7 +15,8 @@ from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.thresholds import _memory
-from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
+from optclip.thresholds._resolve import as_rules, one_rule
+from optclip.thresholds._rule import Rule, Seen
 from optclip.transforms._clip_by import Engine
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import AxisName, Mask, Threshold, ThresholdTree
