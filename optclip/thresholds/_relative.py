@@ -28,12 +28,12 @@ class RelativeToParams:
         return ()
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
-        _validate.params_given(seen.params)
+        _validate.params_given(seen.params, "thresholds.relative_to_params")
 
         def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
 
-        # The squares of parameters are in range as long as a run is alive.
+        # Unguarded: squares of parameters do not overflow in a run that trains.
         measured = seen.measure(seen.params, guarded=False)
         return _batching.each(fraction, measured), memory
 
