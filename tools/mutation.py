@@ -77,12 +77,19 @@ TESTS = {
     "scopes/_groups": "scopes bad_answers masks",
     "responses/_band": f"{API} responses methods::test_aggc bad_input",
     "responses/_elements": f"{API} responses",
-    "thresholds/_rule": "rule_edges thresholds bad_answers bad_input",
-    "thresholds/_window": f"{API} rule_edges learned::test_against_the_paper"
+    "thresholds/_rule": "thresholds",
+    "thresholds/_fixed": "rule_edges thresholds bad_answers bad_input",
+    "thresholds/_resolve": "rule_edges thresholds bad_answers bad_input",
+    "thresholds/_bounds": "thresholds bad_input functional",
+    "thresholds/_window": "rule_edges thresholds"
+    " learned::test_nothing_bad_is_remembered bad_answers",
+    "thresholds/_quantile": f"{API} rule_edges learned::test_against_the_paper"
+    " learned::test_nothing_bad_is_remembered learned::test_huge_and_tiny_norms"
+    " fuzz_histories::test_history[autoclip] bad_input",
+    "thresholds/_mean_plus_std": f"{API} rule_edges learned::test_against_the_paper"
     " learned::test_lengths_that_would_never_clip_are_refused"
     " learned::test_nothing_bad_is_remembered learned::test_huge_and_tiny_norms"
-    " fuzz_histories::test_history[autoclip] fuzz_histories::test_history[levanter]"
-    " bad_answers bad_input",
+    " fuzz_histories::test_history[levanter] bad_input",
     "thresholds/_ema": f"{API} rule_edges methods::test_olmo_ratio"
     " methods::test_axlearn_skip learned::test_adagc_clips_all_the_same_in_its_warm_up"
     " learned::test_adagc_against_the_paper learned::test_nothing_bad_is_remembered"

@@ -58,10 +58,10 @@ def not_none(name: str, threshold: Any) -> None:
         raise TypeError(must_be(name, wanted, None, advice))
 
 
-def params_given(params: PyTree) -> None:
-    """Raise if `update` lacks the parameters that a threshold goes by."""
+def params_given(params: PyTree, who: str) -> None:
+    """Raise if `update` lacks the parameters that `who` takes a fraction of."""
     if params is None:
-        wanted = "the parameters, which the threshold is a fraction of"
+        wanted = f"the parameters, of which {who} allows a fraction"
         advice = "Give them: tx.update(updates, state, params)."
         raise ValueError(must_be("params", wanted, None, advice))
 
@@ -105,7 +105,13 @@ def is_number(value: Any) -> bool:
     )
 
 
-def number(name: str, value: Any, *, negative: bool = False) -> None:
+def number(
+    name: str,
+    value: Any,
+    *,
+    negative: bool = False,
+    advice: str = "0 clips to zero, inf clips nothing.",
+) -> None:
     """Raise unless `value` is real, not NaN and, short of `negative`, not below 0."""
     if not is_number(value):
         raise TypeError(must_be(name, "a real number or an array of them", value))
@@ -116,8 +122,7 @@ def number(name: str, value: Any, *, negative: bool = False) -> None:
     # NaN is not above anything.
     if known is not None and not np.all(known.astype(np.float64) >= least):
         wanted = "a number and not NaN" if negative else "0 or more and not NaN"
-        advice = "" if negative else "0 clips to zero, inf clips nothing."
-        raise ValueError(must_be(name, wanted, value, advice))
+        raise ValueError(must_be(name, wanted, value, "" if negative else advice))
 
 
 def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -> None:

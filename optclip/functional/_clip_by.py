@@ -14,7 +14,7 @@ from optclip._clip._elements import clip_of
 from optclip.norms._norm import NormLike, as_norm
 from optclip.responses._resolve import is_same_always, resolve
 from optclip.scopes._scope import ScopeLike, as_scope
-from optclip.thresholds._rule import Named
+from optclip.thresholds._resolve import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, ResponseLike
 
 

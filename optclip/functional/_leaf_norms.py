@@ -5,7 +5,7 @@ from __future__ import annotations
 from optclip import scopes
 from optclip.functional._clip_by import clip_by
 from optclip.norms._norm import of_order
-from optclip.thresholds._rule import Named
+from optclip.thresholds._resolve import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree, ResponseLike
 
 

@@ -16,7 +16,7 @@ from optclip.norms import _roots
 from optclip.norms._norm import of_order
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import TREE
-from optclip.thresholds._rule import Named
+from optclip.thresholds._resolve import Named
 from optclip.typing import (
     AxisName,
     Labels,

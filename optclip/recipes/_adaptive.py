@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Unpack
 
 import optax
 
 from optclip import scopes, thresholds
 from optclip.recipes._options import made
+from optclip.scopes._axes import AxesByLeaf
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number
 
@@ -18,7 +19,7 @@ def agc(
     min_norm: Number = 1e-3,
     *,
     stacked: Callable[[str], bool] | None = None,
-    axis: Callable[[str, tuple[int, ...]], Any] | None = None,
+    axis: AxesByLeaf | None = None,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adaptive gradient clipping: each unit to a fraction of its own weights' norm.

@@ -9,7 +9,7 @@ import optax
 
 from optclip._arrays import _validate
 from optclip.recipes._options import made, through
-from optclip.thresholds._rule import Named
+from optclip.thresholds._resolve import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold

@@ -149,7 +149,7 @@ def clippy(
     _validate.plain("absolute", absolute)
 
     def over_allowed(seen: Seen) -> Any:
-        _validate.params_given(seen.params)
+        _validate.params_given(seen.params, "recipes.clippy")
 
         def quotient(u: Any, w: Any) -> Any:
             if not _leaves.is_floating(u):

@@ -15,20 +15,21 @@ from optclip._arrays._types import Number, NumberOrSchedule
 class Band:
     """Norms go to the near edge of a band below the threshold. Use `band(...)`."""
 
-    low: Any
-    min_norm: Any = 0.0
-    max_shrink: Any = 0.0
-    max_growth: Any = float("inf")
+    low: Any  # A number, or a schedule until `at` is called.
+    min_norm: Number = 0.0
+    max_shrink: Number = 0.0
+    max_growth: Number = float("inf")
 
     def __post_init__(self) -> None:
         if not callable(self.low):
             _validate.plain("low", self.low)
         _validate.plain("min_norm", self.min_norm)
         _validate.fraction("max_shrink", self.max_shrink)
-        _validate.number("max_growth", self.max_growth)
+        advice = "1 lets no norm grow, inf bounds nothing."
+        _validate.number("max_growth", self.max_growth, advice=advice)
 
     def at(self, step: jax.Array) -> "Band":
-        """The same with `low` as its schedule has it for a step."""
+        """The band of a step, with the number that the schedule `low` gives for it."""
         if not callable(self.low):
             return self
         return dataclasses.replace(self, low=self.low(step))
@@ -39,15 +40,15 @@ class Band:
             for value in (self.low, self.min_norm, self.max_shrink, self.max_growth)
         )
         one = jnp.ones_like(norm)
-        still = (norm == 0) | jnp.isinf(threshold)
-        safe = jnp.where(still, one, norm)
-        bounded = jnp.where(still, one, threshold)
+        untouched = (norm == 0) | jnp.isinf(threshold)
+        safe = jnp.where(untouched, one, norm)
+        bounded = jnp.where(untouched, one, threshold)
         shrunk = jnp.maximum(ratio(bounded, safe), shrink)
         edge = jnp.maximum(low * bounded, min_norm)
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
         grown = jnp.minimum(ratio(edge, safe), jnp.minimum(growth, largest))
         inside = jnp.where(safe < edge, jnp.maximum(grown, one), one)
-        return jnp.where(still, one, jnp.where(safe <= bounded, inside, shrunk))
+        return jnp.where(untouched, one, jnp.where(safe <= bounded, inside, shrunk))
 
 
 def band(
@@ -57,7 +58,7 @@ def band(
     max_shrink: Number = 0.0,
     max_growth: Number = float("inf"),
 ) -> "Band":
-    r"""Scale norms above the threshold c down to it, those below `low * c` up to that.
+    r"""Scale norms above the threshold c down to it, norms below `low * c` up to that.
 
     .. math:: k = \begin{cases} \max(c / n, max\_shrink) & n > c \\
         \min(l / n, max\_growth) & n < l = \max(low \cdot c, min\_norm) \\

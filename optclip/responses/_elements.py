@@ -23,14 +23,16 @@ class Tanh:
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
-        off = (norm == 0) | jnp.isinf(threshold)
-        live = ~off & (threshold > 0)
-        multiple = ratio(jnp.where(live, norm, one), jnp.where(live, threshold, one))
-        # So far below the threshold the curve is straight.
+        untouched = (norm == 0) | jnp.isinf(threshold)
+        is_curved = ~untouched & (threshold > 0)
+        multiple = ratio(
+            jnp.where(is_curved, norm, one), jnp.where(is_curved, threshold, one)
+        )
+        # Below 2**-40 tanh(x) / x rounds to 1; the floor keeps 0/0 out.
         multiple = jnp.maximum(multiple, 2.0**-40)
-        # A threshold of 0 or NaN is the coefficient itself.
-        edge = jnp.where(off, one, threshold)
-        return jnp.where(live, jnp.tanh(multiple) / multiple, edge)
+        # At a threshold of 0 the coefficient is 0, at NaN it is NaN.
+        edge = jnp.where(untouched, one, threshold)
+        return jnp.where(is_curved, jnp.tanh(multiple) / multiple, edge)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +67,10 @@ class Proportional:
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
         known = jnp.where(finite, size, jnp.zeros_like(size))
-        part = fraction(known, _collectives.largest(known))
-        # What is infinite goes to its bound.
-        part = jnp.where(finite, part, jnp.ones_like(part))
-        moved = jnp.where(x < 0, -limit, limit) * part
-        loud = jnp.isnan(limit)
-        return jnp.where((size > limit) | loud, jnp.where(loud, limit, moved), x)
+        proportion = fraction(known, _collectives.largest(known))
+        # An infinite element goes to its bound.
+        proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
+        moved = jnp.where(x < 0, -limit, limit) * proportion
+        # A NaN bound makes the element NaN: it must be seen.
+        is_nan = jnp.isnan(limit)
+        return jnp.where((size > limit) | is_nan, jnp.where(is_nan, limit, moved), x)

@@ -1,19 +1,20 @@
 """Responses to a norm: scale down to it, smoothly, always, or not at all."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _validate
 from optclip._arrays._numerics import power, ratio, select
+from optclip._arrays._types import Number
 
 
 class Response(Protocol):
     """What a clip does with a norm and a threshold."""
 
-    def coefficient(self, norm: jax.Array, threshold: jax.Array, /) -> Any: ...
+    def coefficient(self, norm: jax.Array, threshold: jax.Array, /) -> Number: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Hard:
     """
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        # Where neither holds a NaN threshold goes on into the quotient: loud.
+        # False for a NaN threshold, which makes the quotient NaN: it must be seen.
         inside = norm <= threshold
         one = jnp.ones_like(norm)
         return select(inside, one, ratio(threshold, select(inside, one, norm)))
@@ -37,7 +38,7 @@ class Hard:
         """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
         upper = jnp.where(upper < lower, lower, upper)
         clipped = jnp.where(x < lower, lower, jnp.where(x > upper, upper, x))
-        # In order now, unless one is NaN: that must be seen.
+        # In order now, unless one is NaN, which the maximum returns: it must be seen.
         return jnp.where(lower <= upper, clipped, jnp.maximum(lower, upper))
 
 
@@ -65,7 +66,8 @@ class Smooth:
         s = self.sharpness
         inside = norm <= threshold
         one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
-        # Powers of a ratio of at most 1 cannot overflow; 0/0 is kept out of both sides.
+        # Powers of a ratio of at most 1 cannot overflow. 0/0 is replaced before the
+        # division, since a NaN in the branch not taken spoils the derivative.
         live = inside & (norm > 0)
         below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
         above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
@@ -88,14 +90,14 @@ class Normalize:
     """
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        still = (norm == 0) | jnp.isinf(threshold)
+        untouched = (norm == 0) | jnp.isinf(threshold)
         one = jnp.ones_like(norm)
-        wanted = ratio(threshold, jnp.where(still, one, norm))
+        wanted = ratio(threshold, jnp.where(untouched, one, norm))
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
-        return jnp.where(still, one, jnp.minimum(wanted, largest))
+        return jnp.where(untouched, one, jnp.minimum(wanted, largest))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """The bound on the side of each element, zeros kept."""
+        """The bound on the side of each element; zeros stay zeros."""
         return jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
 
 
@@ -117,6 +119,7 @@ class Drop:
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """0 in place of what is outside the bounds."""
-        loud = jnp.where(jnp.isnan(lower), lower, upper)
-        past = jnp.where(jnp.isnan(loud), loud, jnp.zeros_like(x))
-        return jnp.where((x >= lower) & (x <= upper), x, past)
+        # NaN if a bound is: it must be seen.
+        bound = jnp.where(jnp.isnan(lower), lower, upper)
+        outside = jnp.where(jnp.isnan(bound), bound, jnp.zeros_like(x))
+        return jnp.where((x >= lower) & (x <= upper), x, outside)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _numerics, _validate
+from optclip._arrays._types import Number
 from optclip.responses._band import Band
 from optclip.responses._elements import Proportional, Tanh
 from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
@@ -15,24 +16,24 @@ from optclip.responses._norms import Drop, Hard, Normalize, Response, Smooth
 ResponseName = Literal[
     "hard", "smooth", "normalize", "drop", "softsign", "tanh", "proportional"
 ]
-ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Any]
+ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number]
 
 
 @dataclasses.dataclass(frozen=True)
 class Detached:
     """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`."""
 
-    response: Any
+    response: Any  # As `response=` takes it; a `Response` once it is made.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "response", resolve(self.response))
 
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> Number:
         return jax.lax.stop_gradient(self.response.coefficient(norm, threshold))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Own:
+class _UserResponse:
     """A user's own `(norm, threshold) -> coefficient`, its results checked."""
 
     function: Callable[[jax.Array, jax.Array], Any]
@@ -42,8 +43,8 @@ class _Own:
 
 
 @dataclasses.dataclass(frozen=True)
-class _OwnOfElements(_Own):
-    """One that also says what becomes of a single element."""
+class _UserElementResponse(_UserResponse):
+    """One that has a method for single elements too."""
 
     of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
 
@@ -54,7 +55,7 @@ class _OwnOfElements(_Own):
 def _number_like(asked: jax.Array, found: Any) -> jax.Array:
     """What a response returned for `asked`, in its dtype and shape."""
     subject = "What `response` returns"
-    wanted = f"a real number, or an array of the shape {asked.shape} it was asked about"
+    wanted = f"a real number, or an array that broadcasts to the shape {asked.shape}"
     if not _validate.is_number(found):
         raise TypeError(_validate.must_be(subject, wanted, found))
     shape = jnp.shape(found)
@@ -127,15 +128,15 @@ def resolve(response: Any) -> Response:
     if not callable(function) or isinstance(response, type):
         raise TypeError(message)
     if hasattr(response, "element"):
-        return _OwnOfElements(function, response.element)
-    return _Own(function)
+        return _UserElementResponse(function, response.element)
+    return _UserResponse(function)
 
 
 def at_step(response: Response, step: jax.Array) -> Response:
-    """The response for a step: one with a schedule in it changes."""
+    """The response of a step, for one that has a schedule."""
     if isinstance(response, Detached):
-        now = at_step(response.response, step)
-        return response if now is response.response else Detached(now)
+        inner = at_step(response.response, step)
+        return response if inner is response.response else Detached(inner)
     return response.at(step) if isinstance(response, Band) else response
 
 
@@ -145,7 +146,7 @@ def is_same_always(response: Response) -> bool:
 
 
 def is_ours(response: Response) -> bool:
-    """Whether it is one of optclip's own, which many norms may be shown to at once."""
+    """Whether it is one of optclip's own, which takes a vector of norms at once."""
     if isinstance(response, Detached):
         return is_ours(response.response)
     return type(response) in _OURS

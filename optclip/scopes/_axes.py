@@ -5,9 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import KeyPath, PyTree
+from optclip._arrays._types import KeyPath, Leaf, PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
+
+# By path and shape of a leaf: the axes of its norms, or None for those of a unit.
+AxesByLeaf = Callable[[str, tuple[int, ...]], int | tuple[int, ...] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +19,7 @@ class Axes(Scope):
 
     axis: tuple[int, ...]
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         flat = _leaves.flatten(tree)
         return flat.rebuild(
             [
@@ -25,7 +28,7 @@ class Axes(Scope):
             ]
         )
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return _prefix.lookup(values, tree)
 
 
@@ -33,10 +36,10 @@ class Axes(Scope):
 class Units(Scope):
     """One norm for each unit of each leaf. Use `units(...)`."""
 
-    stacked: Any = None
-    axis: Any = None
+    stacked: Callable[[str], bool] | None = None
+    axis: AxesByLeaf | None = None
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         flat = _leaves.flatten(tree)
         names = _leaves.names_of(flat.paths)
         return flat.rebuild(
@@ -46,10 +49,10 @@ class Units(Scope):
             ]
         )
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return _prefix.lookup(values, tree)
 
-    def _axis(self, name: str, x: Any) -> tuple[int, ...]:
+    def _axis(self, name: str, x: Leaf) -> tuple[int, ...]:
         # A Python number has no shape.
         shape = getattr(x, "shape", ())
         if self.axis is not None:
@@ -91,20 +94,20 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
 def units(
     *,
     stacked: Callable[[str], bool] | None = None,
-    axis: Callable[[str, tuple[int, ...]], Any] | None = None,
+    axis: AxesByLeaf | None = None,
 ) -> Units:
     """The scope of one norm for each unit: all that feeds one output of a layer.
 
-    That is over all axes but the last, of which JAX's layers keep their outputs, for
+    That is over all axes but the last, where JAX's layers have their outputs, for
     leaves of any rank; leaves of rank 1 and 0 are one unit.
 
     Args:
-      stacked: tells by the path of a leaf, such as `"layers/dense/kernel"`, whether its
-        first axis counts layers, as `jax.lax.scan` over layers stacks them; each layer
-        then has units of its own.
-      axis: tells by path and shape over which axes the norms of a leaf are taken, an
-        int or a tuple; None for the rule above. Attention kernels of shape
-        `(inputs, heads, features)` have their outputs on two axes: 0 here.
+      stacked: a function of the path of a leaf, such as `"layers/dense/kernel"`, that
+        returns whether its first axis counts layers, as `jax.lax.scan` over layers
+        stacks them; each layer then has units of its own.
+      axis: a function of path and shape of a leaf that returns the axes its norms are
+        taken over, an int or a tuple; None for the rule above. Attention kernels of
+        shape `(inputs, heads, features)` have their outputs on two axes: 0 here.
 
     Returns:
       A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at the
@@ -147,7 +150,9 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
     return given
 
 
-def _counted_from_zero(axis: tuple[int, ...], x: Any, path: KeyPath) -> tuple[int, ...]:
+def _counted_from_zero(
+    axis: tuple[int, ...], x: Leaf, path: KeyPath
+) -> tuple[int, ...]:
     shape = getattr(x, "shape", ())
     ndim = len(shape)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import Labels, PyTree
+from optclip._arrays._types import Labels, Leaf, PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
 
@@ -20,9 +20,9 @@ class Groups(Scope):
     labels: PyTree
     itemized = True
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         described = self._described(tree)
-        members: dict[str, list[Any]] = {
+        members: dict[str, list[Leaf]] = {
             label: [] for label in jax.tree.leaves(described)
         }
         leaves = _leaves.flatten(tree).leaves
@@ -31,11 +31,11 @@ class Groups(Scope):
                 members[label].append(x)
         return {label: Block(leaves) for label, leaves in members.items()}
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         labels = self._labels(self._described(tree), tree)
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
-    def _described(self, tree: PyTree) -> Any:
+    def _described(self, tree: PyTree) -> PyTree:
         described = _prefix.described("groups", self.labels, tree)
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
@@ -47,7 +47,7 @@ class Groups(Scope):
                 )
         return described
 
-    def _labels(self, described: Any, tree: PyTree) -> list[Any]:
+    def _labels(self, described: PyTree, tree: PyTree) -> list[str | None]:
         spread = _prefix.spread_prefix("groups", described, tree, is_leaf=_is_none)
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 

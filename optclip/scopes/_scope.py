@@ -41,7 +41,7 @@ class Scope(abc.ABC):
     itemized: bool = False
 
     @abc.abstractmethod
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         """A pytree of `norms.Block`, which the norms then have the structure of.
 
         `tree` is what is measured: leaves that enter no norm are None in it, others are
@@ -49,7 +49,7 @@ class Scope(abc.ABC):
         """
 
     @abc.abstractmethod
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         """A tree like `tree`, each leaf the value of its block, or None for none.
 
         `values` has the structure of `blocks`; `tree` is what is scaled, in which
@@ -63,10 +63,10 @@ class Tree(Scope):
 
     itemized = True
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         return Block(_leaves.flatten(tree).leaves)
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda _: values, tree)
 
 
@@ -74,10 +74,10 @@ class Tree(Scope):
 class Leaf(Scope):
     """One norm for each leaf, `over="leaf"`."""
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: Block([x]), tree)
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return _prefix.lookup(values, tree)
 
 
@@ -85,10 +85,10 @@ class Leaf(Scope):
 class Element(Scope):
     """Each element by its own modulus, `over="element"`."""
 
-    def blocks(self, tree: PyTree) -> Any:
+    def blocks(self, tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: Block([x], ()), tree)
 
-    def spread(self, values: Any, tree: PyTree) -> Any:
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return _prefix.lookup(values, tree)
 
 
@@ -125,8 +125,10 @@ def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
     return blocks, treedef
 
 
-def owners_of(scope: Scope, values: Any, tree: PyTree, treedef: Any) -> list[Any]:
-    """The value of its block for each leaf, None for leaves that `tree` has not."""
+def owners_of(
+    scope: Scope, values: PyTree, tree: PyTree, treedef: Any
+) -> list[int | None]:
+    """The index of its block for each leaf, None for leaves that `tree` has not."""
     found = scope.spread(values, tree)
     try:
         owners = treedef.flatten_up_to(found)

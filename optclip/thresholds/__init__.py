@@ -26,22 +26,22 @@ rule                 threshold                             published as
 """
 
 from optclip.thresholds._before import of_gradients as of_gradients
+from optclip.thresholds._bounds import Bounds as Bounds
+from optclip.thresholds._bounds import bounds as bounds
 from optclip.thresholds._elements import ema_of_max as ema_of_max
 from optclip.thresholds._elements import moment as moment
 from optclip.thresholds._elements import second_moment as second_moment
 from optclip.thresholds._ema import ema as ema
+from optclip.thresholds._fixed import constant as constant
+from optclip.thresholds._fixed import schedule as schedule
 from optclip.thresholds._mean_over_rms import mean_over_rms as mean_over_rms
+from optclip.thresholds._mean_plus_std import mean_plus_std as mean_plus_std
+from optclip.thresholds._quantile import quantile as quantile
 from optclip.thresholds._relative import relative_to_params as relative_to_params
-from optclip.thresholds._rule import Bounds as Bounds
 from optclip.thresholds._rule import Rule as Rule
 from optclip.thresholds._rule import Seen as Seen
 from optclip.thresholds._rule import Threshold as Threshold
 from optclip.thresholds._rule import ThresholdTree as ThresholdTree
-from optclip.thresholds._rule import bounds as bounds
-from optclip.thresholds._rule import constant as constant
-from optclip.thresholds._rule import schedule as schedule
-from optclip.thresholds._window import mean_plus_std as mean_plus_std
-from optclip.thresholds._window import quantile as quantile
 from optclip.thresholds._zscore import zscore as zscore
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +10,20 @@ import jax.numpy as jnp
 from optclip._arrays import _batching, _validate
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
-from optclip.thresholds._rule import Seen, Threshold, one_rule
+from optclip.thresholds._resolve import one_rule
+from optclip.thresholds._rule import Rule, Seen, Threshold
 
 
 @dataclasses.dataclass(frozen=True)
 class OfGradients:
     """See `of_gradients`."""
 
-    rule: Any
+    rule: Rule
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", one_rule("rule", self.rule))
-
-    def init(self, norm: Any) -> Any:
+    def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)
 
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:
             advice = (
                 "Wrap the clip as optclip.clip_after(inner, clip), or give them:"
@@ -43,7 +40,8 @@ class OfGradients:
         norm = _batching.each(is_valid, norm, finite)
         shown = seen._replace(norm=norm, finite=finite)
         threshold, new = self.rule.update(shown, memory)
-        # The engine looks at the updates, in which a NaN may be hidden by now.
+        # Here, since the engine checks the norms of the updates alone, which may be
+        # finite where those of the gradients are not.
         return threshold, _running.taken_if(finite, new, memory)
 
 
@@ -84,4 +82,4 @@ def of_gradients(rule: Threshold) -> OfGradients:
       [1.5]
       [1.75]
     """
-    return OfGradients(rule)
+    return OfGradients(one_rule("rule", rule))

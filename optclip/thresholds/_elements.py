@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from optclip.thresholds._rule import Seen, like
 class Running(NamedTuple):
     """A running quantity of each norm, and the number of norms in it."""
 
-    value: Any
+    value: PyTree
     steps: jax.Array
 
 
@@ -25,8 +25,8 @@ class Running(NamedTuple):
 class SecondMoment:
     """See `second_moment`."""
 
-    theta: Any
-    decay: Any
+    theta: Number
+    decay: Number
     warmup: int
 
     def __post_init__(self) -> None:
@@ -34,14 +34,14 @@ class SecondMoment:
         _validate.fraction("decay", self.decay)
         _validate.length("warmup", self.warmup, least=0)
 
-    def init(self, norm: Any) -> Running:
+    def init(self, norm: PyTree) -> Running:
         return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))
 
-    def update(self, seen: Seen, memory: Running) -> tuple[Any, Running]:
+    def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
         warm = memory.steps >= self.warmup
 
         def bound(root: jax.Array) -> jax.Array:
-            # Of what never had a gradient nothing is known: it must not stay zero.
+            # An element without any gradient so far has v = 0: it must not stay zero.
             known = warm & (root > 0)
             found = jnp.sqrt(like(self.theta, root)) * root
             return jnp.where(known, found, jnp.full_like(root, jnp.inf))
@@ -49,7 +49,7 @@ class SecondMoment:
         found = _batching.each(bound, memory.value)
 
         def learn(root: jax.Array, left: jax.Array) -> jax.Array:
-            weights = _running.parts(self.decay, root)
+            weights = _running.weights(self.decay, root)
             return _running.root_mean_square(*weights, root, left)
 
         roots = _batching.each(learn, memory.value, seen.keep(found))
@@ -60,19 +60,19 @@ class SecondMoment:
 class EmaOfMax:
     """See `ema_of_max`."""
 
-    decay: Any
+    decay: Number
 
     def __post_init__(self) -> None:
         _validate.fraction("decay", self.decay)
 
-    def init(self, norm: Any) -> Running:
+    def init(self, norm: PyTree) -> Running:
         zeros = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
         return Running(zeros, jnp.zeros((), jnp.int32))
 
-    def update(self, seen: Seen, memory: Running) -> tuple[Any, Running]:
+    def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
             peak = jnp.maximum(_collectives.largest(norm), 0)
-            weights = _running.debiased_parts(self.decay, memory.steps, old)
+            weights = _running.debiased_weights(self.decay, memory.steps, old)
             return _running.mean(*weights, old, peak)
 
         found = _batching.each(learn, memory.value, seen.norm)
@@ -83,22 +83,22 @@ class EmaOfMax:
 class Moment:
     """See `moment`."""
 
-    power: Any
-    decay: Any
+    power: Number
+    decay: Number
 
     def __post_init__(self) -> None:
         _validate.plain("power", self.power, above=True)
         _validate.fraction("decay", self.decay)
         _validate.forgets("decay", self.decay)
 
-    def init(self, norm: Any) -> Any:
+    def init(self, norm: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, norm)
 
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
-            kept, taken = _running.parts(self.decay, norm)
+            kept, taken = _running.weights(self.decay, norm)
             power = like(self.power, norm)
-            # Powers of shares of the larger one stay in range.
+            # Powers of fractions of the larger one stay in range.
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
             powers = (

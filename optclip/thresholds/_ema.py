@@ -12,7 +12,7 @@ from jax import lax
 
 from optclip._arrays import _batching, _collectives, _numerics, _validate, _xla
 from optclip._arrays._numerics import select
-from optclip._arrays._types import Number, NumberOrSchedule
+from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -22,7 +22,7 @@ _STARTS = ("first", "debiased", "zero")
 class Average(NamedTuple):
     """The running norm, inf before there is one, and the number of steps."""
 
-    norm: Any
+    norm: PyTree
     step: jax.Array
 
 
@@ -30,10 +30,10 @@ class Average(NamedTuple):
 class Ema:
     """See `ema`."""
 
-    ratio: Any
-    decay: Any
+    ratio: NumberOrSchedule
+    decay: Number
     warmup: int
-    max_norm: Any
+    max_norm: Number
     start: str
 
     def __post_init__(self) -> None:
@@ -46,15 +46,14 @@ class Ema:
         if self.start == "zero":
             _validate.forgets("decay", self.decay)
 
-    def init(self, norm: Any) -> Average:
+    def init(self, norm: PyTree) -> Average:
         def unknown(x: jax.Array) -> jax.Array:
             return jnp.full_like(x, jnp.inf)
 
         return Average(jax.tree.map(unknown, norm), jnp.zeros((), jnp.int32))
 
-    def update(self, seen: Seen, memory: Average) -> tuple[Any, Average]:
-        ratio = self.ratio(seen.step) if callable(self.ratio) else self.ratio
-
+    def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
+        ratio: Any = self.ratio(seen.step) if callable(self.ratio) else self.ratio
         warm = memory.step >= self.warmup
         together = self._together(seen.norm) if self.warmup > 0 else None
 
@@ -72,14 +71,14 @@ class Ema:
         norms = _batching.each(learn, memory.norm, seen.keep(found))
         return found, Average(norms, _numerics.counted(memory.step))
 
-    def _together(self, norms: Any) -> Callable[[jax.Array], jax.Array]:
-        """The threshold of a norm by which all are scaled to `max_norm` in all."""
+    def _together(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
+        """The threshold of each norm that scales all to an L2 norm of `max_norm`."""
         peak, total = _all_norms(jax.tree.leaves(norms))
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
             is_over = (_numerics.fraction(limit, peak) < total) & (norm > 0)
-            # In this order: a factor for all could be too small a number.
+            # In this order: the common factor alone could flush to zero.
             found = limit * (_numerics.fraction(norm, peak) / total)
             return select(is_over, found, jnp.full_like(norm, jnp.inf))
 
@@ -89,9 +88,9 @@ class Ema:
         """The average with one more norm."""
         is_first = old == jnp.inf
         if self.start == "debiased":
-            weights = _running.debiased_parts(self.decay, step, left)
+            weights = _running.debiased_weights(self.decay, step, left)
         else:
-            weights = _running.parts(self.decay, left)
+            weights = _running.weights(self.decay, left)
         none = jnp.zeros_like(old)
         mixed = _running.mean(*weights, select(is_first, none, old), left)
         if self.start == "zero":
@@ -107,7 +106,7 @@ def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
         return jnp.ones(()), jnp.ones(())
     batched = _batching.Batched(norms)
     peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
-    # Materialized, as below, or XLA on CPU asks all norms anew for each threshold.
+    # Materialized, as below, or XLA on CPU computes all norms anew for each threshold.
     peak = _xla.materialized(jnp.max(_joined(peaks), initial=0.0))
 
     def square(x: jax.Array) -> jax.Array:
@@ -157,8 +156,8 @@ def ema(
     this step's norm   is not in the average, which it enters clipped; in the warm-up
                        the threshold is made of it
     zero norm          inf in the warm-up, else as for any other; it does not enter the
-                       memory (a leaf that gets no gradient for a while would be held to
-                       almost nothing)
+                       memory (a leaf that gets no gradient for a while would be clipped
+                       to almost nothing)
     NaN or inf norm    as for any other; it never enters the memory
     ================== ==============================================================
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _batching, _validate
 from optclip._arrays._numerics import counted, ratio
-from optclip._arrays._types import Number
+from optclip._arrays._types import Number, PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -18,8 +18,8 @@ from optclip.thresholds._rule import Seen, like
 class Averages(NamedTuple):
     """Running mean and root mean square, and the number of norms in them."""
 
-    mean: Any
-    rms: Any
+    mean: PyTree
+    rms: PyTree
     steps: jax.Array
 
 
@@ -27,25 +27,25 @@ class Averages(NamedTuple):
 class MeanOverRms:
     """See `mean_over_rms`."""
 
-    b1: Any
-    b2: Any
-    eps: Any
+    b1: Number
+    b2: Number
+    eps: Number
 
     def __post_init__(self) -> None:
         _validate.fraction("b1", self.b1)
         _validate.fraction("b2", self.b2)
         _validate.plain("eps", self.eps)
 
-    def init(self, norm: Any) -> Averages:
+    def init(self, norm: PyTree) -> Averages:
         return Averages(*_running.zeros(norm), jnp.zeros((), jnp.int32))
 
-    def update(self, seen: Seen, memory: Averages) -> tuple[Any, Averages]:
+    def update(self, seen: Seen, memory: Averages) -> tuple[PyTree, Averages]:
         def average(old: jax.Array, norm: jax.Array) -> jax.Array:
-            weights = _running.debiased_parts(self.b1, memory.steps, norm)
+            weights = _running.debiased_weights(self.b1, memory.steps, norm)
             return _running.mean(*weights, old, norm)
 
         def mean_square(old: jax.Array, norm: jax.Array) -> jax.Array:
-            weights = _running.debiased_parts(self.b2, memory.steps, norm)
+            weights = _running.debiased_weights(self.b2, memory.steps, norm)
             return _running.root_mean_square(*weights, old, norm)
 
         mean = _batching.each(average, memory.mean, seen.norm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +16,24 @@ from optclip.thresholds._rule import Seen, like
 class RelativeToParams:
     """See `relative_to_params`."""
 
-    ratio: Any
-    min_norm: Any
+    ratio: Number
+    min_norm: Number
 
     def __post_init__(self) -> None:
         _validate.plain("ratio", self.ratio)
         _validate.plain("min_norm", self.min_norm)
 
-    def init(self, norm: Any) -> Any:
+    def init(self, norm: PyTree) -> tuple[()]:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
-        _validate.params_given(seen.params)
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
+        _validate.params_given(seen.params, "thresholds.relative_to_params")
 
         def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
 
-        # The squares of parameters are in range as long as a run is alive.
+        # Unguarded: squares of parameters do not overflow in a run that trains.
         measured = seen.measure(seen.params, guarded=False)
         return _batching.each(fraction, measured), memory
 

@@ -1,11 +1,10 @@
-"""What is remembered: how much of the old stays, how much of the new is taken."""
-
-from typing import Any
+"""Running averages of norms, and whether a memory takes the new values."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from optclip._arrays import (
     _batching,
@@ -16,19 +15,20 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._numerics import select
+from optclip._arrays._types import Number, PyTree
 
 
-def parts(decay: Any, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
+def weights(decay: Number, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The weights of the old average and of the new norm, in the dtype of the norm."""
     known = _validate.concrete(decay)
-    # In float64 if that can be: 1 - 0.999 has lost half its digits in float32.
+    # In float64 where the value is known: 1 - 0.999 loses half its digits in float32.
     taken = 1 - jnp.asarray(decay) if known is None else 1 - float(known)
     kept, taken = (jnp.asarray(x).astype(norm.dtype) for x in (decay, taken))
     return kept, taken
 
 
-def debiased_parts(
-    decay: Any, count: jax.Array, norm: jax.Array
+def debiased_weights(
+    decay: Number, count: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The weights of an average without bias to zero, after `count` norms.
 
@@ -42,7 +42,7 @@ def debiased_parts(
         with np.errstate(divide="ignore"):
             log = jnp.asarray(np.log(np.float64(known)), norm.dtype)
     number = (count + 1).astype(norm.dtype)
-    # A decay of 1 is the plain mean; -inf times a number is as it should be.
+    # A decay of 1 makes it the plain mean; of 0 the logarithm is -inf, which is right.
     whole = jnp.expm1(number * log)
     safe = select(whole == 0, jnp.ones_like(whole), whole)
     taken = select(whole == 0, 1 / number, jnp.expm1(log) / safe)
@@ -71,24 +71,24 @@ def root_mean_square(
     return peak * _numerics.root(mean(kept, taken, *squares))
 
 
-def zeros(norm: Any) -> tuple[Any, Any]:
-    """Two trees of zeros like the norms: one twice could not be donated."""
+def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:
+    """Two trees of zeros like the norms: one tree twice could not be donated."""
     first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
     return first, second
 
 
-def taken_if(finite: Any, new: Any, old: Any) -> Any:
+def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
     """The new memory, if all norms were finite; else the old one."""
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
     is_bad = _batching.Batched(flags).map(jnp.logical_not).any()
-    # One answer on all devices: they keep one history.
+    # The same on all devices, whose memories must not drift apart.
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
-    # Materialized, or XLA on CPU asks all norms anew for the memory of each.
+    # Materialized, or XLA on CPU computes all norms anew for the memory of each.
     take = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
 
-    def taken(n: Any, o: Any) -> jax.Array:
+    def taken(n: ArrayLike, o: ArrayLike) -> jax.Array:
         n, o = jnp.asarray(n), jnp.asarray(o)
         if n.dtype != o.dtype:
             n = n.astype(o.dtype)

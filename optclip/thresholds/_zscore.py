@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _batching, _validate
 from optclip._arrays._numerics import select
-from optclip._arrays._types import Number
+from optclip._arrays._types import Number, PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
 
@@ -20,8 +20,8 @@ _MODES = ("reciprocal", "mean", "percentile")
 class Moments(NamedTuple):
     """Running mean and standard deviation, and the steps of warm-up taken."""
 
-    mean: Any
-    deviation: Any
+    mean: PyTree
+    deviation: PyTree
     step: jax.Array
 
 
@@ -35,12 +35,12 @@ class _Found(NamedTuple):
 class Zscore:
     """See `zscore`."""
 
-    z: Any
-    decay: Any
+    z: Number
+    decay: Number
     warmup: int
     mode: str
-    max_norm: Any
-    eps: Any
+    max_norm: Number
+    eps: Number
     skip_spikes: bool
 
     def __post_init__(self) -> None:
@@ -52,13 +52,15 @@ class Zscore:
         _validate.plain("eps", self.eps)
         _validate.flag("skip_spikes", self.skip_spikes)
 
-    def init(self, norm: Any) -> Moments:
+    def init(self, norm: PyTree) -> Moments:
         return Moments(*_running.zeros(norm), jnp.zeros((), jnp.int32))
 
-    def update(self, seen: Seen, memory: Moments) -> tuple[Any, Moments]:
+    def update(self, seen: Seen, memory: Moments) -> tuple[PyTree, Moments]:
         warm = memory.step >= self.warmup
 
-        def one(norm: jax.Array, mean: jax.Array, deviation: jax.Array) -> _Found:
+        def limit_and_moments(
+            norm: jax.Array, mean: jax.Array, deviation: jax.Array
+        ) -> _Found:
             found, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & warm
             most = like(self.max_norm, norm)
@@ -72,7 +74,9 @@ class Zscore:
                 )
             return _Found(limit, *moments)
 
-        found = _batching.each(one, seen.norm, memory.mean, memory.deviation)
+        found = _batching.each(
+            limit_and_moments, seen.norm, memory.mean, memory.deviation
+        )
         limits, means, deviations = (
             jax.tree.map(lambda f, i=i: f[i], found, is_leaf=_is_found)
             for i in range(3)
@@ -89,7 +93,7 @@ class Zscore:
             edge = mean + z * deviation
             return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + like(self.eps, norm)
-        # Of norms that were all the same it is not known how far apart they are.
+        # After equal norms the deviation is 0, and every other norm would be a spike.
         is_known = deviation > 0
         safe = select(is_known, divisor, jnp.ones_like(divisor))
         score = select(is_known, (norm - mean) / safe, jnp.zeros_like(norm))
@@ -104,9 +108,9 @@ class Zscore:
         """Mean and deviation, in the warm-up those of all norms, this one included."""
         is_warm = step >= self.warmup
         taken = 1 / (step + 1).astype(norm.dtype)
-        early, late = (1 - taken, taken), _running.parts(self.decay, norm)
+        early, late = (1 - taken, taken), _running.weights(self.decay, norm)
         kept, taken = (select(is_warm, *pair) for pair in zip(late, early, strict=True))
-        # After nothing but zeros a norm is the first: a leaf may learn from now on.
+        # After zeros alone this norm is the first: a leaf may get gradients late.
         is_first = is_warm & (mean == 0) & (deviation == 0)
         mean = select(is_first, norm, mean)
         new = _running.mean(kept, taken, mean, norm)

@@ -19,7 +19,8 @@ from optclip._clip._layout import Layout
 from optclip.norms import _measure
 from optclip.responses._resolve import is_same_always
 from optclip.scopes._scope import TREE
-from optclip.thresholds import _memory, _rule
+from optclip.thresholds import Bounds, Seen, _memory, _resolve
+from optclip.thresholds._fixed import Constant
 from optclip.transforms import _outline, _record, _state
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import ThresholdTree
@@ -55,8 +56,8 @@ class Engine:
     @property
     def is_stateless(self) -> bool:
         """Whether nothing is kept from step to step, as in optax's own clips."""
-        rules = jax.tree.leaves(self.rules, is_leaf=_rule.is_rule)
-        is_fixed = all(isinstance(rule, _rule.Constant) for rule in rules)
+        rules = jax.tree.leaves(self.rules, is_leaf=_resolve.is_rule)
+        is_fixed = all(isinstance(rule, Constant) for rule in rules)
         return not self.record and is_fixed and is_same_always(self.clip.response)
 
     def init(self, params: PyTree) -> ClipState:
@@ -101,7 +102,7 @@ class Engine:
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
         ):
-            if isinstance(rule, _rule.Constant):
+            if isinstance(rule, Constant):
                 values[key] = [rule.value] * len(layout.blocks)
             elif _memory.is_fixed(rule):
                 norm = layout.tree(measured.entries())
@@ -145,10 +146,10 @@ class Engine:
 
 def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
     """The rules of a threshold by the names of its arguments."""
-    if isinstance(threshold, _rule.Named):
+    if isinstance(threshold, _resolve.Named):
         name, given = threshold.name, threshold.value
         return {name: _of_scope(name, given, clip)}
-    if not isinstance(threshold, _rule.Bounds):
+    if not isinstance(threshold, Bounds):
         return {"threshold": _of_scope("threshold", threshold, clip)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
@@ -159,8 +160,8 @@ def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree
 
 
 def _of_scope(name: str, threshold: ThresholdTree, clip: Clip[Any, Any]) -> PyTree:
-    rules = _rule.as_rules(name, threshold)
-    if clip.scope is TREE and not _rule.is_rule(rules):
+    rules = _resolve.as_rules(name, threshold)
+    if clip.scope is TREE and not _resolve.is_rule(rules):
         wanted = "one number, optax schedule or rule, since the tree has one norm"
         advice = (
             "To clip gradients at once call optclip.functional.clip_by_global_norm("
@@ -200,13 +201,11 @@ def _seen(
     updates: PyTree,
     params: PyTree,
     extra: dict[str, Any],
-) -> _rule.Seen:
+) -> Seen:
     """What a rule is shown of a step."""
     norm = step.layout.tree(step.measured.entries())
     measure = functools.partial(_norm_tree, step.clip)
-    return _rule.Seen(
-        norm, None, step.clip.keep, measure, params, count, extra, updates
-    )
+    return Seen(norm, None, step.clip.keep, measure, params, count, extra, updates)
 
 
 def _norm_tree(clip: Clip[Any, Any], tree: PyTree, *, guarded: bool = True) -> PyTree:

@@ -6,7 +6,7 @@ import optax
 
 from optclip import scopes
 from optclip.norms._norm import of_order
-from optclip.thresholds._rule import Named
+from optclip.thresholds._resolve import Named
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import (
     AxisName,

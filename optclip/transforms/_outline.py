@@ -15,7 +15,7 @@ from optclip._arrays import _by_path
 from optclip._arrays._by_path import PerNorm
 from optclip._arrays._types import PyTree
 from optclip.scopes._scope import Element, Scope, Tree
-from optclip.thresholds._rule import is_rule
+from optclip.thresholds._resolve import is_rule
 
 # Not that of a scalar, or a sum of norms would pass for what there is of each.
 _SHAPE = (2, 3)
@@ -55,6 +55,11 @@ def is_like_params(scope: Scope) -> bool:
 @functools.cache
 def _placeholder() -> type:
     # Its class has no public name.
-    given: list[Any] = []
-    optax.tree_map_params(given.append, lambda x: x, None)
+    given: list[PyTree] = []
+
+    def init(params: PyTree) -> tuple[()]:
+        given.append(params)
+        return ()
+
+    optax.tree_map_params(init, lambda x: x, ())
     return type(given[0])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import optax
 
 from optclip._arrays import _validate
-from optclip.thresholds._rule import Named, bounds
+from optclip.thresholds import bounds
+from optclip.thresholds._resolve import Named
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import (
     Mask,

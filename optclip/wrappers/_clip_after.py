@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import optax
 
 from optclip._arrays._types import PyTree
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._inner import check_state, transformation
 
 
 class ClipAfterState(NamedTuple):
@@ -18,8 +18,8 @@ class ClipAfterState(NamedTuple):
       after_clip: of the clip behind it.
     """
 
-    after_inner: Any
-    after_clip: Any
+    after_inner: PyTree
+    after_clip: PyTree
 
 
 def clip_after(
@@ -63,8 +63,9 @@ def clip_after(
         return ClipAfterState(first.init(params), second.init(params))
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[Any, ClipAfterState]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ClipAfterState]:
+        check_state(state, ClipAfterState)
         found, inner_state = first.update(
             updates, state.after_inner, params, **extra_args
         )

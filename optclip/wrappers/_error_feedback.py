@@ -1,4 +1,4 @@
-"""What a clip cuts off is added to the next step."""
+"""Error feedback: what a clip cuts off, the residual, is added to the next step."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import optax
 
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._inner import check_state, transformation
 
 
 class ErrorFeedbackState(NamedTuple):
     """The state of `with_error_feedback`.
 
     Attributes:
-      feedback_residual: what was cut off, in float32 or wider, like the parameters;
-        None for leaves that no clip touches.
+      feedback_residual: the residual, what was cut off so far, like the parameters, in
+        float32 or wider; None for leaves that no clip touches.
       feedback_clip: the state of the clip.
     """
 
-    feedback_residual: Any
-    feedback_clip: Any
+    feedback_residual: PyTree
+    feedback_clip: PyTree
 
 
 def with_error_feedback(
@@ -39,8 +39,8 @@ def with_error_feedback(
 
     Returns:
       A transformation with the updates' structure, shapes and dtypes. Its memory is as
-      large as the parameters, in float32 or wider, and holds the rounding of the
-      output too.
+      large as the parameters, in float32 or wider, and includes the rounding
+      of the output.
 
     Raises:
       TypeError: `clip` is not an optax transformation; at `init` and `update`, a leaf
@@ -49,9 +49,9 @@ def with_error_feedback(
     ================== ==============================================================
     edge               what happens
     ================== ==============================================================
-    NaN or inf in g    the clip's own policy decides on the updates; entries whose rest
-                       would not be finite keep the one they had
-    threshold below    the carry grows for as long as they do: the clip must let through
+    NaN or inf in g    the clip's own policy decides on the updates; entries whose
+                       residual would not be finite keep the one they had
+    threshold below    the residual grows in every such step: the clip must let through
     most norms         more than comes in
     ================== ==============================================================
 
@@ -75,37 +75,40 @@ def with_error_feedback(
     def init_fn(params: PyTree) -> ErrorFeedbackState:
         flat = _dense(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
-        # As `update` will show them to it.
+        # In the dtypes that `update` will show them to the clip.
         shown = [
             _leaves.widen(_leaves.values(x)) if is_live else x for x, is_live in pairs
         ]
-        rest = [
+        residual = [
             jnp.zeros_like(x) if is_live else None
             for x, (_, is_live) in zip(shown, pairs, strict=True)
         ]
-        return ErrorFeedbackState(flat.rebuild(rest), inner.init(flat.rebuild(shown)))
+        return ErrorFeedbackState(
+            flat.rebuild(residual), inner.init(flat.rebuild(shown))
+        )
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[Any, ErrorFeedbackState]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ErrorFeedbackState]:
+        check_state(state, ErrorFeedbackState)
         flat = _dense(updates)
         old = flat.treedef.flatten_up_to(state.feedback_residual)
         total = [
-            x if rest is None else _leaves.widen(_leaves.values(x)) + rest
-            for x, rest in zip(flat.leaves, old, strict=True)
+            x if residual is None else _leaves.widen(_leaves.values(x)) + residual
+            for x, residual in zip(flat.leaves, old, strict=True)
         ]
         clipped, clip_state = inner.update(
             flat.rebuild(total), state.feedback_clip, params, **extra_args
         )
         out = [
-            u if rest is None else _leaves.narrow(u, _leaves.values(x))
-            for u, x, rest in zip(
+            u if residual is None else _leaves.narrow(u, _leaves.values(x))
+            for u, x, residual in zip(
                 flat.treedef.flatten_up_to(clipped), flat.leaves, old, strict=True
             )
         ]
         new = [
-            None if rest is None else _finite_or(t - _leaves.widen(u), rest)
-            for t, u, rest in zip(total, out, old, strict=True)
+            None if residual is None else _finite_or(t - _leaves.widen(u), residual)
+            for t, u, residual in zip(total, out, old, strict=True)
         ]
         return flat.rebuild(out), ErrorFeedbackState(flat.rebuild(new), clip_state)
 
@@ -113,6 +116,7 @@ def with_error_feedback(
 
 
 def _dense(tree: PyTree) -> _leaves.Flat:
+    """The leaves of a tree; raise if one is sparse."""
     flat = _leaves.flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
@@ -125,5 +129,5 @@ def _dense(tree: PyTree) -> _leaves.Flat:
 
 
 def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new rest; of what is not finite the old one."""
+    """The new residual, and the old one where the new is not finite."""
     return jnp.where(jnp.isfinite(new), new, old)

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._numerics import counted
-from optclip._arrays._types import KeyPath, PyTree
+from optclip._arrays._types import KeyPath, Leaf, PyTree
 from optclip.typing import Number
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._inner import check_state, transformation
 
-_KEPT = ("count", "clip_step", "clip_record", "skip_record")
+_COUNTS = ("count", "clip_step", "clip_record", "skip_record")
 
 
 class PeriodicResetState(NamedTuple):
@@ -27,7 +28,7 @@ class PeriodicResetState(NamedTuple):
     """
 
     reset_step: jax.Array
-    reset_inner: Any
+    reset_inner: PyTree
 
 
 def with_periodic_reset(
@@ -49,10 +50,10 @@ def with_periodic_reset(
       every: the number of updates from reset to reset, an int above 0.
       warmup: over how many updates they come back, an int of at least 0; 0 for none.
       floor: the factor of the first, from 0 to 1.
-      keep: tells by its path which leaves of the state stay; None for none;
-        `"counts"` for the fields called `count`, so that schedules and the correction
-        of Adam's bias go on, and for what clips recorded. Hyperparameters that
-        optax.inject_hyperparams keeps go back to what they were at the start.
+      keep: which leaves of the state stay: a function of the path of a leaf; None for
+        none; `"counts"` for the fields called `count`, so that schedules and the
+        correction of Adam's bias go on, and for what clips recorded. Hyperparameters
+        that optax.inject_hyperparams keeps go back to what they were at the start.
 
     Returns:
       A transformation. Its state goes back to what `inner.init` makes of the parameters
@@ -85,49 +86,55 @@ def with_periodic_reset(
         return PeriodicResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[Any, PeriodicResetState]:
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, PeriodicResetState]:
+        check_state(state, PeriodicResetState)
         number = state.reset_step + 1
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
-        begun = _begun(state.reset_inner, blank, phase == 0, keep)
-        found, inner_state = wrapped.update(updates, begun, params, **extra_args)
-        factor = jnp.where(number < every, 1.0, _back(phase, warmup, floor))
+        before = _reset_if(phase == 0, state.reset_inner, blank, keep)
+        found, inner_state = wrapped.update(updates, before, params, **extra_args)
+        factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup, floor))
         step = counted(state.reset_step)
-        return _times(found, factor), PeriodicResetState(step, inner_state)
+        return _scaled(found, factor), PeriodicResetState(step, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _begun(state: Any, blank: Any, now: jax.Array, keep: Any) -> Any:
-    """The state, or where it is `now` a blank one but for what is kept."""
+def _reset_if(
+    is_due: jax.Array,
+    state: PyTree,
+    blank: PyTree,
+    keep: Callable[[str], bool] | str | None,
+) -> PyTree:
+    """The blank state if a reset is due, but for the leaves that stay; else `state`."""
 
-    def choose(path: KeyPath, old: Any, new: Any) -> Any:
-        kept = callable(keep) and keep(_leaves.path_str(path))
-        if kept or (keep == "counts" and _is_count(path)):
+    def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
+        stays = callable(keep) and keep(_leaves.path_str(path))
+        if stays or (keep == "counts" and _is_count(path)):
             return old
-        return jnp.where(now, new, old)
+        return jnp.where(is_due, new, old)
 
     return jax.tree.map_with_path(choose, state, blank)
 
 
 def _is_count(path: KeyPath) -> bool:
-    """Whether it is a field of that name: a parameter called `count` is none."""
+    """Whether it is a field that counts steps; a parameter called `count` is not."""
     fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
-    return any(key.name in _KEPT for key in fields)
+    return any(key.name in _COUNTS for key in fields)
 
 
-def _back(phase: jax.Array, warmup: int, floor: Any) -> jax.Array:
-    """What the updates are multiplied by, so many of them after a reset."""
+def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
+    """What the `phase`-th updates after a reset are multiplied by."""
     angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
     cosine = 1 - (1 - floor) * (1 + jnp.cos(angle)) / 2
     return jnp.where(phase < warmup, cosine, 1.0)
 
 
-def _times(updates: PyTree, factor: jax.Array) -> Any:
-    """The floating leaves times a factor; to the bit as they were where it is 1."""
+def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:
+    """The floating leaves times a factor; bit-identical where it is 1."""
 
-    def scaled(x: Any) -> Any:
+    def scaled(x: Leaf) -> Leaf:
         if not _leaves.is_floating(x):
             return x
         like = jnp.asarray(x)

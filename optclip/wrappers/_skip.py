@@ -1,27 +1,29 @@
-"""Steps left out whole: the optimizer does not notice that there was one."""
+"""Steps that are skipped: zero updates, and an optimizer whose state stays."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
-from optclip._arrays._types import PyTree
+from optclip._arrays._types import Leaf, PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.norms._norm import as_norm
 from optclip.scopes._scope import as_scope
 from optclip.thresholds import _memory
-from optclip.thresholds._rule import Rule, Seen, as_rules, one_rule
+from optclip.thresholds._resolve import as_rules, one_rule
+from optclip.thresholds._rule import Rule, Seen
 from optclip.transforms._engine import Engine
 from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
 from optclip.typing import AxisName, Mask, NormLike, ScopeLike, Threshold, ThresholdTree
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._inner import check_state, transformation
 
 
 class SkipState(NamedTuple):
@@ -34,9 +36,9 @@ class SkipState(NamedTuple):
       skip_record: a dict from the name to a `SkipRecord`.
     """
 
-    skip_inner: Any
+    skip_inner: PyTree
     skip_norm: ClipState
-    skip_value: Any
+    skip_value: PyTree
     skip_record: dict[str, SkipRecord]
 
 
@@ -148,34 +150,38 @@ def skip(
         )
 
     def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[Any, SkipState]:
-        # All devices are to skip together, or none.
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, SkipState]:
+        check_state(state, SkipState)
+        # All devices skip together, or none: their parameters must stay the same.
         step = watch.decide(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
         found = watch.recorded(step, clip.coefficients(step.measured, step.limits))
         seen = watch.after(state.skip_norm, step, found)
-        is_off = _is_off(found)
+        is_off = _is_above(found)
         memory, old = state.skip_value, state.skip_record[name]
+        _check_record(old, has_value=value_rule is not None)
         record = old
         if value_rule is not None:
             value = _loss_in(extra_args)
-            limit, memory = _judged(
+            limit, memory = _value_threshold(
                 value_rule, memory, value, seen, updates, params, extra_args
             )
-            # Not above: a NaN threshold is off too.
+            # Not `value > limit`, which is false for a NaN threshold.
             is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
             record = record._replace(skip_value=value, skip_value_threshold=limit)
         skipped = is_off
         if max_consecutive is not None:
             skipped = is_off & (old.skip_consecutive < max_consecutive)
         if not learn_skipped:
-            kept = _choose(skipped, state.skip_norm.clip_memory, seen.clip_memory)
-            seen = seen._replace(clip_memory=kept)
-            memory = _choose(skipped, state.skip_value, memory)
-        # Zeros, so that a NaN raises nothing in there, nor poisons a derivative.
+            unlearned = _select_tree(
+                skipped, state.skip_norm.clip_memory, seen.clip_memory
+            )
+            seen = seen._replace(clip_memory=unlearned)
+            memory = _select_tree(skipped, state.skip_value, memory)
+        # Zeros in, so that a NaN raises no error in `inner` and spoils no derivative.
         given = _zero_if(skipped, updates)
         taken, inner_state = wrapped.update(
             given, state.skip_inner, params, **extra_args
@@ -186,13 +192,21 @@ def skip(
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
         return _zero_if(skipped, taken), SkipState(
-            _choose(skipped, state.skip_inner, inner_state),
+            _select_tree(skipped, state.skip_inner, inner_state),
             seen,
             memory,
             {name: record},
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_record(record: SkipRecord, *, has_value: bool) -> None:
+    """Raise if the record is of a skip that differs in `max_value`."""
+    if (record.skip_value is not None) != has_value:
+        wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
+        advice = "Give the state that init of this very transformation returned."
+        raise ValueError(_validate.must_be("state", wanted, record, advice))
 
 
 def _loss_in(extra: dict[str, Any]) -> jax.Array:
@@ -207,7 +221,7 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
     return loss
 
 
-def _judged(
+def _value_threshold(
     rule: Rule,
     memory: PyTree,
     value: jax.Array,
@@ -215,13 +229,13 @@ def _judged(
     updates: PyTree,
     params: PyTree,
     extra: dict[str, Any],
-) -> tuple[jax.Array, Any]:
-    """What the loss is compared with, and what the rule remembers of it."""
+) -> tuple[jax.Array, PyTree]:
+    """The threshold of the loss, and the new memory of its rule."""
     shown = Seen(
         norm=value,
         finite=None,
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
-        measure=_nothing_to_measure,
+        measure=functools.partial(_refuse_to_measure, rule),
         params=params,
         step=seen.clip_step - 1,
         extra=extra,
@@ -232,30 +246,31 @@ def _judged(
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
-def _nothing_to_measure(tree: PyTree, **how: Any) -> Any:
+def _refuse_to_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
     del tree, how
-    raise ValueError(
-        "`max_value` must be a rule of norms alone, such as"
-        " optclip.thresholds.mean_plus_std(6.0), got one that measures a tree: a loss"
-        " is a number."
-    )
+    wanted = "a rule that learns from its norms alone, since a loss is one number"
+    advice = "It measures a tree. Try optclip.thresholds.mean_plus_std(6.0)."
+    raise ValueError(_validate.must_be("max_value", wanted, rule, advice))
 
 
-def _is_off(step: ClipRecord) -> jax.Array:
+def _is_above(step: ClipRecord) -> jax.Array:
     """Whether a norm is past its threshold, or not finite, or the threshold is NaN."""
     flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
     flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
     return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
 
 
-def _choose(where: jax.Array, yes: Any, no: Any) -> Any:
-    return jax.tree.map(_selected(where), yes, no)
+def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
+        return a if a is b else jnp.where(where, a, b)
+
+    return jax.tree.map(select, yes, no)
 
 
-def _zero_if(where: jax.Array, tree: PyTree) -> Any:
-    """The tree with zeros for its numbers, whole ones too; keys stay."""
+def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
+    """The tree with zeros for its numbers, integers and bools too; PRNG keys stay."""
 
-    def zeroed(x: Any) -> Any:
+    def zeroed(x: Leaf) -> Leaf:
         if _leaves.is_sparse(x):
             return _sparse.with_data(x, zeroed(x.data))
         dtype = jnp.result_type(x)
@@ -264,7 +279,3 @@ def _zero_if(where: jax.Array, tree: PyTree) -> Any:
         return jnp.where(where, jnp.zeros_like(x), x)
 
     return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)
-
-
-def _selected(where: jax.Array) -> Callable[[Any, Any], Any]:
-    return lambda a, b: a if a is b else jnp.where(where, a, b)

@@ -22,7 +22,7 @@ LABELS = {"a": "x", "b": "y"}
 
 @dataclasses.dataclass(frozen=True)
 class Answering:
-    """A rule that returns what it is told to."""
+    """A rule that returns what it was made with."""
 
     answer: Any
     memory: Any = ()
@@ -36,7 +36,7 @@ class Answering:
 
 @dataclasses.dataclass(frozen=True)
 class Arranging(optclip.scopes.Scope):
-    """A scope that returns what it is told to."""
+    """A scope that returns what it was made with."""
 
     arranged: Any
     spreads: Any
@@ -77,8 +77,9 @@ def refused(run, error, words, function):
             "max_norm` must be a prefix of the structure.*unknown 'z'.*[Gg]ive",
         ),
         ([], ValueError, "max_norm` must be a prefix.*[Gg]ive"),
+        (thresholds.constant(1.0), TypeError, "max_norm`: the .*must be a real number"),
     ],
-    ids=["str", "none", "bool", "complex", "vector", "dict", "empty"],
+    ids=["str", "none", "bool", "complex", "vector", "dict", "empty", "rule"],
 )
 def test_a_threshold_that_is_none(answer, error, words, run):
     """By a schedule and by a rule alike."""

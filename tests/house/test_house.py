@@ -44,7 +44,7 @@ def test_what_is_below_transforms_builds_none():
                 and FLOOR.get(room, 9) < FLOOR["transforms"]
             ):
                 found |= {(room, path.stem) for a in node.names if a.name == "optax"}
-    assert found == {("thresholds", "_rule")}
+    assert found == {("thresholds", "_resolve")}
 
 
 def public_classes():

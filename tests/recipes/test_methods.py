@@ -221,7 +221,7 @@ def test_clippy_holds_what_may_not_move():
         out, _ = update(jnp.array(moved), tx.init(params), params)
         np.testing.assert_allclose(out, left, atol=1e-30)
     with pytest.raises(
-        ValueError, match=r"`params` must be .*update\(updates, state, par"
+        ValueError, match=r"`params` must be .*clippy.*update\(updates, state, par"
     ):
         tx.update(params, tx.init(params))
 

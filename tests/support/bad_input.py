@@ -526,11 +526,19 @@ UNIT_AXIS = [
     ),
 ]
 _NUMBER_ONLY = [row for row in BY_PARAMETER["value"] if row.value != {"a": 1.0}]
+_LETS_NONE_GROW = "1 lets no norm grow"
+_GROWTH = [
+    *THRESHOLD[:3],
+    Bad(math.nan, V, rf"{_GIVEN}nan \(float\)", _POSITIVE, _LETS_NONE_GROW),
+    Bad(-1.0, V, rf"{_GIVEN}-1.0 \(float\)", _POSITIVE, _LETS_NONE_GROW),
+    Bad(HUGE, V, f"{_GIVEN}an int beyond", "in the range of floats, or inf"),
+    Bad(None, T, rf"{_GIVEN}None \(NoneType\)", "a real number"),
+]
 
 # Where a parameter means something else than under the same name elsewhere.
 BY_CALL = {
-    ("Band", "max_growth"): _NUMBER_ONLY,
-    ("band", "max_growth"): _NUMBER_ONLY,
+    ("Band", "max_growth"): _GROWTH,
+    ("band", "max_growth"): _GROWTH,
     ("ema", "start"): [
         Bad("last", V, r"`start` must .*got 'last' \(str\)", "'first'"),
         Bad(None, T, r"`start` must .*got None \(NoneType\)", "'first'"),
@@ -544,7 +552,7 @@ BY_CALL = {
     ("recipes.agc", "axis"): UNIT_AXIS,
     ("recipes.aggc", "groups"): [row for row in LABEL if row.value is not None],
     ("recipes.aggc", "high"): ABOVE_ZERO,
-    ("recipes.aggc", "max_growth"): _NUMBER_ONLY,
+    ("recipes.aggc", "max_growth"): _GROWTH,
     ("recipes.auto_s", "gamma"): SCALAR,
     ("recipes.sclip", "c"): SCALAR,
     ("recipes.sclip", "tau"): ABOVE_ZERO,

@@ -171,7 +171,9 @@ def test_relative_to_params():
 def test_parameters_are_asked_for():
     tx = optclip.clip_by_norm(thresholds.relative_to_params())
     state = tx.init(jnp.ones(2))
-    with pytest.raises(ValueError, match="`params` must be .*Give.*params"):
+    with pytest.raises(
+        ValueError, match="`params` must be .*relative_to_params.*Give.*params"
+    ):
         tx.update(jnp.ones(2), state)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import optclip
 from optclip import thresholds
-from optclip.thresholds._rule import is_rule
+from optclip.thresholds._resolve import is_rule
 from tests.support import helpers
 
 
@@ -143,7 +143,8 @@ def test_what_is_a_rule():
 def test_a_rule_that_was_not_called():
     tx = optclip.clip_by_global_norm(optclip.thresholds.quantile)
     with pytest.raises(
-        TypeError, match="must return a number, got a rule, Quantile.*the rule itself"
+        TypeError,
+        match="schedule .* returns must be a real number.*Quantile.*the rule itself",
     ):
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
 

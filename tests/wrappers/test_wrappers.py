@@ -22,6 +22,23 @@ def steps_of(tx, updates, params=None):
     return found, state
 
 
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (optclip.with_error_feedback, "ErrorFeedbackState"),
+        (optclip.with_periodic_reset, "PeriodicResetState"),
+        (optclip.skip, "SkipState"),
+        (lambda inner: optclip.clip_after(inner, inner), "ClipAfterState"),
+    ],
+)
+def test_the_state_of_what_is_wrapped_is_refused(wrap, name):
+    inner = optclip.clip_by_global_norm(1.0)
+    with pytest.raises(
+        TypeError, match=f"`state` must be the {name} of .*got Clip.*Give"
+    ):
+        wrap(inner).update(jnp.ones(2), inner.init(jnp.ones(2)))
+
+
 def test_carry_keeps_its_dtypes_and_what_is_not_clipped():
     tree = {"h": jnp.array([3.0, 0.1], jnp.bfloat16), "n": jnp.arange(2), "none": None}
     tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))

@@ -1,0 +1,89 @@
+"""What a threshold argument means: a number, a schedule, a rule, or a tree of them."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import optax
+
+from optclip._arrays import _validate
+from optclip._arrays._types import PyTree
+from optclip.thresholds._fixed import Constant, Schedule
+from optclip.thresholds._rule import Rule, Threshold, ThresholdTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A threshold and the argument that it was given as, for errors to name."""
+
+    name: str
+    value: ThresholdTree
+
+
+_WANTED = (
+    "a number, an array, an optax schedule, a rule with init(norm) and update(seen,"
+    " memory), or for leaf and group scope a tree of these"
+)
+
+
+def is_rule(value: Any) -> bool:
+    """Whether `value` is a rule; False for an optimizer, which has the same methods."""
+    not_rules = (optax.GradientTransformation, type)
+    return isinstance(value, Rule) and not isinstance(value, not_rules)
+
+
+def as_rules(
+    name: str,
+    threshold: ThresholdTree,
+    *,
+    negative: bool = False,
+    none: float = math.inf,
+) -> PyTree:
+    """A threshold argument, or each leaf of a tree of them, as rules."""
+    if not negative:
+        _validate.not_none(name, threshold)
+
+    def as_rule(value: Any) -> Rule:
+        if is_rule(value):
+            return value
+        if value is None:
+            return Constant(none)
+        is_known = callable(value) or _validate.is_number(value)
+        if isinstance(value, type) or not is_known:
+            raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
+        if callable(value):
+            return Schedule(value)
+        _validate.number(name, value, negative=negative)
+        # jax takes no Python int past 32 bits.
+        return Constant(float(value) if isinstance(value, int) else value)
+
+    return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
+
+
+def _advice(value: Any) -> str:
+    """What to do with something that is close to a rule."""
+    if isinstance(value, optax.GradientTransformation):
+        return (
+            "A transformation is a whole clip, not where to clip. Give a rule, such as"
+            " optclip.thresholds.zscore() in place of optclip.recipes.zclip()."
+        )
+    if isinstance(value, type) and hasattr(value, "update"):
+        return f"Give an instance of the class, {value.__name__}(...)."
+    return ""
+
+
+def one_rule(name: str, threshold: Threshold) -> Rule:
+    """A threshold argument that must not be a tree of them, as a rule."""
+    rule = as_rules(name, threshold)
+    if not isinstance(rule, Rule):
+        wanted = "one number, optax schedule or rule, such as"
+        wanted = f"{wanted} optclip.thresholds.quantile(0.1)"
+        raise TypeError(_validate.must_be(name, wanted, threshold))
+    return rule
+
+
+def _is_threshold(value: Any) -> bool:
+    # An optimizer is a tuple of functions, which would pass for schedules.
+    whole = isinstance(value, optax.GradientTransformation)
+    return value is None or whole or is_rule(value)
