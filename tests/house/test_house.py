@@ -184,6 +184,13 @@ def test_each_form_of_building_a_transformation_is_found(source, builds):
     assert bool(list(builders_in(ast.parse(source)))) == builds
 
 
+def test_programs_that_are_no_tests_are_not_among_them():
+    """One is: a test starts it, several times at once."""
+    paths = (CHECKOUT / "tests").rglob("*.py")
+    programs = {p.name for p in paths if "\nif __name__ ==" in p.read_text()}
+    assert programs == {"training_process.py"}
+
+
 def public_classes():
     modules = [
         m for m in map(vars(optclip).get, optclip.__all__) if inspect.ismodule(m)

@@ -1,7 +1,7 @@
 """Whole methods beside what their authors' own code did, kept as JSON.
 
-How the values were made is in `tests/recipes/official`. Where the authors' code does what their
-paper does not, the difference is named and left out.
+`tools/official` made the values. Where the authors' code does what their paper does
+not, the difference is named and left out.
 """
 
 import json
@@ -15,7 +15,8 @@ import pytest
 
 import optclip
 from optclip import recipes
-from tests.recipes.official import (
+from tests.support import helpers
+from tools.official import (
     agc,
     aggc,
     autoclip,
@@ -26,9 +27,8 @@ from tests.recipes.official import (
     spam,
     stable_spam,
 )
-from tests.support import helpers
 
-FOLDER = pathlib.Path(spam.__file__).parent
+FOLDER = pathlib.Path(__file__).with_name("official")
 
 
 def kept(name):
