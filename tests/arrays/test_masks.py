@@ -88,18 +88,6 @@ def test_by_path_sees_the_paths_a_person_would_type():
     assert found == {"enc": [{"w": True}, {"w": True}], "none": None}
 
 
-@pytest.mark.parametrize("name", ["norm_mask", "clip_mask"])
-def test_bad_masks_are_refused_by_name(name):
-    with pytest.raises(ValueError, match=f"`{name}` must be a prefix of the structure"):
-        F.clip_by_global_norm(TREE, 1.0, **{name: {"a": True}})
-    with pytest.raises(
-        TypeError, match=f"`{name}` at the leaf 'a' must be True or False.*got 1"
-    ):
-        F.clip_by_global_norm(TREE, 1.0, **{name: {"a": 1, "b": True, "frozen": True}})
-    with pytest.raises(TypeError, match=f"`{name}` at .*before tracing"):
-        F.clip_by_global_norm(TREE, 1.0, **{name: jnp.array(True)})
-
-
 def test_a_path_function_without_by_path_is_caught():
     """It would see the whole tree, and mask or label it with one value."""
     for name in ("norm_mask", "clip_mask"):

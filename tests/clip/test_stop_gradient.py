@@ -117,12 +117,3 @@ def test_in_the_pure_layer():
     )
     by_threshold = jax.jacobian(found, 1)(X, 1.0)
     np.testing.assert_allclose(by_threshold, X / n, rtol=1e-6)
-
-
-def test_what_is_no_response():
-    with pytest.raises(ValueError, match="`response` must be .*'soft'"):
-        responses.detached("soft")
-    with pytest.raises(TypeError, match="`response` must be .*got 3"):
-        responses.detached(3)
-    assert responses.detached() == responses.detached("hard")
-    assert hash(responses.detached()) == hash(responses.detached("hard"))

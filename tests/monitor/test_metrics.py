@@ -217,17 +217,6 @@ def test_a_state_without_a_clip_says_so():
         optclip.metrics(optax.adam(1e-3).init(jnp.zeros(2)))
 
 
-@pytest.mark.parametrize("bad", ["", 3, None])
-def test_bad_name(bad):
-    with pytest.raises(TypeError, match="`name` must be a non-empty string"):
-        optclip.clip_by_global_norm(1.0, name=bad)
-
-
-def test_bad_record():
-    with pytest.raises(TypeError, match="True, False or 'leaves', got 'all'"):
-        optclip.clip_by_global_norm(1.0, record="all")
-
-
 def test_a_model_of_more_elements_than_an_int32_counts():
     """Traced only: three bfloat16 leaves of 2**30 elements."""
     tree = {key: jax.ShapeDtypeStruct((2**30,), jnp.bfloat16) for key in "abc"}

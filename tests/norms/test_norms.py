@@ -1,6 +1,5 @@
 """The norm over magnitudes, dtypes and splits, against exact sums."""
 
-import dataclasses
 import functools
 import math
 
@@ -195,27 +194,6 @@ def test_derivative_of_a_complex_norm():
     np.testing.assert_allclose(found, np.array([0.6 - 0.8j, 0]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float8_e4m3fn"])
-def test_strict_is_never_above(dtype):
-    """Thresholds at and near the norm, and far below it: outputs down to subnormals."""
-    rng = np.random.default_rng(8)
-    clip = jax.jit(lambda x, c: clip_by_global_norm(x, c, strict=True)[0])
-    clipped = 0
-    for _ in range(100):
-        values = np.clip(rng.normal(size=64) * 10 ** rng.uniform(-4, 2), -400, 400)
-        x = jnp.asarray(values, dtype)
-        norm = oracles.norm(helpers.as_float64(x))
-        if norm == 0:
-            continue
-        for share in (1.0, 1 - 1e-7, 1 + 1e-7, 0.3, 1e-3, 1e-6):
-            c = np.float32(norm * share)
-            found = clip(x, c)
-            assert oracles.norm(helpers.as_float64(found)) <= float(c)
-            helpers.assert_identical(clip(found, c), found)
-            clipped += helpers.differs(found, x)
-    assert clipped > 300
-
-
 def test_float64_is_summed_in_float64():
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).normal(size=1000))
@@ -244,14 +222,6 @@ def test_named_norms(name, expected):
 def test_one_element_counts_as_one():
     (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], norms.RMS)
     assert found == 3.0
-
-
-def test_norms_and_blocks_stay_as_they_were_made():
-    for made in (norms.Norm(), norms.Block([])):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            made.axis = (0,)
-    # A norm is what XLA's programs are kept by.
-    assert len({norms.Norm(2.0), norms.L2, norms.L1}) == 2
 
 
 @pytest.mark.parametrize(

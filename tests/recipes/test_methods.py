@@ -213,19 +213,6 @@ def test_clippy():
     assert_follow(found, gradients, expected)
 
 
-def test_clippy_holds_what_may_not_move():
-    tx = recipes.clippy(absolute=0.0)
-    params = jnp.array([0.0, 1.0])
-    update = helpers.quick_jit(tx.update)
-    for moved, left in (([1e-3, 0.1], [0.0, 0.0]), ([0.0, 1.0], [0.0, 0.5])):
-        out, _ = update(jnp.array(moved), tx.init(params), params)
-        np.testing.assert_allclose(out, left, atol=1e-30)
-    with pytest.raises(
-        ValueError, match=r"`params` must be .*update\(updates, state, par"
-    ):
-        tx.update(params, tx.init(params))
-
-
 def test_uclip():
     gradients = methods.GRADIENTS
     found, _ = outputs_of(recipes.uclip(optclip.clip_by_value(3.0)), gradients)

@@ -104,22 +104,6 @@ def test_a_zero_parameter_can_move_and_the_head_is_left_out():
     np.testing.assert_array_equal(found["head"], grads["head"])
 
 
-@pytest.mark.parametrize("name", ["stacked", "axis"])
-def test_not_a_function(name):
-    with pytest.raises(TypeError, match=rf"`{name}` must be a function .*'x' \(str\)"):
-        optclip.units(**{name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [(1.5, "an int or tuple of ints"), (3, "axes that each leaf has")],
-)
-def test_wrong_answers(found, message):
-    tx = optclip.clip_by(1.0, over=optclip.units(axis=lambda path, shape: found))
-    with pytest.raises((TypeError, ValueError), match=message):
-        tx.init(jnp.ones((2, 2)))
-
-
 def test_parameters_of_a_dead_run_clip_nothing():
     """Their squares are not kept in range; those of the gradients are."""
     tx = optclip.clip_by_norm(optclip.thresholds.relative_to_params(0.5))

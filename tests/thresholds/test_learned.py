@@ -140,17 +140,6 @@ def test_adagc_against_the_paper(warmup, max_norm):
     assert 0.1 <= np.mean(norms > expected) <= 0.9
 
 
-def test_adagc_clips_all_the_same_in_its_warm_up():
-    tree = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]]), "c": jnp.zeros(2)}
-    tx = optclip.clip_by_norm(thresholds.ema(max_norm=1.0))
-    update = helpers.quick_jit(tx.update)
-    clipped, _ = update(tree, tx.init(tree))
-    chex.assert_trees_all_close(clipped, jax.tree.map(lambda x: x / 5, tree))
-    # An ulp further inside, or what is left may round to above 1.
-    inside = jax.tree.map(lambda x: x * np.float32(1 - 1e-6), clipped)
-    chex.assert_trees_all_equal(update(inside, tx.init(tree))[0], inside)
-
-
 def test_relative_to_params():
     rng = np.random.default_rng(0)
     params = {"w": rng.normal(size=(3, 4)), "b": np.zeros((2, 4))}
@@ -339,18 +328,6 @@ def test_lengths_that_would_never_clip_are_refused():
             thresholds.mean_plus_std(3.0, **numbers)
 
 
-def test_norms_without_deviation_and_without_eps():
-    """Of equal norms it is not known what is far above them."""
-    tx = optclip.clip_by_global_norm(thresholds.zscore(2.0, warmup=2, eps=0.0))
-    state = tx.init(jnp.zeros(1))
-    with jax.debug_nans(True):
-        for norm in (2.0, 2.0, 2.0, 9.0):
-            found, state = tx.update(jnp.array([norm]), state)
-            np.testing.assert_allclose(found, [norm], rtol=1e-6)
-        found, _ = tx.update(jnp.array([90.0]), state)
-        assert found[0] < 90.0
-
-
 @pytest.mark.parametrize("mode", ["reciprocal", "mean", "percentile"])
 def test_a_leaf_without_gradients_in_the_warm_up_learns_afterwards(mode):
     """It was clipped to zero for ever: zeros are no norms to hold it to."""
@@ -363,18 +340,19 @@ def test_a_leaf_without_gradients_in_the_warm_up_learns_afterwards(mode):
 
 def test_an_average_of_equal_norms_is_that_norm():
     """Weights rounded each for itself let it drift, and read as clipping."""
-    rules = [
-        thresholds.ema_of_max(),
-        thresholds.ema(1.0, decay=0.9999, warmup=0),
-        thresholds.moment(2.0, decay=0.9),
-    ]
-    for rule in rules:
+    rooms = {
+        thresholds.ema_of_max(): 2e-7,
+        thresholds.ema(1.0, decay=0.9999, warmup=0): 1e-6,
+        thresholds.moment(2.0, decay=0.9): 1e-6,
+    }
+    for rule, rtol in rooms.items():
         tx = optclip.clip_by(rule, over=optclip.LEAF)
         for norm in (0.1, 3.3, 7.7):
-            rows = np.full((3000, 1), norm, np.float32)
+            rows = np.full((20_000, 1), norm, np.float32)
             _, metrics, _ = scanned(tx)(rows)
-            late = metrics["clip/threshold"][-1]
-            np.testing.assert_allclose(late, norm, rtol=1e-6)
+            late = {key: x[-1] for key, x in metrics.items()}
+            np.testing.assert_allclose(late["clip/threshold"], norm, rtol=rtol)
+            assert late["clip/rate"] in (0, 1), (rule, norm)
 
 
 def test_the_derivative_of_a_moment_at_zero():
@@ -432,22 +410,3 @@ def test_a_leaf_of_zeros_in_the_warm_up_is_not_clipped():
     numbers = optclip.metrics(state)
     assert numbers["clip/threshold"] == 1
     np.testing.assert_allclose(numbers["clip/coefficient"], 0.02, rtol=1e-6)
-
-
-@pytest.mark.parametrize("norm", [3.3, 7.7, 0.1, 1.0])
-def test_a_constant_norm_is_clipped_at_every_step_or_at_none(norm):
-    """An average whose weights do not add to 1 would drift away from it."""
-    tx, x = (
-        optclip.clip_by_global_norm(optclip.thresholds.ema_of_max()),
-        jnp.array([norm]),
-    )
-
-    @jax.jit
-    def run(state):
-        return jax.lax.scan(
-            lambda s, _: (tx.update(x, s)[1], None), state, length=20_000
-        )[0]
-
-    found = optclip.metrics(run(tx.init(x)))
-    np.testing.assert_allclose(found["clip/threshold"], norm, rtol=2e-7)
-    assert found["clip/rate"] in (0, 1)

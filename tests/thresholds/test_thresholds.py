@@ -148,29 +148,6 @@ def test_a_rule_that_was_not_called():
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
 
 
-def test_none_alone_is_no_threshold():
-    for make in (optclip.clip_by_global_norm, optclip.clip_by_norm, optclip.clip_by):
-        with pytest.raises(TypeError, match="must be a number .*inf.*None"):
-            make(None)
-    with pytest.raises(TypeError, match="`max_norm` must be a number .*inf.*None"):
-        optclip.functional.clip_by_global_norm(jnp.ones(2), None)
-
-
-def test_constant_schedule_and_bounds_check_what_they_get():
-    with pytest.raises(ValueError, match="`value` must be 0 or more .*-1"):
-        thresholds.constant(-1)
-    with pytest.raises(TypeError, match="`function` must be an optax schedule.*got 3"):
-        thresholds.schedule(3)
-    with pytest.raises(ValueError, match="lower=2.*upper=1"):
-        thresholds.bounds(2.0, 1.0)
-    with pytest.raises(
-        ValueError, match="`lower` must be a number and not NaN, got nan"
-    ):
-        thresholds.bounds(float("nan"))
-    with pytest.raises(TypeError, match="`upper` must be .*got 'x'"):
-        thresholds.bounds(0.0, "x")
-
-
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [
