@@ -47,8 +47,9 @@ TESTS = {
     "_arrays/_xla": "many_leaves batching compiled accuracy::test_norms_of_every_size norms",
     "_clip/_elements": "functional sparse nonfinite derivatives_edges",
     "_clip/_clip": "functional masks sparse nonfinite bad_input scopes nonfinite_cells"
-    " mapped_refused mapped::test_untyped_must_be_declared methods::test_aggc"
-    " accuracy::test_strict_is_never_above",
+    " mapped_refused mapped::test_untyped_must_be_declared methods::test_aggc_follows_its_equations"
+    " accuracy::test_strict_is_never_above"
+    " accuracy::test_strict_is_never_above_in_slices",
     "_clip/_layout": "masks scopes sparse",
     "transforms/_clip_by": "thresholds metrics masks bad_answers scopes",
     "_arrays/_sparse": "sparse scopes nonfinite",
@@ -59,7 +60,7 @@ TESTS = {
     "_arrays/_collectives": "sharding mapped collectives",
     "transforms/_state": "metrics summary thresholds",
     "_arrays/_batching": "batching mapped compiled",
-    "thresholds/_memory": "thresholds learned::test_state_is_small bad_answers sharding",
+    "thresholds/_memory": "thresholds window bad_answers sharding",
     "monitor/_metrics": "metrics summary skip",
     "monitor/_summary": "summary bad_input::test_the_right_calls_are_right",
     "monitor/_suggest": "suggest bad_input::test_the_right_calls_are_right",
@@ -73,66 +74,72 @@ TESTS = {
     "plot/_heatmap": "plot",
     "plot/_runs": "plot",
     "scopes/_scope": "scopes bad_answers",
-    "scopes/_axes": "units scopes learned::test_relative_to_params",
+    "scopes/_axes": "units scopes relative",
     "scopes/_groups": "scopes bad_answers masks",
-    "responses/_band": f"{API} responses methods::test_aggc bad_input",
+    "responses/_band": f"{API} responses methods::test_aggc_follows_its_equations bad_input",
     "responses/_elements": f"{API} responses",
-    "thresholds/_rule": "rule_edges thresholds bad_answers bad_input",
-    "thresholds/_window": f"{API} rule_edges learned::test_against_the_paper"
-    " learned::test_lengths_that_would_never_clip_are_refused"
-    " learned::test_nothing_bad_is_remembered learned::test_huge_and_tiny_norms"
+    "thresholds/_rule": "thresholds elements bad_answers bad_input",
+    "thresholds/_window": f"{API} window"
+    " learned::test_learned_thresholds_follow_their_papers"
+    " learned::test_nothing_bad_is_remembered"
+    " learned::test_huge_and_tiny_norms_are_learned_from"
     " fuzz_histories::test_history[autoclip] fuzz_histories::test_history[levanter]"
     " bad_answers bad_input",
-    "thresholds/_ema": f"{API} rule_edges methods::test_olmo_ratio"
-    " methods::test_axlearn_skip learned::test_adagc_clips_all_the_same_in_its_warm_up"
-    " learned::test_adagc_against_the_paper learned::test_nothing_bad_is_remembered"
+    "thresholds/_ema": f"{API} ema running"
+    " methods::test_olmo_ratio_follows_its_equations"
+    " methods::test_axlearn_skip_follows_its_equations"
+    " learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_history[adagc] fuzz_histories::test_history[ema]"
     " bad_input mapped::test_untyped_and_in_common",
-    "thresholds/_zscore": f"{API} rule_edges"
-    " learned::test_norms_without_deviation_and_without_eps"
-    " learned::test_against_the_paper learned::test_nothing_bad_is_remembered"
+    "thresholds/_zscore": f"{API} zscore"
+    " learned::test_learned_thresholds_follow_their_papers"
+    " learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_history[zclip] fuzz_histories::test_history[percentile]"
     " bad_input",
-    "thresholds/_mean_over_rms": f"{API} rule_edges methods::test_stable_spam_whole"
+    "thresholds/_mean_over_rms": f"{API} running"
+    " methods::test_stable_spam_is_both_and_then_adam_begun_anew"
     " learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_history[stable_spam-leaves] bad_input",
-    "thresholds/_elements": f"{API} rule_edges methods::test_spam"
-    " methods::test_stable_spam_elements methods::test_acclip"
-    " learned::test_the_derivative_of_a_moment_at_zero"
+    "thresholds/_elements": f"{API} elements running"
+    " methods::test_spam_follows_its_equations"
+    " methods::test_stable_spam_of_elements_follows_its_equations"
+    " methods::test_acclip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_history[spam] fuzz_histories::test_history[acclip]"
     " bad_input",
-    "thresholds/_relative": f"{API} learned::test_relative_to_params"
-    " learned::test_parameters_are_asked_for methods::test_clippy bad_input",
-    "thresholds/_before": "wrappers"
-    " learned::test_a_rule_of_gradients_in_a_tree_without_leaves"
-    " methods::test_stable_adamw",
-    "thresholds/_running": "rule_edges learned::test_a_traced_decay_without_bias"
-    " learned::test_against_the_paper methods::test_olmo_ratio",
-    "wrappers/_after": "wrappers methods::test_stable_adamw",
-    "wrappers/_carry": "wrappers methods::test_uclip",
-    "wrappers/_reset": f"{API} wrappers methods::test_spam bad_input",
+    "thresholds/_relative": f"{API} relative"
+    " methods::test_clippy_follows_its_equations bad_input",
+    "thresholds/_before": "wrappers relative"
+    " methods::test_stable_adamw_follows_its_equations",
+    "thresholds/_running": "running ema elements zscore"
+    " learned::test_learned_thresholds_follow_their_papers"
+    " methods::test_olmo_ratio_follows_its_equations",
+    "wrappers/_inner": "skip wrappers bad_input",
+    "wrappers/_after": "wrappers methods::test_stable_adamw_follows_its_equations",
+    "wrappers/_carry": "wrappers methods::test_uclip_follows_its_equations",
+    "wrappers/_reset": f"{API} wrappers methods::test_spam_follows_its_equations bad_input",
     "wrappers/_skip": f"{API} skip bad_answers mapped::test_untyped_and_in_common"
     " mapped_refused::test_a_loss_that_differs_by_device bad_input",
-    "recipes/_plain": f"{API} recipe_edges methods::test_auto_s methods::test_sclip"
-    " methods::test_uclip recipes::test_it_says_what_and_whence bad_input",
-    "recipes/_adaptive": f"{API} learned::test_against_the_paper"
-    " learned::test_relative_to_params learned::test_adagc_against_the_paper"
-    " methods::test_olmo_ratio units recipes bad_input",
-    "recipes/_by_part": f"{API} recipe_edges learned::test_adagc_against_the_paper"
-    " methods::test_olmo_ratio methods::test_aggc"
+    "recipes/_options": "recipes bad_input",
+    "recipes/_plain": f"{API} recipe_edges methods::test_auto_s_follows_its_equations methods::test_sclip_follows_its_equations"
+    " methods::test_uclip_follows_its_equations recipes::test_it_says_what_and_whence bad_input",
+    "recipes/_adaptive": f"{API} learned::test_learned_thresholds_follow_their_papers"
+    " relative ema"
+    " methods::test_olmo_ratio_follows_its_equations units recipes bad_input",
+    "recipes/_by_part": f"{API} recipe_edges ema"
+    " methods::test_olmo_ratio_follows_its_equations methods::test_aggc_follows_its_equations"
     " recipes::test_modules_of_aggc_have_no_numbers"
     " fuzz_histories::test_history[adagc] fuzz_histories::test_history[aggc]"
     " bad_input",
-    "recipes/_optimizers": f"{API} recipe_edges methods::test_spam"
-    " methods::test_stable_spam_elements methods::test_stable_spam_leaves"
-    " methods::test_stable_spam_whole methods::test_acclip bad_input",
-    "recipes/_steps": f"{API} recipe_edges methods::test_stable_adamw"
-    " methods::test_clippy methods::test_clippy_holds_what_may_not_move"
+    "recipes/_optimizers": f"{API} recipe_edges methods::test_spam_follows_its_equations"
+    " methods::test_stable_spam_of_elements_follows_its_equations methods::test_stable_spam_of_leaves_follows_its_equations"
+    " methods::test_stable_spam_is_both_and_then_adam_begun_anew methods::test_acclip_follows_its_equations bad_input",
+    "recipes/_steps": f"{API} recipe_edges methods::test_stable_adamw_follows_its_equations"
+    " methods::test_clippy_follows_its_equations"
     " recipes::test_no_decay_needs_no_parameters"
     " recipes::test_whole_numbers_pass_clippy bad_input",
-    "recipes/_skips": f"{API} recipe_edges methods::test_olmo_skip methods::test_axlearn_skip"
-    " methods::test_megatron_skip recipes bad_input",
+    "recipes/_skips": f"{API} recipe_edges methods::test_olmo_skip_follows_its_equations methods::test_axlearn_skip_follows_its_equations"
+    " methods::test_megatron_skip_follows_its_equations recipes bad_input",
 }
 
 # One or two changes of each kind: eleven for every plus sign tell no more.

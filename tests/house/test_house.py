@@ -11,6 +11,7 @@ import pytest
 
 import optclip
 from benchmarks import imports
+from tools import mutation
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 BUILDERS = {
@@ -189,6 +190,18 @@ def test_programs_that_are_no_tests_are_not_among_them():
     paths = (CHECKOUT / "tests").rglob("*.py")
     programs = {p.name for p in paths if "\nif __name__ ==" in p.read_text()}
     assert programs == {"training_process.py"}
+
+
+def test_each_module_is_given_tests_that_exist_to_notice_faults_in_it():
+    modules = {str(p.relative_to(imports.ROOT).with_suffix("")) for p in files(*FLOOR)}
+    with_code = {m for m in modules if "/_" in m and not m.endswith("/__init__")}
+    # Names for kinds of argument: nothing is computed there.
+    assert set(mutation.TESTS) == with_code - {"_arrays/_types"}
+    for name in {name for tests in mutation.TESTS.values() for name in tests.split()}:
+        path, _, test = mutation._file(name).partition("::")
+        function = test.split("[")[0] or r"test_\w+"
+        found = (CHECKOUT / path).read_text()
+        assert re.search(rf"^def {function}\(", found, re.MULTILINE), name
 
 
 def public_classes():
