@@ -40,7 +40,7 @@ def clipped(tx, grads, params):
         ((2, 2, 2, 3, 4, 5), (0, 1, 2, 3, 4)),
     ],
 )
-def test_every_rank(shape, axis):
+def test_units_of_every_rank_are_those_of_the_paper(shape, axis):
     params, grads = arrays(shape) if shape else (np.float32(2.0), np.float32(3.0))
     found = clipped(recipes.agc(), grads, params)
     expected = expected_of(grads, params, axis)
@@ -49,7 +49,7 @@ def test_every_rank(shape, axis):
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 4, 5)])
-def test_as_optax_where_that_is_right(shape):
+def test_units_are_as_in_optax_where_that_is_right(shape):
     params, grads = arrays(shape)
     theirs = optax.adaptive_grad_clip(0.01)
     expected, _ = theirs.update(grads, theirs.init(params), params)
@@ -79,7 +79,7 @@ def test_stacked_layers_are_as_if_apart():
     assert not np.allclose(plain["bias"], found["bias"])
 
 
-def test_units_of_attention_by_path_and_shape():
+def test_axes_of_units_may_go_by_path_and_shape():
     params, grads = arrays((4, 2, 5))
 
     def axis(path, shape):

@@ -1,4 +1,4 @@
-"""Which leaves enter a norm and which are scaled are two choices."""
+"""What is given for a tree: masks, labels and thresholds, as prefixes or by path."""
 
 import jax
 import jax.numpy as jnp
@@ -12,63 +12,9 @@ from optclip import functional as F
 from tests.support import helpers
 
 TREE = {"a": jnp.array([3.0]), "b": jnp.array([4.0]), "frozen": jnp.array([1e6])}
-BY_PATH = optclip.by_path(lambda path: path != "frozen")
-BY_TREE = {"a": True, "b": np.True_, "frozen": False}
-masks = pytest.mark.parametrize("mask", [BY_PATH, BY_TREE], ids=["path", "tree"])
 
 
-@masks
-def test_norm_mask_leaves_out_of_the_norm_only(mask, run):
-    found, norm = run(lambda t: F.clip_by_global_norm(t, 1.0, norm_mask=mask))(TREE)
-    assert norm == 5.0
-    np.testing.assert_allclose(found["a"], [0.6], rtol=1e-6)
-    np.testing.assert_allclose(found["frozen"], [2e5], rtol=1e-6)
-
-
-@masks
-def test_clip_mask_leaves_out_of_the_scaling_only(mask, run):
-    found, norm = run(lambda t: F.clip_by_global_norm(t, 1.0, clip_mask=mask))(TREE)
-    np.testing.assert_allclose(norm, 1e6, rtol=1e-6)
-    np.testing.assert_allclose(found["a"], [3e-6], rtol=1e-5)
-    assert found["frozen"] == 1e6
-
-
-@masks
-def test_both_leave_out_altogether(mask, run):
-    tx = optclip.clip_by_global_norm(1.0, norm_mask=mask, clip_mask=mask)
-    found, state = run(lambda t: tx.update(t, tx.init(t)))(TREE)
-    np.testing.assert_allclose(found["b"], [0.8], rtol=1e-6)
-    assert found["frozen"] == 1e6
-    assert optclip.metrics(state)["clip/norm"] == 5.0
-
-
-@masks
-@pytest.mark.parametrize(
-    "clip",
-    [
-        lambda t, m: F.clip_by_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_rms(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_average_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_value(t, -1.0, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_group_norm(t, 1.0, BY_GROUP, clip_mask=m)[0],
-    ],
-    ids=["norm", "rms", "average", "value", "group"],
-)
-def test_clip_mask_in_every_function(mask, clip):
-    found = clip(TREE, mask)
-    assert found["a"] == found["b"] == 1.0
-    assert found["frozen"] == 1e6
-
-
-BY_GROUP = {"a": "a", "b": "b", "frozen": "c"}
-
-
-def test_a_leaf_outside_the_norm_is_in_no_group_norm():
-    mask = optclip.by_path(lambda path: path != "b")
-    groups = {"a": "x", "b": "x", "frozen": "y"}
-    found, norms = F.clip_by_group_norm(TREE, 1.0, groups, norm_mask=mask)
-    assert norms["x"] == 3.0
-    np.testing.assert_allclose(found["b"], [4 / 3], rtol=1e-6)
+TWO = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 
 
 def test_masks_are_prefixes_and_cover_sparse_and_none():
@@ -95,17 +41,6 @@ def test_a_path_function_without_by_path_is_caught():
             F.clip_by_global_norm(TREE, 1.0, **{name: lambda path: "a" in path})
     with pytest.raises(TypeError, match="`groups` must return .*optclip.by_path"):
         F.clip_by_group_norm(TREE, 1.0, lambda path: "x" if "a" in path else "y")
-
-
-def test_masked_leaves_keep_the_bits():
-    tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1e-40, jnp.nan])}
-    mask = {"a": True, "b": False}
-    found, _ = F.clip_by_global_norm(tree, 1.0, norm_mask=mask, clip_mask=mask)
-    assert helpers.differs(found["a"], tree["a"])
-    helpers.assert_identical(found["b"], tree["b"])
-
-
-TWO = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
 
 
 @pytest.mark.parametrize("argument", ["norm_mask", "clip_mask"])
