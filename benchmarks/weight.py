@@ -4,7 +4,6 @@ All but seconds are the same in each run, and are tests as well.
 """
 
 import ast
-import functools
 import os
 import pathlib
 import subprocess
@@ -18,10 +17,9 @@ import jax.numpy as jnp
 import optax
 
 import optclip
+from benchmarks.imports import ROOT, longest_chain
 from benchmarks.timing import Contender, Row, race
 from optclip import functional, recipes
-
-ROOT = pathlib.Path(optclip.__file__).parent
 
 # What is traced for one leaf, and the most equations that a test lets it be.
 EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
@@ -79,32 +77,6 @@ def _lines_in(path: pathlib.Path) -> int:
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
             found -= set(range(first.lineno, first.end_lineno + 1))
     return len(found)
-
-
-def rooms() -> dict[str, set[str]]:
-    """Each folder of the package, or file at its root, and those that it imports."""
-    found: dict[str, set[str]] = {}
-    for path in ROOT.rglob("*.py"):
-        here = path.relative_to(ROOT).with_suffix("").parts[0]
-        imported = found.setdefault(here, set())
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{a.name}".split(".") for a in node.names]
-                imported |= {name[1] for name in names if name[0] == "optclip"}
-    # The public face imports all.
-    found.pop("__init__")
-    return {here: (below & found.keys()) - {here} for here, below in found.items()}
-
-
-def longest_chain() -> list[str]:
-    """The longest chain of imports between rooms, from the top down."""
-    below = rooms()
-
-    @functools.cache
-    def under(room: str) -> tuple[str, ...]:
-        return (room, *max(map(under, below[room]), key=len, default=()))
-
-    return list(max(map(under, below), key=len))
 
 
 def import_seconds(runs: int) -> float:

@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import jax
-import optax
 
 from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
@@ -29,8 +28,8 @@ _WANTED = (
 
 def is_rule(value: Any) -> bool:
     """Whether `value` is a rule; False for an optimizer, which has the same methods."""
-    not_rules = (optax.GradientTransformation, type)
-    return isinstance(value, Rule) and not isinstance(value, not_rules)
+    is_other = isinstance(value, type) or _is_transformation(value)
+    return isinstance(value, Rule) and not is_other
 
 
 def as_rules(
@@ -63,7 +62,7 @@ def as_rules(
 
 def _advice(value: Any) -> str:
     """What to do with something that is close to a rule."""
-    if isinstance(value, optax.GradientTransformation):
+    if _is_transformation(value):
         return (
             "A transformation is a whole clip, not where to clip. Give a rule, such as"
             " optclip.thresholds.zscore() in place of optclip.recipes.zclip()."
@@ -85,5 +84,9 @@ def one_rule(name: str, threshold: Threshold) -> Rule:
 
 def _is_threshold(value: Any) -> bool:
     # An optimizer is a tuple of functions, which would pass for schedules.
-    whole = isinstance(value, optax.GradientTransformation)
-    return value is None or whole or is_rule(value)
+    return value is None or _is_transformation(value) or is_rule(value)
+
+
+def _is_transformation(value: Any) -> bool:
+    # By name, for optax is not imported below `transforms`.
+    return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)

@@ -173,3 +173,11 @@ def test_the_slope_of_a_coefficient_of_one():
     x = jnp.array([3.0, 4.0])
     np.testing.assert_allclose(jax.grad(dense)(x), [0.64, -0.48], rtol=1e-5)
     np.testing.assert_allclose(jax.grad(sparse)(x), [0.64, -0.48], rtol=1e-5)
+
+
+def test_one_batch_stored_for_several_is_refused():
+    mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
+    with pytest.raises(
+        ValueError, match=r"leaf at 'w'.*one batch stored for several.*Give"
+    ):
+        F.global_norm({"w": mat})

@@ -16,6 +16,7 @@ import pytest
 
 import optclip
 from optclip import responses
+from optclip.norms import Norm
 from tests.support import differences, helpers, oracles
 from tests.support.registry import ENTRIES, square_root_capper
 
@@ -72,13 +73,13 @@ RESPONSES = [
 ]
 # Measured in two passes, or relative to the largest element; the L2 norm over a count.
 NORMS = [
-    Choice("l1", "l1", None, ("two-pass",)),
-    Choice("l2", "l2", None, ("two-pass",)),
-    Choice("inf", "inf", None, ("two-pass",)),
-    Choice("rms", "rms", None, ("count",)),
-    Choice("average", "average", None, ("count",)),
-    Choice("4", 4.0, None, ("largest",)),
-    Choice("half", 0.5, None, ("largest",)),
+    Choice("l1", Norm(1.0), None, ("two-pass",)),
+    Choice("l2", Norm(2.0), None, ("two-pass",)),
+    Choice("inf", Norm(np.inf), None, ("two-pass",)),
+    Choice("rms", Norm(2.0, 0.5), None, ("count",)),
+    Choice("average", Norm(2.0, 1.0), None, ("count",)),
+    Choice("4", Norm(4.0), None, ("largest",)),
+    Choice("half", Norm(0.5), None, ("largest",)),
 ]
 
 

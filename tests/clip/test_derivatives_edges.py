@@ -39,7 +39,7 @@ AT_THE_THRESHOLD = {
 
 
 @pytest.mark.parametrize("name", AT_THE_THRESHOLD)
-def test_exactly_at_the_threshold(name):
+def test_the_derivative_at_the_threshold_is_that_of_the_inside(name):
     """That of the inside for a clip with a kink; elsewhere there is only one."""
     response, k, change = AT_THE_THRESHOLD[name]
     x = jnp.array([3.0, -4.0, 0.0])
@@ -52,7 +52,7 @@ def test_exactly_at_the_threshold(name):
 
 
 @pytest.mark.parametrize("layer", ["pure", "optax"])
-def test_elements_at_the_bound(layer):
+def test_elements_at_the_bound_have_the_derivative_of_the_inside(layer):
     def bounded(x, c):
         if layer == "pure":
             return F.clip_by_value(x, lower=-c, upper=c)
@@ -75,7 +75,7 @@ def test_elements_at_the_bound(layer):
         ("hard", "tree"),
     ],
 )
-def test_threshold_zero(response, over):
+def test_a_threshold_of_zero_has_the_derivative_from_above(response, over):
     """All is zero whatever the updates; the threshold's own is that from above."""
     x = jnp.array([3.0, -4.0, 0.0])
     slopes = jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
@@ -99,16 +99,6 @@ def test_an_infinite_threshold_has_the_derivative_of_nothing_done():
         np.testing.assert_allclose(slope[:2, :2] @ np.array([3, 4]), 0, atol=1e-6)
 
 
-def test_second_derivative_of_a_norm_at_zeros():
-    """A zero beside other elements is no kink of the L2 norm: it bends by 1 / norm."""
-    tree = {"a": jnp.array([3.0, 4.0, 0.0]), "b": jnp.zeros(1)}
-    curve = helpers.quick_jit(jax.hessian(F.global_norm))(tree)
-    exact = np.eye(3) / 5 - np.outer([3, 4, 0], [3, 4, 0]) / 125
-    np.testing.assert_allclose(curve["a"]["a"], exact, atol=1e-7)
-    np.testing.assert_allclose(curve["b"]["b"], [[0.2]], rtol=1e-6)
-    np.testing.assert_array_equal(curve["a"]["b"], np.zeros((3, 1)))
-
-
 # From 1e-5 to 1e25 in float32; the threshold as a share of the norm.
 SCALES = np.array([1e-5, 1.0, 1e12, 1e25], np.float32)
 SHARES = np.array([2.0, 0.5, 1e-6, 1e-12], np.float32)
@@ -129,7 +119,7 @@ ORDERS = [Order(1.0), Order(2.0), Order(3.0), Order(np.inf)]
 
 
 @pytest.mark.covering(response=["hard", "smooth", "normalize"], order=ORDERS)
-def test_magnitudes(response, order):
+def test_derivatives_scale_with_updates_and_threshold(response, order):
     """A clip scales with updates and threshold together, and so its slopes do."""
     p = order.p
 
@@ -157,7 +147,7 @@ def test_magnitudes(response, order):
     np.testing.assert_allclose(across, np.broadcast_to(k, across.shape), rtol=1e-5)
 
 
-def test_far_above_the_threshold():
+def test_far_above_the_threshold_only_the_direction_counts():
     """None along the updates, the coefficient across."""
     x = jnp.asarray(np.ldexp(np.array([1.0, 0.0], np.float32), 60))
 
@@ -184,7 +174,7 @@ def test_a_smooth_clip_bends_however_small_the_updates():
 @pytest.mark.parametrize(
     "response", ["hard", "smooth", "normalize", square_root_capper]
 )
-def test_op_by_op_under_debug_nans(response):
+def test_no_step_on_the_way_is_nan(response):
     """No NaN even in what is computed and not used, at any magnitude."""
 
     def number(x, c):
@@ -211,3 +201,21 @@ def test_strict_has_the_derivative_of_the_clip(dtype):
     for found, wanted in zip(slopes(True), slopes(False), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4)
         assert np.any(np.abs(wanted) > 0.1)
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [F.clip_by_norm, lambda x, c: F.clip_by_global_norm(x, c)[0]],
+    ids=["leaf", "tree"],
+)
+def test_the_derivative_is_that_of_the_formula_at_every_size(clip):
+    """Of x c / n the slope is (w - u (u.w)) c / n with u = x / n."""
+    x = np.array([4.0, -3.0, 1.0])
+    w = np.array([1.0, -2.0, 0.5])
+    n = oracles.norm(x)
+    expected = (w - x * (x @ w) / n**2) * 0.5 / n
+    weights = jnp.asarray(w, jnp.float32)
+    slope = jax.jit(jax.grad(lambda x, c: jnp.sum(clip(x, c) * weights)))
+    for size in (1e-15, 1e-4, 1.0, 1e4, 1e18, 1e30):
+        found = slope(jnp.asarray(x * size, jnp.float32), 0.5 * size)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)

@@ -10,6 +10,7 @@ import optclip
 from optclip import functional as F
 from tests.support import helpers
 from tests.support import nonfinite_cells as nf
+from tools import nonfinite_page
 
 LAYERS = ("functional", "transform")
 
@@ -165,7 +166,7 @@ def test_the_policies_differ(scope):
 
 
 def test_the_page_holds_the_table():
-    """If not: python -m tests.support.nonfinite_cells."""
-    page = nf.PAGE.read_text()
-    assert nf.table() in page
-    assert page == nf.written(page)
+    """If not: python -m tools.nonfinite_page."""
+    page = nonfinite_page.PAGE.read_text()
+    assert nonfinite_page.table() in page
+    assert page == nonfinite_page.written(page)

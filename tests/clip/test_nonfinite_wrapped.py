@@ -11,7 +11,7 @@ from jax.experimental import checkify
 
 import optclip
 from tests.support import helpers
-from tests.support.nonfinite_cells import PAGE
+from tools.nonfinite_page import PAGE
 
 policies = pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 # At a threshold of 1, by the words of each policy.

@@ -1,7 +1,9 @@
 """No public name is outside the registry, and no transformation outside the engine."""
 
+import dataclasses
 import inspect
 import pathlib
+import sys
 
 import jax.numpy as jnp
 import optax
@@ -84,3 +86,14 @@ def test_without_the_engine_there_is_no_clip(entry, monkeypatch):
         monkeypatch.setattr(module, "clip_by", gone)
     with pytest.raises(NotImplementedError):
         entry.make()
+
+
+def test_nothing_public_can_be_changed_by_accident():
+    """A rule or scope that changes after `jit` has seen it would not be seen again."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("optclip")]
+    found = {
+        x for m in modules for x in vars(m).values() if dataclasses.is_dataclass(x)
+    }
+    classes = [x for x in found if isinstance(x, type)]
+    assert len(classes) > 20
+    assert not [x for x in classes if not x.__dataclass_params__.frozen]

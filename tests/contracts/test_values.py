@@ -129,27 +129,6 @@ def test_traced_threshold(entry, kind):
     assert all(np.all(np.isnan(x)) for x in poisoned)
 
 
-BAD = (-1.0, float("nan"), np.float32(-2), jnp.float32(-3), jnp.array(jnp.nan))
-
-
-@pytest.mark.covering(
-    entry=SCALAR,
-    bad=BAD,
-    # An upper bound may be negative.
-    where=lambda entry, bad: entry.threshold[0] != "upper" or bool(np.isnan(bad)),
-)
-def test_bad_threshold_is_refused_by_name(entry, bad):
-    name = entry.threshold[0]
-    with pytest.raises(ValueError, match=f"`{name}` must be .*not NaN"):
-        entry.make(bad)
-
-
-@pytest.mark.covering(entry=SCALAR, bad=("1.0", object(), b"1", 1j))
-def test_wrong_kind_of_threshold_is_refused_by_name(entry, bad):
-    with pytest.raises(TypeError, match=f"`{entry.threshold[0]}` must be a"):
-        entry.make(bad)
-
-
 @pytest.mark.covering(entry=ENTRIES, kind=helpers.KINDS)
 def test_strict_keeps_below(entry, kind):
     """`strict` leaves a little less, and still clips by the formula."""

@@ -89,7 +89,3 @@ def main() -> str:
     summary = optclip.summary(train.opt_state)
     assert_type(summary, str)
     return summary
-
-
-if __name__ == "__main__":
-    print(main())

@@ -1,7 +1,7 @@
 """Whole methods beside what their authors' own code did, kept as JSON.
 
-How the values were made is in `tests/recipes/official`. Where the authors' code does what their
-paper does not, the difference is named and left out.
+`tools/official` made the values. Where the authors' code does what their paper does
+not, the difference is named and left out.
 """
 
 import json
@@ -14,8 +14,9 @@ import optax
 import pytest
 
 import optclip
-from optclip import recipes
-from tests.recipes.official import (
+from optclip import recipes, thresholds
+from tests.support import helpers
+from tools.official import (
     agc,
     aggc,
     autoclip,
@@ -25,10 +26,10 @@ from tests.recipes.official import (
     olmo_skip,
     spam,
     stable_spam,
+    zclip,
 )
-from tests.support import helpers
 
-FOLDER = pathlib.Path(spam.__file__).parent
+FOLDER = pathlib.Path(__file__).with_name("official")
 
 
 def kept(name):
@@ -52,7 +53,7 @@ def outputs_of(tx, inputs, extras=None):
 
 
 @pytest.mark.parametrize("name", ["default", "resets"])
-def test_spam_clips(name):
+def test_spam_clips_as_its_authors_code(name):
     options = spam.OPTIONS[name]
     values = kept("spam")
     every = options.get("DeltaT", 500)
@@ -70,7 +71,7 @@ def test_spam_clips(name):
 
 
 @pytest.mark.parametrize("name", ["default", "resets", "short"])
-def test_spam_warms_up_again(name):
+def test_spam_warms_up_again_as_its_authors_code(name):
     options = spam.OPTIONS[name]
     warmup, every = options.get("warmup_steps", 150), options.get("DeltaT", 500)
     tx = optclip.with_periodic_reset(optax.identity(), every, warmup=warmup)
@@ -80,7 +81,7 @@ def test_spam_warms_up_again(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "quick"])
-def test_stable_spam(name):
+def test_stable_spam_scales_as_its_authors_code(name):
     options = stable_spam.OPTIONS[name]
     decays = {"decay": options.get("gamma3", 0.999)}
     decays |= {"b1": options.get("gamma1", 0.7), "b2": options.get("gamma2", 0.9)}
@@ -103,7 +104,7 @@ def test_aggc_lets_the_first_step_pass():
 
 
 @pytest.mark.parametrize("name", ["shrink", "both", "scheduled"])
-def test_aggc(name):
+def test_aggc_scales_as_its_authors_code(name):
     options = aggc.OPTIONS[name]
     values = kept("aggc")
 
@@ -145,7 +146,7 @@ def test_aggc(name):
 
 
 @pytest.mark.parametrize("name", list(olmo_skip.OPTIONS))
-def test_olmo_skips(name):
+def test_olmo_skips_as_its_authors_code(name):
     options = olmo_skip.OPTIONS[name]
     values = kept("olmo_skip")
     window = options.get("rolling_interval_length", 128)
@@ -160,7 +161,7 @@ def test_olmo_skips(name):
 
 
 @pytest.mark.parametrize("name", list(autoclip.PERCENTILES))
-def test_autoclip(name):
+def test_autoclip_clips_as_its_authors_code(name):
     values = kept("autoclip")
     norms = np.array(values["norms"])
     # PyTorch, which clips for them, adds 1e-6 to the norm.
@@ -173,7 +174,7 @@ def test_autoclip(name):
 
 
 @pytest.mark.parametrize("name", ["default", "tight"])
-def test_axlearn_skips(name):
+def test_axlearn_skips_as_its_authors_code(name):
     options, values = axlearn_skip.OPTIONS[name], kept("axlearn_skip")
     ratio = min(options["multipliers"])
     tx = recipes.axlearn_skip(optax.identity(), ratio, options["decay"])
@@ -185,7 +186,7 @@ def test_axlearn_skips(name):
 
 
 @pytest.mark.parametrize("name", list(levanter.OPTIONS))
-def test_levanter(name):
+def test_levanter_clips_as_its_authors_code(name):
     options, values = levanter.OPTIONS[name], kept("levanter")
     tx = recipes.mean_std_clip(
         options["sigma_factor"], options["rolling_interval_length"]
@@ -202,7 +203,7 @@ def test_levanter(name):
 
 
 @pytest.mark.parametrize("name", list(agc.RATIOS))
-def test_agc(name):
+def test_agc_clips_as_its_authors_code(name):
     values = kept("agc")
     tx = recipes.agc(agc.RATIOS[name])
     update = helpers.quick_jit(lambda g, w: tx.update(g, tx.init(w), w)[0])
@@ -218,7 +219,7 @@ def test_agc(name):
 
 
 @pytest.mark.parametrize("name", list(clippy.OPTIONS))
-def test_clippy(name):
+def test_clippy_shrinks_as_its_authors_code(name):
     values, tx = kept("clippy"), recipes.clippy(**clippy.OPTIONS[name])
     update = helpers.quick_jit(lambda u, w: tx.update(u, tx.init(w), w)[0])
     steps, params, left = map(
@@ -227,3 +228,26 @@ def test_clippy(name):
     for u, w, expected in zip(steps, params, left, strict=True):
         np.testing.assert_allclose(update(u, w), expected, rtol=1e-5)
     assert 0.1 < np.mean(np.any(left != steps, axis=1)) < 0.99
+
+
+ZCLIP = {
+    "default": thresholds.zscore(max_norm=1.0),
+    "uncapped": thresholds.zscore(),
+    "mean": thresholds.zscore(mode="mean"),
+    "percentile": thresholds.zscore(1.0, mode="percentile"),
+    "skip": thresholds.zscore(decay=0.9, skip_spikes=True),
+}
+
+
+@pytest.mark.parametrize("name", list(zclip.OPTIONS))
+def test_zclip_clips_as_its_authors_code(name):
+    values = kept("zclip")
+    norms = np.array(values["norms"])
+    # It adds 1e-6 to the norm that it divides by.
+    tx = optclip.clip_by_global_norm(ZCLIP[name], eps=1e-6)
+    found, _ = outputs_of(tx, [norm * np.array([0.6, -0.8]) for norm in norms])
+    left = np.linalg.norm(found, axis=1)
+    # A spike stays in mean and variance for long; float32 loses 1.6e-5 in the norm
+    # minus that mean, by which the variance is divided.
+    np.testing.assert_allclose(left, values["left"][name], rtol=4e-5)
+    assert np.sum(left < 0.99 * norms) > 20

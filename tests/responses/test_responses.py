@@ -27,7 +27,7 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize(("response", "formula"), FORMULAS)
-def test_formulas(response, formula, run):
+def test_responses_follow_their_formulas(response, formula, run):
     coefficient = run(lambda n, c: response.coefficient(n, c))
     for c in (1.0, 0.25, 7.0):
         for n in NORMS:
@@ -37,7 +37,7 @@ def test_formulas(response, formula, run):
 
 
 @pytest.mark.parametrize("response", [r for r, _ in FORMULAS])
-def test_edges(response):
+def test_responses_at_zero_and_inf(response):
     one, zero, inf = jnp.float32(1), jnp.float32(0), jnp.float32(jnp.inf)
     shrink = getattr(response, "max_shrink", 0.0)
     assert response.coefficient(one, zero) == np.float32(shrink)
@@ -49,7 +49,7 @@ def test_edges(response):
 
 
 @pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
-def test_far_norms(response):
+def test_norms_far_above_the_threshold_have_a_coefficient(response):
     """A coefficient next to the smallest float."""
     x = jnp.full(1024, 1e30)
     tx = optclip.clip_by(1e-6, response=response)
@@ -80,17 +80,6 @@ def test_a_response_is_not_asked_about_zeros(c):
     np.testing.assert_array_equal(slope, np.full(3, c > 0))
 
 
-def test_what_is_no_response():
-    with pytest.raises(TypeError, match="`response` must be .*function"):
-        optclip.clip_by(1.0, response=responses.Smooth)
-    with pytest.raises(ValueError, match="`sharpness` must be .*got 0"):
-        responses.Smooth(0.0)
-    with pytest.raises(ValueError, match="`response` must be .*hard.*got 'soft'"):
-        optclip.clip_by(1.0, response="soft")
-    with pytest.raises(TypeError, match="`response` must be .*function.*got 3"):
-        optclip.clip_by(1.0, response=3)
-
-
 def test_responses_are_values():
     """Equal if they say the same, so that jit caches and comparisons work."""
     for kind in (responses.Hard, responses.Smooth, responses.Normalize):
@@ -118,15 +107,6 @@ def test_normalized_elements():
     x = jnp.array([-0.5, -2.0, 0.0, 0.5, 3.0])
     found = responses.Normalize().element(x, jnp.float32(-1.0), jnp.float32(2.0))
     np.testing.assert_array_equal(found, [-1, -1, 0, 2, 2])
-
-
-def test_an_infinite_coefficient_is_applied_as_recorded(run):
-    tx = optclip.clip_by(1.0, response=lambda norm, limit: norm * jnp.inf)
-    updates = [jnp.array([3.0, -4.0]), jnp.ones(2)]
-    clipped, state = run(tx.update)(updates, tx.init(updates))
-    np.testing.assert_array_equal(clipped[0], [np.inf, -np.inf])
-    np.testing.assert_array_equal(clipped[1], [np.inf, np.inf])
-    assert optclip.metrics(state)["clip/coefficient"] == np.inf
 
 
 @pytest.mark.parametrize("name", ["softsign", "tanh"])

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -174,6 +175,7 @@ BOUND = [
     Bad(math.nan, V, rf"{_GIVEN}nan \(float\)", "not NaN"),
     Bad(jnp.array([1.0, jnp.nan]), V, rf"{_GIVEN}Array\(\[ *1\., *nan", "not NaN"),
     Bad(HUGE, V, f"{_GIVEN}an int beyond", "in the range of floats, or inf"),
+    Bad(jax.random.key(0), T, "`{p}` must be .*PRNGKeyArray", _REAL),
     Bad(np.ones((7, 7)), V, r"`{p}` of shape \(7, 7\)", "a number, (or )?an array"),
     Bad([], V, *_PREFIX),
     Bad({"a": 1.0, "z": 1.0, "b": 1.0}, V, *_PREFIX),
@@ -185,6 +187,7 @@ THRESHOLD = [
     Bad(None, T, rf"{_GIVEN}None \(NoneType\)", "must be a number .*inf"),
     Bad(-1.0, V, rf"{_GIVEN}-1.0 \(float\)", _POSITIVE, _AT_ZERO),
     Bad(np.array([-1.0]), V, rf"{_GIVEN}array\(\[-1\.\]\)", _POSITIVE, _AT_ZERO),
+    Bad(jnp.float32(-3), V, rf"{_GIVEN}Array\(-3", _POSITIVE, _AT_ZERO),
 ]
 _RETURNED = "The function given as `{p}` must return .*, got "
 MASK = [
@@ -220,6 +223,7 @@ AXIS = [
     Bad(1.0, T, r"got 1.0 \(float\)", _AN_AXIS),
     Bad(True, T, r"got True \(bool\)", _AN_AXIS),
     Bad([0], T, r"got \[0\] \(list\)", _AN_AXIS),
+    Bad((0, 1.5), T, r"got \(0, 1.5\) \(tuple\)", _AN_AXIS),
     Bad(
         5,
         V,
@@ -583,6 +587,10 @@ BY_CALL = {
     ("clip_by_value", "response"): [
         *BY_PARAMETER["response"][:-1],
         Bad(lambda n, c: 1.0, V, "Two bounds", "response='hard'", "Give over="),
+    ],
+    ("axes", "axis"): [
+        *AXIS,
+        Bad(None, T, r"got None \(NoneType\)", _AN_AXIS),
     ],
     ("Block", "axis"): [
         Bad("x", T, r"`axis` must .*got 'x' \(str\)", "a tuple of ints"),

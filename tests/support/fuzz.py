@@ -131,6 +131,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
             Stranger(),
         ],
     ),
+    "mask": _mostly(MASKS, BAD_MASKS),
     "norm_mask": _mostly(MASKS, BAD_MASKS),
     "clip_mask": _mostly(MASKS, BAD_MASKS),
     "axis_name": _mostly([None, ()], ["data", 3, ("x", "y"), {"a": "x"}, Stranger()]),

@@ -19,7 +19,17 @@ RESPONSES = {
 }  # fmt: skip
 # They do not change what a finite tree becomes.
 IRRELEVANT = {"nonfinite", "record", "name"}
-TOLD = {"ord", "axis", "eps", "response", "clip_mask", "norm_mask", "over", "norm"}
+TOLD = {
+    "ord",
+    "axis",
+    "eps",
+    "response",
+    "mask",
+    "clip_mask",
+    "norm_mask",
+    "over",
+    "norm",
+}
 
 
 def is_plain(tree: Any) -> bool:
@@ -92,12 +102,14 @@ def _by_block(
     if response is None or (math.isinf(limit) and response is not oracles.hard):
         return None
     labels = _labels(name, leaves, groups, given.get("over", "tree"))
-    counts, scales = (
+    taken, counts, scales = (
         [_told(given.get(key), path) for path, _ in leaves]
-        for key in ("norm_mask", "clip_mask")
+        for key in ("mask", "norm_mask", "clip_mask")
     )
-    if labels is None or None in counts or None in scales:
+    if labels is None or None in (*taken, *counts, *scales):
         return None
+    counts = [a and b for a, b in zip(taken, counts, strict=True)]
+    scales = [a and b for a, b in zip(taken, scales, strict=True)]
     out = []
     for label, (_, x), scaled in zip(labels, leaves, scales, strict=True):
         members = zip(labels, counts, leaves, strict=True)

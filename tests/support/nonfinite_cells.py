@@ -2,13 +2,11 @@
 
 `expected` says what must come out, in NumPy float64, from the words of each policy and
 from nothing else. `tests/clip/test_nonfinite_cells.py` holds both layers of optclip to it;
-`python -m tests.support.nonfinite_cells` writes the table of `docs/nonfinite.md` from it.
+`tools/nonfinite_page.py` writes the table of `docs/nonfinite.md` from it.
 """
 
 import dataclasses
 import itertools
-import pathlib
-import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +15,6 @@ from jax.experimental.sparse import BCOO
 
 from tests.support import oracles
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "nonfinite.md"
 POLICIES = ("propagate", "zero", "drop", "raise")
 SCOPES = ("tree", "leaf", "axes", "groups", "element")
 LIMIT = 1.0
@@ -239,30 +236,3 @@ def _name(lost: set[Entry], bad: list[Entry]) -> str:
         "the rest of its group": around("groups") - around("leaf"),
     }
     return next(name for name, part in known.items() if lost == part)
-
-
-def table() -> str:
-    """All cells in Markdown, one table for each policy.
-
-    Inputs with the same outcomes are on one line.
-    """
-    lines = []
-    for policy in POLICIES:
-        head = f"| `{policy!r}` | " + " | ".join(SCOPES) + " |"
-        lines += ["", head.replace("'", '"'), "|---" * (len(SCOPES) + 1) + "|"]
-        titles: dict[str, list[str]] = {}
-        for given, case in INPUTS.items():
-            outcomes = (words(Cell(policy, given, scope)) for scope in SCOPES)
-            titles.setdefault(" | ".join(outcomes), []).append(case.title)
-        lines += [f"| {'; '.join(same)} | {row} |" for row, same in titles.items()]
-    return "\n".join(lines[1:])
-
-
-def written(page: str) -> str:
-    """The page with the table as it should be."""
-    marked = re.compile(r"(<!-- cells -->\n).*?(<!-- end of cells -->)", re.DOTALL)
-    return marked.sub(lambda m: f"{m[1]}{table()}\n{m[2]}", page)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))

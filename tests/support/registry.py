@@ -360,13 +360,13 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 # Public names that are no transformation, and the file that tests each.
 OTHER_NAMES = {
-    "ClipRecord": "test_metrics.py",
-    "ClipState": "test_metrics.py",
+    "ClipRecord": "test_record.py",
+    "ClipState": "test_record.py",
     "SkipRecord": "test_skip.py",
     "Suggestion": "test_suggest.py",
     "clip_after": "test_wrappers.py",
     "axes": "test_scopes.py",
-    "by_path": "test_masks.py",
+    "by_path": "test_prefix.py",
     "functional": "test_functional.py",
     "groups": "test_scopes.py",
     "metrics": "test_metrics.py",

@@ -14,6 +14,9 @@ import optclip
 from optclip import thresholds
 from optclip.thresholds._resolve import is_rule
 from tests.support import helpers
+from tests.support.running_rules import (
+    INF,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Watcher:
         return 1.0, {"seen": memory["seen"] + 1}
 
 
-def test_what_a_rule_sees():
+def test_a_rule_sees_norms_step_parameters_and_what_else_update_got():
     rule = Watcher()
     tx = optclip.clip_by_global_norm(rule)
     grads, params = jnp.array([3.0, 4.0]), jnp.array([6.0, 8.0])
@@ -117,16 +120,7 @@ def test_memory_is_not_cut_to_whole_numbers():
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
 
 
-@pytest.mark.parametrize("rule", ["quantile", "mean_plus_std"])
-def test_a_state_of_another_window(rule):
-    make = getattr(optclip.thresholds, rule)
-    tx, longer = (optclip.clip_by_global_norm(make(window=n)) for n in (4, 8))
-    state = tx.init(jnp.ones(2))
-    with pytest.raises(ValueError, match="window=8.*`window` must be 4, .*got 8"):
-        longer.update(jnp.ones(2), state)
-
-
-def test_what_is_a_rule():
+def test_a_transformation_or_a_class_is_no_rule():
     assert is_rule(thresholds.constant(1.0))
     assert not is_rule(optax.adam(1e-3))
     assert not is_rule(Watcher)
@@ -140,58 +134,13 @@ def test_what_is_a_rule():
         optclip.clip_by_global_norm(Watcher)
 
 
-def test_a_rule_that_was_not_called():
+def test_a_rule_that_was_not_called_is_named():
     tx = optclip.clip_by_global_norm(optclip.thresholds.quantile)
     with pytest.raises(
         TypeError,
         match="schedule .* returns must be a real number.*Quantile.*the rule itself",
     ):
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-
-
-def test_none_alone_is_no_threshold():
-    for make in (optclip.clip_by_global_norm, optclip.clip_by_norm, optclip.clip_by):
-        with pytest.raises(TypeError, match="must be a number .*inf.*None"):
-            make(None)
-    with pytest.raises(TypeError, match="`max_norm` must be a number .*inf.*None"):
-        optclip.functional.clip_by_global_norm(jnp.ones(2), None)
-
-
-def test_constant_schedule_and_bounds_check_what_they_get():
-    with pytest.raises(ValueError, match="`value` must be 0 or more .*-1"):
-        thresholds.constant(-1)
-    with pytest.raises(TypeError, match="`function` must be an optax schedule.*got 3"):
-        thresholds.schedule(3)
-    with pytest.raises(ValueError, match="lower=2.*upper=1"):
-        thresholds.bounds(2.0, 1.0)
-    with pytest.raises(
-        ValueError, match="`lower` must be a number and not NaN, got nan"
-    ):
-        thresholds.bounds(float("nan"))
-    with pytest.raises(TypeError, match="`upper` must be .*got 'x'"):
-        thresholds.bounds(0.0, "x")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given"),
-    [
-        ({}, "neither"),
-        ({"limit": 1.0, "lower": -1.0}, "both"),
-        ({"limit": 1.0, "upper": 1.0}, "both"),
-    ],
-)
-def test_one_form_of_value_clip_only(arguments, given):
-    with pytest.raises(TypeError, match=f"got {given}: .*Give limit alone"):
-        optclip.clip_by_value(**arguments)
-
-
-def test_scheduled_bounds():
-    tx = optclip.clip_by_value(lower=lambda step: -1.0 - step, upper=2.0)
-    x = jnp.array([-9.0, 9.0])
-    state, update = tx.init(x), helpers.quick_jit(tx.update)
-    for expected in ([-1.0, 2.0], [-2.0, 2.0]):
-        found, state = update(x, state)
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_constants_are_compared_and_hashed():
@@ -201,30 +150,6 @@ def test_constants_are_compared_and_hashed():
     assert thresholds.constant(1.0) == thresholds.constant(1.0)
     assert len({one, thresholds.constant(array), thresholds.constant(1.0)}) == 2
     assert thresholds.constant(1.0) != 1.0
-
-
-def test_an_average_that_would_stay_zero_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`decay` must be below 1, got 1.*clip all to 0"
-    ):
-        thresholds.ema(decay=1.0, start="zero")
-    with pytest.raises(
-        ValueError, match=r"`decay` must be below 1, got 1.*clip all to 0"
-    ):
-        thresholds.moment(decay=1.0)
-
-
-def test_nothing_is_clipped_of_a_leaf_of_zeros():
-    """By leaf a rule's threshold of it is 0 too; the record says that it was left."""
-    tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=4), record="leaves")
-    tree = {"a": jnp.zeros(3), "b": jnp.ones(3), "c": jnp.zeros(0)}
-    _, state = tx.update(tree, tx.init(tree))
-    _, state = tx.update(tree, state)
-    found = optclip.metrics(state)
-    assert found["clip/threshold/a"] == 0
-    for leaf in "abc":
-        assert found[f"clip/coefficient/{leaf}"] == 1
-        assert found[f"clip/rate/{leaf}"] == 0
 
 
 @pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
@@ -237,7 +162,64 @@ def test_a_memory_of_float32_beside_updates_of_float64(rule):
     chex.assert_trees_all_equal_shapes_and_dtypes(new.clip_memory, state.clip_memory)
 
 
-def test_a_nan_threshold_is_recorded_as_such():
-    tx = optclip.clip_by_global_norm(lambda step: jnp.nan)
-    _, state = tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
-    assert np.isnan(optclip.metrics(state)["clip/coefficient"])
+class Whole:
+    """A user's rule whose threshold is a whole number."""
+
+    def init(self, norm):
+        return ()
+
+    def update(self, seen, memory):
+        return jnp.int32(2), memory
+
+
+def test_a_rule_may_return_a_whole_number():
+    tx = optclip.clip_by_global_norm(Whole())
+    update = helpers.quick_jit(tx.update)
+    found, _ = update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
+    np.testing.assert_allclose(found, [2.0])
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+@pytest.mark.parametrize("over", ["tree", "leaf", "element"])
+def test_a_rule_that_knows_nothing_yet_leaves_the_policy_in_force(policy, over):
+    """Its inf means that it does not clip; a user's means not to touch."""
+    rule = thresholds.mean_plus_std(3.0, 8)
+    tx = optclip.clip_by(rule, over=over, nonfinite=policy)
+    untouched = optclip.clip_by(INF, over=over, nonfinite=policy)
+    updates = jnp.array([jnp.nan, 1.0])
+    found, _ = helpers.quick_jit(tx.update)(updates, tx.init(updates))
+    good = jnp.nan if policy == "propagate" and over != "element" else 1.0
+    if policy == "zero" and over != "element":
+        good = 0.0
+    bad = jnp.nan if policy == "propagate" else 0.0
+    np.testing.assert_array_equal(found, [bad, good])
+    found, _ = helpers.quick_jit(untouched.update)(updates, untouched.init(updates))
+    np.testing.assert_array_equal(found, updates)
+
+
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda n: thresholds.second_moment(warmup=n), 0),
+        (lambda n: thresholds.ema(warmup=n), 0),
+        (lambda n: thresholds.zscore(warmup=n), 1),
+        (lambda n: thresholds.quantile(window=n), 1),
+        (lambda n: thresholds.mean_plus_std(window=8, warmup=n), 1),
+        (lambda n: thresholds.mean_plus_std(window=8, ddof=n), 0),
+    ],
+)
+def test_lengths_have_a_least(make, least):
+    make(least)
+    with pytest.raises(ValueError, match=f"an int from {least} to"):
+        make(least - 1)
+
+
+def test_a_finite_gradient_of_an_infinite_norm_in_a_warm_up():
+    """A rule that lets all pass does not let it pass, and it counts as not finite."""
+    for policy in ("zero", "drop"):
+        tx = optclip.clip_by_global_norm(optclip.thresholds.zscore(), nonfinite=policy)
+        x = jnp.full(4, 3e38)
+        clipped, state = tx.update(x, tx.init(x))
+        np.testing.assert_array_equal(clipped, np.zeros(4))
+        assert optclip.metrics(state)["clip/nonfinite"] == 1
+        assert not np.any(state.clip_memory[0][0].mean)

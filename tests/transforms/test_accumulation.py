@@ -61,19 +61,6 @@ def clipped_sgd():
 assert_step = functools.partial(chex.assert_trees_all_close, rtol=1e-5, atol=1e-6)
 
 
-def test_multi_steps_clips_the_mean(data):
-    expected = clipped_step(mean_gradient(data))
-    inside = optax.MultiSteps(clipped_sgd(), every_k_schedule=MICRO)
-    state = inside.init(PARAMS)
-    update = helpers.quick_jit(inside.update)
-    for i, grads in enumerate(gradients(data)):
-        found, state = update(grads, state, PARAMS)
-        if i < MICRO - 1:
-            assert not any(np.any(x) for x in jax.tree.leaves(found))
-    assert_step(found, expected)
-    assert optclip.metrics(state)["clip/rate"] == 1  # Of one step, not of four.
-
-
 def test_before_multi_steps_each_microbatch_is_clipped(data):
     """Which is another method, and shrinks what the mean would not."""
     outside = optax.chain(

@@ -1,14 +1,8 @@
-"""A checkpoint of each released version, and the numbers it must go on to.
+"""The run whose checkpoints are kept, one of each released version, and its numbers.
 
-    python -m tests.integration.stacks.checkpoints     # makes that of this version, once, to commit
-
-Run it, in the environment `.nox/stacks`, when a version is released; never again for
-one that was: a checkpoint which that version did not write proves nothing.
+`tools/checkpoint.py` makes that of a version.
 """
 
-import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 
 import optclip
 from optclip import thresholds
@@ -108,26 +101,3 @@ def numbers(run: dict[str, Any]) -> dict[str, Any]:
     leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(run["params"])]
     params = np.concatenate(leaves).tolist()
     return {key: float(x) for key, x in logged.items()} | {"params": params}
-
-
-def make(folder: Path) -> None:
-    """The checkpoint of this version, and what its run comes to."""
-    run = go_on(start(), 0, BEFORE)
-    with tempfile.TemporaryDirectory() as made:
-        state = Path(made) / "state"
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(state, run)
-            checkpointer.wait_until_finished()
-        # It says where it was saved, which is no one else's folder.
-        (state / "commit_success.txt").unlink(missing_ok=True)
-        shutil.copytree(state, folder / "state")
-    end = go_on(run, BEFORE, BEFORE + AFTER)
-    said = {"saved": numbers(run), "end": numbers(end)}
-    (folder / "numbers.json").write_text(json.dumps(said, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    folder = GOLDEN / optclip.__version__
-    folder.mkdir(parents=True)
-    make(folder)
-    print(f"made {folder.relative_to(Path.cwd())}")

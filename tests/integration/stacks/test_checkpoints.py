@@ -90,9 +90,8 @@ def test_what_a_version_wrote_goes_on_to_its_numbers(version):
 
 
 def test_this_version_has_one():
-    assert optclip.__version__ in VERSIONS, (
-        "see tests/integration/stacks/checkpoints.py"
-    )
+    """If not: python -m tools.checkpoint."""
+    assert optclip.__version__ in VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -67,9 +67,7 @@ def clips(**of_slices):
         "olmo_ratio": recipes.olmo_ratio(),
         "stable_spam": recipes.stable_spam(),
         "carry": optclip.with_error_feedback(optclip.clip_by_norm(RULES["ema"])),
-        "skip": optclip.skip(
-            optax.adam(0.1), max_norm=RULES["quantile"], over="leaf"
-        ),
+        "skip": optclip.skip(optax.adam(0.1), max_norm=RULES["quantile"], over="leaf"),
         "reset": optclip.with_periodic_reset(recipes.adagc(), every=2),
         "after": optclip.clip_after(
             optax.scale_by_adam(),

@@ -1,15 +1,11 @@
-"""What DeepMind's own code of AGC leaves of a few gradients, as JSON.
-
-    python -m tests.recipes.official.agc CHECKOUT > tests/recipes/official/agc.json
+"""What DeepMind's own code of AGC leaves of a few gradients.
 
 Its code is not kept here: https://github.com/google-deepmind/deepmind-research. Two
 names that JAX has no more are put in for it.
 """
 
-import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
 import jax
@@ -32,10 +28,10 @@ def tree(rng: np.random.Generator, spread: float) -> dict[str, np.ndarray]:
     return found
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     jax.__dict__["tree_map"] = jax.__dict__["tree_multimap"] = jax.tree.map
     optax.__dict__["ClipByGlobalNormState"] = optax.EmptyState
-    path = pathlib.Path(checkout) / "nfnets" / "agc_optax.py"
+    path = checkout / "nfnets" / "agc_optax.py"
     official = runpy.run_path(str(path))["adaptive_grad_clip"]
     rng = np.random.default_rng(0)
     params = [tree(rng, 2.0) for _ in range(STEPS)]
@@ -47,9 +43,4 @@ def main(checkout: str) -> None:
             tx.update(jax.tree.map(jnp.asarray, g), tx.init(p), p)[0]
             for g, p in zip(gradients, params, strict=True)
         ]
-    lists = jax.tree.map(lambda x: np.asarray(x).tolist(), found)
-    json.dump(lists, sys.stdout)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), found)

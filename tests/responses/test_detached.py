@@ -45,7 +45,7 @@ def slope(function, x):
         over in ("tree", "element") or response in ("hard", "normalize")
     ),
 )
-def test_a_detached_response(over, response):
+def test_the_derivative_is_the_coefficient_alone(over, response):
     """The same updates; their derivative is the coefficient alone."""
     kwargs = {"over": SCOPES[over], "norm": "l2"}
 
@@ -65,7 +65,7 @@ def test_a_detached_response(over, response):
 
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1e6, 2.0**60, 1e25])
-def test_at_any_distance(times):
+def test_that_holds_at_any_distance_from_the_threshold(times):
     """Also where the coefficient is held as two factors."""
     x = np.float32(times) * jnp.array([0.6, -0.8])
     found = slope(lambda x: clip(x, 1.0, response=responses.detached()), x)
@@ -86,7 +86,7 @@ def test_nothing_goes_to_the_threshold_or_through_a_rule():
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_second_order_and_half_precision(strict):
+def test_what_is_left_is_linear_in_the_updates(strict):
     """What is left is linear in the updates, in any dtype, strict or not.
 
     Strict clips end up to 1.3e-4 below.
@@ -104,7 +104,7 @@ def test_second_order_and_half_precision(strict):
     np.testing.assert_allclose(bend.reshape(4, 4), exact, rtol=1.3e-4)
 
 
-def test_in_the_pure_layer():
+def test_a_norm_in_hand_may_be_a_constant_in_the_pure_layer():
     """A norm in hand is a constant if the caller makes it one; the threshold is not."""
 
     def found(x, c):
@@ -117,12 +117,3 @@ def test_in_the_pure_layer():
     )
     by_threshold = jax.jacobian(found, 1)(X, 1.0)
     np.testing.assert_allclose(by_threshold, X / n, rtol=1e-6)
-
-
-def test_what_is_no_response():
-    with pytest.raises(ValueError, match="`response` must be .*'soft'"):
-        responses.detached("soft")
-    with pytest.raises(TypeError, match="`response` must be .*got 3"):
-        responses.detached(3)
-    assert responses.detached() == responses.detached("hard")
-    assert hash(responses.detached()) == hash(responses.detached("hard"))

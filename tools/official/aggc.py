@@ -1,18 +1,14 @@
-"""What the authors' own code of AGGC does to the norms of three groups, as JSON.
-
-    python -m tests.recipes.official.aggc PATH_TO_ITS_CHECKOUT > tests/recipes/official/aggc.json
+"""What the authors' own code of AGGC does to the norms of three groups.
 
 Their code is not kept here: https://github.com/ZhiyuanLi218/AGGC, which needs torch. It
 takes norms in float32, so the gradients are in 64ths and the norms are what it found.
 """
 
-import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
-from tests.recipes.official.spam import START, gradients, listed
+from tools.official.spam import START, gradients, listed
 
 GROUPS = ("q_proj", "k_proj", "v_proj")
 STEPS = 100
@@ -38,11 +34,11 @@ OPTIONS = {
 }
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
-    path = pathlib.Path(checkout) / "GRPO" / "verl" / "utils" / "grad_clip.py"
+    path = checkout / "GRPO" / "verl" / "utils" / "grad_clip.py"
     official = runpy.run_path(str(path))
     inputs = gradients(STEPS)
     found: dict[str, Any] = {
@@ -76,8 +72,4 @@ def main(checkout: str) -> None:
         # It takes the norms before it scales anything: they are the same each time.
         found["norms"] = listed(norms)
         found["scales"][name] = listed(scales)
-    json.dump(found, sys.stdout, indent=0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

@@ -1,12 +1,9 @@
-"""What the authors' own code of AutoClip leaves of a sequence of norms, as JSON.
-
-    python -m tests.recipes.official.autoclip CHECKOUT > tests/recipes/official/autoclip.json
+"""What the authors' own code of AutoClip leaves of a sequence of norms.
 
 Their code is not kept here: https://github.com/pseeth/autoclip, which needs torch. The
 event of ignite that it waits for is put in for it.
 """
 
-import json
 import pathlib
 import runpy
 import sys
@@ -31,14 +28,14 @@ class Engine:
         return keep
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
     ignite = types.ModuleType("ignite.engine")
     ignite.__dict__["EventEnum"] = type("EventEnum", (), {})
     sys.modules |= {"ignite": types.ModuleType("ignite"), "ignite.engine": ignite}
-    path = pathlib.Path(checkout) / "autoclip.py"
+    path = checkout / "autoclip.py"
     official = runpy.run_path(str(path))["add_autoclip_gradient_handler"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
     found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
@@ -52,8 +49,4 @@ def main(checkout: str) -> None:
             engine.handler(engine)
             left.append(float(model.weight.grad.norm()))
         found["left"][name] = left
-    json.dump(found, sys.stdout, indent=1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

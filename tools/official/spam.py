@@ -1,13 +1,10 @@
-"""What the authors' own code of SPAM does to a sequence of gradients, as JSON.
-
-    python -m tests.recipes.official.spam PATH_TO_ITS_CHECKOUT > tests/recipes/official/spam.json
+"""What the authors' own code of SPAM does to a sequence of gradients.
 
 Their code is not kept here: https://github.com/TianjinYellow/SPAM-Optimizer, which
 needs torch. `scales` are the factors on its updates after a reset.
 """
 
 import contextlib
-import json
 import pathlib
 import runpy
 import sys
@@ -40,11 +37,11 @@ def listed(values: Any) -> Any:
     return float(f"{float(values):.{DIGITS}g}")
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
-    path = pathlib.Path(checkout) / "galore_torch" / "SPAM.py"
+    path = checkout / "galore_torch" / "SPAM.py"
     official = runpy.run_path(str(path))["AdamW"]
     inputs = gradients(120)
     found: dict[str, Any] = {
@@ -72,8 +69,4 @@ def main(checkout: str) -> None:
             found["clipped"][name] = listed(clipped)
         if name == "resets":
             found["parameters"][name] = listed(parameters)
-    json.dump(found, sys.stdout, indent=0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

@@ -1,19 +1,15 @@
-"""What the authors' own code of Stable-SPAM does to a sequence of gradients, as JSON.
-
-    python -m tests.recipes.official.stable_spam CHECKOUT > tests/recipes/official/stable_spam.json
+"""What the authors' own code of Stable-SPAM does to a sequence of gradients.
 
 Their code is not kept here: https://github.com/TianjinYellow/StableSPAM, which needs
 torch. `cut` is after its limit on elements, `scaled` after its norm as well. Each reset
 also puts back its count of steps, which corrects the averages of both for their start.
 """
 
-import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
-from tests.recipes.official.spam import START, gradients, listed
+from tools.official.spam import START, gradients, listed
 
 OPTIONS = {
     "plain": {"update_proj_gap": 0},
@@ -22,11 +18,11 @@ OPTIONS = {
 }
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
-    path = pathlib.Path(checkout) / "galore_torch" / "stablespam.py"
+    path = checkout / "galore_torch" / "stablespam.py"
     official = runpy.run_path(str(path))["StableSPAM"]
     inputs = gradients(60)
     found: dict[str, Any] = {
@@ -57,8 +53,4 @@ def main(checkout: str) -> None:
         found["scaled"][name] = listed(scaled)
         if name != "quick":
             found["parameters"][name] = listed(parameters)
-    json.dump(found, sys.stdout, indent=0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

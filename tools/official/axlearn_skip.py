@@ -1,6 +1,4 @@
-"""Which steps AXLearn's own code skips of a sequence of norms, as JSON.
-
-    python -m tests.recipes.official.axlearn_skip CHECKOUT > tests/recipes/official/axlearn_skip.json
+"""Which steps AXLearn's own code skips of a sequence of norms.
 
 Its code is not kept here: https://github.com/apple/axlearn. Of its file of optimizers
 the functions named below are run, with what they import of AXLearn put in for them.
@@ -9,9 +7,7 @@ the functions named below are run, with what they import of AXLearn put in for t
 import __future__
 
 import ast
-import json
 import pathlib
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -47,9 +43,9 @@ def norms() -> np.ndarray:
     return found
 
 
-def _official(checkout: str) -> dict[str, Any]:
+def _official(checkout: pathlib.Path) -> dict[str, Any]:
     """Those functions alone: the file imports all of AXLearn."""
-    path = pathlib.Path(checkout) / "axlearn/common/optimizers.py"
+    path = checkout / "axlearn/common/optimizers.py"
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if getattr(node, "name", "") in RUN]
     assert {getattr(node, "name", "") for node in tree.body} == RUN
@@ -68,7 +64,7 @@ def _official(checkout: str) -> dict[str, Any]:
     return names
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     official = _official(checkout)
     found: dict[str, Any] = {"norms": norms().tolist(), "skipped": {}}
     for name, options in OPTIONS.items():
@@ -86,8 +82,4 @@ def main(checkout: str) -> None:
             _, state = tx.update(updates, state)
             skipped.append(int(state.nonvalid_count) > count)
         found["skipped"][name] = skipped
-    json.dump(found, sys.stdout, indent=0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

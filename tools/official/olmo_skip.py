@@ -1,12 +1,9 @@
-"""Which steps OLMo-core's own code skips of sequences of losses and norms, as JSON.
-
-    python -m tests.recipes.official.olmo_skip CHECKOUT > tests/recipes/official/olmo_skip.json
+"""Which steps OLMo-core's own code skips of sequences of losses and norms.
 
 Its code is not kept here: https://github.com/allenai/OLMo-core, which needs torch. The
 one file is run, with two helpers that it imports put in for it.
 """
 
-import json
 import pathlib
 import runpy
 import sys
@@ -37,7 +34,7 @@ def sequences(steps: int) -> dict[str, np.ndarray]:
     return dict(zip(SEQUENCES, found, strict=True))
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
@@ -46,7 +43,7 @@ def main(checkout: str) -> None:
     helpers.__dict__["move_to_device"] = lambda tensor, device: tensor.to(device)
     sys.modules["olmo_core"] = types.ModuleType("olmo_core")
     sys.modules["olmo_core.utils"] = helpers
-    path = pathlib.Path(checkout) / "src/olmo_core/optim/skip_step_optimizer.py"
+    path = checkout / "src/olmo_core/optim/skip_step_optimizer.py"
     official = runpy.run_path(str(path))["SkipStepOptimizer"]
 
     inputs = sequences(150)
@@ -60,8 +57,4 @@ def main(checkout: str) -> None:
             optimizer.latest_grad_norm = torch.tensor(norm)
             skipped.append(bool(optimizer.step_skipped))
         found["skipped"][name] = skipped
-    json.dump(found, sys.stdout, indent=0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

@@ -1,12 +1,9 @@
-"""What Levanter's own code leaves of a sequence of norms, as JSON.
-
-    python -m tests.recipes.official.levanter CHECKOUT > tests/recipes/official/levanter.json
+"""What Levanter's own code leaves of a sequence of norms.
 
 Its code is not kept here: https://github.com/marin-community/levanter. The log that it
 writes to is put in for it.
 """
 
-import json
 import pathlib
 import runpy
 import sys
@@ -24,13 +21,13 @@ OPTIONS = {
 }
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     tracker = types.ModuleType("levanter.tracker")
     tracker.__dict__["jit_log"] = lambda _: None
     levanter = types.ModuleType("levanter")
     levanter.__dict__["tracker"] = tracker
     sys.modules |= {"levanter": levanter, "levanter.tracker": tracker}
-    path = pathlib.Path(checkout) / "src/levanter/optim/clip_update_norm.py"
+    path = checkout / "src/levanter/optim/clip_update_norm.py"
     official = runpy.run_path(str(path))["clip_update_by_historical_norm"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
     found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
@@ -43,8 +40,4 @@ def main(checkout: str) -> None:
             clipped, state = tx.update(updates, state)
             left.append(float(np.linalg.norm(np.float64(clipped))))
         found["left"][name] = left
-    json.dump(found, sys.stdout, indent=1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

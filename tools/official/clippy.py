@@ -1,15 +1,11 @@
-"""What TensorFlow Recommenders' own code of Clippy leaves of a few steps, as JSON.
-
-    python -m tests.recipes.official.clippy CHECKOUT > tests/recipes/official/clippy.json
+"""What TensorFlow Recommenders' own code of Clippy leaves of a few steps.
 
 Its code is not kept here: https://github.com/tensorflow/recommenders, which needs
 TensorFlow.
 """
 
-import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,8 @@ OPTIONS = {
 STEPS, SIZE = 24, 6
 
 
-def main(checkout: str) -> None:
-    folder = pathlib.Path(checkout) / "tensorflow_recommenders/experimental/optimizers"
+def values(checkout: pathlib.Path) -> dict[str, Any]:
+    folder = checkout / "tensorflow_recommenders/experimental/optimizers"
     official = runpy.run_path(str(folder / "clippy_adagrad.py"))["shrink_by_references"]
     rng = np.random.default_rng(0)
     size = np.exp(rng.normal(-1.0, 1.0, size=(STEPS, 1)))
@@ -40,8 +36,4 @@ def main(checkout: str) -> None:
         ]
         for name, options in OPTIONS.items()
     }
-    json.dump(found, sys.stdout)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found

@@ -1,14 +1,10 @@
-"""What the authors' own code of ZClip does to a sequence of norms, as JSON.
-
-    python -m tests.recipes.official.zclip PATH_TO_ITS_CHECKOUT > tests/recipes/official/zclip.json
+"""What the authors' own code of ZClip does to a sequence of norms.
 
 Their code is not kept here: https://github.com/bluorion-com/ZClip, which needs torch.
 """
 
-import json
 import pathlib
 import runpy
-import sys
 from typing import Any
 
 import numpy as np
@@ -24,11 +20,11 @@ OPTIONS = {
 }
 
 
-def main(checkout: str) -> None:
+def values(checkout: pathlib.Path) -> dict[str, Any]:
     # Here, because only those who make the values anew need it.
     import torch
 
-    path = pathlib.Path(checkout) / "zclip" / "zclip.py"
+    path = checkout / "zclip" / "zclip.py"
     official = runpy.run_path(str(path))["ZClip"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
     found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
@@ -41,8 +37,4 @@ def main(checkout: str) -> None:
             clip.step(model)
             left.append(float(model.weight.grad.norm()))
         found["left"][name] = left
-    json.dump(found, sys.stdout, indent=1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found
