@@ -1,6 +1,4 @@
-"""A clip and its threshold brought together: what all pure clips do."""
-
-from typing import Any
+"""What all pure clips do: measure, fit the threshold to the norms, apply."""
 
 import jax
 
@@ -14,12 +12,13 @@ def run(
     clip: Clip,
     tree: PyTree,
     name: str,
-    threshold: Any,
+    threshold: PyTree,
     known: Batched | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """The clipped tree and its norms, in the structure of the scope.
 
-    `name` is what the user calls the threshold; `known` are norms not to compute.
+    `name` is the argument that the threshold is given as; `known` are norms that are
+    not computed anew.
     """
     _validate.not_none(name, threshold)
     for value in jax.tree.leaves(threshold):

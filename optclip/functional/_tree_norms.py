@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -131,8 +129,8 @@ def clip_by_global_norm(
 
     Raises:
       ValueError: `max_norm` is negative or NaN, or `norm` negative (a NaN is for
-        `nonfinite`); or both `strict` and `norm` are given: the
-        rounding error of that norm is not known.
+        `nonfinite`); or both `strict` and `norm` are given, since
+        the rounding error of that norm is not known.
 
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit, with `strict`
@@ -172,10 +170,9 @@ def clip_by_global_norm(
     if norm is None:
         return run(clip, tree, "max_norm", max_norm)
     if strict:
-        raise ValueError(
-            "strict=True and norm= exclude each other: the rounding error of a norm"
-            " that is given is not known. Leave out norm= or strict=."
-        )
+        wanted = "None with strict=True: the rounding error of a given norm is unknown"
+        advice = "Leave out norm= or strict=."
+        raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     given = jnp.asarray(_checked_norm(norm))
     given = given.astype(
         _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
@@ -184,7 +181,7 @@ def clip_by_global_norm(
     return run(clip, tree, "max_norm", max_norm, known)
 
 
-def _checked_norm(norm: Any) -> Any:
+def _checked_norm(norm: Number) -> Number:
     wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
         raise TypeError(_validate.must_be("norm", wanted, norm))

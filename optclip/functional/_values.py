@@ -25,7 +25,7 @@ def clip_by_value(
     Args:
       tree: any pytree of arrays. Complex elements are clipped by their modulus.
       lower: a number, an array that broadcasts to each leaf without growing it, or a
-        prefix tree of these. None, here or in the tree, is no bound.
+        prefix tree of these. None, here or in the tree, for no bound.
       upper: likewise.
       nonfinite: see `optclip.functional`; `zero` and `drop` both put zero for NaN and
         inf.

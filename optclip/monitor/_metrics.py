@@ -87,7 +87,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
         for name, record in state.clip_record.items():
             unique = _unique(name, given, taken)
             taken.add(unique)
-            entries = _flat(unique, record, state.clip_step)
+            entries = _entries(unique, record, state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
@@ -99,7 +99,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     return found
 
 
-# What the numbers are called behind the name of a clip, or of a skip.
+# The last words of keys: of a clip, and of a skip.
 _FIELDS = {"norm", "threshold", "coefficient", "fraction", "rate", "nonfinite"}
 _FIELDS |= {"skipped", "consecutive", "value", "value_threshold"}
 
@@ -131,7 +131,7 @@ def percent(fraction: float) -> str:
     return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
 
 
-def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
+def _states(opt_state: PyTree) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
     """Every clip in a state, with what `skip` counted beside it."""
 
     def is_skip(state: Any) -> bool:
@@ -150,16 +150,17 @@ def _states(opt_state: Any) -> list[tuple[ClipState, dict[str, SkipRecord]]]:
 
 
 def _unique(name: str, given: set[str], taken: set[str]) -> str:
-    """`name`, or with the first number behind it that no other clip has."""
+    """`name`, with the first number behind it that is free if it is taken."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
     return next(n for n in numbered if n not in given | taken)
 
 
-def _flat(
+def _entries(
     name: str, record: ClipRecord, step: jax.Array
 ) -> list[tuple[str, jax.Array]]:
+    """The keys and numbers of one record."""
     steps = jnp.maximum(step, 1).astype(jnp.float32)
     fields = {
         "norm": record.clip_norm,

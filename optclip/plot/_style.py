@@ -1,4 +1,4 @@
-"""What all pictures share: colours that print and that everyone can tell apart."""
+"""What all pictures share: colours that differ in print and to every eye."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def set_log_ticks(ax: "Axes") -> None:
 
 
 def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
-    """Words on the axes, light lines behind, a legend if there is something to tell."""
+    """Words on the axes, light lines behind, a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y, title=title)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

@@ -8,7 +8,7 @@ import optax
 
 from optclip import responses, scopes, thresholds
 from optclip._arrays import _leaves, _validate
-from optclip.recipes._options import given, made, refuse_behind_moments
+from optclip.recipes._options import build, refuse_behind_moments, unwrapped
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import after, with_reset
@@ -41,7 +41,7 @@ def spam(
 
     Returns:
       A transformation in place of Adam: a learning rate follows. Unlike in the authors'
-      code an element that had no gradient yet is not held at zero.
+      code an element that had no gradient yet is not clipped to zero for ever.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -61,7 +61,7 @@ def spam(
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
-    clip = made(clip_by, options, rule, over=scopes.ELEMENT)
+    clip = build(clip_by, options, rule, over=scopes.ELEMENT)
     chain = optax.chain(clip, transformation("inner", adam))
     return with_reset(chain, every, warmup=warmup)
 
@@ -110,13 +110,13 @@ def stable_spam(
     Adam*, 2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
-    of_elements: dict[str, Any] = {"name": "max"} | given(options)
-    of_leaves: dict[str, Any] = {"name": "norm"} | given(options)
-    elements = made(
+    of_elements: dict[str, Any] = {"name": "max"} | unwrapped(options)
+    of_leaves: dict[str, Any] = {"name": "norm"} | unwrapped(options)
+    elements = build(
         clip_by, of_elements, thresholds.ema_of_max(decay), over=scopes.ELEMENT,
         response="proportional",
     )  # fmt: skip
-    leaves = made(
+    leaves = build(
         clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over=scopes.LEAF,
         response="normalize",
     )  # fmt: skip
@@ -163,7 +163,7 @@ def acclip(
     _validate.fraction("b2", b2)
     _validate.plain("alpha", alpha, above=True)
     refuse_behind_moments("acclip", options)
-    clip = made(
+    clip = build(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over=scopes.ELEMENT, response=responses.detached("hard"), eps=eps,
     )  # fmt: skip

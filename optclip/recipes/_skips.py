@@ -9,7 +9,7 @@ import optax
 
 from optclip import thresholds
 from optclip._arrays import _validate
-from optclip.recipes._options import given, made
+from optclip.recipes._options import build, unwrapped
 from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip
 
@@ -65,7 +65,7 @@ def olmo_skip(
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     value_when = rule if use_value else None
-    return made(skip, options, _adam_if(inner), when=rule, value_when=value_when)
+    return build(skip, options, _adam_if_none(inner), when=rule, value_when=value_when)
 
 
 def axlearn_skip(
@@ -107,8 +107,8 @@ def axlearn_skip(
     `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
-    all_options: dict[str, Any] = {"learn_skipped": False} | given(options)
-    return made(skip, all_options, _adam_if(inner), when=rule)
+    all_options: dict[str, Any] = {"learn_skipped": False} | unwrapped(options)
+    return build(skip, all_options, _adam_if_none(inner), when=rule)
 
 
 def megatron_skip(
@@ -136,8 +136,10 @@ def megatron_skip(
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return made(skip, options, _adam_if(inner), when=when)
+    return build(skip, options, _adam_if_none(inner), when=when)
 
 
-def _adam_if(inner: Any) -> Any:
+def _adam_if_none(
+    inner: optax.GradientTransformation | None,
+) -> optax.GradientTransformation:
     return optax.scale_by_adam() if inner is None else inner
