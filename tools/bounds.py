@@ -88,8 +88,8 @@ def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 def _thresholds(rng: np.random.Generator, norms: np.ndarray) -> np.ndarray:
     """At the norm as measured, a few units beside it, far below, nothing, anything."""
-    shares = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
-    near = norms * rng.choice(shares, size=norms.shape)
+    fractions = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
+    near = norms * rng.choice(fractions, size=norms.shape)
     anything = 10.0 ** rng.uniform(-45, 38, size=norms.shape)
     pick = rng.random(norms.shape)
     found = np.where(pick < 0.9, near, np.where(pick < 0.98, anything, 0.0))

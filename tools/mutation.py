@@ -161,7 +161,7 @@ EQUIVALENT = {
     r"\+.*strict=False\)": "zip's strict guards against our own slips only",
     r"\+ +return clip.measure.*measured\[ ?-1\]": "there is one block",
     r"\+ +return known\[ ?-1\]": "there is one",
-    r"\+ +squares = \(known \*": "shares are those of any multiple",
+    r"\+ +squares = \(known \*": "fractions are those of any multiple",
     r"\+ +if self\.warmup (>= 0|> ?-1):": "all steps are past a warm-up of none",
     r"\+.*where\(number == 0, jnp": "x / x is 1 on a CPU",
     r"\+.*jnp\.minimum\(taken, 2\)": "no rounding on a CPU takes it above 1",
