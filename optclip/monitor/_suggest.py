@@ -122,7 +122,8 @@ def _as_array(norms: Any) -> np.ndarray:
         wanted = (
             "an array of numbers, one a step, or dicts as optclip.metrics returns them"
         )
-        raise TypeError(_validate.must_be("norms", wanted, norms)) from error
+        advice = 'Give metrics(state)["clip/norm"] of each step.'
+        raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
     if np.any(found < 0):
         raise ValueError(
             _validate.must_be("norms", "0 or more", float(np.nanmin(found)))

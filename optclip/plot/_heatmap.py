@@ -42,7 +42,7 @@ def heatmap(
       ['kernel', 'bias']
     """
     name, steps, parts = _history.parts_of(history, clip)
-    finite = {key: _drawn(x) for key, x in parts.items()}
+    finite = {key: _drawable(x) for key, x in parts.items()}
     size = {key: _median(x) for key, x in finite.items()}
     order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
     rows = np.stack([_binned(finite[key]) for key in order])
@@ -61,7 +61,7 @@ def heatmap(
     return ax
 
 
-def _drawn(x: np.ndarray) -> np.ndarray:
+def _drawable(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x) & (x > 0), x, np.nan)
 
 

@@ -170,11 +170,13 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     def of(field: str) -> np.ndarray | None:
         return found.get(f"{name}/{field}{end}")
 
-    norm, threshold, coefficient = (of(f) for f in ("norm", "threshold", "coefficient"))
+    fields = ("norm", "threshold", "coefficient")
+    norm, threshold, coefficient = (of(field) for field in fields)
     if norm is None or threshold is None or coefficient is None:
+        given = " and ".join(field for field in fields if of(field) is not None)
         raise ValueError(
-            f"`history` must have the norm, threshold and coefficient of '{name}{end}'."
-            " Give all that optclip.metrics returned."
+            f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
+            f" got its {given} alone. Give all that optclip.metrics returned."
         )
     # The largest float stands for inf where a norm was not finite.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
@@ -226,4 +228,5 @@ def _chosen(what: str, given: str | None, known: list[str]) -> str:
             f"`history` must have {which}, got none. Give what optclip.metrics"
             " returned."
         )
-    raise ValueError(_validate.must_be(what, f"one of {known}", given))
+    advice = f"Give {what}={known[0]!r}, say."
+    raise ValueError(_validate.must_be(what, f"one of {known}", given, advice))

@@ -19,14 +19,14 @@ LINES = ("-", "--", "-.", ":")
 _RANGE = 30.0
 
 
-def new_axes(ax: Any = None, height: float = 3.6) -> "Axes":
+def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
     """The axes given, or those of a new figure.
 
     Raises:
       ImportError: Matplotlib is not installed.
       TypeError: `ax` is something else, such as the array `plt.subplots` returns.
     """
-    if hasattr(ax, "get_ylim"):
+    if ax is not None and hasattr(ax, "get_ylim"):
         return ax
     if ax is not None:
         wanted = "Matplotlib axes, or None for those of a new figure"

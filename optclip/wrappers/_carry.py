@@ -73,7 +73,7 @@ def with_carry(
     inner = transformation("clip", clip)
 
     def init_fn(params: PyTree) -> CarryState:
-        flat = _dense(params)
+        flat = _dense_leaves(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # In the dtypes that `update` will show them to the clip.
         shown = [
@@ -89,7 +89,7 @@ def with_carry(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, CarryState]:
         check_state(state, CarryState)
-        flat = _dense(updates)
+        flat = _dense_leaves(updates)
         old = flat.treedef.flatten_up_to(state.carry_rest)
         total = [
             x if residual is None else _leaves.widen(_leaves.values(x)) + residual
@@ -113,7 +113,7 @@ def with_carry(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _dense(tree: PyTree) -> _leaves.Flat:
+def _dense_leaves(tree: PyTree) -> _leaves.Flat:
     """The leaves of a tree; raise if one is sparse."""
     flat = _leaves.flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
