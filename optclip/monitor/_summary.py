@@ -102,7 +102,7 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     of_many = parts == [""] and fraction is not None
     up_to = "" if parts == [""] or not (rate or nonfinite) else "up to "
     if parts == [""]:
-        # Of many norms the largest and the smallest threshold may be of two.
+        # Of many norms the largest need not be the one with the smallest threshold.
         largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
         fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
         values = ((which + field, most(field)) for field, which in fields.items())
@@ -130,7 +130,7 @@ def _lines_of_parts(
     # Relative to the largest norm: squares of the norms themselves may overflow.
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
     fractions = squares / max(squares.sum(), 1.0)
-    # Once parameters are NaN all leaves are: the one that began is so most often.
+    # Once parameters are NaN all leaves are: the first one was so in most steps.
     is_finite = np.isfinite(norms)
     orders = {
         "norm": (-known, np.where(is_finite, 0, np.negative(nonfinite)), is_finite),

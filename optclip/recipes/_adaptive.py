@@ -30,8 +30,9 @@ def agc(
     Args:
       ratio: :math:`\lambda`.
       min_norm: :math:`\epsilon`.
-      stacked: which leaves hold a layer in each entry of their first axis, by path.
-      axis: over which axes a unit goes, by path and shape; see `optclip.units`.
+      stacked: which leaves are stacked, one layer in each entry of their first axis, by
+        path; see `optclip.units`.
+      axis: the axes that norms of a leaf are taken over, by path and shape; likewise.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
@@ -105,10 +106,10 @@ def zclip(
 
     Args:
       z: the z-score above which a norm is a spike.
-      decay: of the running mean and variance.
-      warmup: so many steps give their first values.
-      max_norm: no norm goes above it, in the warm-up too; inf for the paper's equations
-        alone.
+      decay: the decay of the running mean and variance.
+      warmup: the number of first steps, whose mean and variance are the first values.
+      max_norm: the largest norm that any step is left with, in the warm-up too; inf for
+        the paper's equations alone.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:

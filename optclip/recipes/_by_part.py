@@ -30,9 +30,9 @@ def adagc(
     Args:
       ratio: :math:`\lambda`.
       decay: :math:`\beta`.
-      warmup: so many steps are clipped by their global norm; the smallest norm that
-        a leaf had left in them is its first :math:`\gamma`.
-      max_norm: to this.
+      warmup: the number of first steps, which are clipped by their global norm; the
+        smallest norm that a leaf is left with in them is its first :math:`\gamma`.
+      max_norm: the global norm that the warm-up clips to.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:

@@ -25,18 +25,20 @@ def spam(
     grace: int = 20,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SPAM: Adam that clips spikes of single elements and begins anew now and then.
+    r"""SPAM: Adam that clips spikes of single elements and resets its moments.
 
     .. math:: g_i \leftarrow \mathrm{sign}(g_i)\sqrt{\theta v_i} \quad
         \text{if } g_i^2 > \theta v_i
 
     Args:
       inner: what the clipped gradients go to; None is `optax.scale_by_adam(b2=b2)`.
-      theta: :math:`\theta`.
-      b2: of v; Adam's.
-      every: its moments and v begin anew every so many steps.
-      warmup: over so many the updates then come back.
-      grace: in so many nothing is clipped then, nor at the start.
+      theta: :math:`\theta`, how many times v the square of an element may be.
+      b2: the decay of v, and of Adam's second moment.
+      every: the number of steps from one reset of moments and v to the next.
+      warmup: the number of steps after a reset in which the updates grow back to their
+        size; see `optclip.with_reset`.
+      grace: the number of steps at the start, and after a reset, in which nothing is
+        clipped.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
@@ -82,10 +84,11 @@ def stable_spam(
 
     Args:
       inner: what the gradients then go to; None is `optax.scale_by_adam()`.
-      decay: of :math:`\hat m`, the running maximum of each leaf.
-      b1: of :math:`\hat\mu`, the running norm of each leaf.
-      b2: of :math:`\hat\nu`, the running square of it.
-      every: Adam begins anew every so many steps; the thresholds go on.
+      decay: the decay of :math:`\hat m`, the running maximum of each leaf.
+      b1: the decay of :math:`\hat\mu`, the running norm of each leaf.
+      b2: the decay of :math:`\hat\nu`, the running square of that norm.
+      every: the number of steps from one reset of Adam to the next; the thresholds are
+        not reset.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:
@@ -138,10 +141,11 @@ def acclip(
         u = \min\left(1, \frac{\tau}{|m| + \epsilon}\right) m
 
     Args:
-      b1: :math:`\beta_1`.
-      b2: :math:`\beta_2`.
-      alpha: :math:`\alpha`, from 1 to 2 in the paper.
-      eps: :math:`\epsilon`.
+      b1: :math:`\beta_1`, the decay of the momentum.
+      b2: :math:`\beta_2`, the decay of the threshold.
+      alpha: :math:`\alpha`, the power of which the mean is taken, from 1 to 2 in the
+        paper.
+      eps: :math:`\epsilon`, added to the modulus of the momentum.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
     Returns:

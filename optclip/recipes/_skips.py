@@ -83,8 +83,8 @@ def axlearn_skip(
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
       ratio: the smallest of its multipliers, which decides.
-      decay: of the running average, which is without bias to its start and does not
-        learn from steps that were skipped.
+      decay: the decay of the running average, which is debiased and does not learn from
+        steps that were skipped.
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:

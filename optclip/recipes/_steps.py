@@ -61,17 +61,16 @@ def stable_adamw(
         RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
 
     Args:
-      b1: Adam's.
-      b2: Adam's.
+      b1: the decay of Adam's first moment.
+      b2: the decay of Adam's second moment.
       eps: Adam's, and :math:`\epsilon` above.
       weight_decay: AdamW's; `update` must then be given the parameters.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
-    Recorded are the norm of each step and the one that it may have.
-
     Returns:
       A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
-      learning rate follows.
+      learning rate follows. Its record has the norm of each step, and the largest that
+      it is allowed.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -129,11 +128,10 @@ def clippy(
       absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
 
-    Recorded are the largest element of each step and the one that it may have.
-
     Returns:
       A transformation of the steps themselves: it comes last, after the learning rate.
-      `update` must be given the parameters.
+      `update` must be given the parameters. Its record has the largest element of each
+      step, and the largest that it is allowed.
 
     Raises:
       ValueError: at `update`, `params` is None.

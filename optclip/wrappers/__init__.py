@@ -2,8 +2,8 @@
 
 ============== ========================================================================
 `skip`         leave out a step whose norm or loss is off, moments and all
-`with_carry`   what was cut off is added to the next step: U-Clip
-`with_reset`   begin an optimizer's moments anew every so many steps: SPAM
+`with_carry`   error feedback, what was cut off added to the next step: U-Clip
+`with_reset`   reset an optimizer's moments every so many steps: SPAM
 `after`        clip what an optimizer returns, with a look at the gradients: ACClip
 ============== ========================================================================
 """
