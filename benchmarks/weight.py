@@ -23,7 +23,7 @@ from optclip import functional, recipes
 
 ROOT = pathlib.Path(optclip.__file__).parent
 
-# What is traced for one leaf, and the most equations that a test lets it be.
+# What is traced for one leaf, and the most equations that a test allows.
 EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
     "functional.global_norm": (lambda: functional.global_norm, 25),
     "functional.clip_by_global_norm": (
