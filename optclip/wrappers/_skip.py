@@ -67,9 +67,9 @@ def skip(
         number, a schedule or a rule; None does not look at it.
       over: what shares a norm, as in `clip_by`.
       norm: as in `clip_by`.
-      max_consecutive: after so many skips without a break the next step is taken
-        whatever it is, NaN included: loud, where training stands still otherwise. None
-        is never.
+      max_consecutive: the number of skips in a row after which the next step is taken
+        whatever it is, so that a NaN shows, where training would stand still otherwise.
+        None is never.
       learn_skipped: whether the rules of `when` and `value_when` learn from steps that
         were skipped (never from what is not finite; `ema`, which learns from what is
         left, from none of them). True follows a shift of level, but a huge spike then
