@@ -105,7 +105,7 @@ class ClipOptions(MomentClipOptions, total=False):
 class SkipOptions(TypedDict, total=False):
     """The further arguments of `skip`, as a recipe passes them on."""
 
-    value_when: Threshold | None
+    max_value: Threshold | None
     over: scopes.Scope
     norm: norms.Norm
     max_consecutive: int | None

@@ -77,7 +77,7 @@ def check_all_known() -> None:
             " made to agree on what a threshold learns of slices or elements, nor on"
             " response='proportional'. Leave check_vma on; or, if each device has"
             " whole gradients, give axis_name=() (for elements to optclip.clip_by with"
-            " over=optclip.ELEMENT)."
+            " over="element")."
         )
 
 

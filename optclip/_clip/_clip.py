@@ -35,7 +35,7 @@ from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
 
 _SCOPES = (
-    "optclip.TREE, LEAF, ELEMENT, axes(...), units(...), groups(...) or an instance of"
+    ""tree", LEAF, ELEMENT, axes(...), units(...), groups(...) or an instance of"
     " a subclass of optclip.scopes.Scope"
 )
 
@@ -210,7 +210,7 @@ class ScalingClip(Clip):
         _axis_names.check_replicated(name, limit, norm)
         _axis_names.check_replicated("eps", jnp.asarray(self.eps), norm)
         _validate.broadcasts(name, limit.shape, norm.shape)
-        return _numerics.spread(limit, norm), is_known
+        return _numerics.broadcast_like(limit, norm), is_known
 
     def _least(self, dtype: Any) -> float:
         """A smaller threshold counts as 0."""

@@ -92,7 +92,9 @@ class ElementClip(Clip):
     def spread(self, limits: list[jax.Array], measured: Batched) -> Batched:
         """The thresholds, one for each norm."""
         pairs = zip(limits, measured.entries(), strict=True)
-        return measured.with_entries([_numerics.spread(*pair) for pair in pairs])
+        return measured.with_entries(
+            [_numerics.broadcast_like(*pair) for pair in pairs]
+        )
 
     def apply(
         self, layout: Layout, measured: Any, limits: list[Any]

@@ -50,7 +50,7 @@ class Norm:
 
 def check_norm(norm: Any) -> None:
     """Raise unless this may be a `norm=`."""
-    wanted = "optclip.norms.L1, L2, INF, RMS, AVERAGE or Norm(p)"
+    wanted = ""l1", L2, INF, RMS, AVERAGE or Norm(p)"
     _validate.kind("norm", norm, Norm, wanted)
 
 

@@ -11,7 +11,7 @@ from optclip._arrays import _leaves, _validate
 from optclip.recipes._options import build, refuse_behind_moments, unwrapped
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
-from optclip.wrappers import after, with_reset
+from optclip.wrappers import after, with_periodic_reset
 from optclip.wrappers._inner import transformation
 
 
@@ -36,7 +36,7 @@ def spam(
       b2: the decay of v, and of Adam's second moment.
       every: the number of steps from one reset of moments and v to the next.
       warmup: the number of steps after a reset in which the updates grow back to their
-        size; see `optclip.with_reset`.
+        size; see `optclip.with_periodic_reset`.
       grace: the number of steps at the start, and after a reset, in which nothing is
         clipped.
       options: further arguments of `clip_by`, such as `nonfinite` or `clip_mask`.
@@ -65,7 +65,7 @@ def spam(
     rule = thresholds.second_moment(theta, b2, grace)
     clip = build(clip_by, options, rule, over=scopes.ELEMENT)
     chain = optax.chain(clip, transformation("inner", adam))
-    return with_reset(chain, every, warmup=warmup)
+    return with_periodic_reset(chain, every, warmup=warmup)
 
 
 def stable_spam(
@@ -123,7 +123,7 @@ def stable_spam(
         clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over=scopes.LEAF,
         response="normalize",
     )  # fmt: skip
-    reset = with_reset(adam, every, warmup=0, keep=None)
+    reset = with_periodic_reset(adam, every, warmup=0, keep=None)
     return optax.with_extra_args_support(optax.chain(elements, leaves, reset))
 
 

@@ -14,7 +14,7 @@ from optclip.thresholds._resolve import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
-from optclip.wrappers import with_carry
+from optclip.wrappers import with_error_feedback
 
 
 def auto_s(
@@ -101,7 +101,7 @@ def uclip(
       clip: any clip; None is `clip_by_value(1.0)`.
 
     Returns:
-      A transformation before the optimizer: `optclip.with_carry(clip)`.
+      A transformation before the optimizer: `optclip.with_error_feedback(clip)`.
 
     Raises:
       TypeError: `clip` is not an optax transformation.
@@ -112,10 +112,10 @@ def uclip(
       >>> state = tx.init(jnp.zeros(1))
       >>> for size in (2.5, 0.0):
       ...     updates, state = tx.update(jnp.array([size]), state)
-      >>> print(updates, state.carry_rest)
+      >>> print(updates, state.feedback_residual)
       [1.] [0.5]
 
     Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
     2023, arXiv:2302.02971.
     """
-    return with_carry(clip_by_value(1.0) if clip is None else clip)
+    return with_error_feedback(clip_by_value(1.0) if clip is None else clip)

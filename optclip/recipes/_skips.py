@@ -64,8 +64,8 @@ def olmo_skip(
     _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    value_when = rule if use_value else None
-    return build(skip, options, _adam_if_none(inner), when=rule, value_when=value_when)
+    max_value = rule if use_value else None
+    return build(skip, options, _adam_if_none(inner), when=rule, max_value=max_value)
 
 
 def axlearn_skip(

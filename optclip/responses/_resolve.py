@@ -62,7 +62,7 @@ def _number_like(asked: jax.Array, found: Any) -> jax.Array:
     if not _validate.fits(shape, asked.shape):
         advice = f"Its shape is {shape}."
         raise ValueError(_validate.must_be(subject, wanted, found, advice))
-    return _numerics.spread(jnp.asarray(found).astype(asked.dtype), asked)
+    return _numerics.broadcast_like(jnp.asarray(found).astype(asked.dtype), asked)
 
 
 _BY_NAME: dict[str, Response] = {

@@ -26,7 +26,7 @@ class OfGradients:
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:
             advice = (
-                "Wrap the clip as optclip.after(inner, clip), or give them:"
+                "Wrap the clip as optclip.clip_after(inner, clip), or give them:"
                 " update(updates, state, params, gradients=...)."
             )
             wanted = "the gradients, which this threshold learns from"
@@ -49,7 +49,7 @@ def of_gradients(rule: Threshold) -> OfGradients:
     """The threshold of another rule, which is shown the norms of the gradients.
 
     For a clip of what an optimizer made of them, such as a momentum, in
-    `optclip.after(inner, clip)`.
+    `optclip.clip_after(inner, clip)`.
 
     Args:
       rule: any rule; what it is shown to `keep` is still what the clip leaves.
@@ -73,7 +73,7 @@ def of_gradients(rule: Threshold) -> OfGradients:
     Example:
       >>> import jax.numpy as jnp, optax, optclip
       >>> rule = optclip.thresholds.of_gradients(optclip.thresholds.moment(decay=0.5))
-      >>> tx = optclip.after(optax.trace(decay=0.9), optclip.clip_by_value(rule))
+      >>> tx = optclip.clip_after(optax.trace(decay=0.9), optclip.clip_by_value(rule))
       >>> state = tx.init(jnp.zeros(1))
       >>> for size in (2.0, 2.0, 2.0):
       ...     clipped, state = tx.update(jnp.array([size]), state)

@@ -34,7 +34,7 @@ def bounds(
       upper: likewise.
 
     Returns:
-      A threshold for `clip_by(..., over=ELEMENT)`.
+      A threshold for `clip_by(..., over="element")`.
 
     Raises:
       TypeError: a bound is not a number or an array of numbers.
@@ -44,7 +44,7 @@ def bounds(
       >>> import jax.numpy as jnp
       >>> import optclip
       >>> bounds = optclip.thresholds.bounds(-1.0, 2.0)
-      >>> tx = optclip.clip_by(bounds, over=optclip.ELEMENT)
+      >>> tx = optclip.clip_by(bounds, over="element")
       >>> updates = jnp.array([-3.0, 0.5, 3.0])
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.   0.5  2. ]

@@ -92,7 +92,7 @@ def mean_over_rms(
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> rule = optclip.thresholds.mean_over_rms()
-      >>> tx = optclip.clip_by(rule, over=optclip.LEAF, response="normalize")
+      >>> tx = optclip.clip_by(rule, over="leaf", response="normalize")
       >>> state = tx.init(jnp.zeros(1))
       >>> for norm in (5.0, 5.0, 50.0, 5.0):
       ...     clipped, state = tx.update(jnp.array([norm]), state)

@@ -194,7 +194,7 @@ def _largest_for_inf(threshold: ArrayLike, bad: jax.Array) -> jax.Array:
     if not jnp.issubdtype(limit.dtype, jnp.floating):
         return limit
     if limit.ndim == 0:
-        limit = _numerics.spread(limit, bad)
+        limit = _numerics.broadcast_like(limit, bad)
     limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
     largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
     return jnp.where((limit == jnp.inf) & bad, largest, limit)

@@ -69,7 +69,7 @@ class Quantile:
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
             place = [
-                jnp.where(finite, *(_numerics.spread(x, finite) for x in pair))
+                jnp.where(finite, *(_numerics.broadcast_like(x, finite) for x in pair))
                 for pair in pairs
             ]
             return _interpolated(ring, _Place(*place))

@@ -231,7 +231,7 @@ def _rules(threshold: Any, clip: Clip) -> dict[str, Any]:
         return {"threshold": _resolve.as_rules("threshold", threshold)}
     if not isinstance(clip, ElementClip):
         raise ValueError(
-            "Two bounds are for single elements. Give over=optclip.ELEMENT and"
+            "Two bounds are for single elements. Give over="element" and"
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return {"lower": threshold.lower, "upper": threshold.upper}

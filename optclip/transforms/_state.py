@@ -61,7 +61,7 @@ class SkipRecord(NamedTuple):
     Attributes:
       skip_skipped: int32, the number of steps skipped so far.
       skip_consecutive: int32, how many of them were the last ones without a break.
-      skip_value: float32, the last `value`, if `value_when` looks at it; else None.
+      skip_value: float32, the last `value`, if `max_value` looks at it; else None.
       skip_value_threshold: float32, what it was compared with; likewise.
     """
 

@@ -44,7 +44,7 @@ def skip(
     inner: optax.GradientTransformation,
     *,
     when: ThresholdTree = math.inf,
-    value_when: Threshold | None = None,
+    max_value: Threshold | None = None,
     over: scopes.Scope = scopes.TREE,
     norm: norms.Norm = norms.L2,
     max_consecutive: int | None = None,
@@ -63,14 +63,14 @@ def skip(
       inner: the optimizer to leave out, such as a chain of a clip and Adam.
       when: the norm above which a step is skipped: whatever `clip_by` takes for a
         threshold; of several norms one is enough.
-      value_when: likewise for the loss, the extra argument `value` of `update`: a
+      max_value: likewise for the loss, the extra argument `value` of `update`: a
         number, a schedule or a rule; None does not look at it.
       over: what shares a norm, as in `clip_by`.
       norm: as in `clip_by`.
       max_consecutive: the number of skips in a row after which the next step is taken
         whatever it is, so that a NaN shows, where training would stand still otherwise.
         None is never.
-      learn_skipped: whether the rules of `when` and `value_when` learn from steps that
+      learn_skipped: whether the rules of `when` and `max_value` learn from steps that
         were skipped (never from what is not finite; `ema`, which learns from what is
         left, from none of them). True follows a shift of level, but a huge spike then
         hides the next ones as long as the window remembers it; False sees those, but
@@ -79,20 +79,20 @@ def skip(
       axis_name: as in `clip_by`.
       name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
         `skip/skipped` and `skip/consecutive`, `skip/rate`, the fraction of steps whose
-        norm was above the threshold, and with `value_when` also `skip/value` and
+        norm was above the threshold, and with `max_value` also `skip/value` and
         `skip/value_threshold`. What `inner` records it records of steps taken.
 
     Returns:
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
 
     Raises:
-      ValueError: `value_when` is given, and at `update` `value` is not.
+      ValueError: `max_value` is given, and at `update` `value` is not.
 
     ========================== ======================================================
     edge                       what happens
     ========================== ======================================================
     NaN or inf in the updates  skipped; it never enters a rule's memory
-    NaN or inf as `value`      skipped, if `value_when` is given; likewise
+    NaN or inf as `value`      skipped, if `max_value` is given; likewise
     norm equal to `when`       taken
     `when` that is NaN         skipped
     ========================== ======================================================
@@ -121,7 +121,7 @@ def skip(
         norm_mask=norm_mask, axis_name=axis_name,
     )  # fmt: skip
     watch = Engine(clip, {"when": as_rules("when", when)}, True, name)
-    value_rule = None if value_when is None else one_rule("value_when", value_when)
+    value_rule = None if max_value is None else one_rule("max_value", max_value)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
@@ -129,7 +129,7 @@ def skip(
     def init_fn(params: PyTree) -> SkipState:
         zero = jnp.zeros((), jnp.float32)
         memory = (
-            () if value_rule is None else _memory.init("value_when", value_rule, zero)
+            () if value_rule is None else _memory.init("max_value", value_rule, zero)
         )
         # Two, not one twice, which could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
@@ -193,9 +193,9 @@ def skip(
 
 
 def _check_record(record: SkipRecord, *, has_value: bool) -> None:
-    """Raise if the record is of a skip that differs in `value_when`."""
+    """Raise if the record is of a skip that differs in `max_value`."""
     if (record.skip_value is not None) != has_value:
-        wanted = f"the state of a skip with{'' if has_value else 'out'} value_when"
+        wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
         advice = "Give the state that init of this very transformation returned."
         raise ValueError(_validate.must_be("state", wanted, record, advice))
 
@@ -233,7 +233,7 @@ def _value_threshold(
         updates=updates,
     )
     bad = ~jnp.isfinite(value)
-    threshold, memory = _memory.update("value_when", rule, shown, memory, bad)
+    threshold, memory = _memory.update("max_value", rule, shown, memory, bad)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
@@ -241,7 +241,7 @@ def _refuse_to_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
     del tree, how
     wanted = "a rule that learns from its norms alone, since a loss is one number"
     advice = "It measures a tree. Try optclip.thresholds.mean_plus_std(6.0)."
-    raise ValueError(_validate.must_be("value_when", wanted, rule, advice))
+    raise ValueError(_validate.must_be("max_value", wanted, rule, advice))
 
 
 def _is_above(step: ClipRecord) -> jax.Array:

@@ -13,20 +13,20 @@ from optclip._arrays._types import PyTree
 from optclip.wrappers._inner import check_state, transformation
 
 
-class CarryState(NamedTuple):
-    """The state of `with_carry`.
+class ErrorFeedbackState(NamedTuple):
+    """The state of `with_error_feedback`.
 
     Attributes:
-      carry_rest: the residual, what was cut off so far, like the parameters, in
+      feedback_residual: the residual, what was cut off so far, like the parameters, in
         float32 or wider; None for leaves that no clip touches.
-      carry_clip: the state of the clip.
+      feedback_clip: the state of the clip.
     """
 
-    carry_rest: PyTree
-    carry_clip: PyTree
+    feedback_residual: PyTree
+    feedback_clip: PyTree
 
 
-def with_carry(
+def with_error_feedback(
     clip: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Any clip, with what it cut off added to the next updates: on average unbiased.
@@ -57,7 +57,7 @@ def with_carry(
 
     Example:
       >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.with_carry(optclip.clip_by_value(1.0))
+      >>> tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
       >>> state = tx.init(jnp.zeros(1))
       >>> for u in (2.5, 0.0, 0.0, 0.0):
       ...     clipped, state = tx.update(jnp.array([u]), state)
@@ -72,7 +72,7 @@ def with_carry(
     """
     inner = transformation("clip", clip)
 
-    def init_fn(params: PyTree) -> CarryState:
+    def init_fn(params: PyTree) -> ErrorFeedbackState:
         flat = _dense_leaves(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # In the dtypes that `update` will show them to the clip.
@@ -83,20 +83,22 @@ def with_carry(
             jnp.zeros_like(x) if is_live else None
             for x, (_, is_live) in zip(shown, pairs, strict=True)
         ]
-        return CarryState(flat.rebuild(residual), inner.init(flat.rebuild(shown)))
+        return ErrorFeedbackState(
+            flat.rebuild(residual), inner.init(flat.rebuild(shown))
+        )
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, CarryState]:
-        check_state(state, CarryState)
+    ) -> tuple[PyTree, ErrorFeedbackState]:
+        check_state(state, ErrorFeedbackState)
         flat = _dense_leaves(updates)
-        old = flat.treedef.flatten_up_to(state.carry_rest)
+        old = flat.treedef.flatten_up_to(state.feedback_residual)
         total = [
             x if residual is None else _leaves.widen(_leaves.values(x)) + residual
             for x, residual in zip(flat.leaves, old, strict=True)
         ]
         clipped, clip_state = inner.update(
-            flat.rebuild(total), state.carry_clip, params, **extra_args
+            flat.rebuild(total), state.feedback_clip, params, **extra_args
         )
         out = [
             u if residual is None else _leaves.narrow(u, _leaves.values(x))
@@ -108,7 +110,7 @@ def with_carry(
             None if residual is None else _finite_or(t - _leaves.widen(u), residual)
             for t, u, residual in zip(total, out, old, strict=True)
         ]
-        return flat.rebuild(out), CarryState(flat.rebuild(new), clip_state)
+        return flat.rebuild(out), ErrorFeedbackState(flat.rebuild(new), clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

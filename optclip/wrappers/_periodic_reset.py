@@ -19,8 +19,8 @@ from optclip.wrappers._inner import check_state, transformation
 _COUNTS = ("count", "clip_step", "clip_record", "skip_record")
 
 
-class ResetState(NamedTuple):
-    """The state of `with_reset`.
+class PeriodicResetState(NamedTuple):
+    """The state of `with_periodic_reset`.
 
     Attributes:
       reset_step: int32, the number of updates so far.
@@ -31,7 +31,7 @@ class ResetState(NamedTuple):
     reset_inner: PyTree
 
 
-def with_reset(
+def with_periodic_reset(
     inner: optax.GradientTransformation,
     every: int = 500,
     *,
@@ -62,7 +62,7 @@ def with_reset(
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
-      >>> tx = optclip.with_reset(optax.trace(decay=1.0), every=3, warmup=0)
+      >>> tx = optclip.with_periodic_reset(optax.trace(decay=1.0), every=3, warmup=0)
       >>> state = tx.init(jnp.zeros(1))
       >>> for _ in range(4):
       ...     updates, state = tx.update(jnp.ones(1), state)
@@ -83,13 +83,13 @@ def with_reset(
         wanted = "a function of the path of a leaf of the state, 'counts' or None"
         _validate.kind("keep", keep, Callable, wanted)
 
-    def init_fn(params: PyTree) -> ResetState:
-        return ResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
+    def init_fn(params: PyTree) -> PeriodicResetState:
+        return PeriodicResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, ResetState]:
-        check_state(state, ResetState)
+    ) -> tuple[PyTree, PeriodicResetState]:
+        check_state(state, PeriodicResetState)
         number = state.reset_step + 1
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
@@ -97,7 +97,7 @@ def with_reset(
         found, inner_state = wrapped.update(updates, before, params, **extra_args)
         factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup, floor))
         step = counted(state.reset_step)
-        return _scaled(found, factor), ResetState(step, inner_state)
+        return _scaled(found, factor), PeriodicResetState(step, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -10,7 +10,7 @@ from optclip._arrays._types import PyTree
 from optclip.wrappers._inner import check_state, transformation
 
 
-class AfterState(NamedTuple):
+class ClipAfterState(NamedTuple):
     """The states of the two.
 
     Attributes:
@@ -48,7 +48,7 @@ def after(
       ...         return ()
       ...     def update(self, seen, memory):
       ...         return length(seen.extra["gradients"]), memory
-      >>> tx = optclip.after(
+      >>> tx = optclip.clip_after(
       ...     optax.scale_by_adam(), optclip.clip_by_global_norm(OfGradients())
       ... )
       >>> grads = jnp.array([3e-3, 4e-3])
@@ -59,18 +59,18 @@ def after(
     first = transformation("inner", inner)
     second = transformation("clip", clip)
 
-    def init_fn(params: PyTree) -> AfterState:
-        return AfterState(first.init(params), second.init(params))
+    def init_fn(params: PyTree) -> ClipAfterState:
+        return ClipAfterState(first.init(params), second.init(params))
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, AfterState]:
-        check_state(state, AfterState)
+    ) -> tuple[PyTree, ClipAfterState]:
+        check_state(state, ClipAfterState)
         found, inner_state = first.update(
             updates, state.after_inner, params, **extra_args
         )
         shown = extra_args | {"gradients": updates, "inner_state": inner_state}
         clipped, clip_state = second.update(found, state.after_clip, params, **shown)
-        return clipped, AfterState(inner_state, clip_state)
+        return clipped, ClipAfterState(inner_state, clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
