@@ -40,7 +40,7 @@ def _raced(shapes: Any, dtype: str, rounds: int) -> list[Row]:
         "formula": optax.stateless(lambda tree, _: formula(tree, limit)),
     }
     contenders = {name: donated.clip(tx, error) for name, tx in clips.items()}
-    # What JAX takes to pass so many leaves.
+    # The time in which JAX passes that many leaves.
     contenders["identity"] = donated.clip(optax.identity(), lambda tree: 0.0)
     contenders |= foreign.clips(arrays, limit, error)
     return race(contenders, rounds, against="optclip")

@@ -59,7 +59,7 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
-    """By contender, as many samples for each."""
+    """The samples of each contender, `rounds` for each."""
     found: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
     for _ in range(rounds):
         for name, samples in found.items():
@@ -75,7 +75,7 @@ def _in_its_own_process(case: Case, name: str) -> float:
 
 
 def seconds_to_compile(case: Case, name: str) -> float:
-    """Of an update in this process, which is to be fresh."""
+    """The time to compile an update in this process, which must be a fresh one."""
     jax.config.update("jax_enable_compilation_cache", False)
     tree = jax.tree.leaves(trees.typed(_shapes(case.tree), "float32"))
     tx = CLIPS[case.clip][name]()

@@ -34,7 +34,7 @@ def global_norm(arrays: Arrays) -> Arrays:
 
 
 def group_norms(arrays: Arrays, count: int) -> Arrays:
-    """Leaves are dealt to the groups in turn."""
+    """The norm of each leaf's group; leaves are dealt to the groups in turn."""
     norms = [np.array([trees.exact_norm(arrays[i::count])]) for i in range(count)]
     return [norms[i % count] for i in range(len(arrays))]
 
@@ -48,7 +48,7 @@ def leaf_rms(arrays: Arrays) -> Arrays:
 
 
 def slice_norms(arrays: Arrays, axis: int) -> Arrays:
-    """Along one axis; of a vector as a whole."""
+    """The norms along one axis of each leaf, or of a vector as a whole."""
     return [
         np.linalg.norm(
             x.astype(np.float64), axis=axis if x.ndim > 1 else 0, keepdims=True
@@ -73,7 +73,7 @@ def by_agc(clipping: float, eps: float = 1e-3) -> Factors:
 
 
 def places(size: int) -> np.ndarray:
-    """Which elements of so many to look at: all, or some from the first to the last."""
+    """The indices of the elements to look at: all, or some from the first to the last."""
     return np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))
 
 

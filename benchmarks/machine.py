@@ -42,7 +42,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    """With a plus if files of the package differ from it; none outside git."""
+    """The commit, with a plus if the package differs from it; None outside git."""
     folder = Path(__file__).parent
     git = ["git", "-C", str(folder)]
     try:

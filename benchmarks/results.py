@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent / "results"
 
 
 def save(path: Path, question: str, head: Mapping[str, Any], rows: Any) -> None:
-    """Put a whole table in, in place of an earlier one: all of it is of one commit."""
+    """Save a whole table in place of the earlier one: its rows are of one commit."""
     data = read(path) if path.exists() else {}
     data[question] = {**head, "rows": rows}
     path.write_text(_text(data))

@@ -48,7 +48,7 @@ def _scopes(source: Any, rounds: int) -> list[Row]:
 
 
 def clips(source: Any) -> step.Clips:
-    """Thresholds are about half of the least norm that they see: all is clipped."""
+    """The clips by scope, with thresholds of about half the least norm: all is clipped."""
     leaves, structure = jax.tree.flatten(source)
     sizes = [x.size for x in leaves]
     leaf = math.sqrt(min(sizes)) / 2

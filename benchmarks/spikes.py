@@ -36,7 +36,7 @@ SMOOTHING = 0.9
 
 
 class Plan(NamedTuple):
-    """At which step something happens, of a burst the first one."""
+    """The steps at which something happens; of a burst the first step."""
 
     steps: int
     corrupted: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ UNITS, WIDTH, BLOCKS, HEADS, WINDOW = 128, 48, 2, 4, 32
 
 
 class Model(NamedTuple):
-    """And how it is trained: at the best of four rates for Adam, within a factor of 2."""
+    """A model, and its learning rate: the best of four for Adam, within a factor of 2."""
 
     name: str
     init: Callable[[jax.Array, int], Any]  # from a key and the number of letters
@@ -135,7 +135,7 @@ ACCLIP_RATE = 100.0
 
 
 def descent() -> optax.GradientTransformationExtraArgs:
-    """At the learning rate that is given: a schedule stands still in skipped steps."""
+    """Steps of the learning rate given: a schedule would not count skipped steps."""
 
     def update(
         updates: Any, state: Any, params: Any = None, *, rate: Any, **_: Any
@@ -176,7 +176,7 @@ def methods() -> dict[str, Any]:
 def train(
     model: Model, optimizer: Any, plan: Plan, corpus: Corpus, seeds: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """By seed: the loss of each step's batch before it is learnt, and the final loss.
+    """For each seed the loss of each batch before its step, and the final loss.
 
     Seeds are taken one after the other, as training would: side by side each branch in
     a clip is computed for all, and its compilation takes minutes.
@@ -247,7 +247,7 @@ def smoothed(loss: np.ndarray, clean: np.ndarray) -> np.ndarray:
 
 
 def lost_to(smooth: np.ndarray, plan: Plan) -> dict[str, list[int]]:
-    """By kind: the steps from a spike to the next that are above its own level."""
+    """For each kind of spike the number of steps, up to the next, above its level."""
     events = plan.events()
     ends = [*(step for step, _ in events), plan.steps][1:]
     found: dict[str, list[int]] = {}

@@ -106,7 +106,7 @@ def moved(program: Any) -> int:
 
 
 def _nbytes(shapes: str) -> int:
-    """Of all arrays in the type of an operation's result."""
+    """The bytes of all arrays in the type of an operation's result."""
     arrays = re.findall(r"[a-z]+(\d*)\[([\d,]*)\]", shapes)
     return sum(
         max(int(bits or 8) // 8, 1) * math.prod(map(int, filter(None, dims.split(","))))

@@ -20,7 +20,7 @@ SLACK = 1e-3
 
 
 class Size(NamedTuple):
-    """Of a GPT-2 and of its batch."""
+    """The size of a GPT-2 and of its batch."""
 
     letters: int
     width: int

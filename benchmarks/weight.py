@@ -21,7 +21,7 @@ from benchmarks.imports import ROOT, longest_chain
 from benchmarks.timing import Contender, Row, race
 from optclip import functional, recipes
 
-# What is traced for one leaf, and the most equations that a test lets it be.
+# What is traced for one leaf, and the most equations that a test allows.
 EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
     "functional.global_norm": (lambda: functional.global_norm, 25),
     "functional.clip_by_global_norm": (

@@ -114,7 +114,7 @@ def norm_of_order(p: float) -> Any:
 
 
 def true_norm(tree: list[Any], p: float) -> float:
-    """By exact summation, or for many elements in extended precision."""
+    """The norm by exact summation, or for many elements in extended precision."""
     wide = np.concatenate([np.ravel(helpers.as_float64(x)) for x in tree])
     size = np.abs(wide).astype(np.float64)
     largest = float(size.max(initial=0.0))
@@ -218,7 +218,7 @@ def _print(name: str, found: list[float]) -> None:
 
 
 def _is_too_far(found: list[float]) -> bool:
-    """By a half, so that no other machine goes further than is promised."""
+    """Whether an error is above half of what is promised, for other machines."""
     most = max(found[3:], default=0)
     return max(found[:3]) > ROOM["exact"] / 2 or most > ROOM["others"] / 2
 

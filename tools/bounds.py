@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What became of a batch, in NumPy: see `judge`."""
+    """The excess of each tree of a batch, in NumPy: see `judge`."""
 
     excess: np.ndarray
     is_normal: np.ndarray
@@ -62,7 +62,7 @@ def real_of(dtype: str) -> str:
 
 
 def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
-    """Rows of every magnitude that the dtype has, of several makes."""
+    """Values of every magnitude that the dtype has, from several distributions."""
     info = jnp.finfo(dtype)
     # complex parts and fp8 included; subnormals are some of them.
     lowest, highest = info.minexp - info.nmant - 1, info.maxexp - 1
@@ -87,9 +87,9 @@ def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
 
 
 def _thresholds(rng: np.random.Generator, norms: np.ndarray) -> np.ndarray:
-    """At the norm as measured, a few units beside it, far below, nothing, anything."""
-    shares = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
-    near = norms * rng.choice(shares, size=norms.shape)
+    """Thresholds at the measured norm, a few units beside it, far below, 0, anywhere."""
+    fractions = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
+    near = norms * rng.choice(fractions, size=norms.shape)
     anything = 10.0 ** rng.uniform(-45, 38, size=norms.shape)
     pick = rng.random(norms.shape)
     found = np.where(pick < 0.9, near, np.where(pick < 0.98, anything, 0.0))

@@ -1,7 +1,7 @@
 """Faults put into optclip one by one: does a test notice each?
 
-    python -m tools.mutation                    # all modules, an hour or two on 2 cores
-    python -m tools.mutation _arithmetic norms  # some
+    python -m tools.mutation                            # all modules, an hour or two on 2 cores
+    python -m tools.mutation norms/_roots scopes/_axes  # some
 
 Cosmic-ray makes the mutants, each in a copy of the checkout. A mutant that no test
 notices is printed with its line, or counted with the reason in `EQUIVALENT`.
@@ -174,16 +174,16 @@ SKIPPED = [
 EQUIVALENT = {
     r"\+.*strict=False\)": "zip's strict guards against our own slips only",
     r"\+ +return clip.measure.*measured\[ ?-1\]": "there is one block",
-    r"\+ +return (known|squares)\[ ?-1\]": "there is one",
-    r"\+ +squares = \(known \*": "shares are those of any multiple",
-    r"\+ +if self\.warmup (>= 0|> ?-1):": "all steps are past a warm-up of none",
-    r"\+.*where\(number == 0, jnp": "x / x is 1 on a CPU",
+    r"\+ +return known\[ ?-1\]": "there is one",
+    r"\+ +squares = \(known \*": "fractions are those of any multiple",
+    r"\+ +early = .* if self\.warmup (>= 0|> ?-1) else": "all steps are past a warm-up of none",
+    r"\+.*select\(number == 0, jnp": "x / x is 1 on a CPU",
     r"\+.*jnp\.minimum\(taken, 2\)": "no rounding on a CPU takes it above 1",
     r"\+.*arange\(-1, self\.window\)\.clip\( 1\)": "of one norm it is that norm",
     r"\+ +last = jnp\.maximum\(count - 1, 1\)": "of one norm it is that norm",
     r"\+.*low \+ 1, jnp\.maximum\(count - 1, -1\)": "of no norm it is inf",
     r"\+.*placed_as\(x, ring\[ 1\]\)": "all places lie on the same devices",
-    r"\+ +positive = jnp\.where\(score >= z": "at z both branches say the same",
+    r"\+ +positive = select\(score >= z": "at z both branches say the same",
     r"\+ +largest = .*max / [13]": "one very large number is as good as another",
     r"\+ +if x\.dtype != like\.dtype and not": "the other order says the same, later",
     r"\+.*select\(added <= 0": "0 is 0 either way",

@@ -1,7 +1,7 @@
 """The pictures of `docs/logging.md`, which are those of the notebook of which clip.
 
 A line of a cell that ends in `# which_norms.png` names the picture below it.
-`python -m tools.pictures` takes them out; `tests/docs/test_docs.py` holds the page to them.
+`python -m tools.pictures` takes them out; `tests/docs/test_docs.py` compares the page with them.
 """
 
 import base64

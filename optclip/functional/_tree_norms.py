@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -253,7 +251,7 @@ def _given(norm: Number | None, *, strict: bool) -> Batched | None:
     return Batched([_roots.large_enough(given.astype(dtype))])
 
 
-def _checked_norm(norm: Any) -> Any:
+def _checked_norm(norm: Number) -> Number:
     wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
         raise TypeError(_validate.must_be("use_norm", wanted, norm))

@@ -84,7 +84,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
         for name, record in state.clip_record.items():
             unique = _by_path.unique(name, given, taken)
             taken.add(unique)
-            entries = _flat(unique, _as(ClipRecord, record), state.clip_step)
+            entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
@@ -97,7 +97,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     return found
 
 
-# What the numbers are called behind the name of a clip, or of a skip.
+# The last words of keys: of a clip, and of a skip.
 _FIELDS = {"norm", "threshold", "coefficient", "fraction", "rate", "nonfinite"}
 _FIELDS |= {"skipped", "consecutive", "value", "value_threshold"}
 
@@ -168,7 +168,7 @@ def _bare(value: Any) -> Any:
     return jax.tree.leaves(value)[0]
 
 
-def _flat(
+def _entries(
     name: str, record: ClipRecord, step: jax.Array
 ) -> list[tuple[str, jax.Array]]:
     steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from optclip._arrays import _validate
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
-# A norm of so many times the median may have spoiled the run behind it.
+# A norm this many times the median may have made the run diverge.
 _MANY = 100
 
 
@@ -35,19 +35,19 @@ class Suggestion(NamedTuple):
     largest: float
 
     def __str__(self) -> str:
-        rows = [
+        lines = [
             f"{q:>8.0%} of the norms are at most {x:.4g}"
             for q, x in self.quantiles.items()
         ]
         bad = f", {self.nonfinite} more not finite" if self.nonfinite else ""
         last = f"max_norm={self.max_norm:.4g} would have clipped {self.rate:.1%} of"
-        rows.append(f"{last} {self.steps} steps{bad}")
+        lines.append(f"{last} {self.steps} steps{bad}")
         if self.largest > _MANY * self.quantiles[0.5]:
-            rows.append(
+            lines.append(
                 f"the largest norm of all is {self.largest:.2g}, over {_MANY} times the"
                 " median: if this run did not train, record one that does"
             )
-        return "\n".join(rows)
+        return "\n".join(lines)
 
 
 def suggest(
@@ -77,7 +77,7 @@ def suggest(
       two digits.
 
     Raises:
-      TypeError: `norms` holds something else than numbers.
+      TypeError: `norms` is not made of numbers.
       ValueError: fewer than 10 norms are finite after the start; an argument is out of
         range; a norm is negative.
 
@@ -100,7 +100,7 @@ def suggest(
         raise ValueError(
             "`norms` must have at least 10 finite numbers after the first"
             f" {float(skip_first):.0%}, got {len(finite)}. Give those of a longer run,"
-            " or less skip_first."
+            " or a smaller skip_first."
         )
     threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
@@ -122,7 +122,8 @@ def _as_array(norms: Any) -> np.ndarray:
         wanted = (
             "an array of numbers, one a step, or dicts as optclip.metrics returns them"
         )
-        raise TypeError(_validate.must_be("norms", wanted, norms)) from error
+        advice = 'Give metrics(state)["clip/norm"] of each step.'
+        raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
     if np.any(found < 0):
         raise ValueError(
             _validate.must_be("norms", "0 or more", float(np.nanmin(found)))
@@ -138,13 +139,13 @@ def _norm_in(entry: dict[str, Any]) -> Any:
         raise ValueError(
             "`norms` must have the one norm of a tree, got a dict with"
             f" {_validate.shown(all_keys)}. Give the numbers of one, such as"
-            f" {_one_of(all_keys)}: of a group its own, and of a clip inside skip"
+            f" {_access_to(all_keys)}: of a group its own, and of a clip inside skip"
             " those of the skip."
         )
     return entry[keys[0]]
 
 
-def _one_of(keys: list[str]) -> str:
+def _access_to(keys: list[str]) -> str:
     """How a user would take the numbers of one key, the skip's if there is one."""
     norms = [key for key in keys if "/norm" in str(key)] or ["clip/norm"]
     key = next((key for key in norms if key.startswith("skip")), norms[0])

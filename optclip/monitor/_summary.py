@@ -16,7 +16,7 @@ _ORDERS = ("norm", "rate")
 
 
 def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
-    """A few lines on each clip: its last step, its rate, and which parts have the norm.
+    """A few lines on each clip: its last step, its rate, groups or leaves by norm.
 
     Args:
       opt_state: the state of any optax transformation, or what `metrics` returned.
@@ -49,21 +49,21 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
-    numbers = {key: _number(key, x) for key, x in _found(opt_state).items()}
+    numbers = {key: _number(key, x) for key, x in _metrics_in(opt_state).items()}
     lines = []
     for name, parts in parts_in(numbers).items():
-        lines.append(f"{name}: {', '.join(_told(numbers, name, parts))}")
+        lines.append(f"{name}: {', '.join(_phrases(numbers, name, parts))}")
         if parts != [""]:
             columns = {
                 field: [numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts]
                 for field in ("norm", "rate", "nonfinite")
             }
-            lines += _shares(parts, columns, most, sort_by)
+            lines += _lines_of_parts(parts, columns, most, sort_by)
     return "\n".join(lines)
 
 
-def _found(given: Any) -> Mapping[str, Any]:
-    """The metrics in a state, or those that were given."""
+def _metrics_in(given: PyTree) -> Mapping[str, Any]:
+    """The metrics of a state, or those that were given."""
     if isinstance(given, Mapping) and parts_in(given):
         return {key: x for key, x in given.items() if is_metric(key)}
     if isinstance(given, list) and given and isinstance(given[-1], Mapping):
@@ -76,10 +76,9 @@ def _found(given: Any) -> Mapping[str, Any]:
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, Tracer):
-        raise TypeError(
-            "summary was called inside jax.jit, where the numbers are not known. Return"
-            " optclip.metrics(state) from the step and give that."
-        )
+        wanted = "of arrays with known numbers, outside jax.jit"
+        advice = "Return optclip.metrics(state) from the jitted step and give that."
+        raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
     try:
         return float(value)
     except (TypeError, ValueError) as error:
@@ -90,64 +89,64 @@ def _number(key: str, value: Any) -> float:
         ) from error
 
 
-def _told(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
-    """What is said of a clip as a whole; of parts, the most there was of any."""
+def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
+    """The line of a clip as phrases; of several groups or leaves the most of any."""
 
     def most(field: str) -> float | None:
         keys = ("/".join(filter(None, (name, field, part))) for part in parts)
         known = [numbers[key] for key in keys if key in numbers]
         return max(known) if known else None
 
-    said = [f"{len(parts)} norms"]
+    phrases = [f"{len(parts)} norms"]
     fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
     of_many = parts == [""] and fraction is not None
     up_to = "" if parts == [""] or not (rate or nonfinite) else "up to "
     if parts == [""]:
-        # Of many norms these need not be of one.
+        # Of many norms the largest need not be the one with the smallest threshold.
         largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
         fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
         values = ((which + field, most(field)) for field, which in fields.items())
-        said = [f"{word} {value:.4g}" for word, value in values if value is not None]
+        phrases = [f"{word} {value:.4g}" for word, value in values if value is not None]
     if of_many and fraction is not None:
-        said.append(f"{percent(fraction)} of the norms clipped in the last step")
+        phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
     skipped = numbers.get(f"{name}/skipped")
     if rate is not None:
         some = "some" if of_many else "clipped"
-        said.append(f"{some} in {up_to}{percent(rate)} of the steps")
+        phrases.append(f"{some} in {up_to}{percent(rate)} of the steps")
     if nonfinite:
-        said.append(f"not finite in {up_to}{nonfinite:.0f}")
+        phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
-        said.append(f"{skipped:.0f} left out")
-    return said
+        phrases.append(f"{skipped:.0f} left out")
+    return phrases
 
 
-def _shares(
+def _lines_of_parts(
     parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
 ) -> list[str]:
-    """The first parts, each with its fraction."""
+    """A line for each of the first groups or leaves, with its fraction."""
     norms = np.array(columns["norm"])
     rates, nonfinite = columns["rate"], columns["nonfinite"]
     known = np.where(np.isfinite(norms), norms, 0.0)
-    # Of the largest: squares of the norms themselves may be out of range.
+    # Relative to the largest norm: squares of the norms themselves may overflow.
     squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
-    shares = squares / max(squares.sum(), 1.0)
-    # Once parameters are NaN all leaves are: the first of them has been so most often.
+    fractions = squares / max(squares.sum(), 1.0)
+    # Once parameters are NaN all leaves are: the first one was so in most steps.
     is_finite = np.isfinite(norms)
     orders = {
         "norm": (-known, np.where(is_finite, 0, np.negative(nonfinite)), is_finite),
         "rate": (-known, np.negative(rates)),
     }
     lines = [
-        f"  {percent(shares[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
-        f"{_behind(rates[i], nonfinite[i])}"
+        f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
+        f"{_suffix(rates[i], nonfinite[i])}"
         for i in np.lexsort(orders[sort_by])[:most]
     ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])
 
 
-def _behind(rate: float, nonfinite: float) -> str:
-    """What is said behind the name of a part."""
-    said = [f"clipped in {percent(rate)}"] if rate else []
-    said += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
-    return f" ({', '.join(said)})" if said else ""
+def _suffix(rate: float, nonfinite: float) -> str:
+    """What stands behind the name of a group or leaf."""
+    phrases = [f"clipped in {percent(rate)}"] if rate else []
+    phrases += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
+    return f" ({', '.join(phrases)})" if phrases else ""

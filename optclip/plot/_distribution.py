@@ -50,7 +50,10 @@ def distribution(
     found = _history.clip_in(history, clip, part)
     norms = found.norm[np.isfinite(found.norm) & (found.norm > 0)]
     if not norms.size:
-        raise ValueError("`history` must have a norm that is finite and above 0.")
+        raise ValueError(
+            "`history` must have a norm that is finite and above 0, got none among"
+            f" {len(found.norm)}. Record a run that trains."
+        )
     ax = _style.new_axes(ax)
     # In equal ratios: norms are spread over orders of magnitude, not evenly.
     low, high = norms.min(), norms.max()

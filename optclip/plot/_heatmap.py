@@ -8,7 +8,7 @@ from optclip.plot import _history, _style
 from optclip.plot._style import Axes
 from optclip.typing import History
 
-# More columns and rows than these cannot be told apart in a picture.
+# More columns and rows than these are finer than what a picture can show.
 _COLUMNS, _ROWS = 200, 60
 
 
@@ -42,7 +42,7 @@ def heatmap(
       ['kernel', 'bias']
     """
     name, steps, parts = _history.parts_of(history, clip)
-    finite = {key: _drawn(x) for key, x in parts.items()}
+    finite = {key: _drawable(x) for key, x in parts.items()}
     size = {key: _median(x) for key, x in finite.items()}
     order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
     rows = np.stack([_binned(finite[key]) for key in order])
@@ -61,7 +61,7 @@ def heatmap(
     return ax
 
 
-def _drawn(x: np.ndarray) -> np.ndarray:
+def _drawable(x: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(x) & (x > 0), x, np.nan)
 
 
@@ -71,5 +71,5 @@ def _median(x: np.ndarray) -> float:
 
 def _binned(x: np.ndarray) -> np.ndarray:
     """At most so many columns as can be seen, each the largest of its steps."""
-    parts = np.array_split(x, min(len(x), _COLUMNS))
-    return np.array([np.nan if np.isnan(p).all() else np.nanmax(p) for p in parts])
+    bins = np.array_split(x, min(len(x), _COLUMNS))
+    return np.array([np.nan if np.isnan(b).all() else np.nanmax(b) for b in bins])

@@ -14,14 +14,15 @@ from optclip._arrays import _validate
 from optclip.monitor._metrics import is_metric, parts_in
 from optclip.typing import History
 
-# Of the largest or smallest of several norms, so that norm * coefficient is no norm.
+# In the record of several norms: the largest norm and the smallest coefficient may
+# be of two of them, so that their product is not a norm.
 _OF_SEVERAL = "fraction"
 
 
 class Clip(NamedTuple):
     """What one clip did, or did to one group or leaf; None for what is not recorded.
 
-    `title` is what tells it from the other clips of the run.
+    `title` is empty for the only clip of a run.
     """
 
     title: str
@@ -32,7 +33,7 @@ class Clip(NamedTuple):
     clipped: np.ndarray
 
 
-def read(history: Any) -> dict[str, np.ndarray]:
+def read(history: History) -> dict[str, np.ndarray]:
     """Any form of a history as arrays of float64, one number a step.
 
     Losses, times and texts that were logged beside the metrics are left out, but for
@@ -40,7 +41,7 @@ def read(history: Any) -> dict[str, np.ndarray]:
 
     Raises:
       TypeError: it is not of a form that is accepted.
-      ValueError: it holds no step, steps with other keys than the first, or more steps
+      ValueError: it has no step, steps with other keys than the first, or more steps
         of one quantity than of another.
     """
     if isinstance(history, (str, os.PathLike)):
@@ -60,7 +61,8 @@ def read(history: Any) -> dict[str, np.ndarray]:
     if len(lengths) > 1:
         raise ValueError(
             "`history` must have the same number of steps of each quantity, got"
-            f" {' and '.join(map(str, sorted(lengths)))}."
+            f" {' and '.join(map(str, sorted(lengths)))}. Give what optclip.metrics"
+            " returned in each step, all of it."
         )
     if lengths == {0} or not history:
         raise ValueError(
@@ -75,7 +77,7 @@ def _is_read(key: str) -> bool:
 
 def _numbers(key: str, x: Any) -> np.ndarray:
     # JSON has no infinity: `save` writes it as a text.
-    given = [float(each) for each in x] if _holds_text(x) else x
+    given = [float(entry) for entry in x] if _has_text(x) else x
     try:
         found = np.atleast_1d(np.asarray(given, float))
     except (TypeError, ValueError) as error:
@@ -85,7 +87,7 @@ def _numbers(key: str, x: Any) -> np.ndarray:
     if found.ndim > 1:
         raise ValueError(
             f"`history` at {key!r} must be one number a step, got an array of shape"
-            f" {found.shape}."
+            f" {found.shape}. Give it as optclip.metrics returned it, or leave it out."
         )
     return found
 
@@ -109,8 +111,8 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
         if odd:
             raise ValueError(
-                f"`history` must have the same keys in each step, but only one of the"
-                f" steps 0 and {i} has {odd}. Give the metrics of one optimizer."
+                f"`history` must have the same keys in each step, got {odd} in only one"
+                f" of the steps 0 and {i}. Give the metrics of one optimizer."
             )
     return {key: [step[key] for step in steps] for key in keys}
 
@@ -127,7 +129,7 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
 
     Raises:
       TypeError: `history` is not of a form above, or `path` not a path.
-      ValueError: it holds no step, or steps of several kinds.
+      ValueError: it has no step, or steps of several kinds.
 
     Example:
       >>> import optclip, pathlib, tempfile
@@ -139,8 +141,8 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     wanted = "a str or a pathlib.Path"
     _validate.kind("path", path, (str, os.PathLike), wanted)
     columns = read(history)
-    rows = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
-    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    steps = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
+    lines = [json.dumps(dict(zip(columns, step, strict=True))) for step in steps]
     Path(path).write_text("\n".join(lines) + "\n")
 
 
@@ -148,11 +150,11 @@ def _as_json(x: float) -> float | str:
     return x if np.isfinite(x) else str(x)
 
 
-def _holds_text(x: Any) -> bool:
-    return isinstance(x, list) and any(each in ("inf", "-inf", "nan") for each in x)
+def _has_text(x: Any) -> bool:
+    return isinstance(x, list) and any(entry in ("inf", "-inf", "nan") for entry in x)
 
 
-def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
+def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     """One clip of a history, or one group or leaf of it.
 
     Raises:
@@ -160,26 +162,28 @@ def clip_in(history: Any, clip: str | None, part: str | None) -> Clip:
     """
     found = read(history)
     by_name = parts_in(found)
-    name = _one("clip", clip, list(by_name))
-    parts = [each for each in by_name[name] if each]
+    name = _chosen("clip", clip, list(by_name))
+    parts = [label for label in by_name[name] if label]
     steps = steps_in(found, len(next(iter(found.values()))))
-    end = f"/{_one('part', part, parts)}" if parts or part is not None else ""
+    end = f"/{_chosen('part', part, parts)}" if parts or part is not None else ""
 
     def of(field: str) -> np.ndarray | None:
         return found.get(f"{name}/{field}{end}")
 
-    norm, threshold, coefficient = (of(f) for f in ("norm", "threshold", "coefficient"))
+    fields = ("norm", "threshold", "coefficient")
+    norm, threshold, coefficient = (of(field) for field in fields)
     if norm is None or threshold is None or coefficient is None:
+        given = " and ".join(field for field in fields if of(field) is not None)
         raise ValueError(
-            f"`history` must have the norm, threshold and coefficient of '{name}{end}'."
-            " Give all that optclip.metrics returned."
+            f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
+            f" got its {given} alone. Give all that optclip.metrics returned."
         )
     # The largest float stands for inf where a norm was not finite.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
     several = of(_OF_SEVERAL) is not None
     with np.errstate(invalid="ignore"):
         after = None if several else norm * coefficient
-    # As in the rate of `metrics`: not zeros, nor what a policy zeroed or made NaN.
+    # As `metrics` counts its rate: not zeros, nor what `nonfinite=` zeroed or made NaN.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
     return Clip(title, steps, norm, threshold, after, clipped)
@@ -191,7 +195,7 @@ def steps_in(found: dict[str, np.ndarray], count: int) -> np.ndarray:
 
 
 def parts_of(
-    history: Any, clip: str | None
+    history: History, clip: str | None
 ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
     """The name of a clip by group or leaf, the steps, and the norms of its parts.
 
@@ -201,7 +205,7 @@ def parts_of(
     found = read(history)
     by_name = parts_in(found)
     parted = [name for name, parts in by_name.items() if parts != [""]]
-    name = _one("clip", clip, parted if clip is None and parted else list(by_name))
+    name = _chosen("clip", clip, parted if clip is None and parted else list(by_name))
     parts = {part: found[f"{name}/norm/{part}"] for part in by_name[name] if part}
     if not parts:
         raise ValueError(
@@ -212,8 +216,8 @@ def parts_of(
     return name, steps_in(found, len(next(iter(parts.values())))), parts
 
 
-def _one(what: str, given: str | None, known: list[str]) -> str:
-    """The one that was named, or the only one there is."""
+def _chosen(what: str, given: str | None, known: list[str]) -> str:
+    """The name that was given, or the only one there is."""
     if given is None and len(known) == 1:
         return known[0]
     if given in known:
@@ -224,4 +228,5 @@ def _one(what: str, given: str | None, known: list[str]) -> str:
             f"`history` must have {which}, got none. Give what optclip.metrics"
             " returned."
         )
-    raise ValueError(_validate.must_be(what, f"one of {known}", given))
+    advice = f"Give {what}={known[0]!r}, say."
+    raise ValueError(_validate.must_be(what, f"one of {known}", given, advice))

@@ -52,7 +52,10 @@ def runs(
     wanted = "a dict from what to call a run to its history"
     _validate.kind("histories", histories, Mapping, wanted)
     if not histories:
-        raise ValueError("`histories` must have at least one run, got none.")
+        raise ValueError(
+            "`histories` must have at least one run, got none. Give a dict such as"
+            " {'max_norm=1': history}."
+        )
     _validate.length("window", window)
     found = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
     ax = _style.new_axes(ax)
@@ -74,5 +77,5 @@ def runs(
 def _running_median(x: np.ndarray, window: int) -> np.ndarray:
     """Of the last numbers up to each; those that are not finite are left out."""
     found = _style.gaps(x)
-    parts = (found[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
-    return np.array([np.nan if np.isnan(p).all() else np.nanmedian(p) for p in parts])
+    windows = (found[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
+    return np.array([np.nan if np.isnan(w).all() else np.nanmedian(w) for w in windows])

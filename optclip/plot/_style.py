@@ -1,4 +1,4 @@
-"""What all pictures share: colours that print and that everyone can tell apart."""
+"""What all pictures share: colours that differ in print and to every eye."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,14 @@ LINES = ("-", "--", "-.", ":")
 _RANGE = 30.0
 
 
-def new_axes(ax: Any = None, height: float = 3.6) -> "Axes":
+def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
     """The axes given, or those of a new figure.
 
     Raises:
       ImportError: Matplotlib is not installed.
       TypeError: `ax` is something else, such as the array `plt.subplots` returns.
     """
-    if hasattr(ax, "get_ylim"):
+    if ax is not None and hasattr(ax, "get_ylim"):
         return ax
     if ax is not None:
         wanted = "Matplotlib axes, or None for those of a new figure"
@@ -76,7 +76,7 @@ def set_log_ticks(ax: "Axes") -> None:
 
 
 def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
-    """Words on the axes, light lines behind, a legend if there is something to tell."""
+    """Words on the axes, light lines behind, a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y, title=title)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

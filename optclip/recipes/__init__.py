@@ -16,7 +16,7 @@ recipe          what it is                          where it goes in the chain
 `olmo_ratio`    leaves x running norm               before the optimizer
 `auto_s`        tree x normalize                    before the optimizer
 `sclip`         elements x smooth                   before the optimizer
-`uclip`         any clip, its rest carried over     before the optimizer
+`uclip`         any clip, with error feedback       before the optimizer
 `spam`          elements x second moment, resets    in place of Adam
 `stable_spam`   elements, then leaves, resets       in place of Adam
 `acclip`        elements x mean modulus             in place of Adam

@@ -8,7 +8,7 @@ from typing import Unpack
 import optax
 
 from optclip import scopes, thresholds
-from optclip.recipes._options import made
+from optclip.recipes._options import build
 from optclip.scopes._axes import AxesByLeaf
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Number
@@ -30,8 +30,9 @@ def agc(
     Args:
       ratio: :math:`\lambda`.
       min_norm: :math:`\epsilon`.
-      stacked: which leaves hold a layer in each entry of their first axis, by path.
-      axis: over which axes a unit goes, by path and shape; see `optclip.units`.
+      stacked: which leaves are stacked, one layer in each entry of their first axis, by
+        path; see `optclip.units`.
+      axis: the axes that norms of a leaf are taken over, by path and shape; likewise.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
@@ -53,7 +54,7 @@ def agc(
     Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     threshold = thresholds.relative_to_params(ratio, min_norm)
-    return made(
+    return build(
         clip_by, options, threshold, over=scopes.units(stacked=stacked, axis=axis)
     )
 
@@ -88,7 +89,7 @@ def autoclip(
     for Source Separation Networks*, 2020, arXiv:2007.14469; also QC-SGD, 2023,
     arXiv:2309.17316.
     """
-    return made(clip_by, options, thresholds.quantile(q, window))
+    return build(clip_by, options, thresholds.quantile(q, window))
 
 
 def zclip(
@@ -105,10 +106,10 @@ def zclip(
 
     Args:
       z: the z-score above which a norm is a spike.
-      decay: of the running mean and variance.
-      warmup: so many steps give their first values.
-      max_norm: no norm goes above it, in the warm-up too; inf for the paper's equations
-        alone.
+      decay: the decay of the running mean and variance.
+      warmup: the number of first steps, whose mean and variance are the first values.
+      max_norm: the largest norm that any step is left with, in the warm-up too; inf for
+        the paper's equations alone.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
@@ -128,7 +129,7 @@ def zclip(
     Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
     Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
-    return made(
+    return build(
         clip_by, options, thresholds.zscore(z, decay, warmup, max_norm=max_norm)
     )
 
@@ -163,4 +164,4 @@ def mean_std_clip(
 
     Source: Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """
-    return made(clip_by, options, thresholds.mean_plus_std(k, window))
+    return build(clip_by, options, thresholds.mean_plus_std(k, window))

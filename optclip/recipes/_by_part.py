@@ -10,7 +10,7 @@ import optax
 from optclip import responses, scopes, thresholds
 from optclip._arrays import _validate
 from optclip._arrays._prefix import by_path
-from optclip.recipes._options import given, made, through
+from optclip.recipes._options import build, scheduled, unwrapped
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, Labels, Number, NumberOrSchedule
 
@@ -30,9 +30,9 @@ def adagc(
     Args:
       ratio: :math:`\lambda`.
       decay: :math:`\beta`.
-      warmup: so many steps are clipped by their global norm; the smallest norm that
-        a leaf had left in them is its first :math:`\gamma`.
-      max_norm: to this.
+      warmup: the number of first steps, which are clipped by their global norm; the
+        smallest norm that a leaf is left with in them is its first :math:`\gamma`.
+      max_norm: the global norm that the warm-up clips to.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
@@ -54,7 +54,7 @@ def adagc(
     Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     threshold = thresholds.ema(ratio, decay, warmup, max_norm)
-    return made(clip_by, options, threshold, over="leaf")
+    return build(clip_by, options, threshold, over="leaf")
 
 
 def olmo_ratio(
@@ -88,8 +88,8 @@ def olmo_ratio(
     Source: OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
-    all_options: dict[str, Any] = {"eps": 1e-6} | given(options)
-    return made(clip_by, all_options, threshold, over="leaf")
+    all_options: dict[str, Any] = {"eps": 1e-6} | unwrapped(options)
+    return build(clip_by, all_options, threshold, over="leaf")
 
 
 def aggc(
@@ -144,12 +144,12 @@ def aggc(
         if not callable(value):
             _validate.plain(name, value, above=name == "high")
     response = responses.band(
-        through(operator.truediv, low, high), min_norm=min_norm, max_shrink=max_shrink,
-        max_growth=max_growth,
+        scheduled(operator.truediv, low, high), min_norm=min_norm,
+        max_shrink=max_shrink, max_growth=max_growth,
     )  # fmt: skip
     labels = by_path(_module) if groups is None else groups
     threshold = thresholds.ema(high, decay, warmup=0, start="zero")
-    return made(
+    return build(
         clip_by, options, threshold, over=scopes.groups(labels), response=response
     )
 

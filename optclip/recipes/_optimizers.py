@@ -8,7 +8,7 @@ import optax
 
 from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
-from optclip.recipes._options import given, made, refuse_behind_moments
+from optclip.recipes._options import build, refuse_behind_moments, unwrapped
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import clip_after, with_periodic_reset
@@ -25,23 +25,25 @@ def spam(
     grace: int = 20,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SPAM: Adam that clips spikes of single elements and begins anew now and then.
+    r"""SPAM: Adam that clips spikes of single elements and resets its moments.
 
     .. math:: g_i \leftarrow \mathrm{sign}(g_i)\sqrt{\theta v_i} \quad
         \text{if } g_i^2 > \theta v_i
 
     Args:
       inner: what the clipped gradients go to; None is `optax.scale_by_adam(b2=b2)`.
-      theta: :math:`\theta`.
-      b2: of v; Adam's.
-      every: its moments and v begin anew every so many steps.
-      warmup: over so many the updates then come back.
-      grace: in so many nothing is clipped then, nor at the start.
+      theta: :math:`\theta`, how many times v the square of an element may be.
+      b2: the decay of v, and of Adam's second moment.
+      every: the number of steps from one reset of moments and v to the next.
+      warmup: the number of steps after a reset in which the updates grow back to their
+        size; see `optclip.with_periodic_reset`.
+      grace: the number of steps at the start, and after a reset, in which nothing is
+        clipped.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows. Unlike in the authors'
-      code an element that had no gradient yet is not held at zero.
+      code an element that had no gradient yet is not clipped to zero for ever.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -61,7 +63,7 @@ def spam(
     _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
-    clip = made(clip_by, options, rule, over="element")
+    clip = build(clip_by, options, rule, over="element")
     chain = optax.chain(clip, transformation("inner", adam))
     return with_periodic_reset(chain, every, warmup=warmup)
 
@@ -82,10 +84,11 @@ def stable_spam(
 
     Args:
       inner: what the gradients then go to; None is `optax.scale_by_adam()`.
-      decay: of :math:`\hat m`, the running maximum of each leaf.
-      b1: of :math:`\hat\mu`, the running norm of each leaf.
-      b2: of :math:`\hat\nu`, the running square of it.
-      every: Adam begins anew every so many steps; the thresholds go on.
+      decay: the decay of :math:`\hat m`, the running maximum of each leaf.
+      b1: the decay of :math:`\hat\mu`, the running norm of each leaf.
+      b2: the decay of :math:`\hat\nu`, the running square of that norm.
+      every: the number of steps from one reset of Adam to the next; the thresholds are
+        not reset.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
@@ -110,13 +113,13 @@ def stable_spam(
     Adam*, 2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
-    of_elements: dict[str, Any] = {"name": "max"} | given(options)
-    of_leaves: dict[str, Any] = {"name": "norm"} | given(options)
-    elements = made(
+    of_elements: dict[str, Any] = {"name": "max"} | unwrapped(options)
+    of_leaves: dict[str, Any] = {"name": "norm"} | unwrapped(options)
+    elements = build(
         clip_by, of_elements, thresholds.ema_of_max(decay), over="element",
         response="proportional",
     )  # fmt: skip
-    leaves = made(
+    leaves = build(
         clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over="leaf",
         response="normalize",
     )  # fmt: skip
@@ -138,10 +141,11 @@ def acclip(
         u = \min\left(1, \frac{\tau}{|m| + \epsilon}\right) m
 
     Args:
-      b1: :math:`\beta_1`.
-      b2: :math:`\beta_2`.
-      alpha: :math:`\alpha`, from 1 to 2 in the paper.
-      eps: :math:`\epsilon`.
+      b1: :math:`\beta_1`, the decay of the momentum.
+      b2: :math:`\beta_2`, the decay of the threshold.
+      alpha: :math:`\alpha`, the power of which the mean is taken, from 1 to 2 in the
+        paper.
+      eps: :math:`\epsilon`, added to the modulus of the momentum.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
     Returns:
@@ -163,7 +167,7 @@ def acclip(
     _validate.fraction("b2", b2)
     _validate.plain("alpha", alpha, above=True)
     refuse_behind_moments("acclip", options)
-    clip = made(
+    clip = build(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over="element", response=responses.detached("hard"), eps=eps,
     )  # fmt: skip

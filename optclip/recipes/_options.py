@@ -7,26 +7,27 @@ from typing import Any
 import optax
 
 from optclip._arrays import _validate
+from optclip.typing import Number, NumberOrSchedule
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments; optax.inject_hyperparams passes them as one named `options`."""
     inner = options.get("options")
     return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
 
 
-def made(
+def build(
     make: Callable[..., optax.GradientTransformationExtraArgs],
     options: Mapping[str, Any],
     *arguments: Any,
     **fixed: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """`make` with what defines a method, and the further options of its user."""
-    own = given(options)
+    """What `make` returns for the arguments of a method and the options of its user."""
+    chosen = unwrapped(options)
     parameters = inspect.signature(make).parameters.values()
     taken = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     known = sorted(taken - set(fixed))
-    for name, value in own.items():
+    for name, value in chosen.items():
         if name in fixed:
             wanted = "left out, since this method is defined by its own"
             advice = f"To choose it build another method with {make.__name__}."
@@ -34,10 +35,12 @@ def made(
         if name not in known:
             wrong = f"{name}={_validate.shown(value)}"
             raise TypeError(f"The options must be some of {known}, got {wrong}.")
-    return make(*arguments, **fixed, **own)
+    return make(*arguments, **fixed, **chosen)
 
 
-def through(function: Any, *values: Any) -> Any:
+def scheduled(
+    function: Callable[..., Number], *values: NumberOrSchedule
+) -> NumberOrSchedule:
     """`function` of numbers, or the schedule of it if one of them is a schedule."""
     if not any(callable(value) for value in values):
         return function(*values)
@@ -45,8 +48,8 @@ def through(function: Any, *values: Any) -> Any:
 
 
 def refuse_behind_moments(name: str, options: Mapping[str, Any]) -> None:
-    """Raise for a policy that would hide for ever that moments are NaN."""
-    policy = given(options).get("nonfinite")
+    """Raise for a policy that would hide that moments are NaN, and train no more."""
+    policy = unwrapped(options).get("nonfinite")
     if policy in ("zero", "drop"):
         raise ValueError(
             f"`nonfinite` must not be {policy!r} for {name}, which clips behind its"

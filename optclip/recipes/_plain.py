@@ -1,4 +1,4 @@
-"""Clips with fixed numbers, and a rest that is carried over."""
+"""Clips with fixed thresholds, and error feedback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _validate
-from optclip.recipes._options import made, through
+from optclip.recipes._options import build, scheduled
 from optclip.thresholds._resolve import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._clip_by import clip_by
@@ -44,7 +44,7 @@ def auto_s(
     """
     _validate.plain("gamma", gamma)
     threshold = Named("max_norm", max_norm)
-    return made(clip_by, options, threshold, response="normalize", eps=gamma)
+    return build(clip_by, options, threshold, response="normalize", eps=gamma)
 
 
 def sclip(
@@ -79,10 +79,10 @@ def sclip(
     for name, value in (("c", c), ("tau", tau)):
         if not callable(value):
             _validate.plain(name, value, above=name == "tau")
-    edge: Any = through(jnp.sqrt, tau)
-    scale: Any = through(lambda limit, t: limit / jnp.sqrt(t), c, tau)
-    clip = made(clip_by, options, edge, over="element", response="smooth")
-    # By a schedule also where it is a number: that keeps the dtype of the updates.
+    edge = scheduled(jnp.sqrt, tau)
+    scale = scheduled(lambda limit, t: limit / jnp.sqrt(t), c, tau)
+    clip = build(clip_by, options, edge, over="element", response="smooth")
+    # A schedule also where it is a number, which keeps the dtype of the updates.
     at: Any = scale if callable(scale) else lambda step: scale
     scaled = optax.scale_by_schedule(at)
     return optax.with_extra_args_support(optax.chain(clip, scaled))

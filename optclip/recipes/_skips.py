@@ -9,7 +9,7 @@ import optax
 
 from optclip import thresholds
 from optclip._arrays import _validate
-from optclip.recipes._options import given, made
+from optclip.recipes._options import build, unwrapped
 from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip
 
@@ -64,8 +64,8 @@ def olmo_skip(
     _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    max_value = rule if use_value else None
-    return made(skip, options, _adam_if(inner), max_norm=rule, max_value=max_value)
+    limits = {"max_norm": rule, "max_value": rule if use_value else None}
+    return build(skip, options, _adam_if_none(inner), **limits)
 
 
 def axlearn_skip(
@@ -83,8 +83,8 @@ def axlearn_skip(
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
       ratio: the smallest of its multipliers, which decides.
-      decay: of the running average, which is without bias to its start and does not
-        learn from steps that were skipped.
+      decay: the decay of the running average, which is debiased and does not learn from
+        steps that were skipped.
       options: further arguments of `optclip.skip`, such as `max_consecutive`.
 
     Returns:
@@ -107,8 +107,8 @@ def axlearn_skip(
     `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
-    all_options: dict[str, Any] = {"learn_skipped": False} | given(options)
-    return made(skip, all_options, _adam_if(inner), max_norm=rule)
+    all_options: dict[str, Any] = {"learn_skipped": False} | unwrapped(options)
+    return build(skip, all_options, _adam_if_none(inner), max_norm=rule)
 
 
 def megatron_skip(
@@ -136,8 +136,10 @@ def megatron_skip(
 
     Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
-    return made(skip, options, _adam_if(inner), max_norm=max_norm)
+    return build(skip, options, _adam_if_none(inner), max_norm=max_norm)
 
 
-def _adam_if(inner: Any) -> Any:
+def _adam_if_none(
+    inner: optax.GradientTransformation | None,
+) -> optax.GradientTransformation:
     return optax.scale_by_adam() if inner is None else inner

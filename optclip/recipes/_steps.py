@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ import optax
 
 from optclip._arrays import _batching, _leaves, _validate
 from optclip._arrays._numerics import ratio
-from optclip._arrays._types import PyTree
-from optclip.recipes._options import made, refuse_behind_moments
+from optclip._arrays._types import Leaf, PyTree
+from optclip.recipes._options import build, refuse_behind_moments
 from optclip.thresholds import Seen
 from optclip.transforms._clip_by import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
@@ -21,16 +21,19 @@ from optclip.wrappers import clip_after
 
 
 @dataclasses.dataclass(frozen=True)
-class _Until:
-    """The norm at which that of `quotients`, which grow with the updates, is 1."""
+class _UnitQuotient:
+    """The norm of the updates at which the norm of `quotients` is 1.
 
-    quotients: Callable[[Seen], Any]
+    Quotients are taken as proportional to the updates, as those by parameters are.
+    """
 
-    def init(self, norm: Any) -> Any:
+    quotients: Callable[[Seen], PyTree]
+
+    def init(self, norm: PyTree) -> tuple[()]:
         del norm
         return ()
 
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Any, Any]:
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         excess = seen.measure(self.quotients(seen))
         return _batching.each(_allowed, seen.norm, seen.finite, excess), memory
 
@@ -39,7 +42,7 @@ def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array
     one, inf = jnp.ones_like(norm), jnp.full_like(norm, jnp.inf)
     none = excess == 0
     allowed = jnp.where(none, inf, ratio(norm, jnp.where(none, one, excess)))
-    # A norm too small to be measured reads 0, and 0 would clip what is allowed.
+    # A norm below 2**-60 reads 0; a threshold of 0 would clip what is allowed.
     off = ~finite | ((norm == 0) & (excess <= 1))
     return jnp.where(off, inf, allowed)
 
@@ -57,17 +60,16 @@ def stable_adamw(
         RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
 
     Args:
-      b1: Adam's.
-      b2: Adam's.
+      b1: the decay of Adam's first moment.
+      b2: the decay of Adam's second moment.
       eps: Adam's, and :math:`\epsilon` above.
       weight_decay: AdamW's; `update` must then be given the parameters.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
-    Recorded are the norm of each step and the one that it may have.
-
     Returns:
       A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
-      learning rate follows.
+      learning rate follows. Its record has the norm of each step, and the largest that
+      it is allowed.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -87,26 +89,26 @@ def stable_adamw(
     _validate.plain("weight_decay", weight_decay)
     refuse_behind_moments("stable_adamw", options)
 
-    def over_second_moment(seen: Seen) -> Any:
+    def over_second_moment(seen: Seen) -> PyTree:
         count, nu = (
             optax.tree.get(seen.extra["inner_state"], name) for name in ("count", "nu")
         )
         log = jnp.log(jnp.asarray(b2, jnp.float32))
         correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
-        def quotient(g: Any, v: Any) -> Any:
+        def quotient(g: Leaf, v: Leaf) -> Leaf:
             if not _leaves.is_floating(g):
                 return g
             wide = _leaves.widen(jnp.asarray(g))
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
-            # v may be 0: the norm must stay finite, and its inverse a normal number.
+            # v may be 0. Bounded, the norm is finite and its inverse not subnormal.
             return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
 
         return jax.tree.map(quotient, seen.extra["gradients"], nu)
 
     adam = optax.scale_by_adam(b1, b2, eps)
-    rule = _Until(over_second_moment)
-    clip = made(clip_by, options, rule, over="leaf", norm="rms")
+    rule = _UnitQuotient(over_second_moment)
+    clip = build(clip_by, options, rule, over="leaf", norm="rms")
     if _validate.concrete(weight_decay) != 0:
         adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
     return clip_after(optax.masked(adam, _leaves.are_floating), clip)
@@ -125,11 +127,10 @@ def clippy(
       absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
       options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
 
-    Recorded are the largest element of each step and the one that it may have.
-
     Returns:
       A transformation of the steps themselves: it comes last, after the learning rate.
-      `update` must be given the parameters.
+      `update` must be given the parameters. Its record has the largest element of each
+      step, and the largest that it is allowed.
 
     Raises:
       ValueError: at `update`, `params` is None.
@@ -148,10 +149,10 @@ def clippy(
     _validate.plain("relative", relative)
     _validate.plain("absolute", absolute)
 
-    def over_allowed(seen: Seen) -> Any:
+    def over_allowed(seen: Seen) -> PyTree:
         _validate.params_given(seen.params, "recipes.clippy")
 
-        def quotient(u: Any, w: Any) -> Any:
+        def quotient(u: Leaf, w: Leaf) -> Leaf:
             if not _leaves.is_floating(u):
                 return u
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
@@ -160,8 +161,8 @@ def clippy(
 
         return jax.tree.map(quotient, seen.updates, seen.params)
 
-    rule = _Until(over_allowed)
-    return made(clip_by, options, rule, over="leaf", norm="inf")
+    rule = _UnitQuotient(over_allowed)
+    return build(clip_by, options, rule, over="leaf", norm="inf")
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:

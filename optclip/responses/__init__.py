@@ -4,8 +4,8 @@ A response is any object with `coefficient(norm, threshold)`, or a plain functio
 that signature. Both arguments are float32 or float64 arrays of one shape, `norm`
 finite and above 0, `threshold` at least 0 and possibly inf; the result multiplies the
 updates. Exactly 1 leaves them untouched, to the bit: return it below the threshold. A
-zero norm is not asked about; zeros stay zeros. The smallest norm that is shown is
-2**-60 (2**-500 in float64), and so is the smallest threshold but 0.
+response is not asked about a zero norm: zeros stay zeros. The smallest norm that it is
+shown is 2**-60 (2**-500 in float64), and so is the smallest threshold but 0.
 
 ================ ==================================== ================================
 response         what is left of a norm n             made for
@@ -21,7 +21,7 @@ response         what is left of a norm n             made for
 ================ ==================================== ================================
 
 Example:
-  A capper of one's own, which lets the square root of the excess through:
+  A response of your own, which leaves the square root of the excess:
 
   >>> import jax.numpy as jnp
   >>> import optclip

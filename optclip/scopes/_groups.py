@@ -21,21 +21,22 @@ class Groups(Scope):
     itemized = True
 
     def blocks(self, tree: PyTree) -> PyTree:
-        described = self._described(tree)
+        described = self._label_tree(tree)
         members: dict[str, list[Leaf]] = {
             label: [] for label in jax.tree.leaves(described)
         }
         leaves = _leaves.flatten(tree).leaves
-        for label, x in zip(self._labels(described, tree), leaves, strict=True):
+        for label, x in zip(self._label_by_leaf(described, tree), leaves, strict=True):
             if label is not None:
                 members[label].append(x)
         return {label: Block(leaves) for label, leaves in members.items()}
 
     def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        labels = self._labels(self._described(tree), tree)
+        labels = self._label_by_leaf(self._label_tree(tree), tree)
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
-    def _described(self, tree: PyTree) -> PyTree:
+    def _label_tree(self, tree: PyTree) -> PyTree:
+        """The tree of labels; raise if one is not a string."""
         described = _prefix.described("groups", self.labels, tree)
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
@@ -47,7 +48,7 @@ class Groups(Scope):
                 )
         return described
 
-    def _labels(self, described: PyTree, tree: PyTree) -> list[str | None]:
+    def _label_by_leaf(self, described: PyTree, tree: PyTree) -> list[str | None]:
         spread = _prefix.spread_prefix("groups", described, tree, is_leaf=_is_none)
         return _leaves.flatten(tree).treedef.flatten_up_to(spread)
 

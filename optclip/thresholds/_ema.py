@@ -55,25 +55,25 @@ class Ema:
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
         ratio: Any = self.ratio(seen.step) if callable(self.ratio) else self.ratio
         warm = memory.step >= self.warmup
-        together = self._together(seen.norm) if self.warmup > 0 else None
+        early = self._common_limit(seen.norm) if self.warmup > 0 else None
 
         def limit(norm: jax.Array, average: jax.Array) -> jax.Array:
             is_known = average < jnp.inf
             late = select(is_known, like(ratio, average) * average, average)
-            return select(warm, late, together(norm)) if together else late
+            return select(warm, late, early(norm)) if early else late
 
         found = _batching.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
-            # Where no gradient arrives there is nothing to learn.
+            # A leaf without gradient keeps its average, which would shrink to 0.
             return select(left > 0, self._averaged(old, left, memory.step), old)
 
         norms = _batching.each(learn, memory.norm, seen.keep(found))
         return found, Average(norms, _numerics.counted(memory.step))
 
-    def _together(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
+    def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
         """The threshold of each norm that scales all to an L2 norm of `max_norm`."""
-        peak, total = _all_norms(jax.tree.leaves(norms))
+        peak, total = _peak_and_total(jax.tree.leaves(norms))
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
@@ -100,7 +100,7 @@ class Ema:
         return select(is_first, left, mixed)
 
 
-def _all_norms(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _peak_and_total(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The largest norm, and the L2 norm of all of them over that, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())

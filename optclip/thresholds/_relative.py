@@ -65,7 +65,7 @@ def relative_to_params(
     NaN or inf norm  as for any other
     this step's norm is not looked at: only that of the parameters is
     zero parameters  `ratio * min_norm`
-    NaN or inf in w  NaN or inf: the first is loud, the second clips nothing
+    NaN or inf in w  NaN or inf: NaN shows in the updates, inf clips nothing
     huge parameters  inf where their squares add up to more than the largest float
     ================ ================================================================
 

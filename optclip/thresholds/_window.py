@@ -23,7 +23,7 @@ class Window(NamedTuple):
 
 
 def empty(norm: PyTree, length: int) -> Window:
-    """A window of so many norms, none of them known yet."""
+    """A window of `length` norms, none of them known yet."""
 
     def ring(x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x, shape=(length, *x.shape))

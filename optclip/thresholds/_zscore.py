@@ -115,8 +115,8 @@ class Zscore:
         mean = select(is_first, norm, mean)
         new = _running.mean(kept, taken, mean, norm)
         # Of deviations, not of variances, which overflow for norms above 1e19.
-        off = select(is_warm, norm - new, (norm - mean) * jnp.sqrt(early[0]))
-        return new, _running.root_mean_square(kept, taken, deviation, off)
+        offset = select(is_warm, norm - new, (norm - mean) * jnp.sqrt(early[0]))
+        return new, _running.root_mean_square(kept, taken, deviation, offset)
 
 
 def _is_found(value: Any) -> bool:
@@ -143,7 +143,8 @@ def zscore(
     Args:
       z: a finite scalar above 0, traced or not.
       decay: a scalar from 0 to 1, traced or not.
-      warmup: so many norms give the first mean and deviation, an int above 0.
+      warmup: the number of first norms, whose mean and deviation the running ones start
+        from, an int above 0.
       mode: where a spike is clipped to: `"reciprocal"`, by the formula above, the
         higher the lower; `"mean"`, :math:`\mu`; `"percentile"`,
         :math:`\mu + z\sigma`, and what is above that is a spike.

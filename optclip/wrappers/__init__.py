@@ -2,8 +2,8 @@
 
 ===================== =================================================================
 `skip`                leave out a step whose norm or loss is off, moments and all
-`with_error_feedback` what was cut off is added to the next step: U-Clip
-`with_periodic_reset` begin an optimizer's moments anew every so many steps: SPAM
+`with_error_feedback` add what was cut off to the next step: U-Clip
+`with_periodic_reset` reset an optimizer's moments every so many steps: SPAM
 `clip_after`          clip what an optimizer returns, seeing the gradients: ACClip
 ===================== =================================================================
 """

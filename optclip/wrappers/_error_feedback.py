@@ -73,7 +73,7 @@ def with_error_feedback(
     inner = transformation("clip", clip)
 
     def init_fn(params: PyTree) -> ErrorFeedbackState:
-        flat = _dense(params)
+        flat = _dense_leaves(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # In the dtypes that `update` will show them to the clip.
         shown = [
@@ -91,7 +91,7 @@ def with_error_feedback(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ErrorFeedbackState]:
         check_state(state, ErrorFeedbackState)
-        flat = _dense(updates)
+        flat = _dense_leaves(updates)
         old = flat.treedef.flatten_up_to(state.feedback_residual)
         total = [
             x if residual is None else _leaves.widen(_leaves.values(x)) + residual
@@ -115,7 +115,7 @@ def with_error_feedback(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _dense(tree: PyTree) -> _leaves.Flat:
+def _dense_leaves(tree: PyTree) -> _leaves.Flat:
     """The leaves of a tree; raise if one is sparse."""
     flat = _leaves.flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):

@@ -1,4 +1,4 @@
-"""An optimizer whose moments begin anew every so many steps."""
+"""An optimizer whose moments are reset every so many steps."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ def with_periodic_reset(
     Args:
       inner: an optimizer, or a part of one.
       every: the number of updates from reset to reset, an int above 0.
-      warmup: over how many updates they come back, an int of at least 0; 0 for none.
-      floor: the factor of the first, from 0 to 1.
+      warmup: the number of updates after a reset over which the factor rises, an int of
+        at least 0; 0 for none.
+      floor: the factor of the first update after a reset, from 0 to 1.
       keep: which leaves of the state stay: a function of the path of a leaf; None for
         none; `"counts"` for the fields called `count`, so that schedules and the
         correction of Adam's bias go on, and for what clips recorded. Hyperparameters

@@ -237,12 +237,12 @@ BAD = {
     "numbers": ([3.0], TypeError, "`history` must be a list of dicts"),
     "nothing": ([], ValueError, "must have a step"),
     "no arrays": ({}, ValueError, "must have a step"),
-    "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"same keys in each step.* 1 has \['clip/norm'\]"),
+    "other keys": ([{"clip/norm": 1.0}, {"loss": 1.0}], ValueError, r"same keys in each step, got \['clip/norm'\].* 0 and 1"),
     "no names": ({3: [1.0]}, ValueError, "must have norms of a clip"),
     "no clip": ({"loss": [1.0]}, ValueError, "must have norms of a clip"),
-    "no threshold": ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, ValueError, "must have the norm, threshold and"),
+    "no threshold": ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, ValueError, "must have the norm, threshold and .* got its norm and coefficient alone"),
     "a norm an axis": ({"clip/norm": np.ones((2, 3))}, ValueError, r"an array of shape \(2, 3\)"),
-    "norms alone": ({"clip/norm": [1.0]}, ValueError, "must have the norm, threshold and coefficient of 'clip'"),
+    "norms alone": ({"clip/norm": [1.0]}, ValueError, "must have the norm, threshold and coefficient of 'clip', got its norm alone"),
 }  # fmt: skip
 
 

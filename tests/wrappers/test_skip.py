@@ -181,8 +181,17 @@ def test_the_loss_must_be_given():
         tx.update(grads(1.0), tx.init(PARAMS), value=jnp.ones(2))
     rule = thresholds.relative_to_params()
     tx = optclip.skip(optax.sgd(1.0), max_value=rule)
-    with pytest.raises(ValueError, match="a loss is a number"):
+    with pytest.raises(ValueError, match="`max_value` must be .*got Relative.*Try"):
         tx.update(grads(1.0), tx.init(PARAMS), PARAMS, value=1.0)
+
+
+def test_the_state_of_a_skip_without_the_loss():
+    plain = optclip.skip(optax.sgd(1.0))
+    valued = optclip.skip(optax.sgd(1.0), max_value=thresholds.quantile(0.5))
+    with pytest.raises(ValueError, match="state` must be .* skip with max_value, got"):
+        valued.update(grads(1.0), plain.init(PARAMS), value=1.0)
+    with pytest.raises(ValueError, match="state` must be .* skip without max_value"):
+        plain.update(grads(1.0), valued.init(PARAMS))
 
 
 def test_any_group_is_enough_and_others_may_be_left_out():

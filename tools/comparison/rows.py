@@ -240,7 +240,7 @@ ROWS = [
     Row("38", "complex-values", "`clip(1)`, `[3j, 0.3+0.4j]`", *by_value(1.0, COMPLEX)),
     Row("39", "adaptive-rank", "`adaptive_grad_clip(0.1)`, `[[3, 0], [4, 5]]` and parameters `[[6, 0], [8, 10]]`, both of shape `(2, 1, 1, 1, 1, 2)`",
         *adaptively(DEEP, 2 * DEEP), show=show.flat, note="the axes are named"),
-    Row("40", "axes-and-ranks", "`adaptive_grad_clip(0.1, axis=(0, 1))`, a kernel of rank 4 that holds `[3, 4]` and a bias `[8]`, the parameters alike",
+    Row("40", "axes-and-ranks", "`adaptive_grad_clip(0.1, axis=(0, 1))`, a kernel of rank 4 that holds `[3, 4]` and a bias `[8]`, the same parameters",
         clip(lambda: optax.adaptive_grad_clip(0.1, axis=(0, 1)), KERNEL, KERNEL),
         clip(by_first_two_axes, KERNEL, KERNEL), show=show.flat, note="by two clips with masks"),
     Row("41", "rms-float16", "`clip_by_block_rms(1)`, float16 `[300, 400]`", *by_rms(1.0, HALF)),

@@ -23,9 +23,9 @@ Side = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class ShareOfParams:
-    """Adaptive clipping: the norm of a unit's update, at most a share of its weight's."""
+    """Adaptive clipping: the norm of a unit's update, at most a fraction of its weight's."""
 
-    share: float
+    fraction: float
     floor: float = 1e-3
 
     def init(self, norm):
@@ -33,7 +33,9 @@ class ShareOfParams:
 
     def update(self, seen, memory):
         norms = seen.measure(seen.params)
-        limit = jax.tree.map(lambda n: self.share * jnp.maximum(n, self.floor), norms)
+        limit = jax.tree.map(
+            lambda n: self.fraction * jnp.maximum(n, self.floor), norms
+        )
         return limit, memory
 
 
@@ -105,7 +107,7 @@ def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
 
 
 def adaptively(updates, params):
-    """One norm over all axes but the last of a leaf, or its only one; a share of 0.1."""
+    """One norm over all axes but the last of a leaf, or its only one; a fraction of 0.1."""
     axis = tuple(range(max(updates.ndim - 1, 1)))
 
     def ours():
