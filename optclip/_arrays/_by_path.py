@@ -16,6 +16,9 @@ from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 
 
+_ONE = jax.tree.structure(0)
+
+
 class PerNorm(NamedTuple):
     """What a rule remembers of each norm.
 
@@ -28,7 +31,7 @@ class PerNorm(NamedTuple):
 
 def keyed(treedef: Any, entries: list[Any]) -> Any:
     """One entry for each leaf of a structure as a dict by path; of one array itself."""
-    if jax.tree_util.treedef_is_leaf(treedef):
+    if treedef == _ONE:
         return entries[0]
     return dict(zip(_names(treedef), entries, strict=True))
 
@@ -40,7 +43,7 @@ def packed(memory: PyTree, norm: Any, *, is_like_params: bool) -> Any:
     the sharding of the parameters is right.
     """
     treedef = jax.tree.structure(norm)
-    if jax.tree_util.treedef_is_leaf(treedef) or not treedef.num_leaves:
+    if treedef == _ONE or not treedef.num_leaves:
         return memory
     shapes = [jnp.shape(x) for x in jax.tree.leaves(norm)]
 
