@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 
-
 _ONE = jax.tree.structure(0)
 
 
