@@ -7,6 +7,7 @@ one number would get the sharding of a matrix.
 
 import functools
 import itertools
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import jax
@@ -72,12 +73,12 @@ def unpacked(memory: PyTree, norm: Any) -> Any:
     return jax.tree.map(one, memory, is_leaf=lambda x: isinstance(x, PerNorm))
 
 
-def unique(name: str, given: set[str], taken: set[str]) -> str:
+def unique(name: str, given: Set[str], taken: Set[str]) -> str:
     """`name`, or with the first number behind it that is no other one's name."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
-    return next(n for n in numbered if n not in given | taken)
+    return next(n for n in numbered if n not in given and n not in taken)
 
 
 @functools.lru_cache(maxsize=64)
@@ -86,9 +87,9 @@ def _names(treedef: Any) -> tuple[str, ...]:
     numbered = treedef.unflatten(range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
     given = _leaves.names_of(paths)
-    found: list[str] = []
+    known, found = set(given), dict[str, None]()
     for name in given:
-        found.append(unique(name, set(given), set(found)))
+        found[unique(name, known, found.keys())] = None
     return tuple(found)
 
 

@@ -56,5 +56,10 @@ def is_like_params(scope: Scope) -> bool:
 def _placeholder() -> type:
     # Its class has no public name.
     given: list[Any] = []
-    optax.tree_map_params(given.append, lambda x: x, None)
+
+    def init(params: PyTree) -> tuple[()]:
+        given.append(params)
+        return ()
+
+    optax.tree_map_params(init, lambda x: x, ())
     return type(given[0])
