@@ -35,7 +35,7 @@ def test_clip_mask_leaves_out_of_the_scaling_only(mask, run):
 
 @masks
 def test_both_leave_out_altogether(mask, run):
-    tx = optclip.clip_by_global_norm(1.0, norm_mask=mask, clip_mask=mask)
+    tx = optclip.clip_by_global_norm(1.0, mask=mask)
     found, state = run(lambda t: tx.update(t, tx.init(t)))(TREE)
     np.testing.assert_allclose(found["b"], [0.8], rtol=1e-6)
     assert found["frozen"] == 1e6
@@ -46,10 +46,10 @@ def test_both_leave_out_altogether(mask, run):
 @pytest.mark.parametrize(
     "clip",
     [
-        lambda t, m: F.clip_by_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_rms(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_average_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_value(t, -1.0, 1.0, clip_mask=m),
+        lambda t, m: F.clip_by_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_rms(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_average_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_value(t, lower=-1.0, upper=1.0, mask=m),
         lambda t, m: F.clip_by_group_norm(t, 1.0, BY_GROUP, clip_mask=m)[0],
     ],
     ids=["norm", "rms", "average", "value", "group"],
@@ -75,9 +75,9 @@ def test_masks_are_prefixes_and_cover_sparse_and_none():
     mat = BCOO((jnp.array([3.0]), jnp.array([[1]])), shape=(4,))
     tree = {"x": [mat, jnp.array([4.0])], "y": None, "z": jnp.array([9.0])}
     mask = {"x": True, "y": True, "z": False}
-    assert F.global_norm(tree, norm_mask=mask) == 5.0
+    assert F.global_norm(tree, mask=mask) == 5.0
     by_map = jax.tree.map(lambda _: True, tree)
-    np.testing.assert_allclose(F.global_norm(tree, norm_mask=by_map), np.sqrt(106))
+    np.testing.assert_allclose(F.global_norm(tree, mask=by_map), np.sqrt(106))
 
 
 def test_by_path_sees_the_paths_a_person_would_type():
@@ -112,7 +112,7 @@ def test_a_path_function_without_by_path_is_caught():
 def test_masked_leaves_keep_the_bits():
     tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1e-40, jnp.nan])}
     mask = {"a": True, "b": False}
-    found, _ = F.clip_by_global_norm(tree, 1.0, norm_mask=mask, clip_mask=mask)
+    found, _ = F.clip_by_global_norm(tree, 1.0, mask=mask)
     assert helpers.differs(found["a"], tree["a"])
     helpers.assert_identical(found["b"], tree["b"])
 

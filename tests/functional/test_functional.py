@@ -49,7 +49,10 @@ def test_each_function_against_its_formula(kind):
     numpy = numpy_tree(tree)
     labels = {"dense": "a", "out": "b"}
     cases = [
-        (lambda t: F.clip_by_value(t, -0.5, 0.25), oracles.by_value(numpy, -0.5, 0.25)),
+        (
+            lambda t: F.clip_by_value(t, lower=-0.5, upper=0.25),
+            oracles.by_value(numpy, -0.5, 0.25),
+        ),
         (lambda t: F.clip_by_norm(t, 2.0), oracles.by_leaf(numpy, 2.0)),
         (lambda t: F.clip_by_norm(t, 2.0, axis=0), oracles.by_first_axis(numpy, 2.0)),
         (
@@ -86,13 +89,13 @@ def test_global_norm(p, run):
 def test_a_given_norm_is_not_computed_again():
     tree = helpers.gradients()
     for norm in (7.0, jnp.float32(7.0), np.float64(7.0), 7, jnp.bfloat16(7)):
-        found, returned = F.clip_by_global_norm(tree, 2.0, norm=norm)
+        found, returned = F.clip_by_global_norm(tree, 2.0, use_norm=norm)
         helpers.assert_close(found, jax.tree.map(lambda x: x * (2 / 7), tree), 2)
         assert returned == 7.0
-    unclipped, _ = F.clip_by_global_norm(tree, 2.0, norm=1.5)
+    unclipped, _ = F.clip_by_global_norm(tree, 2.0, use_norm=1.5)
     helpers.assert_identical(unclipped, tree)
     reduces = str(
-        jax.make_jaxpr(lambda t: F.clip_by_global_norm(t, 2.0, norm=7.0)[0])(tree)
+        jax.make_jaxpr(lambda t: F.clip_by_global_norm(t, 2.0, use_norm=7.0)[0])(tree)
     )
     assert "reduce_sum" not in reduces
 
@@ -109,7 +112,9 @@ def test_bounds_that_broadcast_or_are_trees_or_none():
     found = helpers.strictly(F.clip_by_value)(x, jnp.array([2.0, 2, 2]), x - 0.5)
     np.testing.assert_array_equal(found, np.maximum(np.minimum(x, x - 0.5), 2))
     tree = {"a": x, "b": {"c": x, "d": x}}
-    found = F.clip_by_value(tree, {"a": 2.0, "b": None}, {"a": None, "b": 3.0})
+    found = F.clip_by_value(
+        tree, lower={"a": 2.0, "b": None}, upper={"a": None, "b": 3.0}
+    )
     np.testing.assert_array_equal(found["a"], np.maximum(x, 2))
     np.testing.assert_array_equal(found["b"]["d"], np.minimum(x, 3))
 
@@ -117,10 +122,10 @@ def test_bounds_that_broadcast_or_are_trees_or_none():
 def test_crossing_bounds():
     """Arrays that cross give the lower one, as in TensorFlow; numbers are a mistake."""
     x = jnp.array([0.0, 2.0, 9.0])
-    found = F.clip_by_value(x, jnp.array([3.0]), jnp.array([1.0]))
+    found = F.clip_by_value(x, lower=jnp.array([3.0]), upper=jnp.array([1.0]))
     np.testing.assert_array_equal(found, [3.0, 3.0, 3.0])
     with pytest.raises(ValueError, match=r"got lower=3\.0 and upper=1\.0"):
-        F.clip_by_value(x, 3.0, 1.0)
+        F.clip_by_value(x, lower=3.0, upper=1.0)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_crossing_bounds():
 def test_bounds_in_the_wrong_order(lower, upper):
     tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"`lower` must be at most `upper`.*Swap"):
-        F.clip_by_value(tree, lower, upper)
+        F.clip_by_value(tree, lower=lower, upper=upper)
 
 
 def test_value_clip_gradient_is_that_of_tensorflow():
@@ -145,7 +150,9 @@ def test_value_clip_gradient_is_that_of_tensorflow():
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
 
     def total(x, lower, upper):
-        return jnp.sum(F.clip_by_value(x, lower, upper) * jnp.array([1.0, 2, 4, 8]))
+        return jnp.sum(
+            F.clip_by_value(x, lower=lower, upper=upper) * jnp.array([1.0, 2, 4, 8])
+        )
 
     lower, upper = jnp.full(4, 2.0), jnp.full(4, 3.0)
     slopes = jax.grad(total, (0, 1, 2))(x, lower, upper)
@@ -174,7 +181,7 @@ def test_derivatives_at_every_magnitude(clip):
 
 def test_complex_values_are_clipped_by_modulus(run):
     x = jnp.array([3 + 4j, 0.3 + 0.4j, 0j, 3e38 + 3e38j])
-    found = run(lambda x: F.clip_by_value(x, -1.0, 1.0))(x)
+    found = run(lambda x: F.clip_by_value(x, lower=-1.0, upper=1.0))(x)
     diagonal = np.sqrt(0.5)
     expected = [0.6 + 0.8j, 0.3 + 0.4j, 0, diagonal + diagonal * 1j]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -183,9 +190,9 @@ def test_complex_values_are_clipped_by_modulus(run):
 def test_mismatches_are_refused_with_a_remedy():
     x = {"w": jnp.ones((2, 3))}
     with pytest.raises(ValueError, match="`lower` of shape.*'w'.*Give a number"):
-        F.clip_by_value(x, jnp.ones((2, 3, 1)), 5.0)
+        F.clip_by_value(x, lower=jnp.ones((2, 3, 1)), upper=5.0)
     with pytest.raises(ValueError, match="`upper` of shape.*'w'.*Give a number"):
-        F.clip_by_value(x, 0.0, jnp.ones(2))
+        F.clip_by_value(x, lower=0.0, upper=jnp.ones(2))
     with pytest.raises(ValueError, match="`max_norm` of shape.*Give a number"):
         F.clip_by_norm(x, jnp.ones((3,)))
     with pytest.raises(
@@ -211,12 +218,12 @@ def test_mismatches_are_refused_with_a_remedy():
     with pytest.raises(ValueError, match="each axis once"):
         F.clip_by_norm(x, 1.0, axis=(0, -2))
     with pytest.raises(ValueError, match="strict=True and norm= exclude each other"):
-        F.clip_by_global_norm(x, 1.0, norm=2.0, strict=True)
+        F.clip_by_global_norm(x, 1.0, use_norm=2.0, strict=True)
     for bad in (-1.0, np.float32(-1)):
         with pytest.raises(ValueError, match="`norm` must be .*0 or more"):
-            F.clip_by_global_norm(x, 1.0, norm=bad)
+            F.clip_by_global_norm(x, 1.0, use_norm=bad)
     with pytest.raises(TypeError, match="`norm` must be .*real scalar"):
-        F.clip_by_global_norm(x, 1.0, norm=jnp.ones(2))
+        F.clip_by_global_norm(x, 1.0, use_norm=jnp.ones(2))
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan")])
@@ -351,12 +358,12 @@ def test_a_modulus_above_the_largest_float(p):
 def test_complex_values(run):
     """What is infinite goes to the bound, in its direction; strict is never above."""
     x = jnp.array([complex(np.inf, 1), complex(np.inf, -np.inf), -6 + 8j, 0.1j])
-    found = run(lambda x: F.clip_by_value(x, -2.0, 2.0))(x)
+    found = run(lambda x: F.clip_by_value(x, lower=-2.0, upper=2.0))(x)
     exact = [2, 2**0.5 * (1 - 1j), -1.2 + 1.6j, 0.1j]
     np.testing.assert_allclose(found, exact, rtol=1e-6)
     rng = np.random.default_rng(0)
     z = jnp.asarray(rng.normal(size=(5000, 2)) @ [3, 3j], jnp.complex64)
-    found = run(lambda z: F.clip_by_value(z, -1.0, 1.0, strict=True))(z)
+    found = run(lambda z: F.clip_by_value(z, lower=-1.0, upper=1.0, strict=True))(z)
     sizes = np.abs(helpers.as_float64(found))
     assert np.all(sizes <= 1)
     assert np.sum(sizes > 0.999) > 3000
@@ -366,9 +373,9 @@ def test_a_wide_jax_number_is_a_threshold_like_any():
     with jax.enable_x64(True):
         x = jnp.ones(1, jnp.float32)
         for tenth in (0.1, jnp.float64(0.1)):
-            found = F.clip_by_value(x, -tenth, tenth, strict=True)
+            found = F.clip_by_value(x, lower=-tenth, upper=tenth, strict=True)
             assert 0.0999999 < float(found[0]) <= 0.1
-        assert F.clip_by_value(x, -0.5, 0.5, strict=True) == 0.5
+        assert F.clip_by_value(x, lower=-0.5, upper=0.5, strict=True) == 0.5
         huge = jnp.full(9, 1e38, jnp.float32)
         found, _ = F.clip_by_global_norm(huge, jnp.float64(1.5e38))
         assert np.all(found < 5.1e37)
@@ -378,7 +385,7 @@ def test_a_wide_jax_number_is_a_threshold_like_any():
 def test_strict_bounds_near_the_smallest_numbers(bound, run):
     """What a CPU takes for zeros is above such a bound all the same."""
     x = jnp.array([1e-38, -1e-39, 1.0])
-    clip = run(lambda x: F.clip_by_value(x, -bound, bound, strict=True))
+    clip = run(lambda x: F.clip_by_value(x, lower=-bound, upper=bound, strict=True))
     found = helpers.as_float64(clip(x))
     assert np.all(np.abs(found) <= np.float64(np.float32(bound)))
     assert helpers.differs(found, x)
@@ -393,7 +400,7 @@ def test_one_batch_stored_for_several_is_refused():
 
 
 def test_a_given_norm_of_zero():
-    found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, norm=0.0)
+    found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, use_norm=0.0)
     assert norm == 0
     assert not np.any(found)
 

@@ -228,7 +228,7 @@ def test_nothing_is_clipped_of_a_leaf_of_zeros():
 
 @pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
 def test_a_memory_of_float32_beside_updates_of_float64(rule):
-    over = optclip.ELEMENT if rule == "second_moment" else optclip.LEAF
+    over = "element" if rule == "second_moment" else "leaf"
     tx = optclip.clip_by(getattr(thresholds, rule)(), over=over)
     with jax.enable_x64(True):
         state = tx.init(jnp.ones(2, jnp.float32))

@@ -30,7 +30,7 @@ RULES = {
     "largest": thresholds.ema_of_max(),
     "zscore": thresholds.zscore(warmup=1),
 }
-SCOPES = {"leaf": optclip.LEAF, "unit": optclip.units(), "element": optclip.ELEMENT}
+SCOPES = {"leaf": "leaf", "unit": optclip.units(), "element": "element"}
 GROUPS = optclip.by_path(lambda path: "bias" if path.endswith("bias") else "kernel")
 
 
@@ -67,12 +67,10 @@ def clips(**of_slices):
         "adagc": recipes.adagc(),
         "olmo_ratio": recipes.olmo_ratio(),
         "stable_spam": recipes.stable_spam(),
-        "carry": optclip.with_carry(optclip.clip_by_norm(RULES["ema"])),
-        "skip": optclip.skip(
-            optax.adam(0.1), when=RULES["quantile"], over=optclip.LEAF
-        ),
-        "reset": optclip.with_reset(recipes.adagc(), every=2),
-        "after": optclip.after(
+        "carry": optclip.with_error_feedback(optclip.clip_by_norm(RULES["ema"])),
+        "skip": optclip.skip(optax.adam(0.1), max_norm=RULES["quantile"], over="leaf"),
+        "reset": optclip.with_periodic_reset(recipes.adagc(), every=2),
+        "after": optclip.clip_after(
             optax.scale_by_adam(),
             optclip.clip_by_norm(thresholds.of_gradients(RULES["ema"])),
         ),
