@@ -32,7 +32,13 @@ os.environ["PIP_COMPILE"] = "0"
 
 # Python 3.14 is not promised yet.
 NEWEST = run.find("3.13") or run.find("3.12")
-# Enough to see whether a new JAX keeps what is promised, in few minutes.
+OLDEST = [
+    each.replace(">=", "==")
+    for each in nox.project.load_toml(ROOT / "pyproject.toml")["project"][
+        "dependencies"
+    ]
+]
+# Enough to see whether another JAX keeps what is promised, in few minutes.
 CONTRACTS = (
     "contracts/test_jax", "contracts/test_leaves", "contracts/test_optax",
     "contracts/test_registry", "contracts/test_typing", "contracts/test_values",
@@ -68,6 +74,13 @@ def tests(session: nox.Session, *where: str) -> None:
     session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
 
 
+def contracts(session: nox.Session, *more: list[str]) -> None:
+    """What each JAX has to pass."""
+    files = [f"tests/{name}.py" for name in CONTRACTS]
+    pytest = ["-m", "pytest", "-q", *run.in_parallel()]
+    every(session, [*pytest, *files, *session.posargs], *more)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, as a linter and as a formatter."""
@@ -86,6 +99,14 @@ def types(session: nox.Session) -> None:
     every(session, pyright, ["tools/check_types.py"])
 
 
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """The contracts with the oldest JAX and optax that pyproject.toml admits."""
+    session.install("pip>=25.1")
+    session.install("--editable", ".", "--group=test", *OLDEST)
+    contracts(session)
+
+
 @nox.session(python=NEWEST)
 def newest(session: nox.Session) -> None:
     """The contracts and the wheel with the newest Python and JAX."""
@@ -96,13 +117,7 @@ def newest(session: nox.Session) -> None:
         "--upgrade", "--editable", ".", "--group=test", "--group=release", "jax",
         "jaxlib", "optax",
     )  # fmt: skip
-    files = [f"tests/{name}.py" for name in CONTRACTS]
-    pytest = ["-m", "pytest", "-q"]
-    every(
-        session,
-        [*pytest, *run.in_parallel(), *files, *session.posargs],
-        [*pytest, "tests/integration/release"],
-    )
+    contracts(session, ["-m", "pytest", "-q", "tests/integration/release"])
 
 
 @nox.session

@@ -8,7 +8,6 @@ In an optimizer, as a function, and what it did::
 """
 
 import sys as _sys
-from importlib.metadata import version as _version
 from types import ModuleType as _ModuleType
 
 from optclip import functional as functional
@@ -42,7 +41,7 @@ from optclip.wrappers import skip as skip
 from optclip.wrappers import with_error_feedback as with_error_feedback
 from optclip.wrappers import with_periodic_reset as with_periodic_reset
 
-__version__ = _version("optclip")
+__version__ = "0.1.0"
 
 
 def _name_public_paths(*modules: _ModuleType) -> None:

@@ -156,7 +156,7 @@ def check_reduced(path: KeyPath, leaf: Leaf) -> None:
     """Raise if a leaf is still to be summed over devices."""
     # By type alone: a NumPy leaf is not to be copied for it.
     kind = jax.typeof(leaf)
-    axes = kind.manual_axis_type.unreduced | kind.sharding.spec.unreduced
+    axes = _manual(kind, "unreduced") | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(
             f"The leaf '{_leaves.path_str(path)}' is unreduced over the mesh axes"
@@ -226,8 +226,20 @@ def _names_of(dim: Any) -> Axes:
     return names
 
 
+def varying(kind: Any) -> frozenset[Hashable]:
+    """The mesh axes that an array of a type, as of `jax.typeof`, varies over."""
+    return _manual(kind, "varying")
+
+
+def _manual(kind: Any, word: str) -> frozenset[Hashable]:
+    if hasattr(kind, "manual_axis_type"):  # Since jax 0.10.0.
+        found = kind.manual_axis_type
+        return frozenset() if found is None else getattr(found, word)
+    return (kind.vma if word == "varying" else None) or frozenset()
+
+
 def _varying(x: jax.Array) -> frozenset[Hashable]:
-    return jax.typeof(x).manual_axis_type.varying
+    return varying(jax.typeof(x))
 
 
 def is_typed_here() -> bool:

@@ -7,6 +7,7 @@ one number would get the sharding of a matrix.
 
 import functools
 import itertools
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
+
+_ONE = jax.tree.structure(0)
 
 
 class PerNorm(NamedTuple):
@@ -28,7 +31,7 @@ class PerNorm(NamedTuple):
 
 def keyed(treedef: Any, entries: list[Any]) -> Any:
     """One entry for each leaf of a structure as a dict by path; of one array itself."""
-    if jax.tree_util.treedef_is_leaf(treedef):
+    if treedef == _ONE:
         return entries[0]
     return dict(zip(_names(treedef), entries, strict=True))
 
@@ -40,7 +43,7 @@ def packed(memory: PyTree, norm: Any, *, is_like_params: bool) -> Any:
     the sharding of the parameters is right.
     """
     treedef = jax.tree.structure(norm)
-    if jax.tree_util.treedef_is_leaf(treedef) or not treedef.num_leaves:
+    if treedef == _ONE or not treedef.num_leaves:
         return memory
     shapes = [jnp.shape(x) for x in jax.tree.leaves(norm)]
 
@@ -70,12 +73,12 @@ def unpacked(memory: PyTree, norm: Any) -> Any:
     return jax.tree.map(one, memory, is_leaf=lambda x: isinstance(x, PerNorm))
 
 
-def unique(name: str, given: set[str], taken: set[str]) -> str:
+def unique(name: str, given: Set[str], taken: Set[str]) -> str:
     """`name`, or with the first number behind it that is no other one's name."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
-    return next(n for n in numbered if n not in given | taken)
+    return next(n for n in numbered if n not in given and n not in taken)
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,9 +87,9 @@ def _names(treedef: Any) -> tuple[str, ...]:
     numbered = treedef.unflatten(range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
     given = _leaves.names_of(paths)
-    found: list[str] = []
+    known, found = set(given), dict[str, None]()
     for name in given:
-        found.append(unique(name, set(given), set(found)))
+        found[unique(name, known, found.keys())] = None
     return tuple(found)
 
 

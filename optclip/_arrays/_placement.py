@@ -12,13 +12,13 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from optclip._arrays import _axis_names
 from optclip._arrays._types import PyTree
 
 
 def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
     """Zeros for a norm of `tree`, of the type that the norm has on a mesh."""
-    if norm.manual_axis_type is not None and norm.manual_axis_type.varying:
-        axes = tuple(sorted(norm.manual_axis_type.varying, key=str))
+    if axes := tuple(sorted(_axis_names.varying(norm), key=str)):
         return lax.pcast(jnp.zeros(norm.shape, norm.dtype), axes, to="varying")
     place = norm.sharding
     if place is not None and jax.sharding.get_abstract_mesh().empty:
@@ -58,6 +58,6 @@ def whole(x: jax.Array) -> jax.Array:
 
 def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
     """`x`, whose type forgot over which mapped axes it varies: those of `like`."""
-    there, here = (jax.typeof(each).manual_axis_type.varying for each in (like, x))
+    there, here = (_axis_names.varying(jax.typeof(each)) for each in (like, x))
     axes = tuple(sorted(there - here, key=str))
     return lax.pcast(x, axes, to="varying") if axes else x

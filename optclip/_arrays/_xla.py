@@ -14,7 +14,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
-from optclip._arrays import _leaves
+from optclip._arrays import _axis_names, _leaves
 
 # From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 ADDED_IN_PARTS = 4096
@@ -167,7 +167,7 @@ def barrier(values: list[Any]) -> list[Any]:
     """
     by_type: dict[Any, list[int]] = {}
     for i, x in enumerate(values):
-        by_type.setdefault(jax.typeof(x).manual_axis_type, []).append(i)
+        by_type.setdefault(_axis_names.varying(jax.typeof(x)), []).append(i)
     out = list(values)
     for indices in by_type.values():
         passed = lax.optimization_barrier([values[i] for i in indices])

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _leaves, _xla
+from optclip._arrays import _axis_names, _leaves, _xla
 from optclip._arrays._xla import Axis, Reduce
 
 # So many small arrays of one type are merged element by element, in pairs, before they
@@ -234,4 +234,4 @@ def _type(term: Term) -> Hashable:
 
 def _devices(x: jax.Array) -> Hashable:
     """What must be the same in arrays that are reduced together."""
-    return _xla.may_be_split(x), jax.typeof(x).manual_axis_type
+    return _xla.may_be_split(x), _axis_names.varying(jax.typeof(x))

@@ -214,7 +214,11 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
     value = extra.get("value")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
         wanted = "a real scalar, the loss, which this skip looks at"
-        advice = "Give it: tx.update(updates, state, params, value=loss)."
+        advice = (
+            "Give it: tx.update(updates, state, params, value=loss), which Flax's"
+            " TrainState.apply_gradients does not pass on; or do not look at it, by"
+            " value_when=None, for olmo_skip use_value=False."
+        )
         raise ValueError(_validate.must_be("value", wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)
     _axis_names.check_one("value", loss)

@@ -4,6 +4,8 @@ import ast
 import inspect
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
 import typing
 
@@ -223,3 +225,25 @@ def test_classes_name_their_public_path():
         assert own == path or getattr(sys.modules[own], public.__name__) is public
         assert not any(part.startswith("_") for part in own.split("."))
         typing.get_type_hints(public)
+
+
+def test_a_plain_copy_of_the_folder_is_enough(tmp_path):
+    """Vendored: no package of that name is installed, so none has a version."""
+    shutil.copytree(weight.ROOT, tmp_path / "optclip")
+    code = """
+import importlib.metadata, sys
+
+def find(name, of=importlib.metadata.Distribution.from_name):
+    if name == "optclip":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return of(name)
+
+importlib.metadata.Distribution.from_name = find
+sys.path.insert(0, sys.argv[1])
+import optclip
+print(optclip.__version__, optclip.__file__)
+"""
+    command = [sys.executable, "-I", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    copy = tmp_path / "optclip" / "__init__.py"
+    assert done.stdout.split() == [optclip.__version__, str(copy)]

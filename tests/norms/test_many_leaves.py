@@ -239,7 +239,7 @@ def test_of_several_types(policy, norm, over):
     fields = ("clip_norm", "clip_coefficient", "clip_nonfinite")
 
     def recorded(state, i):
-        return [getattr(state.clip_record["all"], field)[i] for field in fields]
+        return [getattr(state.clip_record["all"], field)[str(i)] for field in fields]
 
     for i, x in enumerate(tree):
         (expected,), alone = update([x])

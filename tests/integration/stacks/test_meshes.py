@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 
 import optclip
 from optclip import recipes, thresholds
+from tests.integration.stacks import by_hand, page
 from tests.support.registry import ENTRIES
 
 SPECS = {"bias": P(), "kernel": P("model", None)}
@@ -199,3 +200,13 @@ def test_tree_map_params_gives_specs_for_shard_map(name, mesh):
         wanted, expected = alone(grads, expected, params)
         chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=1e-6)
         chex.assert_trees_all_close(state, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("title", ["Flax NNX on a mesh", "Flax Linen on a mesh"])
+def test_the_page(title):
+    names = page.run(title)
+    run = names.get("optimizer") or names["state"]
+    by_hand.check_trained(names["losses"], run.opt_state)
+    leaves = jax.tree.leaves(names["model"] if "optimizer" in names else run.params)
+    (kernel,) = [x for x in leaves if x.shape == (8, 16)]
+    assert kernel.sharding.spec == P(None, "model")
