@@ -67,7 +67,7 @@ TESTS = {
     "monitor/_suggest": "suggest bad_input::test_the_right_calls_are_right",
     "_arrays/_prefix": "prefix masks bounds functional bad_answers scopes",
     "_arrays/_validate": "bad_input",
-    "plot/_history": "plot bad_input::test_refused_in_words",
+    "plot/_history": "plot bad_input::test_what_cannot_be_used_is_refused_in_words",
     "plot/_style": "plot",
     "plot/_rate": "plot",
     "plot/_norms": "plot",
@@ -84,29 +84,29 @@ TESTS = {
     " learned::test_learned_thresholds_follow_their_papers"
     " learned::test_nothing_bad_is_remembered"
     " learned::test_huge_and_tiny_norms_are_learned_from"
-    " fuzz_histories::test_history[autoclip] fuzz_histories::test_history[levanter]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[autoclip] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[levanter]"
     " bad_answers bad_input",
     "thresholds/_ema": f"{API} ema running"
     " methods::test_olmo_ratio_follows_its_equations"
     " methods::test_axlearn_skip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[ema]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[adagc] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[ema]"
     " bad_input mapped::test_untyped_and_in_common",
     "thresholds/_zscore": f"{API} zscore"
     " learned::test_learned_thresholds_follow_their_papers"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[zclip] fuzz_histories::test_history[percentile]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[zclip] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[percentile]"
     " bad_input",
     "thresholds/_mean_over_rms": f"{API} running"
     " methods::test_stable_spam_is_both_and_then_adam_begun_anew"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[stable_spam-leaves] bad_input",
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[stable_spam-leaves] bad_input",
     "thresholds/_elements": f"{API} elements running"
     " methods::test_spam_follows_its_equations"
     " methods::test_stable_spam_of_elements_follows_its_equations"
     " methods::test_acclip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[spam] fuzz_histories::test_history[acclip]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[spam] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[acclip]"
     " bad_input",
     "thresholds/_relative": f"{API} relative"
     " methods::test_clippy_follows_its_equations bad_input",
@@ -130,7 +130,7 @@ TESTS = {
     "recipes/_by_part": f"{API} recipe_edges ema"
     " methods::test_olmo_ratio_follows_its_equations methods::test_aggc_follows_its_equations"
     " recipes::test_modules_of_aggc_have_no_numbers"
-    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[aggc]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[adagc] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[aggc]"
     " bad_input",
     "recipes/_optimizers": f"{API} recipe_edges methods::test_spam_follows_its_equations"
     " methods::test_stable_spam_of_elements_follows_its_equations methods::test_stable_spam_of_leaves_follows_its_equations"

@@ -167,7 +167,7 @@ def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch
 @pytest.mark.covering(
     dtype=["mixed", *MIXED], where=lambda dtype: covering.full or dtype == "mixed"
 )
-def test_few_page_faults(dtype):
+def test_donated_leaves_are_clipped_in_place(dtype):
     """Donated leaves are clipped in place: a copy takes a fault every few kilobytes."""
     tree = [jnp.ones(x.shape, x.dtype) for x in some_leaves(dtype)]
     clip = jax.jit(
@@ -292,7 +292,7 @@ KINDS = {"alike": [7] * 70, "distinct": [7 + i for i in range(70)]}
 
 
 @pytest.mark.covering(kind=[*KINDS], ord=ORDERS)
-def test_many_small_leaves(kind, ord):
+def test_many_small_leaves_are_clipped_as_one_by_one(kind, ord):
     rng = np.random.default_rng(0)
     tree = [rng.standard_normal(n).astype(np.float32) for n in KINDS[kind]]
     # A last leaf that is missed, or counted twice, is felt.
