@@ -1,7 +1,7 @@
 """Faults put into optclip one by one: does a test notice each?
 
-    python -m tools.mutation                    # all modules, an hour or two on 2 cores
-    python -m tools.mutation _arithmetic norms  # some
+    python -m tools.mutation                               # all modules, an hour or two on 2 cores
+    python -m tools.mutation norms/_roots _clip/_scale     # some
 
 Cosmic-ray makes the mutants, each in a copy of the checkout. A mutant that no test
 notices is printed with its line, or counted with the reason in `EQUIVALENT`.
@@ -86,7 +86,7 @@ TESTS = {
     " learned::test_huge_and_tiny_norms_are_learned_from"
     " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[autoclip] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[levanter]"
     " bad_answers bad_input",
-    "thresholds/_ema": f"{API} ema running"
+    "thresholds/_ema": f"{API} ema running learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations"
     " methods::test_axlearn_skip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
@@ -125,9 +125,9 @@ TESTS = {
     "recipes/_plain": f"{API} recipe_edges methods::test_auto_s_follows_its_equations methods::test_sclip_follows_its_equations"
     " methods::test_uclip_follows_its_equations recipes::test_it_says_what_and_whence bad_input",
     "recipes/_adaptive": f"{API} learned::test_learned_thresholds_follow_their_papers"
-    " relative ema"
+    " relative learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations units recipes bad_input",
-    "recipes/_by_part": f"{API} recipe_edges ema"
+    "recipes/_by_part": f"{API} recipe_edges learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations methods::test_aggc_follows_its_equations"
     " recipes::test_modules_of_aggc_have_no_numbers"
     " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[adagc] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[aggc]"
