@@ -157,7 +157,7 @@ def norms_along(x: jax.Array, axis: int, p: float) -> np.ndarray:
 @functools.cache
 def measured_along(axis: int, p: float) -> Any:
     def measured(x: jax.Array) -> jax.Array:
-        return norms.measure([norms.Block([x], (axis,))], norms.Norm(p))[0]
+        return norms.measure([norms.Block([x], (axis,))], p)[0]
 
     return jax.jit(helpers.strictly(measured))
 

@@ -158,9 +158,7 @@ RESPONSES = [
 ]
 
 
-@pytest.mark.covering(
-    over=[optclip.LEAF, optclip.axes(-1), optclip.ELEMENT], response=RESPONSES
-)
+@pytest.mark.covering(over=["leaf", optclip.axes(-1), "element"], response=RESPONSES)
 def test_a_leaf_among_many_is_clipped_as_alone(over, response):
     tree = leaves()
     if over == optclip.axes(-1):
@@ -227,7 +225,7 @@ def test_bounds_of_many_shapes():
     tx = strict(
         optclip.clip_by(
             thresholds.bounds(lower, upper),
-            over=optclip.ELEMENT,
+            over="element",
             clip_mask={"a": True, "b": False, "c": True},
         )
     )
@@ -302,7 +300,7 @@ def test_keep_names_itself_where_it_is_shown_another_tree():
 def test_what_is_kept_of_elements():
     """By bounds of the shapes that users give."""
     tree = {"a": jnp.full(1, 9.0), "b": jnp.full((1, 1), 9.0), "c": jnp.full(2, 9.0)}
-    tx = optclip.clip_by(Keeps(2.0), over=optclip.ELEMENT)
+    tx = optclip.clip_by(Keeps(2.0), over="element")
     _, state = quick_jit(tx.update)(tree, tx.init(tree))
     same(state.clip_memory[0][0], jax.tree.map(lambda x: jnp.full_like(x, 2.0), tree))
 

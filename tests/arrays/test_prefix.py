@@ -21,9 +21,9 @@ def test_masks_are_prefixes_and_cover_sparse_and_none():
     mat = BCOO((jnp.array([3.0]), jnp.array([[1]])), shape=(4,))
     tree = {"x": [mat, jnp.array([4.0])], "y": None, "z": jnp.array([9.0])}
     mask = {"x": True, "y": True, "z": False}
-    assert F.global_norm(tree, norm_mask=mask) == 5.0
+    assert F.global_norm(tree, mask=mask) == 5.0
     by_map = jax.tree.map(lambda _: True, tree)
-    np.testing.assert_allclose(F.global_norm(tree, norm_mask=by_map), np.sqrt(106))
+    np.testing.assert_allclose(F.global_norm(tree, mask=by_map), np.sqrt(106))
 
 
 def test_by_path_sees_the_paths_a_person_would_type():

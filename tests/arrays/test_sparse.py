@@ -23,7 +23,7 @@ def test_what_is_of_the_dense_shape_is_refused():
     mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
     upper = jnp.arange(10.0).reshape(5, 2)
     with pytest.raises(ValueError, match=r"BCOO leaf 'a', got an array .*Give a"):
-        F.clip_by_value({"a": mat}, None, {"a": upper})
+        F.clip_by_value({"a": mat}, lower=None, upper={"a": upper})
     for axis in (0, -2):
         with pytest.raises(ValueError, match=r"BCOO leaf, got .* of shape \(5, 2\)"):
             F.clip_by_norm(mat, 1.0, axis=axis)
@@ -117,7 +117,7 @@ def test_what_is_not_clipped_stays_to_the_bit(dtype, run):
     for clip in (
         lambda m: F.clip_by_global_norm(m, 10.0)[0],
         lambda m: F.clip_by_norm(m, 10.0, axis=1, nonfinite="drop"),
-        lambda m: F.clip_by_value(m, -10.0, 10.0, nonfinite="zero"),
+        lambda m: F.clip_by_value(m, lower=-10.0, upper=10.0, nonfinite="zero"),
     ):
         helpers.assert_identical(run(clip)(mat), mat)
     clipped = run(lambda m: F.clip_by_global_norm(m, 1.0)[0])(mat)
@@ -137,7 +137,7 @@ def test_what_is_not_finite_is_dropped_inside_the_threshold_too(run):
 def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
     mat = rows([[jnp.nan, 1.0], [2.0, 3.0], [4.0, jnp.inf]])
     clips = [
-        lambda m: F.clip_by_value(m, -jnp.inf, jnp.inf, nonfinite=policy),
+        lambda m: F.clip_by_value(m, lower=-jnp.inf, upper=jnp.inf, nonfinite=policy),
         lambda m: F.clip_by_norm(m, jnp.inf, nonfinite=policy),
         lambda m: F.clip_by_norm(m, jnp.inf, axis=1, nonfinite=policy),
     ]

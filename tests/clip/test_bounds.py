@@ -14,7 +14,9 @@ def test_bounds_may_broadcast_be_trees_or_none():
     found = helpers.strictly(F.clip_by_value)(x, jnp.array([2.0, 2, 2]), x - 0.5)
     np.testing.assert_array_equal(found, np.maximum(np.minimum(x, x - 0.5), 2))
     tree = {"a": x, "b": {"c": x, "d": x}}
-    found = F.clip_by_value(tree, {"a": 2.0, "b": None}, {"a": None, "b": 3.0})
+    found = F.clip_by_value(
+        tree, lower={"a": 2.0, "b": None}, upper={"a": None, "b": 3.0}
+    )
     np.testing.assert_array_equal(found["a"], np.maximum(x, 2))
     np.testing.assert_array_equal(found["b"]["d"], np.minimum(x, 3))
 
@@ -22,10 +24,10 @@ def test_bounds_may_broadcast_be_trees_or_none():
 def test_bounds_that_cross_give_the_lower_one():
     """Arrays that cross give the lower one, as in TensorFlow; numbers are a mistake."""
     x = jnp.array([0.0, 2.0, 9.0])
-    found = F.clip_by_value(x, jnp.array([3.0]), jnp.array([1.0]))
+    found = F.clip_by_value(x, lower=jnp.array([3.0]), upper=jnp.array([1.0]))
     np.testing.assert_array_equal(found, [3.0, 3.0, 3.0])
     with pytest.raises(ValueError, match=r"got lower=3\.0 and upper=1\.0"):
-        F.clip_by_value(x, 3.0, 1.0)
+        F.clip_by_value(x, lower=3.0, upper=1.0)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_bounds_that_cross_give_the_lower_one():
 def test_bounds_in_the_wrong_order_are_refused(lower, upper):
     tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"`lower` must be at most `upper`.*Swap"):
-        F.clip_by_value(tree, lower, upper)
+        F.clip_by_value(tree, lower=lower, upper=upper)
 
 
 def test_value_clip_gradient_is_that_of_tensorflow():
@@ -50,7 +52,9 @@ def test_value_clip_gradient_is_that_of_tensorflow():
     x = jnp.array([1.0, 2.0, 3.0, 4.0])
 
     def total(x, lower, upper):
-        return jnp.sum(F.clip_by_value(x, lower, upper) * jnp.array([1.0, 2, 4, 8]))
+        return jnp.sum(
+            F.clip_by_value(x, lower=lower, upper=upper) * jnp.array([1.0, 2, 4, 8])
+        )
 
     lower, upper = jnp.full(4, 2.0), jnp.full(4, 3.0)
     slopes = jax.grad(total, (0, 1, 2))(x, lower, upper)
@@ -61,7 +65,7 @@ def test_value_clip_gradient_is_that_of_tensorflow():
 
 def test_complex_values_are_clipped_by_modulus(run):
     x = jnp.array([3 + 4j, 0.3 + 0.4j, 0j, 3e38 + 3e38j])
-    found = run(lambda x: F.clip_by_value(x, -1.0, 1.0))(x)
+    found = run(lambda x: F.clip_by_value(x, lower=-1.0, upper=1.0))(x)
     diagonal = np.sqrt(0.5)
     expected = [0.6 + 0.8j, 0.3 + 0.4j, 0, diagonal + diagonal * 1j]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -69,7 +73,7 @@ def test_complex_values_are_clipped_by_modulus(run):
 
 def test_what_is_infinite_goes_to_the_bound_in_its_direction(run):
     x = jnp.array([complex(np.inf, 1), complex(np.inf, -np.inf), -6 + 8j, 0.1j])
-    found = run(lambda x: F.clip_by_value(x, -2.0, 2.0))(x)
+    found = run(lambda x: F.clip_by_value(x, lower=-2.0, upper=2.0))(x)
     exact = [2, 2**0.5 * (1 - 1j), -1.2 + 1.6j, 0.1j]
     np.testing.assert_allclose(found, exact, rtol=1e-6)
 
@@ -77,7 +81,7 @@ def test_what_is_infinite_goes_to_the_bound_in_its_direction(run):
 def test_no_modulus_is_above_a_strict_bound(run):
     rng = np.random.default_rng(0)
     z = jnp.asarray(rng.normal(size=(5000, 2)) @ [3, 3j], jnp.complex64)
-    found = run(lambda z: F.clip_by_value(z, -1.0, 1.0, strict=True))(z)
+    found = run(lambda z: F.clip_by_value(z, lower=-1.0, upper=1.0, strict=True))(z)
     sizes = np.abs(helpers.as_float64(found))
     assert np.all(sizes <= 1)
     assert np.sum(sizes > 0.999) > 3000

@@ -40,8 +40,8 @@ class Choice:
 
 
 SCOPES = [
-    Choice("tree", optclip.TREE, [KERNEL + BIAS], ("tree",)),
-    Choice("leaf", optclip.LEAF, [KERNEL, BIAS], ("leaf",)),
+    Choice("tree", "tree", [KERNEL + BIAS], ("tree",)),
+    Choice("leaf", "leaf", [KERNEL, BIAS], ("leaf",)),
     Choice("axes", optclip.axes(0), [[0, 2, 4], [1, 3, 5], BIAS], ("axes",)),
     Choice(
         "groups",
@@ -49,7 +49,7 @@ SCOPES = [
         [KERNEL, BIAS],
         ("groups",),
     ),
-    Choice("element", optclip.ELEMENT, [[i] for i in range(8)], ("element",)),
+    Choice("element", "element", [[i] for i in range(8)], ("element",)),
 ]
 # Those with a kink at the threshold or with a curve; those that move an element to the
 # bound itself or scale it.
@@ -72,13 +72,13 @@ RESPONSES = [
 ]
 # Measured in two passes, or relative to the largest element; the L2 norm over a count.
 NORMS = [
-    Choice("l1", norms.L1, None, ("two-pass",)),
-    Choice("l2", norms.L2, None, ("two-pass",)),
-    Choice("inf", norms.INF, None, ("two-pass",)),
-    Choice("rms", norms.RMS, None, ("count",)),
-    Choice("average", norms.AVERAGE, None, ("count",)),
-    Choice("4", norms.Norm(4.0), None, ("largest",)),
-    Choice("half", norms.Norm(0.5), None, ("largest",)),
+    Choice("l1", "l1", None, ("two-pass",)),
+    Choice("l2", "l2", None, ("two-pass",)),
+    Choice("inf", "inf", None, ("two-pass",)),
+    Choice("rms", "rms", None, ("count",)),
+    Choice("average", "average", None, ("count",)),
+    Choice("4", 4.0, None, ("largest",)),
+    Choice("half", 0.5, None, ("largest",)),
 ]
 
 

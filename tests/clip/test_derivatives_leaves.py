@@ -16,7 +16,7 @@ from tests.support import differences, helpers, oracles
 
 @functools.partial(helpers.quick_jit, static_argnames=("kind", "strict"))
 def slopes(x, kind, strict):
-    over = optclip.TREE if kind == "tree" else optclip.ELEMENT
+    over = "tree" if kind == "tree" else "element"
 
     def number(x, c):
         return weighed(clip(x, c, over=over, strict=strict))
@@ -105,7 +105,7 @@ ROWS = np.array([0, 2, 0, 1])
 BY_DENSE = {
     "global": (lambda g: F.clip_by_global_norm(g, 1.0)[0], lambda g: oracles.by_tree(g, 1.0)),
     "rows": (lambda g: F.clip_by_norm(g, 1.0, axis=1), lambda g: oracles.by_first_axis(g.T, 1.0).T),
-    "value": (lambda g: F.clip_by_value(g, -0.4, 0.7), lambda g: oracles.by_value(g, -0.4, 0.7)),
+    "value": (lambda g: F.clip_by_value(g, lower=-0.4, upper=0.7), lambda g: oracles.by_value(g, -0.4, 0.7)),
 }  # fmt: skip
 
 
@@ -130,8 +130,8 @@ COMPLEX = {
     "global": (lambda z: F.clip_by_global_norm(z, 1.0)[0], lambda z: oracles.by_tree(z, 1.0)),
     "3": (lambda z: F.clip_by_norm(z, 1.0, ord=3.0), lambda z: oracles.by_tree(z, 1.0, 3.0)),
     "inf": (lambda z: F.clip_by_norm(z, 1.0, ord=np.inf), lambda z: oracles.by_tree(z, 1.0, np.inf)),
-    "value": (lambda z: F.clip_by_value(z, -1.0, 1.0), lambda z: z / np.maximum(np.abs(z), 1.0)),
-    "strict": (lambda z: F.clip_by_value(z, -1.0, 1.0, strict=True), lambda z: z / np.maximum(np.abs(z), 1.0)),
+    "value": (lambda z: F.clip_by_value(z, lower=-1.0, upper=1.0), lambda z: z / np.maximum(np.abs(z), 1.0)),
+    "strict": (lambda z: F.clip_by_value(z, lower=-1.0, upper=1.0, strict=True), lambda z: z / np.maximum(np.abs(z), 1.0)),
 }  # fmt: skip
 
 

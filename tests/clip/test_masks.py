@@ -32,7 +32,7 @@ def test_clip_mask_leaves_out_of_the_scaling_only(mask, run):
 
 @masks
 def test_both_masks_leave_out_altogether(mask, run):
-    tx = optclip.clip_by_global_norm(1.0, norm_mask=mask, clip_mask=mask)
+    tx = optclip.clip_by_global_norm(1.0, mask=mask)
     found, state = run(lambda t: tx.update(t, tx.init(t)))(TREE)
     np.testing.assert_allclose(found["b"], [0.8], rtol=1e-6)
     assert found["frozen"] == 1e6
@@ -43,10 +43,10 @@ def test_both_masks_leave_out_altogether(mask, run):
 @pytest.mark.parametrize(
     "clip",
     [
-        lambda t, m: F.clip_by_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_rms(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_average_norm(t, 1.0, clip_mask=m),
-        lambda t, m: F.clip_by_value(t, -1.0, 1.0, clip_mask=m),
+        lambda t, m: F.clip_by_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_rms(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_average_norm(t, 1.0, mask=m),
+        lambda t, m: F.clip_by_value(t, lower=-1.0, upper=1.0, mask=m),
         lambda t, m: F.clip_by_group_norm(t, 1.0, BY_GROUP, clip_mask=m)[0],
     ],
     ids=["norm", "rms", "average", "value", "group"],
@@ -71,6 +71,6 @@ def test_a_leaf_outside_the_norm_is_in_no_group_norm():
 def test_masked_leaves_keep_the_bits():
     tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([1e-40, jnp.nan])}
     mask = {"a": True, "b": False}
-    found, _ = F.clip_by_global_norm(tree, 1.0, norm_mask=mask, clip_mask=mask)
+    found, _ = F.clip_by_global_norm(tree, 1.0, mask=mask)
     assert helpers.differs(found["a"], tree["a"])
     helpers.assert_identical(found["b"], tree["b"])

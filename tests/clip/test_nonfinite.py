@@ -26,9 +26,9 @@ CLIPS = {
     "tree": lambda t, c, **kw: F.clip_by_global_norm(t, c, **kw)[0],
     "leaf": lambda t, c, **kw: F.clip_by_norm(t, c, **kw),
     "axes": lambda t, c, **kw: F.clip_by_norm(t, c, axis=-1, **kw),
-    "element": lambda t, c, **kw: F.clip_by_value(t, -c, c, **kw),
+    "element": lambda t, c, **kw: F.clip_by_value(t, lower=-c, upper=c, **kw),
 }
-SCOPES = [optclip.TREE, optclip.LEAF, optclip.axes(-1), optclip.ELEMENT]
+SCOPES = ["tree", "leaf", optclip.axes(-1), "element"]
 # Beyond the largest number of the other two no float32 bound goes.
 NARROW = [name for name in FLOATS if name not in ("bfloat16", "float32")]
 
@@ -92,7 +92,7 @@ def test_a_bound_beyond_the_largest_number_of_the_dtype(run):
 
     def clip_all(tree):
         def apart(x, lower, upper):
-            return F.clip_by_value(x, lower, upper)
+            return F.clip_by_value(x, lower=lower, upper=upper)
 
         tops = {name: float(jnp.finfo(x.dtype).max) for name, x in tree.items()}
         both = {k: apart(x, -4 * tops[k], 4 * tops[k]) for k, x in tree.items()}
@@ -152,7 +152,7 @@ def test_raise_sees_leaves_that_are_only_measured_and_no_others():
 
     assert "leaf 'sick'" in message(clip_mask=mask)
     assert "leaf 'sick'" in message(norm_mask=mask)
-    assert message(norm_mask=mask, clip_mask=mask) is None
+    assert message(mask=mask) is None
 
 
 def test_a_leaf_in_no_group_is_left_alone_by_every_policy():
@@ -170,10 +170,12 @@ def test_a_leaf_in_no_group_is_left_alone_by_every_policy():
 
 
 def test_a_given_norm_that_is_not_finite():
-    found, norm = F.clip_by_global_norm(jnp.ones(2), 1.0, norm=jnp.inf)
+    found, norm = F.clip_by_global_norm(jnp.ones(2), 1.0, use_norm=jnp.inf)
     assert np.all(np.isnan(found))
     assert norm == np.inf
-    found, _ = F.clip_by_global_norm(jnp.ones(2), 1.0, norm=jnp.nan, nonfinite="zero")
+    found, _ = F.clip_by_global_norm(
+        jnp.ones(2), 1.0, use_norm=jnp.nan, nonfinite="zero"
+    )
     assert not np.any(found)
 
 
@@ -224,7 +226,7 @@ def test_bounds_of_one_sign_are_no_alarm(dtype):
     x = jnp.array([1.0, 200.0, 250.0], dtype)
     lower, upper = float(jnp.finfo(dtype).max) * 0.75, float(jnp.finfo(dtype).max)
     with jax.debug_nans(True), jax.debug_infs(True):
-        out = F.clip_by_value(x, lower, upper)
+        out = F.clip_by_value(x, lower=lower, upper=upper)
     wanted = np.clip(np.asarray(x, np.float64), lower, upper).astype(out.dtype)
     np.testing.assert_array_equal(out, wanted)
 
@@ -238,8 +240,6 @@ def test_raise_names_the_path_that_is_clipped_of_a_tied_array():
 
     def clip(tree):
         given = {"a": tree["a"], "b": tree["c"], "c": tree["c"]}
-        return CLIPS["tree"](
-            given, 1.0, nonfinite="raise", norm_mask=mask, clip_mask=mask
-        )
+        return CLIPS["tree"](given, 1.0, nonfinite="raise", mask=mask)
 
     assert "leaf 'c'" in checkify.checkify(clip)(tree)[0].get()

@@ -38,18 +38,20 @@ cells = in_layers(nf.CELLS)
 raised = in_layers([cell for cell in nf.CELLS if cell.policy == "raise"])
 
 OVER = {
-    "tree": optclip.TREE,
-    "leaf": optclip.LEAF,
+    "tree": "tree",
+    "leaf": "leaf",
     "axes": optclip.axes(-1),
     "groups": optclip.groups(nf.GROUPS),
-    "element": optclip.ELEMENT,
+    "element": "element",
 }
 PURE = {
     "tree": lambda t, **kw: F.clip_by_global_norm(t, nf.LIMIT, **kw)[0],
     "leaf": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, **kw),
     "axes": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, axis=-1, **kw),
     "groups": lambda t, **kw: F.clip_by_group_norm(t, nf.LIMIT, nf.GROUPS, **kw)[0],
-    "element": lambda t, **kw: F.clip_by_value(t, -nf.LIMIT, nf.LIMIT, **kw),
+    "element": lambda t, **kw: F.clip_by_value(
+        t, lower=-nf.LIMIT, upper=nf.LIMIT, **kw
+    ),
 }
 
 

@@ -76,7 +76,7 @@ def test_strict_leaves_little_less_and_clips_once(dtype, p):
 
 def test_strict_and_a_given_norm_exclude_each_other():
     with pytest.raises(ValueError, match="strict=True and norm= exclude each other"):
-        F.clip_by_global_norm(jnp.ones(2), 1.0, norm=2.0, strict=True)
+        F.clip_by_global_norm(jnp.ones(2), 1.0, use_norm=2.0, strict=True)
 
 
 @pytest.mark.covering(dtype=["bfloat16", "float16", "float8_e4m3fn"], run=RUNS)
@@ -112,7 +112,7 @@ def test_a_traced_eps_below_zero_counts_as_zero():
 def test_strict_bounds_near_the_smallest_numbers(bound, run):
     """What a CPU takes for zeros is above such a bound all the same."""
     x = jnp.array([1e-38, -1e-39, 1.0])
-    clip = run(lambda x: F.clip_by_value(x, -bound, bound, strict=True))
+    clip = run(lambda x: F.clip_by_value(x, lower=-bound, upper=bound, strict=True))
     found = helpers.as_float64(clip(x))
     assert np.all(np.abs(found) <= np.float64(np.float32(bound)))
     assert helpers.differs(found, x)
@@ -122,9 +122,9 @@ def test_a_wide_jax_number_is_a_threshold_like_any():
     with jax.enable_x64(True):
         x = jnp.ones(1, jnp.float32)
         for tenth in (0.1, jnp.float64(0.1)):
-            found = F.clip_by_value(x, -tenth, tenth, strict=True)
+            found = F.clip_by_value(x, lower=-tenth, upper=tenth, strict=True)
             assert 0.0999999 < float(found[0]) <= 0.1
-        assert F.clip_by_value(x, -0.5, 0.5, strict=True) == 0.5
+        assert F.clip_by_value(x, lower=-0.5, upper=0.5, strict=True) == 0.5
         huge = jnp.full(9, 1e38, jnp.float32)
         found, _ = F.clip_by_global_norm(huge, jnp.float64(1.5e38))
         assert np.all(found < 5.1e37)

@@ -276,11 +276,11 @@ RULES = {
     "second_moment": thresholds.second_moment(),
 }
 SCOPES = {
-    "tree": optclip.TREE,
-    "leaf": optclip.LEAF,
+    "tree": "tree",
+    "leaf": "leaf",
     "axes": optclip.axes(0),
     "groups": optclip.groups({"a": "x", "b": "y"}),
-    "element": optclip.ELEMENT,
+    "element": "element",
 }
 
 

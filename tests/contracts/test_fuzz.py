@@ -234,15 +234,19 @@ BAD_INNER = [None, 3, "adam", optax.adam, (1, 2), fuzz.Stranger()]
 def test_wrappers_take_or_refuse_anything(holds):
     inner = st.one_of(*[st.sampled_from(INNER)] * 4, st.sampled_from(BAD_INNER))
     wrappers = {
-        "skip": lambda inner, x: optclip.skip(inner, when=x),
+        "skip": lambda inner, x: optclip.skip(inner, max_norm=x),
         "skip for a while": lambda inner, x: optclip.skip(inner, max_consecutive=x),
-        "with_carry": lambda inner, x: optclip.with_carry(inner),
-        "with_reset": lambda inner, x: optclip.with_reset(inner, x, warmup=2),
-        "after": lambda inner, x: optclip.after(inner, optclip.clip_by_norm(x)),
+        "with_error_feedback": lambda inner, x: optclip.with_error_feedback(inner),
+        "with_periodic_reset": lambda inner, x: optclip.with_periodic_reset(
+            inner, x, warmup=2
+        ),
+        "after": lambda inner, x: optclip.clip_after(inner, optclip.clip_by_norm(x)),
     }
 
     def prop(name, inner, number, limit, tree):
-        argument = number if name in ("skip for a while", "with_reset") else limit
+        argument = (
+            number if name in ("skip for a while", "with_periodic_reset") else limit
+        )
         found, state = stepped(asked(wrappers[name], inner, argument), tree)
         assert jax.tree.structure(found) == jax.tree.structure(tree)
         told(state)

@@ -73,7 +73,7 @@ def to_one(g):
 
 AGGC = {"decay": 0.9, "min_norm": 0.0, "max_shrink": 0.2, "max_growth": 1.5}
 ALL = optclip.by_path(lambda path: "all")
-BY_LEAF = {"over": optclip.LEAF, "response": "normalize"}
+BY_LEAF = {"over": "leaf", "response": "normalize"}
 MEDIAN, SECOND = thresholds.quantile(0.5, 100), thresholds.second_moment(25.0, 0.9, 3)
 PERCENTILE = thresholds.zscore(1.0, 0.9, 3, "percentile")
 # The transformation, and what makes an oracle of its paper that knows nothing yet.

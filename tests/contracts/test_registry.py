@@ -64,8 +64,8 @@ def test_nothing_is_strict_unless_asked():
     defaults = [p["strict"].default for p in parameters if "strict" in p]
     assert len(defaults) > 10
     assert not any(defaults)
-    limit = functional.clip_by_value(jnp.ones(2), -0.1, 0.1)
-    strict = functional.clip_by_value(jnp.ones(2), -0.1, 0.1, strict=True)
+    limit = functional.clip_by_value(jnp.ones(2), lower=-0.1, upper=0.1)
+    strict = functional.clip_by_value(jnp.ones(2), lower=-0.1, upper=0.1, strict=True)
     assert float(strict[0]) < 0.1 < float(limit[0])
 
 

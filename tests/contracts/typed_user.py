@@ -47,7 +47,7 @@ def halfway(norm: jax.Array, threshold: jax.Array) -> jax.Array:
 
 def make_optimizer(rate: float) -> optax.GradientTransformation:
     rule: thresholds.Rule = Halved()
-    clip = optclip.clip_by(rule, norm=norms.RMS, response=halfway, name="halved")
+    clip = optclip.clip_by(rule, norm="rms", response=halfway, name="halved")
     assert_type(clip, optax.GradientTransformationExtraArgs)
     by_recipe = recipes.zclip(z=3.0, response=Gentle(), nonfinite="zero")
     assert_type(by_recipe, optax.GradientTransformationExtraArgs)
@@ -55,7 +55,7 @@ def make_optimizer(rate: float) -> optax.GradientTransformation:
     response: responses.Response = responses.band(0.5)
     by_leaf = optclip.clip_by(1.0, over=scope, response=response, name="leaves")
     inner = optax.chain(by_recipe, clip, by_leaf, optax.sgd(rate))
-    return optclip.skip(inner, when=thresholds.quantile(0.9, 16), max_consecutive=3)
+    return optclip.skip(inner, max_norm=thresholds.quantile(0.9, 16), max_consecutive=3)
 
 
 def loss(params: Params, x: jax.Array) -> jax.Array:

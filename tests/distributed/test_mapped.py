@@ -50,7 +50,7 @@ def test_untyped_must_be_declared():
         jax.pmap(global_norm)(TREE["split"])
     # Elements have no norm in common.
     clipped = mapped(
-        lambda tree: clip_by_value(tree, -1.0, 1.0), SPECS, check_vma=False
+        lambda tree: clip_by_value(tree, lower=-1.0, upper=1.0), SPECS, check_vma=False
     )(TREE)
     np.testing.assert_array_equal(clipped["split"], np.ones(4))
 
@@ -60,17 +60,17 @@ SPANNING = {
         optclip.thresholds.ema(), over=optclip.axes(0), **told
     ),
     "learned of elements": lambda **told: optclip.clip_by(
-        optclip.thresholds.ema_of_max(0.5), over=optclip.ELEMENT, **told
+        optclip.thresholds.ema_of_max(0.5), over="element", **told
     ),
     "skip": lambda **told: optclip.skip(
-        optax.sgd(-1.0), when=3.0, over=optclip.ELEMENT, **told
+        optax.sgd(-1.0), max_norm=3.0, over="element", **told
     ),
     "proportional": lambda **told: optclip.clip_by(
-        1.0, over=optclip.ELEMENT, response="proportional", **told
+        1.0, over="element", response="proportional", **told
     ),
     "detached": lambda **told: optclip.clip_by(
         1.0,
-        over=optclip.ELEMENT,
+        over="element",
         response=optclip.responses.detached("proportional"),
         **told,
     ),
@@ -302,7 +302,7 @@ def test_the_record_of_slices_spans_what_is_declared():
 
 def test_what_is_declared_decides_whether_all_skip():
     tx = optclip.skip(
-        optax.sgd(1.0), when=5.0, over=optclip.axes(0), axis_name=P(None, "i")
+        optax.sgd(1.0), max_norm=5.0, over=optclip.axes(0), axis_name=P(None, "i")
     )
     tree = [jnp.stack([jnp.ones((4, 3)) * k for k in (0.1, 1, 10, 0.1)])] * 2
     state = tx.init([x[0] for x in tree])

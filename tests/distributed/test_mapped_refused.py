@@ -73,7 +73,7 @@ def test_a_spec_for_another_leaf():
 CLIPS = {
     "tree": lambda tree, c: clip_by_global_norm(tree, c)[0],
     "leaf": lambda tree, c: clip_by_norm(tree, c)[0],
-    "element": lambda tree, c: clip_by_value(tree, -1.0, c),
+    "element": lambda tree, c: clip_by_value(tree, lower=-1.0, upper=c),
 }
 
 

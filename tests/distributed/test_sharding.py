@@ -38,7 +38,7 @@ def tree():
     [
         optclip.clip_by_global_norm(1.0, ord=1.0),
         optclip.clip_by_value(0.5, response="tanh"),
-        optclip.clip_by(optclip.thresholds.ema(max_norm=2.0), over=optclip.ELEMENT),
+        optclip.clip_by(optclip.thresholds.ema(max_norm=2.0), over="element"),
         optclip.recipes.autoclip(0.0, window=4, response="smooth"),
     ],
     ids=["of L1", "tanh", "learned of elements", "smooth and learned"],
@@ -110,7 +110,7 @@ def test_hundreds_of_leaves_on_a_mesh():
 def test_values_on_a_mesh(kind, run):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
     x = jax.device_put(jnp.arange(16.0).reshape(8, 2), NamedSharding(mesh, P("data")))
-    found = run(lambda x: clip_by_value(x, -1.0, 3.0))(x)
+    found = run(lambda x: clip_by_value(x, lower=-1.0, upper=3.0))(x)
     np.testing.assert_array_equal(found, np.minimum(np.arange(16.0), 3).reshape(8, 2))
     assert found.sharding.is_equivalent_to(x.sharding, 2)
 

@@ -47,7 +47,10 @@ def test_each_function_against_its_formula(kind):
     numpy = numpy_tree(tree)
     labels = {"dense": "a", "out": "b"}
     cases = [
-        (lambda t: F.clip_by_value(t, -0.5, 0.25), oracles.by_value(numpy, -0.5, 0.25)),
+        (
+            lambda t: F.clip_by_value(t, lower=-0.5, upper=0.25),
+            oracles.by_value(numpy, -0.5, 0.25),
+        ),
         (lambda t: F.clip_by_norm(t, 2.0), oracles.by_leaf(numpy, 2.0)),
         (lambda t: F.clip_by_norm(t, 2.0, axis=0), oracles.by_first_axis(numpy, 2.0)),
         (
@@ -84,18 +87,18 @@ def test_the_global_norm_is_that_of_any_order(p, run):
 def test_a_given_norm_is_not_computed_again():
     tree = helpers.gradients()
     for norm in (7.0, jnp.float32(7.0), np.float64(7.0), 7, jnp.bfloat16(7)):
-        found, returned = F.clip_by_global_norm(tree, 2.0, norm=norm)
+        found, returned = F.clip_by_global_norm(tree, 2.0, use_norm=norm)
         helpers.assert_close(found, jax.tree.map(lambda x: x * (2 / 7), tree), 2)
         assert returned == 7.0
-    unclipped, _ = F.clip_by_global_norm(tree, 2.0, norm=1.5)
+    unclipped, _ = F.clip_by_global_norm(tree, 2.0, use_norm=1.5)
     helpers.assert_identical(unclipped, tree)
     reduces = str(
-        jax.make_jaxpr(lambda t: F.clip_by_global_norm(t, 2.0, norm=7.0)[0])(tree)
+        jax.make_jaxpr(lambda t: F.clip_by_global_norm(t, 2.0, use_norm=7.0)[0])(tree)
     )
     assert "reduce_sum" not in reduces
 
 
 def test_a_given_norm_of_zero_clips_nothing():
-    found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, norm=0.0)
+    found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, use_norm=0.0)
     assert norm == 0
     assert not np.any(found)

@@ -102,7 +102,7 @@ def test_none_is_none_and_all_is_all(rate, said):
 
 
 def test_skips_have_a_line():
-    tx = optclip.skip(optax.sgd(1.0), when=4.0)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=4.0)
     found = optclip.summary(state_after(tx, GRADS, GRADS))
     assert found.startswith("skip: norm 5, threshold 4, coefficient 0, ")
     assert found.endswith(", 2 left out")

@@ -98,9 +98,9 @@ def test_a_norm_above_the_largest_float_is_not_finite(p, policy, run):
 
 
 def test_a_mean_is_too_small_as_any_norm():
-    (rms,) = norms.measure([norms.Block([jnp.full(2**16, 2.0**-62)])], norms.RMS)
+    (rms,) = norms.measure([norms.Block([jnp.full(2**16, 2.0**-62)])], "rms")
     assert rms == 0
-    clipped, norm = clip_by_global_norm(jnp.ones(2), 1.0, norm=2.0**-61)
+    clipped, norm = clip_by_global_norm(jnp.ones(2), 1.0, use_norm=2.0**-61)
     assert norm == 0
     np.testing.assert_array_equal(clipped, np.ones(2))
 
@@ -132,8 +132,8 @@ def test_the_norm_is_the_same_however_it_is_split(parts):
 
 def test_means_divide_by_the_count_of_all_leaves():
     block = norms.Block([jnp.array([3.0, 4.0]), jnp.zeros((2, 3))])
-    (rms,) = norms.measure([block], norms.RMS)
-    (average,) = norms.measure([block], norms.AVERAGE)
+    (rms,) = norms.measure([block], "rms")
+    (average,) = norms.measure([block], "average")
     np.testing.assert_allclose(rms, 5 / np.sqrt(8), rtol=1e-6)
     np.testing.assert_allclose(average, 5 / 8, rtol=1e-6)
 
@@ -143,7 +143,7 @@ def test_the_norm_of_nothing_is_zero():
     assert global_norm(jnp.zeros((0,))) == 0.0
     assert global_norm(jnp.zeros((0,)), ord=math.inf) == 0.0
     assert global_norm(jnp.zeros((0,)), ord=3.0) == 0.0
-    (found,) = norms.measure([norms.Block([])], norms.RMS)
+    (found,) = norms.measure([norms.Block([])], "rms")
     assert found == 0.0
 
 
@@ -196,8 +196,8 @@ def test_float64_is_summed_in_float64():
 
 
 def test_a_norm_is_l2_by_default():
-    assert norms.Norm() == norms.L2
-    assert norms.Norm(2.0, 0.5) == norms.RMS
+    assert norms.Norm() == "l2"
+    assert norms.Norm(2.0, 0.5) == "rms"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_named_norms_are_what_they_say(name, expected):
 
 
 def test_one_element_counts_as_one():
-    (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], norms.RMS)
+    (found,) = norms.measure([norms.Block([jnp.array([-3.0])])], "rms")
     assert found == 3.0
 
 
@@ -237,7 +237,7 @@ def test_norms_of_constants_are_right(ord, value):
     """XLA squares constants factor by factor, if it can: 0 * inf."""
     block = [norms.Block([jnp.full(3, value)])]
 
-    (found,) = jax.jit(lambda: norms.measure(block, norms.Norm(ord)))()
+    (found,) = jax.jit(lambda: norms.measure(block, ord))()
     with np.errstate(over="ignore"):
         expected = np.float32(float(np.float32(value)) * (3 ** (1 / ord)))
     expected = expected if expected >= 2.0**-60 else 0.0

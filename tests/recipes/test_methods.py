@@ -127,7 +127,7 @@ def test_stable_spam_of_elements_follows_its_equations():
 
 def test_stable_spam_of_leaves_follows_its_equations():
     rule = optclip.thresholds.mean_over_rms()
-    tx = optclip.clip_by(rule, over=optclip.LEAF, response="normalize")
+    tx = optclip.clip_by(rule, over="leaf", response="normalize")
     gradients = methods.GRADIENTS
     found, _ = outputs_of(tx, gradients)
     expected = by_leaf(methods.StableSpamNorm, gradients)
@@ -242,7 +242,7 @@ def test_uclip_is_unbiased_on_average():
     found, state = outputs_of(tx, given, given[0])
     whole, left = (sum(tree["x"] for tree in trees) for trees in (given, found))
     assert np.any(np.abs(whole - left) > 1e-3)
-    rest = state.carry_rest["x"]
+    rest = state.feedback_residual["x"]
     np.testing.assert_allclose(left + rest, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -74,7 +74,7 @@ def test_spam_clips_as_its_authors_code(name):
 def test_spam_warms_up_again_as_its_authors_code(name):
     options = spam.OPTIONS[name]
     warmup, every = options.get("warmup_steps", 150), options.get("DeltaT", 500)
-    tx = optclip.with_reset(optax.identity(), every, warmup=warmup)
+    tx = optclip.with_periodic_reset(optax.identity(), every, warmup=warmup)
     found, _ = outputs_of(tx, [np.ones(()) for _ in range(120)])
     np.testing.assert_allclose(found, kept("spam")["scales"][name], rtol=1e-5)
     assert (np.min(found) < 0.02) == (name != "default")

@@ -77,7 +77,7 @@ def test_skips_are_around_adam_if_around_nothing(recipe):
 def test_uclip_clips_at_one():
     tx = recipes.uclip()
     updates, state = tx.update(jnp.array([2.5]), tx.init(jnp.zeros(1)))
-    assert (updates[0], state.carry_rest[0]) == (1.0, 1.5)
+    assert (updates[0], state.feedback_residual[0]) == (1.0, 1.5)
     half = recipes.uclip(optclip.clip_by_value(0.5))
     updates, _ = half.update(jnp.array([2.5]), half.init(jnp.zeros(1)))
     assert updates[0] == 0.5

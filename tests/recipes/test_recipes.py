@@ -304,10 +304,10 @@ def test_whole_numbers_pass_optimizers(recipe):
 
 
 FIXED = [
-    ("adagc", "over", optclip.TREE), ("agc", "over", optclip.TREE),
+    ("adagc", "over", "tree"), ("agc", "over", "tree"),
     ("auto_s", "response", "hard"), ("sclip", "response", "hard"),
-    ("clippy", "norm", optclip.norms.L2), ("stable_spam", "over", optclip.LEAF),
-    ("olmo_skip", "value_when", 1.0),
+    ("clippy", "norm", "l2"), ("stable_spam", "over", "leaf"),
+    ("olmo_skip", "max_value", 1.0),
 ]  # fmt: skip
 
 

@@ -95,12 +95,12 @@ CALLS = {
     "Bounds": Call(
         thresholds.Bounds,
         {"lower": -1.0, "upper": 1.0},
-        lambda b: clips(optclip.clip_by(b, over=scopes.ELEMENT)),
+        lambda b: clips(optclip.clip_by(b, over="element")),
     ),
     "bounds": Call(
         thresholds.bounds,
         {"lower": -1.0, "upper": 1.0},
-        lambda b: clips(optclip.clip_by(b, over=scopes.ELEMENT)),
+        lambda b: clips(optclip.clip_by(b, over="element")),
     ),
     "constant": Call(thresholds.constant, {"value": 1.0}),
     "schedule": Call(thresholds.schedule, {"function": lambda step: 1.0}),
@@ -114,10 +114,10 @@ CALLS = {
     "moment": Call(thresholds.moment, {}, _clips_elements_at),
     "second_moment": Call(thresholds.second_moment, {}, _clips_elements_at),
     "of_gradients": Call(thresholds.of_gradients, {"rule": thresholds.moment()}),
-    "after": Call(optclip.after, {"inner": ADAM, "clip": CLIP}, clips),
+    "after": Call(optclip.clip_after, {"inner": ADAM, "clip": CLIP}, clips),
     "skip": Call(optclip.skip, {"inner": ADAM}, clips),
-    "with_carry": Call(optclip.with_carry, {"clip": CLIP}, clips),
-    "with_reset": Call(optclip.with_reset, {"inner": ADAM}, clips),
+    "with_error_feedback": Call(optclip.with_error_feedback, {"clip": CLIP}, clips),
+    "with_periodic_reset": Call(optclip.with_periodic_reset, {"inner": ADAM}, clips),
     "suggest": Call(optclip.suggest, {"norms": np.arange(100.0)}),
     "summary": Call(
         optclip.summary, {"opt_state": optclip.clip_by_norm(1.0).init(TREE)}
@@ -431,9 +431,9 @@ BY_PARAMETER = {
         Bad(["zero"], T, r"`nonfinite` must .*got \['zero'\] \(list\)", "'propagate'"),
     ],
     "norm": [
-        Bad("x", T, r"`norm` must .*got 'x' \(str\)", "optclip.norms.L1"),
-        Bad(None, T, r"`norm` must .*got None \(NoneType\)", "optclip.norms.L1"),
-        Bad(2, T, r"`norm` must .*got 2 \(int\)", "optclip.norms.L1"),
+        Bad("x", T, r"`norm` must .*got 'x' \(str\)", ""l1""),
+        Bad(None, T, r"`norm` must .*got None \(NoneType\)", ""l1""),
+        Bad(2, T, r"`norm` must .*got 2 \(int\)", ""l1""),
     ],
     "norm_mask": MASK,
     "opt_state": [
@@ -443,9 +443,9 @@ BY_PARAMETER = {
     ],
     "ord": ORD,
     "over": [
-        Bad("tree", T, r"`over` must .*got 'tree' \(str\)", "optclip.TREE"),
-        Bad(None, T, r"`over` must .*got None \(NoneType\)", "optclip.TREE"),
-        Bad(type(optclip.TREE), T, r"`over` must .*got <class .*Tree", "optclip.TREE"),
+        Bad("tree", T, r"`over` must .*got 'tree' \(str\)", ""tree""),
+        Bad(None, T, r"`over` must .*got None \(NoneType\)", ""tree""),
+        Bad(type("tree"), T, r"`over` must .*got <class .*Tree", ""tree""),
     ],
     "per_count": SCALAR,
     "q": SHARE,
@@ -551,7 +551,7 @@ BY_CALL = {
     ("recipes.sclip", "c"): SCALAR,
     ("recipes.sclip", "tau"): ABOVE_ZERO,
     ("recipes.zclip", "max_norm"): _NUMBER_ONLY,
-    ("skip", "value_when"): [
+    ("skip", "max_value"): [
         Bad("x", T, rf"{_GIVEN}'x' \(str\)", "a rule"),
         Bad({"a": 1.0}, T, rf"{_GIVEN}.* \(dict\)", "one number, .* rule"),
         Bad(math.nan, V, rf"{_GIVEN}nan \(float\)", _POSITIVE, _AT_ZERO),

@@ -137,10 +137,10 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "record": _mostly([True, False, "leaves"], ["x", None, 3]),
     "name": _mostly(["clip", "other"], ["", None, 3]),
     "over": _mostly(
-        [optclip.TREE, optclip.LEAF, optclip.ELEMENT, optclip.axes(0), optclip.units()],
+        ["tree", "leaf", "element", optclip.axes(0), optclip.units()],
         ["tree", None, optclip.axes(7), optclip.groups(lambda tree: 3), Stranger()],
     ),
-    "norm": _mostly([optclip.norms.L1, optclip.norms.RMS], [2, "x", None, Stranger()]),
+    "norm": _mostly(["l1", "rms"], [2, "x", None, Stranger()]),
     "groups": _mostly(
         [{"a": "x", "b": "y"}, TOGETHER, APART],
         [

@@ -41,13 +41,13 @@ def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | N
     if given.pop("strict", False) or given.keys() - TOLD or not is_plain(tree):
         return None
     # A norm in hand is no norm to measure by.
-    if not isinstance(given.get("norm", optclip.norms.L2), optclip.norms.Norm):
+    if not isinstance(given.get("norm", "l2"), optclip.norms.Norm):
         return None
     bounds = arguments if name != "clip_by_group_norm" else arguments[:1]
     if not all(isinstance(c, (int, float, np.floating)) for c in bounds):
         return None
     leaves = floating(tree)
-    if name == "clip_by_value" or given.get("over") is optclip.ELEMENT:
+    if name == "clip_by_value" or given.get("over") == "element":
         if given.keys() - {"over"}:
             return None
         low, high = (-bounds[0], bounds[0]) if len(bounds) == 1 else bounds
@@ -91,7 +91,7 @@ def _by_block(
     response = RESPONSES.get(given.get("response", "hard"))
     if response is None or (math.isinf(limit) and response is not oracles.hard):
         return None
-    labels = _labels(name, leaves, groups, given.get("over", optclip.TREE))
+    labels = _labels(name, leaves, groups, given.get("over", "tree"))
     counts, scales = (
         [_told(given.get(key), path) for path, _ in leaves]
         for key in ("norm_mask", "clip_mask")
@@ -112,9 +112,9 @@ def _by_block(
 
 def _measure(name: str, given: Any) -> Any:
     p = given.get("ord") or 2.0
-    if given.get("norm") == optclip.norms.L1:
+    if given.get("norm") == "l1":
         p = 1.0
-    if name == "clip_by_rms" or given.get("norm") == optclip.norms.RMS:
+    if name == "clip_by_rms" or given.get("norm") == "rms":
         return oracles.rms
     if name == "clip_by_average_norm":
         return oracles.average_norm
@@ -123,10 +123,10 @@ def _measure(name: str, given: Any) -> Any:
 
 def _labels(name: str, leaves: Any, groups: Any, over: Any) -> list[Any] | None:
     """For each leaf what it shares a norm with."""
-    if name == "clip_by_global_norm" or (name == "clip_by" and over is optclip.TREE):
+    if name == "clip_by_global_norm" or (name == "clip_by" and over == "tree"):
         return ["all"] * len(leaves)
     if name != "clip_by_group_norm":
-        plain = name != "clip_by" or over is optclip.LEAF
+        plain = name != "clip_by" or over == "leaf"
         return list(range(len(leaves))) if plain else None
     if groups[0] is fuzz.APART:
         return list(range(len(leaves)))

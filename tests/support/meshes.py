@@ -66,7 +66,7 @@ def _drop(**more: Any) -> Any:
 
 def _skip(**more: Any) -> Any:
     clip = optclip.clip_by_global_norm(2.0, **more)
-    return optclip.skip(clip, when=thresholds.quantile(0.9, 8))
+    return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8))
 
 
 # A user's scope need not work here: the one of the registry has keys of one leaf each.

@@ -283,7 +283,7 @@ ENTRIES = [
         optclip.clip_by,
         ("threshold", 2.0),
         lambda tree, c: oracles.by_leaf(tree, c, response=_root),
-        {"response": square_root_capper, "over": optclip.LEAF},
+        {"response": square_root_capper, "over": "leaf"},
         statics=("response",),
         response="user",
     ),
@@ -330,7 +330,7 @@ ENTRIES = [
         optclip.clip_by,
         ("threshold", 2.0),
         lambda tree, c: oracles.by_leaf(tree, c, response=_into_band),
-        {"response": optclip.responses.band(0.75), "over": optclip.LEAF},
+        {"response": optclip.responses.band(0.75), "over": "leaf"},
         statics=("response",),
         response="band",
     ),
@@ -384,8 +384,8 @@ OTHER_NAMES = {
     "thresholds": "test_thresholds.py",
     "typing": "test_typing.py",
     "units": "test_units.py",
-    "with_carry": "test_wrappers.py",
-    "with_reset": "test_wrappers.py",
+    "with_error_feedback": "test_wrappers.py",
+    "with_periodic_reset": "test_wrappers.py",
 }
 
 

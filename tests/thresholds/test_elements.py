@@ -59,7 +59,7 @@ def test_a_side_without_a_bound_is_not_clipped():
         (thresholds.bounds(upper=1.0), [-9.0, 1.0]),
         (thresholds.bounds(lower=-1.0), [-1.0, 9.0]),
     ):
-        tx = optclip.clip_by(bounds, over=optclip.ELEMENT)
+        tx = optclip.clip_by(bounds, over="element")
         found, _ = helpers.quick_jit(tx.update)(values, tx.init(values))
         np.testing.assert_array_equal(found, left)
 

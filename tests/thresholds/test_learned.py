@@ -69,8 +69,8 @@ LEARNED = {
 # What is clipped where: of each norm the leaves, or the columns of one, that share it.
 ALL = slice(None)
 SCOPES = {
-    "tree": (optclip.TREE, [[("a", ALL), ("b", ALL)]]),
-    "leaf": (optclip.LEAF, [[("a", ALL)], [("b", ALL)]]),
+    "tree": ("tree", [[("a", ALL), ("b", ALL)]]),
+    "leaf": ("leaf", [[("a", ALL)], [("b", ALL)]]),
     "axes": (optclip.axes(0), [[("a", 0)], [("a", 1)], [("b", 0)]]),
     "groups": (optclip.groups({"a": "x", "b": "y"}), [[("a", ALL)], [("b", ALL)]]),
 }

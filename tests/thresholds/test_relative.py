@@ -36,5 +36,5 @@ def test_parameters_are_asked_for():
 
 def test_a_rule_of_gradients_in_a_tree_without_leaves():
     rule = thresholds.of_gradients(thresholds.moment())
-    tx = optclip.clip_by(rule, over=optclip.LEAF)
+    tx = optclip.clip_by(rule, over="leaf")
     assert tx.update({}, tx.init({}), gradients={})[0] == {}

@@ -56,7 +56,7 @@ def test_an_average_of_equal_norms_is_that_norm():
         thresholds.moment(2.0, decay=0.9): 1e-6,
     }
     for rule, rtol in rooms.items():
-        tx = optclip.clip_by(rule, over=optclip.LEAF)
+        tx = optclip.clip_by(rule, over="leaf")
         for norm in (0.1, 3.3, 7.7):
             rows = np.full((20_000, 1), norm, np.float32)
             _, metrics, _ = scanned(tx)(rows)

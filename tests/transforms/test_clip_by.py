@@ -21,4 +21,4 @@ def test_two_bounds_need_elements():
     with pytest.raises(ValueError, match="Two bounds are for single elements"):
         optclip.clip_by(bounds)
     with pytest.raises(ValueError, match="Two bounds are for single elements"):
-        optclip.clip_by(bounds, over=optclip.ELEMENT, response="smooth")
+        optclip.clip_by(bounds, over="element", response="smooth")

@@ -20,7 +20,7 @@ CLIPS = {
     "average": lambda g: F.clip_by_average_norm(g, 0.1),
     "cubic": lambda g: F.clip_by_norm(g, 1.0, ord=3.0),
     "strict": lambda g: F.clip_by_global_norm(g, 1.0, strict=True)[0],
-    "value": lambda g: F.clip_by_value(g, -1.0, 1.0),
+    "value": lambda g: F.clip_by_value(g, lower=-1.0, upper=1.0),
     "agc": lambda g: updated(optclip.recipes.agc(0.01), g),
     "recorded": lambda g: updated(optclip.clip_by_norm(1.0, axis=0), g),
     "recorded rows": lambda g: updated(optclip.clip_by_norm(1.0, axis=1), g),

@@ -32,7 +32,7 @@ def test_bounds_may_be_schedules():
 
 
 LABELS = {"dense": "body", "out": "head"}
-LEAF, AXES, ELEMENT = optclip.LEAF, optclip.axes(0), optclip.ELEMENT
+LEAF, AXES, ELEMENT = "leaf", optclip.axes(0), "element"
 # A named clip, and the same by `clip_by`.
 NAMED = {
     "value": (optclip.clip_by_value, {}, {"over": ELEMENT}),

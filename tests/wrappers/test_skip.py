@@ -44,7 +44,7 @@ def run(tx, sizes, **extras):
 
 
 INNER = inner()
-SKIPPING = optclip.skip(INNER, when=10.0)
+SKIPPING = optclip.skip(INNER, max_norm=10.0)
 
 
 @pytest.mark.parametrize("bad", [100.0, jnp.nan, jnp.inf, -jnp.inf])
@@ -61,7 +61,7 @@ def test_the_optimizer_does_not_notice(bad):
 
 
 def test_a_number_of_python_is_zeroed_too():
-    tx = optclip.skip(optax.sgd(0.5), when=1.0)
+    tx = optclip.skip(optax.sgd(0.5), max_norm=1.0)
     updates, state = tx.update({"w": 8.0}, tx.init({"w": 0.0}))
     assert updates["w"] == 0
     assert state.skip_record["skip"].skip_skipped == 1
@@ -76,14 +76,14 @@ def test_a_clip_to_zero_is_no_skip():
     rows = run(optax.chain(clip, optax.scale_by_adam()), [1.0, 100.0])
     before, after = (optax.tree.get(state, "mu")["b"] for _, state in rows)
     assert abs(after[0]) < abs(before[0])
-    rows = run(optclip.skip(optax.scale_by_adam(), when=10.0), [1.0, 100.0])
+    rows = run(optclip.skip(optax.scale_by_adam(), max_norm=10.0), [1.0, 100.0])
     before, after = (optax.tree.get(state, "mu")["b"] for _, state in rows)
     assert after[0] == before[0]
 
 
 def test_metrics_tell_of_a_skip_and_of_the_clip_inside():
     clip = optclip.clip_by_global_norm(1.0)
-    tx = optclip.skip(optax.chain(clip, optax.sgd(1.0)), when=10.0)
+    tx = optclip.skip(optax.chain(clip, optax.sgd(1.0)), max_norm=10.0)
     rows = run(tx, [2.0, 100.0, 50.0, jnp.nan, 0.5, 60.0])
     found = optclip.metrics(rows[-1][1])
     assert found["skip/skipped"] == 4
@@ -100,8 +100,8 @@ def test_metrics_tell_of_a_skip_and_of_the_clip_inside():
 
 def test_two_skips_have_two_names():
     clip = optclip.clip_by_global_norm(1.0, name="skip")
-    one = optclip.skip(optax.chain(clip, optax.sgd(1.0)), when=10.0)
-    found = optclip.metrics(run(optclip.skip(one, when=5.0), [1.0, 7.0])[-1][1])
+    one = optclip.skip(optax.chain(clip, optax.sgd(1.0)), max_norm=10.0)
+    found = optclip.metrics(run(optclip.skip(one, max_norm=5.0), [1.0, 7.0])[-1][1])
     # The clip inside is first, then the inner skip, then the outer one.
     assert "skip/skipped" not in found
     assert (found["skip_2/threshold"], found["skip_2/skipped"]) == (10, 0)
@@ -109,7 +109,7 @@ def test_two_skips_have_two_names():
 
 
 def test_no_more_steps_in_a_row_are_skipped_than_allowed():
-    tx = optclip.skip(optax.sgd(1.0), when=10.0, max_consecutive=2)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=10.0, max_consecutive=2)
     rows = run(tx, [100.0] * 7)
     taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
     assert taken == [False, False, True, False, False, True, False]
@@ -122,7 +122,7 @@ def test_no_more_steps_in_a_row_are_skipped_than_allowed():
 def test_learning_from_what_was_skipped(learns, skipped):
     """After a shift of level a rule that learns of nothing else skips for ever."""
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
-    tx = optclip.skip(optax.sgd(1.0), when=rule, learn_skipped=learns)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=rule, learn_skipped=learns)
     rows = run(tx, [1.0, 1.1, 0.9, 50.0, 50.0, 50.0, 50.0])
     assert optclip.metrics(rows[-1][1])["skip/skipped"] == skipped
 
@@ -131,7 +131,7 @@ def test_learning_from_what_was_skipped(learns, skipped):
 def test_a_step_is_skipped_by_its_loss(scale):
     """Also one that is negative: its spikes are upwards."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
-    tx = optclip.skip(optax.sgd(1.0), value_when=rule)
+    tx = optclip.skip(optax.sgd(1.0), max_value=rule)
     losses = jnp.array([3.0, 3.1, 2.9, 3.0, 3.0 + 10.0 * scale, 3.05, jnp.nan, 3.0])
     rows = run(tx, [1.0] * 8, value=losses * scale)
     taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
@@ -142,7 +142,7 @@ def test_a_step_is_skipped_by_its_loss(scale):
 
 
 def test_a_norm_or_a_loss_is_enough():
-    tx = optclip.skip(optax.sgd(1.0), when=10.0, value_when=5.0)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=10.0, max_value=5.0)
     sizes = [1.0, 100.0, 1.0, 100.0, 1.0, 1.0]
     losses = jnp.array([1.0, 1.0, 9.0, 9.0, -jnp.inf, 5.0])
     rows = run(tx, sizes, value=losses)
@@ -151,7 +151,7 @@ def test_a_norm_or_a_loss_is_enough():
 
 
 def test_the_loss_by_a_schedule():
-    tx = optclip.skip(optax.sgd(1.0), value_when=lambda step: 10.0 * step)
+    tx = optclip.skip(optax.sgd(1.0), max_value=lambda step: 10.0 * step)
     rows = run(tx, [1.0] * 3, value=jnp.array([1.0, 1.0, 21.0]))
     limits = [optclip.metrics(state)["skip/value_threshold"] for _, state in rows]
     np.testing.assert_array_equal(limits, [0.0, 10.0, 20.0])
@@ -161,7 +161,7 @@ def test_the_loss_by_a_schedule():
 
 def test_the_loss_without_learning():
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
-    tx = optclip.skip(optax.sgd(1.0), value_when=rule, learn_skipped=False)
+    tx = optclip.skip(optax.sgd(1.0), max_value=rule, learn_skipped=False)
     losses = jnp.array([1.0, 1.1, 0.9, 50.0, 50.0, 50.0])
     rows = run(tx, [1.0] * 6, value=losses)
     found = optclip.metrics(rows[-1][1])
@@ -169,46 +169,46 @@ def test_the_loss_without_learning():
     assert found["skip/value"] == 50
     # The mean of the three, and three of their deviations.
     np.testing.assert_allclose(found["skip/value_threshold"], 1.2449, rtol=1e-4)
-    silent = optclip.skip(optax.sgd(1.0), when=1.0)
+    silent = optclip.skip(optax.sgd(1.0), max_norm=1.0)
     assert "skip/value" not in optclip.metrics(silent.init(PARAMS))
 
 
 def test_the_loss_must_be_given():
-    tx = optclip.skip(optax.sgd(1.0), value_when=5.0)
+    tx = optclip.skip(optax.sgd(1.0), max_value=5.0)
     with pytest.raises(ValueError, match=r"`value` must be .*None.*value=loss\)"):
         tx.update(grads(1.0), tx.init(PARAMS))
     with pytest.raises(ValueError, match="`value` must be .*got Array"):
         tx.update(grads(1.0), tx.init(PARAMS), value=jnp.ones(2))
     rule = thresholds.relative_to_params()
-    tx = optclip.skip(optax.sgd(1.0), value_when=rule)
+    tx = optclip.skip(optax.sgd(1.0), max_value=rule)
     with pytest.raises(ValueError, match="a loss is a number"):
         tx.update(grads(1.0), tx.init(PARAMS), PARAMS, value=1.0)
 
 
 def test_any_group_is_enough_and_others_may_be_left_out():
     groups = optclip.groups(optclip.by_path(lambda path: path))
-    tx = optclip.skip(optax.sgd(1.0), when={"w": 10.0, "b": None}, over=groups)
+    tx = optclip.skip(optax.sgd(1.0), max_norm={"w": 10.0, "b": None}, over=groups)
     for size, taken in (((1.0, 100.0), True), ((100.0, 1.0), False)):
         tree = {"w": jnp.array([size[0], 0.0]), "b": jnp.array([size[1]])}
         updates, _ = compiled(tx)(tree, tx.init(PARAMS))
         assert bool(updates["b"][0] != 0) == taken
     mask = optclip.by_path(lambda path: path == "w")
-    tx = optclip.skip(optax.sgd(1.0), norm_mask=mask)
+    tx = optclip.skip(optax.sgd(1.0), mask=mask)
     tree = {"w": jnp.ones(2), "b": jnp.array([jnp.nan])}
     assert np.isnan(compiled(tx)(tree, tx.init(PARAMS))[0]["b"][0])
 
 
 def test_a_threshold_that_is_nan_is_off():
-    tx = optclip.skip(optax.sgd(1.0), when=lambda step: jnp.nan, value_when=None)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=lambda step: jnp.nan, max_value=None)
     assert run(tx, [1.0])[-1][0]["b"][0] == 0
-    tx = optclip.skip(optax.sgd(1.0), value_when=lambda step: jnp.nan)
+    tx = optclip.skip(optax.sgd(1.0), max_value=lambda step: jnp.nan)
     assert run(tx, [1.0], value=[jnp.float32(1.0)])[-1][0]["b"][0] == 0
 
 
 def test_what_is_inside_is_shown_zeros():
     """So that a NaN raises nothing there and no derivative is NaN."""
     clip = optclip.clip_by_global_norm(1.0, nonfinite="raise")
-    tx = optclip.skip(clip, when=10.0)
+    tx = optclip.skip(clip, max_norm=10.0)
     checked = jax.experimental.checkify.checkify(
         lambda u: tx.update(u, tx.init(PARAMS))[0]
     )
@@ -216,7 +216,7 @@ def test_what_is_inside_is_shown_zeros():
     assert error.get() is None
 
     def length(size):
-        tx = optclip.skip(optax.scale_by_adam(), when=10.0)
+        tx = optclip.skip(optax.scale_by_adam(), max_norm=10.0)
         updates, _ = tx.update(grads(size), tx.init(PARAMS))
         return sum(jnp.sum(x) for x in jax.tree.leaves(updates))
 
@@ -224,14 +224,14 @@ def test_what_is_inside_is_shown_zeros():
 
 
 def test_a_tree_without_leaves_is_never_skipped():
-    tx = optclip.skip(optax.sgd(1.0), when=1.0)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=1.0)
     updates, _ = tx.update({"none": None}, tx.init({"none": None}))
     assert updates == {"none": None}
 
 
 def test_one_trace_in_scan_and_any_leaf():
     params = {"x": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3)}
-    tx = optclip.skip(optax.identity(), when=10.0)
+    tx = optclip.skip(optax.identity(), max_norm=10.0)
     chex.clear_trace_counter()
 
     @chex.assert_max_traces(n=1)
@@ -251,7 +251,7 @@ def test_one_trace_in_scan_and_any_leaf():
 def test_on_several_devices_all_skip_together():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
-    tx = optclip.skip(optax.trace(0.9), when=10.0)
+    tx = optclip.skip(optax.trace(0.9), max_norm=10.0)
 
     def step(x):
         _, state = tx.update(x, tx.init(x))
@@ -282,14 +282,14 @@ def test_a_multi_steps_is_no_transformation_yet():
 
 def test_sparse_updates_keep_their_places_in_a_skipped_step():
     mat = BCOO((jnp.array([3.0, 4.0]), jnp.array([[1], [2]])), shape=(5,))
-    tx = optclip.skip(optax.identity(), when=1.0)
+    tx = optclip.skip(optax.identity(), max_norm=1.0)
     found, _ = tx.update(mat, tx.init(mat))
     np.testing.assert_array_equal(found.indices, mat.indices)
     assert not np.any(found.data)
 
 
 def test_whole_numbers_do_not_move_in_a_skipped_step():
-    tx = optclip.skip(optax.identity(), when=1.0)
+    tx = optclip.skip(optax.identity(), max_norm=1.0)
     updates = {
         "w": jnp.array([3.0, 4.0]),
         "n": jnp.array([5]),

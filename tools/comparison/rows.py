@@ -135,10 +135,8 @@ def by_first_two_axes():
     kernel, bias = [True, False], [False, True]
     rule = ShareOfParams(0.1)
     return optax.chain(
-        optclip.clip_by(
-            rule, over=optclip.axes((0, 1)), norm_mask=kernel, clip_mask=kernel
-        ),
-        optclip.clip_by(rule, over=optclip.LEAF, norm_mask=bias, clip_mask=bias),
+        optclip.clip_by(rule, over=optclip.axes((0, 1)), mask=kernel),
+        optclip.clip_by(rule, over="leaf", mask=bias),
     )
 
 

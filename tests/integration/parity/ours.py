@@ -30,7 +30,7 @@ def values() -> Callable[..., tuple[Any, Any]]:
     """The same for `clip_by_value`, which has two bounds."""
 
     def run(tree, lower, upper):
-        plain = functional.clip_by_value(tree, lower, upper)
+        plain = functional.clip_by_value(tree, lower=lower, upper=upper)
         clip = optclip.clip_by_value(lower=lower, upper=upper)
         return plain, clip.update(tree, clip.init(tree))[0]
 

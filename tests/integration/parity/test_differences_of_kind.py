@@ -72,7 +72,7 @@ def test_complex_numbers():
         torch.nn.utils.clip_grad_value_([param], 1.0)
     with pytest.raises(ValueError, match="complex"):
         updated(optax.clip(1.0), z)
-    equal(functional.clip_by_value(z, -1.0, 1.0), unit)
+    equal(functional.clip_by_value(z, lower=-1.0, upper=1.0), unit)
     norm = np.sqrt(34)
     torch.nn.utils.clip_grad_norm_([param], 1.0)
     for found in (
@@ -168,7 +168,10 @@ def test_duplicate_rows():
     assert functional.global_norm(mat) == 7.0
     their_value = tf.convert_to_tensor(tf.clip_by_value(SLICES, -3.5, 3.5))
     equal(their_value, [[0], [6.5], [0]])
-    equal(functional.clip_by_value(mat, -3.5, 3.5).todense(), [[0], [3.5], [0]])
+    equal(
+        functional.clip_by_value(mat, lower=-3.5, upper=3.5).todense(),
+        [[0], [3.5], [0]],
+    )
     their_norm = tf.convert_to_tensor(tf.clip_by_norm(SLICES, 3.5))
     equal(their_norm, [[0], [4.9], [0]])
     equal(functional.clip_by_norm(mat, 3.5).todense(), [[0], [3.5], [0]])
@@ -195,7 +198,7 @@ def test_bounds_of_a_sparse_leaf():
         tf.clip_by_value(slices, -1.0, dense)
     for bound in (stored, dense):
         with pytest.raises(ValueError, match="BCOO leaf .* got an array of shape"):
-            functional.clip_by_value(mat, -1.0, bound)
+            functional.clip_by_value(mat, lower=-1.0, upper=bound)
 
 
 def test_sparse_leaves_elsewhere():
@@ -242,10 +245,13 @@ def test_bounds_that_cross_or_are_nan():
     equal(tf.clip_by_value(X, np.nan, 1.0), [np.nan, np.nan])
     for lower, problem in ((5.0, "at most `upper`"), (np.nan, "not NaN")):
         with pytest.raises(ValueError, match=problem):
-            functional.clip_by_value(X, lower, 1.0)
+            functional.clip_by_value(X, lower=lower, upper=1.0)
         with pytest.raises(ValueError, match=problem):
             optclip.clip_by_value(lower=lower, upper=1.0)
-    equal(functional.clip_by_value(X, np.float32(5.0) * np.ones(2), 1.0), [5, 5])
+    equal(
+        functional.clip_by_value(X, lower=np.float32(5.0) * np.ones(2), upper=1.0),
+        [5, 5],
+    )
 
 
 @pytest.mark.parametrize(("ord", "norm"), [(0, 1.0), (-np.inf, 3.0), (-1, 12 / 7)])
@@ -269,7 +275,7 @@ def test_a_given_norm_that_is_none():
     theirs, _ = tf.clip_by_global_norm([X], 1.0, use_norm=tf.constant(-10.0))
     equal(theirs[0], -X / 10)
     with pytest.raises(ValueError, match="0 or more"):
-        functional.clip_by_global_norm(X, 1.0, norm=-10.0)
+        functional.clip_by_global_norm(X, 1.0, use_norm=-10.0)
 
 
 def test_a_global_threshold_with_a_shape():

@@ -121,7 +121,7 @@ def test_clip_by_global_norm_with_a_given_norm(tally, dtype):
     found = tally("tensorflow")
     clip = jax.jit(
         lambda tree, limit, norm: ours.functional.clip_by_global_norm(
-            tree, limit, norm=norm
+            tree, limit, use_norm=norm
         )
     )
     for case in many(120, dtype, 5000):
@@ -234,7 +234,7 @@ GRADIENTS = {
     ),
     "clip_by_value": (
         value_gradient,
-        lambda x, c: ours.functional.clip_by_value(x, -c, c),
+        lambda x, c: ours.functional.clip_by_value(x, lower=-c, upper=c),
     ),
 }
 

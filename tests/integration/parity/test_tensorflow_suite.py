@@ -63,7 +63,7 @@ def test_by_value_with_scalar_and_array_bounds(low, high, expected, dtype):
             v if np.isscalar(v) else np.asarray(v).astype(x.dtype) for v in (low, high)
         )
         theirs = tf.clip_by_value(np.asarray(x), low, high)
-        agree(clip_by_value(x, low, high), theirs, expected)
+        agree(clip_by_value(x, lower=low, upper=high), theirs, expected)
 
 
 def test_by_value_with_bounds_of_a_wrong_shape():
@@ -72,13 +72,13 @@ def test_by_value_with_bounds_of_a_wrong_shape():
         with pytest.raises(ValueError, match="are incompatible"):
             tf.clip_by_value(x, low, clip)
         with pytest.raises(ValueError, match="does not broadcast"):
-            clip_by_value(x, low, clip)
+            clip_by_value(x, lower=low, upper=clip)
 
 
 def test_by_value_nonfinite():
     x = np.array([np.nan, np.inf, -np.inf], np.float32)
     theirs = tf.clip_by_value(x, -4.0, 4.0)
-    agree(clip_by_value(x, -4.0, 4.0), theirs, [np.nan, 4, -4])
+    agree(clip_by_value(x, lower=-4.0, upper=4.0), theirs, [np.nan, 4, -4])
 
 
 def test_by_value_empty():
@@ -86,7 +86,7 @@ def test_by_value_empty():
     for low in (empty, 1.0):
         for high in (empty, 1.0):
             theirs = tf.clip_by_value(empty, low, high)
-            agree(clip_by_value(empty, low, high), theirs, empty)
+            agree(clip_by_value(empty, lower=low, upper=high), theirs, empty)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -98,7 +98,9 @@ def test_by_value_gradient(dtype):
             with tf.GradientTape() as tape:
                 tape.watch(t)
                 out = tf.clip_by_value(t, low, high)
-            mine = jax.grad(lambda v, lo=low, hi=high: clip_by_value(v, lo, hi).sum())
+            mine = jax.grad(
+                lambda v, lo=low, hi=high: clip_by_value(v, lower=lo, upper=hi).sum()
+            )
             agree(mine(jnp.asarray(x)), tape.gradient(out, t), [1, 1, 1, 0])
 
 

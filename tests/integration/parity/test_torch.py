@@ -98,7 +98,7 @@ def test_clip_grads_with_norm(tally, dtype):
     found = tally("torch")
     clip = jax.jit(
         lambda tree, limit, norm: ours.functional.clip_by_global_norm(
-            tree, limit, norm=norm, eps=EPS
+            tree, limit, use_norm=norm, eps=EPS
         )
     )
     for case in many(100, dtype, 31_000, TREES):

@@ -107,7 +107,7 @@ def test_clip_grad_value(foreach):
                 assert np.abs(found).max() <= 2.5
                 np.testing.assert_array_equal(found, param.grad.numpy())
     torch.nn.utils.clip_grad_value_(params[0], 1.0, foreach=foreach)
-    mine = optclip.functional.clip_by_value(weight.numpy(), -1.0, 1.0)
+    mine = optclip.functional.clip_by_value(weight.numpy(), lower=-1.0, upper=1.0)
     np.testing.assert_array_equal(mine, params[0].grad.numpy())
 
 

@@ -33,7 +33,7 @@ def check_trained(losses: list[float], opt_state: Any) -> None:
 
 
 def check_sgd_step(before: Any, after: Any, grads: Any, rate: float) -> None:
-    """From `before` to `after` is SGD on gradients clipped to 1, which were larger."""
+    """From `before` to `clip_after` is SGD on gradients clipped to 1, which were larger."""
     assert norm(grads) > 2
     steps = [-rate * leaf for leaf in clip(grads, 1.0)]
     went = [b - a for a, b in zip(wide(before), wide(after), strict=True)]

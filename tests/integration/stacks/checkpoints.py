@@ -29,12 +29,12 @@ def optimizer() -> optax.GradientTransformation:
 
     Of things that 0.1.0 has: a checkpoint of it is to be restored into this for ever.
     """
-    adam = optclip.with_reset(optax.adam(0.05), every=9, warmup=2)
+    adam = optclip.with_periodic_reset(optax.adam(0.05), every=9, warmup=2)
     usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
-    steps = optclip.after(adam, optclip.clip_by_global_norm(usual, name="after"))
+    steps = optclip.clip_after(adam, optclip.clip_by_global_norm(usual, name="after"))
     rule = thresholds.mean_plus_std(4.0, window=8, ddof=1)
     return optclip.skip(
-        optax.chain(*clips(), steps), when=30.0, value_when=rule, max_consecutive=4
+        optax.chain(*clips(), steps), max_norm=30.0, max_value=rule, max_consecutive=4
     )
 
 
@@ -59,7 +59,7 @@ def clips() -> list[optax.GradientTransformation]:
         optclip.clip_by(
             thresholds.mean_over_rms(), response="normalize", name="steady"
         ),
-        optclip.with_carry(optclip.clip_by_global_norm(0.97, name="carried")),
+        optclip.with_error_feedback(optclip.clip_by_global_norm(0.97, name="carried")),
         optclip.clip_by_global_norm(thresholds.quantile(0.5, window=8)),
     ]
 
