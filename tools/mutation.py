@@ -42,12 +42,14 @@ TESTS = {
     "transforms/_values": "named registry bad_input values",
     "_arrays/_numerics": "norms accuracy::test_norms_of_every_size derivatives_edges",
     "norms/_sums": "norms accuracy::test_norms_of_every_size compiled sharding",
-    "_clip/_scale": "strict functional responses nonfinite sparse norms derivatives_edges"
-    " values",
-    "norms/_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges",
+    "_clip/_scale": "compiled::test_an_eager_coefficient_is_one_program strict"
+    " functional responses nonfinite sparse norms derivatives_edges values",
+    "norms/_roots": "norms sparse accuracy::test_norms_of_every_dtype derivatives_edges"
+    " mapped::test_out_of_range_on_one_device",
     "norms/_totals": "many_leaves norms sharding",
     "_arrays/_xla": "many_leaves batching compiled accuracy::test_norms_of_every_size norms",
-    "_clip/_elements": "bounds strict functional sparse nonfinite derivatives_edges",
+    "_clip/_elements": "bounds strict functional sparse nonfinite derivatives_edges"
+    " jax::test_debug_nans_finds_nothing",
     "_clip/_clip": "functional strict bounds masks sparse nonfinite bad_input scopes nonfinite_cells"
     " mapped_refused mapped::test_untyped_must_be_declared methods::test_aggc_follows_its_equations"
     " accuracy::test_strict_is_never_above"
@@ -64,7 +66,7 @@ TESTS = {
     "transforms/_state": "record metrics summary thresholds bad_answers",
     "transforms/_record": "record metrics summary thresholds",
     "transforms/_outline": "outline",
-    "_arrays/_by_path": "by_path record",
+    "_arrays/_by_path": "outline record batching",
     "_arrays/_batching": "batching mapped compiled",
     "thresholds/_memory": "thresholds window bad_answers sharding",
     "monitor/_metrics": "metrics summary skip",
@@ -72,7 +74,7 @@ TESTS = {
     "monitor/_suggest": "suggest bad_input::test_the_right_calls_are_right",
     "_arrays/_prefix": "prefix masks bounds functional bad_answers scopes",
     "_arrays/_validate": "bad_input",
-    "plot/_history": "plot bad_input::test_refused_in_words",
+    "plot/_history": "plot bad_input::test_what_cannot_be_used_is_refused_in_words",
     "plot/_style": "plot",
     "plot/_rate": "plot",
     "plot/_norms": "plot",
@@ -93,33 +95,33 @@ TESTS = {
     " learned::test_learned_thresholds_follow_their_papers"
     " learned::test_nothing_bad_is_remembered"
     " learned::test_huge_and_tiny_norms_are_learned_from"
-    " fuzz_histories::test_history[autoclip] bad_input",
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[autoclip] bad_input",
     "thresholds/_mean_plus_std": f"{API} window"
     " learned::test_learned_thresholds_follow_their_papers"
     " learned::test_nothing_bad_is_remembered"
     " learned::test_huge_and_tiny_norms_are_learned_from"
-    " fuzz_histories::test_history[levanter] bad_input",
-    "thresholds/_ema": f"{API} ema running"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[levanter] bad_input",
+    "thresholds/_ema": f"{API} ema running learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations"
     " methods::test_axlearn_skip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[ema]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[adagc] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[ema]"
     " bad_input mapped::test_untyped_and_in_common",
     "thresholds/_zscore": f"{API} zscore"
     " learned::test_learned_thresholds_follow_their_papers"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[zclip] fuzz_histories::test_history[percentile]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[zclip] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[percentile]"
     " bad_input",
     "thresholds/_mean_over_rms": f"{API} running"
     " methods::test_stable_spam_is_both_and_then_adam_begun_anew"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[stable_spam-leaves] bad_input",
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[stable_spam-leaves] bad_input",
     "thresholds/_elements": f"{API} elements running"
     " methods::test_spam_follows_its_equations"
     " methods::test_stable_spam_of_elements_follows_its_equations"
     " methods::test_acclip_follows_its_equations"
     " learned::test_nothing_bad_is_remembered"
-    " fuzz_histories::test_history[spam] fuzz_histories::test_history[acclip]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[spam] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[acclip]"
     " bad_input",
     "thresholds/_relative": f"{API} relative"
     " methods::test_clippy_follows_its_equations bad_input",
@@ -138,12 +140,12 @@ TESTS = {
     "recipes/_plain": f"{API} recipe_edges methods::test_auto_s_follows_its_equations methods::test_sclip_follows_its_equations"
     " methods::test_uclip_follows_its_equations recipes::test_it_says_what_and_whence bad_input",
     "recipes/_adaptive": f"{API} learned::test_learned_thresholds_follow_their_papers"
-    " relative ema"
+    " relative learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations units recipes bad_input",
-    "recipes/_by_part": f"{API} recipe_edges ema"
+    "recipes/_by_part": f"{API} recipe_edges learned::test_adagc_follows_its_paper"
     " methods::test_olmo_ratio_follows_its_equations methods::test_aggc_follows_its_equations"
     " recipes::test_modules_of_aggc_have_no_numbers"
-    " fuzz_histories::test_history[adagc] fuzz_histories::test_history[aggc]"
+    " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[adagc] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[aggc]"
     " bad_input",
     "recipes/_optimizers": f"{API} recipe_edges methods::test_spam_follows_its_equations"
     " methods::test_stable_spam_of_elements_follows_its_equations methods::test_stable_spam_of_leaves_follows_its_equations"
@@ -174,6 +176,9 @@ SKIPPED = [
 EQUIVALENT = {
     r"\+.*strict=False\)": "zip's strict guards against our own slips only",
     r"\+ +return clip.measure.*measured\[ ?-1\]": "there is one block",
+    r"\+_CONCATENATED = 3|\+_MERGED, _CONCATENATED = 33": "a size that only speed depends on",
+    r"\+ +if len\(batch\) >= 1": "one alone is merged with none",
+    r"\+ +batches = _batches\(.*t\.power": "the batches are the same",
     r"\+ +return known\[ ?-1\]": "there is one",
     r"\+ +squares = \(known \*": "fractions are those of any multiple",
     r"\+ +early = .* if self\.warmup (>= 0|> ?-1) else": "all steps are past a warm-up of none",

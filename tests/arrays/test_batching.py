@@ -105,7 +105,7 @@ def test_each_is_a_map_over_trees():
 
 
 @pytest.mark.parametrize("transform", ["jit", "vmap", "grad", "hessian"])
-def test_rows_under_transformations(transform):
+def test_rows_keep_to_their_entries_under_transformations(transform):
     vector = jnp.arange(1.0, 5.0)
 
     def cubes(x):
@@ -193,7 +193,7 @@ def test_policies_of_leaves_among_many(dtype):
         assert np.any(found[1] == 0) == (policy != "propagate")
 
 
-def test_outside_of_jit():
+def test_many_leaves_are_the_same_outside_of_jit():
     """Where a number is taken from its row by an index that is an argument."""
     tree = leaves()
     tx = strict(optclip.clip_by_norm(1.0, record="leaves"))
@@ -318,7 +318,7 @@ class Draws:
         return jnp.float32(1), new
 
 
-def test_keys_are_remembered():
+def test_prng_keys_are_remembered_by_a_rule():
     tree = [jnp.full(3, 9.0), jnp.full(3, 9.0)]
     tx = optclip.clip_by_norm(Draws())
     _, state = quick_jit(tx.update)(tree, tx.init(tree))

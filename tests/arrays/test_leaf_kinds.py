@@ -53,12 +53,12 @@ def test_no_float_format_is_forgotten():
 
 
 @pytest.mark.covering(entry=BY_SCOPE, group=("a", "b"))
-def test_eager(entry, group):
+def test_every_kind_of_leaf_is_clipped_eagerly(entry, group):
     assert_whole(clip_of(entry)(whole_tree(entry, group)), entry, group)
 
 
 @every
-def test_jit_and_donation(entry, group):
+def test_every_kind_of_leaf_may_be_donated(entry, group):
     tree = whole_tree(entry, group)
     clip = jax.jit(clip_of(entry), donate_argnums=0)
     assert_whole(clip(tree), entry, group)

@@ -3,6 +3,7 @@
 Clocks are in `benchmarks/`; what is here is the same on every run.
 """
 
+import contextlib
 import functools
 import itertools
 import math
@@ -17,7 +18,8 @@ import pytest
 
 import optclip
 from benchmarks import trees
-from optclip import functional
+from optclip import functional, responses
+from optclip._clip import _scale
 from optclip.norms import _roots
 from tests.support import covering
 
@@ -167,7 +169,7 @@ def test_a_step_reads_the_gradients_once_more(dtype, branch, passes, monkeypatch
 @pytest.mark.covering(
     dtype=["mixed", *MIXED], where=lambda dtype: covering.full or dtype == "mixed"
 )
-def test_few_page_faults(dtype):
+def test_donated_leaves_are_clipped_in_place(dtype):
     """Donated leaves are clipped in place: a copy takes a fault every few kilobytes."""
     tree = [jnp.ones(x.shape, x.dtype) for x in some_leaves(dtype)]
     clip = jax.jit(
@@ -292,7 +294,7 @@ KINDS = {"alike": [7] * 70, "distinct": [7 + i for i in range(70)]}
 
 
 @pytest.mark.covering(kind=[*KINDS], ord=ORDERS)
-def test_many_small_leaves(kind, ord):
+def test_many_small_leaves_are_clipped_as_one_by_one(kind, ord):
     rng = np.random.default_rng(0)
     tree = [rng.standard_normal(n).astype(np.float32) for n in KINDS[kind]]
     # A last leaf that is missed, or counted twice, is felt.
@@ -302,25 +304,41 @@ def test_many_small_leaves(kind, ord):
     np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
-def test_eager_calls_compile_once():
-    compilations = []
+@contextlib.contextmanager
+def compilations():
+    """What is compiled meanwhile."""
+    found = []
 
     def listen(event, *args, **kwargs):
         if "backend_compile" in event:
-            compilations.append(event)
+            found.append(event)
 
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_eager_calls_compile_once():
     tree = {"w": jnp.full((33, 77), 3.0), "b": jnp.full((5,), 2.0)}
     tx = optclip.clip_by_global_norm(1.0)
     state = tx.init(tree)
     _, state = tx.update(tree, state)
     _, state = tx.update(tree, state)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with compilations() as found:
         jax.jit(lambda x: x * 41.0)(jnp.ones(43))
-        assert compilations
-        compilations.clear()
+        assert found
+        found.clear()
         updates, _ = tx.update(tree, state)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert not compilations
+    assert not found
     np.testing.assert_allclose(optax.tree.norm(updates), 1.0, rtol=1e-6)
+
+
+def test_an_eager_coefficient_is_one_program():
+    """Operation by operation it would be twenty, each sent by itself."""
+    norm, threshold = jnp.float32(5.0), jnp.float32(1.0)
+    jax.clear_caches()
+    with compilations() as found:
+        _scale.coefficient_of(responses.Hard(), norm, threshold, 0.0)
+    assert len(found) == 1

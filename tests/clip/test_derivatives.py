@@ -235,7 +235,7 @@ def clip_of(entry, to_tree):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_every_transformation(entry):
+def test_every_transformation_has_the_derivative_of_differences(entry):
     """Not under vmap, so that branches stay branches; at zero the identity."""
     flat, to_tree = _flat(small_gradients())
     smooth = flat != 0
@@ -264,7 +264,7 @@ REMATERIALIZED = [e for e in ENTRIES if e.id in ("global-norm", "norm-axis", "va
 
 
 @pytest.mark.parametrize("entry", REMATERIALIZED, ids=lambda e: e.id)
-def test_rematerialized(entry):
+def test_a_rematerialized_clip_is_the_same(entry):
     """What the backward pass computes once more is what the forward pass had."""
     flat, to_tree = _flat(small_gradients())
     clip = clip_of(entry, to_tree)

@@ -84,7 +84,7 @@ ONE, OTHER = {"a": True, "b": False}, {"a": False, "b": True}
 @pytest.mark.parametrize(
     ("norm_mask", "clip_mask"), [(ONE, None), (None, OTHER), (ONE, OTHER)]
 )
-def test_masks(norm_mask, clip_mask):
+def test_masked_leaves_have_the_derivative_of_their_part(norm_mask, clip_mask):
     x = np.array([1.0, -2.0, 0.5, 3.0, 0.0])
 
     def clipped(x):
@@ -109,7 +109,7 @@ BY_DENSE = {
 
 
 @pytest.mark.parametrize("kind", BY_DENSE)
-def test_sparse_data(kind):
+def test_sparse_data_has_the_derivative_of_the_dense(kind):
     """As of the dense gradient, to which two entries at one row add."""
     clip_rows, clip_dense = BY_DENSE[kind]
 
@@ -135,7 +135,7 @@ COMPLEX = {
 
 
 @pytest.mark.parametrize("kind", COMPLEX)
-def test_complex_leaves(kind):
+def test_complex_leaves_have_the_derivative_of_both_parts(kind):
     """By the real and the imaginary part, a complex zero among them."""
     ours, theirs = COMPLEX[kind]
 

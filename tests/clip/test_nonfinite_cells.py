@@ -116,7 +116,7 @@ def assert_cell(layer, cell, found, metrics):
 
 
 @cells
-def test_cell(cell):
+def test_each_cell_does_what_the_table_says(cell):
     layer, cell = cell
     outcomes = all_policies(layer, cell.given, cell.scope)[1]
     assert_cell(layer, cell, *outcomes[cell.policy])
@@ -129,7 +129,7 @@ def test_cell(cell):
     scope=nf.SCOPES,
     where=lambda layer, **cell: layer == "transform" or is_pure(nf.Cell(**cell)),
 )
-def test_cell_op_by_op(layer, policy, given, scope):
+def test_each_cell_does_so_op_by_op(layer, policy, given, scope):
     cell = nf.Cell(policy, given, scope)
     assert_cell(layer, cell, *clip_of(layer, cell)(nf.gradients(cell.input)))
 
@@ -156,7 +156,7 @@ def test_raise_is_silent_about_finite_updates(scope, layer):
 
 
 @pytest.mark.parametrize("scope", nf.SCOPES)
-def test_the_policies_differ(scope):
+def test_no_two_policies_do_the_same_everywhere(scope):
     """What no policy could fail would be no table."""
     masked = {name for name, case in nf.INPUTS.items() if any(masks_of(case))}
     for given in set(nf.INPUTS) - masked:

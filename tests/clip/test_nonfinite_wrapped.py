@@ -43,7 +43,7 @@ def assert_leaves(found, expected):
 
 
 @policies
-def test_chain(policy):
+def test_a_chain_passes_on_what_the_policy_leaves(policy):
     tx = optax.chain(by_global_norm(policy), optax.sgd(0.5))
     found, state = step(tx, GOOD, BAD)
     halved = {k: -0.5 * np.array(v) for k, v in AFTER[policy].items()}
@@ -52,7 +52,7 @@ def test_chain(policy):
 
 
 @policies
-def test_masked(policy):
+def test_a_masked_leaf_is_not_seen(policy):
     """The clip does not see the leaf that is masked, nor its NaN."""
     tx = optax.masked(by_global_norm(policy), {"sick": False, "well": True})
     found, state = step(tx, BAD)
@@ -62,7 +62,7 @@ def test_masked(policy):
 
 
 @policies
-def test_partition(policy):
+def test_each_part_has_its_own_policy(policy):
     """Each part has its own norm, and its own policy."""
     labels = {"sick": "a", "well": "b"}
     tx = optax.partition(
@@ -78,7 +78,7 @@ def test_partition(policy):
 
 
 @policies
-def test_multi_steps(policy):
+def test_a_bad_gradient_makes_their_mean_bad(policy):
     """A NaN in one of the accumulated gradients is one in their mean.
 
     It stays in optax's accumulator, which is emptied by a multiplication with 0.
@@ -105,7 +105,7 @@ def test_multi_steps_that_skips_what_is_not_finite():
 
 
 @policies
-def test_apply_if_finite(policy):
+def test_apply_if_finite_comes_before_the_policy(policy):
     """It looks at what comes in, so the clip sees it only once optax gives up."""
     tx = optax.apply_if_finite(by_global_norm(policy), max_consecutive_errors=1)
     found, state = step(tx, GOOD, BAD)

@@ -113,7 +113,7 @@ def test_the_right_calls_are_right(name):
 
 
 @pytest.mark.parametrize(("place", "bad", "compiled"), cases())
-def test_refused_in_words(place, bad, compiled):
+def test_what_cannot_be_used_is_refused_in_words(place, bad, compiled):
     call = bad_input.CALLS[place.name]
     wrong = {place.parameter: bad.value}
     if place.parameter == "limit":

@@ -26,7 +26,7 @@ def test_magnitudes_ties_and_zeros(entry, dtype, run):
 
 
 @pytest.mark.covering(entry=BY_SCOPE, name=tuple(corpus.STRUCTURES))
-def test_structures(entry, name):
+def test_every_structure_is_clipped_by_the_formula(entry, name):
     """What a tree is made of is met by what shares a norm; responses never see it."""
     (tree,) = corpus.structures(name)
     is_clipped_right(clip_of(entry, helpers.quick_jit), entry, tree)

@@ -67,7 +67,7 @@ def test_the_same_cases_every_time():
     assert covering.pairs(SETTINGS) == covering.pairs(SETTINGS)
 
 
-def test_there_are_contracts():
+def test_contracts_are_found():
     assert len(CONTRACTS) == 4
 
 
@@ -85,21 +85,19 @@ def test_every_contract_is_of_every_entry(path):
 
 # These are about arguments, wrappers or kinds of leaf, not about what is in a leaf.
 OF_ONE_DTYPE = {
-    "test_a_complex_tree",
-    "test_bad_threshold_is_refused_by_name",
-    "test_chain_with_adam",
-    "test_empty",
+    "test_a_flattened_tree_is_clipped_as_one_leaf",
+    "test_complex_leaves_are_clipped_by_the_modulus",
+    "test_empty_trees_and_leaves_are_taken",
     "test_every_kind_of_threshold_is_the_same",
-    "test_flatten",
-    "test_float64",
+    "test_float64_is_clipped_in_float64",
     "test_infinite_threshold_touches_nothing",
+    "test_it_clips_before_and_after_adam",
     "test_jit_is_eager",
     "test_no_leaf_kind_is_dropped_from_a_string",
     "test_no_tracer_leaks",
-    "test_orbax_round_trip",
+    "test_orbax_restores_the_state",
     "test_other_leaves_pass_untouched",
-    "test_python_scalars",
-    "test_wrong_kind_of_threshold_is_refused_by_name",
+    "test_python_scalars_come_back_as_jax_makes_them",
 }
 
 

@@ -83,7 +83,7 @@ def judge(found, tree, expected):
         assert problem is None, problem
 
 
-def test_functions(holds):
+def test_functions_take_or_refuse_anything(holds):
     compared = []
 
     def prop(call, tree):
@@ -135,7 +135,7 @@ def told(state):
     assert isinstance(optclip.summary(state), str)
 
 
-def test_transformations(holds):
+def test_transformations_take_or_refuse_anything(holds):
     compared = []
 
     def prop(call, tree):
@@ -167,7 +167,7 @@ def finite_stays(found, tree):
         assert fuzz_oracle.is_plain(outs)
 
 
-def test_recipes(holds):
+def test_recipes_take_or_refuse_anything(holds):
     """With an optimizer inside of those that take one."""
     others = {
         "options",
@@ -205,7 +205,7 @@ def test_recipes(holds):
     try_all(holds, prop, st.tuples(fuzz.made(fuzz.RECIPES, others), drawn, runs))
 
 
-def test_rules(holds):
+def test_rules_take_or_refuse_anything(holds):
     """In every scope, by every norm and response."""
     options = {
         name: fuzz.OPTIONS[name] for name in ("over", "norm", "response", "record")
@@ -231,7 +231,7 @@ INNER = [
 BAD_INNER = [None, 3, "adam", optax.adam, (1, 2), fuzz.Stranger()]
 
 
-def test_wrappers(holds):
+def test_wrappers_take_or_refuse_anything(holds):
     inner = st.one_of(*[st.sampled_from(INNER)] * 4, st.sampled_from(BAD_INNER))
     wrappers = {
         "skip": lambda inner, x: optclip.skip(inner, max_norm=x),
@@ -261,7 +261,7 @@ def test_wrappers(holds):
 STATE = optclip.clip_by_group_norm(1.0, fuzz.APART).init({"a": np.ones(2)})
 
 
-def test_reading(holds, tmp_path):
+def test_histories_and_states_are_read_or_refused(holds, tmp_path):
     """Pictures, summaries and suggestions of anything."""
     readers = {
         "norms": plot.norms, "rate": plot.rate, "distribution": plot.distribution,

@@ -174,7 +174,7 @@ def histories(draw):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_history(case, holds):
+def test_any_history_is_learned_as_the_paper_has_it(case, holds):
     changed = []
 
     def prop(rows):

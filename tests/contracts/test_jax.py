@@ -39,7 +39,7 @@ def test_jit_is_eager(entry):
 
 
 @every
-def test_scan_cond_while(entry, kind):
+def test_loops_and_branches_take_the_state(entry, kind):
     """The state has one structure, shape and dtype for ever, so all loops take it."""
     tree = helpers.typed(kind)
     tx = helpers.strict(entry.make())
@@ -80,7 +80,7 @@ def test_state_is_stable(entry, kind):
 
 
 @every
-def test_abstract_init(entry, kind):
+def test_init_looks_at_shapes_and_dtypes_only(entry, kind):
     """`init` looks at shapes and dtypes only."""
     tree = helpers.typed(kind)
     tx = helpers.strict(entry.make())
@@ -91,7 +91,7 @@ def test_abstract_init(entry, kind):
 
 
 @every
-def test_vmap_over_gradients(entry, kind):
+def test_vmap_clips_each_example_by_itself(entry, kind):
     """Per-example clipping: each of a batch by its own norms."""
     trees = [helpers.typed(kind, seed) for seed in range(3)]
     tx = helpers.strict(entry.make())
@@ -102,7 +102,7 @@ def test_vmap_over_gradients(entry, kind):
 
 
 @scalar
-def test_vmap_over_thresholds(entry, kind):
+def test_thresholds_may_be_vmapped(entry, kind):
     tree = helpers.typed(kind)
     c = entry.threshold[1]
     values = jnp.array([c, 0.5 * c, 0.25 * c])
@@ -113,7 +113,7 @@ def test_vmap_over_thresholds(entry, kind):
 
 
 @every
-def test_donation(entry, kind):
+def test_gradients_and_state_may_be_donated(entry, kind):
     """Gradients and state may be donated: the clip works in place."""
     tree = helpers.typed(kind)
     expected = entry.expected(numpy_tree(tree))
@@ -126,7 +126,7 @@ def test_donation(entry, kind):
 
 
 @every
-def test_no_host_transfer(entry, kind):
+def test_nothing_is_sent_to_the_host(entry, kind):
     tree = helpers.typed(kind)
     tx = entry.make()
     state = tx.init(tree)
@@ -139,7 +139,7 @@ def test_no_host_transfer(entry, kind):
 
 
 @every
-def test_debug_nans(entry, kind):
+def test_debug_nans_finds_nothing(entry, kind):
     """Nothing hidden in a branch not taken is NaN: zeros, op by op."""
     tx = entry.make()
     tree = helpers.typed(kind)
@@ -176,7 +176,7 @@ def test_one_trace_in_a_thousand_steps(entry, kind):
 
 
 @pytest.mark.covering(entry=ENTRIES)
-def test_orbax_round_trip(entry, tmp_path):
+def test_orbax_restores_the_state(entry, tmp_path):
     """A restored state is the saved one, and goes on as it would have."""
     tree = helpers.mixed_gradients()
     tx = optax.chain(entry.make(), optax.scale(-1.0))

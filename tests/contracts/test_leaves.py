@@ -53,7 +53,7 @@ def test_other_leaves_pass_untouched(entry, run):
 
 
 @every
-def test_a_complex_tree(entry, run):
+def test_complex_leaves_are_clipped_by_the_modulus(entry, run):
     """By the modulus: bounds are of it, and it is at least 0."""
     tree = helpers.gradients()
     turn = np.exp(0.7j).astype(np.complex64)
@@ -71,7 +71,7 @@ def test_a_complex_tree(entry, run):
 
 
 @every
-def test_python_scalars(entry, run):
+def test_python_scalars_come_back_as_jax_makes_them(entry, run):
     """They come back as weakly typed scalars, as jax makes of them."""
     tree = {"dense": 30.0, "out": [40.0, 0.001]}
     clips = run(lambda t: clip(helpers.strict(entry.make()), t))
@@ -88,7 +88,7 @@ def test_python_scalars(entry, run):
 
 
 @every
-def test_empty(entry, run):
+def test_empty_trees_and_leaves_are_taken(entry, run):
     """Trees without leaves, leaves without elements."""
     tx = helpers.strict(entry.make())
     for tree in ({}, [], None, {"dense": {}, "out": []}, {"dense": None}):
@@ -103,7 +103,7 @@ def test_empty(entry, run):
 
 
 @pytest.mark.covering(entry=ENTRIES, dtype=helpers.DTYPES, run=RUNS)
-def test_bare_array(entry, dtype, run):
+def test_a_bare_array_is_a_tree(entry, dtype, run):
     """As the only leaf of a tree, which is what the oracles by top-level key take."""
     x = helpers.typed(dtype)["out"][0]
     found = run(lambda t: clip(helpers.strict(entry.make()), t))(x)

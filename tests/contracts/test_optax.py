@@ -41,7 +41,7 @@ def test_extra_args_and_params(entry, kind):
 
 
 @scalar
-def test_inject_constant(entry, kind):
+def test_an_injected_constant_can_be_set(entry, kind):
     """A hyperparameter that can be set in the state, in any dtype of gradients."""
     tree = helpers.typed(kind)
     name, c = entry.threshold
@@ -57,7 +57,7 @@ def test_inject_constant(entry, kind):
 
 
 @scalar
-def test_inject_schedule(entry, kind):
+def test_an_injected_schedule_is_followed(entry, kind):
     tree = helpers.typed(kind)
     name, c = entry.threshold
     factory = optax.inject_hyperparams(entry.factory, static_args=entry.statics)
@@ -71,7 +71,7 @@ def test_inject_schedule(entry, kind):
 
 
 @pytest.mark.covering(entry=ENTRIES)
-def test_chain_with_adam(entry):
+def test_it_clips_before_and_after_adam(entry):
     """Before the optimizer it clips gradients, after it updates; metrics see both."""
     tree = helpers.gradients()
     tx = optax.chain(entry.make(), optax.adam(2.0), entry.make(name="after"))
@@ -92,7 +92,7 @@ def _rates(state):
 
 
 @every
-def test_masked(entry, kind):
+def test_what_a_mask_leaves_out_is_untouched(entry, kind):
     """What the mask leaves out is untouched and counts in no norm."""
     tree = helpers.typed(kind)
     tx = optax.masked(entry.make(), {"dense": True, "out": False})
@@ -104,7 +104,7 @@ def test_masked(entry, kind):
 
 
 @every
-def test_partition(entry, kind):
+def test_each_part_is_clipped_by_its_own_norm(entry, kind):
     """Each part is clipped by its own norm, which is what optax promises."""
     tree = helpers.typed(kind)
     parts = {"a": entry.make(), "b": entry.make(name="other")}
@@ -121,7 +121,7 @@ def test_partition(entry, kind):
 
 
 @every
-def test_multi_steps(entry, kind):
+def test_accumulated_gradients_are_clipped_once(entry, kind):
     """Accumulated gradients are clipped once, as their mean."""
     first, second = helpers.typed(kind, 1), helpers.typed(kind, 2)
     tx = optax.MultiSteps(entry.make(), every_k_schedule=2)
@@ -135,7 +135,7 @@ def test_multi_steps(entry, kind):
 
 
 @pytest.mark.covering(entry=ENTRIES)
-def test_flatten(entry):
+def test_a_flattened_tree_is_clipped_as_one_leaf(entry):
     """Tree and element clips survive concatenation; the others see one long leaf."""
     tree = helpers.gradients()
     found, _ = stepped(optax.flatten(entry.make()), tree)
@@ -146,7 +146,7 @@ def test_flatten(entry):
 
 
 @every
-def test_apply_if_finite(entry, kind):
+def test_apply_if_finite_keeps_the_state(entry, kind):
     """A non-finite update is refused by optax, the state of the clip kept."""
     tree = helpers.typed(kind)
     bad = jax.tree.map(lambda x: x.at[0].set(jnp.nan), tree)
@@ -161,7 +161,7 @@ def test_apply_if_finite(entry, kind):
 
 
 @every
-def test_conditionally_transform(entry, kind):
+def test_it_clips_only_when_the_condition_holds(entry, kind):
     tree = helpers.typed(kind)
     tx = optax.conditionally_transform(entry.make(), lambda step: step > 0)
     first, second, _ = stepped(tx, tree, tree)

@@ -116,7 +116,7 @@ def in_normal_range(name, dtype, tree, threshold):
     return all(np.all((x == 0) | (x * least >= 2 * tiny)) for x in sizes)
 
 
-def test_bound(holds):
+def test_the_norm_is_within_its_bound(holds):
     """The true norm is at most `(1 + 2e-6)` times the threshold, and one rounding."""
     seen = []
 
@@ -176,7 +176,7 @@ def test_identity_below_the_threshold(holds):
     assert sum(seen) > len(seen) / 20
 
 
-def test_one_common_factor(holds):
+def test_leaves_that_share_a_norm_keep_their_proportions(holds):
     """All leaves that share a norm keep their proportions, to a rounding each."""
     seen = []
 
@@ -198,7 +198,7 @@ def test_one_common_factor(holds):
     assert sum(seen) > len(seen) / 4
 
 
-def test_powers_of_two(holds):
+def test_powers_of_two_scale_through(holds):
     """Gradients and threshold times 2**k give the output times 2**k, to the bit."""
     seen = []
 

@@ -42,7 +42,7 @@ def test_exports_are_what_all_says():
 
 
 @pytest.mark.parametrize("factory", sorted(_factories(), key=lambda f: f.__name__))
-def test_signature(factory):
+def test_a_threshold_comes_first_and_all_else_by_keyword(factory):
     """One threshold first, all else by keyword; defaults are structural or floats."""
     parameters = list(inspect.signature(factory).parameters.values())
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]

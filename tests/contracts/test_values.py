@@ -35,7 +35,7 @@ def test_matches_the_formula(entry, kind, run):
 
 
 @pytest.mark.covering(entry=ENTRIES, run=covering.RUNS)
-def test_float64(entry, run):
+def test_float64_is_clipped_in_float64(entry, run):
     with jax.enable_x64(True):
         tree = helpers.typed("float64")
         tx = helpers.strict(entry.make())
@@ -115,7 +115,7 @@ def test_schedule_follows_the_step(entry, kind):
 
 
 @pytest.mark.covering(entry=SCALAR, kind=helpers.KINDS)
-def test_traced_threshold(entry, kind):
+def test_a_threshold_may_be_traced(entry, kind):
     tree = helpers.typed(kind)
     clipped_at = at(entry)
     c = entry.threshold[1]

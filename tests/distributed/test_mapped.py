@@ -27,7 +27,7 @@ AS_SPECS = {
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("told", list(AS_SPECS))
-def test_declared_by_leaf(told, check_vma):
+def test_axes_may_be_declared_leaf_by_leaf(told, check_vma):
     def clip(tree):
         return clip_by_global_norm(tree, 1.0, axis_name=AS_SPECS[told])
 
@@ -103,7 +103,7 @@ def test_untyped_and_in_common(name):
     np.testing.assert_allclose(whole(kernel)["both"], expected, rtol=1e-6)
 
 
-def test_untyped_and_declared():
+def test_what_is_declared_counts_where_no_type_says():
     x = TREE["both"][:, 0]
     parts = jax.pmap(lambda x: global_norm(x, axis_name=()), axis_name="i")(x)
     np.testing.assert_allclose(parts, x, rtol=1e-6)
@@ -191,7 +191,7 @@ def test_slices_of_a_split_leaf(axis, check_vma):
     np.testing.assert_allclose(metrics["clip/fraction"], np.mean(norms > 3), rtol=1e-6)
 
 
-def test_experts_count_once():
+def test_an_expert_counts_once():
     """A group whose members live on different axes: experts, and what all share."""
     labels = {"both": "experts", "split": "experts", "whole": "shared"}
 

@@ -57,7 +57,7 @@ def test_the_same_as_on_one_device(tx):
         assert not np.array_equal(leaf, tree()[key])
 
 
-def test_local_on_purpose():
+def test_each_device_may_clip_its_own_part():
     """With axis_name=() every device clips by its own part."""
 
     def clip(t):

@@ -229,7 +229,7 @@ def test_classes_name_their_public_path():
 
 def test_a_plain_copy_of_the_folder_is_enough(tmp_path):
     """Vendored: no package of that name is installed, so none has a version."""
-    shutil.copytree(weight.ROOT, tmp_path / "optclip")
+    shutil.copytree(imports.ROOT, tmp_path / "optclip")
     code = """
 import importlib.metadata, sys
 

@@ -57,13 +57,13 @@ def test_it_takes_what_metrics_gives():
 
 
 @pytest.mark.parametrize("norms", [np.zeros(20), np.full(20, 1e-30), np.full(20, 3e38)])
-def test_extremes(norms):
+def test_equal_norms_of_any_size_have_a_threshold(norms):
     found = optclip.suggest(norms)
     assert found.rate == 0
     np.testing.assert_allclose(found.max_norm, norms[0], rtol=0.06)
 
 
-def test_too_few_and_the_wrong_kind():
+def test_too_few_norms_and_those_of_several_clips_are_refused():
     with pytest.raises(
         ValueError, match="at least 10 finite numbers after the first 10%, got 9"
     ):

@@ -18,7 +18,7 @@ def state_after(tx, *grads):
     return state
 
 
-def test_of_the_tree():
+def test_a_tree_has_one_line():
     zeros = jax.tree.map(jnp.zeros_like, GRADS)
     state = state_after(optclip.clip_by_global_norm(2.5), zeros, zeros, zeros, GRADS)
     expected = (
@@ -30,7 +30,7 @@ def test_of_the_tree():
     assert optclip.summary({**optclip.metrics(state), "time": "now"}) == expected
 
 
-def test_of_leaves():
+def test_leaves_are_told_by_the_largest_and_the_smallest():
     """Of many the largest, the smallest, and how many were clipped."""
     state = state_after(optclip.clip_by_norm(3.5), GRADS)
     assert optclip.summary(state) == (
@@ -101,14 +101,14 @@ def test_none_is_none_and_all_is_all(rate, said):
     assert optclip.summary(found).endswith(f"clipped in {said} of the steps")
 
 
-def test_of_skips():
+def test_skips_have_a_line():
     tx = optclip.skip(optax.sgd(1.0), max_norm=4.0)
     found = optclip.summary(state_after(tx, GRADS, GRADS))
     assert found.startswith("skip: norm 5, threshold 4, coefficient 0, ")
     assert found.endswith(", 2 left out")
 
 
-def test_inside_jit():
+def test_inside_jit_it_is_refused():
     tx = optclip.clip_by_global_norm(1.0)
 
     @jax.jit
@@ -121,7 +121,7 @@ def test_inside_jit():
         step(GRADS)
 
 
-def test_a_norm_alone():
+def test_a_norm_alone_is_enough():
     assert optclip.summary({"clip/norm": 2.0}) == "clip: norm 2"
 
 
@@ -138,7 +138,7 @@ def test_what_is_no_step(given, match):
         optclip.summary(given)
 
 
-def test_without_a_clip():
+def test_a_state_without_a_clip_is_refused():
     with pytest.raises(
         ValueError, match="an optimizer state with an optclip clip in it"
     ):

@@ -99,7 +99,7 @@ def test_strict_is_never_above_in_slices(name, p):
 
 
 @pytest.mark.parametrize("p", [0.5, 1.0, 1.5, math.inf])
-def test_bound_of_other_orders(p):
+def test_clipped_norms_of_other_orders_are_within_their_bound(p):
     excess, _, num_clipped = bounds.worst("float32", 2_500, strict=False, p=p)
     assert excess <= bounds.room("float32", p)
     assert num_clipped > 1_250
@@ -108,7 +108,7 @@ def test_bound_of_other_orders(p):
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float64"]
 )
-def test_bound(dtype):
+def test_clipped_norms_are_within_their_bound(dtype):
     """Of outputs in the normal range, without strict."""
     with jax.enable_x64(dtype == "float64"):
         excess, _, num_clipped = bounds.worst(dtype, 5_000, strict=False)

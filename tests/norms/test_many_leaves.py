@@ -164,7 +164,7 @@ def test_few_of_a_type_are_not(monkeypatch):
     assert not counts
 
 
-def test_derivatives(monkeypatch):
+def test_derivatives_of_many_are_as_of_each_alone(monkeypatch):
     """Of many as of each alone, of both orders: the norm of zeros too."""
     counts = joined(monkeypatch)
     tree = arrays((3,), num=MANY)
@@ -188,7 +188,7 @@ def test_derivatives(monkeypatch):
         assert np.any(alone) or not np.any(x)
 
 
-def test_under_vmap(monkeypatch):
+def test_many_are_reduced_at_once_under_vmap(monkeypatch):
     counts = joined(monkeypatch)
     tree = arrays((3,))
     batch = jax.tree.map(lambda x: jnp.stack([x, 100 * x]), tree)
@@ -222,7 +222,7 @@ NORMS = [
 
 
 @pytest.mark.covering(policy=POLICIES, norm=NORMS, over=["leaf", optclip.units()])
-def test_of_several_types(policy, norm, over):
+def test_leaves_of_several_types_are_as_each_alone(policy, norm, over):
     """Each as alone, and so is what is recorded of it."""
     tree = several_types()
     tree[1] = tree[1].at[0].set(jnp.nan)
@@ -250,7 +250,7 @@ def test_of_several_types(policy, norm, over):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_inside_shard_map(monkeypatch, check_vma):
+def test_inside_shard_map_only_whole_leaves_are_put_together(monkeypatch, check_vma):
     """Those that devices share out are not; those that each holds are, on each."""
     counts = joined(monkeypatch)
     mesh = jax.make_mesh((8,), ("x",), (AxisType.Auto,))

@@ -47,7 +47,7 @@ def lines(ax):
     return {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}
 
 
-def test_norms(history):
+def test_norms_are_drawn_with_their_threshold(history):
     ax = plot.norms(history)
     found = lines(ax)
     np.testing.assert_allclose(found["before"], [1, 3, np.nan, 50, 2], rtol=1e-6)
@@ -147,7 +147,7 @@ def test_axes_that_are_given(history):
     assert plot.rate(history, ax=other) is other
 
 
-def test_rate():
+def test_the_rate_is_drawn_over_a_window():
     ax = plot.rate(
         recorded(optclip.clip_by_global_norm(2.0), [1, 3, 3, 1, 1]), window=2
     )
@@ -158,7 +158,7 @@ def test_rate():
     ]
 
 
-def test_distribution(history):
+def test_the_distribution_has_each_norm_once(history):
     ax = plot.distribution(history)
     assert sum(patch.get_height() for patch in ax.patches) == 4
     assert ax.get_legend_handles_labels()[1] == ["threshold 2: above 25% of the norms"]
@@ -174,7 +174,7 @@ def test_of_leaves_one_extreme_says_nothing_of_the_other():
     assert ax.get_xlabel() == "largest norm of all"
 
 
-def test_heatmap():
+def test_the_heatmap_has_a_row_a_leaf():
     tx = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
     ax = plot.heatmap(
         recorded(optax.chain(tx, optclip.clip_by_global_norm(1.0))), clip="watch"
@@ -200,7 +200,7 @@ def test_a_heatmap_of_more_than_can_be_seen():
     assert ax.get_yticklabels()[0].get_text() == "68"
 
 
-def test_runs(history):
+def test_runs_are_drawn_side_by_side(history):
     ax = plot.runs(
         {"clipped": history, "loose": recorded(optclip.clip_by_global_norm(9.0))},
         window=2,
@@ -278,7 +278,7 @@ def test_matplotlib_is_imported_by_the_call():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_matplotlib(history, monkeypatch):
+def test_without_matplotlib_the_error_says_how_to_get_it(history, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pip install 'optclip\[plot\]'"):
         plot.norms(history)

@@ -152,7 +152,7 @@ def test_one_trace_in_a_hundred_steps(recipe):
 
 
 @of_each
-def test_dtypes_and_structure(recipe):
+def test_dtypes_and_structure_are_those_given(recipe):
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     tx = recipe.make()
     state = jax.eval_shape(tx.init, half)
@@ -217,7 +217,7 @@ HYPERPARAMETERS = {
 
 
 @pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
-def test_under_inject_hyperparams(name):
+def test_every_number_can_be_injected(name):
     """All that is no int is a state entry, and traced; the result is the same."""
     factory = getattr(recipes, name)
     key, value = HYPERPARAMETERS[name]
@@ -269,7 +269,7 @@ def test_all_but_the_one_without_a_number_are_injected():
     assert set(NAMES) - set(HYPERPARAMETERS) == {"uclip"}
 
 
-def test_small_states():
+def test_rules_of_norms_have_small_states():
     """Rules of norms: what they remember does not grow with the parameters."""
     large = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
     for name in ("autoclip", "zclip", "adagc", "aggc", "mean_std_clip", "olmo_ratio"):

@@ -11,7 +11,12 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers, rules
-from tests.support.running_rules import INF, gradient, scanned, thresholds_of
+from tests.support.running_rules import (
+    INF,
+    gradient,
+    scanned,
+    thresholds_of,
+)
 
 CASES = {
     "quantile(.3)": (thresholds.quantile(0.3, 1000), rules.AutoClip(0.3, 1000)),
@@ -181,3 +186,20 @@ def test_one_trace_and_a_traced_hyperparameter(rule):
         np.testing.assert_allclose(out, wanted, rtol=1e-5)
         clipped.append(helpers.differs(wanted, gradient(n)))
     assert any(clipped)
+
+
+@pytest.mark.parametrize("max_norm", [2.0, INF])
+@pytest.mark.parametrize("warmup", [0, 25])
+def test_adagc_follows_its_paper(warmup, max_norm):
+    sizes = [rules.NORMS, rules.NORMS[::-1] / 7, np.sin(np.arange(240)) ** 2]
+    norms = np.stack(sizes, axis=1)
+    rule = thresholds.ema(1.05, 0.9, warmup, max_norm)
+    oracle = rules.AdaGC(1.05, 0.9, warmup, max_norm)
+    tx = optclip.clip_by_norm(rule, record="leaves")
+    columns = [np.stack([gradient(n) for n in column]) for column in norms.T]
+    _, metrics, _ = scanned(tx)(columns)
+    found = np.stack([metrics[f"clip/threshold/{i}"] for i in range(3)], axis=1)
+    expected = np.stack([oracle.step(row) for row in norms])
+    # 0.7e-5 was seen, depending on the CPU.
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    assert 0.1 <= np.mean(norms > expected) <= 0.9

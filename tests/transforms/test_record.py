@@ -19,6 +19,22 @@ def after(tx, *trees):
     return state
 
 
+@pytest.mark.parametrize("record", [True, "leaves"])
+def test_before_the_first_step_nothing_was_clipped(record):
+    state = optclip.clip_by_norm(1.0, record=record).init({"a": jnp.ones(2)})
+    for key, number in optclip.metrics(state).items():
+        assert number == ("coefficient" in key), key
+
+
+def test_the_record_of_a_rule_is_by_its_threshold():
+    """The median of 1 and 3 is 2."""
+    tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=2))
+    found = optclip.metrics(after(tx, jnp.array([1.0]), jnp.array([3.0])))
+    assert found["clip/threshold"] == 2
+    np.testing.assert_allclose(found["clip/coefficient"], 2 / 3, rtol=1e-6)
+    assert found["clip/rate"] == 0.5
+
+
 def test_rate_and_nonfinite_count_steps():
     big, small = jnp.array([3.0, 4.0]), jnp.array([0.3, 0.4])
     bad, worse = jnp.array([jnp.nan, 1.0]), jnp.array([jnp.inf, 1.0])
@@ -106,10 +122,11 @@ def test_slices_and_elements_of_small_and_large_leaves_are_one_record(axis, run)
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
 
-def test_the_derivative_of_the_record_of_many_elements():
-    """Only the largest element is in the norm; of none is there a NaN."""
+@pytest.mark.parametrize("shape", [(70_000,), (70, 1000), (7, 100, 100)])
+def test_the_derivative_of_the_record_of_many_elements_is_that_of_the_largest(shape):
+    """Of none is there a NaN."""
     tx = optclip.clip_by_value(1.5)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(70, 1000)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
 
     def norm(x):
         return optclip.metrics(tx.update(x, tx.init(x))[1])["clip/norm"]
@@ -120,7 +137,7 @@ def test_the_derivative_of_the_record_of_many_elements():
     assert np.count_nonzero(slope) == 1
 
 
-def test_the_record_of_many_elements_of_two_dtypes():
+def test_elements_of_two_dtypes_are_one_record():
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         tree = [jnp.asarray(rng.normal(size=80_000), d) for d in ("float32", "float64")]

@@ -81,7 +81,7 @@ def test_a_clip_to_zero_is_no_skip():
     assert after[0] == before[0]
 
 
-def test_metrics():
+def test_metrics_tell_of_a_skip_and_of_the_clip_inside():
     clip = optclip.clip_by_global_norm(1.0)
     tx = optclip.skip(optax.chain(clip, optax.sgd(1.0)), max_norm=10.0)
     rows = run(tx, [2.0, 100.0, 50.0, jnp.nan, 0.5, 60.0])
@@ -108,7 +108,7 @@ def test_two_skips_have_two_names():
     assert (found["skip_3/threshold"], found["skip_3/skipped"]) == (5, 1)
 
 
-def test_enough_is_enough():
+def test_no_more_steps_in_a_row_are_skipped_than_allowed():
     tx = optclip.skip(optax.sgd(1.0), max_norm=10.0, max_consecutive=2)
     rows = run(tx, [100.0] * 7)
     taken = [bool(updates["b"][0] != 0) for updates, _ in rows]
@@ -128,7 +128,7 @@ def test_learning_from_what_was_skipped(learns, skipped):
 
 
 @pytest.mark.parametrize("scale", [1.0, -1.0])
-def test_the_loss(scale):
+def test_a_step_is_skipped_by_its_loss(scale):
     """Also one that is negative: its spikes are upwards."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
     tx = optclip.skip(optax.sgd(1.0), max_value=rule)
@@ -232,7 +232,7 @@ def test_what_is_inside_is_shown_zeros():
     assert helpers.quick_jit(jax.grad(length))(jnp.float32(jnp.nan)) == 0
 
 
-def test_nothing_to_skip():
+def test_a_tree_without_leaves_is_never_skipped():
     tx = optclip.skip(optax.sgd(1.0), max_norm=1.0)
     updates, _ = tx.update({"none": None}, tx.init({"none": None}))
     assert updates == {"none": None}

@@ -100,7 +100,7 @@ def test_carry_refuses_what_is_sparse():
         tx.init({"m": mat})
 
 
-def test_carry_of_nothing():
+def test_a_carry_takes_a_tree_without_leaves():
     tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
     assert tx.update({"n": 3}, tx.init({"n": 3}))[0] == {"n": 3}
 
@@ -139,7 +139,7 @@ def test_a_parameter_called_count_is_no_count():
 
 
 @pytest.mark.parametrize(("keep", "count"), [("counts", 3), (None, 1)])
-def test_reset_of_counts(keep, count):
+def test_counts_are_reset_unless_kept(keep, count):
     tx = optclip.with_periodic_reset(optax.scale_by_adam(), 3, warmup=0, keep=keep)
     _, state = steps_of(tx, [jnp.ones(1)] * 3)
     assert optax.tree.get(state, "count") == count
@@ -173,7 +173,7 @@ def test_reset_leaves_what_it_does_not_scale_to_the_bit():
     assert found[1][1] == 0.5
 
 
-def test_reset_of_parameters():
+def test_what_is_kept_of_parameters_is_of_those_at_the_reset():
     """What an optimizer keeps of the parameters is of those at the reset."""
 
     def init(params):

@@ -1,0 +1,47 @@
+"""What `optax.tree_map_params` takes for parameters in a state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests.support.registry import ENTRIES
+
+PARAMS = {"kernel": jnp.ones((4, 3)), "bias": [jnp.ones(3)]}
+
+
+def of_params(tx):
+    """The leaves of a state that are like the parameters, and the others."""
+    state = tx.init(PARAMS)
+    marked = optax.tree_map_params(
+        tx, lambda x: True, state, transform_non_params=lambda x: False
+    )
+    assert jax.tree.structure(marked) == jax.tree.structure(state)
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(marked), strict=True)
+    found = [(np.shape(x), is_param) for x, is_param in pairs]
+    return [s for s, is_param in found if is_param], [s for s, p in found if not p]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_no_number_of_a_norm_is_taken_for_a_parameter(entry):
+    like, _ = of_params(entry.make(record=True))
+    assert set(like) <= {(4, 3), (3,)}
+
+
+@pytest.mark.parametrize(
+    "rule", [thresholds.ema(), thresholds.quantile(0.5, 4), thresholds.zscore()]
+)
+@pytest.mark.parametrize("over", ["leaf", optclip.units()], ids=["leaf", "units"])
+def test_what_a_rule_learns_of_norms_is_like_no_parameter(rule, over):
+    like, others = of_params(optclip.clip_by(rule, over=over, record="leaves"))
+    assert not like
+    assert len(others) > 10
+
+
+def test_what_a_rule_learns_of_elements_is_like_the_parameters():
+    """As large as they are, it is to be sharded as they are."""
+    like, _ = of_params(optclip.clip_by(thresholds.second_moment(), over="element"))
+    assert sorted(like) == [(3,), (4, 3)]
