@@ -1,4 +1,4 @@
-"""Train the main job's network on eight devices and on one: the same norm, the same run.
+"""Train the network of `train_char_rnn.py` on eight devices and on one: the same norm, the same run.
 
 Parameters, gradients and momentum are split over a mesh of 4 x 2 devices: their rows
 over `data`, as FSDP does, their columns over `model`, as tensor parallelism does; each
@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 import optclip
 
 DEVICES = 8
+LEARNING_RATE = 1.0
 SHAPE, AXES = (4, 2), ("data", "model")
 # What is split how; what is not named is the same on all devices.
 SPECS = {
@@ -47,7 +48,7 @@ def optimizer() -> optax.GradientTransformationExtraArgs:
     """No word about devices."""
     return optax.chain(
         optclip.clip_by_global_norm(0.25),
-        optax.sgd(train_char_rnn.LEARNING_RATE, momentum=train_char_rnn.MOMENTUM),
+        optax.sgd(LEARNING_RATE, momentum=train_char_rnn.MOMENTUM),
     )
 
 

@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent
 ROOT = DOCS.parent
-LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff))(?=[#)])")
+LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff|png))(?=[#)])")
 EXAMPLE = """\
 # {name}.py
 

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, NamedSharding
 import optclip
 from examples import train_char_rnn
 
-STEPS, SAVE_AT = 6, 3
+STEPS, SAVE_AT, LEARNING_RATE = 6, 3, 1.0
 # Letters: each more is a round of messages between the processes.
 WINDOW = 9
 # One process after so many seconds of silence from another ends too; a busy machine may
@@ -47,7 +47,7 @@ def optimizer() -> Any:
     return optax.chain(
         optclip.recipes.zclip(warmup=2, max_norm=0.25),
         optclip.clip_by_norm(0.2, name="by_leaf"),
-        optax.sgd(train_char_rnn.LEARNING_RATE, momentum=train_char_rnn.MOMENTUM),
+        optax.sgd(LEARNING_RATE, momentum=train_char_rnn.MOMENTUM),
     )
 
 
