@@ -55,7 +55,7 @@ METHODS = {
     "global 0.25": behind(optclip.clip_by_global_norm(0.25)),
     "leaf 0.1": behind(optclip.clip_by_norm(0.1)),
     "adagc": behind(optclip.recipes.adagc()),
-    "skip above 10": lambda optimizer: optclip.skip(optimizer, when=10.0),
+    "skip above 10": lambda optimizer: optclip.skip(optimizer, max_norm=10.0),
 }
 
 

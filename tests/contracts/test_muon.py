@@ -23,9 +23,7 @@ def is_adam(params):
 CLIPS = {
     "whole tree": optclip.clip_by_global_norm(1.0),
     "by side": optclip.clip_by_group_norm({"muon": 1.0, "adam": 1.0}, side),
-    "adam alone": optclip.clip_by_global_norm(
-        1.0, norm_mask=is_adam, clip_mask=is_adam
-    ),
+    "adam alone": optclip.clip_by_global_norm(1.0, mask=is_adam),
 }
 
 
