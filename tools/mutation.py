@@ -65,6 +65,7 @@ TESTS = {
     "_arrays/_collectives": "sharding mapped collectives",
     "transforms/_state": "record metrics summary thresholds bad_answers",
     "transforms/_record": "record metrics summary thresholds",
+    "transforms/_leaf_record": "record",
     "transforms/_outline": "outline",
     "_arrays/_by_path": "outline record batching",
     "_arrays/_batching": "batching mapped compiled",
@@ -123,6 +124,7 @@ TESTS = {
     " learned::test_nothing_bad_is_remembered"
     " fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[spam] fuzz_histories::test_any_history_is_learned_as_the_paper_has_it[acclip]"
     " bad_input",
+    "thresholds/_previous_norm": f"{API} previous_norm bad_input",
     "thresholds/_relative": f"{API} relative"
     " methods::test_clippy_follows_its_equations bad_input",
     "thresholds/_before": "wrappers relative"

@@ -75,6 +75,8 @@ def clip_by_value(
     blocks = layout.tree(list(range(len(layout.blocks))))
     if limit is not None:
         highest = layout.entries(_prefix.fill("limit", limit, blocks))
+        for x, block in zip(highest, layout.blocks, strict=True):
+            _validate.broadcasts("limit", jnp.shape(x), jnp.shape(block.leaves[0]))
         limits = [Limits(-jnp.asarray(x), x) for x in highest]
     else:
         low = _prefix.fill("lower", lower, blocks, none=-jnp.inf)

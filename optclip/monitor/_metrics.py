@@ -98,7 +98,16 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
 
 
 # The last words of keys: of a clip, and of a skip.
-_FIELDS = {"norm", "threshold", "coefficient", "fraction", "rate", "nonfinite"}
+_FIELDS = {
+    "norm",
+    "leaf_norm",
+    "threshold",
+    "coefficient",
+    "fraction",
+    "rate",
+    "nonfinite",
+}
+
 _FIELDS |= {"skipped", "consecutive", "value", "value_threshold"}
 
 
@@ -181,6 +190,7 @@ def _entries(
         ),
         "nonfinite": record.clip_nonfinite,
         "fraction": record.clip_fraction,
+        "leaf_norm": record.clip_leaf_norm,
     }
     found = []
     for field, tree in fields.items():

@@ -204,16 +204,26 @@ def parts_of(
     """
     found = read(history)
     by_name = parts_in(found)
-    parted = [name for name, parts in by_name.items() if parts != [""]]
+    parts_by_name = {name: _parts(found, name) for name in by_name}
+    parted = [name for name, parts in parts_by_name.items() if parts]
     name = _chosen("clip", clip, parted if clip is None and parted else list(by_name))
-    parts = {part: found[f"{name}/norm/{part}"] for part in by_name[name] if part}
+    parts = parts_by_name[name]
     if not parts:
         raise ValueError(
             f"The clip '{name}' must have a norm for each group or leaf, got one norm a"
-            " step. Clip by group, or record leaves: clip_by_norm(inf, record='leaves',"
-            " name='watch') in front of it measures each leaf and clips none."
+            " step. Clip by group, or give the clip record='leaves'."
         )
     return name, steps_in(found, len(next(iter(parts.values())))), parts
+
+
+def _parts(found: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The norms of the groups or leaves of a clip, by their names."""
+    parts: dict[str, np.ndarray] = {}
+    for start in (f"{name}/norm/", f"{name}/leaf_norm/"):
+        parts |= {
+            k.removeprefix(start): x for k, x in found.items() if k.startswith(start)
+        }
+    return parts
 
 
 def _chosen(what: str, given: str | None, known: list[str]) -> str:

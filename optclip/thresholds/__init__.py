@@ -13,6 +13,7 @@ rule                 threshold                             published as
 `constant`           a number
 `schedule`           an optax schedule of the step
 `relative_to_params` a fraction of the parameters' norm       AGC
+`previous_norm`      scales by the norm of the step before
 `quantile`           a quantile of the last norms          AutoClip
 `mean_plus_std`      mean + k deviations of the last norms Levanter
 `zscore`             the same of a running mean            ZClip
@@ -36,6 +37,7 @@ from optclip.thresholds._fixed import constant as constant
 from optclip.thresholds._fixed import schedule as schedule
 from optclip.thresholds._mean_over_rms import mean_over_rms as mean_over_rms
 from optclip.thresholds._mean_plus_std import mean_plus_std as mean_plus_std
+from optclip.thresholds._previous_norm import previous_norm as previous_norm
 from optclip.thresholds._quantile import quantile as quantile
 from optclip.thresholds._relative import relative_to_params as relative_to_params
 from optclip.thresholds._rule import Rule as Rule
@@ -56,6 +58,7 @@ __all__ = [
     "mean_plus_std",
     "moment",
     "of_gradients",
+    "previous_norm",
     "quantile",
     "relative_to_params",
     "schedule",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip._arrays import _leaves, _placement, _validate
 from optclip._arrays._batching import Batched
@@ -21,7 +22,8 @@ from optclip.responses._resolve import is_same_always
 from optclip.scopes._scope import TREE
 from optclip.thresholds import Bounds, Seen, _memory, _resolve
 from optclip.thresholds._fixed import Constant
-from optclip.transforms import _outline, _record, _state
+from optclip.transforms import _leaf_record, _outline, _record, _state
+from optclip.transforms._leaf_record import LeafNorms
 from optclip.transforms._state import ClipRecord, ClipState
 from optclip.typing import ThresholdTree
 
@@ -30,7 +32,8 @@ class Decision(NamedTuple):
     """What a step is measured to be, and where it is to be clipped.
 
     `clip` is the one of this step, if its response has a schedule; `bad` says which
-    blocks hold a non-finite entry, `memories` what the rules now remember.
+    blocks hold a non-finite entry, `memories` what the rules now remember, `leaf_norms`
+    the norm of each leaf of a tree with one norm, if these are recorded.
     """
 
     clip: Clip[Any, Any]
@@ -39,6 +42,7 @@ class Decision(NamedTuple):
     bad: Batched
     limits: Any
     memories: list[PyTree]
+    leaf_norms: LeafNorms | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Engine:
     name: str
 
     def __post_init__(self) -> None:
-        _state.check(self.record, self.name, self.clip.scope)
+        _state.check(self.record, self.name)
 
     @property
     def is_stateless(self) -> bool:
@@ -59,6 +63,11 @@ class Engine:
         rules = jax.tree.leaves(self.rules, is_leaf=_resolve.is_rule)
         is_fixed = all(isinstance(rule, Constant) for rule in rules)
         return not self.record and is_fixed and is_same_always(self.clip.response)
+
+    @property
+    def has_leaf_norms(self) -> bool:
+        """Whether norms of leaves are recorded that the clip itself has no use for."""
+        return self.record == "leaves" and self.clip.scope is TREE
 
     def init(self, params: PyTree) -> ClipState:
         if _outline.is_placeholder(params):
@@ -75,8 +84,17 @@ class Engine:
                 for key, rule in self.rules.items()
             ]
         blank = _state.blank(treedef, self.clip.scope, self.record)
+        if self.has_leaf_norms:
+            blank = blank._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: blank} if self.record else {})
+
+    def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
+        if _outline.is_placeholder(params):
+            # A prefix, as all that is kept by path.
+            return jnp.zeros((), jnp.float32)
+        treedef, _ = _norm_shapes(_leaf_record.by_leaf(self.clip), params)
+        return _leaf_record.blank(treedef)
 
     def decide(
         self,
@@ -96,8 +114,13 @@ class Engine:
         if in_common or jax.tree.leaves(state.clip_memory):
             self.clip.check_spans(layout)
         now = self.clip.at(state.clip_step)
-        measured = now.measure(layout)
-        step = Decision(now, layout, measured, now.bad(layout, measured), None, [])
+        if self.has_leaf_norms:
+            measured, leaf_norms = _leaf_record.measure(now, layout, updates)
+            _state.check_leaf_norms(state.clip_record[self.name], leaf_norms)
+        else:
+            measured, leaf_norms = now.measure(layout), None
+        bad = now.bad(layout, measured)
+        step = Decision(now, layout, measured, bad, None, [], leaf_norms)
         values = {}
         for (key, rule), memory in zip(
             self.rules.items(), state.clip_memory, strict=True
@@ -125,13 +148,14 @@ class Engine:
             [_measure.declared_across(b) for b in step.layout.blocks]
         )
         limits, found = step.clip.recorded(step.measured, step.limits, coefficients)
-        return _record.of_step(
+        new = _record.of_step(
             step.layout.treedef,
             self.clip.scope,
             self.record,
             [step.measured, limits, found, step.bad, declared],
             learns=bool(jax.tree.leaves(step.memories)),
         )
+        return new._replace(clip_leaf_norm=step.leaf_norms)
 
     def after(
         self, state: ClipState, step: Decision, new: ClipRecord | None
@@ -161,11 +185,12 @@ def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree
 
 def _of_scope(name: str, threshold: ThresholdTree, clip: Clip[Any, Any]) -> PyTree:
     rules = _resolve.as_rules(name, threshold)
-    if clip.scope is TREE and not _resolve.is_rule(rules):
+    is_tree = clip.scope is TREE and not _resolve.is_rule(rules)
+    if is_tree and any(map(np.ndim, jax.tree.leaves(threshold))):
         wanted = "one number, optax schedule or rule, since the tree has one norm"
         advice = (
             "To clip gradients at once call optclip.functional.clip_by_global_norm("
-            "grads, max_norm); for a threshold each clip by leaf or by group."
+            "grads, max_norm)."
         )
         raise TypeError(_validate.must_be(name, wanted, threshold, advice))
     return rules

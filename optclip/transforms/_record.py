@@ -23,7 +23,10 @@ from optclip._arrays import (
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes._scope import Scope
-from optclip.transforms._state import ClipRecord
+from optclip.transforms._state import ClipRecord, is_itemized
+
+# The place of the last field of a record, which a step does not bring itself.
+_LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 
 # More numbers of a leaf are not concatenated with others: it takes a copy.
 _CONCATENATED = 2**16
@@ -53,12 +56,12 @@ def of_step(
     `columns` are the norms, thresholds, coefficients, whether each is not finite, and
     what is declared of it; `learns` says whether the thresholds are a rule's.
     """
-    itemized = scope.itemized or record == "leaves"
+    itemized = is_itemized(scope, record)
     norms, *others = columns if itemized else _concatenated(list(columns))
     steps = norms.map(functools.partial(_step, learns), *others)
     if itemized:
         entries = steps.map(lambda step: _summary([step])).entries()
-        fields = ([e[i] for e in entries] for i in range(len(ClipRecord._fields)))
+        fields = ([e[i] for e in entries] for i in range(_LEAF_NORM))
         new = ClipRecord(*(_by_path.keyed(treedef, field) for field in fields))
     else:
         new = _summary(steps.values)
@@ -88,10 +91,15 @@ def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
         return jax.tree.map(_numerics.counted, total, once)
 
     return ClipRecord(
-        *(jax.tree.map(lambda n: n.astype(jnp.float32), field) for field in new[:4]),
+        *(jax.tree.map(_as_float32, field) for field in new[:4]),
         clip_clipped=count(old.clip_clipped, new.clip_clipped),
         clip_nonfinite=count(old.clip_nonfinite, new.clip_nonfinite),
+        clip_leaf_norm=jax.tree.map(_as_float32, new.clip_leaf_norm),
     )
+
+
+def _as_float32(number: jax.Array) -> jax.Array:
+    return number.astype(jnp.float32)
 
 
 def _summary(steps: list[Step]) -> ClipRecord:

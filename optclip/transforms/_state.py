@@ -12,7 +12,6 @@ import optax
 from optclip._arrays import _by_path, _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes import Scope
-from optclip.scopes._scope import TREE
 
 
 class ClipRecord(NamedTuple):
@@ -32,6 +31,8 @@ class ClipRecord(NamedTuple):
         was zeroed or made NaN for a non-finite norm does not count as clipped.
       clip_nonfinite: int32, the number of steps with a norm that was not finite: of a
         NaN or inf entry, or above the largest float.
+      clip_leaf_norm: of a clip of the whole tree with `record="leaves"`, a dict of the
+        norm of each leaf by its path, float32; else None.
     """
 
     clip_norm: PyTree
@@ -40,6 +41,7 @@ class ClipRecord(NamedTuple):
     clip_fraction: PyTree
     clip_clipped: PyTree
     clip_nonfinite: PyTree
+    clip_leaf_norm: PyTree = None
 
 
 class SkipRecord(NamedTuple):
@@ -75,19 +77,18 @@ class ClipState(NamedTuple):
     clip_record: dict[str, ClipRecord]
 
 
-def check(record: Record, name: object, scope: Scope) -> None:
+def check(record: Record, name: object) -> None:
     """Raise unless these are a `record=` and a `name=`."""
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
         raise TypeError(_validate.must_be("record", "True, False or 'leaves'", record))
-    if words and scope is TREE:
-        raise ValueError(
-            "`record` must be True or False for a clip with one norm for the tree, got"
-            " 'leaves'. Put clip_by_norm(inf, record='leaves', name='watch') before it,"
-            " which measures each leaf and clips none."
-        )
     if not isinstance(name, str) or not name:
         raise TypeError(_validate.must_be("name", "a non-empty string", name))
+
+
+def is_itemized(scope: Scope, record: Record) -> bool:
+    """Whether the record has an entry for each norm, not the largest of all."""
+    return scope.itemized or record == "leaves"
 
 
 def check_empty(state: Any) -> None:
@@ -121,7 +122,7 @@ def check_state(
             f" {len(state.clip_memory)} thresholds and records for {found}. {advice}."
         )
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
-    itemized = scope.itemized or record == "leaves"
+    itemized = is_itemized(scope, record)
     entries = [0] * treedef.num_leaves
     wanted = jax.tree.structure(_by_path.keyed(treedef, entries) if itemized else 0)
     if any(k != wanted for k in kept):
@@ -134,9 +135,19 @@ def check_state(
         raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
 
 
+def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
+    """Raise unless the record was made for such leaves."""
+    kept, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
+    if kept != wanted:
+        raise ValueError(
+            "The updates must have the leaves that the state was made for,"
+            f" {kept}, got {wanted}. Give init and update trees of one structure."
+        )
+
+
 def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
     """The record before the first step, for norms of the structure `treedef`."""
-    itemized = scope.itemized or record == "leaves"
+    itemized = is_itemized(scope, record)
 
     def full(value: float, dtype: Any) -> Any:
         if not itemized:

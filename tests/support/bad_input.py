@@ -104,6 +104,7 @@ CALLS = {
     ),
     "constant": Call(thresholds.constant, {"value": 1.0}),
     "schedule": Call(thresholds.schedule, {"function": lambda step: 1.0}),
+    "previous_norm": Call(thresholds.previous_norm, {}),
     "relative_to_params": Call(thresholds.relative_to_params, {}),
     "quantile": Call(thresholds.quantile, {}, _clips_at),
     "mean_plus_std": Call(thresholds.mean_plus_std, {}, _clips_at),
@@ -114,7 +115,7 @@ CALLS = {
     "moment": Call(thresholds.moment, {}, _clips_elements_at),
     "second_moment": Call(thresholds.second_moment, {}, _clips_elements_at),
     "of_gradients": Call(thresholds.of_gradients, {"rule": thresholds.moment()}),
-    "after": Call(optclip.clip_after, {"inner": ADAM, "clip": CLIP}, clips),
+    "clip_after": Call(optclip.clip_after, {"inner": ADAM, "clip": CLIP}, clips),
     "skip": Call(optclip.skip, {"inner": ADAM}, clips),
     "with_error_feedback": Call(optclip.with_error_feedback, {"clip": CLIP}, clips),
     "with_periodic_reset": Call(optclip.with_periodic_reset, {"inner": ADAM}, clips),
@@ -122,6 +123,7 @@ CALLS = {
     "summary": Call(
         optclip.summary, {"opt_state": optclip.clip_by_norm(1.0).init(TREE)}
     ),
+    "functional.clip_by": Call(functional.clip_by, {"tree": TREE, "threshold": 1.0}),
     "functional.global_norm": Call(functional.global_norm, {"tree": TREE}),
 }
 _HISTORY = {
@@ -372,7 +374,6 @@ BY_PARAMETER = {
     "theta": SCALAR,
     "use_value": FLAG,
     "weight_decay": SCALAR,
-    "when": THRESHOLD,
     "ax": [
         Bad(3, T, r"`ax` must be .*, got 3 \(int\)", "Matplotlib axes"),
         Bad(
@@ -583,6 +584,7 @@ BY_CALL = {
     ("plot.save", "history"): HISTORY,
     ("units", "axis"): UNIT_AXIS,
     ("ema", "max_norm"): _NUMBER_ONLY,
+    ("previous_norm", "max_norm"): SCALAR,
     ("zscore", "max_norm"): _NUMBER_ONLY,
     ("clip_by_value", "response"): [
         *BY_PARAMETER["response"][:-1],
@@ -603,7 +605,7 @@ BY_CALL = {
             "`axis`",
         ),
     ],
-    ("functional.clip_by_global_norm", "norm"): [
+    ("functional.clip_by_global_norm", "use_norm"): [
         Bad("x", T, rf"{_GIVEN}'x' \(str\)", "a real scalar of 0 or more"),
         Bad(jnp.ones(2), T, f"{_GIVEN}Array", "a real scalar of 0 or more"),
         Bad(True, T, rf"{_GIVEN}True \(bool\)", "a real scalar of 0 or more"),
