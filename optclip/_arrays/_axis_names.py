@@ -18,6 +18,9 @@ from jax.sharding import PartitionSpec, Sharding
 from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import AxisName, KeyPath, Leaf
 
+# Whether JAX is older than 0.10.0: its types say otherwise what varies.
+IS_OLD = not hasattr(jax.typeof(0.0), "manual_axis_type")
+
 Axes = tuple[Hashable, ...]
 _WANTED = (
     "a name, a tuple of names (() for none), a PartitionSpec (the .spec of a"
@@ -232,10 +235,10 @@ def varying(kind: Any) -> frozenset[Hashable]:
 
 
 def _manual(kind: Any, word: str) -> frozenset[Hashable]:
-    if hasattr(kind, "manual_axis_type"):  # Since jax 0.10.0.
-        found = kind.manual_axis_type
-        return frozenset() if found is None else getattr(found, word)
-    return (kind.vma if word == "varying" else None) or frozenset()
+    if IS_OLD:
+        return (kind.vma if word == "varying" else None) or frozenset()
+    found = kind.manual_axis_type
+    return frozenset() if found is None else getattr(found, word)
 
 
 def _varying(x: jax.Array) -> frozenset[Hashable]:

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optclip._arrays import _axis_names
+
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     """`jnp.where`, of arrays of one type without its nested function."""
@@ -65,7 +67,9 @@ def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:
 
 def broadcast_like(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value` in the shape of `like`, and if it is one number split as that is."""
-    if value.ndim:
+    # An old JAX has no full_like of what varies over devices already.
+    is_refused = _axis_names.IS_OLD and _axis_names.varying(jax.typeof(value))
+    if value.ndim or is_refused:
         return jnp.broadcast_to(value, like.shape)
     return jnp.full_like(like, value, dtype=value.dtype)
 

@@ -10,6 +10,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
+from optclip._arrays import _axis_names
 from optclip.functional import clip_by_global_norm, global_norm
 from tests.support import helpers
 from tests.support.mapped import NORM, SPECS, TREE
@@ -63,6 +64,7 @@ def test_a_map_in_a_map():
         np.testing.assert_allclose(helpers.quick_jit(outer)(tree()), NORM, rtol=1e-6)
 
 
+@pytest.mark.skipif(_axis_names.IS_OLD, reason="jax 0.8.3 has no psum in such a vmap")
 def test_vmap_in_a_map():
     """Each example has its norm, over all devices."""
 

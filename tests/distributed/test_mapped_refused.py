@@ -41,7 +41,7 @@ def test_a_tree_that_does_not_match():
     )
 
 
-ON_A_MESH = NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
+ON_A_MESH = NamedSharding(jax.make_mesh((1,), ("data",), (AxisType.Auto,)), P("data"))
 
 
 def test_an_axis_named_twice():
