@@ -44,7 +44,9 @@ def draw(panels: Mapping[str, Sequence[Sweep]], unigram_loss: float) -> Figure:
                 textcoords="offset points", ha="center", color=colours[sweep.method],
             )  # fmt: skip
             names_at[x, y] += 1
-    grid[0].set_ylabel("held-out loss, nats per character")
+    grid[0].set_ylabel(
+        "held-out loss, nats per character\n(points: seeds, line: their mean)"
+    )
     grid[0].text(
         0.01, unigram_loss + 0.02, "lost: no better than\nletter frequencies alone",
         color="0.35", fontsize="small", transform=grid[0].get_yaxis_transform(),

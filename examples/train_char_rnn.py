@@ -214,13 +214,11 @@ def train(
             bar.set_postfix_str(f"{learning} of {len(rates)} networks learn")
             bar.update(len(now))
     params, opt_state = carry
-    seen = optclip.metrics(opt_state)
+    seen = optclip.metrics(opt_state).items()
     losses = np.nan_to_num(held_out_losses(params, corpus.held_out), nan=np.inf)
-    grid = len(experiment.rates), seeds
-    clip_rates = np.reshape(
-        seen["clip/rate" if "clip/rate" in seen else "skip/rate"], grid
-    )
-    return Sweep(method, experiment.rates, losses.reshape(grid), clip_rates, params)
+    clip_rates = next(value for name, value in seen if name.endswith("/rate"))
+    losses, clip_rates = (np.reshape(x, (-1, seeds)) for x in (losses, clip_rates))
+    return Sweep(method, experiment.rates, losses, clip_rates, params)
 
 
 @jax.jit
@@ -254,9 +252,7 @@ def span(rates: np.ndarray) -> str:
 def report(sweeps: Sequence[Sweep], corpus: Corpus) -> str:
     """The table of an experiment."""
     line = "{:<13} {:>11} {:>7} {:>7}   {:<14} {}".format
-    lines = [
-        line("", "lowest loss", "at rate", "clipped", "close at rates", "learns at")
-    ]
+    lines = [line("", "lowest loss", "at rate", "clipped", "close at", "learns at")]
     lowest = min(sweep.losses.mean(axis=1).min() for sweep in sweeps)
     for method, rates, losses, clip_rates, _ in sweeps:
         mean = losses.mean(axis=1)
@@ -282,19 +278,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="steps of each network")
     parser.add_argument("--seeds", type=int, default=3, help="networks for each rate")
-    parser.add_argument("--out", type=Path, default="results/char_rnn.png")
+    parser.add_argument(
+        "--out", type=Path, default="results/char_rnn.png", help="picture"
+    )
     parser.add_argument("--quick", action="store_true", help="a few steps, one seed")
     args = parser.parse_args(arguments)
     steps, seeds = (CHUNK, 1) if args.quick else (args.steps, args.seeds)
     corpus = read_corpus()
     results = {}
     for experiment in EXPERIMENTS:
-        print(f"\n{experiment.title}, {len(experiment.rates)} learning rates:")
-        sweeps = [
-            train(m, experiment, corpus, steps, seeds) for m in experiment.methods
-        ]
-        print(f"\n{report(sweeps, corpus)}")
-        results[experiment.title] = sweeps
+        title, methods, rates, _ = experiment
+        print(f"\n{title}, {len(rates)} learning rates, {seeds} seeds:")
+        results[title] = [train(m, experiment, corpus, steps, seeds) for m in methods]
+        print(f"\n{report(results[title], corpus)}")
     print(NOTES.format(CLOSE, corpus.unigram_loss))
     best = min(results["Clean data"], key=lambda sweep: sweep.losses.min())
     print(f"\nA sample of the best network, {best.method}, temperature {TEMPERATURE}:")

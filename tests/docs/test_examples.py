@@ -23,7 +23,7 @@ def test_quick_run_from_the_command_line(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert out.stat().st_size > 10_000
-    for column in ("lowest loss", "at rate", "clipped", "close at rates", "learns at"):
+    for column in ("lowest loss", "at rate", "clipped", "close at", "learns at"):
         assert column in done.stdout
     assert "networks learn" in done.stderr  # The progress bar.
 
