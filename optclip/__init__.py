@@ -26,9 +26,6 @@ from optclip.monitor import summary as summary
 from optclip.scopes import axes as axes
 from optclip.scopes import groups as groups
 from optclip.scopes import units as units
-from optclip.transforms import ClipRecord as ClipRecord
-from optclip.transforms import ClipState as ClipState
-from optclip.transforms import SkipRecord as SkipRecord
 from optclip.transforms import clip_by as clip_by
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm
@@ -54,9 +51,6 @@ def _name_public_paths(*modules: _ModuleType) -> None:
 
 
 __all__ = [
-    "ClipRecord",
-    "ClipState",
-    "SkipRecord",
     "Suggestion",
     "axes",
     "by_path",

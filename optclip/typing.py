@@ -1,4 +1,4 @@
-"""The types of optclip's arguments, for the annotations of your own code.
+"""The types of optclip's arguments and states, for annotations of your own code.
 
 ==================== ===============================================================
 name                 what it stands for
@@ -18,6 +18,9 @@ name                 what it stands for
 `ClipOptions`        the further arguments of `clip_by` and of the recipes; likewise
                      `MomentClipOptions`, without `eps`, and `SkipOptions`
 `PyTree`             any tree
+`ClipState`          the state of a clip, with its `ClipRecord`
+`SkipState`          that of `skip`, with its `SkipRecord`; `ErrorFeedbackState`,
+                     `PeriodicResetState`, `ClipAfterState` are those of the others
 ==================== ===============================================================
 
 What is in a tree no type checker looks at. What an argument does is in the docstrings
@@ -33,7 +36,9 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
+
+import jax
 
 from optclip import responses, thresholds
 from optclip._arrays import _types
@@ -120,9 +125,129 @@ class SkipOptions(TypedDict, total=False):
     name: str
 
 
+class ClipRecord(NamedTuple):
+    """What a clip did in its last step, and how often it did something.
+
+    For the tree each field is a scalar, for groups a dict of scalars by label. For
+    leaves, axes and elements it is a scalar over all blocks or, with
+    `record="leaves"`, a dict of scalars by the path of the leaf.
+
+    Attributes:
+      clip_norm: float32, the norm before the clip; the largest, of several.
+      clip_threshold: float32; the smallest, of several.
+      clip_coefficient: float32, what the updates were multiplied by; the smallest.
+      clip_fraction: float32, the fraction of norms past their threshold in the last
+        step; None for the tree and groups.
+      clip_clipped: int32, the number of steps in which anything was clipped; what
+        was zeroed or made NaN for a non-finite norm does not count as clipped.
+      clip_nonfinite: int32, the number of steps with a norm that was not finite: of a
+        NaN or inf entry, or above the largest float.
+      clip_leaf_norm: of a clip of the whole tree with `record="leaves"`, a dict of the
+        norm of each leaf by its path, float32; else None.
+    """
+
+    clip_norm: PyTree
+    clip_threshold: PyTree
+    clip_coefficient: PyTree
+    clip_fraction: PyTree
+    clip_clipped: PyTree
+    clip_nonfinite: PyTree
+    clip_leaf_norm: PyTree = None
+
+
+class SkipRecord(NamedTuple):
+    """How often `skip` left out a step.
+
+    Attributes:
+      skip_skipped: int32, the number of steps skipped so far.
+      skip_consecutive: int32, how many of them were the last ones without a break.
+      skip_value: float32, the last `value`, if `max_value` looks at it; else None.
+      skip_value_threshold: float32, what it was compared with; likewise.
+    """
+
+    skip_skipped: jax.Array
+    skip_consecutive: jax.Array
+    skip_value: PyTree = None
+    skip_value_threshold: PyTree = None
+
+
+class ClipState(NamedTuple):
+    """The state of every optclip transformation.
+
+    Attributes:
+      clip_step: int32, the number of updates so far.
+      clip_memory: what the threshold's rules remember; empty for numbers, schedules. A
+        tree of one entry a norm is kept as a dict by path; of one entry an element it
+        stays, and is sharded as the parameters are.
+      clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
+        `record=False`.
+    """
+
+    clip_step: jax.Array
+    clip_memory: PyTree
+    clip_record: dict[str, ClipRecord]
+
+
+class SkipState(NamedTuple):
+    """The state of `skip`.
+
+    Attributes:
+      skip_inner: the state of the optimizer, as it was if the last step was skipped.
+      skip_norm: what watches the norm.
+      skip_value: the memory of the rule that watches `value`; empty without one.
+      skip_record: a dict from the name to a `SkipRecord`.
+    """
+
+    skip_inner: PyTree
+    skip_norm: ClipState
+    skip_value: PyTree
+    skip_record: dict[str, SkipRecord]
+
+
+class ErrorFeedbackState(NamedTuple):
+    """The state of `with_error_feedback`.
+
+    Attributes:
+      feedback_residual: the residual, what was cut off so far, like the parameters, in
+        float32 or wider; None for leaves that no clip touches.
+      feedback_clip: the state of the clip.
+    """
+
+    feedback_residual: PyTree
+    feedback_clip: PyTree
+
+
+class PeriodicResetState(NamedTuple):
+    """The state of `with_periodic_reset`.
+
+    Attributes:
+      reset_step: int32, the number of updates so far.
+      reset_inner: the state of the optimizer.
+    """
+
+    reset_step: jax.Array
+    reset_inner: PyTree
+
+
+class ClipAfterState(NamedTuple):
+    """The states of the two.
+
+    Attributes:
+      after_inner: of the optimizer.
+      after_clip: of the clip behind it.
+    """
+
+    after_inner: PyTree
+    after_clip: PyTree
+
+
 __all__ = [
     "AxisName",
+    "ClipAfterState",
     "ClipOptions",
+    "ClipRecord",
+    "ClipState",
+    "ErrorFeedbackState",
     "History",
     "Labels",
     "Mask",
@@ -131,11 +256,14 @@ __all__ = [
     "NormLike",
     "Number",
     "NumberOrSchedule",
+    "PeriodicResetState",
     "PyTree",
     "Record",
     "ResponseLike",
     "ScopeLike",
     "SkipOptions",
+    "SkipRecord",
+    "SkipState",
     "Threshold",
     "ThresholdTree",
 ]

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _by_path, _leaves, _validate
-from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
-from optclip.typing import PyTree
+from optclip.typing import ClipRecord, ClipState, PyTree, SkipRecord
 
 
 def metrics(opt_state: PyTree) -> dict[str, jax.Array]:

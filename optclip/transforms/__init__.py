@@ -4,9 +4,6 @@ from optclip.transforms._clip_by import clip_by as clip_by
 from optclip.transforms._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms._leaf_norms import clip_by_norm as clip_by_norm
 from optclip.transforms._leaf_norms import clip_by_rms as clip_by_rms
-from optclip.transforms._state import ClipRecord as ClipRecord
-from optclip.transforms._state import ClipState as ClipState
-from optclip.transforms._state import SkipRecord as SkipRecord
 from optclip.transforms._tree_norms import clip_by_global_norm as clip_by_global_norm
 from optclip.transforms._tree_norms import clip_by_group_norm as clip_by_group_norm
 from optclip.transforms._values import clip_by_value as clip_by_value

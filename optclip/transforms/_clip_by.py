@@ -18,9 +18,9 @@ from optclip.responses._resolve import resolve
 from optclip.scopes._scope import ScopeLike, as_scope
 from optclip.transforms import _state
 from optclip.transforms._engine import Engine, rules_of
-from optclip.transforms._state import ClipState
 from optclip.typing import (
     AxisName,
+    ClipState,
     Mask,
     Nonfinite,
     Number,

@@ -24,8 +24,7 @@ from optclip.thresholds import Bounds, Seen, _memory, _resolve
 from optclip.thresholds._fixed import Constant
 from optclip.transforms import _leaf_record, _outline, _record, _state
 from optclip.transforms._leaf_record import LeafNorms
-from optclip.transforms._state import ClipRecord, ClipState
-from optclip.typing import ThresholdTree
+from optclip.typing import ClipRecord, ClipState, ThresholdTree
 
 
 class Decision(NamedTuple):

@@ -23,7 +23,8 @@ from optclip._arrays import (
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes._scope import Scope
-from optclip.transforms._state import ClipRecord, is_itemized
+from optclip.transforms._state import is_itemized
+from optclip.typing import ClipRecord
 
 # The place of the last field of a record, which a step does not bring itself.
 _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")

@@ -3,7 +3,7 @@
 Fixed in structure, shapes and dtypes from `init` on.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,69 +12,7 @@ import optax
 from optclip._arrays import _by_path, _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes import Scope
-
-
-class ClipRecord(NamedTuple):
-    """What a clip did in its last step, and how often it did something.
-
-    For the tree each field is a scalar, for groups a dict of scalars by label. For
-    leaves, axes and elements it is a scalar over all blocks or, with
-    `record="leaves"`, a dict of scalars by the path of the leaf.
-
-    Attributes:
-      clip_norm: float32, the norm before the clip; the largest, of several.
-      clip_threshold: float32; the smallest, of several.
-      clip_coefficient: float32, what the updates were multiplied by; the smallest.
-      clip_fraction: float32, the fraction of norms past their threshold in the last
-        step; None for the tree and groups.
-      clip_clipped: int32, the number of steps in which anything was clipped; what
-        was zeroed or made NaN for a non-finite norm does not count as clipped.
-      clip_nonfinite: int32, the number of steps with a norm that was not finite: of a
-        NaN or inf entry, or above the largest float.
-      clip_leaf_norm: of a clip of the whole tree with `record="leaves"`, a dict of the
-        norm of each leaf by its path, float32; else None.
-    """
-
-    clip_norm: PyTree
-    clip_threshold: PyTree
-    clip_coefficient: PyTree
-    clip_fraction: PyTree
-    clip_clipped: PyTree
-    clip_nonfinite: PyTree
-    clip_leaf_norm: PyTree = None
-
-
-class SkipRecord(NamedTuple):
-    """How often `skip` left out a step.
-
-    Attributes:
-      skip_skipped: int32, the number of steps skipped so far.
-      skip_consecutive: int32, how many of them were the last ones without a break.
-      skip_value: float32, the last `value`, if `max_value` looks at it; else None.
-      skip_value_threshold: float32, what it was compared with; likewise.
-    """
-
-    skip_skipped: jax.Array
-    skip_consecutive: jax.Array
-    skip_value: PyTree = None
-    skip_value_threshold: PyTree = None
-
-
-class ClipState(NamedTuple):
-    """The state of every optclip transformation.
-
-    Attributes:
-      clip_step: int32, the number of updates so far.
-      clip_memory: what the threshold's rules remember; empty for numbers, schedules. A
-        tree of one entry a norm is kept as a dict by path; of one entry an element it
-        stays, and is sharded as the parameters are.
-      clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
-        `record=False`.
-    """
-
-    clip_step: jax.Array
-    clip_memory: PyTree
-    clip_record: dict[str, ClipRecord]
+from optclip.typing import ClipRecord, ClipState
 
 
 def check(record: Record, name: object) -> None:

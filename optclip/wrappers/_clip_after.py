@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
 from optclip._arrays._types import PyTree
+from optclip.typing import ClipAfterState
 from optclip.wrappers._inner import check_state, transformation
-
-
-class ClipAfterState(NamedTuple):
-    """The states of the two.
-
-    Attributes:
-      after_inner: of the optimizer.
-      after_clip: of the clip behind it.
-    """
-
-    after_inner: PyTree
-    after_clip: PyTree
 
 
 def clip_after(

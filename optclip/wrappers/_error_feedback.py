@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +10,8 @@ import optax
 
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
+from optclip.typing import ErrorFeedbackState
 from optclip.wrappers._inner import check_state, transformation
-
-
-class ErrorFeedbackState(NamedTuple):
-    """The state of `with_error_feedback`.
-
-    Attributes:
-      feedback_residual: the residual, what was cut off so far, like the parameters, in
-        float32 or wider; None for leaves that no clip touches.
-      feedback_clip: the state of the clip.
-    """
-
-    feedback_residual: PyTree
-    feedback_clip: PyTree
 
 
 def with_error_feedback(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,10 @@ from jax.typing import ArrayLike
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._numerics import counted
 from optclip._arrays._types import KeyPath, Leaf, PyTree
-from optclip.typing import Number
+from optclip.typing import Number, PeriodicResetState
 from optclip.wrappers._inner import check_state, transformation
 
 _COUNTS = ("count", "clip_step", "clip_record", "skip_record")
-
-
-class PeriodicResetState(NamedTuple):
-    """The state of `with_periodic_reset`.
-
-    Attributes:
-      reset_step: int32, the number of updates so far.
-      reset_inner: the state of the optimizer.
-    """
-
-    reset_step: jax.Array
-    reset_inner: PyTree
 
 
 def with_periodic_reset(

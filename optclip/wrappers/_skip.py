@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +21,19 @@ from optclip.thresholds import _memory
 from optclip.thresholds._resolve import as_rules, one_rule
 from optclip.thresholds._rule import Rule, Seen
 from optclip.transforms._engine import Engine
-from optclip.transforms._state import ClipRecord, ClipState, SkipRecord
-from optclip.typing import AxisName, Mask, NormLike, ScopeLike, Threshold, ThresholdTree
+from optclip.typing import (
+    AxisName,
+    ClipRecord,
+    ClipState,
+    Mask,
+    NormLike,
+    ScopeLike,
+    SkipRecord,
+    SkipState,
+    Threshold,
+    ThresholdTree,
+)
 from optclip.wrappers._inner import check_state, transformation
-
-
-class SkipState(NamedTuple):
-    """The state of `skip`.
-
-    Attributes:
-      skip_inner: the state of the optimizer, as it was if the last step was skipped.
-      skip_norm: what watches the norm.
-      skip_value: the memory of the rule that watches `value`; empty without one.
-      skip_record: a dict from the name to a `SkipRecord`.
-    """
-
-    skip_inner: PyTree
-    skip_norm: ClipState
-    skip_value: PyTree
-    skip_record: dict[str, SkipRecord]
 
 
 def skip(

@@ -169,7 +169,7 @@ def test_a_nan_never_stays(recipe):
     tx, update = compiled(recipe)
     _, state = update(GRADIENTS[0], tx.init(PARAMS))
     _, state = update(bad, state)
-    is_clip = lambda s: isinstance(s, optclip.ClipState)  # noqa: E731
+    is_clip = lambda s: isinstance(s, optclip.typing.ClipState)  # noqa: E731
     for clip in jax.tree.leaves(state, is_leaf=is_clip):
         if is_clip(clip):
             memory = jax.tree.leaves(clip.clip_memory)

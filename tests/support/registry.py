@@ -360,9 +360,6 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 # Public names that are no transformation, and the file that tests each.
 OTHER_NAMES = {
-    "ClipRecord": "test_record.py",
-    "ClipState": "test_record.py",
-    "SkipRecord": "test_skip.py",
     "Suggestion": "test_suggest.py",
     "clip_after": "test_wrappers.py",
     "axes": "test_scopes.py",
