@@ -59,8 +59,8 @@ def draw_sweep(
 ) -> tuple[float, float]:
     """Seeds as points, their mean as a line; returns where its name belongs.
 
-    The line ends at the first rate past the best at which the networks are lost. If they
-    learn at no rate, the name stands at its start.
+    The line ends at the first rate past the best at which the networks are lost. If
+    they learn at no rate, the name stands at its start.
     """
     losses = np.minimum(sweep.losses, TOP)
     mean = losses.mean(axis=1)

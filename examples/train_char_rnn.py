@@ -85,7 +85,7 @@ class Corpus(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What one method ended with: a row for each learning rate, a column for each seed."""
+    """What a method ended with: a row for each learning rate, a column for each seed."""
 
     method: str
     rates: np.ndarray
@@ -268,12 +268,12 @@ def report(sweeps: Sequence[Sweep], corpus: Corpus) -> str:
 NOTES = """
 Loss is of the held-out text after the last step, in nats per character, the mean of all
 seeds. Clipped is the fraction of the steps at that rate. Close is a loss at most {} nats
-above the lowest of the table. A rate at which all seeds end below the {:.3f} nats of letter
-frequencies alone is one at which the network learns."""
+above the lowest of the table. The network learns at a rate at which all seeds end below
+the {:.3f} nats of letter frequencies alone."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    import char_rnn_picture  # Here, since others import this file as a part of a package.
+    import char_rnn_picture  # Here: imported as `examples.train_char_rnn`, none is found.
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=300, help="steps of each network")

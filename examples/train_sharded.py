@@ -1,4 +1,4 @@
-"""Train the network of `train_char_rnn.py` on eight devices and on one: the same norm, the same run.
+"""Train a character RNN on eight devices and on one: the same norm, the same run.
 
 Parameters, gradients and momentum are split over a mesh of 4 x 2 devices: their rows
 over `data`, as FSDP does, their columns over `model`, as tensor parallelism does; each
