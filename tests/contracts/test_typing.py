@@ -45,7 +45,7 @@ def test_every_argument_says_what_it_takes(function):
     [
         (optclip.typing.ClipOptions, optclip.clip_by, set()),
         (optclip.typing.MomentClipOptions, optclip.clip_by, {"eps"}),
-        (optclip.typing.SkipOptions, optclip.skip, {"when"}),
+        (optclip.typing.SkipOptions, optclip.skip, {"max_norm"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
