@@ -199,11 +199,13 @@ def spread_mask(
             advice = f"{advice} {_validate.static(name)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
     if any(live) and not any(map(operator.and_, spread, live)):
-        there = zip(flat.paths, live, strict=True)
+        there = [p for p, is_live in zip(flat.paths, live, strict=True) if is_live]
+        paths = (
+            f"the paths are {_listed(there)}" if any(there) else "it is a single leaf"
+        )
         raise ValueError(
-            f"`{name}` must be True for a leaf, got False for all: the paths are"
-            f" {_listed([path for path, is_live in there if is_live])}. To measure and"
-            " clip nothing give a threshold of inf."
+            f"`{name}` must be True for a leaf, got False for all of the tree: {paths}."
+            " To measure and clip nothing give a threshold of inf."
         )
     return [bool(value) for value in spread]
 

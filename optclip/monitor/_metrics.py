@@ -73,7 +73,10 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     """
     states = _states(opt_state)
     if not states:
-        advice = "Give the whole state of the chain; optax's own clips keep no record."
+        advice = (
+            "Give the whole state of the chain; optax's own clips keep no record, nor"
+            " do clips with record=False."
+        )
         wanted = "an optimizer state with an optclip clip in it"
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     found: dict[str, jax.Array] = {}

@@ -370,7 +370,7 @@ def test_a_leaf_among_many_is_remembered_as_alone(name):
             close([found[i]], [expected])
             was_clipped |= bool((expected != x).any())
     records = [own.clip_record["clip"] for own in apart]
-    for field in state.clip_record["clip"]._fields:
+    for field in {*state.clip_record["clip"]._fields} - {"clip_leaf_norm"}:
         together = getattr(state.clip_record["clip"], field)
         for i, record in enumerate(records):
             expected = getattr(record, field)["0"]

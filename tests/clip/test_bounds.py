@@ -11,7 +11,9 @@ from tests.support import helpers
 
 def test_bounds_may_broadcast_be_trees_or_none():
     x = jnp.arange(6.0).reshape(2, 3) + 1
-    found = helpers.strictly(F.clip_by_value)(x, jnp.array([2.0, 2, 2]), x - 0.5)
+    found = helpers.strictly(
+        lambda x: F.clip_by_value(x, lower=jnp.array([2.0, 2, 2]), upper=x - 0.5)
+    )(x)
     np.testing.assert_array_equal(found, np.maximum(np.minimum(x, x - 0.5), 2))
     tree = {"a": x, "b": {"c": x, "d": x}}
     found = F.clip_by_value(

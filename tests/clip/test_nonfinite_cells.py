@@ -49,9 +49,7 @@ PURE = {
     "leaf": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, **kw),
     "axes": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, axis=-1, **kw),
     "groups": lambda t, **kw: F.clip_by_group_norm(t, nf.LIMIT, nf.GROUPS, **kw)[0],
-    "element": lambda t, **kw: F.clip_by_value(
-        t, lower=-nf.LIMIT, upper=nf.LIMIT, **kw
-    ),
+    "element": lambda t, **kw: F.clip_by(t, nf.LIMIT, over="element", **kw)[0],
 }
 
 
@@ -60,7 +58,9 @@ def clip_of(layer, cell):
     kwargs = {"nonfinite": cell.policy, **nf.masks(cell.input)}
     if layer == "functional":
         if cell.scope in ("leaf", "axes"):
-            kwargs.pop("norm_mask", None)
+            # One mask for both: what is not measured is not scaled either.
+            masks = [kwargs.pop(k, None) for k in ("norm_mask", "clip_mask")]
+            kwargs["mask"] = masks[0] or masks[1]
         return helpers.strictly(lambda tree: (PURE[cell.scope](tree, **kwargs), {}))
     tx = optclip.clip_by(nf.LIMIT, over=OVER[cell.scope], **kwargs)
 

@@ -75,7 +75,7 @@ def test_strict_leaves_little_less_and_clips_once(dtype, p):
 
 
 def test_strict_and_a_given_norm_exclude_each_other():
-    with pytest.raises(ValueError, match="strict=True and norm= exclude each other"):
+    with pytest.raises(ValueError, match="Only one of strict=True and use_norm="):
         F.clip_by_global_norm(jnp.ones(2), 1.0, use_norm=2.0, strict=True)
 
 

@@ -9,13 +9,13 @@ from tests.support import corpus, helpers
 from tests.support.covering import RUNS
 from tests.support.registry import BY_SCOPE, ENTRIES
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+PROMISES = pathlib.Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 
 
-def test_there_are_as_many_trees_as_the_readme_says():
+def test_there_are_as_many_trees_as_is_promised():
     trees = list(corpus.corpus())
     assert len({tree.name for tree in trees}) == len(trees)
-    assert f"on {len(trees)} adversarial trees" in README.read_text()
+    assert f"on {len(trees)} adversarial trees" in PROMISES.read_text()
 
 
 @pytest.mark.covering(entry=ENTRIES, dtype=helpers.DTYPES, run=RUNS)

@@ -141,7 +141,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
         ["tree", "leaf", "element", optclip.axes(0), optclip.units()],
         ["tree", None, optclip.axes(7), optclip.groups(lambda tree: 3), Stranger()],
     ),
-    "norm": _mostly(["l1", "rms"], [2, "x", None, Stranger()]),
+    "norm": _mostly(["l1", "rms"], [-2, "x", None, Stranger()]),
     "groups": _mostly(
         [{"a": "x", "b": "y"}, TOGETHER, APART],
         [
@@ -197,7 +197,8 @@ def clips(draw, functions):
     if name == "global_norm":
         return name, (), options
     if name == "clip_by_value" and functions is FUNCTIONS:
-        return name, (draw(OPTIONS["lower"]), draw(OPTIONS["upper"])), options
+        sides = {side: draw(OPTIONS[side]) for side in ("lower", "upper")}
+        return name, (), options | sides
     last = (draw(OPTIONS["groups"]),) if name == "clip_by_group_norm" else ()
     return name, (draw(limits), *last), options
 

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import optclip
 from tests.support import fuzz, helpers, oracles
 
 RESPONSES = {
@@ -29,6 +28,8 @@ TOLD = {
     "norm_mask",
     "over",
     "norm",
+    "lower",
+    "upper",
 }
 
 
@@ -50,9 +51,10 @@ def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | N
     given = {k: v for k, v in options.items() if k not in IRRELEVANT}
     if given.pop("strict", False) or given.keys() - TOLD or not is_plain(tree):
         return None
-    # A norm in hand is no norm to measure by.
-    if not isinstance(given.get("norm", "l2"), optclip.norms.Norm):
+    if given.get("norm", "l2") not in ("l1", "l2", "rms"):
         return None
+    if name == "clip_by_value" and not arguments:
+        arguments = [given.pop(side, None) for side in ("lower", "upper")]
     bounds = arguments if name != "clip_by_group_norm" else arguments[:1]
     if not all(isinstance(c, (int, float, np.floating)) for c in bounds):
         return None

@@ -17,8 +17,8 @@ def weights(decay):
     """Of a plain average, and of one without bias after so many norms."""
     norm = jnp.float32(1.0)
     counts = [jnp.int32(n) for n in range(6)]
-    debiased = [jnp.stack(_running.debiased_parts(decay, n, norm)) for n in counts]
-    return jnp.stack(_running.parts(decay, norm)), jnp.stack(debiased)
+    debiased = [jnp.stack(_running.debiased_weights(decay, n, norm)) for n in counts]
+    return jnp.stack(_running.weights(decay, norm)), jnp.stack(debiased)
 
 
 traced_weights = helpers.quick_jit(weights)

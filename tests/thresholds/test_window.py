@@ -103,9 +103,9 @@ def test_equal_norms_are_not_clipped_by_rounding():
 
 
 def test_a_window_holds_its_last_norms_and_no_more():
-    history = _window._empty(jnp.float32(0), 3)
+    history = _window.empty(jnp.float32(0), 3)
     for n, norm in enumerate((1.0, 2.0, 3.0, 4.0)):
-        history = _window._with(history, jnp.float32(norm), 3)
+        history = _window.with_norms(history, jnp.float32(norm), 3)
         assert history.num_known == min(n + 1, 3)
         assert history.next == (n + 1) % 3
     np.testing.assert_array_equal(history.norms, [4.0, 2.0, 3.0])
