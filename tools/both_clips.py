@@ -1,0 +1,96 @@
+"""One run of 1,000 steps with optax's clip and with ours, in float32 and in bfloat16.
+
+`python -m tools.both_clips` draws `docs/images/both_clips.png` and prints what
+`docs/comparison.md` says of it.
+"""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+
+import optclip
+
+PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "images" / "both_clips.png"
+STEPS, LAYERS, WIDTH, MAX_NORM = 1000, 48, 32, 0.1
+CLIPS = {
+    "optax": optax.clip_by_global_norm(MAX_NORM),
+    "optclip": optclip.clip_by_global_norm(MAX_NORM, record=False),
+}
+
+
+def init(key, dtype):
+    keys = jax.random.split(key, LAYERS)
+    kernels = [jax.random.normal(k, (WIDTH, WIDTH)) / WIDTH for k in keys]
+    layers = [{"kernel": k, "bias": jnp.zeros(WIDTH)} for k in kernels]
+    return jax.tree.map(lambda x: x.astype(dtype), layers)
+
+
+def loss(params, x, y):
+    for layer in params:
+        x = x + jnp.tanh(x @ layer["kernel"] + layer["bias"])
+    return jnp.mean(jnp.square((x - y).astype(jnp.float32)))
+
+
+def train(clip, dtype):
+    """The loss and the norm after the clip, of each step: float32."""
+    target = jax.random.normal(jax.random.key(1), (WIDTH, WIDTH))
+    tx = optax.chain(clip, optax.sgd(0.1))
+    params = init(jax.random.key(0), dtype)
+
+    def step(carry, key):
+        params, state = carry
+        x = jax.random.normal(key, (64, WIDTH))
+        y = 2 * jnp.tanh(x @ target / 6)
+        value, grads = jax.value_and_grad(loss)(params, x.astype(dtype), y)
+        clipped, _ = clip.update(grads, clip.init(params))
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), clipped)
+        norm = optclip.functional.global_norm(wide)
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), (value, norm)
+
+    keys = jax.random.split(jax.random.key(2), STEPS)
+    return jax.device_get(jax.lax.scan(step, (params, tx.init(params)), keys)[1])
+
+
+def draw(found):
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        2, 2, figsize=(9, 5), sharex=True, sharey="row", layout="constrained"
+    )
+    styles = {"optax": ("#d55e00", 3.0, 0.5), "optclip": ("#0072b2", 1.0, 1.0)}
+    for column, dtype in enumerate(("float32", "bfloat16")):
+        for name, (color, width, alpha) in styles.items():
+            for row, values in enumerate(found[dtype, name]):
+                smooth = np.convolve(values, np.ones(10) / 10, "valid")
+                axes[row, column].plot(
+                    smooth, color=color, lw=width, alpha=alpha, label=name
+                )
+        axes[0, column].set_title(f"{dtype} parameters and gradients")
+        axes[1, column].set_xlabel("step")
+    axes[0, 0].set_ylabel("loss")
+    axes[1, 0].set_ylabel("norm after the clip to 0.1")
+    axes[0, 0].legend(frameon=False)
+    figure.savefig(PICTURE, dpi=110)
+
+
+if __name__ == "__main__":
+    found = {
+        (dtype, name): jax.jit(lambda clip=clip, dtype=dtype: train(clip, dtype))()
+        for dtype in ("float32", "bfloat16")
+        for name, clip in CLIPS.items()
+    }
+    draw(found)
+    for (dtype, name), (losses, norms) in found.items():
+        last = np.mean(losses[-100:])
+        largest = np.max(norms)
+        print(f"{dtype:8} {name:7} loss {last:.4f}, norm after {largest:.4f} at most")
+    for dtype in ("float32", "bfloat16"):
+        pair = [found[dtype, name][0] for name in CLIPS]
+        apart = np.max(np.abs(pair[0] - pair[1]) / pair[1])
+        print(f"{dtype:8} losses apart by {apart:.1e} at most")
