@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "gather",
     "api_pages",
     "name_links",
@@ -57,6 +58,9 @@ nitpick_ignore_regex = [
     ("py:class", r"optclip\..*\._.*"),
     ("py:class", "Axes"),
 ]
+
+# What is copied is what is typed: no prompts, nothing that is printed.
+copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
