@@ -16,10 +16,10 @@ LAYERS = ("functional", "transform")
 
 
 def is_pure(cell):
-    """Whether a pure clip has such masks: those by leaf or slice have one for both."""
-    if cell.scope in ("leaf", "axes"):
+    """Whether a pure clip has such a mask: those of parts of leaves have `mask` alone."""
+    if cell.scope in ("leaf", "axes", "element"):
         return cell.input.outside_norm == cell.input.outside_clip
-    return cell.scope != "element" or not cell.input.outside_norm
+    return True
 
 
 def in_layers(cells):
@@ -59,8 +59,6 @@ def clip_of(layer, cell):
     """From a tree to the clipped one and the metrics (none of the pure layer)."""
     kwargs = {"nonfinite": cell.policy, **nf.masks(cell.input)}
     if layer == "functional":
-        if cell.scope in ("leaf", "axes"):
-            kwargs.pop("norm_mask", None)
         return helpers.strictly(lambda tree: (PURE[cell.scope](tree, **kwargs), {}))
     tx = optclip.clip_by(nf.LIMIT, over=OVER[cell.scope], **kwargs)
 
