@@ -16,10 +16,10 @@ LAYERS = ("functional", "transform")
 
 
 def is_pure(cell):
-    """Whether a pure clip has such masks: those by leaf or slice have one for both."""
-    if cell.scope in ("leaf", "axes"):
+    """Whether a pure clip has such a mask: those of parts of leaves have `mask` alone."""
+    if cell.scope in ("leaf", "axes", "element"):
         return cell.input.outside_norm == cell.input.outside_clip
-    return cell.scope != "element" or not cell.input.outside_norm
+    return True
 
 
 def in_layers(cells):
@@ -49,7 +49,9 @@ PURE = {
     "leaf": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, **kw),
     "axes": lambda t, **kw: F.clip_by_norm(t, nf.LIMIT, axis=-1, **kw),
     "groups": lambda t, **kw: F.clip_by_group_norm(t, nf.LIMIT, nf.GROUPS, **kw)[0],
-    "element": lambda t, **kw: F.clip_by(t, nf.LIMIT, over="element", **kw)[0],
+    "element": lambda t, **kw: F.clip_by_value(
+        t, lower=-nf.LIMIT, upper=nf.LIMIT, **kw
+    ),
 }
 
 
@@ -57,10 +59,6 @@ def clip_of(layer, cell):
     """From a tree to the clipped one and the metrics (none of the pure layer)."""
     kwargs = {"nonfinite": cell.policy, **nf.masks(cell.input)}
     if layer == "functional":
-        if cell.scope in ("leaf", "axes"):
-            # One mask for both: what is not measured is not scaled either.
-            masks = [kwargs.pop(k, None) for k in ("norm_mask", "clip_mask")]
-            kwargs["mask"] = masks[0] or masks[1]
         return helpers.strictly(lambda tree: (PURE[cell.scope](tree, **kwargs), {}))
     tx = optclip.clip_by(nf.LIMIT, over=OVER[cell.scope], **kwargs)
 

@@ -36,8 +36,8 @@ class Input:
       title: what the table calls it.
       leaf: where it is; None is everywhere.
       at: index and value of each stored entry that is replaced.
-      outside_norm: whether `norm_mask` leaves that leaf out.
-      outside_clip: whether `clip_mask` does.
+      outside_norm: whether `norm_mask` leaves that leaf out, or `mask`.
+      outside_clip: whether `clip_mask` does, or `mask`.
     """
 
     title: str
@@ -59,9 +59,7 @@ INPUTS = {
     "clip_mask": Input(
         "NaN in a leaf outside `clip_mask`", "kernel", {(0, 1): NAN}, False, True
     ),
-    "both_masks": Input(
-        "NaN in a leaf outside both", "kernel", {(0, 1): NAN}, True, True
-    ),
+    "mask": Input("NaN in a leaf outside `mask`", "kernel", {(0, 1): NAN}, True, True),
     "sparse": Input("NaN in a `BCOO` leaf", "rows", {(1, 1): NAN}),
     "overflow": Input(
         "`BCOO` duplicates that add up to inf", "rows", {(0, 0): 3e38, (2, 0): 3e38}
@@ -134,10 +132,14 @@ def array(values: dict[Entry, float], name: str) -> np.ndarray:
 
 
 def masks(given: Input) -> dict[str, dict[str, bool]]:
-    """`norm_mask` and `clip_mask`, where the input has them."""
-    asked = {"norm_mask": given.outside_norm, "clip_mask": given.outside_clip}
-    inside = {name: name != given.leaf for name in GROUPS}
-    return {mask: inside for mask, wanted in asked.items() if wanted}
+    """The mask that leaves out what the input does, if any."""
+    asked = {
+        (True, True): "mask",
+        (True, False): "norm_mask",
+        (False, True): "clip_mask",
+    }
+    name = asked.get((given.outside_norm, given.outside_clip))
+    return {name: {leaf: leaf != given.leaf for leaf in GROUPS}} if name else {}
 
 
 def unit(scope: str, entry: Entry) -> Any:

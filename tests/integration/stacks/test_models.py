@@ -43,10 +43,22 @@ def test_flax_nnx_paths_are_those_of_the_pure_state():
     check_path("Flax NNX", nnx.as_pure(state))
 
 
-@pytest.mark.parametrize("title", ["Flax NNX and the loss", "Flax Linen and the loss"])
-def test_flax_and_the_loss(title):
+def test_flax_nnx_passes_the_loss_on():
+    names = page.run("Flax NNX")
+    nnx, model = names["nnx"], names["model"]
+    grads = nnx.grad(names["loss_of"])(model, names["x"], names["y"])
+    tx = optclip.skip(optax.sgd(0.1), max_value=10.0)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for loss in (1.0, 100.0):
+        optimizer.update(model, grads, value=jnp.float32(loss))
+    seen = optclip.metrics(optimizer.opt_state)
+    assert seen["skip/value"] == 100
+    assert seen["skip/skipped"] == 1
+
+
+def test_flax_linen_and_the_loss():
     """The page prints that the bad step was left out, and no other."""
-    names = page.run(title)
+    names = page.run("Flax Linen and the loss")
     assert names["step"]
 
 
