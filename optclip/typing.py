@@ -15,8 +15,8 @@ name                 what it stands for
 `Mask`, `Labels`     a tree of bools or strings, or a function of the updates
 `AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
 `History`            what `optclip.metrics` returned, over the steps
-`ClipOptions`        the further arguments of `clip_by` and of the recipes; likewise
-                     `MomentClipOptions`, without `eps`, and `SkipOptions`
+`ClipOptions`        the further arguments of `clip_by` and of the recipes;
+                     `MomentClipOptions` those without `eps`, `SkipOptions` of `skip`
 `PyTree`             any tree
 `ClipState`          the state of a clip, with its `ClipRecord`
 `SkipState`          that of `skip`, with its `SkipRecord`; `ErrorFeedbackState`,
@@ -162,7 +162,7 @@ class SkipRecord(NamedTuple):
       skip_skipped: int32, the number of steps skipped so far.
       skip_consecutive: int32, how many of them were the last ones without a break.
       skip_value: float32, the last `value`, if `max_value` looks at it; else None.
-      skip_value_threshold: float32, what it was compared with; likewise.
+      skip_value_threshold: float32, what it was compared with; None without `value`.
     """
 
     skip_skipped: jax.Array
@@ -233,8 +233,8 @@ class ClipAfterState(NamedTuple):
     """The states of the two.
 
     Attributes:
-      after_inner: of the optimizer.
-      after_clip: of the clip behind it.
+      after_inner: the state of the optimizer.
+      after_clip: the state of the clip behind it.
     """
 
     after_inner: PyTree

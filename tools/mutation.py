@@ -65,7 +65,7 @@ TESTS = {
     "_arrays/_collectives": "sharding mapped collectives",
     "transforms/_state": "record metrics summary thresholds bad_answers",
     "transforms/_record": "record metrics summary thresholds",
-    "transforms/_leaf_record": "record",
+    "transforms/_leaf_record": "leaf_record",
     "transforms/_outline": "outline",
     "_arrays/_by_path": "outline record batching",
     "_arrays/_batching": "batching mapped compiled",

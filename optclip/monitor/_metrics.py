@@ -51,12 +51,13 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       ``skip/norm`` has them all.
 
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
-      ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``. For leaf, axis
-      and element scope otherwise norm is the largest, threshold and coefficient the
-      smallest of all.
+      ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``; a clip of the
+      whole tree then has float32 ``clip/leaf_norm/<path>`` beside its one norm. For
+      leaf, axis and element scope otherwise norm is the largest, threshold and
+      coefficient the smallest of all.
 
     Raises:
-      ValueError: there is no optclip clip in the state.
+      ValueError: there is no optclip clip in the state, or only such as keep nothing.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -74,8 +75,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     states = _states(opt_state)
     if not states:
         advice = (
-            "Give the whole state of the chain; optax's own clips keep no record, nor"
-            " do clips with record=False."
+            "Give the whole state of the chain. A clip with record=False and a fixed"
+            " threshold, and one of optax, keeps nothing: give the clip record=True."
         )
         wanted = "an optimizer state with an optclip clip in it"
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))

@@ -21,8 +21,9 @@ def heatmap(
     leaves those with the largest medians are shown. What is not finite is left white.
 
     Args:
-      history: of a run with a clip by group, or one with `record="leaves"`, as in
-        `optclip.plot`.
+      history: what `optclip.metrics` returned in a run with a clip by group, or one
+        with `record="leaves"`: a list of dicts, one a step, a dict of arrays, or the
+        path of a file that `optclip.plot.save` wrote.
       clip: the name of the clip; the only one by group or leaf if None.
       ax: axes to draw on; those of a new figure, as high as it has rows, if None.
 

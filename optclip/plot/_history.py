@@ -124,7 +124,8 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
     are not finite: these are written as "inf" and "nan".
 
     Args:
-      history: what the plots take.
+      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
+        dict of arrays, or the path of a file that this wrote.
       path: of the file, which is replaced.
 
     Raises:

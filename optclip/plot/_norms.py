@@ -23,7 +23,8 @@ def norms(
     left is not known. The axis is logarithmic if norms differ by more than 30 times.
 
     Args:
-      history: of a run, as in `optclip.plot`.
+      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
+        dict of arrays, or the path of a file that `optclip.plot.save` wrote.
       clip: the name of the clip; the only one if None.
       part: a group's label or a leaf's path, for clips that record these.
       ax: axes to draw on; those of a new figure if None.

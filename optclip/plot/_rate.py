@@ -21,8 +21,9 @@ def rate(
     """The fraction of steps that were clipped: so far, and among the last `window`.
 
     Args:
-      history: of a run, as in `optclip.plot`; a step was clipped if its coefficient is
-        not 1, and its norm finite and above 0.
+      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
+        dict of arrays, or the path of a file that `optclip.plot.save` wrote. A step was
+        clipped if its coefficient is not 1, and its norm finite and above 0.
       clip: the name of the clip; the only one if None.
       part: a group's label or a leaf's path, for clips that record these.
       window: how many steps the second line looks back.

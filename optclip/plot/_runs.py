@@ -24,7 +24,9 @@ def runs(
     """The running median of the norm before the clip, and how many steps were clipped.
 
     Args:
-      histories: a dict from what to call a run to its history, as in `optclip.plot`.
+      histories: a dict from what to call a run to its history, which is what
+        `optclip.metrics` returned: a list of dicts, one a step, a dict of arrays, or
+        the path of a file that `optclip.plot.save` wrote.
       clip: the name of the clip in all of them; the only one if None.
       part: a group's label or a leaf's path, for clips that record these.
       window: of how many steps the median is.

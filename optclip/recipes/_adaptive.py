@@ -27,13 +27,32 @@ def agc(
     .. math:: G_i \leftarrow \lambda \frac{\max(\|W_i\|, \epsilon)}{\|G_i\|} G_i
         \quad \text{if } \|G_i\| > \lambda \max(\|W_i\|, \epsilon)
 
+    A unit is all that feeds one output, which JAX's layers have on the last axis: norms
+    are over all axes but that, and a leaf of rank 1 or 0 is one unit.
+
+    - An attention kernel `(in, heads, head_dim)` has one norm for each entry of
+      `head_dim`, all heads together, although its outputs are on two axes.
+      `axis=lambda path, shape: 0 if len(shape) == 3 else None` gives each output its
+      own.
+    - An embedding `(vocabulary, features)` has one norm a feature, over the whole
+      vocabulary. `axis=lambda path, shape: -1 if "embed" in path else None` gives each
+      word its own.
+
+    `optax.adaptive_grad_clip` does otherwise in two cases: it takes norms of rank 3
+    over axis 0 alone, as the first of these functions does; and a leaf with at most one
+    axis longer than 1, such as a kernel `(1, 64)`, is one unit to it.
+
     Args:
-      ratio: :math:`\lambda`.
-      min_norm: :math:`\epsilon`.
-      stacked: which leaves are stacked, one layer in each entry of their first axis, by
-        path; see `optclip.units`.
-      axis: the axes that norms of a leaf are taken over, by path and shape; likewise.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      ratio: :math:`\lambda`, the fraction of its weights' norm that the gradient of a
+        unit may have: a finite scalar of at least 0.
+      min_norm: :math:`\epsilon`, what smaller norms of weights count as, so that a unit
+        that starts at zero can move: a finite scalar of at least 0.
+      stacked: a function of the path of a leaf, such as `"layers/dense/kernel"`, that
+        returns whether its first axis counts layers, as `jax.lax.scan` over layers
+        stacks them; each layer then has units of its own.
+      axis: a function of path and shape of a leaf that returns the axes its norms are
+        taken over, an int or a tuple; None for the rule above.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer; `update` must be given the parameters. The
@@ -69,7 +88,7 @@ def autoclip(
     Args:
       q: the quantile, from 0 to 1; the paper's p over 100.
       window: how many norms are remembered; the paper remembers all.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer, with a state of 40 kB.
@@ -105,12 +124,14 @@ def zclip(
         s = \frac{\|g\| - \mu}{\sigma} > z
 
     Args:
-      z: the z-score above which a norm is a spike.
-      decay: the decay of the running mean and variance.
+      z: the z-score above which a norm is a spike, a finite scalar above 0.
+      decay: the decay of the running mean and variance, from 0 to 1.
       warmup: the number of first steps, whose mean and variance are the first values.
-      max_norm: the largest norm that any step is left with, in the warm-up too; inf for
-        the paper's equations alone.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      max_norm: a ceiling, the largest norm that any step is left with, in the warm-up
+        too. Norms that are usually above it, as those of many models are above 1, are
+        clipped to it in every step, and no spike is seen beside it: give a ceiling
+        above your usual norms, or `float("inf")` for none, the paper's equations alone.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer.
@@ -145,7 +166,7 @@ def mean_std_clip(
     Args:
       k: the number of standard deviations.
       window: the number of norms.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer; Levanter has it behind Adam and its

@@ -28,12 +28,12 @@ def adagc(
         \gamma_t = \beta\gamma_{t-1} + (1 - \beta)\|g\|
 
     Args:
-      ratio: :math:`\lambda`.
-      decay: :math:`\beta`.
+      ratio: :math:`\lambda`, how many times its average the norm of a leaf may be.
+      decay: :math:`\beta`, the decay of the running average, from 0 to 1.
       warmup: the number of first steps, which are clipped by their global norm; the
         smallest norm that a leaf is left with in them is its first :math:`\gamma`.
       max_norm: the global norm that the warm-up clips to.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer.
@@ -68,7 +68,7 @@ def olmo_ratio(
     Args:
       ratio: r, `max_grad_norm_ratio` there, where it has no default.
       decay: :math:`\beta`, the larger of Adam's two there.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer. The first step is not clipped; a leaf
@@ -111,16 +111,20 @@ def aggc(
         S \leftarrow \beta S + (1 - \beta) k n
 
     Args:
-      groups: labels as for `optclip.groups`; None groups by the module's name, the last
-        but one key of each path without its number: all `dense_0` and `dense_1`.
-      high: :math:`\alpha_{high}`, a number above 0 or an optax schedule.
-      low: :math:`\alpha_{low}`, likewise.
+      groups: the label of each leaf: a tree of strings with the structure of the
+        updates, a prefix of it, or a function that makes one of the updates, such as
+        `optclip.by_path(...)`; None groups by the module's name, the last but one key
+        of each path without its number: all `dense_0` and `dense_1`.
+      high: :math:`\alpha_{high}`, the upper edge of the band as a fraction of the
+        running norm: a number above 0 or an optax schedule.
+      low: :math:`\alpha_{low}`, the lower edge as a fraction of the running norm: a
+        number of at least 0 or an optax schedule.
       decay: :math:`\beta` of the running norm, which starts at 0.
-      min_norm: m.
-      max_shrink: the smallest factor.
-      max_growth: the largest factor; 1, as in their LoRA scripts, lets none grow. Their
-        GRPO scripts do: `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      min_norm: m, which the lower edge is never under.
+      max_shrink: the smallest factor that a large norm is multiplied by.
+      max_growth: the largest factor; 1, which their LoRA scripts have, lets none grow.
+        Their GRPO scripts do: `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer. Unlike in the authors' code the first step,

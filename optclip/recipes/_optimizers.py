@@ -39,7 +39,7 @@ def spam(
         size; see `optclip.with_periodic_reset`.
       grace: the number of steps at the start, and after a reset, in which nothing is
         clipped.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows. Unlike in the authors'
@@ -89,7 +89,7 @@ def stable_spam(
       b2: the decay of :math:`\hat\nu`, the running square of that norm.
       every: the number of steps from one reset of Adam to the next; the thresholds are
         not reset.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows. The authors' code has
@@ -146,7 +146,7 @@ def acclip(
       alpha: :math:`\alpha`, the power of which the mean is taken, from 1 to 2 in the
         paper.
       eps: :math:`\epsilon`, added to the modulus of the momentum.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.MomentClipOptions`.
 
     Returns:
       A transformation in place of Adam: a learning rate follows.

@@ -24,9 +24,9 @@ def auto_s(
     .. math:: g \leftarrow R \frac{g}{\|g\| + \gamma}
 
     Args:
-      max_norm: R.
-      gamma: :math:`\gamma`; 0 is the paper's AUTO-V.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      max_norm: R, the norm that large gradients are left with.
+      gamma: :math:`\gamma`, which is added to the norm; 0 is the paper's AUTO-V.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer, of one gradient; the paper's are those of
@@ -58,9 +58,9 @@ def sclip(
 
     Args:
       c: the limit, a number or an optax schedule.
-      tau: :math:`\tau`, above 0, likewise: small elements are multiplied by
-        :math:`c / \sqrt\tau`.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      tau: :math:`\tau`, a number above 0 or an optax schedule: small elements are
+        multiplied by :math:`c / \sqrt\tau`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation before the optimizer: a smooth clip at :math:`\sqrt\tau`, then a
@@ -97,7 +97,7 @@ def uclip(
         \Delta_{t+1} = g_t + \Delta_t - u_t
 
     Args:
-      clip: any clip; None is `clip_by_value(1.0)`.
+      clip: any clip, an optax transformation; None is `clip_by_value(1.0)`.
 
     Returns:
       A transformation before the optimizer: `optclip.with_error_feedback(clip)`.

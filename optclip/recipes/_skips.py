@@ -32,7 +32,7 @@ def olmo_skip(
       sigma: the number of standard deviations.
       window: the number of norms and losses; nothing is skipped in the first half.
       use_value: whether the loss is looked at, the extra argument `value` of `update`.
-      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
 
     Returns:
       A transformation around the whole optimizer, its clip and learning rate included.
@@ -85,7 +85,7 @@ def axlearn_skip(
       ratio: the smallest of its multipliers, which decides.
       decay: the decay of the running average, which is debiased and does not learn from
         steps that were skipped.
-      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
 
     Returns:
       A transformation around the whole optimizer, its clip and learning rate included.
@@ -123,7 +123,7 @@ def megatron_skip(
     Args:
       inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
       max_norm: the number, or an optax schedule; inf skips only what is not finite.
-      options: further arguments of `optclip.skip`, such as `max_consecutive`.
+      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
 
     Returns:
       A transformation around the whole optimizer, its clip and learning rate included.

@@ -64,7 +64,7 @@ def stable_adamw(
       b2: the decay of Adam's second moment.
       eps: Adam's, and :math:`\epsilon` above.
       weight_decay: AdamW's; `update` must then be given the parameters.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.MomentClipOptions`.
 
     Returns:
       A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
@@ -125,7 +125,7 @@ def clippy(
     Args:
       relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
       absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
-      options: further arguments of `clip_by`, such as `nonfinite` or `mask`.
+      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
 
     Returns:
       A transformation of the steps themselves: it comes last, after the learning rate.

@@ -13,7 +13,14 @@ from optclip._arrays._types import Number, NumberOrSchedule
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Norms go to the near edge of a band below the threshold. Use `band(...)`."""
+    """Norms go to the near edge of a band below the threshold. Use `band(...)`.
+
+    Args:
+      low: the lower edge as a fraction of the threshold, or an optax schedule of it.
+      min_norm: a scalar that the lower edge is never under.
+      max_shrink: the smallest coefficient, from 0 to 1.
+      max_growth: the largest coefficient, of at least 0; 1 lets no norm grow.
+    """
 
     low: Any  # A number, or a schedule until `at` is called.
     min_norm: Number = 0.0
@@ -70,7 +77,7 @@ def band(
       min_norm: a scalar that the lower edge is never under.
       max_shrink: the smallest coefficient, from 0 to 1; above 0 the norm that is left
         may be above the threshold.
-      max_growth: the largest coefficient.
+      max_growth: the largest coefficient, of at least 0; 1 lets no norm grow.
 
     Returns:
       A response. Zeros stay zeros, and a threshold of inf touches nothing.

@@ -50,6 +50,9 @@ class Smooth:
     :math:`g / (1 + n/c)`; towards infinity it is `Hard`. Everything is scaled a
     little, small norms least: by :math:`1 - (n/c)^s / s`.
 
+    Args:
+      sharpness: s, how close it comes to a hard clip: a finite number above 0.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import responses

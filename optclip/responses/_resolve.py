@@ -21,7 +21,12 @@ ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number
 
 @dataclasses.dataclass(frozen=True)
 class Detached:
-    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`."""
+    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`.
+
+    Args:
+      response: a name, an object with `coefficient(norm, threshold)`, or a function of
+        those two.
+    """
 
     response: Any  # As `response=` takes it; a `Response` once it is made.
 

@@ -10,7 +10,12 @@ from optclip.thresholds._rule import ThresholdTree
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Two thresholds for elements, one on each side: see `bounds`."""
+    """Two thresholds for elements, one on each side. Use `bounds(...)`.
+
+    Args:
+      lower: the lower bound, of any sign; None is no bound.
+      upper: the upper bound, of any sign; None is no bound.
+    """
 
     lower: ThresholdTree | None = None
     upper: ThresholdTree | None = None
@@ -29,9 +34,10 @@ def bounds(
     """Two bounds for elements, in place of a symmetric threshold.
 
     Args:
-      lower: a number, an array that broadcasts to each leaf, an optax schedule, a rule,
-        or a prefix tree of these; None for no bound. May be negative.
-      upper: likewise.
+      lower: the lower bound, of any sign: a number, an array that broadcasts to each
+        leaf, an optax schedule, a rule, or a prefix tree of these; None is no bound.
+      upper: the upper bound, of any sign: a number, an array that broadcasts to each
+        leaf, an optax schedule, a rule, or a prefix tree of these; None is no bound.
 
     Returns:
       A threshold for `clip_by(..., over="element")`.

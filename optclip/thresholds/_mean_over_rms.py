@@ -72,8 +72,8 @@ def mean_over_rms(
     made for the response `"normalize"`, by leaf.
 
     Args:
-      b1: a scalar from 0 to 1, traced or not.
-      b2: likewise.
+      b1: the decay of the mean: a scalar from 0 to 1, traced or not.
+      b2: the decay of the mean square: a scalar from 0 to 1, traced or not.
       eps: a finite scalar of at least 0.
 
     Returns:

@@ -96,7 +96,7 @@ def mean_plus_std(
       window: how many norms are kept, an int.
       warmup: with fewer norms than these nothing is clipped; None is half the window,
         at least 2.
-      ddof: what is taken from their number in the variance, as in `numpy.std`: 1 as
+      ddof: what is taken from their number in the variance, like NumPy's: 1 is what
         PyTorch does.
 
     Returns:

@@ -46,9 +46,9 @@ def relative_to_params(
     .. math:: c = ratio \cdot \max(\|w\|, min\_norm)
 
     Args:
-      ratio: a finite scalar of at least 0, traced or not.
-      min_norm: likewise, in the units of the norm: parameters that start at zero can
-        move by `ratio * min_norm`.
+      ratio: the fraction: a finite scalar of at least 0, traced or not.
+      min_norm: what smaller norms count as, so that parameters that start at zero can
+        move by `ratio * min_norm`: a finite scalar of at least 0, traced or not.
 
     Returns:
       A rule without memory, for any scope and norm; `update` must be given `params`.

@@ -22,7 +22,7 @@ class Seen(NamedTuple):
       norm: the norms of the scope, finite: `()` for the tree; a tree or dict of them
         for leaves and groups; with 1 at reduced axes; the modulus for elements. A
         non-finite norm reads 0, and so does one below 2**-60.
-      finite: likewise bools: which of them were finite.
+      finite: a tree of bools like `norm`: which of them were finite.
       keep: takes a threshold, returns the norms that the response would leave.
       measure: takes a tree like the updates, returns its norms over the same scope;
         with `guarded=False` a norm reads inf where the sum of its squares overflows, at

@@ -149,7 +149,7 @@ def zscore(
         higher the lower; `"mean"`, :math:`\mu`; `"percentile"`,
         :math:`\mu + z\sigma`, and what is above that is a spike.
       max_norm: a number of at least 0 that no threshold is above, in the warm-up too.
-      eps: a finite scalar of at least 0, as in the formula.
+      eps: what is added to the deviation in the formula: a finite scalar of at least 0.
       skip_spikes: whether mean and deviation stay as they are at a spike.
 
     Returns:

@@ -65,25 +65,29 @@ def clip_by(
         `"drop"` (`help(optclip.responses)` has them all), an object with
         `coefficient(norm, threshold)`, or a function of those two. It is asked inside
         the threshold too, and returns 1 there to touch nothing.
-      eps: a scalar, added to the norm before the response sees it; 1e-6 in PyTorch.
+      eps: a number of at least 0 that is added to the norm before the response sees it;
+        PyTorch's formula has 1e-6.
       strict: the true norm of the output is never above the threshold: clips inside a
         band of 1.3e-4 below it, then rounds towards zero in the dtype of each leaf. The
         threshold of a norm counts as 0 below 2**-36, in float64 below 2**-450. The norm
         is that of what is measured; a response of your own keeps to what it asks for,
         not to the threshold.
-      nonfinite: `"propagate"`, `"zero"`, `"drop"` or `"raise"`: see
-        `optclip.functional`.
+      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
+        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
+        clips the rest; `"raise"` raises an error under `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that
         returns one for the updates, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: of these leaves, which enter the norm; likewise.
-      clip_mask: for experts: of these leaves, which are scaled; likewise.
+      norm_mask: for experts: which of these leaves enter the norm; given in the same
+        ways.
+      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: mapped axes that leaves are split over, which a norm spans: a name, a
         tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these or a
         function tree -> tree; None reads them off the type of each leaf, which
         `jax.shard_map` keeps.
       record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it by leaf for leaf, axis and element scope. False keeps nothing.
+        keeps it by leaf for leaf, axis and element scope, and for the tree the norm of
+        each leaf beside its own. False keeps nothing.
       name: what `optclip.metrics` calls this clip.
 
     Returns:

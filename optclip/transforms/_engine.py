@@ -115,9 +115,10 @@ class Engine:
         now = self.clip.at(state.clip_step)
         if self.has_leaf_norms:
             measured, leaf_norms = _leaf_record.measure(now, layout, updates)
-            _state.check_leaf_norms(state.clip_record[self.name], leaf_norms)
         else:
             measured, leaf_norms = now.measure(layout), None
+        if self.record:
+            _state.check_leaf_norms(state.clip_record[self.name], leaf_norms)
         bad = now.bad(layout, measured)
         step = Decision(now, layout, measured, bad, None, [], leaf_norms)
         values = {}

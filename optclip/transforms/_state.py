@@ -76,6 +76,12 @@ def check_state(
 def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
     """Raise unless the record was made for such leaves."""
     kept, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
+    if (record.clip_leaf_norm is None) != (leaf_norms is None):
+        raise ValueError(
+            "`state` must be of a clip with the same `record=`, got one"
+            f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
+            " leaves. Give the state that init of this very transformation returned."
+        )
     if kept != wanted:
         raise ValueError(
             "The updates must have the leaves that the state was made for,"

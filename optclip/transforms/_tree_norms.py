@@ -68,8 +68,8 @@ def clip_by_global_norm(
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened, for `optclip.metrics`. False keeps
-        nothing.
+      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
+        keeps the norm of each leaf too. False keeps nothing.
       name: what `optclip.metrics` calls this clip; its keys begin with the name.
 
     Returns:

@@ -95,7 +95,7 @@ def skip(
     edge                       what happens
     ========================== ======================================================
     NaN or inf in the updates  skipped; it never enters a rule's memory
-    NaN or inf as `value`      skipped, if `max_value` is given; likewise
+    NaN or inf as `value`      skipped, if `max_value` is given; it enters no memory
     norm equal to `max_norm`   taken
     `max_norm` that is NaN     skipped
     ========================== ======================================================

@@ -155,7 +155,7 @@ def test_a_number_is_a_memory():
         (
             np.ones(3),
             ValueError,
-            r"`response` returns .*the shape .*, got.*\(3,\)",
+            r"`response` returns .*broadcasts to the shape.*Its shape is \(3,\)",
         ),
     ],
     ids=["str", "none", "complex", "vector"],

@@ -129,3 +129,70 @@ def test_spam_without_grace_clips_from_the_second_step_on():
     patient = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=2)
     found = history(patient, [1.0, 100.0])
     np.testing.assert_allclose([updates for updates, _ in found], [1.0, 100.0])
+
+
+# What the docstring of agc gives for attention kernels, and for embeddings.
+OUTPUTS = lambda path, shape: 0 if len(shape) == 3 else None  # noqa: E731
+WORDS = lambda path, shape: -1 if "embed" in path else None  # noqa: E731
+SHAPES = {"embed": (6, 4), "attention": (5, 2, 3), "conv": (2, 2, 3, 4), "bias": (4,)}
+
+
+def one_agc_step(tx, shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    params, grads = (
+        {key: jnp.asarray(rng.normal(size=s), jnp.float32) for key, s in shapes.items()}
+        for _ in range(2)
+    )
+    return tx.update(grads, tx.init(params), params)[0], params
+
+
+def ratios(updates, params, axis):
+    """Of norms over these axes, in float64."""
+    norms = [
+        np.sqrt(np.sum(np.square(np.asarray(x, np.float64)), axis))
+        for x in (updates, params)
+    ]
+    return norms[0] / norms[1]
+
+
+@pytest.mark.parametrize(
+    ("axis", "leaf", "over"),
+    [
+        (None, "attention", (0, 1)),
+        (OUTPUTS, "attention", 0),
+        (None, "embed", 0),
+        (WORDS, "embed", -1),
+    ],
+)
+def test_agc_takes_norms_over_the_axes_that_it_says(axis, leaf, over):
+    found, params = one_agc_step(recipes.agc(0.01, axis=axis), SHAPES)
+    np.testing.assert_allclose(ratios(found[leaf], params[leaf], over), 0.01, rtol=1e-5)
+
+
+def test_agc_is_that_of_optax_but_for_attention_and_for_one_long_axis():
+    theirs = optax.adaptive_grad_clip(0.01)
+    expected, _ = one_agc_step(theirs, SHAPES)
+    found, _ = one_agc_step(recipes.agc(0.01, axis=OUTPUTS), SHAPES)
+    for key, x in expected.items():
+        np.testing.assert_allclose(found[key], x, rtol=1e-5, err_msg=key)
+    plain, _ = one_agc_step(recipes.agc(0.01), SHAPES)
+    differ = {k for k, x in plain.items() if not np.allclose(x, expected[k], rtol=1e-3)}
+    assert differ == {"attention"}
+    row = {"row": (1, 64)}
+    expected, params = one_agc_step(theirs, row)
+    np.testing.assert_allclose(
+        ratios(expected["row"], params["row"], None), 0.01, rtol=1e-5
+    )
+    found, _ = one_agc_step(recipes.agc(0.01), row)
+    np.testing.assert_allclose(np.abs(found["row"] / params["row"]).max(), 0.01, 1e-5)
+
+
+def test_zclip_leaves_no_norm_above_its_ceiling_however_usual():
+    """Norms near 3 are clipped to 1 in every step, and are its mean without a ceiling."""
+    norms = [3.0, 3.1] * 20
+    ceiling, none = (
+        history(recipes.zclip(max_norm=top), norms) for top in (1.0, float("inf"))
+    )
+    np.testing.assert_allclose([update for update, _ in ceiling], 1.0, rtol=1e-6)
+    assert ceiling[-1][1]["clip/rate"] == 1
+    assert [update for update, _ in none] == [np.float32(norm) for norm in norms]
