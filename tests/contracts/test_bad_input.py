@@ -13,9 +13,6 @@ from tests.support import bad_input, covering
 
 # What no user calls, or what is all abstract: nothing of theirs to refuse.
 NOT_CALLED = {
-    "ClipRecord": "made by the library, read by the user",
-    "ClipState": "made by the library, read by the user",
-    "SkipRecord": "made by the library, read by the user",
     "Suggestion": "made by the library, read by the user",
     "Proportional": "takes no argument",
     "Tanh": "takes no argument",
