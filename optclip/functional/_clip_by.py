@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
@@ -108,7 +109,7 @@ def run(
     if isinstance(threshold, Named):
         name, given = threshold.name, threshold.value
     _validate.not_none(name, given)
-    _refuse_exchanged(name, tree, given)
+    refuse_exchanged(name, tree, given)
     for value in jax.tree.leaves(given):
         _validate.number(name, value)
     layout = clip.layout(tree)
@@ -120,11 +121,12 @@ def run(
     return clipped, found
 
 
-def _refuse_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
+def refuse_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
     """Raise if what should be the tree is a number and the threshold a tree."""
-    is_number = isinstance(tree, (int, float))
-    if is_number and not _validate.is_number(threshold) and threshold != tree:
+    is_number = _validate.is_number(tree) and not jnp.ndim(tree)
+    is_tree = threshold is not None and not jax.tree_util.all_leaves([threshold])
+    if is_number and (is_tree or getattr(threshold, "ndim", 0)):
         raise TypeError(
-            f"The tree must come first, then `{name}`, got the number {tree!r} and then"
-            " a tree. Exchange the two arguments."
+            f"The tree must come first, then `{name}`, got the number"
+            f" {_validate.shown(tree)} and then a tree. Exchange the two arguments."
         )

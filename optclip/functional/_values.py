@@ -9,6 +9,7 @@ from optclip import responses
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip._elements import ElementClip, Limits
+from optclip.functional._clip_by import refuse_exchanged
 from optclip.norms._norm import L2
 from optclip.scopes._scope import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree
@@ -62,6 +63,7 @@ def clip_by_value(
     Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
+    refuse_exchanged("limit", tree, limit)
     clip = ElementClip(
         ELEMENT, L2, responses.Hard(), strict=strict, nonfinite=nonfinite, mask=mask
     )

@@ -185,7 +185,7 @@ def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree
 
 def _of_scope(name: str, threshold: ThresholdTree, clip: Clip[Any, Any]) -> PyTree:
     rules = _resolve.as_rules(name, threshold)
-    is_tree = clip.scope is TREE and not _resolve.is_rule(rules)
+    is_tree = clip.scope is TREE and not _resolve.is_rule(threshold)
     if is_tree and any(map(np.ndim, jax.tree.leaves(threshold))):
         wanted = "one number, optax schedule or rule, since the tree has one norm"
         advice = (

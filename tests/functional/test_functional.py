@@ -100,3 +100,34 @@ def test_a_given_norm_of_zero_clips_nothing():
     found, norm = F.clip_by_global_norm(jnp.zeros(2), 1.0, use_norm=0.0)
     assert norm == 0
     assert not np.any(found)
+
+
+GRADIENTS = {
+    "dict": {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)},
+    "list": [np.ones(3, np.float32)],
+    "array": np.ones((2, 3), np.float32),
+}
+
+
+FUNCTIONS = {
+    "clip_by_global_norm": "max_norm",
+    "clip_by_norm": "max_norm",
+    "clip_by_rms": "max_rms",
+    "clip_by_average_norm": "max_norm",
+    "clip_by_value": "limit",
+    "clip_by": "threshold",
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@pytest.mark.parametrize("number", [1, 1.0, np.float32(1), np.float64(1)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_threshold_before_the_gradients_is_to_be_exchanged(name, number, kind, run):
+    words = f"must come first, then `{FUNCTIONS[name]}`, .* Exchange the two arguments"
+    with pytest.raises(TypeError, match=f"(?s){words}"):
+        run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])
+
+
+def test_a_number_may_be_a_tree():
+    assert F.clip_by_value(3.0, upper=2.0) == 2
+    assert F.clip_by_global_norm(3.0, np.float32(2.0))[0] == 2

@@ -540,8 +540,19 @@ _GROWTH = [
     Bad(None, T, rf"{_GIVEN}None \(NoneType\)", "a real number"),
 ]
 
+# Of a clip whose one norm no array fits, which is known before the first step.
+_OF_TREE = [
+    Bad(bad.value, T, rf"{_GIVEN}array", "one number, .* rule", "[Cc]all")
+    if np.ndim(bad.value) == 2
+    else bad
+    for bad in THRESHOLD
+]
+
 # Where a parameter means something else than under the same name elsewhere.
 BY_CALL = {
+    ("clip_by", "threshold"): _OF_TREE,
+    ("clip_by_global_norm", "max_norm"): _OF_TREE,
+    ("recipes.auto_s", "max_norm"): _OF_TREE,
     ("Band", "max_growth"): _GROWTH,
     ("band", "max_growth"): _GROWTH,
     ("ema", "start"): [

@@ -1,5 +1,6 @@
 """The clip for optax: lifted from the pure one, and what it may be asked for."""
 
+import numpy as np
 import pytest
 
 import optclip
@@ -22,3 +23,19 @@ def test_two_bounds_need_elements():
         optclip.clip_by(bounds)
     with pytest.raises(ValueError, match="Two bounds are for single elements"):
         optclip.clip_by(bounds, over="element", response="smooth")
+
+
+GRADIENTS = {
+    "dict": {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)},
+    "list": [np.ones(3, np.float32)],
+    "array": np.ones((2, 3), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_gradients_given_to_a_transformation_are_sent_to_the_function(kind):
+    words = "one number.*clip gradients at once call optclip.functional.clip_by_global"
+    with pytest.raises(TypeError, match=f"(?s)`max_norm` must be {words}"):
+        optclip.clip_by_global_norm(GRADIENTS[kind])
+    with pytest.raises(TypeError, match=f"(?s)`threshold` must be {words}"):
+        optclip.clip_by(GRADIENTS[kind])

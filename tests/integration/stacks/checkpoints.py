@@ -52,6 +52,8 @@ def clips() -> list[optax.GradientTransformation]:
     return [
         optclip.clip_by_group_norm(rules, by_group, name="groups"),
         optclip.clip_by_norm(1.5, record="leaves", name="leaves"),
+        optclip.clip_by_global_norm(jnp.inf, record="leaves", name="watched"),
+        optclip.clip_by_value(100.0, record=False),
         optclip.clip_by_norm(deviations, axis=0, name="slices"),
         optclip.clip_by_value(second, name="elements"),
         optclip.clip_by_value(moment, response="smooth", name="smooth"),

@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import serialization
@@ -97,3 +98,41 @@ def test_they_are_small_and_name_no_machine(version):
     files = [p for p in (checkpoints.GOLDEN / version).rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 200_000
     assert not [p for p in files if b"/tmp" in p.read_bytes()]
+
+
+def by_orbax(state, like, path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "state", state)
+        checkpointer.wait_until_finished()
+    return restore(path / "state", like)
+
+
+def by_flax(state, like, path):
+    (path / "state").write_bytes(serialization.to_bytes(state))
+    return serialization.from_bytes(like, (path / "state").read_bytes())
+
+
+@pytest.mark.parametrize("kept", [by_orbax, by_flax])
+@pytest.mark.parametrize("first", ["optax", "optclip"])
+def test_a_fixed_clip_goes_on_from_a_checkpoint_of_optaxs_and_back(
+    first, kept, tmp_path
+):
+    params = checkpoints.start()["params"]
+    chains = {
+        "optax": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1)),
+        "optclip": optax.chain(
+            optclip.clip_by_global_norm(1.0, record=False), optax.adamw(0.1)
+        ),
+    }
+    one, other = chains[first], chains["optclip" if first == "optax" else "optax"]
+
+    def step(tx, state):
+        return jax.jit(tx.update)(params, state, params)
+
+    _, state = step(one, one.init(params))
+    again = kept(state, other.init(params), tmp_path)
+    assert_identical(again, state)
+    expected, _ = step(one, state)
+    found, _ = step(other, again)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)
