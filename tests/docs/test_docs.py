@@ -45,6 +45,17 @@ def test_there_are_blocks():
     assert len(BLOCKS) == 37
 
 
+@pytest.mark.parametrize(
+    "words", ["DDP", "Gradient accumulation", "loss scale", "Mixed precision"]
+)
+def test_what_people_search_for_is_a_section_with_code(words):
+    pages = "\n".join((DOCS / page).read_text() for page in PAGES)
+    sections = re.split(r"^## ", pages, flags=re.MULTILINE)
+    found = [text for text in sections if words in text.split("\n")[0]]
+    assert len(found) == 1
+    assert "```python" in found[0]
+
+
 def test_the_pictures_are_the_notebooks():
     """`python -m tools.pictures` takes them out of it."""
     page = (DOCS / "logging.md").read_text()

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 
 import jax
 import nbformat
@@ -34,6 +35,17 @@ def environment():
 
 def test_there_are_notebooks():
     assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_asserts_are_in_cells_that_the_site_hides(path):
+    shown = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code"
+        and "remove-cell" not in cell.metadata.get("tags", [])
+    ]
+    assert not [code for code in shown if re.search(r"^\s*assert ", code, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
