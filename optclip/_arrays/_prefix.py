@@ -50,7 +50,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
                 " as a schedule gets the step. For thresholds by path give its result,"
                 " as in clip_by_norm(by_path(function)(params)). Under"
                 " optax.inject_hyperparams name the argument in its static_args, such"
-                " as static_args=('groups',)."
+                " as static_args=('mask',)."
             )
         found = [function(name) for name in _leaves.names_of(flat.paths)]
         return flat.rebuild(found)

@@ -1,4 +1,4 @@
-"""Optimizers that are not in optax proper: contributed, private, built from a config."""
+"""Optimizers that are not in optax proper: contributed and private."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 CONTRIB = "Optimizers of `optax.contrib`"
 PRIVATE = "Private training with `jax_privacy`"
-CONFIG = "From a config, as MaxText has it"
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +26,6 @@ def contrib():
 @pytest.fixture(scope="module")
 def private():
     return page.run(PRIVATE)
-
-
-@pytest.fixture(scope="module")
-def config():
-    return page.run(CONFIG)
 
 
 @pytest.mark.parametrize("name", ["muon", "free", "fourth"])
@@ -125,38 +119,3 @@ def test_private_noise_comes_before_our_clip(private):
     expected = [-0.1 * leaf for leaf in by_hand.clip(noised, 0.5)]
     for u, e in zip(by_hand.wide(updates), expected, strict=True):
         np.testing.assert_allclose(u, e, rtol=1e-4, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", ["as it is", "accumulated", "muon", "autoclip"])
-def test_configs_train(config, name):
-    _, opt_state, losses = config["runs"][name]
-    by_hand.check_trained(losses, opt_state)
-
-
-def test_a_threshold_of_0_in_a_config_is_off(config):
-    params, opt_state, losses = config["runs"]["off"]
-    assert losses[-1] < losses[0] / 2
-    logged = optclip.metrics(opt_state)
-    assert logged["clip/rate"] == 0
-    assert logged["clip/norm"] > 0
-    # As if there were no clip at all.
-    plain = optax.adamw(0.03, b1=0.9, b2=0.95, weight_decay=0.1)
-    unclipped = jax.tree.map(jnp.zeros_like, params)
-    state = plain.init(unclipped)
-    for _ in range(60):
-        grads = jax.grad(config["loss_of"])(unclipped)
-        updates, state = plain.update(grads, state, unclipped)
-        unclipped = optax.apply_updates(unclipped, updates)
-    for u, e in zip(by_hand.wide(params), by_hand.wide(unclipped), strict=True):
-        np.testing.assert_allclose(u, e, rtol=1e-4)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.01])
-def test_a_config_of_sgd_by_hand(config, rate):
-    changed = {"opt_type": "sgd", "learning_rate": rate}
-    tx = config["optimizer_of"](config["base"] | changed)
-    params = {"kernel": jnp.ones((8, 1)), "bias": jnp.ones(1)}
-    grads = jax.tree.map(lambda p: 3 * p, params)
-    updates, _ = tx.update(grads, tx.init(params), params)
-    after = optax.apply_updates(params, updates)
-    by_hand.check_sgd_step(params, after, grads, rate)
