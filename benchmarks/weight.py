@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import optax
 
 import optclip
-from benchmarks.imports import ROOT, longest_chain
 from benchmarks.timing import Contender, Row, race
 from optclip import functional, recipes
+from tools.imports import ROOT, longest_chain
 
 # What is traced for one leaf, and the most equations that a test allows.
 EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {

@@ -12,8 +12,7 @@ import typing
 import pytest
 
 import optclip
-from benchmarks import imports
-from tools import mutation
+from tools import imports, mutation
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 BUILDERS = {
