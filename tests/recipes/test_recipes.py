@@ -209,7 +209,7 @@ HYPERPARAMETERS = {
     "acclip": ("b2", 0.9), "adagc": ("max_norm", 2.0), "agc": ("ratio", 0.02),
     "aggc": ("decay", 0.5), "auto_s": ("gamma", 0.5), "autoclip": ("q", 0.25),
     "axlearn_skip": ("ratio", 1.1), "clippy": ("relative", 0.1),
-    "mean_std_clip": ("k", 1.0), "megatron_skip": ("when", 2.0),
+    "mean_std_clip": ("k", 1.0), "megatron_skip": ("max_norm", 2.0),
     "olmo_ratio": ("ratio", 1.01), "olmo_skip": ("sigma", 2.0), "sclip": ("c", 2.0),
     "spam": ("theta", 2.0), "stable_adamw": ("weight_decay", 0.1),
     "stable_spam": ("b1", 0.5), "zclip": ("max_norm", 0.5),
