@@ -110,12 +110,16 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
         masks = self.mask, self.norm_mask, self.clip_mask
         return layout_of(self.scope, tree, *masks, self.axis_name)
 
-    def measure(self, layout: Layout, *, guarded: bool = True) -> Batched:
+    def measure(
+        self, layout: Layout, *, guarded: bool = True, flushed: bool = True
+    ) -> Batched:
         """The norm of each block, short of the entries that the policy drops."""
         blocks = layout.blocks
         if self.nonfinite == "drop":
             blocks = [_each(_nonfinite.dropped, block) for block in blocks]
-        return _measure.measure_batched(blocks, self.norm, guarded=guarded)
+        return _measure.measure_batched(
+            blocks, self.norm, guarded=guarded, flushed=flushed
+        )
 
     def bad(self, layout: Layout, measured: Batched) -> Batched:
         """Whether each block has an entry, or a norm, that is not finite."""

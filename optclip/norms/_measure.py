@@ -58,8 +58,12 @@ def measure_batched(
     axis_name: AxisName | None = None,
     *,
     guarded: bool = True,
+    flushed: bool = True,
 ) -> Batched:
-    """The same, batched; not `guarded`, a norm reads inf if the sum of squares does."""
+    """The same, batched; not `guarded`, a norm reads inf if the sum of squares does.
+
+    Not `flushed`, a norm below 2**-60 is not 0 yet: it is to be part of a larger one.
+    """
     arrays, members, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
@@ -85,12 +89,11 @@ def measure_batched(
         guarded=guarded,
     )
     found = _roots.roots(arrays, plan)
-    if not norm.per_count:
-        return found.map(_roots.large_enough)
-    divisors = [_leaves.count_as(n, plan.dtype) ** norm.per_count for n in counts]
-    divisors = [_typed(n, plan.dtype) for n in divisors]
-    found = found.map(lambda root, n: root / n, found.with_entries(divisors))
-    return found.map(_roots.large_enough)
+    if norm.per_count:
+        divisors = [_leaves.count_as(n, plan.dtype) ** norm.per_count for n in counts]
+        divisors = [_typed(n, plan.dtype) for n in divisors]
+        found = found.map(lambda root, n: root / n, found.with_entries(divisors))
+    return found.map(_roots.large_enough) if flushed else found
 
 
 def _typed(number: Any, dtype: str) -> Any:

@@ -11,7 +11,7 @@ from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip._clip import Clip
 from optclip._clip._layout import Layout
-from optclip.norms import Block, _measure
+from optclip.norms import Block, _measure, _roots
 from optclip.scopes._scope import LEAF
 
 LeafNorms = dict[str, jax.Array] | jax.Array
@@ -37,11 +37,12 @@ def measure(
     """
     apart = by_leaf(clip)
     leaves = apart.layout(updates)
-    found = apart.measure(leaves).entries()
-    kept = _by_path.keyed(leaves.treedef, found)
+    found = apart.measure(leaves, flushed=False)
+    flushed = found.map(_roots.large_enough).entries()
+    kept = _by_path.keyed(leaves.treedef, flushed)
     if clip.norm.per_count:
         # A mean of means is not the mean.
         return clip.measure(layout), kept
     # Each spans its devices already.
-    block = Block([_leaves.wrap(norm, ()) for norm in found])
+    block = Block([_leaves.wrap(norm, ()) for norm in found.entries()])
     return _measure.measure_batched([block], clip.norm), kept

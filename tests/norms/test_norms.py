@@ -195,23 +195,16 @@ def test_float64_is_summed_in_float64():
         assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
 
 
-def test_a_norm_is_l2_by_default():
-    assert norms.Norm() == norms.Norm(2.0, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("norm", "expected"),
     [
-        ("l1", 7.0),
-        ("l2", 5.0),
-        ("inf", 4.0),
-        ("rms", 12.5**0.5),
-        ("average", 2.5),
-        (1, 7.0),
+        ("l1", 7.0), ("l2", 5.0), ("inf", 4.0), ("rms", 12.5**0.5), ("average", 2.5),
+        (1, 7.0), (norms.Norm(), 5.0), (norms.Norm(2.0, 0.5), 12.5**0.5),
     ],
-)
-def test_named_norms_are_what_they_say(name, expected):
-    (found,) = norms.measure([norms.Block([jnp.array([3.0, -4.0])])], name)
+)  # fmt: skip
+def test_norms_are_what_they_are_called(norm, expected):
+    """A norm of no order is L2, one by the root of the count the root mean square."""
+    (found,) = norms.measure([norms.Block([jnp.array([3.0, -4.0])])], norm)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

@@ -16,6 +16,7 @@ from tests.support import fuzz, helpers, oracles
 RESPONSES = {
     "hard": oracles.hard, "smooth": oracles.smooth, "normalize": oracles.normalized,
 }  # fmt: skip
+NORMS = ("l1", "l2", "rms", 2)
 # They do not change what a finite tree becomes.
 IRRELEVANT = {"nonfinite", "record", "name"}
 TOLD = {
@@ -51,7 +52,7 @@ def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | N
     given = {k: v for k, v in options.items() if k not in IRRELEVANT}
     if given.pop("strict", False) or given.keys() - TOLD or not is_plain(tree):
         return None
-    if given.get("norm", "l2") not in ("l1", "l2", "rms"):
+    if given.get("norm", "l2") not in NORMS:
         return None
     if name == "clip_by_value" and not arguments:
         arguments = [given.pop(side, None) for side in ("lower", "upper")]

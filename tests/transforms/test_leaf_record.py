@@ -80,6 +80,14 @@ def test_the_clip_is_that_without_it(norm):
         np.testing.assert_allclose(kept[key], value, rtol=1e-6, err_msg=key)
 
 
+def test_leaves_whose_norms_count_as_0_are_in_the_norm_of_all():
+    """Each of 2**-61, below what a norm is; all of them of 2**-56."""
+    tree = {str(i): jnp.full(1, 2.0**-61) for i in range(1024)}
+    _, state = helpers.quick_jit(lambda tree: once(clip(1.0), tree))(tree)
+    np.testing.assert_allclose(optclip.metrics(state)["clip/norm"], 2.0**-56, 1e-6)
+    assert leaf_norms(state)["0"] == 0
+
+
 @pytest.mark.parametrize("limit", [2.0, thresholds.quantile(0.5, window=4)])
 def test_a_scan_traces_it_once_and_keeps_its_structure(limit):
     tx, traces = clip(limit), []
