@@ -103,8 +103,8 @@ def __getattr__(name: str) -> object:
     places = (functional, recipes, thresholds, responses, scopes, norms, typing)
     found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
     found = [_ELSEWHERE[name]] if name in _ELSEWHERE else found
-    hint = f" Did you mean {' or '.join(found)}?" if found else ""
-    raise AttributeError(f"module 'optclip' has no attribute {name!r}.{hint}")
+    hint = f". Did you mean {' or '.join(found)}?" if found else ""
+    raise AttributeError(f"module 'optclip' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -148,7 +148,7 @@ def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
 
 
 def _listed(paths: list[KeyPath]) -> str:
-    shown = [f"'{_leaves.path_str(path)}'" for path in paths[:5]]
+    shown = [f"'{name}'" for name in _leaves.names_of(paths)[:5]]
     return ", ".join(shown + ["..."] * (len(paths) > 5))
 
 

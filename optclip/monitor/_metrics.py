@@ -121,9 +121,11 @@ def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
     """
     parts: dict[str, list[str]] = {}
     for key in found:
-        name, norm, part = f"{key}/".partition("/norm/")
-        if norm:
-            parts.setdefault(name, []).append(part.removesuffix("/"))
+        words = str(key).split("/")
+        # The first, for a leaf may have such a word in its path as well.
+        at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
+        if at is not None and words[at] == "norm":
+            parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
     return parts
 
 

@@ -36,7 +36,7 @@ def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
     except ImportError as error:
         raise ImportError(
             "optclip.plot draws with Matplotlib, which is not installed. Install it:"
-            " pip install 'optclip[plot]'."
+            " pip install matplotlib."
         ) from error
     return plt.subplots(figsize=(6.4, height), layout="constrained")[1]
 

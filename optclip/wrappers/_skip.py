@@ -211,7 +211,7 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
         advice = (
             "Give it: tx.update(updates, state, params, value=loss), which Flax's"
             " TrainState.apply_gradients does not pass on; or do not look at it, by"
-            " value_when=None, for olmo_skip use_value=False."
+            " leaving out max_value, for olmo_skip by use_value=False."
         )
         raise ValueError(_validate.must_be("value", wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)

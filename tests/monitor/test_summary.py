@@ -1,5 +1,8 @@
 """A few lines on each clip: what it did, and whose norm it was."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -143,3 +146,13 @@ def test_a_state_without_a_clip_is_refused():
         ValueError, match="an optimizer state with an optclip clip in it"
     ):
         optclip.summary(optax.sgd(1.0).init(GRADS))
+
+
+def test_a_leaf_called_norm_is_no_other_clip():
+    """The words of a key that come first are the clip's, whatever the path has."""
+    tree = {"norm": {"scale": jnp.ones(2)}, "rate": jnp.ones(1)}
+    watch = optclip.clip_by_norm(math.inf, record="leaves", name="watch")
+    tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, record="leaves"))
+    _, state = tx.update(tree, tx.init(tree))
+    text = optclip.summary(state)
+    assert re.findall(r"^(\S+):", text, re.MULTILINE) == ["watch", "clip"]

@@ -33,6 +33,8 @@ try:
     optclip.plot.norms([optclip.metrics(state)])
 except ImportError as error:
     said = str(error)
-assert "optclip[plot]" in said, "Matplotlib is here, where nothing asked for it."
+assert "pip install matplotlib" in said, (
+    "Matplotlib is here, where nothing asked for it."
+)
 
 print(optclip.__version__)
