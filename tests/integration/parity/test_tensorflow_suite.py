@@ -113,7 +113,9 @@ def test_by_value_of_slices(bounds):
         tf.constant(stored), tf.constant([2, 6]), tf.constant([10, 2, 3])
     )
     theirs = tf.clip_by_value(slices, *bounds)
-    mine = clip_by_value(rows(stored, [2, 6], (10, 2, 3)), *bounds)
+    mine = clip_by_value(
+        rows(stored, [2, 6], (10, 2, 3)), lower=bounds[0], upper=bounds[1]
+    )
     agree(mine.data, theirs.values, np.clip(stored, *bounds))
 
 

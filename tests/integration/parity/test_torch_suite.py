@@ -82,7 +82,7 @@ def test_clip_grads_with_norm(foreach):
     norm = torch.nn.utils.get_total_norm([p.grad for p in params], foreach=foreach)
     torch.nn.utils.clip_grads_with_norm_(params, 2, norm, foreach=foreach)
     clip = function("clip_by_global_norm", eps=1e-6)
-    mine, returned = clip(before, 2.0, norm=float(norm))
+    mine, returned = clip(before, 2.0, use_norm=float(norm))
     assert float(returned) == float(norm)
     for a, b, c in zip(mine, in_numpy(params), clip(before, 2.0)[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=3e-7)
