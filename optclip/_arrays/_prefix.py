@@ -198,7 +198,8 @@ def spread_mask(
             advice = "Give a tree of bools or a function that returns one."
             advice = f"{advice} {_validate.static(name)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
-    if any(live) and not any(map(operator.and_, spread, live)):
+    is_missed = any(live) and not any(map(operator.and_, spread, live))
+    if is_missed and not _has_masked_nodes(flat.tree):
         there = [p for p, is_live in zip(flat.paths, live, strict=True) if is_live]
         paths = (
             f"the paths are {_listed(there)}" if any(there) else "it is a single leaf"
@@ -208,6 +209,13 @@ def spread_mask(
             " To measure and clip nothing give a threshold of inf."
         )
     return [bool(value) for value in spread]
+
+
+def _has_masked_nodes(tree: PyTree) -> bool:
+    """Whether `optax.masked` or `optax.partition` shows some of the leaves only."""
+    # By name, for optax is not imported below `transforms`.
+    found = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
+    return any(type(x).__name__ == "MaskedNode" for x in found)
 
 
 def lookup(values: PyTree, tree: PyTree) -> PyTree:

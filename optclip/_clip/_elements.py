@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import Number, PyTree
+from optclip._arrays._types import Leaf, Number, PyTree
 from optclip._clip import _scale
 from optclip._clip._clip import Clip, ScalingClip
 from optclip._clip._layout import Layout
@@ -27,6 +27,15 @@ class Limits(NamedTuple):
 
     lower: Number
     upper: Number
+
+
+def symmetric(name: str, value: Number, leaf: Leaf, *, strict: bool) -> Limits:
+    """The bounds on both sides of zero that one limit, at least 0, means for a leaf."""
+    _validate.broadcasts(name, jnp.shape(value), jnp.shape(_leaves.unwrap(leaf)))
+    dtype = _leaves.real_dtype(jnp.result_type(_leaves.unwrap(leaf)))
+    limit = _scale.as_limit(value, dtype, towards_zero=strict)
+    limit = jnp.asarray(_scale.at_least(0.0, limit))
+    return Limits(-limit, limit)
 
 
 def bounded(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from optclip import responses
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
-from optclip._clip._elements import ElementClip, Limits
+from optclip._clip._elements import ElementClip, Limits, symmetric
 from optclip.functional._clip_by import refuse_exchanged
 from optclip.norms._norm import L2
 from optclip.scopes._scope import ELEMENT
@@ -77,9 +77,9 @@ def clip_by_value(
     blocks = layout.tree(list(range(len(layout.blocks))))
     if limit is not None:
         highest = layout.entries(_prefix.fill("limit", limit, blocks))
-        for x, block in zip(highest, layout.blocks, strict=True):
-            _validate.broadcasts("limit", jnp.shape(x), jnp.shape(block.leaves[0]))
-        limits = [Limits(-jnp.asarray(x), x) for x in highest]
+        leaves = [block.leaves[0] for block in layout.blocks]
+        pairs = zip(highest, leaves, strict=True)
+        limits = [symmetric("limit", x, leaf, strict=strict) for x, leaf in pairs]
     else:
         low = _prefix.fill("lower", lower, blocks, none=-jnp.inf)
         high = _prefix.fill("upper", upper, blocks)

@@ -91,7 +91,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
-                found[_by_path.unique(key, keys, set(found))] = value
+                found[_by_path.unique(key, keys, found.keys())] = value
             if name in skipped:
                 counts = _as(SkipRecord, skipped[name])._asdict()
                 for field, value in counts.items():

@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from optclip._arrays import _validate
 from optclip._arrays._types import Leaf
 
@@ -66,8 +68,10 @@ def as_norm(norm: NormLike) -> Norm:
         return norm
     if isinstance(norm, str) and norm in _BY_NAME:
         return _BY_NAME[norm]
-    if isinstance(norm, (int, float)) and not isinstance(norm, bool):
-        return Norm(norm)
+    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
+        norm, bool
+    ):
+        return Norm(float(norm))
     names = ", ".join(map(repr, _BY_NAME))
     wanted = f"{names}, an order p or an optclip.norms.Norm"
     raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))

@@ -42,7 +42,7 @@ class Proportional:
     .. math:: k_i = c / \max_j n_j \text{ if } n_i > c \text{, else } 1
 
     Elements past the threshold keep their proportions, and may come out below others
-    that are not past it. Made for `ELEMENT` scope, by leaf.
+    that are not past it. Made for element scope, by leaf.
 
     Example:
       >>> import jax.numpy as jnp, optclip

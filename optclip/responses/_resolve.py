@@ -87,7 +87,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
     What the updates are multiplied by is a constant to JAX: the derivative of the
     clipped updates is :math:`k\,\mathrm{d}u`, without :math:`u\,\mathrm{d}k`, and
     none goes to the threshold. Single elements are multiplied too, not moved, so with
-    `ELEMENT` scope a bound is met to rounding, and bounds on two sides are refused.
+    element scope a bound is met to rounding, and bounds on two sides are refused.
 
     Args:
       response: what `response=` takes: a name, an object, or a function.

@@ -126,8 +126,8 @@ def second_moment(
       warmup: a number of steps in which nothing is clipped, an int of at least 0.
 
     Returns:
-      A rule for any scope, made for `ELEMENT`: there its memory is as large as the
-      parameters, in float32.
+      A rule for any scope, made for `over="element"`: its memory there is as large as
+      the parameters, in float32.
 
     ================== ==============================================================
     edge               threshold
@@ -167,7 +167,7 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       decay: a scalar from 0 to 1, traced or not.
 
     Returns:
-      A rule made for `ELEMENT` scope; its memory is a float a leaf.
+      A rule made for element scope; its memory is a float a leaf.
 
     Raises:
       TypeError, ValueError: `decay` is not a number from 0 to 1.
@@ -209,8 +209,8 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
       decay: a scalar from 0 to below 1, or traced.
 
     Returns:
-      A rule for any scope, made for `ELEMENT`: there its memory is as large as the
-      parameters, in float32. It starts at 0, so the first thresholds are small.
+      A rule for any scope, made for `over="element"`: its memory there is as large as
+      the parameters, in float32. It starts at 0, so the first thresholds are small.
 
     ================== ==============================================================
     edge               threshold

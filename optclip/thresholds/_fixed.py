@@ -82,7 +82,8 @@ def constant(value: Number) -> Constant:
       Constant(value=1.0)
     """
     _validate.number("value", value)
-    return Constant(value)
+    # jax takes no Python int past 32 bits.
+    return Constant(float(value) if isinstance(value, int) else value)
 
 
 def schedule(function: Callable[[jax.Array], Any]) -> Schedule:

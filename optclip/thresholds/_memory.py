@@ -43,12 +43,13 @@ def is_fixed(rules: PyTree) -> bool:
 
 def fixed(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
     """The thresholds of rules that are fixed, with the structure of the norms."""
+    pairs = _rules_with_norms(name, rules, norm)
+    known = [(r, own) for r, own in pairs if isinstance(r, (Constant, Schedule))]
     found = []
-    for rule, own in _rules_with_norms(name, rules, norm):
-        if isinstance(rule, (Constant, Schedule)):
-            threshold = rule.at(step)
-            _check_threshold(name, rule, threshold, own)
-            found.append(_prefix.fill(name, threshold, own))
+    for rule, own in known:
+        threshold = rule.at(step)
+        _check_threshold(name, rule, threshold, own)
+        found.append(_prefix.fill(name, threshold, own))
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
     return jax.tree.unflatten(treedef, found)
 

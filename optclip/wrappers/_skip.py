@@ -53,7 +53,7 @@ def skip(
 
     In such a step the updates are zero and the state of `inner` stays as it was:
     moments, counts, schedules. (A clip to zero before it would let the moments decay
-    and the weights too.) NaN and inf in the updates are always off.
+    and the weights too.) NaN and inf in the leaves that it looks at are always off.
 
     Args:
       inner: the optimizer to leave out, such as a chain of a clip and Adam.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip import functional as F
 from tests.support import helpers
 
@@ -95,3 +96,26 @@ def test_a_modulus_above_the_largest_float_has_no_finite_norm(p):
     found, norm = F.clip_by_global_norm(x, 1.0, ord=p)
     assert norm == np.inf
     assert np.all(np.isnan(found))
+
+
+@pytest.mark.parametrize("limit", [np.uint8(2), np.int64(2**40), 2**40, 1e300, 0.1])
+def test_a_limit_is_the_same_on_both_sides(limit, run):
+    """Whatever its type has for its negative, and however it is rounded."""
+    x = jnp.array([-jnp.inf, -3.0, -1.0, 1.0, 3.0, jnp.inf])
+    found = run(lambda x: F.clip_by_value(x, limit, strict=True))(x)
+    np.testing.assert_array_equal(found, -found[::-1])
+    assert np.max(np.abs(np.float64(found))) <= float(limit)
+    tx = optclip.clip_by_value(limit, strict=True)
+    helpers.assert_identical(found, run(lambda x: tx.update(x, tx.init(x))[0])(x))
+
+
+def test_a_traced_limit_below_zero_counts_as_zero():
+    found = helpers.quick_jit(F.clip_by_value)(jnp.array([-3.0, 1.0]), -1.0)
+    np.testing.assert_array_equal(found, [0.0, 0.0])
+
+
+def test_a_whole_number_past_32_bits_is_a_constant():
+    bounds = optclip.thresholds.bounds(-1.0, optclip.thresholds.constant(2**40))
+    tx = optclip.clip_by(bounds, over="element")
+    x = jnp.array([-3.0, 3.0])
+    np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], [-1.0, 3.0])

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optclip
@@ -90,3 +91,13 @@ def test_masked_leaves_keep_the_bits():
     found, _ = F.clip_by_global_norm(tree, 1.0, mask=mask)
     assert helpers.differs(found["a"], tree["a"])
     helpers.assert_identical(found["b"], tree["b"])
+
+
+def test_clips_that_share_a_mask_may_be_shown_none_of_its_leaves():
+    """`optax.partition` shows each clip some of the leaves: that is no slip in a path."""
+    mask = optclip.by_path(lambda path: path == "a")
+    clips = {c: optclip.clip_by_global_norm(float(c), mask=mask) for c in "12"}
+    tx = optax.partition(clips, {"a": "1", "b": "2", "frozen": "2"})
+    found, _ = tx.update(TREE, tx.init(TREE))
+    np.testing.assert_allclose(found["a"], [1.0])
+    helpers.assert_identical(found["b"], TREE["b"])

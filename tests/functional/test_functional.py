@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
 from tests.support.covering import RUNS
@@ -131,3 +132,9 @@ def test_a_threshold_before_the_gradients_is_to_be_exchanged(name, number, kind,
 def test_a_number_may_be_a_tree():
     assert F.clip_by_value(3.0, upper=2.0) == 2
     assert F.clip_by_global_norm(3.0, np.float32(2.0))[0] == 2
+
+
+def test_a_response_with_a_schedule_has_no_step_in_a_pure_clip():
+    moving = optclip.responses.band(lambda step: 0.5)
+    with pytest.raises(ValueError, match="`response` must be without a schedule.*step"):
+        F.clip_by(jnp.ones(2), 1.0, response=moving)

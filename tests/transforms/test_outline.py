@@ -51,3 +51,9 @@ def test_what_a_rule_learns_of_elements_is_like_the_parameters():
     """As large as they are, it is to be sharded as they are."""
     like, _ = of_params(optclip.clip_by(thresholds.second_moment(), over="element"))
     assert sorted(like) == [(3,), (4, 3)]
+
+
+def test_the_norms_of_leaves_of_a_global_clip_are_like_no_parameter():
+    like, others = of_params(optclip.clip_by_global_norm(1.0, record="leaves"))
+    assert not like
+    assert others == [()] * 8
