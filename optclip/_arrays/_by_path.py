@@ -98,6 +98,8 @@ def _entries(treedef: Any, x: Any) -> list[Any] | None:
     if jax.tree.structure(x).node_data() != treedef.node_data():
         return None  # First, for the error below would print all arrays.
     try:
-        return treedef.flatten_up_to(x)
+        entries = treedef.flatten_up_to(x)
     except (ValueError, TypeError):
         return None
+    # A memory of a count and of norms is no tree of norms, though it be as long.
+    return entries if len(set(map(jax.tree.structure, entries))) <= 1 else None

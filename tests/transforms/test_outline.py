@@ -57,3 +57,25 @@ def test_the_norms_of_leaves_of_a_global_clip_are_like_no_parameter():
     like, others = of_params(optclip.clip_by_global_norm(1.0, record="leaves"))
     assert not like
     assert others == [()] * 8
+
+
+class Counted:
+    """A user's rule whose memory is a tuple, as the parameters may be."""
+
+    def init(self, norm):
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, norm)
+
+    def update(self, seen, memory):
+        return seen.norm, (memory[0] + 1, seen.norm)
+
+
+def test_a_memory_is_not_taken_for_norms_where_it_is_as_long():
+    tx, params = optclip.clip_by_norm(Counted()), (jnp.ones(3), jnp.ones(2))
+    _, state = tx.update(params, tx.init(params))
+    specs = optax.tree_map_params(
+        tx, lambda x: "like", state, transform_non_params=lambda x: "other"
+    )
+    assert set(jax.tree.leaves(specs)) == {"other"}
+    ((count, norms),) = state.clip_memory[0]
+    assert count == 1
+    assert sorted(norms.by_path) == ["0", "1"]
