@@ -203,8 +203,6 @@ def exact_sum_of(values: list[jax.Array]) -> jax.Array:
     """The sum of arrays of one shape: folding a thousand plainly costs 4 ULP."""
     if _xla.may_be_split(values[0]):
         values = merged_to(_SENT, lax.add, values)
-    if len(values) >= _xla.ADDED_IN_PARTS:
-        return plain_sum_of(values)
     return _xla.compensated_sum(jnp.stack(values), axis=(0,))[0]
 
 
