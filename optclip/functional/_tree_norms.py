@@ -157,7 +157,7 @@ def clip_by_global_norm(
     clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, jax.Array]:
-    r"""Clip all leaves by their common norm, :math:`x \min(1, c / \|tree\|)`.
+    r"""Clip all leaves by their common norm n, :math:`x \min(1, c / n)`.
 
     Args:
       tree: any pytree of arrays.

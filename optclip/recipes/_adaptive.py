@@ -32,14 +32,14 @@ def agc(
 
     - An attention kernel `(in, heads, head_dim)` has one norm for each entry of
       `head_dim`, all heads together, although its outputs are on two axes.
-      `axis=lambda path, shape: 0 if len(shape) == 3 else None` gives each output its
-      own.
+      `axis=lambda path, shape: 0 if len(shape) == 3 and "out" not in path else None`
+      gives each output its own; the kernel `out` has its outputs on the last axis.
     - An embedding `(vocabulary, features)` has one norm a feature, over the whole
       vocabulary. `axis=lambda path, shape: -1 if "embed" in path else None` gives each
       word its own.
 
     `optax.adaptive_grad_clip` does otherwise in two cases: it takes norms of rank 3
-    over axis 0 alone, as the first of these functions does; and a leaf with at most one
+    over axis 0 alone, of the kernel "out" too; and a leaf with at most one
     axis longer than 1, such as a kernel `(1, 64)`, is one unit to it.
 
     Args:

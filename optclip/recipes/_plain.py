@@ -19,7 +19,7 @@ from optclip.wrappers import with_error_feedback
 def auto_s(
     max_norm: Threshold = 1.0, gamma: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Automatic clipping: always the same length, but for what is smaller than gamma.
+    r"""Automatic clipping: always the same length, but where that is below gamma.
 
     .. math:: g \leftarrow R \frac{g}{\|g\| + \gamma}
 

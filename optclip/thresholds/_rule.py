@@ -28,7 +28,7 @@ class Seen(NamedTuple):
         with `guarded=False` a norm reads inf where the sum of its squares overflows, at
         half the cost.
       params: as given to `update`, or None.
-      step: int32, the number of updates before this one.
+      step: int32, the number of updates before this one, non-finite ones too.
       extra: the extra keyword arguments of `update`, such as `value`.
       updates: what is clipped, as given to `update`.
     """

@@ -36,7 +36,7 @@ def clip_by_global_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip all leaves by their common norm, :math:`x \min(1, c / \|updates\|)`.
+    r"""Clip all leaves by their common norm n, :math:`x \min(1, c / n)`.
 
     A drop-in for `optax.clip_by_global_norm`: with `record=False` the state has no
     leaves either, and a checkpoint of one restores into the other.
@@ -80,7 +80,7 @@ def clip_by_global_norm(
         mask does not match.
 
     Guarantees:
-      Those of `functional.clip_by_global_norm`, edge by edge.
+      Those of `functional.clip_by_global_norm`, whose help has a table of edges.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
