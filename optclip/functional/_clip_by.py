@@ -1,4 +1,4 @@
-"""The pure clip that all others are calls of: any threshold, scope, norm, response."""
+"""The pure clip by any norm: any threshold, scope, norm and response."""
 
 from __future__ import annotations
 
