@@ -23,15 +23,22 @@ from optclip.monitor import Suggestion as Suggestion
 from optclip.monitor import metrics as metrics
 from optclip.monitor import suggest as suggest
 from optclip.monitor import summary as summary
+from optclip.scopes import Heads as Heads
 from optclip.scopes import axes as axes
+from optclip.scopes import find_heads as find_heads
 from optclip.scopes import groups as groups
+from optclip.scopes import matrices as matrices
+from optclip.scopes import singular_values as singular_values
 from optclip.scopes import units as units
+from optclip.transforms import clip_attention_logits as clip_attention_logits
 from optclip.transforms import clip_by as clip_by
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm
 from optclip.transforms import clip_by_group_norm as clip_by_group_norm
 from optclip.transforms import clip_by_norm as clip_by_norm
 from optclip.transforms import clip_by_rms as clip_by_rms
+from optclip.transforms import clip_by_singular_value as clip_by_singular_value
+from optclip.transforms import clip_by_spectral_norm as clip_by_spectral_norm
 from optclip.transforms import clip_by_value as clip_by_value
 from optclip.wrappers import clip_after as clip_after
 from optclip.wrappers import skip as skip
@@ -51,25 +58,32 @@ def _name_public_paths(*modules: _ModuleType) -> None:
 
 
 __all__ = [
+    "Heads",
     "Suggestion",
     "axes",
     "by_path",
     "clip_after",
+    "clip_attention_logits",
     "clip_by",
     "clip_by_average_norm",
     "clip_by_global_norm",
     "clip_by_group_norm",
     "clip_by_norm",
     "clip_by_rms",
+    "clip_by_singular_value",
+    "clip_by_spectral_norm",
     "clip_by_value",
+    "find_heads",
     "functional",
     "groups",
+    "matrices",
     "metrics",
     "norms",
     "plot",
     "recipes",
     "responses",
     "scopes",
+    "singular_values",
     "skip",
     "suggest",
     "summary",
@@ -94,6 +108,7 @@ _ELSEWHERE = {
     "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
     "clip_grad_value_": "optclip.functional.clip_by_value",
     "skip_not_finite": "optclip.skip",
+    "qk_clip": "optclip.clip_attention_logits",
     "with_carry": "optclip.with_error_feedback",
     "with_reset": "optclip.with_periodic_reset",
 }

@@ -50,3 +50,13 @@ def spanning(
 def largest(value: jax.Array) -> jax.Array:
     """The maximum of an array, on all devices that hold some of it."""
     return spanning(lax.pmax, jnp.max(value, initial=-jnp.inf))
+
+
+def largest_or_nan(value: jax.Array, axes: Axes) -> jax.Array:
+    """The maximum over devices, NaN if one of them has NaN, whatever the backend."""
+    if not axes:
+        return value
+    is_nan = jnp.isnan(value)
+    both = jnp.stack([jnp.where(is_nan, -jnp.inf, value), is_nan.astype(value.dtype)])
+    found, had_nan = lax.pmax(both, axes)
+    return jnp.where(had_nan > 0, jnp.nan, found)

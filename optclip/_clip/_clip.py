@@ -8,7 +8,6 @@ rule for them between `measure` and `apply`. Norms, thresholds and coefficients 
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -113,20 +112,23 @@ class Clip(abc.ABC, Generic[Fitted, Coefficients]):
     def measure(
         self, layout: Layout, *, guarded: bool = True, flushed: bool = True
     ) -> Batched:
-        """The norm of each block, short of the entries that the policy drops."""
-        blocks = layout.blocks
-        if self.nonfinite == "drop":
-            blocks = [_each(_nonfinite.dropped, block) for block in blocks]
+        """The norm of each block that is shown."""
         return _measure.measure_batched(
-            blocks, self.norm, guarded=guarded, flushed=flushed
+            self.shown(layout), self.norm, guarded=guarded, flushed=flushed
         )
+
+    def shown(self, layout: Layout) -> list[Block]:
+        """The blocks, short of the entries that the policy drops."""
+        if self.nonfinite != "drop":
+            return layout.blocks
+        return [_nonfinite.each(_nonfinite.dropped, block) for block in layout.blocks]
 
     def bad(self, layout: Layout, measured: Batched) -> Batched:
         """Whether each block has an entry, or a norm, that is not finite."""
         bad = measured.map(lambda norm: ~jnp.isfinite(norm))
         if self.nonfinite != "drop":
             return bad
-        flags = [_each(_nonfinite.flags, block) for block in layout.blocks]
+        flags = [_nonfinite.each(_nonfinite.flags, block) for block in layout.blocks]
         found = _measure.measure_batched(flags, INF).map(lambda norm: norm > 0)
         # Of other arrays, these need not be batched as those are.
         return bad.map(jnp.logical_or, measured.with_entries(found.entries()))
@@ -278,13 +280,3 @@ class ScalingClip(Clip[Batched, Batched]):
         if self.nonfinite == "drop":
             kept = jnp.all(jnp.isinf(limit)) | (kept & jnp.all(shown == x))
         return _sparse.wrapped(kept, original, matrix, out)
-
-
-def _each(function: Callable[[jax.Array], jax.Array], block: Block) -> Block:
-    leaves = [
-        _leaves.wrap(
-            function(_leaves.unwrap(x)), _leaves.axis_name_of(x), _leaves.matrix_of(x)
-        )
-        for x in block.leaves
-    ]
-    return dataclasses.replace(block, leaves=leaves)

@@ -15,11 +15,9 @@ from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate,
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
 from optclip._clip import _scale
-from optclip._clip._clip import Clip, ScalingClip
+from optclip._clip._clip import Clip
 from optclip._clip._layout import Layout
-from optclip.norms import Norm
 from optclip.responses import Hard, Response
-from optclip.scopes._scope import Element, Scope
 
 
 class Limits(NamedTuple):
@@ -158,12 +156,6 @@ class ElementClip(Clip[Sequence[Any], list[jax.Array]]):
             kept &= off | jnp.all(jnp.isfinite(x))
         out = _sparse.wrapped(kept, layout.leaves[i], layout.matrices[i], out)
         return out, shrunk
-
-
-def clip_of(scope: Scope, norm: Norm, response: Response, *rest: Any) -> Clip[Any, Any]:
-    """The clip of its kind: of elements where the response can move them."""
-    moves = isinstance(scope, Element) and hasattr(response, "element")
-    return (ElementClip if moves else ScalingClip)(scope, norm, response, *rest)
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:

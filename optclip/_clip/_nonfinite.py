@@ -6,12 +6,16 @@ drop        non-finite entries become zero, the rest is measured and clipped as 
 raise       as propagate, and an error under `jax.experimental.checkify`
 """
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
 
 from optclip._arrays import _leaves
 from optclip._arrays._types import KeyPath
+from optclip.norms import Block
 
 POLICIES = ("propagate", "zero", "drop", "raise")
 
@@ -35,3 +39,14 @@ def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
             f"non-finite update in the leaf '{_leaves.path_str(path)}'"
             " (nonfinite='raise')".replace("{", "{{").replace("}", "}}"),
         )
+
+
+def each(function: Callable[[jax.Array], jax.Array], block: Block) -> Block:
+    """The block with another array in place of each."""
+    leaves = [
+        _leaves.wrap(
+            function(_leaves.unwrap(x)), _leaves.axis_name_of(x), _leaves.matrix_of(x)
+        )
+        for x in block.leaves
+    ]
+    return dataclasses.replace(block, leaves=leaves)

@@ -37,22 +37,36 @@ and with `drop`. Its norms may be taken over axes of its data alone; a bound for
 elements is a number.
 """
 
+from optclip.functional._attention import (
+    clip_attention_logits as clip_attention_logits,
+)
+from optclip.functional._attention_logit import (
+    max_attention_logit as max_attention_logit,
+)
 from optclip.functional._clip_by import clip_by as clip_by
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.functional._leaf_norms import clip_by_norm as clip_by_norm
 from optclip.functional._leaf_norms import clip_by_rms as clip_by_rms
+from optclip.functional._matrices import (
+    clip_by_singular_value as clip_by_singular_value,
+)
+from optclip.functional._matrices import clip_by_spectral_norm as clip_by_spectral_norm
 from optclip.functional._tree_norms import clip_by_global_norm as clip_by_global_norm
 from optclip.functional._tree_norms import clip_by_group_norm as clip_by_group_norm
 from optclip.functional._tree_norms import global_norm as global_norm
 from optclip.functional._values import clip_by_value as clip_by_value
 
 __all__ = [
+    "clip_attention_logits",
     "clip_by",
     "clip_by_average_norm",
     "clip_by_global_norm",
     "clip_by_group_norm",
     "clip_by_norm",
     "clip_by_rms",
+    "clip_by_singular_value",
+    "clip_by_spectral_norm",
     "clip_by_value",
     "global_norm",
+    "max_attention_logit",
 ]

@@ -11,8 +11,8 @@ from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
-from optclip._clip._elements import clip_of
-from optclip.norms._norm import NormLike, as_norm
+from optclip._clip._kinds import clip_of
+from optclip.norms._spectral import NormLike, Spectral, as_norm
 from optclip.responses._resolve import is_same_always, resolve
 from optclip.scopes._scope import ScopeLike, as_scope
 from optclip.thresholds._resolve import Named
@@ -91,6 +91,10 @@ def clip_by(
         advice = "A pure function has no step: give the value of the schedule."
         wanted = "without a schedule in it"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if isinstance(norm, Spectral) and norm.remembers:
+        advice = "A pure function remembers no vector from the step before."
+        wanted = "with method='exact'"
+        raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
         as_scope(over), as_norm(norm), how, eps, strict, nonfinite,
         mask, norm_mask, clip_mask, axis_name,

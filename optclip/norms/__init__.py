@@ -1,6 +1,7 @@
 """MEASURE: one norm that is right for every dtype and split of the leaves.
 
-A norm is entrywise, taken over a *block*: all the elements that share it. Sums are
+A norm is taken over a *block*: all the elements that share it. It is entrywise, or
+the largest singular value. Sums are
 kept in float32 or wider. Every element is read once, on CPU again only if a sum of
 squares overflowed.
 """
@@ -8,5 +9,6 @@ squares overflowed.
 from optclip.norms._measure import measure as measure
 from optclip.norms._norm import Block as Block
 from optclip.norms._norm import Norm as Norm
+from optclip.norms._spectral import Spectral as Spectral
 
-__all__ = ["Block", "Norm", "measure"]
+__all__ = ["Block", "Norm", "Spectral", "measure"]

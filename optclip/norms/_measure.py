@@ -14,8 +14,9 @@ import numpy as np
 from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName, Leaf
-from optclip.norms import _roots, _totals
-from optclip.norms._norm import L2, Block, Norm, NormLike, as_norm
+from optclip.norms import _roots, _spectral, _totals
+from optclip.norms._norm import L2, Block, Norm
+from optclip.norms._spectral import NormLike, Spectral, as_norm
 
 
 def measure(
@@ -64,6 +65,13 @@ def measure_batched(
 
     Not `flushed`, a norm below 2**-60 is not 0 yet: it is to be part of a larger one.
     """
+    if isinstance(norm, Spectral):
+        leaves = [_leaves.unwrap(x) for block in blocks for x in block.leaves]
+        norms = _spectral.spectral_norms(
+            blocks, _accumulator([jnp.asarray(x) for x in leaves]), axis_name
+        )
+        found = Batched(norms, tuple(map(declared_across, blocks)))
+        return found.map(_roots.large_enough) if flushed else found
     arrays, members, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:

@@ -3,9 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
-
-import numpy as np
 
 from optclip._arrays import _validate
 from optclip._arrays._types import Leaf
@@ -56,25 +53,6 @@ L2: Norm = Norm(2.0)
 INF: Norm = Norm(math.inf)
 RMS: Norm = Norm(2.0, per_count=0.5)
 AVERAGE: Norm = Norm(2.0, per_count=1.0)
-
-
-_BY_NAME = {"l1": L1, "l2": L2, "inf": INF, "rms": RMS, "average": AVERAGE}
-NormLike = Norm | float | Literal["l1", "l2", "inf", "rms", "average"]
-
-
-def as_norm(norm: NormLike) -> Norm:
-    """The norm that a `norm=` argument names, by name or by order."""
-    if isinstance(norm, Norm):
-        return norm
-    if isinstance(norm, str) and norm in _BY_NAME:
-        return _BY_NAME[norm]
-    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
-        norm, bool
-    ):
-        return Norm(float(norm))
-    names = ", ".join(map(repr, _BY_NAME))
-    wanted = f"{names}, an order p or an optclip.norms.Norm"
-    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
 
 
 def of_order(ord: float | None) -> Norm:

@@ -151,19 +151,19 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
 
 
 def _counted_from_zero(
-    axis: tuple[int, ...], x: Leaf, path: KeyPath
+    axis: tuple[int, ...], x: Leaf, path: KeyPath, name: str = "axis"
 ) -> tuple[int, ...]:
     shape = getattr(x, "shape", ())
     ndim = len(shape)
 
     def wrong(wanted: str) -> str:
         leaf = f"the leaf '{_leaves.path_str(path)}' of shape {shape}"
-        return f"`axis` must name {wanted}, got {axis} for {leaf}."
+        return f"`{name}` must name {wanted}, got {axis} for {leaf}."
 
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
             f"{wrong('axes that each leaf has')} Leave such leaves out with mask=,"
-            " or clip them by another transformation under optax.masked."
+            " or give them to another transformation under optax.masked."
         )
     found = tuple(sorted(a % ndim for a in axis))
     if len(set(found)) < len(found):

@@ -5,19 +5,16 @@ Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from optclip._arrays._types import PyTree
-from optclip._clip._elements import clip_of
-from optclip.norms._norm import NormLike, as_norm
+from optclip._clip._kinds import clip_of
+from optclip.norms._spectral import NormLike, as_norm
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import ScopeLike, as_scope
-from optclip.transforms import _state
-from optclip.transforms._engine import Engine, rules_of
+from optclip.transforms._engine import Engine, lifted, rules_of
 from optclip.typing import (
     AxisName,
     ClipState,
@@ -125,25 +122,4 @@ def clip_by(
         new = engine.recorded(step, coefficients) if record else None
         return clipped, engine.after(state, step, new)
 
-    if engine.is_stateless:
-        return _without_state(engine, update_fn)
-    return optax.GradientTransformationExtraArgs(engine.init, update_fn)
-
-
-def _without_state(
-    engine: Engine, update: Callable[..., tuple[PyTree, ClipState]]
-) -> optax.GradientTransformationExtraArgs:
-    """The same transformation with the state of optax's own clips."""
-
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        engine.init(params)  # It raises what there is to raise.
-        return optax.EmptyState()
-
-    def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, optax.EmptyState]:
-        _state.check_empty(state)
-        nothing = ClipState(jnp.zeros((), jnp.int32), [()] * len(engine.rules), {})
-        return update(updates, nothing, params, **extra_args)[0], state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return lifted(engine, engine.init, update_fn)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from optclip._arrays import _leaves, _placement, _validate
 from optclip._arrays._batching import Batched
+from optclip._arrays._by_path import PerNorm
 from optclip._arrays._numerics import counted
 from optclip._arrays._types import Leaf, PyTree, Record, TreeDef
 from optclip._clip._clip import Clip
@@ -22,7 +25,7 @@ from optclip.responses._resolve import is_same_always
 from optclip.scopes._scope import TREE
 from optclip.thresholds import Bounds, Seen, _memory, _resolve
 from optclip.thresholds._fixed import Constant
-from optclip.transforms import _leaf_record, _outline, _record, _state
+from optclip.transforms import _leaf_record, _norm_memory, _outline, _record, _state
 from optclip.transforms._leaf_record import LeafNorms
 from optclip.typing import ClipRecord, ClipState, ThresholdTree
 
@@ -61,7 +64,13 @@ class Engine:
         """Whether nothing is kept from step to step, as in optax's own clips."""
         rules = jax.tree.leaves(self.rules, is_leaf=_resolve.is_rule)
         is_fixed = all(isinstance(rule, Constant) for rule in rules)
+        is_fixed &= not _norm_memory.remembers(self.clip)
         return not self.record and is_fixed and is_same_always(self.clip.response)
+
+    @property
+    def num_memories(self) -> int:
+        """How many things are remembered: one for each rule, and that of the norm."""
+        return len(self.rules) + _norm_memory.remembers(self.clip)
 
     @property
     def has_leaf_norms(self) -> bool:
@@ -72,7 +81,12 @@ class Engine:
         if _outline.is_placeholder(params):
             treedef = jax.tree.structure(0)
             rules = self.rules.values()
-            memory = [_outline.memory(self.clip.scope, r, params) for r in rules]
+            memory: list[Any] = [
+                _outline.memory(self.clip.scope, r, params) for r in rules
+            ]
+            if _norm_memory.remembers(self.clip):
+                # A prefix, as all that is kept by path.
+                memory.append(jnp.zeros(()))
         else:
             treedef, shapes = _norm_shapes(self.clip, params)
             norms = [_placement.zeros(shape, params) for shape in shapes]
@@ -82,6 +96,8 @@ class Engine:
                 _memory.init(key, rule, zeros, is_like_params=is_like_params)
                 for key, rule in self.rules.items()
             ]
+            if _norm_memory.remembers(self.clip):
+                memory.append(self._blank_vectors(params))
         blank = _state.blank(treedef, self.clip.scope, self.record)
         if self.has_leaf_norms:
             blank = blank._replace(clip_leaf_norm=self._blank_leaf_norms(params))
@@ -95,6 +111,11 @@ class Engine:
         treedef, _ = _norm_shapes(_leaf_record.by_leaf(self.clip), params)
         return _leaf_record.blank(treedef)
 
+    def _blank_vectors(self, params: PyTree) -> PerNorm:
+        treedef, shapes = _norm_shapes(self.clip, params, _norm_memory.starts)
+        zeros = [_placement.zeros(shape, params) for shape in shapes]
+        return _norm_memory.blank(treedef, zeros)
+
     def decide(
         self,
         updates: PyTree,
@@ -107,13 +128,17 @@ class Engine:
         """The norms and thresholds of a step; `in_common` if all devices must agree."""
         layout = self.clip.layout(updates)
         _state.check_state(
-            state, len(self.rules), layout.treedef,
+            state, self.num_memories, layout.treedef,
             self.name, self.clip.scope, self.record,
         )  # fmt: skip
         if in_common or jax.tree.leaves(state.clip_memory):
             self.clip.check_spans(layout)
         now = self.clip.at(state.clip_step)
-        if self.has_leaf_norms:
+        memories, vectors = list(state.clip_memory), []
+        if _norm_memory.remembers(now):
+            measured, found = _norm_memory.measure(now, layout, memories.pop())
+            leaf_norms, vectors = None, [found]
+        elif self.has_leaf_norms:
             measured, leaf_norms = _leaf_record.measure(now, layout, updates)
         else:
             measured, leaf_norms = now.measure(layout), None
@@ -122,9 +147,7 @@ class Engine:
         bad = now.bad(layout, measured)
         step = Decision(now, layout, measured, bad, None, [], leaf_norms)
         values = {}
-        for (key, rule), memory in zip(
-            self.rules.items(), state.clip_memory, strict=True
-        ):
+        for (key, rule), memory in zip(self.rules.items(), memories, strict=True):
             if isinstance(rule, Constant):
                 values[key] = [rule.value] * len(layout.blocks)
             elif _memory.is_fixed(rule):
@@ -140,6 +163,7 @@ class Engine:
                 )  # fmt: skip
                 values[key] = layout.entries(found)
             step.memories.append(memory)
+        step.memories.extend(vectors)
         return step._replace(limits=_limits(now, values, measured))
 
     def recorded(self, step: Decision, coefficients: Any) -> ClipRecord:
@@ -153,7 +177,7 @@ class Engine:
             self.clip.scope,
             self.record,
             [step.measured, limits, found, step.bad, declared],
-            learns=bool(jax.tree.leaves(step.memories)),
+            learns=bool(jax.tree.leaves(step.memories[: len(self.rules)])),
         )
         return new._replace(clip_leaf_norm=step.leaf_norms)
 
@@ -166,6 +190,29 @@ class Engine:
             return ClipState(count, step.memories, {})
         record = _record.advanced(state.clip_record[self.name], new)
         return ClipState(count, step.memories, {self.name: record})
+
+
+def lifted(
+    engine: Engine,
+    init: Callable[..., ClipState],
+    update: Callable[..., tuple[PyTree, ClipState]],
+) -> optax.GradientTransformationExtraArgs:
+    """The transformation, with the state of optax's own clips if it keeps nothing."""
+    if not engine.is_stateless:
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def init_fn(params: PyTree) -> optax.EmptyState:
+        init(params)  # It raises what there is to raise.
+        return optax.EmptyState()
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, optax.EmptyState]:
+        _state.check_empty(state)
+        nothing = ClipState(jnp.zeros((), jnp.int32), [()] * len(engine.rules), {})
+        return update(updates, nothing, params, **extra_args)[0], state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
@@ -196,8 +243,14 @@ def _of_scope(name: str, threshold: ThresholdTree, clip: Clip[Any, Any]) -> PyTr
     return rules
 
 
+def _norms(clip: Clip[Any, Any], layout: Layout) -> list[jax.Array]:
+    return clip.measure(layout).entries()
+
+
 def _norm_shapes(
-    clip: Clip[Any, Any], params: PyTree
+    clip: Clip[Any, Any],
+    params: PyTree,
+    measure: Callable[[Clip[Any, Any], Layout], list[jax.Array]] = _norms,
 ) -> tuple[TreeDef, list[jax.ShapeDtypeStruct]]:
     """The structure of the norms of trees like `params`, nothing computed."""
     local = clip.at_init()
@@ -205,7 +258,7 @@ def _norm_shapes(
     live = flat.clippable()
     treedefs = []
 
-    def measure(arrays: list[Leaf]) -> list[jax.Array]:
+    def found(arrays: list[Leaf]) -> list[jax.Array]:
         given = iter(arrays)
         leaves = [
             next(given) if is_live else x
@@ -213,10 +266,10 @@ def _norm_shapes(
         ]
         layout = local.layout(flat.rebuild(leaves))
         treedefs.append(layout.treedef)
-        return local.measure(layout).entries()
+        return measure(local, layout)
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
-    shapes = jax.eval_shape(measure, arrays)
+    shapes = jax.eval_shape(found, arrays)
     return treedefs[-1], shapes
 
 

@@ -15,7 +15,7 @@ from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import Leaf, PyTree
 from optclip._clip._clip import ScalingClip
-from optclip.norms._norm import as_norm
+from optclip.norms._spectral import as_norm
 from optclip.scopes._scope import as_scope
 from optclip.thresholds import _memory
 from optclip.thresholds._resolve import as_rules, one_rule

@@ -11,7 +11,7 @@ import pytest
 
 import optclip
 from optclip import functional
-from optclip.transforms import _leaf_norms, _tree_norms, _values
+from optclip.transforms import _leaf_norms, _matrices, _tree_norms, _values
 from tests.support.registry import ENTRIES, OTHER_NAMES
 from tools import public_api
 
@@ -82,7 +82,7 @@ def test_without_the_engine_there_is_no_clip(entry, monkeypatch):
     def gone(*args, **kwargs):
         raise NotImplementedError
 
-    for module in (_leaf_norms, _tree_norms, _values):
+    for module in (_leaf_norms, _matrices, _tree_norms, _values):
         monkeypatch.setattr(module, "clip_by", gone)
     with pytest.raises(NotImplementedError):
         entry.make()

@@ -16,6 +16,10 @@ from tests.support.registry import numpy_tree
 SHARED = "response, eps, strict, nonfinite, mask"
 EXPERT = f"{SHARED}, norm_mask, clip_mask, axis_name)"
 SIGNATURES = {
+    "clip_attention_logits": "(params, max_logits, max_logit, layers, *, balance, by_group)",
+    "max_attention_logit": "(query, key, *, scale, mask, axis_name, block_size)",
+    "clip_by_spectral_norm": "(tree, max_norm, *, matrix_axes, response, eps, nonfinite, mask, axis_name)",
+    "clip_by_singular_value": "(tree, max_value, *, response, matrix_axes, method, nonfinite, mask, axis_name)",
     "clip_by": f"(tree, threshold, *, over, norm, {EXPERT}",
     "global_norm": "(tree, *, ord, axis_name, mask)",
     "clip_by_value": "(tree, limit, *, lower, upper, strict, nonfinite, mask)",

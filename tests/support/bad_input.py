@@ -74,6 +74,18 @@ def _clips_elements_at(rule: Any) -> Any:
     return clips(optclip.clip_by_value(rule))
 
 
+def _clips_over_matrices(scope: Any) -> Any:
+    return clips(optclip.clip_by(1.0, over=scope, norm="spectral"))
+
+
+def _finds(heads: Any) -> Any:
+    layers = {"a": heads}
+    return functional.clip_attention_logits(ATTENTION, LOGITS, 1.0, layers)
+
+
+ATTENTION = {"q": jnp.ones((5, 4, 3)), "k": jnp.ones((5, 2, 3))}
+LAYERS = {"a": optclip.Heads("q", "k")}
+LOGITS = {"a": jnp.ones(4)}
 ADAM, CLIP = optax.scale_by_adam(), optclip.clip_by_value(1.0)
 CALLS = {
     "by_path": Call(optclip.by_path, {"function": str}),
@@ -87,6 +99,28 @@ CALLS = {
     "Block": Call(norms.Block, {"leaves": [TREE["a"]]}, lambda b: norms.measure([b])),
     "measure": Call(norms.measure, {"blocks": [norms.Block([TREE["a"]])]}),
     "units": Call(optclip.units, {}, _clips_over),
+    "matrices": Call(optclip.matrices, {}, _clips_over_matrices),
+    "singular_values": Call(optclip.singular_values, {}, _clips_over),
+    "Spectral": Call(norms.Spectral, {}),
+    "Heads": Call(optclip.Heads, {"query": "q", "key": "k"}, _finds),
+    "find_heads": Call(
+        optclip.find_heads, {"params": ATTENTION, "query": "q", "key": "k"}
+    ),
+    "clip_attention_logits": Call(
+        optclip.clip_attention_logits,
+        {"max_logit": 1.0, "layers": LAYERS},
+        lambda tx: tx.update(
+            ATTENTION, tx.init(ATTENTION), ATTENTION, max_logits=LOGITS
+        ),
+    ),
+    "functional.clip_attention_logits": Call(
+        functional.clip_attention_logits,
+        {"params": ATTENTION, "max_logits": LOGITS, "max_logit": 1.0, "layers": LAYERS},
+    ),
+    "functional.max_attention_logit": Call(
+        functional.max_attention_logit,
+        {"query": ATTENTION["q"], "key": ATTENTION["k"]},
+    ),
     "Band": Call(responses.Band, {"low": 0.5}, _clips_by),
     "band": Call(responses.band, {}, _clips_by),
     "Smooth": Call(responses.Smooth, {}),
@@ -156,6 +190,8 @@ for _name, _right in {
     "clip_by_rms": {"max_rms": 1.0},
     "clip_by_group_norm": {"max_norm": 1.0, "groups": LABELS},
     "clip_by_global_norm": {"max_norm": 1.0},
+    "clip_by_spectral_norm": {"max_norm": 1.0},
+    "clip_by_singular_value": {"max_value": 1.0},
 }.items():
     CALLS[_name] = Call(getattr(optclip, _name), _right, clips)
     CALLS[f"functional.{_name}"] = Call(
@@ -623,3 +659,106 @@ BY_CALL = {
         Bad(-1.0, V, rf"{_GIVEN}-1.0 \(float\)", "a real scalar of 0 or more"),
     ],
 }
+
+_TWO = [
+    Bad([0, 1], T, r"`matrix_axes` must be .*got \[0, 1\]", "a tuple of two ints"),
+    Bad((0,), V, r"`matrix_axes` must be .*got \(0,\)", "a tuple of two ints"),
+    Bad((0.5, 1), T, r"got \(0.5, 1\)", "a tuple of two ints"),
+    Bad((-3, -1), V, r"got \(-3, -1\)", "`matrix_axes` must name axes"),
+]
+_METHOD = [
+    Bad("svd", V, r"`{p}` must be .*got 'svd'", "one of"),
+    Bad(3, T, r"`{p}` must be .*got 3", "one of"),
+]
+_COUNT = [
+    Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "an int from"),
+    Bad(-1, V, r"`{p}` must be .*got -1", "an int from"),
+]
+_AN_INT = [Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "an int")]
+_PATHS = [
+    Bad(3, T, r"`{p}` must be .*got 3 \(int\)", "a path such as"),
+    Bad((), V, r"`{p}` must be .*got \(\)", "a path such as"),
+    Bad("z", V, "got 'z'", "must name leaves of the parameters", "Near it there are"),
+]
+_PATTERN = [
+    Bad(3, T, r"`{p}` must be .*got 3 \(int\)", "the name of a module"),
+    Bad("z", V, "`{p}` must be .*got 'z'", "the name of a module", "The paths are"),
+]
+_FLAG = [Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "True or False")]
+_LAYERS = [
+    Bad([], T, r"`layers` must be .*got \[\]", "a dict from the name of a layer"),
+    Bad({}, V, r"`layers` must be .*got \{\}", "a dict from the name of a layer"),
+    Bad({"a": "q"}, T, "`layers` at 'a' must be .*got 'q'", "an optclip.Heads"),
+]
+_HEADS = [
+    Bad(
+        {"q": jnp.ones((5, 4, 3))}, V, "`layers` at 'a' must name leaves.*got 'k'",
+        "must name leaves of the parameters", "Near it there are",
+    ),
+]  # fmt: skip
+_LARGEST = [
+    Bad([1.0], T, r"`{p}` must be .*got \[1.0\]", "a dict from the name of a layer"),
+    Bad({"b": jnp.ones(4)}, V, r"got \['b'\]", "must have the names of `layers`"),
+]
+_OF_ATTENTION = [
+    Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "a floating-point array"),
+    Bad(
+        jnp.ones(3),
+        V,
+        r"`{p}` must be .*got the shape \(3,\)",
+        "floating-point",
+        "Split",
+    ),
+]
+_QK = [row for row in THRESHOLD if not isinstance(row.value, (dict, list))]
+_QK = [row for row in _QK if np.ndim(row.value) < 2]
+for _name in ("clip_attention_logits", "functional.clip_attention_logits"):
+    BY_CALL |= {
+        (_name, "max_logit"): _QK,
+        (_name, "layers"): _LAYERS,
+        (_name, "balance"): [
+            Bad("x", T, r"`balance` must be .*got 'x' \(str\)", "number"),
+            Bad(2.0, V, "`balance` must be .*got 2.0", "from 0 to 1"),
+        ],
+        (_name, "by_group"): _FLAG,
+    }
+for _name in ("", "functional."):
+    BY_CALL[f"{_name}clip_by_singular_value", "response"] = [
+        row for row in BY_PARAMETER["response"] if row.value != "soft"
+    ]
+    for _clip in ("clip_by_spectral_norm", "clip_by_singular_value"):
+        BY_CALL[f"{_name}{_clip}", "matrix_axes"] = _TWO
+    BY_CALL[f"{_name}clip_by_singular_value", "method"] = _METHOD
+    BY_CALL[f"{_name}clip_by_singular_value", "max_value"] = BY_PARAMETER["max_norm"]
+BY_CALL |= {
+    ("matrices", "matrix_axes"): _TWO,
+    ("singular_values", "matrix_axes"): _TWO,
+    ("singular_values", "method"): _METHOD,
+    ("Spectral", "method"): _METHOD,
+    ("clip_by_spectral_norm", "method"): _METHOD,
+    ("Spectral", "steps"): _COUNT,
+    ("clip_by_spectral_norm", "steps"): _COUNT,
+    ("Heads", "query"): _PATHS,
+    ("Heads", "key"): _PATHS,
+    ("find_heads", "params"): [
+        Bad({}, V, "`query` must be .*got 'q'", "the name of a module", "The paths are")
+    ],
+    ("find_heads", "query"): _PATTERN,
+    ("find_heads", "key"): _PATTERN,
+    ("functional.clip_attention_logits", "params"): _HEADS,
+    ("functional.clip_attention_logits", "max_logits"): _LARGEST,
+    ("functional.max_attention_logit", "query"): _OF_ATTENTION,
+    ("functional.max_attention_logit", "key"): _OF_ATTENTION,
+    ("functional.max_attention_logit", "scale"): [BOUND[0]],
+    ("functional.max_attention_logit", "mask"): [
+        Bad("x", T, r"`mask` must be .*got 'x' \(str\)", "bools that broadcast")
+    ],
+    ("functional.max_attention_logit", "block_size"): _COUNT,
+}
+for _name in ("Heads", "find_heads"):
+    BY_CALL |= {
+        (_name, "axis"): _AN_INT,
+        (_name, "stacked"): _AN_INT,
+        (_name, "rope"): _COUNT,
+        (_name, "head_dim"): _COUNT,
+    }

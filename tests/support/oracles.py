@@ -85,3 +85,34 @@ def by_top_key(
 ) -> chex.ArrayTree:
     """One norm for each entry of the outermost dict."""
     return {key: by_tree(part, limits[key], p) for key, part in tree.items()}
+
+
+def by_matrix(tree: chex.ArrayTree, c: float) -> chex.ArrayTree:
+    """One spectral norm for each matrix over the last two axes."""
+
+    def clip(x: np.ndarray) -> np.ndarray:
+        if x.ndim < 2:
+            return x * hard(norm(x), c) if x.ndim else x
+        top = np.linalg.norm(x, 2, axis=(-2, -1), keepdims=True) if x.size else 1.0
+        return x * np.where(top > c, c / np.where(top > c, top, 1.0), 1.0)
+
+    return jax.tree.map(clip, tree)
+
+
+def by_singular_value(
+    tree: chex.ArrayTree,
+    c: float,
+    response: Callable[[float, float], float] = hard,
+) -> chex.ArrayTree:
+    """Each singular value by itself, of each matrix over the last two axes."""
+
+    def clip(x: np.ndarray) -> np.ndarray:
+        if not x.size or not x.ndim:
+            return x
+        if x.ndim == 1:
+            return x * response(norm(x), c)
+        u, s, vt = np.linalg.svd(x, full_matrices=False)
+        left = np.vectorize(lambda n: n * response(n, c), otypes=[float])(s)
+        return u * left[..., None, :] @ vt
+
+    return jax.tree.map(clip, tree)

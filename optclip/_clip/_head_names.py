@@ -1,0 +1,51 @@
+"""What the paths of attention layers say: whether they are there, and normalized."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+
+from optclip.scopes._heads import Heads
+
+# Of a norm on queries and keys, in words joined by underscores.
+_WORDS = r"(norm|ln|layer_?norm|rms_?norm)"
+_NORMALIZED = re.compile(rf"(q|query|k|key|qk)_?{_WORDS}|{_WORDS}_(q|query|k|key|qk)")
+# Beside a latent there may be norms of the latent, which queries and keys are made of.
+_NORMALIZED_MLA = re.compile(rf"(k|key|qk)_?{_WORDS}|{_WORDS}_(k|key|qk)")
+
+
+def check_there(name: str, path: str, paths: Collection[str]) -> None:
+    """Raise unless a tree has a leaf at a path."""
+    if path in paths:
+        return
+    near = difflib.get_close_matches(path, paths, 5, 0.5) or sorted(paths)[:5]
+    raise ValueError(
+        f"`layers` at '{name}' must name leaves of the parameters, got '{path}'."
+        f" Near it there are {near}."
+    )
+
+
+def check_not_normalized(name: str, heads: Heads, paths: Collection[str]) -> None:
+    """Raise if a module beside the query's is a norm of queries or keys."""
+    pattern = _NORMALIZED_MLA if heads.rope else _NORMALIZED
+    for query in heads.query_paths:
+        words = query.split("/")
+        # The query may be a leaf, beside whose module others stand, or in a module.
+        above = ["/".join(words[:depth]) for depth in (-1, -2)[: len(words)]]
+        for path in paths:
+            for module in above:
+                start = f"{module}/" if module else ""
+                rest = path.removeprefix(start)
+                if path.startswith(start) and _is_norm(rest.split("/")[0], pattern):
+                    raise ValueError(
+                        f"The layer '{name}' in `layers` must not normalize its queries"
+                        f" or keys, got the norm '{path}'. The size of its logits does"
+                        " not depend on the size of the weights, so that scaling these"
+                        " cannot clip it. Leave the layer out."
+                    )
+
+
+def _is_norm(word: str, pattern: re.Pattern[str]) -> bool:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()
+    return bool(pattern.fullmatch(re.sub(r"_?\d+$", "", snake)))

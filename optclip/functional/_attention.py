@@ -1,0 +1,108 @@
+"""QK-Clip as a pure function: attention heads whose largest logit is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays._types import Number, PyTree
+from optclip._clip import _heads, _scale
+from optclip.scopes._heads import Heads
+
+
+def clip_attention_logits(
+    params: PyTree,
+    max_logits: Mapping[str, jax.Array],
+    max_logit: Number | Mapping[str, Number | None],
+    layers: Mapping[str, Heads],
+    *,
+    balance: Number = 0.5,
+    by_group: bool = False,
+) -> tuple[PyTree, dict[str, jax.Array]]:
+    r"""QK-Clip: scale query and key heads whose logits exceed `max_logit`.
+
+    .. math:: \gamma_h = \min(1, max\_logit / S_h), \quad
+              k_g = \min_{h \in g} \gamma_h^{1 - balance}, \quad
+              W_k^g \leftarrow k_g W_k^g, \quad
+              W_q^h \leftarrow \frac{\gamma_h}{k_g} W_q^h
+
+    The logits of each head shrink by exactly its own coefficient. With one key head for
+    each query head the query takes gamma to the power of `balance` and the key the
+    rest. Call it on the parameters after each optimizer step.
+
+    Args:
+      params: any pytree of arrays that has the leaves which `layers` names.
+      max_logits: a dict from the name of each layer to its largest scaled logits, S,
+        one for each query head, as `max_attention_logit` returns them: over the batch,
+        all positions, and all steps since the last clip, by `jnp.maximum`.
+      max_logit: the largest logit that is let through: a number, an array that
+        broadcasts to the heads, or a dict of these by layer, None for unclipped. The
+        paper has 100.
+      layers: a dict from the name of each layer to its `optclip.Heads`; see
+        `optclip.find_heads`.
+      balance: what the query takes of each coefficient, as a power from 0 to 1; the key
+        takes the rest.
+      by_group: whether all query heads that share a key head are scaled as the one with
+        the largest logit is, which Megatron does, and not each by its own coefficient.
+
+    Returns:
+      The parameters, and a dict of what the logits of each query head were multiplied
+      by.
+
+    Raises:
+      TypeError: an argument is not of its kind.
+      ValueError: a leaf is not there, is named twice or does not have such heads;
+        names or numbers of heads differ; a layer normalizes its queries or keys, so
+        that the size of its weights does not matter; or a number is out of range.
+
+    ======================== ========================================================
+    largest logit of a head  its weights
+    ======================== ========================================================
+    at most `max_logit`      the same bits, unless another head of its group is clipped
+    0, negative, -inf        the same: they say nothing of the size of weights
+    NaN or inf               the same: it is not known how much is too much
+    ======================== ========================================================
+
+    Inside `shard_map`, logits that vary over mesh axes which the query does not vary
+    over are first reduced over these by their maximum. Where types do not say that
+    (`check_vma=False`, `pmap`) reduce them before.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> from optclip.functional import clip_attention_logits
+      >>> params = {"query": jnp.ones((3, 2, 4)), "key": jnp.ones((3, 2, 4))}
+      >>> layers = {"attn": optclip.Heads("query", "key")}
+      >>> logits = {"attn": jnp.array([50.0, 400.0])}
+      >>> params, scaled = clip_attention_logits(params, logits, 100.0, layers)
+      >>> print(scaled["attn"], params["query"][0, :, 0], params["key"][0, :, 0])
+      [1.   0.25] [1.  0.5] [1.  0.5]
+
+    Source: Kimi Team, *Kimi K2: Open Agentic Intelligence*, 2025, arXiv:2507.20534,
+    algorithm 1.
+    """
+    _validate.fraction("balance", balance)
+    _validate.flag("by_group", by_group)
+    _validate.not_none("max_logit", max_logit)
+    for value in jax.tree.leaves(max_logit):
+        _validate.number("max_logit", value)
+    flat = _leaves.flatten(params)
+    found = _heads.layers_in(params, layers)
+    logits = _heads.logits_of(found, max_logits, flat.leaves)
+    clip = _heads.clip_of()
+    layout = clip.layout(logits)
+    measured = clip.measure(layout)
+    spread = _prefix.fill("max_logit", max_logit, layout.tree(measured.entries()))
+    limits = clip.fit("max_logit", layout.entries(spread), measured)
+    scaled = layout.tree(_heads.coefficients(clip, measured, limits).entries())
+    leaves, coefficients = list(flat.leaves), {}
+    for layer in found:
+        coefficients[layer.name], by_leaf = _heads.factors(
+            layer, scaled[layer.name], balance, by_group=by_group
+        )
+        for i, factor in by_leaf.items():
+            x = jnp.asarray(leaves[i])
+            leaves[i] = _scale.scale(x, factor, x)
+    return flat.rebuild(leaves), coefficients

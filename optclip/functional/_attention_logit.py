@@ -1,0 +1,168 @@
+"""The largest attention logit of each head, in blocks of queries."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import _axis_names, _collectives, _leaves, _validate
+from optclip._arrays._types import AxisName, Number
+
+
+def max_attention_logit(
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    scale: Number | None = None,
+    mask: jax.Array | Literal["causal"] | None = None,
+    axis_name: AxisName | None = None,
+    block_size: int = 128,
+) -> jax.Array:
+    r"""The largest scaled attention logit of each head, for QK-Clip.
+
+    .. math:: S_h = \max_{b, t, s} \; scale \; q_{b t h} \cdot k_{b s g(h)}
+
+    Queries are taken in blocks: there is never a logit for each query and key. It has
+    no derivative.
+
+    Args:
+      query: the queries as they enter the product, rotary embedding included, of shape
+        `(..., T, H, D)`.
+      key: the keys, of shape `(..., S, G, D)`; G divides H, and query heads that share
+        a key head stand side by side.
+      scale: what the product is multiplied by; None is `1 / sqrt(D)`. It must be the
+        one of the model.
+      mask: which keys each query attends to: bools that broadcast to `(..., H, T, S)`,
+        True where attended; `"causal"`, each query those up to its own position; None
+        is all.
+      axis_name: the mapped axes, a name or a tuple of names, over which the maximum is
+        taken as well; None is none of them.
+      block_size: how many queries are taken at a time; a smaller one takes less memory.
+
+    Returns:
+      An array `(H,)`, float32, or float64 for such inputs. A query that attends to
+      nothing counts for nothing; a head of which all do reads -inf. NaN reads NaN.
+
+    Raises:
+      TypeError: an argument is not of its kind.
+      ValueError: the shapes do not fit each other, or an axis is not mapped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip.functional import max_attention_logit
+      >>> query, key = 3 * jnp.ones((2, 5, 4, 16)), jnp.ones((2, 5, 2, 16))
+      >>> print(max_attention_logit(query, key, mask="causal"))
+      [12. 12. 12. 12.]
+    """
+    _check(query, key, block_size)
+    if scale is not None:
+        _validate.number("scale", scale, negative=True)
+    if axis_name is not None:
+        _axis_names.check(axis_name, by_leaf=False)
+    query, key = lax.stop_gradient((jnp.asarray(query), jnp.asarray(key)))
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    found = _by_head(
+        query, key, lax.stop_gradient(factor), _mask(mask, query, key), block_size
+    )
+    if axis_name is None:
+        return found
+    return _collectives.largest_or_nan(found, _axis_names.split_axes(found, axis_name))
+
+
+def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
+    _validate.length("block_size", block_size)
+    for name, x, letters in (("query", query, "T, H, D"), ("key", key, "S, G, D")):
+        wanted = f"a floating-point array of shape (..., {letters})"
+        is_real = _validate.is_number(x) and _leaves.is_floating(x)
+        if not is_real:
+            raise TypeError(_validate.must_be(name, wanted, x))
+        if jnp.ndim(x) < 3 or not jnp.shape(x)[-1]:
+            raise ValueError(
+                f"`{name}` must be {wanted}, got the shape {jnp.shape(x)}. Split the"
+                " features by head first."
+            )
+    (*batch, _, heads, width), (*other, _, groups, depth) = query.shape, key.shape
+    if batch != other or width != depth:
+        raise ValueError(
+            "`key` must have the batch axes and the features of `query`, got the shapes"
+            f" {key.shape} and {query.shape}. Both are (..., length, heads, features)."
+        )
+    if not groups or heads % groups:
+        raise ValueError(
+            f"The heads of `key` must divide those of `query`, got {groups} and"
+            f" {heads}. Both are (..., length, heads, features)."
+        )
+
+
+def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | str | None:
+    """The mask with all of its axes, of size 1 where it says the same."""
+    if mask is None or (isinstance(mask, str) and mask == "causal"):
+        return mask
+    wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
+    if getattr(mask, "dtype", None) != jnp.bool_:
+        advice = "Compare a mask of numbers first, such as mask > -1."
+        raise TypeError(_validate.must_be("mask", wanted, mask, advice))
+    found = jnp.asarray(mask)
+    full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    if not _validate.fits(found.shape, full):
+        raise ValueError(
+            f"`mask` must be {wanted}, here {full}, got the shape {found.shape}."
+            " Give it axes of heads, queries and keys, of size 1 where all are alike."
+        )
+    return found.reshape((1,) * (len(full) - found.ndim) + found.shape)
+
+
+def _by_head(
+    query: jax.Array,
+    key: jax.Array,
+    scale: Number,
+    mask: jax.Array | str | None,
+    block_size: int,
+) -> jax.Array:
+    *batch, length, heads, width = query.shape
+    groups, reach = key.shape[-2], key.shape[-3]
+    dtype = _leaves.real_dtype(jnp.promote_types(query.dtype, key.dtype))
+    grouped = query.reshape(*batch, length, groups, heads // groups, width)
+    block = min(block_size, length)
+    number = -(-length // block) if block else 0
+    is_narrow = max(query.dtype.itemsize, key.dtype.itemsize) < 4
+    precision = None if is_narrow else lax.Precision.HIGHEST
+
+    def largest(start: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(grouped, start, block, -4)
+        logits = jnp.einsum(
+            "...tgrd,...sgd->...grts", part, key,
+            precision=precision, preferred_element_type=dtype,
+        ) * jnp.asarray(scale, dtype)  # fmt: skip
+        attended = _attended(mask, start, block, reach)
+        if attended is not None:
+            *lead, own, rows, columns = attended.shape
+            ways = (groups, -1) if own > 1 else (1, 1)
+            attended = attended.reshape(*lead, *ways, rows, columns)
+            logits = jnp.where(attended, logits, -jnp.inf)
+        axes = (*range(len(batch)), -2, -1)
+        return jnp.max(logits, axes, initial=-jnp.inf).reshape(heads)
+
+    if not number:
+        return jnp.full((heads,), -jnp.inf, dtype)
+    # The last block begins earlier, where it would go over the end.
+    starts = jnp.minimum(jnp.arange(number) * block, length - block)
+    return jnp.max(lax.map(largest, starts), 0)
+
+
+def _attended(
+    mask: jax.Array | str | None, start: jax.Array, block: int, reach: int
+) -> jax.Array | None:
+    """The rows of a mask for a block of queries."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        rows = start + jnp.arange(block)
+        return (jnp.arange(reach) <= rows[:, None])[None]
+    if mask.shape[-2] == 1:
+        return mask
+    return lax.dynamic_slice_in_dim(mask, start, block, -2)

@@ -1,0 +1,190 @@
+"""Slices over two axes as matrices, and what the spectrum of a matrix needs.
+
+A matrix is shown with its smaller side first, so that the Gram matrix is the small one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from optclip._arrays import _axis_names, _collectives, _leaves, _placement
+from optclip._arrays._numerics import root
+from optclip._arrays._types import AxisName
+from optclip.norms._norm import Block
+
+# Powers of two that a matrix is divided by stay inside float32, and so do squares.
+_LEAST_EXPONENT = -100
+
+
+class Matrices(NamedTuple):
+    """The slices of one leaf as matrices.
+
+    Attributes:
+      x: `(..., p, q)`, in float32 or wider, divided by `unit`, zeros where an element
+        of the matrix is not finite.
+      unit: `(..., 1, 1)`, a power of two such that no element is above 2.
+      size: `(..., 1, 1)`, the largest modulus; NaN or inf if that is an element.
+      split: the mapped axes that the columns are split over.
+      axis: the axes of the leaf, rows first.
+    """
+
+    x: jax.Array
+    unit: jax.Array
+    size: jax.Array
+    split: _axis_names.Axes
+    axis: tuple[int, ...]
+
+
+def matrices_of(
+    block: Block, dtype: DTypeLike, axis_name: AxisName | None = None
+) -> Matrices:
+    """The matrices of a block of one leaf.
+
+    Raises:
+      ValueError: the block has several leaves, or slices over more than two axes; a
+        leaf is a BCOO matrix; both sides of a matrix are split over mapped axes.
+    """
+    if len(block.leaves) != 1:
+        raise ValueError(
+            "A spectral norm must be of one matrix, got a block of"
+            f" {len(block.leaves)} leaves. Give over=optclip.matrices(), or 'leaf' if"
+            " no leaf has more than two axes."
+        )
+    x, shape, own, sparse = _leaves.taken_apart(block.leaves[0])
+    own = axis_name if own is None else own
+    axis = tuple(range(len(shape))) if block.axis is None else block.axis
+    if sparse is not None:
+        raise ValueError(
+            "A leaf must be dense to have its singular values taken, got a BCOO matrix"
+            f" of shape {shape}. Make it dense by todense(), or leave it out by mask=."
+        )
+    if len(axis) > 2:
+        raise ValueError(
+            f"A matrix must have two axes, got {len(axis)} for a leaf of shape {shape}."
+            " Give over=optclip.matrices(), which batches over the others."
+        )
+    x = _leaves.widen(jnp.asarray(x), dtype)
+    axis, split = _smaller_first(x, shape, axis, own)
+    return _scaled(as_matrices(x, axis), split, axis)
+
+
+def _smaller_first(
+    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], own: Any
+) -> tuple[tuple[int, ...], _axis_names.Axes]:
+    """The axes, that of the larger side last, and what that one is split over."""
+    if len(axis) < 2:
+        return axis, _axis_names.split_axes_of_slices(x, shape, axis, own)
+    if shape[axis[0]] > shape[axis[1]]:
+        axis = axis[::-1]
+    if not _axis_names.split_axes_of_slices(x, shape, axis, own):
+        return axis, ()
+    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), own) for a in axis]
+    if all(by_side):
+        raise ValueError(
+            "A matrix must be whole on one of its sides inside shard_map, got one of"
+            f" shape {shape} that is split over the mesh axes {by_side[0]} and"
+            f" {by_side[1]}. Clip it under jit, or gather one side first."
+        )
+    # Products of the side that is split are added over devices; the other is whole.
+    return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
+
+
+def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """`(..., p, q)` of an array; a vector is one row, a number one element."""
+    if len(axis) == 2:
+        return jnp.moveaxis(x, axis, (-2, -1))
+    row = jnp.moveaxis(x, axis[0], -1) if axis else x[..., None]
+    return row[..., None, :]
+
+
+def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """The inverse of `as_matrices`."""
+    if len(axis) == 2:
+        return jnp.moveaxis(matrices, (-2, -1), axis)
+    row = matrices[..., 0, :]
+    return jnp.moveaxis(row, -1, axis[0]) if axis else row[..., 0]
+
+
+def _scaled(x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]) -> Matrices:
+    known = lax.stop_gradient(x)
+    size = jnp.max(jnp.abs(known), (-2, -1), keepdims=True, initial=0)
+    size = _collectives.spanning(lax.pmax, size, split)
+    finite = jnp.isfinite(size)
+    _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
+    exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
+    unit = jnp.ldexp(jnp.ones_like(size), exponent)
+    shown = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
+    return Matrices(shown, unit, size, split, axis)
+
+
+def times(real: jax.Array, x: jax.Array) -> jax.Array:
+    """The product of real numbers and an array that may be complex."""
+    return real.astype(x.dtype) * x
+
+
+def adjoint(x: jax.Array) -> jax.Array:
+    """The conjugate transpose."""
+    return jnp.conj(jnp.swapaxes(x, -2, -1))
+
+
+def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Array:
+    """The matrix product in full precision, added over mapped axes.
+
+    TPUs multiply float32 in pieces of bfloat16 unless they are told not to.
+    """
+    out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a, b))
+    return _collectives.spanning(lax.psum, out, split)
+
+
+def _placed(a: jax.Array, b: jax.Array) -> dict[str, Any]:
+    """Where a product goes on a mesh of Explicit axes, which asks for it."""
+    mesh = jax.typeof(a).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return {}
+    *batch, rows, _ = jax.typeof(a).sharding.spec
+    columns = jax.typeof(b).sharding.spec[-1]
+    spec = PartitionSpec(*batch, rows, None if columns == rows else columns)
+    return {"out_sharding": NamedSharding(mesh, spec)}
+
+
+def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
+    """`x x^*`, which is the smaller of the two."""
+    return _placement.whole(product(x, adjoint(x), split))
+
+
+@jax.custom_jvp
+def eigenvalues(g: jax.Array) -> jax.Array:
+    """Those of a Hermitian matrix, with a derivative where some are equal too."""
+    return jnp.linalg.eigvalsh(g)
+
+
+@eigenvalues.defjvp
+def _eigenvalues_jvp(primals, tangents):
+    values, vectors = jnp.linalg.eigh(*primals)
+    moved = product(tangents[0], vectors)
+    return values, jnp.real(jnp.sum(jnp.conj(vectors) * moved, -2))
+
+
+def singular_values(matrices: Matrices) -> jax.Array:
+    """All of each matrix, `(..., p)` in ascending order; 0 of one without elements."""
+    x = matrices.x
+    if not x.shape[-2]:
+        return jnp.zeros_like(matrices.size[..., 0])
+    if x.shape[-2] == 1:
+        found = jnp.real(gram(x, matrices.split))[..., 0]
+    else:
+        found = eigenvalues(gram(x, matrices.split))
+    return in_units(matrices, root(jnp.maximum(found, jnp.zeros_like(found))))
+
+
+def in_units(matrices: Matrices, norms: jax.Array) -> jax.Array:
+    """Norms of `x`, `(..., k)`, as those of what it was; not finite as its elements."""
+    size = matrices.size[..., 0]
+    known = norms * matrices.unit[..., 0]
+    return jnp.where(jnp.isfinite(size), known, jnp.broadcast_to(size, known.shape))

@@ -1,0 +1,92 @@
+"""Matrices on a mesh: split on one side their Gram matrix is added over devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import optclip
+from optclip.functional import clip_by_singular_value, clip_by_spectral_norm
+
+CLIPS = {
+    "spectral norm": functools.partial(clip_by_spectral_norm, max_norm=2.0),
+    "eigh": functools.partial(clip_by_singular_value, max_value=2.0),
+    "products": functools.partial(
+        clip_by_singular_value, max_value=2.0, method="newton_schulz"
+    ),
+}
+each_clip = pytest.mark.parametrize("clip", CLIPS)
+
+
+def matrix():
+    return jnp.asarray(np.random.default_rng(0).standard_normal((16, 48)), jnp.float32)
+
+
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
+
+
+def same(got, want):
+    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
+    assert np.abs(np.asarray(want) - matrix()).max() > 0.1
+
+
+@each_clip
+@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None), P(None, ("a", "b"))])
+def test_in_shard_map_a_matrix_split_on_one_side_is_clipped_as_a_whole(clip, spec):
+    clip = CLIPS[clip]
+    mapped = jax.shard_map(
+        functools.partial(clip, axis_name=spec), mesh=mesh(), in_specs=spec,
+        out_specs=spec,
+    )  # fmt: skip
+    same(jax.jit(mapped)(matrix()), clip(matrix()))
+
+
+@each_clip
+def test_in_shard_map_a_matrix_split_on_both_sides_is_refused(clip):
+    spec = P("b", "a")
+    mapped = jax.shard_map(
+        functools.partial(CLIPS[clip], axis_name=spec), mesh=mesh(), in_specs=spec,
+        out_specs=spec,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="whole on one of its sides"):
+        jax.jit(mapped)(matrix())
+
+
+def test_in_shard_map_power_iteration_wants_whole_matrices():
+    spec = P(None, "a")
+    tx = optclip.clip_by_spectral_norm(2.0, method="power_iteration", axis_name=spec)
+    mapped = jax.shard_map(
+        lambda x: tx.update(x, tx.init(x))[0], mesh=mesh(), in_specs=spec,
+        out_specs=spec,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="method='exact'"):
+        jax.jit(mapped)(matrix())
+
+
+@each_clip
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None), P("b", "a")])
+def test_under_jit_split_matrices_are_clipped_as_on_one_device(clip, kind, spec):
+    clip = CLIPS[clip]
+    devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind, kind))
+    with jax.set_mesh(devices):
+        x = jax.device_put(matrix(), NamedSharding(devices, spec))
+        got = jax.jit(clip)(x)
+    same(got, clip(matrix()))
+
+
+@each_clip
+def test_a_larger_side_that_is_split_is_not_gathered(clip):
+    place = NamedSharding(mesh(), P(None, "a"))
+    compiled = jax.jit(
+        CLIPS[clip], in_shardings=place, out_shardings=place
+    ).lower(matrix()).compile()  # fmt: skip
+    text = compiled.as_text()
+    assert "all-reduce" in text
+    gathered = [line for line in text.splitlines() if " all-gather" in line]
+    assert not any("16,48]" in line for line in gathered), gathered
