@@ -46,9 +46,9 @@ def clip_by_spectral_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, as
-        `PartitionSpec`s; None reads them off the type of each leaf, where it says
-        enough. A matrix may be split on one of its sides.
+      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
+        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
+        where it says enough. A matrix may be split on one of its sides.
 
     Returns:
       A tree like `tree`. A matrix whose norm is not above c is kept to the bit.
@@ -107,9 +107,9 @@ def clip_by_singular_value(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, as
-        `PartitionSpec`s; None reads them off the type of each leaf, where it says
-        enough. A matrix may be split on one of its sides.
+      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
+        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
+        where it says enough. A matrix may be split on one of its sides.
 
     Returns:
       A tree like `tree`. A matrix without a singular value above c is kept to the bit

@@ -62,9 +62,9 @@ def clip_by_spectral_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, as
-        `PartitionSpec`s; None reads them off the type of each leaf, where it says
-        enough. A matrix may be split on one of its sides.
+      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
+        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
+        where it says enough. A matrix may be split on one of its sides.
       record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
         keeps it for each leaf. False keeps nothing of it.
       name: what `optclip.metrics` calls this clip; its keys begin with the name.
@@ -138,9 +138,9 @@ def clip_by_singular_value(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, as
-        `PartitionSpec`s; None reads them off the type of each leaf, where it says
-        enough. A matrix may be split on one of its sides.
+      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
+        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
+        where it says enough. A matrix may be split on one of its sides.
       record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
         keeps it for each leaf. False keeps nothing.
       name: what `optclip.metrics` calls this clip; its keys begin with the name.
