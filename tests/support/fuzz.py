@@ -164,7 +164,13 @@ ARGUMENTS = _mostly(
     [-1, 0, math.nan, math.inf, "x", None, True, np.ones(2), 10**400, Stranger(), 1j],
 )
 
-FUNCTIONS = {name: getattr(functional, name) for name in functional.__all__}
+# Attention and matrices have arguments, and formulas, of their own.
+OTHERS = ("attention", "spectral", "singular")
+FUNCTIONS = {
+    name: getattr(functional, name)
+    for name in functional.__all__
+    if not any(word in name for word in OTHERS)
+}
 FACTORIES = {
     name: getattr(optclip, name)
     for name in optclip.__all__
