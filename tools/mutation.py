@@ -39,6 +39,7 @@ TESTS = {
     "_clip/_newton_schulz": "singular_values singular_value_derivatives",
     "_clip/_singular_values": "singular_value_leaves singular_values",
     "_clip/_kinds": "matrices bounds",
+    "transforms/_lift": "clip_by qk_transform",
     "transforms/_matrices": "named registry bad_input matrices power_iteration",
     "transforms/_norm_memory": "power_iteration",
     "functional/_matrices": "singular_values matrices bad_input",

@@ -120,20 +120,26 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
             f" {keys.heads} in '{keys.path}' and {queries.heads} in '{queries.path}'."
             " Check axis= and head_dim= of its optclip.Heads."
         )
-    for own, _ in (*query, *key):
-        least = (
-            heads.rope + 1
-            if own in [q for q, _ in query]
-            else (queries.features - heads.rope)
-        )
-        if heads.rope and own.features < least:
-            raise ValueError(
-                f"Each head of '{own.path}' must have at least {least} entries, since"
-                f" {heads.rope} of the query's {queries.features} are rotary, got"
-                f" {own.features}. Check rope= of the optclip.Heads of '{name}'."
-            )
+    if heads.rope:
+        _check_widths(name, heads.rope, query, key)
     shape = (queries.heads,) if heads.stacked is None else (query[0][1], queries.heads)
     return Layer(name, [q for q, _ in query], [k for k, _ in key], shape, heads.rope)
+
+
+def _check_widths(
+    name: str, rope: int, query: list[tuple[Place, int]], key: list[tuple[Place, int]]
+) -> None:
+    """Raise unless heads have the entries that are rotary, and others besides."""
+    features = query[0][0].features
+    wanted = [(own, rope + 1) for own, _ in query]
+    wanted += [(own, features - rope) for own, _ in key]
+    for own, least in wanted:
+        if own.features < least:
+            raise ValueError(
+                f"Each head of '{own.path}' must have at least {least} entries, since"
+                f" {rope} of the query's {features} are rotary, got {own.features}."
+                f" Check rope= of the optclip.Heads of '{name}'."
+            )
 
 
 def _place(

@@ -17,13 +17,14 @@ def clip_of(
     scope: Scope, norm: Norm, response: Response, eps: Any, strict: bool, *rest: Any
 ) -> Clip[Any, Any]:
     """The clip of its kind, its arguments checked."""
-    if isinstance(scope, SingularValues):
-        return spectrum_clip(scope, norm, response, eps, strict, *rest)
-    if isinstance(norm, Spectral) and strict:
+    is_of_matrices = isinstance(scope, SingularValues) or isinstance(norm, Spectral)
+    if is_of_matrices and strict:
         advice = (
             "Elements are rounded one by one, which can make a singular value larger."
         )
         raise ValueError(_validate.must_be("strict", "False", strict, advice))
+    if isinstance(scope, SingularValues):
+        return spectrum_clip(scope, norm, response, eps, strict, *rest)
     moves = isinstance(scope, Element) and hasattr(response, "element")
     kind = ElementClip if moves else ScalingClip
     return kind(scope, norm, response, eps, strict, *rest)

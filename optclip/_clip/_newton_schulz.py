@@ -14,7 +14,7 @@ Improving the Sign Function Computation of a Hermitian Matrix*, 2014.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +32,8 @@ _STEPS = 7
 
 def bound(x: jax.Array, split: Axes) -> jax.Array:
     """What the largest singular value is at most, `(..., 1, 1)`."""
-    return _bound(gram(x, split))
-
-
-def _bound(g: jax.Array) -> jax.Array:
     # A constant to jax.grad: no cap depends on what it is scaled by.
-    size = lax.stop_gradient(jnp.abs(g))
+    size = lax.stop_gradient(jnp.abs(gram(x, split)))
     by_rows = jnp.max(jnp.sum(size, -1, keepdims=True), -2, keepdims=True, initial=0)
     whole = jnp.sqrt(jnp.sum(size * size, (-2, -1), keepdims=True))
     return jnp.sqrt(jnp.minimum(by_rows, whole))
@@ -52,37 +48,42 @@ def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax
     c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * 1e3)
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
-    def step(carry: tuple[jax.Array, jax.Array], _: None) -> tuple[Any, None]:
-        x, c = carry
-        wide = bound(x, split) > _WINDOW * c
-        capping = functools.partial(_lower, split=split, is_soft=is_soft)
-        return lax.cond(jnp.any(wide), capping, lambda x, c: (x, c), x, c), None
+    def step(left: _Left, _: None) -> tuple[_Left, None]:
+        is_wide = jnp.any(left.top > _WINDOW * left.c)
+        lower = functools.partial(_lower, split=split, is_soft=is_soft)
+        return lax.cond(is_wide, lower, lambda left: left, left), None
 
-    (x, c), _ = lax.scan(step, (x, c), length=_STEPS)
-    return times(share, _cap(x, c, split, is_soft=is_soft))
+    left, _ = lax.scan(step, _Left(x, c, top), length=_STEPS)
+    return times(share, _cap(left, left.c, split, is_soft=is_soft))
 
 
-def _lower(
-    x: jax.Array, c: jax.Array, *, split: Axes, is_soft: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Matrices capped as far as one step can, and what they are to be capped at now."""
-    higher = jnp.maximum(bound(x, split) / _WINDOW, lax.stop_gradient(c))
+class _Left(NamedTuple):
+    """Matrices with a bound `top`, which are still to be capped at `c`."""
+
+    x: jax.Array
+    c: jax.Array
+    top: jax.Array
+
+
+def _lower(left: _Left, *, split: Axes, is_soft: bool) -> _Left:
+    """The same after a cap as low as the Gram matrix can resolve."""
+    x, c, top = left
+    higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
     wide = higher > c
-    out = jnp.where(wide, _cap(x, higher, split, is_soft=is_soft), x)
+    out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)
+    # What a cap may leave above it, and more.
+    top = jnp.where(wide, higher * (1 + 1e-4), top)
     if not is_soft:
-        return out, c
+        return _Left(out, c, top)
     # Soft caps add as 1 / c^2 does.
     rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
-    return out, jnp.where(wide, c / jnp.sqrt(rest), c)
+    return _Left(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
 
 
-def _cap(x: jax.Array, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
-    """The cap, for matrices with a bound of at most `_WINDOW * c`."""
-    g = gram(x, split)
-    top = _bound(g)
-    top = jnp.where(top > 0, top, jnp.ones_like(top))
-    g = times(1 / top**2, g)
-    t = (c / top) ** 2
+def _cap(left: _Left, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+    """The cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
+    g = times(1 / left.top**2, gram(left.x, split))
+    t = (c / left.top) ** 2
     least = times(t, _identity(g))
     if is_soft:
         size = 1 + t
@@ -93,7 +94,7 @@ def _cap(x: jax.Array, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array
         modulus = product(excess, _sign(times(1 / size, excess)))
         inside = (g + least + (modulus + adjoint(modulus)) / 2) / 2
     root = times(jnp.sqrt(t / size), _inverse_root(times(1 / size, inside)))
-    return product(root, x)
+    return product(root, left.x)
 
 
 _STABLE = 1.7

@@ -133,11 +133,6 @@ def spectrum_clip(
     if norm != L2:
         advice = "A singular value has one size: leave `norm` out."
         raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
-    if strict:
-        advice = (
-            "Elements are rounded one by one, which can make a singular value larger."
-        )
-        raise ValueError(_validate.must_be("strict", "False", strict, advice))
     if compares(response):
         wanted = "one that looks at one singular value at a time"
         raise ValueError(_validate.must_be("response", wanted, response))

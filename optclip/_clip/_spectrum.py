@@ -52,7 +52,7 @@ def mapped(
 
 
 class _How(NamedTuple):
-    """What is no array of a mapping."""
+    """The function of a mapping, and what else is fixed while tracing."""
 
     coefficient: Callable[..., jax.Array]
     split: Axes

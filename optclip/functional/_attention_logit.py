@@ -111,7 +111,7 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | str | N
     if not _validate.fits(found.shape, full):
         raise ValueError(
             f"`mask` must be {wanted}, here {full}, got the shape {found.shape}."
-            " Give it axes of heads, queries and keys, of size 1 where all are alike."
+            " Give it axes of heads, queries and keys, of size 1 for one of all."
         )
     return found.reshape((1,) * (len(full) - found.ndim) + found.shape)
 

@@ -136,7 +136,7 @@ def adjoint(x: jax.Array) -> jax.Array:
 def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Array:
     """The matrix product in full precision, added over mapped axes.
 
-    TPUs multiply float32 in pieces of bfloat16 unless they are told not to.
+    TPUs multiply float32 in pieces of bfloat16 unless asked not to.
     """
     out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a, b))
     return _collectives.spanning(lax.psum, out, split)

@@ -15,7 +15,8 @@ from optclip._clip import _heads, _scale
 from optclip.scopes._heads import Heads
 from optclip.thresholds._resolve import Named
 from optclip.transforms import _outline, _state
-from optclip.transforms._engine import Engine, lifted, rules_of
+from optclip.transforms._engine import Engine, rules_of
+from optclip.transforms._lift import lifted
 from optclip.typing import ClipState, Record, ThresholdTree
 
 

@@ -14,7 +14,8 @@ from optclip._clip._kinds import clip_of
 from optclip.norms._spectral import NormLike, as_norm
 from optclip.responses._resolve import resolve
 from optclip.scopes._scope import ScopeLike, as_scope
-from optclip.transforms._engine import Engine, lifted, rules_of
+from optclip.transforms._engine import Engine, rules_of
+from optclip.transforms._lift import lifted
 from optclip.typing import (
     AxisName,
     ClipState,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from optclip._arrays import _leaves, _placement, _validate
 from optclip._arrays._batching import Batched
@@ -190,29 +189,6 @@ class Engine:
             return ClipState(count, step.memories, {})
         record = _record.advanced(state.clip_record[self.name], new)
         return ClipState(count, step.memories, {self.name: record})
-
-
-def lifted(
-    engine: Engine,
-    init: Callable[..., ClipState],
-    update: Callable[..., tuple[PyTree, ClipState]],
-) -> optax.GradientTransformationExtraArgs:
-    """The transformation, with the state of optax's own clips if it keeps nothing."""
-    if not engine.is_stateless:
-        return optax.GradientTransformationExtraArgs(init, update)
-
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        init(params)  # It raises what there is to raise.
-        return optax.EmptyState()
-
-    def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, optax.EmptyState]:
-        _state.check_empty(state)
-        nothing = ClipState(jnp.zeros((), jnp.int32), [()] * len(engine.rules), {})
-        return update(updates, nothing, params, **extra_args)[0], state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def rules_of(threshold: ThresholdTree, clip: Clip[Any, Any]) -> dict[str, PyTree]:
