@@ -39,17 +39,10 @@ TESTS = {
     "_clip/_newton_schulz": "singular_values singular_value_derivatives",
     "_clip/_singular_values": "singular_value_leaves singular_values",
     "_clip/_kinds": "matrices bounds",
-    "transforms/_lift": "clip_by qk_transform",
+    "transforms/_lift": "clip_by clip_logits_last",
     "transforms/_matrices": "named registry bad_input matrices power_iteration",
     "transforms/_norm_memory": "power_iteration",
     "functional/_matrices": "singular_values matrices bad_input",
-    "scopes/_heads": "find_heads qk_clip",
-    "scopes/_find_heads": "find_heads",
-    "_clip/_heads": "qk_clip qk_transform",
-    "_clip/_head_names": "qk_clip",
-    "functional/_attention": "qk_clip",
-    "functional/_attention_logit": "attention_logit",
-    "transforms/_attention": "qk_transform",
     "responses/_norms": "responses derivatives_edges",
     "responses/_resolve": "responses bad_answers detached",
     "functional/_clip_by": "functional bad_input masks",
@@ -74,6 +67,15 @@ TESTS = {
     " accuracy::test_strict_is_never_above"
     " accuracy::test_strict_is_never_above_in_slices",
     "_clip/_layout": "masks scopes sparse",
+    "_clip/_heads": "clip_logits clip_logits_last clip_logits_on_meshes",
+    "_clip/_head_places": "clip_logits heads",
+    "_clip/_head_names": "clip_logits",
+    "scopes/_heads": "heads clip_logits_last"
+    " registry::test_nothing_public_can_be_changed_by_accident",
+    "scopes/_find_heads": "heads",
+    "functional/_attention": f"{API} clip_logits",
+    "functional/_attention_logit": f"{API} max_logit clip_logits_on_meshes",
+    "transforms/_attention": f"{API} clip_logits_last",
     "transforms/_clip_by": "clip_by thresholds record masks bad_answers scopes",
     "transforms/_engine": "clip_by thresholds record metrics masks bad_answers scopes",
     "_arrays/_sparse": "sparse scopes nonfinite",
@@ -195,6 +197,8 @@ SKIPPED = [
 
 # A part of the changed line, and why the mutant does the same as the original.
 EQUIVALENT = {
+    r"\+_LEAST = 2\.0\*\*- ": "that it is small is enough",
+    r"\+.*(query|key)\[ -1\]\.number": "all leaves of a layer are split over the same axes",
     r"\+.*strict=False\)": "zip's strict guards against our own slips only",
     r"\+ +return clip.measure.*measured\[ ?-1\]": "there is one block",
     r"\+_CONCATENATED = 3|\+_MERGED, _CONCATENATED = 33": "a size that only speed depends on",

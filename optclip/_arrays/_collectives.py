@@ -52,11 +52,11 @@ def largest(value: jax.Array) -> jax.Array:
     return spanning(lax.pmax, jnp.max(value, initial=-jnp.inf))
 
 
-def largest_or_nan(value: jax.Array, axes: Axes) -> jax.Array:
-    """The maximum over devices, NaN if one of them has NaN, whatever the backend."""
+def largest_or_nan(values: dict[str, jax.Array], axes: Axes) -> dict[str, jax.Array]:
+    """The maxima over devices, NaN if one of them has NaN, whatever the backend."""
     if not axes:
-        return value
-    is_nan = jnp.isnan(value)
-    both = jnp.stack([jnp.where(is_nan, -jnp.inf, value), is_nan.astype(value.dtype)])
-    found, had_nan = lax.pmax(both, axes)
-    return jnp.where(had_nan > 0, jnp.nan, found)
+        return values
+    known = {k: jnp.where(jnp.isnan(x), -jnp.inf, x) for k, x in values.items()}
+    has_nan = {k: jnp.isnan(x).astype(x.dtype) for k, x in values.items()}
+    found, had_nan = lax.pmax((known, has_nan), axes)
+    return {k: jnp.where(had_nan[k] > 0, jnp.nan, x) for k, x in found.items()}

@@ -32,7 +32,7 @@ def check_not_normalized(name: str, heads: Heads, paths: Collection[str]) -> Non
     for query in heads.query_paths:
         words = query.split("/")
         # The query may be a leaf, beside whose module others stand, or in a module.
-        above = ["/".join(words[:depth]) for depth in (-1, -2)[: len(words)]]
+        above = ["/".join(words[:depth]) for depth in (-1, -2)]
         for path in paths:
             for module in above:
                 start = f"{module}/" if module else ""

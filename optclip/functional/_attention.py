@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import Number, PyTree
-from optclip._clip import _heads, _scale
+from optclip._clip import _head_places, _heads, _scale
 from optclip.scopes._heads import Heads
 
 
@@ -45,8 +45,8 @@ def clip_attention_logits(
         `optclip.find_heads`.
       balance: what the query takes of each coefficient, as a power from 0 to 1; the key
         takes the rest.
-      by_group: whether all query heads that share a key head are scaled as the one with
-        the largest logit is, which Megatron does, and not each by its own coefficient.
+      by_group: whether all query heads that share a key head are scaled like the one
+        with the largest logit (Megatron's form), and not each by its own coefficient.
 
     Returns:
       The parameters, and a dict of what the logits of each query head were multiplied
@@ -67,8 +67,9 @@ def clip_attention_logits(
     ======================== ========================================================
 
     Inside `shard_map`, logits that vary over mesh axes which the query does not vary
-    over are first reduced over these by their maximum. Where types do not say that
-    (`check_vma=False`, `pmap`) reduce them before.
+    over are first reduced over these by their maximum. Reduce them before where types
+    do not say that (`check_vma=False`, `pmap`), and where the query is split over the
+    mesh axis of the data, but not by head.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -80,8 +81,7 @@ def clip_attention_logits(
       >>> print(scaled["attn"], params["query"][0, :, 0], params["key"][0, :, 0])
       [1.   0.25] [1.  0.5] [1.  0.5]
 
-    Source: Kimi Team, *Kimi K2: Open Agentic Intelligence*, 2025, arXiv:2507.20534,
-    algorithm 1.
+    Source: Kimi K2, arXiv 2507.20534 (2025), Algorithm 1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
@@ -89,9 +89,9 @@ def clip_attention_logits(
     for value in jax.tree.leaves(max_logit):
         _validate.number("max_logit", value)
     flat = _leaves.flatten(params)
-    found = _heads.layers_in(params, layers)
+    found = _head_places.layers_in(params, layers)
     logits = _heads.logits_of(found, max_logits, flat.leaves)
-    clip = _heads.clip_of()
+    clip = _heads.CLIP
     layout = clip.layout(logits)
     measured = clip.measure(layout)
     spread = _prefix.fill("max_logit", max_logit, layout.tree(measured.entries()))
@@ -100,7 +100,7 @@ def clip_attention_logits(
     leaves, coefficients = list(flat.leaves), {}
     for layer in found:
         coefficients[layer.name], by_leaf = _heads.factors(
-            layer, scaled[layer.name], balance, by_group=by_group
+            layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
         )
         for i, factor in by_leaf.items():
             x = jnp.asarray(leaves[i])

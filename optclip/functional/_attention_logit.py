@@ -61,6 +61,7 @@ def max_attention_logit(
     _check(query, key, block_size)
     if scale is not None:
         _validate.number("scale", scale, negative=True)
+        _validate.broadcasts("scale", jnp.shape(scale), (), "one product")
     if axis_name is not None:
         _axis_names.check(axis_name, by_leaf=False)
     query, key = lax.stop_gradient((jnp.asarray(query), jnp.asarray(key)))
@@ -70,7 +71,8 @@ def max_attention_logit(
     )
     if axis_name is None:
         return found
-    return _collectives.largest_or_nan(found, _axis_names.split_axes(found, axis_name))
+    axes = _axis_names.split_axes(found, axis_name)
+    return _collectives.largest_or_nan({"": found}, axes)[""]
 
 
 def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
@@ -128,8 +130,7 @@ def _by_head(
     dtype = _leaves.real_dtype(jnp.promote_types(query.dtype, key.dtype))
     grouped = query.reshape(*batch, length, groups, heads // groups, width)
     block = min(block_size, length)
-    number = -(-length // block) if block else 0
-    is_narrow = max(query.dtype.itemsize, key.dtype.itemsize) < 4
+    is_narrow = all(map(_leaves.is_narrow, (query, key)))
     precision = None if is_narrow else lax.Precision.HIGHEST
 
     def largest(start: jax.Array) -> jax.Array:
@@ -141,17 +142,15 @@ def _by_head(
         attended = _attended(mask, start, block, reach)
         if attended is not None:
             *lead, own, rows, columns = attended.shape
-            ways = (groups, -1) if own > 1 else (1, 1)
+            ways = (groups, heads // groups) if own > 1 else (1, 1)
             attended = attended.reshape(*lead, *ways, rows, columns)
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
         return jnp.max(logits, axes, initial=-jnp.inf).reshape(heads)
 
-    if not number:
-        return jnp.full((heads,), -jnp.inf, dtype)
     # The last block begins earlier, where it would go over the end.
-    starts = jnp.minimum(jnp.arange(number) * block, length - block)
-    return jnp.max(lax.map(largest, starts), 0)
+    starts = jnp.minimum(jnp.arange(0, length, max(block, 1)), length - block)
+    return jnp.max(lax.map(largest, starts), 0, initial=-jnp.inf)
 
 
 def _attended(

@@ -115,12 +115,14 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
 def _in_common(path: str, others: list[str]) -> str:
     """The longest front of a path, in whole words, that one of others has too."""
     words = path.split("/")
-    return "/".join(max((_front(words, o.split("/")) for o in others), key=len))
 
+    def front(other: str) -> list[str]:
+        pairs = zip(words, other.split("/"), strict=False)
+        return [
+            a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        ]
 
-def _front(one: list[str], other: list[str]) -> list[str]:
-    pairs = itertools.takewhile(lambda p: p[0] == p[1], zip(one, other, strict=False))
-    return [word for word, _ in pairs]
+    return "/".join(max(map(front, others), key=len))
 
 
 def _shown(paths: list[str]) -> str:

@@ -1,5 +1,7 @@
 """The heads of attention layers: which leaves hold them, and the scope of one head."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import jax
@@ -8,8 +10,6 @@ from optclip._arrays import _prefix, _validate
 from optclip._arrays._types import PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import Scope
-
-Paths = str | tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Heads:
         `(d, heads, n)` and biases `(heads, n)`. The features of a head are the axis
         after it.
       rope: how many entries at the end of each query head are rotary with a key that
-        all heads share, which is multi-head latent attention (MLA). The shared key is
-        not named here. Of the key leaf what is behind the entries that meet the query,
-        such as values, is left alone. Rotary embeddings of whole heads need 0.
+        all heads share, that of multi-head latent attention (MLA). That key is not
+        named here; of the key leaf the entries behind those that meet the query, such
+        as values, are left alone. Rotary embeddings of whole heads need 0.
       head_dim: how many entries a head has where `axis` counts heads and features in
-        one, head after head: Haiku has `axis=-1`, Equinox `axis=0`. None is an axis of
-        heads alone.
+        one, head after head, like Haiku (`axis=-1`) and Equinox (`axis=0`). None is an
+        axis of heads alone.
       stacked: the axis of each leaf that counts layers, as `nn.scan` stacks them;
         largest logits are then `(layers, heads)`. None is a single layer.
 
@@ -47,8 +47,8 @@ class Heads:
       -2
     """
 
-    query: Paths
-    key: Paths
+    query: str | tuple[str, ...]
+    key: str | tuple[str, ...]
     axis: int = -2
     rope: int = 0
     head_dim: int | None = None
@@ -68,7 +68,7 @@ class Heads:
         return (self.key,) if isinstance(self.key, str) else self.key
 
 
-def check_paths(name: str, paths: Paths) -> None:
+def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
     """Raise unless this is a path, or a tuple of some."""
     wanted = "a path such as 'attn/query/kernel', or a tuple of paths"
     each = paths if isinstance(paths, tuple) else (paths,)
@@ -82,9 +82,8 @@ def check_layout(
     axis: int, rope: int, head_dim: int | None, stacked: int | None
 ) -> None:
     """Raise unless these can say where a leaf has heads."""
-    for name, value in (("axis", axis), ("stacked", stacked)):
-        if value is None and name == "stacked":
-            continue
+    axes = {"axis": axis} if stacked is None else {"axis": axis, "stacked": stacked}
+    for name, value in axes.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(_validate.must_be(name, "an int, one axis", value))
     _validate.length("rope", rope, least=0)

@@ -11,7 +11,7 @@ import optax
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Leaf, Number, PyTree
-from optclip._clip import _heads, _scale
+from optclip._clip import _head_places, _heads, _scale
 from optclip.scopes._heads import Heads
 from optclip.thresholds._resolve import Named
 from optclip.transforms import _outline, _state
@@ -39,7 +39,10 @@ def clip_attention_logits(
     It goes last in the chain, for it scales parameters after the step: what it returns
     is the difference to the clipped new parameters. `update` is given the largest
     logits, as in `tx.update(grads, state, params, max_logits=logits)`, a dict from the
-    name of each layer to one for each query head; `optax.chain` passes it on.
+    name of each layer to one for each query head; `optax.chain` passes it on. Inside
+    `shard_map` they are reduced over the mesh axes that the query does not vary over.
+    Reduce them before where types do not say that (`check_vma=False`, `pmap`), and
+    where the query is split over the mesh axis of the data, but not by head.
 
     Args:
       max_logit: the largest logit that is let through, S being what there was: a
@@ -49,8 +52,8 @@ def clip_attention_logits(
         `optclip.find_heads`.
       balance: what the query takes of each coefficient, as a power from 0 to 1; the key
         takes the rest.
-      by_group: whether all query heads that share a key head are scaled as the one with
-        the largest logit is, which Megatron does, and not each by its own coefficient.
+      by_group: whether all query heads that share a key head are scaled like the one
+        with the largest logit (Megatron's form), and not each by its own coefficient.
       record: whether the state keeps, of each layer, the largest logit, the threshold,
         the smallest coefficient and what was clipped, for `optclip.metrics`;
         `"leaves"` is the same. False keeps nothing.
@@ -78,22 +81,20 @@ def clip_attention_logits(
       >>> print(optclip.metrics(state)["attention/coefficient/attention"])
       0.25
 
-    Source: Kimi Team, *Kimi K2: Open Agentic Intelligence*, 2025, arXiv:2507.20534,
-    algorithm 1.
+    Source: Kimi K2, arXiv 2507.20534 (2025), Algorithm 1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
-    _heads.check_layers(layers)
+    _head_places.check_layers(layers)
     _state.check(record, name)
-    clip = _heads.clip_of()
-    rules = rules_of(Named("max_logit", max_logit), clip)
-    engine = Engine(clip, rules, "leaves" if record else False, name)
+    rules = rules_of(Named("max_logit", max_logit), _heads.CLIP)
+    engine = Engine(_heads.CLIP, rules, "leaves" if record else False, name)
 
     def init_fn(params: PyTree) -> ClipState:
         if _outline.is_placeholder(params):
             return engine.init(params)
-        found = _heads.layers_in(params, layers)
-        return engine.init({f.name: jnp.zeros(f.shape, jnp.float32) for f in found})
+        found = _head_places.layers_in(params, layers)
+        return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in found})
 
     def update_fn(
         updates: PyTree,
@@ -103,8 +104,11 @@ def clip_attention_logits(
         max_logits: Any = None,
         **extra_args: Any,
     ) -> tuple[PyTree, ClipState]:
-        _check_given(params, max_logits)
-        found = _heads.layers_in(params, layers)
+        if params is None:
+            wanted = "the parameters, which it scales"
+            advice = "Give them: tx.update(updates, state, params, max_logits=...)."
+            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        found = _head_places.layers_in(params, layers)
         flat = _leaves.flatten(params)
         logits = _heads.logits_of(found, max_logits, flat.leaves)
         step = engine.decide(logits, state, params, extra_args)
@@ -113,7 +117,7 @@ def clip_attention_logits(
         factors: dict[int, jax.Array] = {}
         for layer in found:
             by_layer[layer.name], own = _heads.factors(
-                layer, by_layer[layer.name], balance, by_group=by_group
+                layer, by_layer[layer.name], balance, flat.leaves, by_group=by_group
             )
             factors |= own
         clipped = _clipped(updates, flat, factors)
@@ -126,20 +130,6 @@ def clip_attention_logits(
         return clipped, engine.after(state, step, new)
 
     return lifted(engine, init_fn, update_fn)
-
-
-def _check_given(params: PyTree, max_logits: Any) -> None:
-    if params is None:
-        wanted = "the parameters, which it scales"
-        advice = "Give them: tx.update(updates, state, params, max_logits=...)."
-        raise ValueError(_validate.must_be("params", wanted, None, advice))
-    if max_logits is None:
-        wanted = "a dict from the name of a layer to the largest logit of each head"
-        advice = (
-            "Give it: tx.update(updates, state, params, max_logits=...), which"
-            " optax.chain passes on."
-        )
-        raise ValueError(_validate.must_be("max_logits", wanted, None, advice))
 
 
 def _clipped(

@@ -5,6 +5,7 @@ one argument replaced. The texts hold `{p}` where the parameter is named.
 """
 
 import dataclasses
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -78,14 +79,6 @@ def _clips_over_matrices(scope: Any) -> Any:
     return clips(optclip.clip_by(1.0, over=scope, norm="spectral"))
 
 
-def _finds(heads: Any) -> Any:
-    layers = {"a": heads}
-    return functional.clip_attention_logits(ATTENTION, LOGITS, 1.0, layers)
-
-
-ATTENTION = {"q": jnp.ones((5, 4, 3)), "k": jnp.ones((5, 2, 3))}
-LAYERS = {"a": optclip.Heads("q", "k")}
-LOGITS = {"a": jnp.ones(4)}
 ADAM, CLIP = optax.scale_by_adam(), optclip.clip_by_value(1.0)
 CALLS = {
     "by_path": Call(optclip.by_path, {"function": str}),
@@ -102,25 +95,6 @@ CALLS = {
     "matrices": Call(optclip.matrices, {}, _clips_over_matrices),
     "singular_values": Call(optclip.singular_values, {}, _clips_over),
     "Spectral": Call(norms.Spectral, {}),
-    "Heads": Call(optclip.Heads, {"query": "q", "key": "k"}, _finds),
-    "find_heads": Call(
-        optclip.find_heads, {"params": ATTENTION, "query": "q", "key": "k"}
-    ),
-    "clip_attention_logits": Call(
-        optclip.clip_attention_logits,
-        {"max_logit": 1.0, "layers": LAYERS},
-        lambda tx: tx.update(
-            ATTENTION, tx.init(ATTENTION), ATTENTION, max_logits=LOGITS
-        ),
-    ),
-    "functional.clip_attention_logits": Call(
-        functional.clip_attention_logits,
-        {"params": ATTENTION, "max_logits": LOGITS, "max_logit": 1.0, "layers": LAYERS},
-    ),
-    "functional.max_attention_logit": Call(
-        functional.max_attention_logit,
-        {"query": ATTENTION["q"], "key": ATTENTION["k"]},
-    ),
     "Band": Call(responses.Band, {"low": 0.5}, _clips_by),
     "band": Call(responses.band, {}, _clips_by),
     "Smooth": Call(responses.Smooth, {}),
@@ -159,6 +133,46 @@ CALLS = {
     ),
     "functional.clip_by": Call(functional.clip_by, {"tree": TREE, "threshold": 1.0}),
     "functional.global_norm": Call(functional.global_norm, {"tree": TREE}),
+}
+_PROJECTIONS = {"query": jnp.ones((3, 4, 2)), "key": jnp.ones((3, 2, 2))}
+_LAYERS = {"attn": optclip.Heads("query", "key")}
+_LOGITS = {"attn": jnp.full(4, 200.0)}
+
+
+def _clips_logits(tx: Any) -> Any:
+    state = tx.init(_PROJECTIONS)
+    return tx.update(_PROJECTIONS, state, _PROJECTIONS, max_logits=_LOGITS)
+
+
+def _clips_with(heads: Any) -> Any:
+    layers = {"attn": heads}
+    return functional.clip_attention_logits(_PROJECTIONS, _LOGITS, 1.0, layers)
+
+
+CALLS |= {
+    "Heads": Call(optclip.Heads, {"query": "query", "key": "key"}, _clips_with),
+    "find_heads": Call(
+        optclip.find_heads,
+        {"params": _PROJECTIONS, "query": "query", "key": "key"},
+        lambda found: _clips_with(found["attention"]),
+    ),
+    "clip_attention_logits": Call(
+        optclip.clip_attention_logits,
+        {"max_logit": 100.0, "layers": _LAYERS},
+        _clips_logits,
+    ),
+    "functional.clip_attention_logits": Call(
+        functional.clip_attention_logits,
+        {
+            "params": _PROJECTIONS,
+            "max_logits": _LOGITS,
+            "max_logit": 100.0,
+            "layers": _LAYERS,
+        },
+    ),
+    "functional.max_attention_logit": Call(
+        functional.max_attention_logit, {**_PROJECTIONS}
+    ),
 }
 _HISTORY = {
     f"clip/{field}/{part}": np.ones(3)
@@ -351,6 +365,73 @@ HISTORY = [
 _ORDER = "`lower` must be at most `upper`"
 ABOVE_ZERO = [*SCALAR, Bad(0, V, r"got 0 \(int\)", _ABOVE, of_each=True)]
 _A_STATE = "`opt_state` must be an optimizer state with an optclip clip in it"
+_A_PATH = "`{p}` must be a path such as"
+PATHS = [
+    Bad(3, T, r"got 3 \(int\)", _A_PATH),
+    Bad(("a", None), T, r"got \('a', None\)", _A_PATH),
+    Bad((), V, r"got \(\) \(tuple\)", _A_PATH),
+    Bad("kernel", V, "got 'kernel'", "must name leaves", "there are"),
+]
+_A_MODULE = "`{p}` must be the name of a module, or a pattern"
+PATTERN = [
+    Bad(3, T, r"got 3 \(int\)", _A_MODULE),
+    Bad(None, T, "got None", _A_MODULE),
+    Bad("kernel", V, "got 'kernel'", _A_MODULE, "paths are"),
+]
+_ONE_AXIS = [
+    Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "an int, one axis"),
+    Bad(True, T, r"`{p}` must be .*got True \(bool\)", "an int, one axis"),
+    Bad((0,), T, r"`{p}` must be .*got \(0,\) \(tuple\)", "an int, one axis"),
+    Bad(5, V, "got 5", "`{p}` must be an axis of", "Name the leaf"),
+]
+_A_LAYER = "`layers` must be a dict from the name of a layer"
+_AN_ARRAY = "`{p}` must be a floating-point array of shape"
+PROJECTED = [
+    Bad("x", T, r"got 'x' \(str\)", _AN_ARRAY),
+    Bad(np.ones((3, 2, 2), int), T, "got array", _AN_ARRAY),
+    Bad(jnp.ones(3), V, r"got the shape \(3,\)", _AN_ARRAY, "Split"),
+    Bad(jnp.ones((3, 3, 2)), V, "got 3 and 4|got 2 and 3", "must divide", "Both"),
+]
+ATTENTION = {
+    "balance": SHARE,
+    "block_size": [*LENGTH, Bad(0, V, r"got 0 \(int\)", _AT_LEAST_1)],
+    "by_group": FLAG,
+    "head_dim": [
+        *LENGTH,
+        Bad(0, V, r"got 0 \(int\)", _AT_LEAST_1),
+        Bad(5, V, "got 4", "must have a multiple of 5", "Check"),
+    ],
+    "layers": [
+        Bad(3, T, r"got 3 \(int\)", _A_LAYER, "find_heads"),
+        Bad({}, V, r"got {} \(dict\)", _A_LAYER, "find_heads"),
+        Bad({"a": "q"}, T, r"`layers` at 'a' must .*got 'q'", "be an optclip.Heads"),
+    ],
+    "max_logit": THRESHOLD,
+    "max_logits": [
+        Bad(3, T, r"got 3 \(int\)", "`max_logits` must be a dict", "computes these"),
+        Bad({}, V, r"got \[\]", "must have the names of `layers`", "'attn'"),
+        Bad({"attn": "x"}, T, "at 'attn' must be .*got 'x'", "an array of real"),
+        Bad({"attn": np.ones(2)}, V, r"got \(2,\)", r"the shape \(4,\)", "Give"),
+    ],
+    "params": [
+        Bad(None, V, "got 'query'|got 'query' ", "must", "there are|paths are"),
+    ],
+    "rope": [
+        *LENGTH,
+        Bad(2, V, "got 2", "must have at least 3 entries", "Check"),
+    ],
+    "scale": [
+        Bad("x", T, r"`scale` must .*got 'x' \(str\)", "be a real number"),
+        Bad(math.nan, V, r"`scale` must .*got nan", "not NaN"),
+        Bad(jnp.ones(2), V, r"shape \(2,\)", "one product, of shape", "Give"),
+    ],
+    "stacked": [
+        *_ONE_AXIS,
+        Bad(1, V, "got 1 for both", "`stacked` must be another axis", "Check"),
+    ],
+}
+_A_MASK = "`mask` must be bools that broadcast"
+
 BY_PARAMETER = {
     "absolute": SCALAR,
     "alpha": ABOVE_ZERO,
@@ -584,8 +665,38 @@ _OF_TREE = [
     for bad in THRESHOLD
 ]
 
+ATTENDING = (
+    "Heads",
+    "find_heads",
+    "clip_attention_logits",
+    "functional.clip_attention_logits",
+    "functional.max_attention_logit",
+)
+
 # Where a parameter means something else than under the same name elsewhere.
 BY_CALL = {
+    **{
+        (name, parameter): rows
+        for name in ATTENDING
+        for parameter, rows in ATTENTION.items()
+        if parameter in inspect.signature(CALLS[name].function).parameters
+    },
+    ("Heads", "query"): PATHS,
+    ("Heads", "key"): PATHS,
+    ("Heads", "axis"): _ONE_AXIS,
+    ("find_heads", "query"): PATTERN,
+    ("find_heads", "key"): PATTERN,
+    ("find_heads", "axis"): _ONE_AXIS,
+    ("functional.max_attention_logit", "query"): PROJECTED,
+    ("functional.max_attention_logit", "key"): PROJECTED,
+    ("functional.max_attention_logit", "mask"): [
+        Bad("x", T, r"got 'x' \(str\)", _A_MASK),
+        Bad(np.ones((3, 3)), T, "got array", _A_MASK, "Compare"),
+        Bad(np.ones(5, bool), V, r"got the shape \(5,\)", _A_MASK, "Give"),
+    ],
+    ("functional.max_attention_logit", "axis_name"): [
+        row for row in AXIS_NAME if row.value != [3]
+    ],
     ("clip_by", "threshold"): _OF_TREE,
     ("clip_by_global_norm", "max_norm"): _OF_TREE,
     ("recipes.auto_s", "max_norm"): _OF_TREE,
@@ -674,54 +785,6 @@ _COUNT = [
     Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "an int from"),
     Bad(-1, V, r"`{p}` must be .*got -1", "an int from"),
 ]
-_AN_INT = [Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "an int")]
-_PATHS = [
-    Bad(3, T, r"`{p}` must be .*got 3 \(int\)", "a path such as"),
-    Bad((), V, r"`{p}` must be .*got \(\)", "a path such as"),
-    Bad("z", V, "got 'z'", "must name leaves of the parameters", "Near it there are"),
-]
-_PATTERN = [
-    Bad(3, T, r"`{p}` must be .*got 3 \(int\)", "the name of a module"),
-    Bad("z", V, "`{p}` must be .*got 'z'", "the name of a module", "The paths are"),
-]
-_FLAG = [Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "True or False")]
-_LAYERS = [
-    Bad([], T, r"`layers` must be .*got \[\]", "a dict from the name of a layer"),
-    Bad({}, V, r"`layers` must be .*got \{\}", "a dict from the name of a layer"),
-    Bad({"a": "q"}, T, "`layers` at 'a' must be .*got 'q'", "an optclip.Heads"),
-]
-_HEADS = [
-    Bad(
-        {"q": jnp.ones((5, 4, 3))}, V, "`layers` at 'a' must name leaves.*got 'k'",
-        "must name leaves of the parameters", "Near it there are",
-    ),
-]  # fmt: skip
-_LARGEST = [
-    Bad([1.0], T, r"`{p}` must be .*got \[1.0\]", "a dict from the name of a layer"),
-    Bad({"b": jnp.ones(4)}, V, r"got \['b'\]", "must have the names of `layers`"),
-]
-_OF_ATTENTION = [
-    Bad("x", T, r"`{p}` must be .*got 'x' \(str\)", "a floating-point array"),
-    Bad(
-        jnp.ones(3),
-        V,
-        r"`{p}` must be .*got the shape \(3,\)",
-        "floating-point",
-        "Split",
-    ),
-]
-_QK = [row for row in THRESHOLD if not isinstance(row.value, (dict, list))]
-_QK = [row for row in _QK if np.ndim(row.value) < 2]
-for _name in ("clip_attention_logits", "functional.clip_attention_logits"):
-    BY_CALL |= {
-        (_name, "max_logit"): _QK,
-        (_name, "layers"): _LAYERS,
-        (_name, "balance"): [
-            Bad("x", T, r"`balance` must be .*got 'x' \(str\)", "number"),
-            Bad(2.0, V, "`balance` must be .*got 2.0", "from 0 to 1"),
-        ],
-        (_name, "by_group"): _FLAG,
-    }
 for _name in ("", "functional."):
     BY_CALL[f"{_name}clip_by_singular_value", "response"] = [
         row for row in BY_PARAMETER["response"] if row.value != "soft"
@@ -738,27 +801,4 @@ BY_CALL |= {
     ("clip_by_spectral_norm", "method"): _METHOD,
     ("Spectral", "steps"): _COUNT,
     ("clip_by_spectral_norm", "steps"): _COUNT,
-    ("Heads", "query"): _PATHS,
-    ("Heads", "key"): _PATHS,
-    ("find_heads", "params"): [
-        Bad({}, V, "`query` must be .*got 'q'", "the name of a module", "The paths are")
-    ],
-    ("find_heads", "query"): _PATTERN,
-    ("find_heads", "key"): _PATTERN,
-    ("functional.clip_attention_logits", "params"): _HEADS,
-    ("functional.clip_attention_logits", "max_logits"): _LARGEST,
-    ("functional.max_attention_logit", "query"): _OF_ATTENTION,
-    ("functional.max_attention_logit", "key"): _OF_ATTENTION,
-    ("functional.max_attention_logit", "scale"): [BOUND[0]],
-    ("functional.max_attention_logit", "mask"): [
-        Bad("x", T, r"`mask` must be .*got 'x' \(str\)", "bools that broadcast")
-    ],
-    ("functional.max_attention_logit", "block_size"): _COUNT,
 }
-for _name in ("Heads", "find_heads"):
-    BY_CALL |= {
-        (_name, "axis"): _AN_INT,
-        (_name, "stacked"): _AN_INT,
-        (_name, "rope"): _COUNT,
-        (_name, "head_dim"): _COUNT,
-    }

@@ -360,11 +360,11 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 # Public names that are no transformation, and the file that tests each.
 OTHER_NAMES = {
-    "Heads": "test_find_heads.py",
-    "clip_attention_logits": "test_qk_transform.py",
+    "Heads": "test_heads.py",
+    "clip_attention_logits": "test_clip_logits_last.py",
     "clip_by_singular_value": "test_singular_values.py",
     "clip_by_spectral_norm": "test_power_iteration.py",
-    "find_heads": "test_find_heads.py",
+    "find_heads": "test_heads.py",
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",
     "Suggestion": "test_suggest.py",

@@ -1,0 +1,183 @@
+"""Where the heads of attention layers are in a tree of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _validate
+from optclip._arrays._types import Leaf, PyTree
+from optclip._clip import _head_names
+from optclip.scopes._heads import Heads
+
+
+class Place(NamedTuple):
+    """Where a leaf has the heads of a layer.
+
+    `number` is that of the leaf in the tree; `axes` are those of layers, if stacked, of
+    heads, and of features, if these are told apart; `is_flat` says whether the axis of
+    heads has the features too.
+    """
+
+    path: str
+    number: int
+    ndim: int
+    axes: tuple[int, ...]
+    heads: int
+    features: int
+    layers: int
+    is_flat: bool
+
+
+class Layer(NamedTuple):
+    """An attention layer in a tree, or a stack of them.
+
+    `logits` is the shape of what there is of each query head, `groups` the number of
+    key heads; `width` is how many entries of a head meet a key of its own, None if all.
+    """
+
+    name: str
+    query: list[Place]
+    key: list[Place]
+    logits: tuple[int, ...]
+    groups: int
+    width: int | None
+
+
+def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
+    """The layers as they are in a tree.
+
+    Raises:
+      ValueError: a leaf is not there, is named twice, or does not have such heads; or a
+        layer normalizes its queries and keys.
+    """
+    check_layers(layers)
+    flat = _leaves.flatten(params)
+    index = {name: i for i, name in enumerate(_leaves.names_of(flat.paths))}
+    known: dict[str, str] = {}
+    found = []
+    for name, heads in layers.items():
+        for path in (*heads.query_paths, *heads.key_paths):
+            _head_names.check_there(name, path, index)
+            if path in known:
+                raise ValueError(
+                    f"`layers` must name each leaf once, got '{path}' in"
+                    f" '{known[path]}' and '{name}'. A leaf with queries and keys in"
+                    " one cannot be clipped by head: keep them in two."
+                )
+            known[path] = name
+        _head_names.check_not_normalized(name, heads, index)
+        found.append(_layer(name, heads, flat, index))
+    return found
+
+
+def check_layers(layers: Any) -> None:
+    """Raise unless this is a dict of `Heads` by name."""
+    wanted = "a dict from the name of a layer to its optclip.Heads"
+    advice = "optclip.find_heads makes one from path patterns."
+    _validate.kind("layers", layers, Mapping, wanted, advice)
+    if not layers:
+        raise ValueError(_validate.must_be("layers", wanted, layers, advice))
+    for name, heads in layers.items():
+        if not isinstance(name, str):
+            raise TypeError(_validate.must_be("A name in `layers`", "a string", name))
+        _validate.kind(f"`layers` at '{name}'", heads, Heads, "an optclip.Heads")
+
+
+def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -> Layer:
+    def place(path: str, count: int | None) -> Place:
+        i = index[path]
+        if not _is_dense(flat.paths[i], flat.leaves[i]):
+            kind = getattr(flat.leaves[i], "dtype", type(flat.leaves[i]).__name__)
+            raise ValueError(
+                f"The leaf '{path}' that `layers` names must be a dense array of a"
+                f" floating-point dtype, got {kind}. Name the leaf of the projection."
+            )
+        return _place(heads, path, i, jnp.shape(flat.leaves[i]), count)
+
+    query = [place(path, None) for path in heads.query_paths]
+    q = query[0]
+    # The key of MLA has values in the same leaf, so that a head has more entries.
+    count = q.heads if heads.rope and heads.head_dim else None
+    key = [place(path, count) for path in heads.key_paths]
+    k = key[0]
+    for first, own in [*((q, own) for own in query), *((k, own) for own in key)]:
+        if (own.heads, own.layers) != (first.heads, q.layers):
+            raise ValueError(
+                f"The leaves of the layer '{name}' must have one number of heads and of"
+                f" layers, got {own.heads} and {own.layers} in '{own.path}', not"
+                f" {first.heads} as '{first.path}' and {q.layers} as '{q.path}' has."
+                " Check axis=, head_dim= and stacked= of its optclip.Heads."
+            )
+    if not q.heads or not k.heads or q.heads % k.heads:
+        raise ValueError(
+            f"The key heads of the layer '{name}' must divide its query heads, got"
+            f" {k.heads} in '{k.path}' and {q.heads} in '{q.path}'. Check axis= and"
+            " head_dim= of its optclip.Heads."
+        )
+    width = q.features - heads.rope if heads.rope else None
+    if width is not None:
+        _check_rotary(heads.rope, width, query, key)
+    stack = () if heads.stacked is None else (q.layers,)
+    return Layer(name, query, key, (*stack, q.heads), k.heads, width)
+
+
+def _is_dense(keys: Any, leaf: Leaf) -> bool:
+    return not _leaves.is_sparse(leaf) and _leaves.is_clippable(keys, leaf)
+
+
+def _check_rotary(rope: int, width: int, query: list[Place], key: list[Place]) -> None:
+    """Raise unless heads have the rotary entries, and keys the others."""
+    pairs = [(own, rope + 1) for own in query] + [(own, width) for own in key]
+    for own, least in pairs:
+        if own.features < least:
+            raise ValueError(
+                f"Each head of '{own.path}' must have at least {least} entries, since"
+                f" {rope} of the {width + rope} of a query are rotary, got"
+                f" {own.features}. Check rope= and axis= of its optclip.Heads."
+            )
+
+
+def _place(
+    heads: Heads, path: str, number: int, shape: tuple[int, ...], count: int | None
+) -> Place:
+    """Where a leaf has heads, so many of them if that is known."""
+    axis = _axis_of("axis", heads.axis, path, shape)
+    axes = (axis,)
+    if heads.head_dim is None:
+        found = shape[axis]
+        features = shape[axis + 1] if axis + 1 < len(shape) else 0
+        if heads.rope:
+            axes = (axis, axis + 1)
+    else:
+        features = heads.head_dim if count is None else shape[axis] // max(count, 1)
+        found = shape[axis] // features if features else 0
+        if found * features != shape[axis]:
+            raise ValueError(
+                f"The axis {axis} of '{path}' must have a multiple of {features}"
+                f" entries, as many as a head has, got {shape[axis]}. Check head_dim="
+                " and axis= of its optclip.Heads."
+            )
+    layers = 1
+    if heads.stacked is not None:
+        stack = _axis_of("stacked", heads.stacked, path, shape)
+        if stack in axes:
+            raise ValueError(
+                f"`stacked` must be another axis than that of heads, got {stack} for"
+                f" both in '{path}' of shape {shape}. Check axis= and stacked= of its"
+                " optclip.Heads."
+            )
+        axes, layers = (stack, *axes), shape[stack]
+    is_flat = heads.head_dim is not None
+    return Place(path, number, len(shape), axes, found, features, layers, is_flat)
+
+
+def _axis_of(name: str, axis: int, path: str, shape: tuple[int, ...]) -> int:
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(
+            f"`{name}` must be an axis of '{path}' of shape {shape}, got {axis}."
+            " Name the leaf in an optclip.Heads with axes that it has."
+        )
+    return axis % len(shape)
