@@ -20,6 +20,7 @@ recipe          what it is                          where it goes in the chain
 `spam`          elements x second moment, resets    in place of Adam
 `stable_spam`   elements, then leaves, resets       in place of Adam
 `acclip`        elements x mean modulus             in place of Adam
+`spectra`       singular values x a number, softly  in place of Adam
 `stable_adamw`  leaves x RMS of gradient over v     in place of Adam and its decay
 `clippy`        leaves x fraction of parameters     after the learning rate
 `olmo_skip`     skip x mean + 6 deviations          around the whole optimizer
@@ -44,6 +45,7 @@ from optclip.recipes._plain import uclip as uclip
 from optclip.recipes._skips import axlearn_skip as axlearn_skip
 from optclip.recipes._skips import megatron_skip as megatron_skip
 from optclip.recipes._skips import olmo_skip as olmo_skip
+from optclip.recipes._spectra import spectra as spectra
 from optclip.recipes._steps import clippy as clippy
 from optclip.recipes._steps import stable_adamw as stable_adamw
 
@@ -62,6 +64,7 @@ __all__ = [
     "olmo_skip",
     "sclip",
     "spam",
+    "spectra",
     "stable_adamw",
     "stable_spam",
     "uclip",
