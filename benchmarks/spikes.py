@@ -150,7 +150,10 @@ BEFORE = (
     recipes.mean_std_clip, recipes.olmo_ratio, recipes.auto_s, recipes.sclip,
     recipes.uclip,
 )  # fmt: skip
-INSTEAD = (recipes.spam, recipes.stable_spam, recipes.acclip, recipes.stable_adamw)
+INSTEAD = (
+    recipes.spam, recipes.stable_spam, recipes.spectra, recipes.acclip,
+    recipes.stable_adamw,
+)  # fmt: skip
 
 
 def methods() -> dict[str, Any]:

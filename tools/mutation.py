@@ -42,6 +42,7 @@ TESTS = {
     "transforms/_lift": "clip_by clip_logits_last",
     "transforms/_matrices": "named registry bad_input matrices power_iteration",
     "transforms/_norm_memory": "power_iteration",
+    "transforms/_scale_by_shape": "spectra matrix_meshes",
     "functional/_matrices": "singular_values matrices bad_input",
     "responses/_norms": "responses derivatives_edges",
     "responses/_resolve": "responses bad_answers detached",
@@ -173,6 +174,7 @@ TESTS = {
     "recipes/_optimizers": f"{API} recipe_edges methods::test_spam_follows_its_equations"
     " methods::test_stable_spam_of_elements_follows_its_equations methods::test_stable_spam_of_leaves_follows_its_equations"
     " methods::test_stable_spam_is_both_and_then_adam_begun_anew methods::test_acclip_follows_its_equations bad_input",
+    "recipes/_spectra": f"{API} spectra methods::test_spectra_follows_its_equations recipes bad_input",
     "recipes/_steps": f"{API} recipe_edges methods::test_stable_adamw_follows_its_equations"
     " methods::test_clippy_follows_its_equations"
     " recipes::test_no_decay_needs_no_parameters"

@@ -69,7 +69,7 @@ def test_recipes_name_the_options_they_pass_on():
     moments = {n for n, kind in said.items() if kind == "Unpack[MomentClipOptions]"}
     others = {n for n, kind in said.items() if kind == "Unpack[ClipOptions]"}
     assert skips == {name for name in said if name.endswith("_skip")}
-    assert moments == {"acclip", "stable_adamw"}
+    assert moments == {"acclip", "spectra", "stable_adamw"}
     assert skips | moments | others == set(said)
     assert len(others) >= 10
 

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -90,3 +91,14 @@ def test_a_larger_side_that_is_split_is_not_gathered(clip):
     assert "all-reduce" in text
     gathered = [line for line in text.splitlines() if " all-gather" in line]
     assert not any("16,48]" in line for line in gathered), gathered
+
+
+@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None)])
+def test_in_shard_map_spectra_scales_by_the_shape_of_the_whole(spec):
+    def step(x):
+        tx = optclip.recipes.spectra(optax.identity(), 2.0, axis_name=spec)
+        return tx.update(x, tx.init(x))[0]
+
+    mapped = jax.shard_map(step, mesh=mesh(), in_specs=spec, out_specs=spec)
+    want = np.sqrt(3) * CLIPS["products"](matrix(), response="soft")
+    same(jax.jit(mapped)(matrix()), want)

@@ -199,6 +199,25 @@ def test_stable_adamw_follows_its_equations(weight_decay):
     assert 0.1 < float(optclip.metrics(state)["clip/rate"]) < 0.9
 
 
+@pytest.mark.parametrize("method", ["newton_schulz", "eigh"])
+def test_spectra_follows_its_equations(method):
+    """Both caps, in a warm-up of 100 steps and after it; outputs on the first axis."""
+    rate = optax.warmup_constant_schedule(0.5, 2.0, 100)
+    gradients = methods.GRADIENTS
+    tx = recipes.spectra(
+        optax.scale(2.0), 8.0, max_gradient=lambda step: 5.0 + 0.01 * step,
+        learning_rate=rate, warmup=100, transposed=lambda path: True, method=method,
+    )  # fmt: skip
+    found, _ = outputs_of(tx, gradients)
+    expected = []
+    for i, tree in enumerate(gradients):
+        up = 2.0 / float(rate(i)) if i < 100 else 1.0
+        left = 2.0 * methods.spectra(tree["w"], up * (5.0 + 0.01 * i))
+        w = methods.spectra(left.T, up * 8.0).T
+        expected.append({"w": w, "b": methods.spectra(2.0 * tree["b"], up * 8.0)})
+    assert_follow(found, gradients, expected, rtol=1e-4, most=1.0)
+
+
 def test_clippy_follows_its_equations():
     gradients = [{k: 0.01 * x for k, x in tree.items()} for tree in methods.GRADIENTS]
     gradients = [

@@ -25,6 +25,7 @@ from tools.official import (
     levanter,
     olmo_skip,
     spam,
+    spectra,
     stable_spam,
     zclip,
 )
@@ -228,6 +229,74 @@ def test_clippy_shrinks_as_its_authors_code(name):
     for u, w, expected in zip(steps, params, left, strict=True):
         np.testing.assert_allclose(update(u, w), expected, rtol=1e-5)
     assert 0.1 < np.mean(np.any(left != steps, axis=1)) < 0.99
+
+
+def as_kernels(name, x):
+    """What torch has as `(outputs, inputs)`, a batch of it or not, as JAX has it."""
+    return x if name in ("embed", "bias") else np.swapaxes(x, -1, -2)
+
+
+def spectra_rate(step):
+    up, down = step / spectra.WARMUP, (spectra.STEPS - step) / spectra.DECAY
+    return spectra.RATE * jnp.clip(up, 0, 1) * jnp.clip(down, 0, 1)
+
+
+def spectra_cap(clip_c=1.0, clip_decay_type="constant", **options):
+    if clip_decay_type == "constant":
+        return clip_c
+    length = int(options["clip_decay_fract"] * options["total_steps"])
+    begin, share = options["total_steps"] - length, options["clip_final_scale"]
+    if clip_decay_type == "linear":
+        return optax.linear_schedule(clip_c, share * clip_c, length, begin)
+    down = optax.cosine_decay_schedule(clip_c, length, share)
+    return optax.join_schedules([optax.constant_schedule(clip_c), down], [begin])
+
+
+@pytest.mark.parametrize("name", list(spectra.OPTIONS))
+def test_spectra_takes_parameters_where_its_authors_code_does(name):
+    options = spectra.OPTIONS[name]
+    warmup = options.get("warmup_steps", 0)
+    only_matrices = options.get("apply_to") != "all"
+    tx = optax.chain(
+        recipes.spectra(
+            optax.scale_by_adam(b2=spectra.B2),
+            spectra_cap(**options),
+            max_gradient=spectra.MAX_GRADIENT if name == "gradients" else None,
+            learning_rate=spectra_rate if warmup else None,
+            warmup=warmup,
+            transposed=lambda path: path == "embed",
+            mask=(lambda tree: {k: x.ndim == 2 for k, x in tree.items()})
+            if only_matrices
+            else None,
+        ),
+        optax.add_decayed_weights(spectra.WEIGHT_DECAY),
+        optax.scale_by_learning_rate(spectra_rate),
+    )
+
+    @helpers.quick_jit
+    def run(params, rows):
+        def step(both, grads):
+            params, state = both
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+            return (params, state), params
+
+        return jax.lax.scan(step, (params, tx.init(params)), rows)
+
+    inputs = ({k: np.float32(as_kernels(k, x)) for k, x in tree.items()}
+              for tree in (spectra.start(), spectra.gradients()))  # fmt: skip
+    (_, state), found = run(*inputs)
+    for key, x in kept("spectra")[name].items():
+        # A vector whose norm is below the cap, as it is in their warm-up, is not capped
+        # there.
+        if key == "bias" and warmup:
+            continue
+        theirs = as_kernels(key, np.array(x))
+        ours = np.asarray(found[key], np.float64)[np.array(spectra.SHOWN) - 1]
+        for one, other in zip(ours, theirs, strict=True):
+            atol = 1e-5 * np.max(np.abs(other))
+            np.testing.assert_allclose(one, other, rtol=0, atol=atol, err_msg=key)
+    assert float(optclip.metrics(state)["clip/rate"]) > 0.9
 
 
 ZCLIP = {

@@ -42,7 +42,7 @@ class Recipe:
 KINDS = {
     "auto_s": "plain", "sclip": "plain", "uclip": "carry", "clippy": "of steps",
     "acclip": "behind moments", "stable_adamw": "behind moments",
-    "spam": "optimizer", "stable_spam": "optimizer",
+    "spam": "optimizer", "stable_spam": "optimizer", "spectra": "optimizer",
     "olmo_skip": "skip", "axlearn_skip": "skip", "megatron_skip": "skip",
     "agc": "of parameters", "adagc": "of leaves", "olmo_ratio": "of leaves",
     "aggc": "of leaves",
@@ -211,7 +211,7 @@ HYPERPARAMETERS = {
     "axlearn_skip": ("ratio", 1.1), "clippy": ("relative", 0.1),
     "mean_std_clip": ("k", 1.0), "megatron_skip": ("max_norm", 2.0),
     "olmo_ratio": ("ratio", 1.01), "olmo_skip": ("sigma", 2.0), "sclip": ("c", 2.0),
-    "spam": ("theta", 2.0), "stable_adamw": ("weight_decay", 0.1),
+    "spam": ("theta", 2.0), "spectra": ("max_value", 0.5), "stable_adamw": ("weight_decay", 0.1),
     "stable_spam": ("b1", 0.5), "zclip": ("max_norm", 0.5),
 }  # fmt: skip
 
@@ -243,7 +243,7 @@ def test_every_number_can_be_injected(name):
     assert_close(found, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["acclip", "stable_adamw"])
+@pytest.mark.parametrize("name", ["acclip", "spectra", "stable_adamw"])
 @pytest.mark.parametrize("policy", ["zero", "drop"])
 def test_no_policy_hides_moments_that_are_nan(name, policy):
     with pytest.raises(
@@ -307,6 +307,7 @@ FIXED = [
     ("adagc", "over", "tree"), ("agc", "over", "tree"),
     ("auto_s", "response", "hard"), ("sclip", "response", "hard"),
     ("clippy", "norm", "l2"), ("stable_spam", "over", "leaf"),
+    ("spectra", "response", "hard"), ("spectra", "eps", 1e-6),
     ("olmo_skip", "max_value", 1.0),
 ]  # fmt: skip
 

@@ -462,8 +462,19 @@ BY_PARAMETER = {
     "inner": INNER,
     "keep": CALLED,
     "learn_skipped": FLAG,
+    "learning_rate": [
+        Bad("x", T, rf"{_GIVEN}'x' \(str\)", "an optax schedule"),
+        Bad(0.1, T, rf"{_GIVEN}0.1 \(float\)", "an optax schedule", "static_args"),
+        Bad(lambda step: 0.1, V, "warmup=0", "must be given together", "Give both"),
+    ],
     "low": SCALAR,
     "max_consecutive": LENGTH,
+    "max_gradient": [
+        *THRESHOLD[:3],
+        Bad(math.nan, V, rf"{_GIVEN}nan \(float\)", _POSITIVE, _AT_ZERO),
+        Bad(-1.0, V, rf"{_GIVEN}-1.0 \(float\)", _POSITIVE, _AT_ZERO),
+        Bad({"a": 1.0}, T, rf"{_GIVEN}.* \(dict\)", "a real number"),
+    ],
     "max_shrink": SHARE,
     "options": OPTIONS,
     "most": [
@@ -489,6 +500,7 @@ BY_PARAMETER = {
     "skip_first": SHARE,
     "stacked": CALLED,
     "theta": SCALAR,
+    "transposed": CALLED,
     "use_value": FLAG,
     "weight_decay": SCALAR,
     "ax": [
@@ -801,4 +813,11 @@ BY_CALL |= {
     ("clip_by_spectral_norm", "method"): _METHOD,
     ("Spectral", "steps"): _COUNT,
     ("clip_by_spectral_norm", "steps"): _COUNT,
+    ("recipes.spectra", "matrix_axes"): _TWO,
+    ("recipes.spectra", "method"): _METHOD,
+    ("recipes.spectra", "max_value"): BY_PARAMETER["value"],
+    ("recipes.spectra", "warmup"): [
+        *LENGTH,
+        Bad(5, V, "got learning_rate=None and warmup=5", "given together", "Give both"),
+    ],
 }

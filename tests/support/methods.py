@@ -271,3 +271,17 @@ class SClip:
         if not sound(y):
             return np.full_like(y, np.nan)
         return self.c * y / np.sqrt(y**2 + self.tau)
+
+
+def spectra(u: np.ndarray, c: float) -> np.ndarray:
+    """Jiang, Semenov & Stich 2026, arXiv:2603.14315: (I + u u^T / c^2)^(-1/2) u.
+
+    Of a kernel `(inputs, outputs)`, times the root of their ratio; of a vector as of a
+    matrix of one row.
+    """
+    if not sound(u):
+        return np.full_like(u, np.nan)
+    left, values, right = np.linalg.svd(np.atleast_2d(u), full_matrices=False)
+    capped = (left * (values / np.sqrt(1 + (values / c) ** 2))) @ right
+    scale = max(1.0, u.shape[-1] / u.shape[-2]) ** 0.5 if u.ndim > 1 else 1.0
+    return scale * capped.reshape(u.shape)
