@@ -9,10 +9,12 @@ from collections.abc import Collection
 from optclip.scopes._heads import Heads
 
 # Of a norm on queries and keys, in words joined by underscores.
-_WORDS = r"(norm|ln|layer_?norm|rms_?norm)"
-_NORMALIZED = re.compile(rf"(q|query|k|key|qk)_?{_WORDS}|{_WORDS}_(q|query|k|key|qk)")
+_WORDS = r"(norm|ln|layer_?norm|rms_?norm|rms|l2_?norm|normalization)(_scale)?"
+_OF_KEYS = "(k|key|keys|qk)"
+_OF_BOTH = "(q|query|queries|k|key|keys|qk)"
+_NORMALIZED = re.compile(rf"(attn_)?{_OF_BOTH}_?{_WORDS}|{_WORDS}_?{_OF_BOTH}")
 # Beside a latent there may be norms of the latent, which queries and keys are made of.
-_NORMALIZED_MLA = re.compile(rf"(k|key|qk)_?{_WORDS}|{_WORDS}_(k|key|qk)")
+_NORMALIZED_MLA = re.compile(rf"(attn_)?{_OF_KEYS}_?{_WORDS}|{_WORDS}_?{_OF_KEYS}")
 
 
 def check_there(name: str, path: str, paths: Collection[str]) -> None:
@@ -48,4 +50,4 @@ def check_not_normalized(name: str, heads: Heads, paths: Collection[str]) -> Non
 
 def _is_norm(word: str, pattern: re.Pattern[str]) -> bool:
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()
-    return bool(pattern.fullmatch(re.sub(r"_?\d+$", "", snake)))
+    return bool(pattern.fullmatch(re.sub(r"_?\d+$", "", snake).strip("_")))

@@ -147,7 +147,9 @@ def _check_schedule(learning_rate: Any, warmup: Any) -> None:
 
 
 def _warmed_up(
-    value: NumberOrSchedule, learning_rate: Callable[[jax.Array], Any] | None, warmup: int
+    value: NumberOrSchedule,
+    learning_rate: Callable[[jax.Array], Any] | None,
+    warmup: int,
 ) -> NumberOrSchedule:
     """What a cap is in the warm-up, such that cap times learning rate stays."""
     if learning_rate is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 
+import jax.numpy as jnp
+
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
 from optclip.scopes._heads import Heads, check_layout
@@ -85,10 +87,36 @@ def find_heads(
                 f" {_shown(queries)} and key={key!r} matches {_shown(keys)}. Give"
                 " patterns that match both."
             )
+        _check_one_layer(name, own, others, params)
     return {
-        name or _ROOT: Heads(tuple(own), tuple(others), axis, rope, head_dim, stacked)
+        name or _ROOT: Heads(
+            tuple(own),
+            tuple(others),
+            axis=axis,
+            rope=rope,
+            head_dim=head_dim,
+            stacked=stacked,
+        )
         for name, (own, others) in found.items()
     }
+
+
+def _check_one_layer(
+    name: str, queries: list[str], keys: list[str], params: PyTree
+) -> None:
+    """Raise if there are several kernels on one side: of several layers, then."""
+    flat = _leaves.flatten(params)
+    ranks = dict(
+        zip(_leaves.names_of(flat.paths), map(jnp.ndim, flat.leaves), strict=True)
+    )
+    for paths in (queries, keys):
+        if len({ranks[path] for path in paths}) < len(paths):
+            raise ValueError(
+                f"Each layer must have one kernel and at most one bias for its queries,"
+                f" and for its keys, got {_shown(paths)} under '{name or _ROOT}'. Give"
+                " narrower patterns, one call for each layer, or name them in"
+                " optclip.Heads."
+            )
 
 
 def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:

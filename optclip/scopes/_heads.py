@@ -49,6 +49,7 @@ class Heads:
 
     query: str | tuple[str, ...]
     key: str | tuple[str, ...]
+    _: dataclasses.KW_ONLY
     axis: int = -2
     rope: int = 0
     head_dim: int | None = None

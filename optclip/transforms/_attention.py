@@ -37,17 +37,23 @@ def clip_attention_logits(
               W_q^h \leftarrow \frac{\gamma_h}{k_g} W_q^h
 
     It goes last in the chain, for it scales parameters after the step: what it returns
-    is the difference to the clipped new parameters. `update` is given the largest
-    logits, as in `tx.update(grads, state, params, max_logits=logits)`, a dict from the
-    name of each layer to one for each query head; `optax.chain` passes it on. Inside
-    `shard_map` they are reduced over the mesh axes that the query does not vary over.
+    is the difference to the clipped new parameters, in the dtype of the updates. A
+    learning rate behind it would multiply that difference. bfloat16 updates round it: a
+    head clipped from 10,000 to 100 is then off by 2 %. `optax.MultiSteps` passes on the
+    logits of the last microbatch alone: give that the maximum since the last step.
+
+    `update` is given the largest logits, as in
+    `tx.update(grads, state, params, max_logits=logits)`, a dict from the name of each
+    layer to one for each query head; `optax.chain` passes it on. Inside `shard_map`
+    they are reduced over the mesh axes that the query does not vary over.
     Reduce them before where types do not say that (`check_vma=False`, `pmap`), and
     where the query is split over the mesh axis of the data, but not by head.
 
     Args:
       max_logit: the largest logit that is let through, S being what there was: a
         number, an array that broadcasts to the heads, an optax schedule, a rule, or a
-        dict of these by layer, None for unclipped. The paper has 100.
+        dict of these by layer, None for unclipped. The paper has 100. Weights that 0
+        clips to zero stay there.
       layers: a dict from the name of each layer to its `optclip.Heads`; see
         `optclip.find_heads`.
       balance: what the query takes of each coefficient, as a power from 0 to 1; the key

@@ -125,7 +125,7 @@ def clip_by_singular_value(
       response: what happens to a singular value: `"hard"` caps it at c; `"soft"`, which
         is `"smooth"`, makes it :math:`\sigma / \sqrt{1 + (\sigma / c)^2}`, as SPECTRA
         does; with `"eigh"` any other of `optclip.responses` that looks at one at a
-        time.
+        time and makes none larger.
       matrix_axes: the two axes of a matrix, of which negative ones count from the end;
         a leaf with more of them is a batch of matrices. A vector is a matrix with one
         singular value, its L2 norm; scalars are left alone.
@@ -147,14 +147,16 @@ def clip_by_singular_value(
 
     Returns:
       A transformation. A matrix without a singular value above c is kept to the bit by
-      `"hard"`. What is recorded are the singular values; with `"newton_schulz"` a bound
-      on the largest of each matrix, which is above it by up to the fourth root of the
-      smaller side.
+      `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at most
+      c is. What is recorded are the singular values; with `"newton_schulz"` a bound on
+      the largest of each matrix, which is above it by up to the fourth root of the
+      smaller side, so that steps count as clipped in which nothing was.
 
       In float32 what is left is at most c (1 + 1e-5) and differs from the exact cap by
       1e-4 of it, for a largest singular value of up to 1000 c with `"eigh"` and of up
-      to 100 c with `"newton_schulz"`. Beyond that the difference grows with the
-      largest, of which float32 rounds 6e-8 away.
+      to 100 c with `"newton_schulz"`, for sides of up to 128. Beyond that the
+      difference grows with the largest, of which float32 rounds 6e-8 away, and with the
+      root of the side: 2e-4 for 1024.
 
     Raises:
       ValueError: a concrete `max_value` is negative or NaN; there is no such `method`,

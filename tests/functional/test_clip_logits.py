@@ -443,10 +443,24 @@ def test_both_numbers_of_a_stack_are_said():
         clip_attention_logits(tree, {"a": np.ones(4)}, 1.0, layers)
 
 
+def test_a_key_leaf_with_values_too_is_refused_unless_rope_says_so():
+    tree = {"q": np.ones((3, 2, 6)), "kv": np.ones((3, 2, 9))}
+    with pytest.raises(ValueError, match=r"'a' must be of one size.*rope="):
+        clip_attention_logits(
+            tree, {"a": np.ones(2)}, 1.0, {"a": optclip.Heads("q", "kv")}
+        )
+    # The axis behind that of heads counts inputs here, of which a key may have others.
+    tree = {"q": np.ones((2, 3, 6)), "k": np.ones((2, 5, 6))}
+    layers = {"a": optclip.Heads("q", "k", axis=0)}
+    found, _ = clip_attention_logits(tree, {"a": np.full(2, 4.0)}, 1.0, layers)
+    np.testing.assert_array_equal(found["k"], tree["k"] / 2)
+
+
 NORMS = [
     "q_norm", "query_norm", "q_ln", "query_ln", "q_layernorm", "qk_norm", "k_norm",
     "key_norm", "key_ln", "queryNorm", "QNorm", "key_layer_norm", "q_rms_norm",
-    "KeyNorm_0", "norm_q", "query_norm_1",
+    "KeyNorm_0", "norm_q", "query_norm_1", "_query_norm", "queries_norm", "query_rms",
+    "k_l2norm", "query_normalization", "attn_q_norm", "normk", "q_norm_scale",
 ]  # fmt: skip
 OTHERS = ["norm", "kv_norm", "q_a_layernorm", "pre_norm", "LayerNorm_0", "knorms", "ln"]
 

@@ -227,6 +227,21 @@ def test_queries_without_keys_are_refused(patterns, match):
         find_heads(tree, query=patterns[0], key=patterns[1])
 
 
+@pytest.mark.parametrize(
+    ("tree", "query", "key"),
+    [
+        (dict.fromkeys(("q0", "k0", "q1", "k1"), ONE), "q?", "k?"),
+        ({"queries": {"0": ONE, "1": ONE}, "keys": {"0": ONE}}, "queries", "keys"),
+        ({"q": ONE, "a": {"k": ONE}, "b": {"k": ONE}}, "q", "k"),
+    ],
+)
+def test_several_layers_are_not_taken_for_one(tree, query, key):
+    with pytest.raises(
+        ValueError, match=r"one kernel .* got \['.*', '.*'\] under 'att"
+    ):
+        find_heads(tree, query=query, key=key)
+
+
 def test_many_paths_are_cut_short():
     tree = {f"leaf_{i:02}": np.ones(2) for i in range(13)}
     with pytest.raises(ValueError, match=r"'leaf_09'\] and 3 more"):
@@ -275,4 +290,6 @@ def test_they_can_be_compared_and_kept():
     assert one.query_paths == ("q",)
     assert one.key_paths == ("k", "b")
     assert optclip.Heads.__module__ == "optclip"
-    assert Heads("q", "k") == Heads("q", "k", -2, 0, None, None)
+    assert Heads("q", "k") == Heads(
+        "q", "k", axis=-2, rope=0, head_dim=None, stacked=None
+    )
