@@ -56,14 +56,14 @@ def spectra(
       max_gradient: the same of a gradient, before `inner`; the authors have 0.1 for it,
         and advise None, which leaves gradients alone.
       learning_rate: :math:`\eta`, the schedule of the learning rate, an optax schedule.
-        In the warm-up both caps are divided by it, so that cap times learning rate stays
-        what it is at the end of the warm-up. None for none.
+        In the warm-up both caps are divided by it, so that cap times learning rate
+        stays what it is at the end of the warm-up. None for none.
       warmup: w, the number of first steps in which `learning_rate` does so; 0 for none.
       matrix_axes: the axes of the inputs and of the outputs of a kernel, of which
         negative ones count from the end; a leaf with more of them is a batch.
       transposed: a function of the path of a leaf that returns whether its outputs are
-        on the first of these axes. The authors' embeddings `(vocabulary, features)` are:
-        `lambda path: "embed" in path`.
+        on the first of these axes. To the authors those of an embedding `(vocabulary,
+        features)` are: `lambda path: "embed" in path`.
       method: how singular values are capped: `"newton_schulz"` by matrix products
         alone, `"eigh"` by a decomposition; `optclip.clip_by_singular_value` says what
         each is good for.
@@ -91,10 +91,11 @@ def spectra(
       ...     optax.add_decayed_weights(0.1),
       ...     optax.scale_by_learning_rate(rate),
       ... )
-      >>> params = {"kernel": jnp.ones((4, 16))}
-      >>> state = tx.init(params)
-      >>> for _ in range(101):
-      ...     steps, state = tx.update(params, state, jnp.zeros_like(params["kernel"]))
+      >>> kernel = jnp.eye(4, 16)
+      >>> updates, state = tx.update(kernel, tx.init(kernel), kernel)
+      >>> clip = optclip.recipes.spectra(optax.identity(), max_value=1.0)
+      >>> print(f"{clip.update(3 * kernel, clip.init(kernel))[0][0, 0]:.2f}")
+      1.90
 
     Source: Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*,
     2026, arXiv:2603.14315; numbers and warm-up from its code.
