@@ -49,11 +49,10 @@ class Heads:
 
     query: str | tuple[str, ...]
     key: str | tuple[str, ...]
-    _: dataclasses.KW_ONLY
-    axis: int = -2
-    rope: int = 0
-    head_dim: int | None = None
-    stacked: int | None = None
+    axis: int = dataclasses.field(default=-2, kw_only=True)
+    rope: int = dataclasses.field(default=0, kw_only=True)
+    head_dim: int | None = dataclasses.field(default=None, kw_only=True)
+    stacked: int | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, paths in (("query", self.query), ("key", self.key)):
