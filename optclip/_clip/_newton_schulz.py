@@ -44,8 +44,8 @@ def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax
     top = bound(x, split)
     top = jnp.where(top > 0, top, jnp.ones_like(top))
     # Below this nothing is left in float32 of what is not far above; above it nothing
-    # is to be done.
-    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * 1e3)
+    # is to be done, or almost nothing.
+    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
     def step(left: _Left, _: None) -> tuple[_Left, None]:
@@ -86,15 +86,13 @@ def _cap(left: _Left, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
     t = (c / left.top) ** 2
     least = times(t, _identity(g))
     if is_soft:
-        size = 1 + t
-        inside = g + least
+        inside = times(1 / (1 + t), g + least)
+        t = t / (1 + t)
     else:
-        size = jnp.maximum(t, jnp.ones_like(t))
         excess = g - least
-        modulus = product(excess, _sign(times(1 / size, excess)))
+        modulus = product(excess, _sign(excess))
         inside = (g + least + (modulus + adjoint(modulus)) / 2) / 2
-    root = times(jnp.sqrt(t / size), _inverse_root(times(1 / size, inside)))
-    return product(root, left.x)
+    return product(times(jnp.sqrt(t), _inverse_root(inside)), left.x)
 
 
 _STABLE = 1.7

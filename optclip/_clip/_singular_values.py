@@ -26,14 +26,10 @@ SOFT = Smooth()
 class SpectrumClip(ScalingClip):
     """Each singular value times its coefficient, its singular vectors as they are."""
 
-    def measure(
-        self, layout: Layout, *, guarded: bool = True, flushed: bool = True
-    ) -> Batched:
+    def measure(self, layout: Layout, **_: bool) -> Batched:
         """The singular values of each matrix, in ascending order."""
-        del guarded
         found = [self._norms(self._matrices(block)) for block in layout.blocks]
-        measured = Batched(found)
-        return measured.map(_roots.large_enough) if flushed else measured
+        return Batched(found).map(_roots.large_enough)
 
     def bad(self, layout: Layout, measured: Batched) -> Batched:
         """Whether each matrix has an entry, or a norm, that is not finite."""

@@ -138,18 +138,21 @@ def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Arr
 
     TPUs multiply float32 in pieces of bfloat16 unless asked not to.
     """
-    out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a, b))
+    out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a))
     return _collectives.spanning(lax.psum, out, split)
 
 
-def _placed(a: jax.Array, b: jax.Array) -> dict[str, Any]:
-    """Where a product goes on a mesh of Explicit axes, which asks for it."""
+def _placed(a: jax.Array) -> dict[str, Any]:
+    """Where a product goes on a mesh of Explicit axes, which asks for it.
+
+    To where the rows are: only those of a matrix itself are ever split, so that the
+    columns of a product are whole, or those of a Gram matrix.
+    """
     mesh = jax.typeof(a).sharding.mesh
     if AxisType.Explicit not in mesh.axis_types:
         return {}
     *batch, rows, _ = jax.typeof(a).sharding.spec
-    columns = jax.typeof(b).sharding.spec[-1]
-    spec = PartitionSpec(*batch, rows, None if columns == rows else columns)
+    spec = PartitionSpec(*batch, rows, None)
     return {"out_sharding": NamedSharding(mesh, spec)}
 
 

@@ -42,8 +42,9 @@ class Spectral(Norm):
        [0.25 0.  ]]
     """
 
-    ord: float = dataclasses.field(default=2.0, init=False, repr=False)
-    per_count: float = dataclasses.field(default=0.0, init=False, repr=False)
+    # As in `Norm`, but no arguments.
+    ord: float = dataclasses.field(init=False, repr=False)
+    per_count: float = dataclasses.field(init=False, repr=False)
     method: Literal["exact", "power_iteration"] = "exact"
     steps: int = 1
 

@@ -1,6 +1,6 @@
 """What a norm itself remembers from step to step: vectors of the power iteration."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def measure(
     clip: Clip[Any, Any], layout: Layout, memory: PerNorm
 ) -> tuple[Batched, PerNorm]:
     """The norms by iteration, and the vectors to start from in the next step."""
-    steps = clip.norm.steps if isinstance(clip.norm, Spectral) else 1
+    steps = cast(Spectral, clip.norm).steps
     before = memory.by_path.values()
     norms, vectors = [], []
     for block, vector in zip(clip.shown(layout), before, strict=True):

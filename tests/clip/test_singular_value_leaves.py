@@ -158,6 +158,9 @@ def test_one_bad_matrix_of_a_batch(method, bad):
             found[1], np.broadcast_to(wanted, (4, 6)), atol=3e-6, err_msg=policy
         )
         helpers.assert_identical(clip(method, nonfinite=policy)(x, jnp.inf), x)
+    # inf lets its own matrix through, whatever the threshold of the others.
+    limits = jnp.float32([[1.0], [jnp.inf], [1.0]])
+    helpers.assert_identical(clip(method)(x, limits)[1], x[1])
     # What is dropped is dropped below the cap too.
     found = clip(method, nonfinite="drop")(x, 1e3)
     np.testing.assert_array_equal(found[1], np.float32(shown))

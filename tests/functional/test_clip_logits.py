@@ -359,6 +359,8 @@ Q, K = "attn/q", "attn/k"
         (((Q, "attn/q2"), ("odd", "odd2")), "got 3 in 'odd' and 4 in 'attn/q'"),
         ((Q, "none"), "got 0 in 'none' and 4 in"),
         (("none", "odd"), "got 3 in 'odd' and 0 in 'none'"),
+        (("none", "odd", 1, 1, 2), "got 1 in 'odd' and 0 in 'none'"),
+        ((Q, "none", 1, 1, 2), "got 0 in 'none' and 2 in 'attn/q'"),
         (
             ((Q, "odd"), K),
             "one number of heads .* got 3 and 1 in 'odd', not 4 as 'attn/q'",

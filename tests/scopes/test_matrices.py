@@ -153,6 +153,8 @@ def test_what_is_measured_are_the_singular_values():
     exact = np.linalg.svd(np.float64(X), compute_uv=False)[..., ::-1]
     _, norms = F.clip_by(x, 1.0, over=optclip.singular_values())
     np.testing.assert_allclose(norms, exact, rtol=1e-5)
+    _, norms = F.clip_by(1e-25 * x, 1.0, over=optclip.singular_values())
+    assert not np.any(norms), "below 2**-60 any norm counts as 0"
     _, norms = F.clip_by(x, 1.0, over=optclip.matrices((0, 2)), norm="spectral")
     by_column = np.linalg.norm(np.float64(X), 2, axis=(0, 2))
     np.testing.assert_allclose(norms, by_column[None, :, None], rtol=1e-6)

@@ -298,7 +298,10 @@ def test_weights_that_nobody_updates_are_refused():
     params = GQA.params()
     tx = clip_attention_logits(100.0, LAYERS)
     updates = params | {"key": {"kernel": params["key"]["kernel"], "bias": None}}
-    with pytest.raises(ValueError, match="`updates` must have the leaf 'key/bias'"):
+    updates["more"] = dict.fromkeys("abcdef", jnp.ones(()))
+    five = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
+    words = f"`updates` must have the leaf 'key/bias' that `layers` names, got {five}"
+    with pytest.raises(ValueError, match=words):
         tx.update(updates, tx.init(params), params, max_logits=LOGITS)
 
 
