@@ -226,6 +226,8 @@ EQUIVALENT = {
     r"\+.*\| \(left\.stage < _MOST\)": "more rounds find nothing to take out",
     r"\+ +positive = .*left\.limit > -1": "of a threshold of 0 only speed depends on it",
     r"\+ +noise = ([35] |.*(/ squares|\* 0\.5))": "rounding has no sharp edge",
+    r"\+ +others = .*zero \+ 2": "what is not chosen is a row of zeros",
+    r"\+ +for _ in range\( ?3\)": "once more helps beyond what is promised",
     r"\+.*2 \* values, 1\), -?1\)": "of a zero it is multiplied by a row of zeros",
     r"\+ +while least <= 1 - 1e-7": "it never hits it",
     r"\+ +if shape\[axis\[0\]\] >= shape": "the sides of a square are alike",

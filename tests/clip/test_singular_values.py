@@ -81,6 +81,7 @@ def spectra(k):
 
 
 # Far above what float32 resolves: the cap holds there, the rest of the matrix is lost.
+# By 1e50 even the square of its rounding is lost.
 FAR = {
     "one 1e6": lambda k: _rest(1e6, 0.1, k),
     "one 1e15": lambda k: _rest(1e15, 0.1, k),
@@ -89,6 +90,7 @@ FAR = {
     "all 1e15": lambda k: np.full(k, 1e15),
     "line to 1e4": lambda k: np.linspace(0, 1e4, k),
     "one 1e30": lambda k: _rest(1e30, 0.1, k),
+    "all 1e50": lambda k: np.full(k, 1e50),
 }
 
 
