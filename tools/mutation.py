@@ -31,15 +31,15 @@ API = "registry::test_the_public_api_is_as_written"
 TESTS = {
     "norms/_norm": "norms bad_input sparse",
     "norms/_measure": "norms bad_input sparse sharding mapped::test_untyped_must_be_declared",
-    "norms/_spectral": "matrices bad_input",
+    "norms/_spectral": f"{API} matrices power_iteration bad_input",
     "norms/_matrices": "singular_values matrices singular_value_leaves matrix_meshes",
     "norms/_power_iteration": "power_iteration",
-    "scopes/_matrices": "matrices bad_input",
+    "scopes/_matrices": f"{API} matrices bad_input",
     "_clip/_spectrum": "singular_values singular_value_derivatives",
     "_clip/_newton_schulz": "singular_values singular_value_derivatives",
     "_clip/_singular_values": "singular_value_leaves singular_values",
     "_clip/_kinds": "matrices bounds",
-    "transforms/_lift": "clip_by clip_logits_last",
+    "transforms/_lift": "without_state clip_by clip_logits_last",
     "transforms/_matrices": "named registry bad_input matrices power_iteration",
     "transforms/_norm_memory": "power_iteration",
     "transforms/_scale_by_shape": "spectra matrix_meshes",
@@ -221,6 +221,21 @@ EQUIVALENT = {
     r"\+.*select\(added <= 0": "0 is 0 either way",
     r"\+.*\(bits - 0\) - 1, whole": "zero has two signs",
     r"-@functools\.partial\(jax\.jit": "not compiled it says the same",
+    r"\+.*(unit|size|split\)|row|found|\bu)\[\.\.\., -?1\]": "the axis has one entry",
+    r"\+.*_of\(block\)\.x\[\.\.\., -?1\]": "each column has the shape of the first",
+    r"\+.*(tangents|block\.leaves)\[ -1\]": "there is one",
+    r"\+_WINDOW = \d\.0|\+_ROOT = _scales\(1 / [79]\.1": "the errors promised leave room",
+    r"\+.*\| \(left\.stage < _MOST\)": "more rounds find nothing to take out",
+    r"\+ +positive = .*left\.limit > -1": "of a threshold of 0 only speed depends on it",
+    r"\+ +noise = ([35] |.*(/ squares|\* 0\.5))": "rounding has no sharp edge",
+    r"\+ +others = .*zero \+ 2": "what is not chosen is a row of zeros",
+    r"\+ +for _ in range\( ?3\)": "once more helps beyond what is promised",
+    r"\+.*2 \* values, 1\), -?1\)": "of a zero it is multiplied by a row of zeros",
+    r"\+ +while least <= 1 - 1e-7": "it never hits it",
+    r"\+ +if shape\[axis\[0\]\] >= shape": "the sides of a square are alike",
+    r"\+.*initial= ?-1\)": "no modulus is below 0, and nothing is measured of nothing",
+    r"\+ +if x\.shape\[- ?1\] == 1": "the eigenvalue of a number is that number",
+    r"\+.*other\.split\(\"/\"\), strict=True": "no leaf lies below another",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
 }
 
@@ -354,7 +369,9 @@ def _parsed(module: str, line: str) -> Mutant | None:
 def _is_annotation(diff: str) -> bool:
     """`X | None` in a signature or `*,` there: no fault in what is computed."""
     gone = [line[1:] for line in diff.splitlines() if re.match(r"-(?!--)", line)]
-    return any(re.search(r"\|\s*(None|Callable)|^\s*\*,|: \w+ \| \w+", x) for x in gone)
+    return any(
+        re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: \w+ \| \w+", x) for x in gone
+    )
 
 
 def _report(mutants: list[Mutant]) -> int:

@@ -5,6 +5,7 @@ The threshold c of a matrix is its own scale, so that one call has matrices of a
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def spectra(k):
 
 
 # Far above what float32 resolves: the cap holds there, the rest of the matrix is lost.
+# By 1e50 even the square of its rounding is lost.
 FAR = {
     "one 1e6": lambda k: _rest(1e6, 0.1, k),
     "one 1e15": lambda k: _rest(1e15, 0.1, k),
@@ -87,6 +89,8 @@ FAR = {
     "all 1e6": lambda k: np.full(k, 1e6),
     "all 1e15": lambda k: np.full(k, 1e15),
     "line to 1e4": lambda k: np.linspace(0, 1e4, k),
+    "one 1e30": lambda k: _rest(1e30, 0.1, k),
+    "all 1e50": lambda k: np.full(k, 1e50),
 }
 
 
@@ -154,3 +158,22 @@ def test_the_cap_holds_however_large_the_largest_is(method, response, shape):
     found = measured(shape, kinds, method, response)
     for name, (above, _) in found.items():
         assert above <= 1e-3, (name, above)
+
+
+def _products(jaxpr):
+    """How many matrix products it makes, short of what a condition may leave out."""
+    count = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            count += 1
+        elif equation.primitive.name != "cond":
+            inner = (getattr(p, "jaxpr", p) for p in equation.params.values())
+            made = sum(_products(p) for p in inner if hasattr(p, "eqns"))
+            count += made * equation.params.get("length", 1)
+    return count
+
+
+def test_a_cap_by_products_takes_as_many_as_the_help_says():
+    """About 60, if the largest singular value is within the window of the threshold."""
+    cap = functools.partial(F.clip_by_singular_value, method="newton_schulz")
+    assert abs(_products(jax.make_jaxpr(cap)(jnp.ones((4, 6)), 1.0).jaxpr) - 60) <= 2

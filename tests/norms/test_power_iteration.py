@@ -179,6 +179,10 @@ def test_skip_and_rules_see_the_norm_that_is_found():
     np.testing.assert_array_equal(out, -0.5 * x32)
 
 
+def test_a_spectral_norm_shows_what_it_was_made_with():
+    assert repr(Spectral(steps=3)) == "Spectral(method='exact', steps=3)"
+
+
 def test_a_pure_function_has_no_vector_from_the_step_before():
     with pytest.raises(ValueError, match="method='exact'"):
         optclip.functional.clip_by(

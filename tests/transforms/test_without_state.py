@@ -22,6 +22,8 @@ FIXED = {
     "rms": (optclip.clip_by_rms, {"max_rms": 1.0}),
     "group": (optclip.clip_by_group_norm, {"max_norm": 1.0, "groups": LABELS}),
     "global": (optclip.clip_by_global_norm, {"max_norm": 1.0}),
+    "spectral": (optclip.clip_by_spectral_norm, {"max_norm": 1.0}),
+    "singular": (optclip.clip_by_singular_value, {"max_value": 1.0}),
     "smooth": (optclip.clip_by_global_norm, {"max_norm": 1.0, "response": "smooth"}),
     "tree": (optclip.clip_by_norm, {"max_norm": {"dense": 1.0, "out": None}}),
     "array": (optclip.clip_by_norm, {"max_norm": jnp.ones(())}),
