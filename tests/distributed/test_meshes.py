@@ -23,7 +23,7 @@ WAYS = {
 # At most: one in the pass that is taken and one in the branch for norms out of range;
 # the flags of a policy, the peak of a leaf and the record of slices have their own. So
 # has each product over a side that is split: those of one matrix are not added together.
-TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "singular values": 16}
+TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "matrices": 16}
 
 alone = functools.cache(meshes.on_one_device)
 

@@ -57,7 +57,7 @@ class Entry:
     @property
     def of_matrices(self) -> bool:
         """Whether leaves are matrices to it: dense ones, of more than one number."""
-        return self.scope in ("matrices", "singular values")
+        return self.scope == "matrices"
 
     @property
     def by_axis(self) -> bool:
@@ -376,6 +376,23 @@ ENTRIES = [
         scalar_threshold=False,
     ),
     Entry(
+        "singular-value",
+        optclip.clip_by_singular_value,
+        ("max_value", 1.5),
+        oracles.by_singular_value,
+        scope="matrices",
+        roundings=64,
+    ),
+    Entry(
+        "singular-value-by-products",
+        optclip.clip_by_singular_value,
+        ("max_value", 1.5),
+        oracles.by_singular_value,
+        {"method": "newton_schulz"},
+        scope="matrices",
+        roundings=64,
+    ),
+    Entry(
         "spectral-norm",
         optclip.clip_by_spectral_norm,
         ("max_norm", 2.0),
@@ -392,23 +409,6 @@ ENTRIES = [
         statics=("steps",),
         scope="matrices",
         roundings=16,
-    ),
-    Entry(
-        "singular-value",
-        optclip.clip_by_singular_value,
-        ("max_value", 1.5),
-        oracles.by_singular_value,
-        scope="singular values",
-        roundings=64,
-    ),
-    Entry(
-        "singular-value-by-products",
-        optclip.clip_by_singular_value,
-        ("max_value", 1.5),
-        oracles.by_singular_value,
-        {"method": "newton_schulz"},
-        scope="singular values",
-        roundings=64,
     ),
 ]
 
