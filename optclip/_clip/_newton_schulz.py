@@ -31,12 +31,13 @@ _STEPS = 7
 
 
 def bound(x: jax.Array, split: Axes) -> jax.Array:
-    """What the largest singular value is at most, `(..., 1, 1)`."""
+    """What the largest singular value is at most, `(..., 1, 1)`.
+
+    The same for the Gram matrix of either side, so that a mesh does not change it.
+    """
     # A constant to jax.grad: no cap depends on what it is scaled by.
     size = lax.stop_gradient(jnp.abs(gram(x, split)))
-    by_rows = jnp.max(jnp.sum(size, -1, keepdims=True), -2, keepdims=True, initial=0)
-    whole = jnp.sqrt(jnp.sum(size * size, (-2, -1), keepdims=True))
-    return jnp.sqrt(jnp.minimum(by_rows, whole))
+    return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
 
 
 def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
@@ -109,7 +110,8 @@ def _scales(least: float) -> np.ndarray:
         scale = min(np.sqrt(3 / (1 + least + least**2)), _STABLE)
         least = min(scale * least * (3 - (scale * least) ** 2) / 2, 1.0)
         found.append(scale)
-    return np.array(found)
+    # Second derivatives converge a step later, and so does float64.
+    return np.array([*found, 1.0])
 
 
 # An eigenvalue nearer to zero keeps a wrong sign, which moves a singular value that is

@@ -13,7 +13,7 @@ from optclip._arrays._types import PyTree
 from optclip._clip import _newton_schulz, _nonfinite, _spectrum
 from optclip._clip._clip import ScalingClip
 from optclip._clip._layout import Layout
-from optclip.norms import Block, _matrices, _roots
+from optclip.norms import Block, _matrices, _measure, _roots
 from optclip.norms._matrices import Matrices
 from optclip.norms._norm import L2, Norm
 from optclip.responses import Detached, Hard, Response, Smooth
@@ -28,7 +28,10 @@ class SpectrumClip(ScalingClip):
 
     def measure(self, layout: Layout, **_: bool) -> Batched:
         """The singular values of each matrix, in ascending order."""
-        found = [self._norms(self._matrices(block)) for block in layout.blocks]
+        shown = self.shown(layout)
+        found = _measure.with_vectors(
+            shown, lambda i: self._norms(self._matrices(shown[i]))
+        )
         return Batched(found).map(_roots.large_enough)
 
     def bad(self, layout: Layout, measured: Batched) -> Batched:
@@ -48,10 +51,14 @@ class SpectrumClip(ScalingClip):
         self.check(layout)
         found = self.coefficients(measured, limits)
         coefficients, limit_of = found.entries(), limits.entries()
-        out = {}
+        shown, out = self.shown(layout), {}
         for i, block in layout.owned():
-            matrices = self._matrices(layout.blocks[block])
             limit = limit_of[block]
+            if _matrices.is_vector(shown[block]):
+                x = jnp.asarray(layout.arrays[i])
+                out[i] = self._scaled(layout, i, x, coefficients[block], limit)
+                continue
+            matrices = self._matrices(shown[block])
             clipped = self._finite(matrices, self._mapped(matrices, limit))
             kept = jnp.all(coefficients[block] == 1, -1, keepdims=True)
             off = jnp.all(jnp.isinf(limit), -1, keepdims=True)
@@ -59,8 +66,6 @@ class SpectrumClip(ScalingClip):
         return layout.rebuild(out), found
 
     def _matrices(self, block: Block) -> Matrices:
-        if self.nonfinite == "drop":
-            block = _nonfinite.each(_nonfinite.dropped, block)
         found = _matrices.matrices_of(block, _dtype(block))
         # A mesh of Explicit axes asks where each part of a decomposition is to be.
         x, unit, size = map(_placement.whole, (found.x, found.unit, found.size))
@@ -113,6 +118,8 @@ class NewtonSchulzClip(SpectrumClip):
         return _matrices.in_units(matrices, found)
 
     def _mapped(self, matrices: Matrices, limit: jax.Array) -> jax.Array:
+        if matrices.x.shape[-2] <= 1:
+            return super()._mapped(matrices, limit)
         return _newton_schulz.capped(
             matrices.x,
             limit[..., None] / matrices.unit,

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip._arrays._axis_names import Axes
+from optclip._arrays._numerics import root
 from optclip.norms._matrices import (
     Matrices,
     adjoint,
+    eigh,
     gram,
     product,
     singular_values,
@@ -45,6 +47,9 @@ def mapped(
         found = coefficient(singular_values(matrices), limit)[..., None]
         return times(found, matrices.x)
     unit = matrices.unit[..., 0]
+    # Beyond the smaller side of a matrix there are zeros, at whatever threshold.
+    beyond = matrices.x.shape[-2] - limit.shape[-1]
+    limit = jnp.pad(limit, [*[(0, 0)] * (limit.ndim - 1), (beyond, 0)], mode="edge")
     # What it closes over may be differentiated by, such as the value of a schedule.
     converted, consts = jax.closure_convert(coefficient, limit, limit)
     how = _How(converted, matrices.split, detached)
@@ -102,10 +107,10 @@ def _spectrum(x: jax.Array, split: Axes) -> tuple[jax.Array, jax.Array]:
     What rounding leaves in place of a zero counts as zero, of which no response makes
     more.
     """
-    squares, vectors = jnp.linalg.eigh(gram(x, split))
+    squares, vectors = eigh(gram(x, split))
     noise = 4 * jnp.finfo(squares.dtype).eps * squares.shape[-1] ** 0.5
     known = squares > noise * squares[..., -1:]
-    return jnp.sqrt(jnp.where(known, squares, jnp.zeros_like(squares))), vectors
+    return root(jnp.where(known, squares, jnp.zeros_like(squares))), vectors
 
 
 def _is_wide(left: _Left, unit: jax.Array) -> jax.Array:
@@ -142,7 +147,7 @@ def _without_largest(
         rest = rest - product(gram(isometry, split), rest)
         rest = rest - product(product(rest, adjoint(isometry), split), isometry)
     # Those that are left come after as many zeros now.
-    moved = jnp.sum(chosen, -1, keepdims=True)
+    moved = jnp.sum(chosen, -1, keepdims=True, dtype=jnp.int32)
     place = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)
     index = jnp.mod(place - moved, values.shape[-1])
     limit = jnp.take_along_axis(limit, index, -1)

@@ -95,6 +95,13 @@ def _smaller_first(
     return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
 
 
+def is_vector(block: Block) -> bool:
+    """Whether a block is one dense leaf whose singular value is its L2 norm."""
+    _, shape, _, sparse = _leaves.taken_apart(block.leaves[0])
+    rank = len(shape if block.axis is None else block.axis)
+    return len(block.leaves) == 1 and sparse is None and rank < 2
+
+
 def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     """`(..., p, q)` of an array; a vector is one row, a number one element."""
     if len(axis) == 2:
@@ -169,20 +176,47 @@ def eigenvalues(g: jax.Array) -> jax.Array:
 
 @eigenvalues.defjvp
 def _eigenvalues_jvp(primals, tangents):
-    values, vectors = jnp.linalg.eigh(*primals)
+    values, vectors = eigh(*primals)
     moved = product(tangents[0], vectors)
     return values, jnp.real(jnp.sum(jnp.conj(vectors) * moved, -2))
 
 
+@jax.custom_jvp
+def eigh(g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues, ascending, and vectors, which do not turn among equal ones.
+
+    JAX's own derivative divides by the difference of equal eigenvalues.
+    """
+    values, vectors = jnp.linalg.eigh(g)
+    return values, vectors
+
+
+@eigh.defjvp
+def _eigh_jvp(primals, tangents):
+    values, vectors = eigh(*primals)
+    inner = product(adjoint(vectors), product(tangents[0], vectors))
+    one, other = values[..., None, :], values[..., :, None]
+    near = jnp.sqrt(jnp.finfo(values.dtype).eps) * (jnp.abs(one) + jnp.abs(other))
+    apart = jnp.abs(one - other) > near
+    turned = times(jnp.where(apart, 1 / jnp.where(apart, one - other, 1), 0), inner)
+    moved = jnp.real(jnp.diagonal(inner, axis1=-2, axis2=-1))
+    return (values, vectors), (moved, product(vectors, turned))
+
+
 def singular_values(matrices: Matrices) -> jax.Array:
-    """All of each matrix, `(..., p)` in ascending order; 0 of one without elements."""
+    """All of each matrix, `(..., k)` in ascending order; 0 of one without elements.
+
+    As many as the smaller side has, also where the larger one is shown first since the
+    smaller is split.
+    """
     x = matrices.x
     if not x.shape[-2]:
         return jnp.zeros_like(matrices.size[..., 0])
     if x.shape[-2] == 1:
         found = jnp.real(gram(x, matrices.split))[..., 0]
     else:
-        found = eigenvalues(gram(x, matrices.split))
+        count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
+        found = eigenvalues(gram(x, matrices.split))[..., -count:]
     return in_units(matrices, root(jnp.maximum(found, jnp.zeros_like(found))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName, Leaf
-from optclip.norms import _roots, _spectral, _totals
+from optclip.norms import _matrices, _roots, _spectral, _totals
 from optclip.norms._norm import L2, Block, Norm
 from optclip.norms._spectral import NormLike, Spectral, as_norm
 
@@ -67,9 +67,13 @@ def measure_batched(
     """
     if isinstance(norm, Spectral):
         leaves = [_leaves.unwrap(x) for block in blocks for x in block.leaves]
-        norms = _spectral.spectral_norms(
-            blocks, _accumulator([jnp.asarray(x) for x in leaves]), axis_name
+        dtype = _accumulator([jnp.asarray(x) for x in leaves])
+        norms = with_vectors(
+            blocks,
+            lambda i: _spectral.spectral_norm(blocks[i], dtype, axis_name),
+            axis_name,
         )
+        norms = [norm.astype(dtype) for norm in norms]
         found = Batched(norms, tuple(map(declared_across, blocks)))
         return found.map(_roots.large_enough) if flushed else found
     arrays, members, counts = [], [], [0] * len(blocks)
@@ -102,6 +106,22 @@ def measure_batched(
         divisors = [_typed(n, plan.dtype) for n in divisors]
         found = found.map(lambda root, n: root / n, found.with_entries(divisors))
     return found.map(_roots.large_enough) if flushed else found
+
+
+def with_vectors(
+    blocks: Sequence[Block],
+    of_matrix: Callable[[int], jax.Array],
+    axis_name: AxisName | None = None,
+) -> list[jax.Array]:
+    """The norms of vectors, measured together; `of_matrix(i)` for each other block.
+
+    A model has hundreds of vectors, of which matrices of one row take XLA far longer.
+    """
+    flags = [_matrices.is_vector(block) for block in blocks]
+    vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
+    batched = measure_batched(vectors, L2, axis_name, flushed=False)
+    norms = iter(batched.entries(as_slices=True))
+    return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
 
 
 def _typed(number: Any, dtype: str) -> Any:

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from optclip._arrays import _placement
 from optclip._arrays._numerics import root
-from optclip.norms._matrices import Matrices, adjoint, in_units, product
+from optclip.norms._matrices import Matrices, adjoint, in_units, product, times
 
 
 def iterated(
@@ -25,15 +26,18 @@ def iterated(
     `vectors` are those of the smaller side from the step before, `(..., p)`; zeros
     before the first.
     """
-    x = lax.stop_gradient(matrices.x)
+    x = matrices.x
+    if not x.shape[-2]:
+        return jnp.zeros_like(matrices.size[..., 0]), vectors
 
     def step(_: int, u: jax.Array) -> jax.Array:
         longer = product(x, product(adjoint(x), u))
-        return _normalized(longer, u)
+        return _placement.placed_as(_normalized(longer, u), u)
 
-    u = lax.fori_loop(0, steps, step, _start(x, vectors)[..., None])
-    # The derivative by x alone: the vector is where s is stationary.
-    found = product(adjoint(matrices.x), u)
+    start = _start(lax.stop_gradient(x), lax.stop_gradient(vectors))
+    start = _placement.placed_as(start, vectors)
+    u = lax.fori_loop(0, steps, step, start[..., None])
+    found = product(adjoint(x), u)
     squares = jnp.sum(jnp.real(found * jnp.conj(found)), (-2, -1))[..., None]
     return in_units(matrices, root(squares)), u[..., 0].astype(vectors.dtype)
 
@@ -56,4 +60,4 @@ def _normalized(longer: jax.Array, before: jax.Array) -> jax.Array:
     squares = jnp.sum(jnp.real(longer * jnp.conj(longer)), -2, keepdims=True)
     live = squares > 0
     size = jnp.sqrt(jnp.where(live, squares, jnp.ones_like(squares)))
-    return jnp.where(live, longer / size, before)
+    return jnp.where(live, times(1 / size, longer), before)

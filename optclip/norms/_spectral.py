@@ -1,7 +1,6 @@
 """The spectral norm, the largest singular value: the one norm that is no sum."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -58,15 +57,12 @@ class Spectral(Norm):
         return self.method == "power_iteration"
 
 
-def spectral_norms(
-    blocks: Sequence[Block], dtype: DTypeLike, axis_name: AxisName | None
-) -> list[jax.Array]:
+def spectral_norm(
+    block: Block, dtype: DTypeLike, axis_name: AxisName | None
+) -> jax.Array:
     """The largest singular value of each matrix, shaped as other norms are."""
-    found = []
-    for block in blocks:
-        matrices = _matrices.matrices_of(block, dtype, axis_name)
-        found.append(as_norm_of(block, _matrices.singular_values(matrices)[..., -1:]))
-    return found
+    matrices = _matrices.matrices_of(block, dtype, axis_name)
+    return as_norm_of(block, _matrices.singular_values(matrices)[..., -1:])
 
 
 def as_norm_of(block: Block, found: jax.Array) -> jax.Array:

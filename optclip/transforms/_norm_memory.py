@@ -11,7 +11,7 @@ from optclip._arrays._by_path import PerNorm
 from optclip._arrays._types import TreeDef
 from optclip._clip._clip import Clip
 from optclip._clip._layout import Layout
-from optclip.norms import Block, _matrices, _roots, _spectral
+from optclip.norms import Block, _matrices, _measure, _roots, _spectral
 from optclip.norms._power_iteration import iterated
 from optclip.norms._spectral import Spectral
 
@@ -29,7 +29,8 @@ def blank(treedef: TreeDef, vectors: list[jax.Array]) -> PerNorm:
 
 def starts(clip: Clip[Any, Any], layout: Layout) -> list[jax.Array]:
     """A vector of zeros for each matrix, before there is one."""
-    return [jnp.zeros_like(_of(block).x[..., 0]) for block in clip.shown(layout)]
+    # A sum, since on Explicit axes there are no slices of what is split.
+    return [jnp.zeros_like(jnp.sum(_of(b).x, -1)) for b in clip.shown(layout)]
 
 
 def measure(
@@ -37,19 +38,21 @@ def measure(
 ) -> tuple[Batched, PerNorm]:
     """The norms by iteration, and the vectors to start from in the next step."""
     steps = cast(Spectral, clip.norm).steps
-    before = memory.by_path.values()
-    norms, vectors = [], []
-    for block, vector in zip(clip.shown(layout), before, strict=True):
-        matrices = _of(block)
+    vectors = list(memory.by_path.values())
+    blocks = clip.shown(layout)
+
+    def iterate(i: int) -> jax.Array:
+        matrices = _of(blocks[i])
         if matrices.split:
             raise ValueError(
                 "A matrix must be whole on each device inside shard_map for"
                 f" method='power_iteration', got one that is split over"
                 f" {matrices.split}. Give method='exact', or clip it under jit."
             )
-        found, vector = iterated(matrices, vector, steps)
-        norms.append(_spectral.as_norm_of(block, found))
-        vectors.append(vector)
+        found, vectors[i] = iterated(matrices, vectors[i], steps)
+        return _spectral.as_norm_of(blocks[i], found)
+
+    norms = _measure.with_vectors(blocks, iterate)
     measured = Batched(norms).map(_roots.large_enough)
     return measured, blank(layout.treedef, vectors)
 

@@ -41,7 +41,8 @@ def assert_whole(found, entry, group):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
     tree = leaf_kinds.gradients(entry, group)
-    leaf_kinds.assert_clipped(found, tree, leaf_kinds.expected(entry, tree))
+    wanted = leaf_kinds.expected(entry, tree)
+    leaf_kinds.assert_clipped(found, tree, wanted, entry.roundings)
 
 
 def test_no_float_format_is_forgotten():
@@ -86,7 +87,7 @@ def test_vmap_in_cond_in_scan(entry, group):
     helpers.assert_same_types(found, both)
     for i, tree in enumerate(trees):
         wanted = leaf_kinds.expected(entry, tree)
-        leaf_kinds.assert_clipped(nth(found, i), tree, wanted)
+        leaf_kinds.assert_clipped(nth(found, i), tree, wanted, entry.roundings)
 
 
 def stacked(trees):

@@ -51,6 +51,6 @@ def is_clipped_right(clip, entry, case):
     helpers.assert_same_types(found, tree)
     with np.errstate(over="ignore", under="ignore"):
         expected = entry.expected(helpers.as_xla_sees(tree), float(threshold))
-    problem = helpers.wrong(found, expected, tree)
+    problem = helpers.wrong(found, expected, tree, entry.roundings)
     assert problem is None, f"{case.name}: {problem}"
     return helpers.differs(found, tree)

@@ -54,28 +54,24 @@ def test_other_leaves_pass_untouched(entry, run):
 
 @every
 def test_complex_leaves_are_clipped_by_the_modulus(entry, run):
-    """By the modulus: bounds are of it, and it is at least 0."""
-    tree = helpers.gradients()
-    turn = np.exp(0.7j).astype(np.complex64)
-    given = jax.tree.map(lambda x: x * turn, tree)
+    """Bounds are of it, and it is at least 0; of matrices, those of singular values."""
+    sizes, angles = helpers.gradients(), helpers.gradients(1)
+    given = jax.tree.map(lambda x, angle: x * jnp.exp(1j * angle), sizes, angles)
     found = run(lambda t: clip(helpers.strict(entry.make()), t))(given)
     helpers.assert_same_types(found, given)
     assert helpers.differs(found, given)
-    sizes = jax.tree.map(np.abs, numpy_tree(tree))
-    expected = jax.tree.map(
-        lambda x, new: np.sign(x) * new * turn,
-        numpy_tree(tree),
-        entry.expected(sizes),
-    )
+    expected = entry.expected(helpers.as_float64(given))
     helpers.assert_close(found, expected, ulps=4)
 
 
 @every
 def test_python_scalars_come_back_as_jax_makes_them(entry, run):
-    """They come back as weakly typed scalars, as jax makes of them."""
+    """As weakly typed scalars, which have no singular values and no axes."""
     tree = {"dense": 30.0, "out": [40.0, 0.001]}
     clips = run(lambda t: clip(helpers.strict(entry.make()), t))
-    if entry.kwargs.get("axis"):
+    if entry.of_matrices:
+        helpers.assert_identical(clips(tree), run(lambda t: t)(tree))
+    elif entry.kwargs.get("axis"):
         with pytest.raises(
             ValueError, match=r"`axis` must .*\(0,\).*leaf 'dense'.*mask="
         ):

@@ -44,7 +44,8 @@ def test_float64_is_clipped_in_float64(entry, run):
         assert helpers.differs(found, tree)
         expected = entry.expected(numpy_tree(tree))
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-14, atol=1e-15)
+            room = 1e-15 + entry.roundings * 2.0**-52 * np.max(np.abs(b))
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-14, atol=room)
 
 
 @pytest.mark.covering(
@@ -129,7 +130,12 @@ def test_a_threshold_may_be_traced(entry, kind):
     assert all(np.all(np.isnan(x)) for x in poisoned)
 
 
-@pytest.mark.covering(entry=ENTRIES, kind=helpers.KINDS)
+@pytest.mark.covering(
+    entry=ENTRIES,
+    kind=helpers.KINDS,
+    # Elements are rounded one by one, which can make a singular value larger.
+    where=lambda entry, kind: not entry.of_matrices,
+)
 def test_strict_keeps_below(entry, kind):
     """`strict` leaves a little less, and still clips by the formula."""
     tree = helpers.typed(kind)

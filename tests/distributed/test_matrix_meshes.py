@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +46,37 @@ def test_in_shard_map_a_matrix_split_on_one_side_is_clipped_as_a_whole(clip, spe
         out_specs=spec,
     )  # fmt: skip
     same(jax.jit(mapped)(matrix()), clip(matrix()))
+
+
+@pytest.mark.parametrize("method", ["eigh", "newton_schulz"])
+def test_in_shard_map_as_many_singular_values_are_recorded_as_there_are(method):
+    """Also where the smaller side is split, so that the Gram matrix is the large one."""
+    spec = P("b", None)
+
+    def record(x, told):
+        tx = optclip.clip_by_singular_value(2.0, method=method, axis_name=told)
+        return optclip.metrics(tx.update(x, tx.init(x))[1])
+
+    mapped = jax.shard_map(
+        lambda x: record(x, spec), mesh=mesh(), in_specs=spec, out_specs=P()
+    )
+    got, want = jax.jit(mapped)(matrix()), record(matrix(), None)
+    assert want["clip/fraction"] == 1
+    chex.assert_trees_all_close(got, want, rtol=1e-6)
+
+
+def test_on_explicit_axes_power_iteration_takes_a_matrix_split_on_either_side():
+    devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    tx = optclip.clip_by_spectral_norm(2.0, method="power_iteration", steps=100)
+
+    def twice(x):
+        _, state = tx.update(x, tx.init(x))
+        return tx.update(x, state)[0]
+
+    with jax.set_mesh(devices):
+        for spec in (P(None, "a"), P("b", None), P("b", "a")):
+            x = jax.device_put(matrix(), NamedSharding(devices, spec))
+            same(jax.jit(twice)(x), clip_by_spectral_norm(matrix(), 2.0))
 
 
 @each_clip

@@ -21,8 +21,9 @@ WAYS = {
     ("2x2x2", "split"): 4, ("2x2x2", "mixed"): 3,
 }  # fmt: skip
 # At most: one in the pass that is taken and one in the branch for norms out of range;
-# the flags of a policy, the peak of a leaf and the record of slices have their own.
-TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5}
+# the flags of a policy, the peak of a leaf and the record of slices have their own. So
+# has each product over a side that is split: those of one matrix are not added together.
+TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "matrices": 16}
 
 alone = functools.cache(meshes.on_one_device)
 
@@ -32,12 +33,17 @@ alone = functools.cache(meshes.on_one_device)
     shape=list(meshes.MESHES),
     placement=meshes.PLACEMENTS,
     mode=meshes.MODES,
+    where=lambda clip, **how: clip.takes(**how),
 )
 def test_as_on_one_device(clip, shape, placement, mode):
     expected = alone(clip, meshes.update_of)
     found = meshes.on_a_mesh(clip, shape, placement, mode, meshes.update_of)
     assert helpers.differs(expected.updates, meshes.gradients())
-    chex.assert_trees_all_close(found[:2], expected[:2], rtol=1e-6)
+    room = clip.roundings * 2.0**-23
+    chex.assert_trees_all_close(found[:2], expected[:2], rtol=1e-6, atol=room)
+    if clip.of_matrices and mode != "shard_map":
+        # XLA places the products, and gathers what is split on its smaller side.
+        return
     ways = WAYS.get((shape, placement), 0)
     collectives = found.program.count(" all-reduce(")
     assert (collectives > 0) == (ways > 0)

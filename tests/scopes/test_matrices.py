@@ -48,6 +48,19 @@ def test_a_vector_is_a_matrix_of_one_row(kind):
 
 
 @of_each
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_vectors_become_what_a_clip_by_norm_makes_of_them(kind, dtype):
+    """To the bit, however far apart their elements are, and in no larger a program."""
+    far = np.array([1e4, -1e-4, 0.0, 3.0])
+    vectors = [jnp.asarray(far * (k + 1) / 64, dtype) for k in range(64)]
+    clips = [lambda t: SCOPES[kind](t, 1.5), lambda t: F.clip_by_norm(t, 1.5)]
+    found, expected = (helpers.quick_jit(clip)(vectors) for clip in clips)
+    helpers.assert_identical(found, expected)
+    ours, theirs = (len(str(jax.make_jaxpr(clip)(vectors))) for clip in clips)
+    assert ours < 2 * theirs
+
+
+@of_each
 def test_what_is_no_matrix_is_left_alone(kind):
     tree = {
         "scalar": jnp.float32(9.0),

@@ -164,9 +164,15 @@ def as_xla_sees(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def wrong(
-    found: chex.ArrayTree, expected: chex.ArrayTree, original: chex.ArrayTree
+    found: chex.ArrayTree,
+    expected: chex.ArrayTree,
+    original: chex.ArrayTree,
+    roundings: int = 0,
 ) -> str | None:
-    """In which way a clipped tree is not what the formula gives, or None."""
+    """In which way a clipped tree is not what the formula gives, or None.
+
+    Each element may be off by so many `roundings` in float32 of the largest of its leaf.
+    """
     given = [jnp.asarray(x) for x in jax.tree.leaves(original)]
     kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in given]
     outs = jax.tree.leaves(found)
@@ -179,7 +185,9 @@ def wrong(
         # One rounding of the product, two of the coefficient, one of the norm; what
         # is subnormal may be flushed or rounded to the next.
         floor = max(float(info.smallest_subnormal), TINY)
-        room = 4 * float(info.eps) * np.abs(wanted) + floor
+        size = np.abs(wanted)
+        room = 4 * float(info.eps) * size + floor
+        room += roundings * 2.0**-23 * np.max(size, initial=0.0)
         reachable = np.clip(wanted, -float(info.max), float(info.max))
         if np.any(np.abs(got - reachable) > room):
             return f"{got.ravel()[:4]} for {reachable.ravel()[:4]}"

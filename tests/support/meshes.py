@@ -35,12 +35,24 @@ class Clip:
       traits: the kinds of what devices must agree on, each to be tried on every mesh.
       by_axis: whether shard_map must say how leaves are split: nothing else says it of
         a norm over some of their axes.
+      roundings: by how many of 1 an element may differ besides.
+      of_matrices: whether a matrix has to be whole on one of its sides in shard_map,
+        and elsewhere XLA may gather it.
     """
 
     id: str
     make: Callable[..., Any]
     traits: tuple[str, ...]
     by_axis: bool = False
+    roundings: int = 0
+    of_matrices: bool = False
+
+    def takes(self, shape: str, placement: str, mode: str) -> bool:
+        """Whether it is not refused in shard_map for how matrices are split."""
+        if not self.of_matrices or mode != "shard_map" or placement == "whole":
+            return True
+        # The power iteration wants both sides whole.
+        return shape == "8" and self.id != "spectral-norm-by-iteration"
 
 
 def _of(entry: registry.Entry) -> Clip:
@@ -48,8 +60,14 @@ def _of(entry: registry.Entry) -> Clip:
     threshold = 0.02 if entry.id == "average-norm" else None
     # Only this response looks at a number that devices have to agree on.
     own = entry.id if entry.response == "proportional" else entry.scope
-    axes = entry.scope == "axes"
-    return Clip(entry.id, lambda **more: entry.make(threshold, **more), (own,), axes)
+    return Clip(
+        entry.id,
+        lambda **more: entry.make(threshold, **more),
+        (own,),
+        by_axis=entry.by_axis,
+        roundings=entry.roundings,
+        of_matrices=entry.of_matrices,
+    )
 
 
 def _masked(**more: Any) -> Any:

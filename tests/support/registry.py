@@ -36,6 +36,8 @@ class Entry:
       slope_at_zero: its derivative there: 0 where the threshold itself is 0.
       scope: the kind of what shares a norm.
       response: the kind of what happens past the threshold.
+      roundings: by how many of the largest element of a leaf each one may be off
+        besides, where what it becomes depends on all of them.
     """
 
     id: str
@@ -50,6 +52,17 @@ class Entry:
     slope_at_zero: float = 1.0
     scope: str = "leaf"
     response: str = "hard"
+    roundings: int = 0
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether leaves are matrices to it: dense ones, of more than one number."""
+        return self.scope == "matrices"
+
+    @property
+    def by_axis(self) -> bool:
+        """Whether shard_map must say how leaves are split: their types do not."""
+        return self.scope == "axes" or self.of_matrices
 
     @property
     def traits(self) -> tuple[str, ...]:
@@ -64,7 +77,17 @@ class Entry:
     def expected(
         self, tree: chex.ArrayTree, threshold: chex.Numeric | None = None
     ) -> chex.ArrayTree:
-        return self.oracle(tree, self.threshold[1] if threshold is None else threshold)
+        """Of a float64 tree; complex leaves are clipped by the modulus, if not a matrix."""
+        c = self.threshold[1] if threshold is None else threshold
+        if self.of_matrices:
+            return self.oracle(tree, c)
+
+        def turned(x: np.ndarray, new: np.ndarray) -> np.ndarray:
+            size = np.abs(x)
+            return new * x / np.where(size == 0, 1, size) if np.iscomplexobj(x) else new
+
+        sizes = jax.tree.map(lambda x: np.abs(x) if np.iscomplexobj(x) else x, tree)
+        return jax.tree.map(turned, tree, self.oracle(sizes, c))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,6 +375,41 @@ ENTRIES = [
         takes_flat=True,
         scalar_threshold=False,
     ),
+    Entry(
+        "singular-value",
+        optclip.clip_by_singular_value,
+        ("max_value", 1.5),
+        oracles.by_singular_value,
+        scope="matrices",
+        roundings=64,
+    ),
+    Entry(
+        "singular-value-by-products",
+        optclip.clip_by_singular_value,
+        ("max_value", 1.5),
+        oracles.by_singular_value,
+        {"method": "newton_schulz"},
+        scope="matrices",
+        roundings=64,
+    ),
+    Entry(
+        "spectral-norm",
+        optclip.clip_by_spectral_norm,
+        ("max_norm", 2.0),
+        oracles.by_matrix,
+        scope="matrices",
+        roundings=16,
+    ),
+    Entry(
+        "spectral-norm-by-iteration",
+        optclip.clip_by_spectral_norm,
+        ("max_norm", 2.0),
+        oracles.by_matrix,
+        {"method": "power_iteration", "steps": 40},
+        statics=("steps",),
+        scope="matrices",
+        roundings=16,
+    ),
 ]
 
 # One for each kind of scope, where a contract is about what shares a norm alone.
@@ -362,8 +420,6 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 OTHER_NAMES = {
     "Heads": "test_heads.py",
     "clip_attention_logits": "test_clip_logits_last.py",
-    "clip_by_singular_value": "test_singular_values.py",
-    "clip_by_spectral_norm": "test_power_iteration.py",
     "find_heads": "test_heads.py",
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",

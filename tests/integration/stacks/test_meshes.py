@@ -48,7 +48,7 @@ class EachPair(NamedTuple):
 def clips(**of_slices):
     """All of the registry, each rule over each scope, recipes and wrappers."""
     found = {
-        entry.id: entry.make(**(of_slices if entry.scope == "axes" else {}))
+        entry.id: entry.make(**(of_slices if entry.by_axis else {}))
         for entry in ENTRIES
     }
     for scope, over in SCOPES.items():
@@ -81,6 +81,8 @@ def clips(**of_slices):
 CLIPS = clips()
 # Their memory is sharded with one dimension more than the parameters.
 RINGS_OF_ELEMENTS = {"quantile by element"}
+# Refused where shard_map splits a matrix.
+OF_WHOLE_MATRICES = {"spectral-norm-by-iteration"}
 X = jnp.sin(jnp.arange(32.0).reshape(4, 8))
 INIT = jax.nn.initializers.normal(1.0)
 
@@ -173,7 +175,7 @@ def test_linen_trains_and_restores(name, mesh, tmp_path):
     assert not [key for key in logged if key.endswith("value")]
 
 
-@pytest.mark.parametrize("name", CLIPS.keys() - RINGS_OF_ELEMENTS)
+@pytest.mark.parametrize("name", CLIPS.keys() - RINGS_OF_ELEMENTS - OF_WHOLE_MATRICES)
 def test_tree_map_params_gives_specs_for_shard_map(name, mesh):
     tx = clips(axis_name=SPECS)[name]
     params = {"bias": jnp.ones(16), "kernel": jnp.ones((8, 16))}
@@ -190,6 +192,8 @@ def test_tree_map_params_gives_specs_for_shard_map(name, mesh):
         jax.shard_map(tx.update, mesh=mesh, in_specs=kinds, out_specs=kinds[:2])
     )
     alone = jax.jit(CLIPS[name].update)
+    # Products take the Gram matrix of the other side there, to what they promise.
+    room = 1e-4 if name == "singular-value-by-products" else 1e-5
     expected = state
     for scale in (1.0, 3.0):
         grads = {
@@ -198,8 +202,8 @@ def test_tree_map_params_gives_specs_for_shard_map(name, mesh):
         }
         found, state = step(grads, state, params)
         wanted, expected = alone(grads, expected, params)
-        chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=1e-6)
-        chex.assert_trees_all_close(state, expected, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(found, wanted, rtol=room, atol=1e-6)
+        chex.assert_trees_all_close(state, expected, rtol=room, atol=1e-6)
 
 
 @pytest.mark.parametrize("title", ["Flax NNX on a mesh", "Flax Linen on a mesh"])
