@@ -99,7 +99,7 @@ def clip_by_singular_value(
         a leaf with more of them is a batch of matrices. A vector is a matrix with one
         singular value, its L2 norm; scalars are left alone.
       method: `"eigh"` decomposes the Gram matrix of the smaller side. `"newton_schulz"`
-        has matrix products alone, about 60 of the smaller side, which accelerators
+        has matrix products alone, about 65 of the smaller side, which accelerators
         prefer to a decomposition; for `"hard"` and `"soft"`.
       nonfinite: what a NaN or an inf does: `"propagate"` makes its matrix NaN; `"zero"`
         makes its matrix zero; `"drop"` makes the entry zero and clips the rest;

@@ -111,11 +111,8 @@ def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
 
 
 def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """The inverse of `as_matrices`."""
-    if len(axis) == 2:
-        return jnp.moveaxis(matrices, (-2, -1), axis)
-    row = matrices[..., 0, :]
-    return jnp.moveaxis(row, -1, axis[0]) if axis else row[..., 0]
+    """The inverse of `as_matrices`, of leaves that are no vectors."""
+    return jnp.moveaxis(matrices, (-2, -1), axis)
 
 
 def _scaled(x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]) -> Matrices:

@@ -341,6 +341,9 @@ TREE = {
 Q, K = "attn/q", "attn/k"
 
 
+FLAT = {"axis": 1, "rope": 1, "head_dim": 2}
+
+
 @pytest.mark.parametrize(
     ("heads", "match"),
     [
@@ -359,8 +362,8 @@ Q, K = "attn/q", "attn/k"
         (((Q, "attn/q2"), ("odd", "odd2")), "got 3 in 'odd' and 4 in 'attn/q'"),
         ((Q, "none"), "got 0 in 'none' and 4 in"),
         (("none", "odd"), "got 3 in 'odd' and 0 in 'none'"),
-        (("none", "odd", 1, 1, 2), "got 1 in 'odd' and 0 in 'none'"),
-        ((Q, "none", 1, 1, 2), "got 0 in 'none' and 2 in 'attn/q'"),
+        (("none", "odd", FLAT), "got 1 in 'odd' and 0 in 'none'"),
+        ((Q, "none", FLAT), "got 0 in 'none' and 2 in 'attn/q'"),
         (
             ((Q, "odd"), K),
             "one number of heads .* got 3 and 1 in 'odd', not 4 as 'attn/q'",
@@ -371,7 +374,10 @@ Q, K = "attn/q", "attn/k"
 def test_leaves_that_do_not_fit_are_refused(heads, match):
     with pytest.raises(ValueError, match=match):
         clip_attention_logits(
-            TREE, {"a": np.ones(4)}, 1.0, {"a": optclip.Heads(*heads)}
+            TREE,
+            {"a": np.ones(4)},
+            1.0,
+            {"a": optclip.Heads(*heads[:2], **dict(*heads[2:]))},
         )
 
 
