@@ -232,7 +232,7 @@ EQUIVALENT = {
     r"\+ +for _ in range\( ?3\)": "once more helps beyond what is promised",
     r"\+.*2 \* values, 1\), -?1\)": "of a zero it is multiplied by a row of zeros",
     r"\+ +while least <= 1 - 1e-7": "it never hits it",
-    r"\+ +if shape\[axis\[0\]\] >= shape": "the sides of a square are alike",
+    r"\+ +if shape\[axis\[0\]\] >= shape": "a square has equal sides",
     r"\+.*initial= ?-1\)": "no modulus is below 0, and nothing is measured of nothing",
     r"\+ +if x\.shape\[- ?1\] == 1": "the eigenvalue of a number is that number",
     r"\+.*other\.split\(\"/\"\), strict=True": "no leaf lies below another",

@@ -121,8 +121,8 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
     if width is not None:
         _check_rotary(heads.rope, width, query, key)
     elif heads.head_dim is None:
-        shapes = [jnp.shape(flat.leaves[index[own.path]]) for own in (q, k)]
-        _check_features(name, q, k, *shapes)
+        last = {jnp.shape(flat.leaves[index[own.path]])[-1] for own in (q, k)}
+        _check_features(name, q, k, last)
     stack = () if heads.stacked is None else (q.layers,)
     return Layer(name, query, key, (*stack, q.heads), k.heads, width)
 
@@ -131,15 +131,16 @@ def _is_dense(keys: Any, leaf: Leaf) -> bool:
     return not _leaves.is_sparse(leaf) and _leaves.is_clippable(keys, leaf)
 
 
-def _check_features(
-    name: str, q: Place, k: Place, of_q: tuple[int, ...], of_k: tuple[int, ...]
-) -> None:
-    """Raise if heads of queries and keys are of different sizes."""
-    if q.features != k.features and of_q[-1] != of_k[-1]:
+def _check_features(name: str, q: Place, k: Place, last: set[int]) -> None:
+    """Raise if heads of queries and keys differ in size, whichever axis has features.
+
+    `last` is how long the last axes are.
+    """
+    if q.features != k.features and len(last) > 1:
         raise ValueError(
             f"The query and key heads of the layer '{name}' must be of one size, got"
-            f" {of_q} for '{q.path}' and {of_k} for '{k.path}'. Where the key leaf has"
-            " values too, or a rotary part is shared (MLA), give rope= to its"
+            f" {q.features} in '{q.path}' and {k.features} in '{k.path}'. Where the key"
+            " leaf has values too, or a rotary part is shared (MLA), give rope= to its"
             " optclip.Heads; else check axis=."
         )
 

@@ -118,6 +118,7 @@ class NewtonSchulzClip(SpectrumClip):
         return _matrices.in_units(matrices, found)
 
     def _mapped(self, matrices: Matrices, limit: jax.Array) -> jax.Array:
+        # A matrix of one row has one singular value, its norm: no product is needed.
         if matrices.x.shape[-2] <= 1:
             return super()._mapped(matrices, limit)
         return _newton_schulz.capped(

@@ -106,8 +106,7 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | str | N
         return mask
     wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
     if getattr(mask, "dtype", None) != jnp.bool_:
-        advice = "Compare one of 0 and 1 with 0 first, as in mask > 0, and one that is"
-        advice += " added to logits with -1."
+        advice = "Give mask > 0 of 0 and 1, mask > -1 of what is added to logits."
         raise TypeError(_validate.must_be("mask", wanted, mask, advice))
     found = jnp.asarray(mask)
     full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])

@@ -114,7 +114,7 @@ def clip_by_singular_value(
     Returns:
       A tree like `tree`. A matrix without a singular value above c is kept to the bit
       by `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at
-      most c is.
+      most c (1 - 1e-6) is.
 
       In float32 what is left is at most c (1 + 1e-5) and differs from the exact cap by
       1e-4 of it, for a largest singular value of up to 1000 c with `"eigh"` and of up

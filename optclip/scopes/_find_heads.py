@@ -71,7 +71,9 @@ def find_heads(
       ['block_0/attn'] ('block_0/attn/query/kernel',)
     """
     check_layout(axis, rope, head_dim, stacked)
-    paths = _leaves.names_of(_leaves.flatten(params).paths)
+    flat = _leaves.flatten(params)
+    paths = _leaves.names_of(flat.paths)
+    rank_of = dict(zip(paths, map(jnp.ndim, flat.leaves), strict=True))
     queries, keys = _matches("query", query, paths), _matches("key", key, paths)
     found: dict[str, tuple[list[str], list[str]]] = {}
     for path in queries:
@@ -87,7 +89,8 @@ def find_heads(
                 f" {_shown(queries)} and key={key!r} matches {_shown(keys)}. Give"
                 " patterns that match both."
             )
-        _check_one_layer(name, own, others, params)
+        for side in (own, others):
+            _check_one_layer(name or _ROOT, side, rank_of)
     return {
         name or _ROOT: Heads(
             tuple(own),
@@ -101,22 +104,14 @@ def find_heads(
     }
 
 
-def _check_one_layer(
-    name: str, queries: list[str], keys: list[str], params: PyTree
-) -> None:
-    """Raise if there are several kernels on one side: of several layers, then."""
-    flat = _leaves.flatten(params)
-    ranks = dict(
-        zip(_leaves.names_of(flat.paths), map(jnp.ndim, flat.leaves), strict=True)
-    )
-    for paths in (queries, keys):
-        if len({ranks[path] for path in paths}) < len(paths):
-            raise ValueError(
-                f"Each layer must have one kernel and at most one bias for its queries,"
-                f" and for its keys, got {_shown(paths)} under '{name or _ROOT}'. Give"
-                " narrower patterns, one call for each layer, or name them in"
-                " optclip.Heads."
-            )
+def _check_one_layer(name: str, paths: list[str], rank_of: dict[str, int]) -> None:
+    """Raise if queries, or keys, have several kernels: of several layers, then."""
+    if len({rank_of[path] for path in paths}) < len(paths):
+        raise ValueError(
+            "Each layer must have one kernel and at most one bias for its queries, and"
+            f" for its keys, got {_shown(paths)} under '{name}'. Give narrower"
+            " patterns, one call for each layer, or name them in optclip.Heads."
+        )
 
 
 def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:

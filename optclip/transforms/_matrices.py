@@ -148,9 +148,9 @@ def clip_by_singular_value(
     Returns:
       A transformation. A matrix without a singular value above c is kept to the bit by
       `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at most
-      c is. What is recorded are the singular values; with `"newton_schulz"` a bound on
-      the largest of each matrix, which is above it by up to the fourth root of the
-      smaller side, so that steps count as clipped in which nothing was.
+      c (1 - 1e-6) is. What is recorded are the singular values; with `"newton_schulz"`
+      a bound on the largest of each matrix, which is above it by up to the fourth root
+      of the smaller side, so that steps count as clipped in which nothing was.
 
       In float32 what is left is at most c (1 + 1e-5) and differs from the exact cap by
       1e-4 of it, for a largest singular value of up to 1000 c with `"eigh"` and of up

@@ -1,4 +1,4 @@
-"""Matrices scaled by their shape, so that wide and square layers move alike."""
+"""Matrices scaled by their shape, so that a wide layer moves as far as a square one."""
 
 from __future__ import annotations
 

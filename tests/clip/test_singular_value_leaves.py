@@ -141,6 +141,15 @@ def test_a_zero_stays_zero_whatever_the_response(top):
 BAD = [jnp.nan, jnp.inf, -jnp.inf]
 
 
+def test_products_keep_what_the_frobenius_norm_says_is_below_the_cap():
+    rng = np.random.default_rng(0)
+    for rank in [1, 2, 3] * 10:
+        x = np.float32(rng.normal(size=(4, rank)) @ rng.normal(size=(rank, 6)))
+        c = np.linalg.norm(np.float64(x)) / (1 - 1e-6)
+        helpers.assert_identical(clip("newton_schulz")(x, c), x)
+        assert np.any(clip("newton_schulz")(x, c / 3) != x)
+
+
 @methods
 @pytest.mark.parametrize("bad", BAD, ids=["nan", "inf", "-inf"])
 def test_one_bad_matrix_of_a_batch(method, bad):

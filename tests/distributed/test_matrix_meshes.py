@@ -53,8 +53,8 @@ def test_in_shard_map_as_many_singular_values_are_recorded_as_there_are(method):
     """Also where the smaller side is split, so that the Gram matrix is the large one."""
     spec = P("b", None)
 
-    def record(x, told):
-        tx = optclip.clip_by_singular_value(2.0, method=method, axis_name=told)
+    def record(x, axis_name):
+        tx = optclip.clip_by_singular_value(2.0, method=method, axis_name=axis_name)
         return optclip.metrics(tx.update(x, tx.init(x))[1])
 
     mapped = jax.shard_map(

@@ -228,7 +228,7 @@ GOOD = arrays()
         ({"scale": "x"}, TypeError, "`scale` must be a real number"),
         ({"scale": np.ones(2)}, ValueError, r"`scale` of shape \(2,\)"),
         ({"mask": "triangle"}, TypeError, "`mask` must be bools .* got 'triangle'"),
-        ({"mask": np.ones((9, 7))}, TypeError, "`mask` must be bools .*Compare"),
+        ({"mask": np.ones((9, 7))}, TypeError, "`mask` must be bools .*Give mask > 0"),
         (
             {"mask": np.ones((9, 6), bool)},
             ValueError,

@@ -703,7 +703,7 @@ BY_CALL = {
     ("functional.max_attention_logit", "key"): PROJECTED,
     ("functional.max_attention_logit", "mask"): [
         Bad("x", T, r"got 'x' \(str\)", _A_MASK),
-        Bad(np.ones((3, 3)), T, "got array", _A_MASK, "Compare"),
+        Bad(np.ones((3, 3)), T, "got array", _A_MASK, "Give mask > 0"),
         Bad(np.ones(5, bool), V, r"got the shape \(5,\)", _A_MASK, "Give"),
     ],
     ("functional.max_attention_logit", "axis_name"): [
