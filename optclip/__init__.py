@@ -12,6 +12,7 @@ from types import ModuleType as _ModuleType
 
 from optclip import functional as functional
 from optclip import norms as norms
+from optclip import per_example as per_example
 from optclip import plot as plot
 from optclip import recipes as recipes
 from optclip import responses as responses
@@ -79,6 +80,7 @@ __all__ = [
     "matrices",
     "metrics",
     "norms",
+    "per_example",
     "plot",
     "recipes",
     "responses",
@@ -115,7 +117,9 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
-    places = (functional, recipes, thresholds, responses, scopes, norms, typing)
+    places = (
+        functional, recipes, thresholds, responses, scopes, norms, per_example, typing
+    )  # fmt: skip
     found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
     found = [_ELSEWHERE[name]] if name in _ELSEWHERE else found
     hint = f". Did you mean {' or '.join(found)}?" if found else ""
@@ -126,4 +130,6 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-_name_public_paths(norms, responses, scopes, thresholds, _sys.modules[__name__])
+_name_public_paths(
+    norms, per_example, responses, scopes, thresholds, _sys.modules[__name__]
+)

@@ -158,13 +158,13 @@ def builders_in(node, known=frozenset()):
                     yield from builders_in(each, known)
 
 
-def test_transforms_and_wrappers_alone_build_transformations():
+def test_three_folders_alone_build_transformations():
     building = {
         imports.folder_of(path)
         for path in files(*FLOOR)
         if list(builders_in(ast.parse(path.read_text())))
     }
-    assert building == {"transforms", "wrappers"}
+    assert building == {"transforms", "wrappers", "per_example"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,211 @@
+"""How much one example may add to a sum: its clip, and the sensitivity that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays._types import PyTree
+from optclip._clip._clip import ScalingClip
+from optclip.norms._norm import L2
+from optclip.responses import Hard, Response
+from optclip.responses._resolve import ResponseLike, is_same_always, resolve
+from optclip.scopes._groups import Groups
+from optclip.scopes._scope import LEAF, TREE, Scope, as_scope
+
+ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
+Relation = Literal["add_or_remove", "zero_out", "replace_one"]
+
+# How far apart two sums are, in bounds; the names of dp_accounting beside ours.
+_RELATIONS = {
+    "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
+    "add_or_remove_one": 1, "replace_special": 1,
+}  # fmt: skip
+
+# What a norm lacks at most of elements whose squares are flushed to zero, 2**40 of them:
+# a response that enlarges would make something of it.
+_FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoS:
+    """A coefficient of c / (n + gamma): always scaled, and little where n is small."""
+
+    gamma: float = 0.01
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        whole = threshold / (norm + self.gamma)
+        return jnp.where(jnp.isinf(threshold), jnp.ones_like(norm), whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Capped:
+    """A response of which nothing above c / n is let through."""
+
+    response: Response
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        found = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
+        least = jnp.asarray(_FLUSHED[norm.dtype.name], norm.dtype)
+        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
+        most = jnp.minimum(threshold / (norm + least), largest)
+        return jnp.clip(found, -most, most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The clip of one example, and what all of it adds at most."""
+
+    threshold: Any
+    scope: Scope
+    response: Response
+    nonfinite: str
+    strict: bool
+    normalize_by: Any
+    is_unit: bool
+
+    def clip(self, axis_name: PyTree = None) -> ScalingClip:
+        """The clip of the gradient of one example."""
+        return ScalingClip(
+            self.scope, L2, self.response, 0.0, self.strict, self.nonfinite,
+            axis_name=axis_name,
+        )  # fmt: skip
+
+    def one_clipped(
+        self, clip: ScalingClip, grads: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """The clipped gradient of one example, its norms, coefficients and faults."""
+        layout = clip.layout(grads)
+        self._check_all_bounded(layout)
+        measured = clip.measure(layout)
+        norms = layout.tree(measured.entries())
+        spread = _prefix.fill("threshold", self.threshold, norms)
+        limits = clip.fit("threshold", layout.entries(spread), measured)
+        clipped, found = clip.apply(layout, measured, limits)
+        bad = clip.bad(layout, measured)
+        return clipped, norms, *(layout.tree(x.entries()) for x in (found, bad))
+
+    def finished(self, clip: ScalingClip, summed: PyTree) -> PyTree:
+        """The sum, or each example, in units of its threshold and by `normalize_by`."""
+        if self.is_unit:
+            summed = self._in_units(clip, summed)
+        by = self.normalize_by
+        if isinstance(by, (int, float)) and by == 1:
+            return summed
+        return jax.tree.map(lambda x: x / jnp.asarray(by, _real(x)), summed)
+
+    def sensitivity(self, relation: Any, params: PyTree) -> Any:
+        """How much the sum differs at most between neighbouring batches."""
+        word = str(getattr(relation, "name", relation)).lower()
+        if word not in _RELATIONS:
+            wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
+            raise ValueError(_validate.must_be("relation", wanted, relation))
+        whole = _RELATIONS[word] * self._whole(params) / self.normalize_by
+        known = _validate.concrete(whole)
+        return whole if known is None else float(known)
+
+    def _whole(self, params: PyTree) -> Any:
+        """The root of the sum of the squares of all thresholds, each 1 for `unit`."""
+        limits = self._limits(params)
+        if self.is_unit:
+            return math.sqrt(len(limits))
+        if len(limits) == 1:
+            return limits[0]
+        if any(_validate.concrete(limit) is None for limit in limits):
+            return jnp.sqrt(sum(jnp.square(limit) for limit in limits))
+        return math.hypot(*map(float, limits))
+
+    def _limits(self, params: PyTree) -> list[Any]:
+        if self.scope == TREE:
+            return [self.threshold]
+        known = [math.inf if t is None else t for t in _values(self.threshold)]
+        if params is None:
+            if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
+                return known
+            wanted = "given to count the leaves or groups of one threshold"
+            advice = "Give f.sensitivity(relation, params=params)."
+            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        layout = self.clip(()).layout(_zeros(params))
+        norms = layout.tree([0.0] * len(layout.blocks))
+        return jax.tree.leaves(_prefix.fill("threshold", self.threshold, norms))
+
+    def _in_units(self, clip: ScalingClip, summed: PyTree) -> PyTree:
+        layout = clip.layout(summed)
+        norms = layout.tree([jnp.zeros(())] * len(layout.blocks))
+        limits = layout.entries(_prefix.fill("threshold", self.threshold, norms))
+        out = {}
+        for i, block in layout.owned():
+            x = layout.arrays[i]
+            limit = jnp.asarray(limits[block], _real(x))
+            live = limit > 0
+            one = jnp.ones_like(limit)
+            out[i] = jnp.where(live, x / jnp.where(live, limit, one), jnp.zeros_like(x))
+        return layout.rebuild(out)
+
+    def _check_all_bounded(self, layout: Any) -> None:
+        for i, block in enumerate(layout.owner):
+            if block is None and _leaves.is_floating(layout.leaves[i]):
+                path = _leaves.path_str(layout.flat.paths[i])
+                raise ValueError(
+                    f"Each leaf must be in a group, got '{path}' in none: what an"
+                    " example adds to it would have no bound. Give it a label, or"
+                    " differentiate by the other leaves alone."
+                )
+
+
+def bound_of(
+    threshold: Any,
+    over: Any,
+    response: Any,
+    nonfinite: str,
+    strict: bool,
+    normalize_by: Any,
+) -> Bound:
+    """The bound that the arguments of a user mean, checked."""
+    _validate.not_none("threshold", threshold)
+    for value in _values(threshold):
+        if value is not None:
+            _validate.number("threshold", value)
+    scope = as_scope(over)
+    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
+        wanted = "'tree', 'leaf' or optclip.groups(...)"
+        raise ValueError(_validate.must_be("over", wanted, over))
+    _validate.plain("normalize_by", normalize_by, above=True)
+    is_unit = isinstance(response, str) and response == "unit"
+    how = _response(response)
+    found = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
+    found.clip()
+    return found
+
+
+def _response(response: Any) -> Response:
+    if isinstance(response, str) and response == "unit":
+        return Hard()
+    how = AutoS() if isinstance(response, str) and response == "auto_s" else None
+    how = resolve(response) if how is None else how
+    if not is_same_always(how):
+        wanted = "without a schedule in it"
+        advice = "There is no step here: give the value of the schedule."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    return how if isinstance(how, Hard) else _Capped(how)
+
+
+def _values(threshold: Any) -> list[Any]:
+    return jax.tree.leaves(threshold, is_leaf=lambda t: t is None)
+
+
+def _zeros(params: PyTree) -> PyTree:
+    """A tree like the parameters, without their numbers."""
+    return jax.tree.map(
+        lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
+    )
+
+
+def _real(x: jax.Array) -> Any:
+    return _leaves.real_dtype(x.dtype)

@@ -1,0 +1,178 @@
+"""Gradients of a loss, clipped example by example, and their sum."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from optclip._arrays import _validate
+from optclip._arrays._types import Nonfinite, Number, PyTree
+from optclip.per_example import _sum
+from optclip.per_example._bound import Bound, ExampleResponse, Relation, bound_of
+from optclip.per_example._info import ExampleInfo
+from optclip.per_example._loss import Loss, apart
+from optclip.per_example._microbatches import batch_size
+from optclip.per_example._sum import Reduce, Source
+from optclip.scopes._scope import ScopeLike
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad:
+    """What `clipped_grad` returns: a function, and how much one example may change it.
+
+    Args:
+      loss: the loss of one example, checked.
+      bound: how each gradient is clipped, and so how much it adds at most.
+      microbatch_size: how many examples are derived at a time, None for all.
+      reduce: whether gradients are added up, `"sum"` or `"none"`.
+    """
+
+    loss: Any
+    bound: Any
+    microbatch_size: int | None
+    reduce: str
+
+    def __call__(
+        self, *args: Any, padding: jax.Array | None = None
+    ) -> tuple[PyTree, ExampleInfo]:
+        """The clipped gradients and what each example had.
+
+        Args:
+          *args: those of the loss, `batch_argnums` with a batch axis in front.
+          padding: which places of the batch are padding, `(batch,)` of bools; they add
+            nothing, whatever is there. None is no padding.
+
+        Returns:
+          The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
+        """
+        return _sum.clipped(
+            source_of(self.loss, args), self.bound, padding, self.microbatch_size,
+            self.reduce,
+        )  # fmt: skip
+
+    def sensitivity(
+        self, relation: Relation = "add_or_remove", params: PyTree = None
+    ) -> float:
+        r"""How much the sum changes at most, in the L2 norm, by one example.
+
+        Args:
+          relation: what neighbouring batches are: `"add_or_remove"` one example,
+            `"zero_out"` one, or `"replace_one"` by another, which is twice as much. The
+            enum of `dp_accounting` is taken too.
+          params: the parameters, whose leaves or groups are counted where one threshold
+            stands for several; else None.
+
+        Returns:
+          :math:`\sqrt{\sum_k C_k^2}` over the thresholds, or the root of their number
+          for `response="unit"`, divided by `normalize_by`. A float, or an array if a
+          threshold is traced.
+        """
+        return self.bound.sensitivity(relation, params)
+
+
+def clipped_grad(
+    loss: Callable[..., Any],
+    threshold: Number | PyTree,
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | tuple[int, ...] = 1,
+    microbatch_size: int | None = None,
+    reduce: Reduce = "sum",
+    normalize_by: Number = 1.0,
+    over: ScopeLike = "tree",
+    response: ExampleResponse = "hard",
+    nonfinite: Nonfinite = "zero",
+    strict: bool = True,
+) -> ClippedGrad:
+    r"""A function that clips the gradient of each example, then adds them up.
+
+    .. math:: \frac{1}{N} \sum_i g_i \min(1, C / \|g_i\|)
+
+    Args:
+      loss: the loss of one example, `loss(params, example)` without a batch axis; it
+        returns a number, or `(number, aux)` with `has_aux`.
+      threshold: C, the most that the gradient of one example may have as its norm: a
+        number, traced or not; a dict by label for groups; a prefix tree for leaves.
+      argnums: by which argument of the loss it is derived, or by which several.
+      has_aux: whether the loss returns `(value, aux)`, of which aux is kept by example.
+      batch_argnums: which argument has the batch axis in front, or which several.
+      microbatch_size: how many examples are derived at a time, which bounds the memory;
+        it need not divide the batch. None is all at once.
+      reduce: `"sum"` adds the gradients up; `"none"` returns each of them, with the
+        batch axis in front.
+      normalize_by: N, a number that the sum is divided by: the *expected* size of a
+        batch, never the actual one, which is private too.
+      over: what shares a norm and has a threshold of its own: `"tree"`, `"leaf"` or
+        `optclip.groups(...)`, which must label every leaf.
+      response: what happens to a gradient: `"hard"`; `"auto_s"` scales by
+        C / (norm + 0.01); `"normalize"`; `"drop"`; `"smooth"`; `"unit"` clips and
+        divides by C; or a response of your own, which is cut at C / norm.
+      nonfinite: what an example with NaN or inf adds: `"zero"` nothing; `"drop"` its
+        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      strict: whether no example ever adds more than C, whatever is rounded; its norm is
+        clipped inside a band of 1.3e-4 below C.
+
+    Returns:
+      A function of the arguments of the loss, and `padding=None`. It returns the sum,
+      like the parameters in float32 or wider, and an `ExampleInfo`. Its method
+      `sensitivity(relation)` is the bound that noise is made for.
+
+    Raises:
+      TypeError, ValueError: an argument is not of its kind.
+
+    Guarantees:
+      With `strict=True`, B examples and a microbatch of m, the change of the sum by one
+      example is at most the sensitivity times 1 + B m 2**-23, from the rounding of the
+      sum in float32, and at most the sensitivity itself up to B m = 512. Padding
+      changes no bit.
+
+    ======================== =======================================================
+    edge                     what an example adds
+    ======================== =======================================================
+    a norm of 0              zeros
+    a threshold of 0         zeros
+    a threshold of inf       its gradient; the sensitivity is inf
+    a norm above 3.4e38      what `nonfinite` says
+    fp16, bf16 parameters    its gradient, clipped and added in float32
+    a batch of padding       zeros
+    BatchNorm, MoE capacity  examples see each other, which no clip here can undo
+    ======================== =======================================================
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, strict=False)
+      >>> batch = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      >>> grads, info = f(jnp.zeros(2), batch)
+      >>> print(grads, info.norms, f.sensitivity())
+      [0.90000004 1.2       ] [5.  0.5] 1.0
+
+    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, *Deep Learning with
+    Differential Privacy*, 2016, arXiv:1607.00133; AUTO-S: Bu, Wang, Zha, Karypis,
+    *Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger*,
+    2022, arXiv:2206.07136.
+    """
+    _sum.check_size(microbatch_size)
+    _validate.choice("reduce", reduce, ("sum", "none"))
+    bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    checked = Loss(loss, argnums, batch_argnums, has_aux)
+    return ClippedGrad(checked, bound, microbatch_size, reduce)
+
+
+def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
+    """The gradients of the examples in the arguments of a loss."""
+    params, examples = loss.params(args), loss.examples(args)
+    batch_size(examples)
+    of_one = loss.of_one(args)
+    params, split, axes = apart(of_one, params, examples)
+
+    def gradient(example: PyTree) -> tuple[Any, Any, PyTree]:
+        found = jax.value_and_grad(of_one, has_aux=True)(params, example)
+        (value, aux), grads = found
+        return value, aux, grads
+
+    return Source(gradient, examples, split, axes)

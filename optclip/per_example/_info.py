@@ -1,0 +1,34 @@
+"""What is known of each example after its gradient was clipped."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from optclip._arrays._types import PyTree
+
+
+class ExampleInfo(NamedTuple):
+    """What each example had and what became of it. **Not private.**
+
+    None of this is covered by a privacy guarantee: publishing a loss or a norm of one
+    example tells about that example. Every array has the batch axis first; padding has
+    zeros.
+
+    Args:
+      values: the loss of each example; None where gradients were given.
+      norms: the norm of each example before the clip: `(batch,)` over the tree, a dict
+        of such by label for groups, a tree of such for leaves.
+      coefficients: what each example was multiplied by, in the structure of `norms`; 0
+        for padding.
+      nonfinite: whether an example had a norm that is not finite, in the structure of
+        `norms`; such an example adds nothing under `nonfinite="zero"`.
+      padding: which places of the batch are padding, `(batch,)` of bools.
+      aux: what the loss returned beside its value, None without `has_aux`.
+    """
+
+    values: jax.Array | None
+    norms: PyTree
+    coefficients: PyTree
+    nonfinite: PyTree
+    padding: jax.Array
+    aux: Any = None

@@ -1,0 +1,145 @@
+"""The loss of one example: which arguments are a batch, by which it is derived."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import _axis_names, _leaves, _validate
+from optclip._arrays._axis_names import Axes
+from optclip._arrays._types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A function of one example, as the user gave it."""
+
+    function: Callable[..., Any]
+    argnums: int | tuple[int, ...]
+    batch_argnums: int | tuple[int, ...]
+    has_aux: bool
+
+    def __post_init__(self) -> None:
+        wanted = "a function loss(params, example) of one example"
+        _validate.kind("loss", self.function, Callable, wanted)
+        _validate.flag("has_aux", self.has_aux)
+        places = [*_places("argnums", self.argnums)]
+        places += _places("batch_argnums", self.batch_argnums)
+        if len(set(places)) < len(places):
+            raise ValueError(
+                "`argnums` and `batch_argnums` must name each argument once, got"
+                f" {self.argnums} and {self.batch_argnums}."
+            )
+
+    def params(self, args: tuple[Any, ...]) -> PyTree:
+        """What the loss is derived by: one argument, or a tuple of them."""
+        self._check_count(args)
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
+        """The arguments that have a batch axis."""
+        return [args[i] for i in _places("batch_argnums", self.batch_argnums)]
+
+    def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
+        """The loss as a function of the parameters and one example, `(value, aux)`."""
+        batch = _places("batch_argnums", self.batch_argnums)
+        is_one = isinstance(self.argnums, int)
+        by = _places("argnums", self.argnums)
+
+        def function(params: PyTree, example: list[PyTree]) -> tuple[jax.Array, Any]:
+            own = list(args)
+            for i, x in zip(by, (params,) if is_one else params, strict=True):
+                own[i] = x
+            for i, x in zip(batch, example, strict=True):
+                own[i] = x
+            found = self.function(*own)
+            value, aux = found if self.has_aux else (found, None)
+            _check_value(value)
+            return value, aux
+
+        return function
+
+    def _check_count(self, args: tuple[Any, ...]) -> None:
+        needed = 1 + max(
+            *_places("argnums", self.argnums),
+            *_places("batch_argnums", self.batch_argnums),
+        )
+        if len(args) < needed:
+            raise TypeError(
+                f"The function must be called with at least {needed} arguments, as"
+                f" `argnums` and `batch_argnums` say, got {len(args)}."
+            )
+
+
+def apart(
+    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, examples: list[PyTree]
+) -> tuple[PyTree, PyTree, Axes]:
+    """Parameters for which each device derives by itself.
+
+    Inside `shard_map` JAX sums the derivative by what is the same on all devices,
+    over them: that would be the gradient of several examples.
+
+    Returns:
+      The parameters; the mapped axes that each of them is split over, for its norm; and
+      the axes over which examples are split.
+    """
+    _check_typed()
+    first = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    value, _ = jax.eval_shape(loss, params, first)
+    axes = _axis_names.varying(value)
+    flat = _leaves.flatten(params)
+    own = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
+    for path, names in zip(flat.paths, own, strict=True):
+        if both := names & axes:
+            raise ValueError(
+                f"A parameter must be whole on devices with different examples, got"
+                f" '{_leaves.path_str(path)}', split over the mesh axes"
+                f" {_sorted(both)} as the loss is. Gather it before, as by"
+                " jax.lax.all_gather, or use jax.jit without shard_map."
+            )
+    moved = [_varying(x, axes) for x in flat.leaves]
+    split = flat.rebuild([_sorted(names) for names in own])
+    return flat.rebuild(moved), split, _sorted(axes)
+
+
+def _varying(x: Any, axes: frozenset[Any]) -> Any:
+    return lax.pcast(x, _sorted(axes), to="varying") if axes else x
+
+
+def _sorted(axes: frozenset[Any]) -> Axes:
+    return tuple(sorted(axes, key=str))
+
+
+def _places(name: str, given: Any) -> tuple[int, ...]:
+    wanted = "an int of 0 or more, or a tuple of them"
+    found = given if isinstance(given, tuple) else (given,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
+        raise TypeError(_validate.must_be(name, wanted, given))
+    if not found or min(found) < 0:
+        raise ValueError(_validate.must_be(name, wanted, given))
+    return found
+
+
+def _check_value(value: Any) -> None:
+    if jnp.shape(value) or not _leaves.is_floating(value):
+        kind = jax.typeof(value)
+        raise TypeError(
+            f"The loss must return one real number for one example, got {kind}. It is"
+            " called without a batch axis; give has_aux=True if it returns"
+            " (value, aux)."
+        )
+
+
+def _check_typed() -> None:
+    if _axis_names.untyped_axes():
+        raise ValueError(
+            "Inside pmap, and shard_map with check_vma=False, the types do not say"
+            " which devices have other examples. Leave check_vma on."
+        )

@@ -1,0 +1,130 @@
+"""A sum over a batch, a few examples at a time, with what each of them had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import _placement
+from optclip._arrays._types import PyTree
+
+# (examples of one microbatch, which of them are padding) -> (contributions, outputs),
+# all with an axis of examples.
+OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
+
+
+def batch_size(examples: PyTree) -> int:
+    """The length of the first axis, which all arrays of a batch have in common."""
+    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(examples)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "The arrays of a batch must have the same first axis, one entry an example,"
+            f" got first axes of {sorted(sizes) or 'no array'}."
+        )
+    return sizes.pop()[0]
+
+
+def summed(
+    function: OfMicrobatch,
+    examples: PyTree,
+    padding: jax.Array,
+    size: int | None,
+) -> tuple[PyTree, PyTree]:
+    """The sum of all contributions, and the outputs of each example."""
+
+    def sum_of(*chunk: Any) -> tuple[PyTree, PyTree]:
+        found, outputs = function(*chunk)
+        return jax.tree.map(lambda x: jnp.sum(x, 0), found), outputs
+
+    number = len(padding)
+    if size is None or size >= number:
+        return sum_of(examples, padding)
+
+    def step(total: _Compensated, chunk: PyTree) -> tuple[_Compensated, PyTree]:
+        found, outputs = sum_of(*chunk)
+        return total.plus(found), outputs
+
+    chunks = _chunks(examples, padding, size)
+    kinds, _ = jax.eval_shape(sum_of, *jax.tree.map(lambda x: x[0], chunks))
+    zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
+    total, outputs = lax.scan(step, _Compensated(zeros, zeros), chunks)
+    return total.value(), _in_order(outputs, number)
+
+
+def each(
+    function: OfMicrobatch, examples: PyTree, padding: jax.Array, size: int | None
+) -> tuple[PyTree, PyTree]:
+    """The contributions themselves, and the outputs."""
+    number = len(padding)
+    if size is None or size >= number:
+        return function(examples, padding)
+    chunks = _chunks(examples, padding, size)
+    _, found = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
+    return _in_order(found, number)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Compensated:
+    """A sum with what its roundings have lost.
+
+    So the error of a sum of many microbatches does not grow with their number.
+    """
+
+    def __init__(self, total: PyTree, lost: PyTree) -> None:
+        self.total, self.lost = total, lost
+
+    def plus(self, other: PyTree) -> _Compensated:
+        total = jax.tree.map(jnp.add, self.total, other)
+        lost = jax.tree.map(_lost, self.total, other, total)
+        return _Compensated(total, jax.tree.map(jnp.add, self.lost, lost))
+
+    def value(self) -> PyTree:
+        return jax.tree.map(jnp.add, self.total, self.lost)
+
+    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], None]:
+        """For jax."""
+        return (self.total, self.lost), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> _Compensated:
+        """For jax."""
+        return cls(*children)
+
+
+def _lost(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
+    """What the rounding of `total = a + b` left out, exactly (Knuth 1969)."""
+    other = total - a
+    return (a - (total - other)) + (b - other)
+
+
+def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, Any]:
+    """Microbatches: every k-th example, so that each device has some of each.
+
+    The last are filled up with examples that are there, as padding.
+    """
+    number = len(padding)
+    count = -(-number // size)
+    missing = count * size - number
+
+    def chunked(x: jax.Array) -> jax.Array:
+        x = jnp.asarray(x)
+        x = jnp.concatenate([x, x[:missing]]) if missing else x
+        return jnp.swapaxes(x.reshape(size, count, *x.shape[1:]), 0, 1)
+
+    filled = jnp.concatenate([padding, jnp.ones(missing, bool)])
+    flags = jnp.swapaxes(filled.reshape(size, count), 0, 1)
+    return jax.tree.map(chunked, examples), flags
+
+
+def _in_order(outputs: PyTree, number: int) -> PyTree:
+    """What came out of the microbatches, in the order of the batch."""
+
+    def ordered(x: jax.Array) -> jax.Array:
+        x = jnp.swapaxes(x, 0, 1)
+        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])[:number]
+
+    return jax.tree.map(ordered, outputs)

@@ -1,0 +1,318 @@
+"""The sum of clipped gradients of examples, beside NumPy in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import per_example
+from optclip.per_example import clipped_grad, clipped_sum, norms
+
+PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.4], [0.5, 0.2]]), "b": jnp.ones(2)}
+BATCH = jax.random.normal(jax.random.key(0), (7, 3)) * jnp.linspace(0.2, 2, 7)[:, None]
+# Past this are about half of the norms over the tree, over groups and of leaves.
+BOUND = 1.0
+LABELS = {"w": "matrix", "b": "vector"}
+
+
+def loss(params, example):
+    return jnp.sum(jnp.tanh(example @ params["w"]) ** 2) + example[0] * jnp.sum(params["b"])
+
+
+def gradients(params=PARAMS, batch=BATCH):
+    """By hand: d/dw and d/db of the loss of each example."""
+    w, x = np.asarray(params["w"], np.float64), np.asarray(batch, np.float64)
+    y = np.tanh(x @ w)
+    dw = x[:, :, None] * (2 * y * (1 - y**2))[:, None, :]
+    return {"w": dw, "b": np.repeat(x[:, :1], 2, axis=1)}
+
+
+def norm_of(*leaves):
+    return np.sqrt(sum((leaf.reshape(len(leaf), -1) ** 2).sum(1) for leaf in leaves))
+
+
+def by_scope(over):
+    """The norms of all examples, by leaf."""
+    g = gradients()
+    if over == "tree":
+        return dict.fromkeys(g, norm_of(*g.values()))
+    return {key: norm_of(leaf) for key, leaf in g.items()}
+
+
+COEFFICIENTS = {
+    "hard": lambda n, c: np.minimum(1, c / n),
+    "auto_s": lambda n, c: c / (n + 0.01),
+    "normalize": lambda n, c: c / n,
+    "drop": lambda n, c: (n <= c).astype(float),
+    "smooth": lambda n, c: c / np.hypot(c, n),
+    "unit": lambda n, c: np.minimum(1, c / n) / c,
+}
+SCOPES = {"tree": "tree", "leaf": "leaf", "groups": optclip.groups(LABELS)}
+
+
+def expected(over, response, threshold=BOUND, rows=slice(None)):
+    found = {}
+    for key, norm in by_scope(over).items():
+        k = COEFFICIENTS[response](norm, threshold)
+        assert (k[rows] != 1).any()
+        found[key] = np.einsum("i,i...->...", k[rows], gradients()[key][rows])
+    return found
+
+
+def assert_close(found, wanted, rtol=2e-6):
+    for key, leaf in wanted.items():
+        np.testing.assert_allclose(found[key], leaf, rtol, rtol * np.abs(leaf).max())
+
+
+@pytest.mark.covering(
+    response=[*COEFFICIENTS], over=[*SCOPES], size=[None, 1, 3, 7, 9], run=["eager", "jit"]
+)
+def test_it_is_the_sum_of_each_clipped(response, over, size, run):
+    f = clipped_grad(
+        loss, BOUND, over=SCOPES[over], response=response, microbatch_size=size,
+        strict=False,
+    )  # fmt: skip
+    found, info = run(f)(PARAMS, BATCH)
+    assert_close(found, expected(over, response))
+    own = by_scope(over)
+    shown = {
+        "tree": lambda t: {"w": t, "b": t}, "leaf": lambda t: t,
+        "groups": lambda t: {key: t[label] for key, label in LABELS.items()},
+    }  # fmt: skip
+    assert_close(shown[over](info.norms), own)
+    wanted = {key: COEFFICIENTS[response](n, BOUND) for key, n in own.items()}
+    times = BOUND if response == "unit" else 1
+    wanted = {key: np.minimum(times * k, 1e9) for key, k in wanted.items()}
+    assert_close(shown[over](info.coefficients), wanted)
+    np.testing.assert_allclose(
+        info.values, jax.vmap(loss, (None, 0))(PARAMS, BATCH), rtol=1e-6
+    )
+    assert not np.any(jax.tree.leaves(info.nonfinite))
+    assert not info.padding.any()
+
+
+def test_thresholds_by_group_and_by_leaf_have_their_own_bound():
+    thresholds = {"matrix": 0.5, "vector": 1.0}
+    f = clipped_grad(
+        loss, thresholds, over=optclip.groups(LABELS), strict=False, normalize_by=4.0
+    )
+    found, _ = f(PARAMS, BATCH)
+    wanted = expected("leaf", "hard", 0.5)
+    wanted["b"] = expected("leaf", "hard", 1.0)["b"]
+    assert_close(found, {key: leaf / 4 for key, leaf in wanted.items()})
+    assert f.sensitivity() == pytest.approx(np.sqrt(1.25) / 4)
+    by_leaf = clipped_grad(loss, {"w": 0.5, "b": 1.0}, over="leaf", strict=False)
+    assert_close(by_leaf(PARAMS, BATCH)[0], wanted)
+    assert by_leaf.sensitivity("zero_out", PARAMS) == pytest.approx(np.sqrt(1.25))
+    assert f.sensitivity("replace_one") == pytest.approx(2 * np.sqrt(1.25) / 4)
+
+
+def test_unit_divides_each_leaf_by_its_threshold():
+    thresholds = {"matrix": 0.5, "vector": 0.0}
+    f = clipped_grad(
+        loss, thresholds, over=optclip.groups(LABELS), response="unit", strict=False
+    )
+    found, _ = f(PARAMS, BATCH)
+    assert_close(found, {"w": expected("leaf", "unit", 0.5)["w"], "b": np.zeros(2)})
+    assert f.sensitivity() == pytest.approx(np.sqrt(2))
+    assert clipped_grad(loss, 5.0, response="unit").sensitivity() == 1
+
+
+def test_sensitivity_counts_leaves_where_one_threshold_stands_for_several():
+    f = clipped_grad(loss, 2.0, over="leaf")
+    with pytest.raises(ValueError, match=r"`params` must be given.*params=params"):
+        f.sensitivity()
+    assert f.sensitivity(params=PARAMS) == pytest.approx(2 * np.sqrt(2))
+    groups = clipped_grad(loss, 2.0, over=optclip.groups(lambda tree: "all"))
+    with pytest.raises(TypeError, match="must return a tree"):
+        groups.sensitivity(params=PARAMS)
+
+
+def test_sensitivity_of_a_traced_threshold_is_an_array():
+    def of(threshold):
+        tree = clipped_grad(loss, threshold).sensitivity("replace_one")
+        leaf = clipped_grad(loss, {"w": threshold, "b": 1.0}, over="leaf")
+        return tree, leaf.sensitivity(params=PARAMS)
+
+    tree, leaf = jax.jit(of)(3.0)
+    assert tree == 6
+    assert leaf == pytest.approx(np.sqrt(10))
+    assert isinstance(clipped_grad(loss, jnp.float32(3.0)).sensitivity(), float)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "REPLACE_SPECIAL"])
+def test_names_of_dp_accounting_are_taken(relation):
+    assert clipped_grad(loss, 3.0).sensitivity(relation) == 3
+    with pytest.raises(ValueError, match="`relation` must be 'add_or_remove', "):
+        clipped_grad(loss, 3.0).sensitivity("near")
+
+
+@pytest.mark.parametrize("size", [None, 2, 3])
+def test_padding_changes_no_bit_whatever_is_there(size):
+    padding = np.array([False, True, False, False, True, False, False])
+    f = jax.jit(clipped_grad(loss, BOUND, microbatch_size=size))
+    first, info = f(PARAMS, BATCH, padding=padding)
+    for junk in (jnp.nan, jnp.inf, 1e30, 0.0):
+        batch = jnp.where(padding[:, None], junk, BATCH)
+        again, other = f(PARAMS, batch, padding=padding)
+        jax.tree.map(np.testing.assert_array_equal, first, again)
+        for name in ("values", "norms", "coefficients", "nonfinite"):
+            assert not np.any(getattr(other, name)[padding]), name
+    np.testing.assert_array_equal(info.padding, padding)
+    rows = np.flatnonzero(~padding)
+    assert_close(first, expected("tree", "hard", rows=rows), 3e-4)
+    nothing, _ = f(PARAMS, BATCH, padding=np.ones(7, bool))
+    assert not any(map(np.any, jax.tree.leaves(nothing)))
+
+
+def test_the_size_of_a_microbatch_changes_roundings_alone():
+    whole = clipped_grad(loss, BOUND)(PARAMS, BATCH)
+    for size in (1, 2, 4, 6):
+        found = clipped_grad(loss, BOUND, microbatch_size=size)(PARAMS, BATCH)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), found, whole)
+
+
+def test_a_sum_of_many_microbatches_loses_nothing():
+    """2**24 + 1 is no float32; a plain sum would stay at 2**24."""
+    examples = jnp.concatenate([jnp.full(1, 2.0**24), jnp.ones(64)])
+    f = clipped_grad(lambda w, x: w * x, 1e9, microbatch_size=1, strict=False)
+    assert f(jnp.float32(0), examples)[0] == 2.0**24 + 64
+
+
+@pytest.mark.parametrize("size", [None, 3])
+def test_not_reduced_each_is_its_own(size):
+    f = clipped_grad(loss, BOUND, reduce="none", microbatch_size=size, strict=False)
+    found, _ = f(PARAMS, BATCH)
+    k = COEFFICIENTS["hard"](by_scope("tree")["w"], BOUND)
+    wanted = {key: np.einsum("i,i...->i...", k, g) for key, g in gradients().items()}
+    assert_close(found, wanted)
+
+
+def test_aux_is_kept_by_example_and_arguments_may_stand_anywhere():
+    def other(x, first, scale, y, second):
+        value = loss({"w": first, "b": second}, x) * scale + 0 * y
+        return value, {"y": y}
+
+    y = jnp.arange(7.0)
+    f = clipped_grad(
+        other, BOUND, argnums=(1, 4), batch_argnums=(0, 3), has_aux=True,
+        microbatch_size=2, strict=False,
+    )  # fmt: skip
+    (w, b), info = f(BATCH, PARAMS["w"], 1.0, y, PARAMS["b"])
+    assert_close({"w": w, "b": b}, expected("tree", "hard"))
+    np.testing.assert_array_equal(info.aux["y"], y)
+
+
+POLICIES = {"zero": 0.0, "propagate": np.nan, "drop": 1.0}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_example_does_as_the_policy_says(policy, bad):
+    grads = jnp.array([[bad, 1.0], [0.0, 2.0]])
+    found, info = clipped_sum(grads, 3.0, nonfinite=policy)
+    np.testing.assert_allclose(found[1], POLICIES[policy] + 2, rtol=1e-6)
+    np.testing.assert_array_equal(info.nonfinite, [True, False])
+    assert np.isnan(found[0]) == (policy == "propagate")
+
+
+def test_float16_and_bfloat16_are_clipped_and_summed_in_float32():
+    grads = jnp.full((300, 2), 200.0, jnp.float16)
+    found, info = clipped_sum(grads, 1.0, strict=False)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, 300 / np.sqrt(2), rtol=1e-5)
+    np.testing.assert_allclose(info.norms, 200 * np.sqrt(2), rtol=1e-6)
+    ones = jnp.ones((300, 1), jnp.bfloat16)
+    assert clipped_sum(ones, 1.0, strict=False)[0] == 300
+
+
+def test_a_response_of_your_own_is_cut_at_the_threshold():
+    grads = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+    found, _ = clipped_sum(grads, 1.0, response=lambda n, c: 10.0, strict=False)
+    np.testing.assert_allclose(found, [1.2, 1.6], rtol=1e-6)
+    less, _ = clipped_sum(grads, 1.0, response=lambda n, c: c / (n + 1), strict=False)
+    np.testing.assert_allclose(less, [0.5 + 0.2, 2 / 3 + 0.4 / 1.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("response", COEFFICIENTS)
+def test_thresholds_of_zero_and_inf(response):
+    grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    assert not clipped_sum(grads, 0.0, response=response)[0].any()
+    found, _ = clipped_sum(grads, jnp.inf, response=response)
+    wanted = [0, 0] if response == "unit" else [3, 4]
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_norms_are_those_of_each_example():
+    for over in SCOPES:
+        values, found = norms(loss, over=SCOPES[over], microbatch_size=2)(PARAMS, BATCH)
+        own = by_scope(over)
+        if over == "tree":
+            own = own["w"]
+        elif over == "groups":
+            own = {LABELS[key]: n for key, n in own.items()}
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), found, own)
+        assert values.shape == (7,)
+    padding = np.arange(7) > 3
+    values, found = norms(loss)(PARAMS, BATCH * jnp.nan, padding=padding)
+    np.testing.assert_array_equal(np.isnan(found), ~padding)
+    assert not values[padding].any()
+
+
+def test_an_aggregator_of_optax_is_the_same_sum():
+    per_gradient = jax.vmap(jax.grad(loss), (None, 0))(PARAMS, BATCH)
+    clip = per_example.aggregate(BOUND, normalize_by=7.0, strict=False)
+    tx = optax.chain(clip, optax.scale(-1.0))
+    state = tx.init(PARAMS)
+    update = jax.jit(tx.update)
+    found, _ = update(per_gradient, state, PARAMS)
+    wanted = expected("tree", "hard")
+    assert_close(found, {key: -leaf / 7 for key, leaf in wanted.items()})
+    padding = jnp.arange(7) > 3
+    found, _ = update(per_gradient, state, PARAMS, padding=padding)
+    wanted = expected("tree", "hard", rows=slice(4))
+    assert_close(found, {key: -leaf / 7 for key, leaf in wanted.items()})
+
+
+@pytest.mark.parametrize("call", ["values", "grad"])
+def test_it_can_be_derived_by_the_threshold_and_parameters(call):
+    def whole(threshold, w):
+        params = PARAMS | {"w": w}
+        found, info = clipped_grad(loss, threshold, strict=False)(params, BATCH)
+        return jnp.sum(info.norms if call == "values" else found["w"] ** 2)
+
+    for slope in jax.grad(whole, (0, 1))(BOUND, PARAMS["w"]):
+        assert np.isfinite(slope).all()
+
+
+def test_a_loss_is_refused_in_words():
+    def f(function, *args, **more):
+        return clipped_grad(function, 1.0, **more)(*args)
+
+    with pytest.raises(TypeError, match="one real number for one example, got float32"):
+        f(lambda w, x: w * x, jnp.ones(2), jnp.ones((3, 2)))
+    with pytest.raises(TypeError, match="at least 2 arguments, .* got 1"):
+        f(loss, PARAMS)
+    with pytest.raises(ValueError, match="must have the same first axis"):
+        f(lambda w, x: w, jnp.ones(()), [jnp.ones(2), jnp.ones(3)])
+    with pytest.raises(ValueError, match="must have the same first axis"):
+        f(lambda w, x: w, jnp.ones(()), jnp.ones(()))
+    with pytest.raises(ValueError, match="must have the same first axis"):
+        f(lambda w, x: w, jnp.ones(()), [])
+    with pytest.raises(ValueError, match="in a group, got 'b' in none"):
+        f(loss, PARAMS, BATCH, over=optclip.groups({"w": "all", "b": None}))
+    ok = functools.partial(f, loss, PARAMS, BATCH)
+    assert ok(over=optclip.groups({"w": "all", "b": "all"}))
+
+
+@pytest.mark.parametrize(
+    ("padding", "error"),
+    [(jnp.zeros(7), TypeError), ("x", TypeError), (np.zeros(6, bool), ValueError)],
+)
+def test_padding_is_refused_in_words(padding, error):
+    with pytest.raises(error, match="`padding` must be an array of 7 bools"):
+        clipped_grad(loss, 1.0)(PARAMS, BATCH, padding=padding)
