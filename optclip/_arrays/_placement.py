@@ -4,6 +4,7 @@ On Explicit axes JAX decides it by type, and a state that changes its type canno
 scanned; inside `shard_map` the type says what differs by device.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -54,6 +55,18 @@ def whole(x: jax.Array) -> jax.Array:
     if AxisType.Explicit not in here.mesh.axis_types:
         return x
     return jax.reshard(x, NamedSharding(here.mesh, PartitionSpec(*[None] * x.ndim)))
+
+
+def divisible(x: jax.Array, size: int) -> jax.Array:
+    """`x`, on Explicit axes gathered on its first axis unless `size` can be split so."""
+    here = jax.typeof(x).sharding
+    if AxisType.Explicit not in here.mesh.axis_types or not here.spec[0]:
+        return x
+    names = here.spec[0] if isinstance(here.spec[0], tuple) else (here.spec[0],)
+    devices = math.prod(here.mesh.shape[name] for name in names)
+    if x.shape[0] % size == 0 and size % devices == 0:
+        return x
+    return jax.reshard(x, NamedSharding(here.mesh, PartitionSpec(None, *here.spec[1:])))
 
 
 def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:

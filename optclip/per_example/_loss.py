@@ -91,9 +91,8 @@ def apart(
       the axes over which examples are split.
     """
     _check_typed()
-    first = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
-    value, _ = jax.eval_shape(loss, params, first)
-    axes = _axis_names.varying(value)
+    values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
+    axes = _axis_names.varying(values)
     flat = _leaves.flatten(params)
     own = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
     for path, names in zip(flat.paths, own, strict=True):

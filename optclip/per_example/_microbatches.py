@@ -110,14 +110,13 @@ def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, An
     count = -(-number // size)
     missing = count * size - number
 
-    def chunked(x: jax.Array) -> jax.Array:
-        x = jnp.asarray(x)
-        x = jnp.concatenate([x, x[:missing]]) if missing else x
+    def chunked(x: jax.Array, filled: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        x = _placement.divisible(jnp.asarray(x), size)
+        x = jnp.concatenate([x, filled(x[:missing])]) if missing else x
         return jnp.swapaxes(x.reshape(size, count, *x.shape[1:]), 0, 1)
 
-    filled = jnp.concatenate([padding, jnp.ones(missing, bool)])
-    flags = jnp.swapaxes(filled.reshape(size, count), 0, 1)
-    return jax.tree.map(chunked, examples), flags
+    flags = chunked(padding, jnp.ones_like)
+    return jax.tree.map(lambda x: chunked(x, lambda first: first), examples), flags
 
 
 def _in_order(outputs: PyTree, number: int) -> PyTree:

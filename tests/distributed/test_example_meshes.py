@@ -1,0 +1,136 @@
+"""Gradients of examples on meshes are those of one device, each example counted once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding
+
+from optclip import per_example
+from optclip.per_example import QuantileThreshold, clipped_grad, norms
+
+BATCH = jax.random.normal(jax.random.key(0), (16, 6))
+PARAMS = {
+    "w": jax.random.normal(jax.random.key(1), (6, 8)) / 2,
+    "v": jax.random.normal(jax.random.key(2), (8, 3)) / 2,
+    "b": jnp.ones(3),
+}
+SPLIT = {"w": P(None, "model"), "v": P("model", None), "b": P()}
+WHOLE = {"w": P(), "v": P(), "b": P()}
+PADDING = jnp.arange(16) % 5 == 3
+BOUND = 10.5
+
+
+def loss(params, example, *, axis_name=None):
+    """Two layers, of which the first is split by column and the second by row."""
+    hidden = jnp.tanh(jnp.dot(example, params["w"], precision="highest"))
+    out = jnp.dot(hidden, params["v"], precision="highest")
+    out = out if axis_name is None else jax.lax.psum(out, axis_name)
+    return jnp.sum((out + params["b"]) ** 2)
+
+
+def mesh_of(shape, kind=AxisType.Auto):
+    names = ("data", "model")[: len(shape)]
+    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+    return jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(shape))
+
+
+def wanted(**options):
+    f = jax.jit(clipped_grad(loss, BOUND, strict=False, **options))
+    found, info = f(PARAMS, BATCH, padding=PADDING)
+    assert 0 < (info.coefficients < 1)[~PADDING].sum() < 12
+    return found, info
+
+
+def assert_same(found, other):
+    def same(a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, 1e-6, 1e-6 * np.abs(b).max(initial=0))
+
+    jax.tree.map(same, found, other)
+
+
+def placed(mesh, tree, specs):
+    return jax.tree.map(
+        lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), tree, specs
+    )
+
+
+@pytest.mark.parametrize("size", [None, 4, 6])
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
+def test_under_jit_each_example_counts_once(shape, size):
+    mesh = mesh_of(shape)
+    specs = SPLIT if len(shape) == 2 else WHOLE
+    params = placed(mesh, PARAMS, specs)
+    batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+    f = jax.jit(clipped_grad(loss, BOUND, strict=False, microbatch_size=size))
+    assert_same(f(params, batch, padding=padding), wanted(microbatch_size=size))
+
+
+@pytest.mark.parametrize("size", [None, 1])
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
+def test_in_shard_map_each_example_counts_once(shape, size):
+    mesh = mesh_of(shape)
+    split = len(shape) == 2
+    specs = SPLIT if split else WHOLE
+    own = functools.partial(loss, axis_name="model" if split else None)
+    f = clipped_grad(own, BOUND, strict=False, microbatch_size=size)
+    g = norms(own, microbatch_size=size)
+    rule = QuantileThreshold(0.5, init_value=BOUND)
+
+    def step(params, batch, padding):
+        found, info = f(params, batch, padding=padding)
+        _, measured = g(params, batch, padding=padding)
+        return found, info, measured, rule.update(rule.init(), info)
+
+    rows = P("data")
+    info_specs = per_example.ExampleInfo(*[rows] * 5, aux=None)
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, rows, rows),
+        out_specs=(specs, info_specs, rows, P()),
+    )  # fmt: skip
+    found, info, measured, state = jax.jit(mapped)(PARAMS, BATCH, PADDING)
+    grads, one = wanted()
+    assert_same((found, info, measured), (grads, one, one.norms))
+    assert_same(state, rule.update(rule.init(), one))
+
+
+@pytest.mark.parametrize("size", [None, 8, 6])
+def test_on_explicit_axes(size):
+    mesh = mesh_of((8,), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, WHOLE)
+        batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+        f = jax.jit(clipped_grad(loss, BOUND, strict=False, microbatch_size=size))
+        assert_same(f(params, batch, padding=padding), wanted(microbatch_size=size))
+
+
+def test_parameters_split_as_examples_are_refused_in_shard_map():
+    mesh = mesh_of((8,))
+
+    def step(w, batch):
+        def one(w, x):
+            return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
+
+        return clipped_grad(one, 1.0)(w, batch)[0]
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data")
+    )
+    with pytest.raises(ValueError, match=r"must be whole .* split over .*'data'.*Gather"):
+        mapped(jnp.ones(8), BATCH)
+
+
+def test_without_types_it_is_refused():
+    def step(params, batch):
+        return clipped_grad(loss, 1.0)(params, batch)[0]
+
+    mapped = jax.shard_map(
+        step, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P(),
+        check_vma=False,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="Leave check_vma on"):
+        mapped(PARAMS, BATCH)
