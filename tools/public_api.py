@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import optclip
-from optclip import functional, norms, plot, recipes, responses, thresholds, typing
+from optclip import (
+    functional, norms, per_example, plot, recipes, responses, thresholds, typing,
+)  # fmt: skip
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
 MODULES = (
-    optclip, functional, norms, plot, recipes, responses, thresholds, typing,
+    optclip, functional, norms, per_example, plot, recipes, responses, thresholds, typing,
 )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def whole(x: jax.Array) -> jax.Array:
 
 
 def divisible(x: jax.Array, size: int) -> jax.Array:
-    """`x`, on Explicit axes gathered on its first axis unless `size` can be split so."""
+    """`x`, on Explicit axes gathered on the first unless `size` can be split so."""
     here = jax.typeof(x).sharding
     if AxisType.Explicit not in here.mesh.axis_types or not here.spec[0]:
         return x

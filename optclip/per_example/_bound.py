@@ -28,8 +28,8 @@ _RELATIONS = {
     "add_or_remove_one": 1, "replace_special": 1,
 }  # fmt: skip
 
-# What a norm lacks at most of elements whose squares are flushed to zero, 2**40 of them:
-# a response that enlarges would make something of it.
+# What a norm lacks at most of 2**40 elements whose squares are flushed to zero: a
+# response that enlarges would make something of it.
 _FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
 
 

@@ -1,7 +1,5 @@
 """Gradients of a loss, clipped example by example, and their sum."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +9,7 @@ import jax
 from optclip._arrays import _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _sum
-from optclip.per_example._bound import Bound, ExampleResponse, Relation, bound_of
+from optclip.per_example._bound import ExampleResponse, Relation, bound_of
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._loss import Loss, apart
 from optclip.per_example._microbatches import batch_size
@@ -33,7 +31,7 @@ class ClippedGrad:
     loss: Any
     bound: Any
     microbatch_size: int | None
-    reduce: str
+    reduce: Reduce
 
     def __call__(
         self, *args: Any, padding: jax.Array | None = None

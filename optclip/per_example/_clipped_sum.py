@@ -123,12 +123,12 @@ def aggregate(
 
     def update(
         updates: PyTree,
-        state: optax.EmptyState,
+        state: Any,
         params: PyTree = None,
         *,
         padding: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[PyTree, optax.EmptyState]:
+    ) -> tuple[PyTree, Any]:
         del params, extra
         summed, _ = clipped_sum(
             updates, threshold, padding=padding, normalize_by=normalize_by,

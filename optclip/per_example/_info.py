@@ -8,9 +8,9 @@ from optclip._arrays._types import PyTree
 
 
 class ExampleInfo(NamedTuple):
-    """What each example had and what became of it. **Not private.**
+    """What each example had and what became of it, none of which is private.
 
-    None of this is covered by a privacy guarantee: publishing a loss or a norm of one
+    Nothing here is covered by a privacy guarantee: publishing a loss or a norm of one
     example tells about that example. Every array has the batch axis first; padding has
     zeros.
 

@@ -33,7 +33,7 @@ class Loss:
         if len(set(places)) < len(places):
             raise ValueError(
                 "`argnums` and `batch_argnums` must name each argument once, got"
-                f" {self.argnums} and {self.batch_argnums}."
+                f" {self.argnums} and {self.batch_argnums}. Give each argument to one."
             )
 
     def params(self, args: tuple[Any, ...]) -> PyTree:

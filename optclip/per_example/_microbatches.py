@@ -23,7 +23,7 @@ def batch_size(examples: PyTree) -> int:
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "The arrays of a batch must have the same first axis, one entry an example,"
-            f" got first axes of {sorted(sizes) or 'no array'}."
+            f" got first axes of {sorted(sizes) or 'no array'}. Give each a batch axis."
         )
     return sizes.pop()[0]
 

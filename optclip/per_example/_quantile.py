@@ -1,7 +1,5 @@
 """A threshold that follows a quantile of the norms of examples, privately or not."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import NamedTuple
@@ -146,12 +144,13 @@ class QuantileThreshold:
         return QuantileState(state.threshold * step, fraction)
 
     def noise_multiplier(self, total: Number) -> float:
-        r"""The noise multiplier for the gradients, so that with the count it is `total`.
+        r"""The noise multiplier for the gradients, beside the noise on the count.
 
         .. math:: z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}
 
         Args:
-          total: z, the noise multiplier that the budget is accounted with, above 0.
+          total: z, the noise multiplier that the budget is accounted with for both, a
+            number above 0.
 
         Returns:
           The multiplier of the sensitivity for the noise on the gradients.

@@ -8,12 +8,17 @@ import jax
 import pytest
 
 import optclip
-from optclip import functional, norms, plot, recipes, responses, scopes, thresholds
+from optclip import (
+    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
+)  # fmt: skip
 from tests.support import bad_input, covering
 
 # What no user calls, or what is all abstract: nothing of theirs to refuse.
 NOT_CALLED = {
     "Suggestion": "made by the library, read by the user",
+    "per_example.ClippedGrad": "made by clipped_grad",
+    "per_example.ExampleInfo": "made by the library, read by the user",
+    "per_example.QuantileState": "made by the library, read by the user",
     "Proportional": "takes no argument",
     "Tanh": "takes no argument",
     "Drop": "takes no argument",
@@ -22,8 +27,14 @@ NOT_CALLED = {
     "Rule": "a protocol",
     "Scope": "abstract; what a subclass returns is in test_bad_answers.py",
 }
-MODULES = (optclip, functional, norms, plot, recipes, responses, scopes, thresholds)
-PREFIXES = {functional: "functional.", plot: "plot.", recipes: "recipes."}
+MODULES = (
+    optclip, functional, norms, per_example, plot, recipes, responses, scopes,
+    thresholds,
+)  # fmt: skip
+PREFIXES = {
+    module: f"{module.__name__.rpartition('.')[2]}."
+    for module in (functional, per_example, plot, recipes)
+}
 
 
 def public_callables():

@@ -120,7 +120,9 @@ def test_parameters_split_as_examples_are_refused_in_shard_map():
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data")
     )
-    with pytest.raises(ValueError, match=r"must be whole .* split over .*'data'.*Gather"):
+    with pytest.raises(
+        ValueError, match=r"must be whole .* split over .*'data'.*Gather"
+    ):
         mapped(jnp.ones(8), BATCH)
 
 

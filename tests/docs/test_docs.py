@@ -42,7 +42,7 @@ def test_the_pages_are_few():
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 38
+    assert len(BLOCKS) == 40
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ LABELS = {"w": "matrix", "b": "vector"}
 
 
 def loss(params, example):
-    return jnp.sum(jnp.tanh(example @ params["w"]) ** 2) + example[0] * jnp.sum(params["b"])
+    return jnp.sum(jnp.tanh(example @ params["w"]) ** 2) + example[0] * jnp.sum(
+        params["b"]
+    )
 
 
 def gradients(params=PARAMS, batch=BATCH):
@@ -69,7 +71,10 @@ def assert_close(found, wanted, rtol=2e-6):
 
 
 @pytest.mark.covering(
-    response=[*COEFFICIENTS], over=[*SCOPES], size=[None, 1, 3, 7, 9], run=["eager", "jit"]
+    response=[*COEFFICIENTS],
+    over=[*SCOPES],
+    size=[None, 1, 3, 7, 9],
+    run=["eager", "jit"],
 )
 def test_it_is_the_sum_of_each_clipped(response, over, size, run):
     f = clipped_grad(

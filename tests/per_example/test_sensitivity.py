@@ -71,7 +71,9 @@ def test_no_pair_of_neighbours_is_further_apart_than_the_bound(response):
         near = near_the_threshold(rng, dtype, PAIRS, threshold)
         for grads in (wild, near):
             whole, less, own = sums(grads, jnp.float32(threshold), response)
-            change = length(np.asarray(whole, np.float64) - np.asarray(less, np.float64))
+            change = length(
+                np.asarray(whole, np.float64) - np.asarray(less, np.float64)
+            )
             assert (change <= threshold).all()
             assert (length(own) <= threshold).all()
             norms = length(grads[:, -1])

@@ -18,7 +18,9 @@ import numpy as np
 import optax
 
 import optclip
-from optclip import functional, norms, plot, recipes, responses, scopes, thresholds
+from optclip import (
+    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
+)  # fmt: skip
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": [jnp.ones((2, 3))]}
 LABELS = {"a": "x", "b": "y"}
@@ -173,6 +175,32 @@ CALLS |= {
     "functional.max_attention_logit": Call(
         functional.max_attention_logit, {**_PROJECTIONS}
     ),
+}
+
+
+def _loss_of_one(params: Any, example: Any) -> Any:
+    return sum(jnp.sum(x) for x in jax.tree.leaves(params)) * example
+
+
+def _derived(function: Any) -> Any:
+    return function(TREE, jnp.ones(3))
+
+
+_OF_EXAMPLES = jax.tree.map(lambda x: jnp.stack([x, x]), TREE)
+CALLS |= {
+    "per_example.clipped_grad": Call(
+        per_example.clipped_grad, {"loss": _loss_of_one, "threshold": 1.0}, _derived
+    ),
+    "per_example.norms": Call(per_example.norms, {"loss": _loss_of_one}, _derived),
+    "per_example.clipped_sum": Call(
+        per_example.clipped_sum, {"grads": _OF_EXAMPLES, "threshold": 1.0}
+    ),
+    "per_example.aggregate": Call(
+        per_example.aggregate,
+        {"threshold": 1.0, "normalize_by": 2.0},
+        lambda tx: tx.update(_OF_EXAMPLES, tx.init(TREE)),
+    ),
+    "per_example.QuantileThreshold": Call(per_example.QuantileThreshold, {}),
 }
 _HISTORY = {
     f"clip/{field}/{part}": np.ones(3)
@@ -820,4 +848,79 @@ BY_CALL |= {
         *LENGTH,
         Bad(5, V, "got learning_rate=None and warmup=5", "given together", "Give both"),
     ],
+}
+
+_PLACES = "`{p}` must be an int of 0 or more, or a tuple of them"
+ARGNUMS = [
+    Bad("x", T, r"got 'x' \(str\)", _PLACES),
+    Bad(1.0, T, r"got 1.0 \(float\)", _PLACES),
+    Bad(True, T, r"got True \(bool\)", _PLACES),
+    Bad((), V, r"got \(\) \(tuple\)", _PLACES),
+    Bad(-1, V, r"got -1 \(int\)", _PLACES),
+    Bad((0, 0), V, r"got .*\(0, 0\)", "must name each argument once"),
+    Bad(7, T, "got 2", "with at least 8 arguments", "must be called"),
+]
+_A_LOSS = r"a function loss\(params, example\)"
+_A_SCOPE = "`over` must be 'tree', 'leaf' or optclip.groups"
+_A_SUM = "`{p}` must be one of 'sum', 'none'"
+_OF_BATCH = "must have the same first axis"
+EXAMPLES = {
+    "argnums": ARGNUMS,
+    "batch_argnums": ARGNUMS,
+    "has_aux": FLAG,
+    "loss": [
+        Bad("x", T, r"`loss` must be .*got 'x' \(str\)", _A_LOSS),
+        Bad(None, T, r"`loss` must be .*got None", _A_LOSS),
+        Bad(
+            lambda p, x: p["a"], T, r"got float32\[2\]",
+            "must return one real number for one example", "give has_aux=True",
+        ),
+        Bad(
+            lambda p, x: jnp.ones((), int), T, r"got int32\[\]",
+            "must return one real number for one example", "give has_aux=True",
+        ),
+    ],
+    "microbatch_size": [*LENGTH, Bad(0, V, r"got 0 \(int\)", _AT_LEAST_1)],
+    "normalize_by": [*SCALAR, Bad(0, V, r"got 0 \(int\)", _ABOVE)],
+    "over": [
+        *BY_PARAMETER["over"],
+        Bad("element", V, r"`over` must be .*got 'element'", _A_SCOPE),
+        Bad(optclip.axes(0), V, r"`over` must be .*got Axes", _A_SCOPE),
+        Bad(
+            optclip.groups({"a": "x", "b": None}), V, "got 'b/0' in none",
+            "must be in a group", "Give it a label",
+        ),
+    ],
+    "padding": [
+        Bad("x", T, r"got 'x' \(str\)", "an array of 2 bools"),
+        Bad(jnp.ones(2), T, r"got Array\(\[1", "an array of 2 bools"),
+        Bad(np.ones(3, bool), V, r"got array\(\[ True", "an array of 2 bools"),
+    ],
+    "reduce": [
+        Bad("mean", V, r"`reduce` must be .*got 'mean' \(str\)", _A_SUM),
+        Bad(None, T, r"`reduce` must be .*got None", _A_SUM),
+    ],
+    "grads": [
+        Bad({}, V, "got first axes of no array", _OF_BATCH),
+        Bad(1.0, V, r"got first axes of \[\(\)\]", _OF_BATCH),
+        Bad(
+            [jnp.ones(2), jnp.ones(3)], V, r"got first axes of \[\(2,\), \(3,\)\]",
+            _OF_BATCH,
+        ),
+    ],
+    "quantile": SHARE,
+    "learning_rate": ABOVE_ZERO,
+    "init_value": ABOVE_ZERO,
+    "count_noise": [
+        *SCALAR,
+        Bad(1.0, V, "`expected_batch_size` must be .*got None", "is `count_noise`"),
+    ],
+    "expected_batch_size": [row for row in ABOVE_ZERO if row.value is not None],
+}
+BY_CALL |= {
+    (name, parameter): rows
+    for name in CALLS
+    if name.startswith("per_example.")
+    for parameter, rows in EXAMPLES.items()
+    if parameter in inspect.signature(CALLS[name].function).parameters
 }

@@ -431,6 +431,7 @@ OTHER_NAMES = {
     "groups": "test_scopes.py",
     "metrics": "test_metrics.py",
     "norms": "test_norms.py",
+    "per_example": "test_clipped_grad.py",
     "plot": "test_plot.py",
     "recipes": "test_recipes.py",
     "responses": "test_responses.py",
