@@ -19,7 +19,7 @@ TOOLS = {"matplotlib", "pytest"}
 def test_every_block_is_run_by_a_test():
     sources = "\n".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
     titles = list(page.blocks())
-    assert len(titles) == 17
+    assert len(titles) == 18
     named = [title for title in titles if f'"{title}"' in sources]
     assert named == titles
 
