@@ -12,8 +12,15 @@ from typing import Any
 
 import optclip
 from optclip import (
-    functional, norms, per_example, plot, recipes, responses, thresholds, typing,
-)  # fmt: skip
+    functional,
+    norms,
+    per_example,
+    plot,
+    recipes,
+    responses,
+    thresholds,
+    typing,
+)
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
 MODULES = (

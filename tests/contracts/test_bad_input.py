@@ -9,8 +9,15 @@ import pytest
 
 import optclip
 from optclip import (
-    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
-)  # fmt: skip
+    functional,
+    norms,
+    per_example,
+    plot,
+    recipes,
+    responses,
+    scopes,
+    thresholds,
+)
 from tests.support import bad_input, covering
 
 # What no user calls, or what is all abstract: nothing of theirs to refuse.

@@ -137,6 +137,14 @@ def test_sensitivity_counts_leaves_where_one_threshold_stands_for_several():
         groups.sensitivity(params=PARAMS)
 
 
+def test_a_leaf_without_a_threshold_is_not_clipped_and_has_no_bound():
+    f = clipped_grad(loss, {"w": 0.5, "b": None}, over="leaf", strict=False)
+    found, _ = f(PARAMS, BATCH)
+    wanted = expected("leaf", "hard", 0.5) | {"b": gradients()["b"].sum(0)}
+    assert_close(found, wanted)
+    assert f.sensitivity(params=PARAMS) == np.inf
+
+
 def test_sensitivity_of_a_traced_threshold_is_an_array():
     def of(threshold):
         tree = clipped_grad(loss, threshold).sensitivity("replace_one")
@@ -241,6 +249,12 @@ def test_a_response_of_your_own_is_cut_at_the_threshold():
     np.testing.assert_allclose(found, [1.2, 1.6], rtol=1e-6)
     less, _ = clipped_sum(grads, 1.0, response=lambda n, c: c / (n + 1), strict=False)
     np.testing.assert_allclose(less, [0.5 + 0.2, 2 / 3 + 0.4 / 1.5], rtol=1e-6)
+
+
+def test_a_response_with_a_schedule_is_refused():
+    band = optclip.responses.band(max_growth=optax.constant_schedule(2.0))
+    with pytest.raises(ValueError, match="`response` must be without a schedule"):
+        clipped_grad(loss, 1.0, response=band)
 
 
 @pytest.mark.parametrize("response", COEFFICIENTS)

@@ -19,8 +19,15 @@ import optax
 
 import optclip
 from optclip import (
-    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
-)  # fmt: skip
+    functional,
+    norms,
+    per_example,
+    plot,
+    recipes,
+    responses,
+    scopes,
+    thresholds,
+)
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": [jnp.ones((2, 3))]}
 LABELS = {"a": "x", "b": "y"}

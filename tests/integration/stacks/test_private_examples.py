@@ -13,7 +13,6 @@ from optax.experimental import aggregating
 from optclip import per_example
 from tests.integration.stacks import by_hand, page
 
-
 # jax_privacy 2.0.0 takes the norm of an example by a name that optax has replaced.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:optax.global_norm is deprecated:DeprecationWarning"
