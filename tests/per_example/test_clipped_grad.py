@@ -252,7 +252,7 @@ def test_a_response_of_your_own_is_cut_at_the_threshold():
 
 
 def test_a_response_with_a_schedule_is_refused():
-    band = optclip.responses.band(max_growth=optax.constant_schedule(2.0))
+    band = optclip.responses.band(low=optax.constant_schedule(0.5))
     with pytest.raises(ValueError, match="`response` must be without a schedule"):
         clipped_grad(loss, 1.0, response=band)
 
