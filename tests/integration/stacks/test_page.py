@@ -13,7 +13,9 @@ from tests.integration.stacks import page
 ROOT = Path(__file__).parents[3]
 VERSIONS = dict(page.rows("package"))
 # What the tests themselves need, beside what the page is about.
-TOOLS = {"matplotlib", "pytest"}
+TOOLS = {
+    "ipykernel", "matplotlib", "nbclient", "nbformat", "pytest", "scikit-learn",
+}  # fmt: skip
 
 
 def test_every_block_is_run_by_a_test():
