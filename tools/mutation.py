@@ -35,6 +35,7 @@ TESTS = {
     "norms/_matrices": "singular_values matrices singular_value_leaves matrix_meshes",
     "norms/_power_iteration": "power_iteration",
     "scopes/_matrices": f"{API} matrices bad_input",
+    "_clip/_factors": "singular_values singular_value_derivatives",
     "_clip/_spectrum": "singular_values singular_value_derivatives",
     "_clip/_newton_schulz": "singular_values singular_value_derivatives",
     "_clip/_singular_values": "singular_value_leaves singular_values",
