@@ -114,7 +114,7 @@ def _without_largest(left: _Left, lowest: jax.Array, split: Axes) -> _Left:
     ours = _chosen(left.vectors, taken)
     theirs = times(1 / jnp.where(taken, left.values, 1)[..., None], rows)
     x = left.x
-    for _ in range(3):
+    for _ in range(2):
         x = x - product(ours, product(adjoint(ours), x))
         x = x - product(product(x, adjoint(theirs), split), theirs)
     values, vectors = _spectrum_beside(gram(x, split), ours, taken)
