@@ -144,7 +144,7 @@ def beside_spikes(k):
 def test_in_float32_it_is_right_beside_singular_values_of_1000_thresholds(
     cap, shape, dtype
 ):
-    """Forwards, and backwards by a product with any weights, to 3e-5 of its norm."""
+    """Forwards, and backwards by a product with any weights, to 5e-5 of its norm."""
     rng = np.random.default_rng(2)
     kinds = beside_spikes(min(shape))
     x = np.stack([matrix(rng, values, shape) for values in kinds.values()])
@@ -165,11 +165,11 @@ def test_in_float32_it_is_right_beside_singular_values_of_1000_thresholds(
     for i, name in enumerate(kinds):
         want = exact(x[i].astype(complex), along[i].astype(complex), cap)
         size = np.linalg.norm(want)
-        assert np.linalg.norm(forward[i] - want) <= 3e-5 * size, name
+        assert np.linalg.norm(forward[i] - want) <= 5e-5 * size, name
         # The gradient of a real function of complex numbers is conjugate in JAX.
         reverse = np.sum(np.real(np.complex128(by_x[i]) * along[i]))
         right = np.sum(weights[i] * np.real(want))
-        assert abs(reverse - right) <= 3e-5 * size * np.linalg.norm(weights[i]), name
+        assert abs(reverse - right) <= 5e-5 * size * np.linalg.norm(weights[i]), name
 
 
 @pytest.mark.parametrize("cap", CAPS)
