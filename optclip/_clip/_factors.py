@@ -82,8 +82,14 @@ def _spectrum(squared: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     squares, vectors = eigh(squared)
     noise = 4 * jnp.finfo(squares.dtype).eps * squares.shape[-1] ** 0.5
-    known = squares > noise * squares[..., -1:]
+    known = squares > jnp.maximum(noise * squares[..., -1:], _least(squares))
     return root(jnp.where(known, squares, jnp.zeros_like(squares))), vectors
+
+
+def _least(squares: jax.Array) -> float:
+    """The least square that is seen, whose differences do not underflow either."""
+    info = jnp.finfo(squares.dtype)
+    return float(info.tiny / info.eps)
 
 
 def _chosen(vectors: jax.Array, which: jax.Array) -> jax.Array:
@@ -132,9 +138,9 @@ def _spectrum_beside(
     eigenvalues: more would cost digits.
     """
     trace = jnp.trace(jnp.real(squared), axis1=-2, axis2=-1)[..., None, None]
-    some = jnp.where(trace > 0, trace, jnp.ones_like(trace))
+    some = jnp.maximum(trace, _least(trace))
     mean = jnp.sum(jnp.abs(squared / some) ** 2, (-2, -1), keepdims=True) * some
-    below = jnp.where(mean > 0, mean, jnp.ones_like(mean))
+    below = jnp.maximum(mean, _least(mean))
     values, vectors = _spectrum(squared - times(below, product(ours, adjoint(ours))))
     count = jnp.sum(taken, -1, keepdims=True, dtype=jnp.int32)
     place = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1)

@@ -91,11 +91,15 @@ def test_in_shard_map_a_matrix_split_on_both_sides_is_refused(clip):
         jax.jit(mapped)(matrix())
 
 
+@pytest.mark.parametrize("largest", [10, 2000])
 @pytest.mark.parametrize("spec", [P(None, "a"), P("b", None)])
-def test_derivatives_beside_a_spike_are_those_on_one_device(spec):
-    """In shard_map, and on Explicit axes, which ask where each product is to be."""
+def test_derivatives_are_those_on_one_device(spec, largest):
+    """In shard_map, and on Explicit axes, which ask where each product is to be.
+
+    Where the smaller side is split, two thirds of the singular values are zeros.
+    """
     u, s, vt = np.linalg.svd(matrix(), full_matrices=False)
-    x = jnp.asarray(u * np.append(2000, s[1:]) @ vt, jnp.float32)
+    x = jnp.asarray(u * np.append(largest, s[1:]) @ vt, jnp.float32)
     along = matrix()[::-1]
 
     def change(clip, x, along):
@@ -107,13 +111,13 @@ def test_derivatives_beside_a_spike_are_those_on_one_device(spec):
         functools.partial(change, clip), mesh=mesh(), in_specs=(spec, spec),
         out_specs=spec,
     )  # fmt: skip
-    np.testing.assert_allclose(jax.jit(mapped)(x, along), want, atol=2e-4)
+    np.testing.assert_allclose(jax.jit(mapped)(x, along), want, atol=1e-4)
     devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(devices):
         place = NamedSharding(devices, spec)
         given = (jax.device_put(each, place) for each in (x, along))
         found = jax.jit(functools.partial(change, CLIPS["eigh"]))(*given)
-    np.testing.assert_allclose(found, want, atol=2e-4)
+    np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 def test_in_shard_map_power_iteration_wants_whole_matrices():
