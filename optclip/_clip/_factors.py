@@ -139,7 +139,7 @@ def _spectrum_beside(
     """
     trace = jnp.trace(jnp.real(squared), axis1=-2, axis2=-1)[..., None, None]
     some = jnp.maximum(trace, _least(trace))
-    mean = jnp.sum(jnp.abs(squared / some) ** 2, (-2, -1), keepdims=True) * some
+    mean = jnp.sum((jnp.abs(squared) / some) ** 2, (-2, -1), keepdims=True) * some
     below = jnp.maximum(mean, _least(mean))
     values, vectors = _spectrum(squared - times(below, product(ours, adjoint(ours))))
     count = jnp.sum(taken, -1, keepdims=True, dtype=jnp.int32)

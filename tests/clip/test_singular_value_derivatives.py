@@ -161,7 +161,9 @@ def test_in_float32_it_is_right_beside_singular_values_of_1000_thresholds(
         by_x = jax.grad(lambda x: jnp.sum(weights * jnp.real(clip(x, 1.0))))(x)
         return forward, by_x
 
-    forward, by_x = helpers.quick_jit(jax.vmap(one))(x, along, np.float32(weights))
+    with jax.numpy_dtype_promotion("strict"):
+        found = helpers.quick_jit(jax.vmap(one))(x, along, np.float32(weights))
+    forward, by_x = found
     for i, name in enumerate(kinds):
         want = exact(x[i].astype(complex), along[i].astype(complex), cap)
         size = np.linalg.norm(want)

@@ -164,12 +164,11 @@ ARGUMENTS = _mostly(
     [-1, 0, math.nan, math.inf, "x", None, True, np.ones(2), 10**400, Stranger(), 1j],
 )
 
-# Attention and matrices have arguments, and formulas, of their own.
-OTHERS = ("attention", "spectral", "singular")
+# Attention has arguments, and formulas, of its own.
 FUNCTIONS = {
     name: getattr(functional, name)
     for name in functional.__all__
-    if not any(word in name for word in OTHERS)
+    if "attention" not in name
 }
 FACTORIES = {
     name: getattr(optclip, name)

@@ -1,7 +1,8 @@
 """What the calls of the fuzzer must give, in NumPy float64, where a formula says it.
 
 Covered are thresholds that are numbers, trees of finite real arrays, every scope but
-units, the responses that have an oracle, `eps`, and masks that are bools or trees.
+units, the responses that have an oracle, `eps`, and masks that are bools or trees. For
+matrices it is an SVD.
 """
 
 import math
@@ -17,6 +18,7 @@ RESPONSES = {
     "hard": oracles.hard, "smooth": oracles.smooth, "normalize": oracles.normalized,
 }  # fmt: skip
 NORMS = ("l1", "l2", "rms", 2)
+MATRICES = ("clip_by_spectral_norm", "clip_by_singular_value")
 # They do not change what a finite tree becomes.
 IRRELEVANT = {"nonfinite", "record", "name"}
 TOLD = {
@@ -60,6 +62,8 @@ def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | N
     if not all(isinstance(c, (int, float, np.floating)) for c in bounds):
         return None
     leaves = floating(tree)
+    if name in MATRICES:
+        return _by_matrix(name, leaves, float(bounds[0]), given)
     if name == "clip_by_value" or given.get("over") == "element":
         if given.keys() - {"over"}:
             return None
@@ -80,6 +84,29 @@ def norm(tree: Any, options: Any) -> float | None:
 def floating(tree: Any) -> list[tuple[Any, np.ndarray]]:
     """The paths of the floating leaves, and these as XLA sees them, in float64."""
     return jax.tree.leaves_with_path(helpers.as_xla_sees(tree))
+
+
+def _by_matrix(name: str, leaves: Any, limit: float, given: Any) -> list[Any] | None:
+    taken = [_told(given.get("mask"), path) for path, _ in leaves]
+    if given.keys() - {"mask", "response"} or None in taken:
+        return None
+    # A threshold counts as 0 below the first, a norm as inf far above the second.
+    largest = max((np.max(np.abs(x), initial=0) for _, x in leaves), default=0)
+    if 0 < limit < 2.0**-60 or largest > 1e30:
+        return None
+    # Others make more of what float32 leaves in place of a zero.
+    response = given.get("response", "hard")
+    if response != "hard" and (response != "smooth" or math.isinf(limit)):
+        return None
+    if name == "clip_by_spectral_norm":
+        if response != "hard":
+            return None
+        found = [oracles.by_matrix(x, limit) for _, x in leaves]
+    else:
+        kept = RESPONSES[response]
+        found = [oracles.by_singular_value(x, limit, kept) for _, x in leaves]
+    pairs = zip(found, leaves, taken, strict=True)
+    return [clipped if mine else x for clipped, (_, x), mine in pairs]
 
 
 def _by_slice(name: str, leaves: Any, limit: float, given: Any) -> list[Any] | None:
