@@ -2,7 +2,8 @@
 
 The clips run alone on the tree of GPT-2, beside one by global norm. The rules stand in
 an AdamW step whose gradients are always the same: a rule of past norms lets them pass,
-and one in its warm-up clips them as a fixed threshold does, so the result is known.
+and one in its warm-up clips them as a fixed threshold does, so the result is known. The
+clips of matrices run on a single one, beside the five iterations of Muon.
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import optclip
@@ -25,6 +27,7 @@ GROUPS = 3
 LONG = 1_000_000  # a warm-up that no benchmark leaves
 # XLA would know that inf clips nothing, and leave the clip out.
 FAR = 1e30
+MATRICES = ((512, 512), (768, 3072), (1024, 1024))
 
 
 def rows(tiny: bool) -> Iterator[Row]:
@@ -36,6 +39,9 @@ def rows(tiny: bool) -> Iterator[Row]:
             yield {"what": "clip alone", "dtype": dtype, **row}
         for row in _rules(source, rounds):
             yield {"what": "AdamW step", "dtype": dtype, **row}
+    for shape in ((16, 24),) if tiny else MATRICES:
+        for row in _matrices(shape, rounds):
+            yield {"what": "{} x {}".format(*shape), "dtype": "float32", **row}
 
 
 def _scopes(source: Any, rounds: int) -> list[Row]:
@@ -76,6 +82,31 @@ def clips(source: Any) -> step.Clips:
         "optclip by value": (optclip.clip_by_value(0.5), by_value),
         "optax by value": (optax.clip(0.5), by_value),
     }
+
+
+def _matrices(shape: tuple[int, int], rounds: int) -> list[Row]:
+    source = trees.numbers(shape, "float32")
+    u, values, v = np.linalg.svd(source.astype(np.float64), full_matrices=False)
+    limit, donated, found = float(values[0]) / 2, Donated(source), {}
+
+    capped = (u * np.minimum(values, limit)) @ v
+
+    def error(tree: Any) -> float:
+        """Beyond the 1e-4 of the threshold that is promised."""
+        off = np.linalg.norm(np.asarray(tree) - capped, 2) / limit
+        return float(np.maximum(0.0, off - 1e-4))
+
+    for method in ("eigh", "newton_schulz"):
+        tx = optclip.clip_by_singular_value(limit, method=method)
+        found[f"optclip by singular value, {method}"] = donated.clip(tx, error)
+    by_norm, unknown = optclip.clip_by_spectral_norm, lambda tree: 0.0
+    iterated = by_norm(limit, method="power_iteration")
+    found |= {
+        "optclip by spectral norm": donated.clip(by_norm(limit), unknown),
+        "optclip by power iteration": donated.clip(iterated, unknown),
+        "optax, muon": donated.clip(optax.contrib.scale_by_muon(), unknown),
+    }
+    return race(found, rounds, against="optax, muon")
 
 
 def _rules(source: Any, rounds: int) -> list[Row]:

@@ -31,7 +31,7 @@ from train_char_rnn import Corpus, read_corpus
 import optclip
 from optclip.functional import max_attention_logit
 
-WIDTH, BLOCKS, HEADS, KEY_HEADS, FEATURES = 64, 2, 4, 2, 16
+WIDTH, BLOCKS, FEATURES = 64, 2, 16  # Four query heads; two share a key head.
 WINDOW, BATCH, RARE, GAIN = 128, 32, 300, 2.0
 RATE, ADAM_RATE, MAX_LOGIT, TOLERATED = 0.1, 3e-3, 100.0, 105.0
 CHUNK = 10  # Steps in one call of the compiled program.
@@ -64,26 +64,28 @@ def with_rare_as_one(corpus: Corpus) -> Corpus:
     return corpus._replace(alphabet=alphabet, train=train, held_out=held_out)
 
 
-def init_params(key: jax.Array, letters: int) -> Params:
+def init_params(
+    key: jax.Array, letters: int, width: int = WIDTH, blocks: int = BLOCKS
+) -> Params:
     """Matrices that keep the size of numbers, but those of queries and keys."""
-    keys = iter(jax.random.split(key, 2 + 6 * BLOCKS))
+    keys = iter(jax.random.split(key, 2 + 6 * blocks))
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> jax.Array:
         return gain * rows**-0.5 * jax.random.normal(next(keys), (rows, columns))
 
-    params: Params = {"embed": jax.random.normal(next(keys), (letters, WIDTH))}
-    for i in range(BLOCKS):
+    params: Params = {"embed": jax.random.normal(next(keys), (letters, width))}
+    for i in range(blocks):
         params[f"block_{i}"] = {
             "attn": {
-                "query": matrix(WIDTH, HEADS * FEATURES, GAIN),
-                "key": matrix(WIDTH, KEY_HEADS * FEATURES, GAIN),
-                "value": matrix(WIDTH, KEY_HEADS * FEATURES),
-                "out": matrix(HEADS * FEATURES, WIDTH, 0.5),
+                "query": matrix(width, width, GAIN),
+                "key": matrix(width, width // 2, GAIN),
+                "value": matrix(width, width // 2),
+                "out": matrix(width, width, 0.5),
             },
-            "up": matrix(WIDTH, 2 * WIDTH),
-            "down": matrix(2 * WIDTH, WIDTH, 0.5),
+            "up": matrix(width, 2 * width),
+            "down": matrix(2 * width, width, 0.5),
         }
-    return {**params, "head": matrix(WIDTH, letters)}
+    return {**params, "head": matrix(width, letters)}
 
 
 def normalized(x: jax.Array) -> jax.Array:
@@ -92,33 +94,45 @@ def normalized(x: jax.Array) -> jax.Array:
 
 def rotated(x: jax.Array) -> jax.Array:
     """Rotary embedding: pairs of features turn with the position."""
-    speeds = 100.0 ** -jnp.linspace(0, 1, FEATURES // 2)
-    angles = jnp.arange(WINDOW)[:, None, None] * speeds
+    _, window, _, features = x.shape
+    speeds = 100.0 ** -jnp.linspace(0, 1, features // 2)
+    angles = jnp.arange(window)[:, None, None] * speeds
     a, b = jnp.split(x, 2, axis=-1)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def attend(attn: Params, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def attend(
+    attn: Params, x: jax.Array, window: int, features: int
+) -> tuple[jax.Array, jax.Array]:
     """Causal attention within each window, and the largest logit of each head."""
 
-    def by_head(name: str, heads: int) -> jax.Array:
-        return (x @ attn[name]).reshape(-1, WINDOW, heads, FEATURES)
+    def by_head(name: str) -> jax.Array:
+        heads = attn[name].shape[1] // features
+        return (x @ attn[name]).reshape(-1, window, heads, features)
 
-    query, key = rotated(by_head("query", HEADS)), rotated(by_head("key", KEY_HEADS))
-    value = by_head("value", KEY_HEADS)
+    query, key, value = (
+        rotated(by_head("query")),
+        rotated(by_head("key")),
+        by_head("value"),
+    )
     mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     largest = max_attention_logit(query, key, mask="causal")
     return mixed.reshape(x.shape) @ attn["out"], largest
 
 
-def mean_loss(params: Params, windows: jax.Array) -> tuple[jax.Array, Params]:
+def mean_loss(
+    params: Params, windows: jax.Array, features: int = FEATURES
+) -> tuple[jax.Array, Params]:
     """Cross-entropy of each next character, in nats, and the largest logits by layer."""
     # One axis for all characters: XLA on CPU is slow to differentiate stacks.
     x, largest = params["embed"][windows[:, :-1].reshape(-1)], {}
-    for i in range(BLOCKS):
-        block = params[f"block_{i}"]
-        mixed, largest[f"block_{i}/attn"] = attend(block["attn"], normalized(x))
+    window = windows.shape[1] - 1
+    for name in sorted(name for name in params if name.startswith("block")):
+        block = params[name]
+        mixed, largest[f"{name}/attn"] = attend(
+            block["attn"], normalized(x), window, features
+        )
         x = x + mixed
         x = x + jax.nn.gelu(normalized(x) @ block["up"]) @ block["down"]
     logits, targets = normalized(x) @ params["head"], windows[:, 1:].reshape(-1)
@@ -126,25 +140,35 @@ def mean_loss(params: Params, windows: jax.Array) -> tuple[jax.Array, Params]:
     return losses.mean(), largest
 
 
-def optimizer(params: Params, max_logit: Any, steps: int) -> Any:
-    """Muon for the matrices of the blocks, Adam for the others, QK-Clip last."""
+def muon(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """Muon for the matrices of the blocks, Adam for the others."""
 
-    def sides(params: Params) -> Any:
+    def sides(params: Any) -> Any:
         def side(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
             in_a_block = path[0].key.startswith("block")
             return optax.contrib.MuonDimensionNumbers() if in_a_block else None
 
         return jax.tree.map_with_path(side, params)
 
-    muon = optax.contrib.muon(
-        optax.linear_schedule(RATE, 0.0, steps),
-        adam_learning_rate=ADAM_RATE,
-        muon_weight_dimension_numbers=sides,
+    return optax.contrib.muon(
+        rate, adam_learning_rate=ADAM_RATE, muon_weight_dimension_numbers=sides
     )
-    layers = optclip.find_heads(
-        params, query="query", key="key", axis=-1, head_dim=FEATURES
+
+
+def heads_of(params: Params, features: int = FEATURES) -> dict[str, optclip.Heads]:
+    return optclip.find_heads(
+        params, query="query", key="key", axis=-1, head_dim=features
     )
-    return optax.chain(muon, optclip.clip_attention_logits(max_logit, layers))
+
+
+def optimizer(
+    params: Params, max_logit: Any, steps: int
+) -> optax.GradientTransformationExtraArgs:
+    """QK-Clip comes last, behind the learning rate."""
+    return optax.chain(
+        muon(optax.linear_schedule(RATE, 0.0, steps)),
+        optclip.clip_attention_logits(max_logit, heads_of(params)),
+    )
 
 
 def trainer(corpus: Corpus, steps: int) -> tuple[Any, Any]:

@@ -1,0 +1,100 @@
+"""What QK-Clip costs: a training step of Muon without it and with it, side by side.
+
+The contenders take turns in random order, and a ratio is that of one round.
+
+    python examples/muon_cost.py            # three minutes on two cores
+    python examples/muon_cost.py --quick    # a smoke test
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from train_muon import MAX_LOGIT, heads_of, init_params, mean_loss, muon
+
+import optclip
+
+
+class Size(NamedTuple):
+    """The size of the transformer and of its batch."""
+
+    letters: int
+    width: int
+    blocks: int
+    features: int
+    window: int
+    batch: int
+
+
+def steps_of(size: Size) -> dict[str, Callable[[], Any]]:
+    """The contenders, compiled; each call is a step from the same parameters."""
+    params = init_params(jax.random.key(0), size.letters, size.width, size.blocks)
+    shape = (size.batch, size.window + 1)
+    windows = np.random.default_rng(0).integers(size.letters, size=shape)
+    layers = heads_of(params, size.features)
+    # So low that heads are clipped.
+    clip = optclip.clip_attention_logits(MAX_LOGIT / 100, layers)
+    plain = muon(1e-3)
+    clipped = optax.chain(plain, clip)
+
+    def step(tx: Any, has_logits: bool) -> Callable[[], Any]:
+        @jax.jit
+        def run(params: Any, state: Any) -> Any:
+            grad = jax.value_and_grad(mean_loss, has_aux=True)
+            (_, largest), grads = grad(params, windows, size.features)
+            extra = {"max_logits": largest} if tx is clipped else {}
+            updates, state = tx.update(grads, state, params, **extra)
+            # What is not returned is not computed.
+            return (
+                optax.apply_updates(params, updates),
+                state,
+                largest if has_logits else None,
+            )
+
+        state = tx.init(params)
+        return lambda: jax.block_until_ready(run(params, state))
+
+    return {
+        "Muon": step(plain, has_logits=False),
+        "and largest logits": step(plain, has_logits=True),
+        "and QK-Clip": step(clipped, has_logits=True),
+    }
+
+
+def times_of(
+    steps: dict[str, Callable[[], Any]], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each round, after one that is not timed."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    rng = np.random.default_rng(0)
+    for i in range(rounds + 1):
+        for name in rng.permutation([*steps]):
+            start = time.perf_counter()
+            steps[name]()
+            if i:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=31, help="times of each")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, two rounds")
+    args = parser.parse_args(arguments)
+    size = Size(256, 384, 4, 64, 256, 4)
+    size, rounds = (Size(16, 32, 1, 16, 8, 2), 2) if args.quick else (size, args.rounds)
+    times = times_of(steps_of(size), rounds)
+    print(", ".join(f"{name} {n}" for name, n in size._asdict().items()))
+    for name, seconds in times.items():
+        pairs = zip(seconds, times["Muon"], strict=True)
+        ratio = statistics.median(a / b for a, b in pairs)
+        print(f"{name:<18} {1e3 * statistics.median(seconds):8.2f} ms {ratio:7.3f}")
+
+
+if __name__ == "__main__":
+    main()
