@@ -2,7 +2,7 @@
 
 The contenders take turns in random order, and a ratio is that of one round.
 
-    python examples/muon_cost.py            # three minutes on two cores
+    python examples/muon_cost.py            # some minutes on two cores
     python examples/muon_cost.py --quick    # a smoke test
 """
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=31, help="times of each")
     parser.add_argument("--quick", action="store_true", help="a tiny model, two rounds")
     args = parser.parse_args(arguments)
-    size = Size(256, 384, 4, 64, 256, 4)
+    size = Size(256, 256, 4, 64, 256, 2)
     size, rounds = (Size(16, 32, 1, 16, 8, 2), 2) if args.quick else (size, args.rounds)
     times = times_of(steps_of(size), rounds)
     print(", ".join(f"{name} {n}" for name, n in size._asdict().items()))

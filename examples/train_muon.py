@@ -8,7 +8,7 @@ Each seed trains twice, from the same weights and on the same batches. The weigh
 queries and keys start at twice their usual size, so that hundreds of steps do what
 takes thousands in a large model.
 
-    python examples/train_muon.py            # four minutes on two cores
+    python examples/train_muon.py            # some minutes on two cores
     python examples/train_muon.py --quick    # a smoke test
 
 Sources: Kimi K2, arXiv:2507.20534, 2025; Jordan et al., "Muon: An optimizer for hidden

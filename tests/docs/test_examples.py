@@ -12,6 +12,25 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 
+def run_quick(name, *arguments):
+    """What an example prints, from the command line, with warnings as errors."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            ROOT / "examples" / name,
+            "--quick",
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_quick_run_from_the_command_line(tmp_path):
     out = tmp_path / "picture.png"
     script = ROOT / "examples" / "train_char_rnn.py"
@@ -52,16 +71,9 @@ def test_no_learning_rate_helps_against_bad_batches():
 
 
 def test_sharded_training_is_training_on_one_device():
-    script = ROOT / "examples" / "train_sharded.py"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "each device holds (16, 32)" in done.stdout
-    assert "The norms of the first step differ by" in done.stdout
+    said = run_quick("train_sharded.py")
+    assert "each device holds (16, 32)" in said
+    assert "The norms of the first step differ by" in said
 
 
 def test_the_typed_user():
@@ -69,4 +81,34 @@ def test_the_typed_user():
     said = typed_user.main().splitlines()
     assert [line.split(":")[0] for line in said if not line.startswith(" ")] == [
         "clip", "halved", "leaves", "skip"
+    ]  # fmt: skip
+
+
+def test_qk_clip_keeps_logits_of_the_same_run_down(monkeypatch):
+    """Up to where the first head is clipped both runs are one, to the bit."""
+    import train_muon as job
+
+    monkeypatch.setattr(job, "METHODS", {"without": np.inf, "with": 30.0})
+    corpus = job.with_rare_as_one(job.read_corpus())
+    runs = job.train(corpus, steps=2 * job.CHUNK, seeds=1)
+    (free,), (kept,) = runs["without"], runs["with"]
+    first = int(np.argmax(kept.clipped)) + 1
+    assert kept.clipped.any()
+    assert (free.peaks[:first] == kept.peaks[:first]).all()
+    assert kept.peaks[first:].max() < free.peaks[first:].max()
+    assert not free.clipped.any()
+
+
+def test_quick_run_of_muon_from_the_command_line(tmp_path):
+    out = tmp_path / "picture.png"
+    said = run_quick("train_muon.py", "--out", str(out))
+    assert out.stat().st_size > 10_000
+    for column in ("largest logit", "steps above 105", "clipped", "held out"):
+        assert column in said
+
+
+def test_quick_run_of_what_qk_clip_costs():
+    said = run_quick("muon_cost.py")
+    assert [line[:18].strip() for line in said.splitlines()[1:]] == [
+        "Muon", "and largest logits", "and QK-Clip"
     ]  # fmt: skip
