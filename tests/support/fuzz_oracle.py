@@ -5,6 +5,7 @@ units, the responses that have an oracle, `eps`, and masks that are bools or tre
 matrices it is an SVD.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -94,17 +95,17 @@ def _by_matrix(name: str, leaves: Any, limit: float, given: Any) -> list[Any] | 
     largest = max((np.max(np.abs(x), initial=0) for _, x in leaves), default=0)
     if 0 < limit < 2.0**-60 or largest > 1e30:
         return None
-    # Others make more of what float32 leaves in place of a zero.
     response = given.get("response", "hard")
-    if response != "hard" and (response != "smooth" or math.isinf(limit)):
-        return None
     if name == "clip_by_spectral_norm":
-        if response != "hard":
-            return None
-        found = [oracles.by_matrix(x, limit) for _, x in leaves]
+        known, oracle = ("hard",), oracles.by_matrix
     else:
-        kept = RESPONSES[response]
-        found = [oracles.by_singular_value(x, limit, kept) for _, x in leaves]
+        # Others make more of what float32 leaves in place of a zero.
+        known = ("hard",) if math.isinf(limit) else ("hard", "smooth")
+        kept = RESPONSES.get(response)
+        oracle = functools.partial(oracles.by_singular_value, response=kept)
+    if response not in known:
+        return None
+    found = [oracle(x, limit) for _, x in leaves]
     pairs = zip(found, leaves, taken, strict=True)
     return [clipped if mine else x for clipped, (_, x), mine in pairs]
 
