@@ -1,6 +1,7 @@
 """What QK-Clip costs: a training step of Muon without it and with it, side by side.
 
-The contenders take turns in random order, and a ratio is that of one round.
+The contenders take turns in random order, and a ratio is that of one round. The time is
+that of the CPU, of all threads, which other programs disturb less than that of a clock.
 
     python examples/muon_cost.py            # some minutes on two cores
     python examples/muon_cost.py --quick    # a smoke test
@@ -69,15 +70,15 @@ def steps_of(size: Size) -> dict[str, Callable[[], Any]]:
 def times_of(
     steps: dict[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of each round, after one that is not timed."""
+    """CPU seconds of each round, after one that is not timed."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     rng = np.random.default_rng(0)
     for i in range(rounds + 1):
         for name in rng.permutation([*steps]):
-            start = time.perf_counter()
+            start = time.process_time()
             steps[name]()
             if i:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.process_time() - start)
     return times
 
 
