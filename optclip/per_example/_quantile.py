@@ -30,9 +30,9 @@ class QuantileState(NamedTuple):
 class QuantileThreshold:
     r"""A threshold that a given part of the examples stays below.
 
-    .. math:: C \leftarrow C \exp(-\eta (\tilde b - \gamma)), \quad
-       \tilde b = \frac{1}{m} \Big(\sum_i (1[\|g_i\| \le C] - \tfrac12)
-       + N(0, \sigma_b^2)\Big) + \tfrac12
+    .. math:: C \leftarrow C e^{-\eta (b - \gamma)}, \quad
+       b = \frac{1}{2} + \frac{1}{m} (N(0, \sigma_b^2) + \sum_i
+       (1[\|g_i\| \le C] - \frac{1}{2}))
 
     Without noise it is for robust training. With noise it is private: the count of a
     step then costs a part of the budget, which `noise_multiplier` takes off.
