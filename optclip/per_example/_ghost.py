@@ -1,0 +1,211 @@
+"""Norms of the gradient of each example, without the gradients.
+
+Two passes: this one, and then the gradient of the weighted sum of the losses.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _placement
+from optclip._arrays._types import PyTree
+from optclip.per_example import _ghost_norms, _ghost_sites, _ghost_walk
+from optclip.per_example._ghost_norms import Scaled
+from optclip.per_example._ghost_walk import CONST, DATA, Plan, Site, Weight
+
+# So many elements of the gradients of all examples are no matter.
+SMALL = 2**22
+
+
+class Trace(NamedTuple):
+    """What is known of a loss before it is run."""
+
+    plan: Plan
+    out_tree: Any
+    # Of each leaf, its sites.
+    sites: list[list[Site]]
+    # Of each leaf, what is done about it.
+    kinds: list[str]
+
+
+def ghost_squares(
+    loss: Callable[..., Any],
+    params: PyTree,
+    examples: PyTree,
+    *,
+    has_aux: bool = False,
+) -> tuple[jax.Array, PyTree, PyTree]:
+    """Losses, aux, and for each leaf the squared norm of each example's gradient."""
+    values, aux, squares, exponent = scaled_squares(
+        loss, params, examples, has_aux=has_aux
+    )
+    squares = jax.tree.map(
+        lambda x: Scaled(x, exponent).at(jnp.zeros_like(exponent)), squares
+    )
+    return values, aux, squares
+
+
+def scaled_squares(
+    loss: Callable[..., Any],
+    params: PyTree,
+    examples: PyTree,
+    *,
+    has_aux: bool = False,
+) -> tuple[jax.Array, PyTree, PyTree, jax.Array]:
+    """The same in units of `4**exponent`, one for each example: none overflows."""
+    leaves, treedef = jax.tree.flatten(params)
+    example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    leaves = [_varying(jnp.asarray(x), jax.tree.leaves(example)) for x in leaves]
+    params = jax.tree.unflatten(treedef, leaves)
+    trace = traced(loss, params, example, has_aux)
+    values, aux, records, cotangents = _run(trace, leaves, examples)
+    found = _by_leaf(trace, leaves, examples, records, cotangents)
+    exponent = jnp.full(values.shape, _ghost_norms.NOTHING, jnp.int32)
+    for one in found:
+        exponent = jnp.maximum(exponent, one.exponent)
+    exponent = jnp.where(exponent == _ghost_norms.NOTHING, 0, exponent)
+    squares = treedef.unflatten([one.at(exponent) for one in found])
+    return values, aux, squares, exponent
+
+
+def traced(
+    loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
+) -> Trace:
+    """The plan for a loss, and what is to be done about each leaf."""
+    given, treedef = jax.tree.flatten((params, example))
+
+    def flat(given, zero):
+        found = loss(*treedef.unflatten(given))
+        value, aux = found if has_aux else (found, None)
+        value = jnp.asarray(value)
+        _check_value(value)
+        # A loss of parameters alone meets data here.
+        return value + zero.astype(value.dtype), aux
+
+    zero = jnp.zeros((), jnp.float32)
+    jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(given, zero)
+    leaves = jax.tree.leaves(params)
+    infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
+    data = [DATA] * (len(given) + 1 - len(leaves))
+    plan = _ghost_walk.planned(jaxpr, [*infos, *data])
+    sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
+    kinds = [_kind(own) for own in sites]
+    return Trace(plan, jax.tree.structure(shapes), sites, kinds)
+
+
+def _info(i: int, leaf: jax.Array) -> Any:
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"`params` must be real for the norms of method='ghost', got a leaf of"
+            f" {leaf.dtype}. Keep its real and its imaginary part as two leaves."
+        )
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return Weight(frozenset([i])) if is_float else CONST
+
+
+def _check_value(value: jax.Array) -> None:
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"`loss` must be a function that returns one real number for one example,"
+            f" got {value.dtype}{list(value.shape)}. Give the function of one example,"
+            " without a batch axis."
+        )
+
+
+def _kind(sites: list[Site]) -> str:
+    if not sites:
+        return "unused"
+    rule = _ghost_sites.rule_of(sites[0]) if len(sites) == 1 else None
+    return rule or "materialized"
+
+
+def _varying(x: jax.Array, like: list[jax.Array]) -> jax.Array:
+    for other in like:
+        x = _placement.varying_as(x, other)
+    return x
+
+
+def _run(trace: Trace, leaves: list[jax.Array], examples: PyTree) -> tuple:
+    """Losses and aux; of each site what went in, and the cotangent of what came out."""
+
+    def one(example):
+        given = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
+        like = jax.tree.leaves(example)
+        taps = {
+            site.key: tuple(_varying(x, like) for x in site.zeros())
+            for site in trace.plan.sites
+        }
+
+        def run(taps):
+            outs, records = _ghost_walk.tapped(trace.plan, given, taps)
+            value, aux = trace.out_tree.unflatten(outs)
+            return value, (aux, records)
+
+        value, pull, (aux, records) = jax.vjp(run, taps, has_aux=True)
+        (cotangents,) = pull(jnp.ones_like(value))
+        return value, aux, records, cotangents
+
+    return jax.vmap(one)(examples)
+
+
+def _by_leaf(trace, leaves, examples, records, cotangents) -> list[Scaled]:
+    count = jax.tree.leaves(examples)[0].shape[0]
+    found: list[Any] = []
+    for leaf, sites, kind in zip(leaves, trace.sites, trace.kinds, strict=True):
+        nothing = jnp.zeros(count, _leaves.real_dtype(_float_of(leaf)))
+        found.append(Scaled.of(nothing, jnp.zeros(count, jnp.int32)))
+        if kind not in ("unused", "materialized"):
+            key = sites[0].key
+            found[-1] = _ghost_sites.squares(sites[0], records[key], cotangents[key])
+    made = [i for i, kind in enumerate(trace.kinds) if kind == "materialized"]
+    large = [i for i in made if count * leaves[i].size > _room(count, trace.sites[i])]
+    small = [i for i in made if i not in large]
+    for group, one_by_one in ((small, False), (large, True)):
+        if group:
+            squares = _materialized(
+                trace, leaves, group, records, cotangents, one_by_one
+            )
+            for i, square in zip(group, squares, strict=True):
+                found[i] = square
+    return found
+
+
+def _float_of(leaf: jax.Array) -> Any:
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return leaf.dtype if is_float else jnp.float32
+
+
+def _room(count: int, sites: list[Site]) -> int:
+    """How many elements may be kept: few, or as many as the cotangents have."""
+    kept = sum(x.size for site in sites for x in jax.tree.leaves(_shapes(site)))
+    return max(SMALL, count * kept)
+
+
+def _shapes(site: Site) -> Any:
+    return jax.eval_shape(site.zeros)
+
+
+def _materialized(
+    trace, leaves, group, records, cotangents, one_by_one
+) -> list[Scaled]:
+    """Of each leaf of the group, from its gradient."""
+    keys = {site.key for i in group for site in trace.sites[i]}
+    records = {key: records[key] for key in keys}
+    cotangents = {key: cotangents[key] for key in keys}
+    num_data = len(trace.plan.jaxpr.invars) - len(leaves)
+
+    def one(records, cotangents):
+        def outputs(own):
+            given = list(leaves) + [None] * num_data
+            for i, leaf in zip(group, own, strict=True):
+                given[i] = leaf
+            return _ghost_walk.replayed(trace.plan, given, records)[1]
+
+        _, pull = jax.vjp(outputs, [leaves[i] for i in group])
+        (gradients,) = pull(cotangents)
+        return [_ghost_norms.of_gradient(x) for x in gradients]
+
+    size = max(leaves[i].size for i in group) if one_by_one else 0
+    return _ghost_norms.mapped(one, size, records, cotangents)

@@ -1,0 +1,183 @@
+"""Norms of gradients from what went into a site and the cotangent of what came out.
+
+A dense layer is `A`, of T positions and k inputs, and `D`, of as many positions and p
+outputs: its gradient is `A^T D`, whose squared norm is `<A A^T, D D^T>` too. Numbers are
+brought near 1 by powers of two first; `Scaled` keeps the exponent.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import _leaves
+from optclip.norms import _sums
+
+# So many elements of gradients are kept at once where they are made one by one.
+CHUNK = 2**20
+
+# A Gram product that is smaller, compared to a sum that cannot cancel, has lost digits.
+CANCELLED = 2.0**-10
+
+# What is below any exponent, of a gradient that is 0.
+NOTHING = -5000
+
+
+class Scaled(NamedTuple):
+    """Squares of norms: `square * 4**exponent`."""
+
+    square: jax.Array
+    exponent: jax.Array
+
+    @classmethod
+    def of(cls, square: jax.Array, exponent: jax.Array) -> "Scaled":
+        return cls(square, jnp.where(square == 0, NOTHING, exponent))
+
+    def at(self, exponent: jax.Array) -> jax.Array:
+        """The square, in units of `4**exponent`."""
+        by = jnp.clip(self.exponent - exponent, -150, 150)
+        return shifted(shifted(self.square, by), by)
+
+    def summed(self) -> "Scaled":
+        """The sum over the last axis."""
+        most = jnp.max(self.exponent, axis=-1)
+        square = sum_last(self.at(most[..., None]), 1)
+        return Scaled.of(square, most)
+
+
+def sum_last(x: jax.Array, count: int) -> jax.Array:
+    """The sum over the last axes."""
+    kept = x.ndim - count
+    return _sums.exact_sum(x, tuple(range(kept, x.ndim))).reshape(x.shape[:kept])
+
+
+def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """`x * 2**exponent`, in steps that stay in range."""
+    step = jnp.clip(exponent, -100, 100)
+    one = jnp.ones((), x.dtype)
+    return x * jnp.ldexp(one, step) * jnp.ldexp(one, exponent - step)
+
+
+def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """The exponent of the largest element, 0 of zeros and where one is not finite."""
+    wide = _leaves.widen(jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0))
+    return jnp.frexp(jnp.where(jnp.isfinite(wide), wide, 0))[1]
+
+
+def of_gradient(gradient: jax.Array) -> Scaled:
+    """The squared norm of one array."""
+    flat = _leaves.widen(gradient).reshape(-1)
+    exponent = exponent_of(flat, (0,))
+    square = _sums.exact_sum(lax.square(shifted(flat, -exponent)))
+    return Scaled.of(square, exponent[0])
+
+
+def mapped(function: Any, size: int, *trees: Any) -> Any:
+    """`function` of the slices of trees, so few at once that `size` elements fit."""
+    count = jax.tree.leaves(trees)[0].shape[0]
+    fit = max(CHUNK // max(size, 1), 1)
+    if fit >= count:
+        return jax.vmap(function)(*trees)
+    return lax.map(lambda given: function(*given), trees, batch_size=fit)
+
+
+class Dense(NamedTuple):
+    """The sizes of a dense layer, `groups` of them side by side."""
+
+    groups: int
+    positions: int
+    inputs: int
+    outputs: int
+
+    @property
+    def is_gram(self) -> bool:
+        """Whether products of positions are smaller than the gradient."""
+        return 2 * self.positions**2 <= self.inputs * self.outputs
+
+
+def dense(a: jax.Array, d: jax.Array) -> Scaled:
+    """Of each example; `a` and `d` are of (examples, groups, positions, size)."""
+    sizes = Dense(*a.shape[1:], d.shape[-1])
+    if sizes.groups == 1 or not sizes.is_gram:
+        return _dense(sizes, a, d).summed()
+    # One after the other, so that the copies are of one layer.
+    by_group = lax.map(
+        lambda given: _dense(sizes, *(x[:, None] for x in given)),
+        (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),
+    )
+    return Scaled(*(jnp.moveaxis(x[..., 0], 0, 1) for x in by_group)).summed()
+
+
+def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
+    a, d, exponent = _balanced(a, d)
+    if not sizes.is_gram:
+        return Scaled.of(_product(a, d), exponent)
+    square, whole = _gram(a, d)
+    if sizes.positions > 1:
+        lost = jnp.any(square < CANCELLED * whole)
+        square = lax.cond(lost, _product, lambda a, d: square, a, d)
+    return Scaled.of(square, exponent)
+
+
+def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Both near 1, the products `a * d` of a position in the proportion they had."""
+    a, d = _near_float32(a), _near_float32(d)
+    own = exponent_of(d, (-1,))
+    a, d = _shifted(a, own), _shifted(d, -own)
+    # Where d is 0 the size of a does not matter.
+    a = a * jnp.any(d != 0, axis=-1, keepdims=True).astype(a.dtype)
+    exponent = exponent_of(a, (-1, -2))
+    return _shifted(a, -exponent), d, exponent[..., 0, 0]
+
+
+def _near_float32(x: jax.Array) -> jax.Array:
+    return x if x.dtype == jnp.bfloat16 else _leaves.widen(x)
+
+
+def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    return shifted(_leaves.widen(x), exponent).astype(x.dtype)
+
+
+def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The squared norm, and the square of the sum of the norms of positions."""
+    by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
+    square = sum_last(by_position[0] * by_position[1], 2)
+    own = [jnp.diagonal(x, axis1=-2, axis2=-1) for x in by_position]
+    norms = jnp.sqrt(own[0]) * jnp.sqrt(own[1])
+    # A negative one is a rounding of 0.
+    return jnp.maximum(square, 0), lax.square(jnp.sum(norms, axis=-1))
+
+
+def _product(a: jax.Array, d: jax.Array) -> jax.Array:
+    """The squared norm of the gradient itself, of few at once."""
+
+    def one(a, d):
+        gradient = _einsum("tk,tp->kp", a, d)
+        return _sums.exact_sum(lax.square(gradient).reshape(-1))
+
+    size = a.shape[-1] * d.shape[-1]
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (a, d)]
+    return mapped(one, size, *flat).reshape(a.shape[:2])
+
+
+def _einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    dtype = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    return jnp.einsum(
+        spec, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=dtype
+    )
+
+
+def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
+    """Of each example; `ids` (examples, groups, positions), negative for none."""
+
+    def one(ids, d):
+        order = jnp.argsort(ids)
+        ids, d = ids[order], d[order]
+        is_new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
+        segment = jnp.cumsum(is_new)
+        live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
+        total = jax.ops.segment_sum(live, segment, num_segments=len(ids))
+        return of_gradient(total)
+
+    return Scaled(*jax.vmap(jax.vmap(one))(ids, _leaves.widen(d))).summed()

@@ -1,0 +1,191 @@
+"""Which sites have a formula for the norm, and what it is to be given.
+
+A site has one if a leaf meets data there and nowhere else: a matrix product, a
+convolution, rows taken by index. Steps of a scan are positions where each uses the same
+weight, and groups where each has its own.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip.per_example import _ghost_norms
+from optclip.per_example._ghost_norms import Dense, Scaled
+from optclip.per_example._ghost_walk import Site
+
+
+def rule_of(site: Site) -> str | None:
+    """`gram`, `product`, `embedding`, or None for what has no formula."""
+    if not _is_simple(site):
+        return None
+    if site.name == "gather":
+        return "embedding" if _takes_rows(site) else None
+    if site.name == "dot_general" or _is_convolution(site):
+        return "gram" if sizes_of(site).is_gram else _product(site)
+    return None
+
+
+def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
+    """Squared norms of a site that has a rule, of each example."""
+    (x,), (d,) = records, taps
+    if site.name == "gather":
+        return _ghost_norms.embedding(*_rows(site, x, d))
+    if site.name == "dot_general":
+        return _ghost_norms.dense(*_matrices(site, x, d))
+    return _ghost_norms.dense(*_patches(site, x, d))
+
+
+def sizes_of(site: Site) -> Dense:
+    """What a matrix product or a convolution is as a dense layer."""
+    (weight,) = site.weights
+    shape = site.eqn.invars[weight].aval.shape
+    steps, groups = math.prod(site.lengths), math.prod(_stacked(site))
+    if site.name == "dot_general":
+        contract, batch = site.eqn.params["dimension_numbers"]
+        inputs = math.prod(shape[i] for i in contract[weight])
+        own = math.prod(shape[i] for i in batch[weight])
+        outputs = math.prod(shape) // (inputs * own)
+    else:
+        own = site.eqn.params["feature_group_count"]
+        outputs = shape[site.eqn.params["dimension_numbers"].rhs_spec[0]] // own
+        inputs = math.prod(shape) // (outputs * own)
+    positions = site.avals[0].size // (own * outputs) * (steps // groups)
+    return Dense(groups * own, positions, inputs, outputs)
+
+
+def _is_simple(site: Site) -> bool:
+    """One weight of real elements, moved about, and data that are not empty."""
+    infos = [site.infos[i] for i in site.weights]
+    if len(infos) != 1 or not infos[0].is_moved or site.eqn is None:
+        return False
+    shapes = [site.lengths, *(var.aval.shape for var in site.eqn.invars)]
+    return (
+        len(site.avals) == 1 == len(site.kept)
+        and all(0 not in shape for shape in shapes)
+        and jnp.issubdtype(site.avals[0].dtype, jnp.floating)
+    )
+
+
+def _product(site: Site) -> str | None:
+    # Patches of a convolution are larger than what it needs.
+    return "product" if site.name == "dot_general" else None
+
+
+def _is_convolution(site: Site) -> bool:
+    return (
+        site.name == "conv_general_dilated"
+        and site.weights == [1]
+        and site.eqn.params["batch_group_count"] == 1
+    )
+
+
+def _takes_rows(site: Site) -> bool:
+    """Whether each index, or tuple of indices, gives all of a row."""
+    params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    taken = set(numbers.start_index_map)
+    whole = all(
+        params["slice_sizes"][i] == (1 if i in taken else n)
+        for i, n in enumerate(shape)
+    )
+    return (
+        site.weights == [0]
+        and whole
+        and taken == set(numbers.collapsed_slice_dims)
+        and not numbers.operand_batching_dims
+    )
+
+
+def _stacked(site: Site) -> list[int]:
+    (weight,) = (site.infos[i] for i in site.weights)
+    return [n for n, own in zip(site.lengths, weight.stacked, strict=True) if own]
+
+
+def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
+    """(examples, groups, positions, size), of three lists of axes of one step."""
+    (weight,) = (site.infos[i] for i in site.weights)
+    first = 1 + len(site.lengths)
+    groups, positions, size = ([first + i for i in each] for each in axes)
+    steps = range(1, first)
+    own = [i for i in steps if weight.stacked[i - 1]]
+    groups = own + groups
+    positions = [i for i in steps if i not in own] + positions
+    shape = [math.prod(x.shape[i] for i in each) for each in (groups, positions, size)]
+    return x.transpose(0, *groups, *positions, *size).reshape(x.shape[0], *shape)
+
+
+def _matrices(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (weight,) = site.weights
+    contract, batch = site.eqn.params["dimension_numbers"]
+    own, its = contract[1 - weight], batch[1 - weight]
+    rank = x.ndim - 1 - len(site.lengths)
+    free = [i for i in range(rank) if i not in (*own, *its)]
+    # Axes of the output: batch, what is free on the left, what is free on the right.
+    width = len(site.avals[0].shape) - len(its) - len(free)
+    of_x = [len(its) + (0 if weight else width) + i for i in range(len(free))]
+    of_w = [len(its) + (len(free) if weight else 0) + i for i in range(width)]
+    # The order of contracted axes makes no difference to a norm.
+    a = _arranged(site, x, its, free, own)
+    return a, _arranged(site, d, range(len(its)), of_x, of_w)
+
+
+def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    params = site.eqn.params
+    numbers = params["dimension_numbers"]
+    kernel = site.eqn.invars[1].aval.shape
+    channels = params["feature_group_count"]
+
+    # One array of (examples, groups, steps, images, channels, ...): of one step's
+    # images those of all are taken together.
+    def images(x, spec):
+        x = _arranged_images(site, x, spec)
+        return x, x.reshape(-1, *x.shape[4:])
+
+    def positions(x, lead):
+        x = x.reshape(*lead, channels, x.shape[1] // channels, -1)
+        x = x.transpose(0, 1, 4, 2, 3, 6, 5)
+        examples, groups, own, steps, count, places, size = x.shape
+        return x.reshape(examples, groups * own, steps * count * places, size)
+
+    x, flat = images(x, numbers.lhs_spec)
+    found = lax.conv_general_dilated_patches(
+        flat,
+        [kernel[i] for i in numbers.rhs_spec[2:]],
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        precision=lax.Precision.HIGHEST,
+    )
+    d, flat = images(d, numbers.out_spec)
+    return positions(found, x.shape[:4]), positions(flat, d.shape[:4])
+
+
+def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array:
+    """(examples, groups, steps, images, channels, ...)."""
+    (weight,) = (site.infos[i] for i in site.weights)
+    first = 1 + len(site.lengths)
+    own = [i for i in range(1, first) if weight.stacked[i - 1]]
+    rest = [i for i in range(1, first) if i not in own]
+    x = x.transpose(0, *own, *rest, *(first + i for i in spec))
+    groups = math.prod(x.shape[1 : 1 + len(own)])
+    return x.reshape(x.shape[0], groups, -1, *x.shape[first:])
+
+
+def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    row, live = jnp.zeros(ids.shape[:-1], jnp.int32), True
+    for i, axis in enumerate(numbers.start_index_map):
+        one, last = ids[..., i], shape[axis] - 1
+        if params["mode"] != lax.GatherScatterMode.CLIP:
+            live = live & (one >= 0) & (one <= last)
+        row = row * (last + 1) + jnp.clip(one, 0, last).astype(jnp.int32)
+    row = jnp.where(live, row, -1)
+    rank = len(site.avals[0].shape)
+    batch = [i for i in range(rank) if i not in numbers.offset_dims]
+    row = _arranged(site, row, (), range(len(batch)), ())[..., 0]
+    return row, _arranged(site, d, (), batch, numbers.offset_dims)
