@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._types import PyTree
-from optclip.per_example import _ghost_norms, _ghost_sites, _ghost_walk
+from optclip.per_example import _ghost_norms, _ghost_plan, _ghost_sites, _ghost_walk
 from optclip.per_example._ghost_norms import Scaled
-from optclip.per_example._ghost_walk import CONST, DATA, Plan, Site, Weight
+from optclip.per_example._ghost_plan import CONST, DATA, Plan, Site, Weight
 
 # So many elements of the gradients of all examples are no matter.
 SMALL = 2**22
@@ -89,7 +89,7 @@ def traced(
     leaves = jax.tree.leaves(params)
     infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
     data = [DATA] * (len(given) + 1 - len(leaves))
-    plan = _ghost_walk.planned(jaxpr, [*infos, *data])
+    plan = _ghost_plan.planned(jaxpr, [*infos, *data])
     sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
     kinds = [_kind(own) for own in sites]
     return Trace(plan, jax.tree.structure(shapes), sites, kinds)

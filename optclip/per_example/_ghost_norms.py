@@ -1,8 +1,8 @@
 """Norms of gradients from what went into a site and the cotangent of what came out.
 
 A dense layer is `A`, of T positions and k inputs, and `D`, of as many positions and p
-outputs: its gradient is `A^T D`, whose squared norm is `<A A^T, D D^T>` too. Numbers are
-brought near 1 by powers of two first; `Scaled` keeps the exponent.
+outputs: its gradient is `A^T D`, whose squared norm is `<A A^T, D D^T>` too. Numbers
+are brought near 1 by powers of two first; `Scaled` keeps the exponent.
 """
 
 from typing import Any, NamedTuple
@@ -98,7 +98,8 @@ class Dense(NamedTuple):
 
 def dense(a: jax.Array, d: jax.Array) -> Scaled:
     """Of each example; `a` and `d` are of (examples, groups, positions, size)."""
-    sizes = Dense(*a.shape[1:], d.shape[-1])
+    groups, positions, inputs = a.shape[1:]
+    sizes = Dense(groups, positions, inputs, d.shape[-1])
     if sizes.groups == 1 or not sizes.is_gram:
         return _dense(sizes, a, d).summed()
     # One after the other, so that the copies are of one layer.

@@ -14,7 +14,7 @@ from jax import lax
 
 from optclip.per_example import _ghost_norms
 from optclip.per_example._ghost_norms import Dense, Scaled
-from optclip.per_example._ghost_walk import Site
+from optclip.per_example._ghost_plan import Site
 
 
 def rule_of(site: Site) -> str | None:
@@ -58,7 +58,7 @@ def sizes_of(site: Site) -> Dense:
 
 def _is_simple(site: Site) -> bool:
     """One weight of real elements, moved about, and data that are not empty."""
-    infos = [site.infos[i] for i in site.weights]
+    infos = list(site.weights.values())
     if len(infos) != 1 or not infos[0].is_moved or site.eqn is None:
         return False
     shapes = [site.lengths, *(var.aval.shape for var in site.eqn.invars)]
@@ -77,7 +77,7 @@ def _product(site: Site) -> str | None:
 def _is_convolution(site: Site) -> bool:
     return (
         site.name == "conv_general_dilated"
-        and site.weights == [1]
+        and list(site.weights) == [1]
         and site.eqn.params["batch_group_count"] == 1
     )
 
@@ -92,7 +92,7 @@ def _takes_rows(site: Site) -> bool:
         for i, n in enumerate(shape)
     )
     return (
-        site.weights == [0]
+        list(site.weights) == [0]
         and whole
         and taken == set(numbers.collapsed_slice_dims)
         and not numbers.operand_batching_dims
@@ -100,13 +100,13 @@ def _takes_rows(site: Site) -> bool:
 
 
 def _stacked(site: Site) -> list[int]:
-    (weight,) = (site.infos[i] for i in site.weights)
+    (weight,) = site.weights.values()
     return [n for n, own in zip(site.lengths, weight.stacked, strict=True) if own]
 
 
 def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
     """(examples, groups, positions, size), of three lists of axes of one step."""
-    (weight,) = (site.infos[i] for i in site.weights)
+    (weight,) = site.weights.values()
     first = 1 + len(site.lengths)
     groups, positions, size = ([first + i for i in each] for each in axes)
     steps = range(1, first)
@@ -166,7 +166,7 @@ def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array:
     """(examples, groups, steps, images, channels, ...)."""
-    (weight,) = (site.infos[i] for i in site.weights)
+    (weight,) = site.weights.values()
     first = 1 + len(site.lengths)
     own = [i for i in range(1, first) if weight.stacked[i - 1]]
     rest = [i for i in range(1, first) if i not in own]

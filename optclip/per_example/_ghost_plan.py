@@ -1,0 +1,250 @@
+"""Where parameters meet data: the plan for a loss, made of its jaxpr.
+
+A *weight* is what is computed from parameters alone. An equation that takes a weight
+and data is a *site*. All that a gradient needs is there: the data that went in, and the
+cotangent of what came out. `_ghost_walk` runs a plan.
+
+These two files are all that knows what a jaxpr looks like. They lean on
+`jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and
+of variables; on `Primitive.bind` and `get_bind_params`; and on the names and parameters
+of scan (`jaxpr`, `length`, `reverse`, `unroll`), checkpoint (`jaxpr`, `prevent_cse`,
+`policy`) and jit (`jaxpr`). An equation that they do not know is a site.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+DATA, CONST = "data", "const"
+
+# What moves the elements of one array about, all of them or some.
+MOVES = frozenset(
+    {"transpose", "reshape", "squeeze", "expand_dims", "rev", "copy", "copy_p", "neg"}
+    | {"slice", "split", "broadcast_in_dim", "convert_element_type", "name"}
+    | {"sharding_constraint"}
+)
+CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
+REMATS = frozenset(["checkpoint", "remat", "remat2"])
+# Derivatives by their operands depend on none of them.
+AFFINE = frozenset(["add", "sub", "add_any", "concatenate"])
+
+# A larger weight that a loop changes is not kept for all examples at once.
+LARGE = 2**20
+
+
+class Weight(NamedTuple):
+    """Computed from some leaves of the parameters, and from constants."""
+
+    leaves: frozenset[int]
+    # Elements of one leaf, each once, so that a gradient has the norm of the leaf's.
+    is_moved: bool = True
+    # Of each scan around: whether it takes a slice a step, or the same one each time.
+    stacked: tuple[bool, ...] = ()
+
+
+Info = Weight | str
+Lengths = tuple[int, ...]
+
+
+class Site(NamedTuple):
+    """Where weights meet data, or one is made data (then `eqn` is None)."""
+
+    key: int
+    eqn: Any
+    infos: tuple[Info, ...]
+    avals: tuple[Any, ...]
+    lengths: Lengths
+
+    @property
+    def name(self) -> str:
+        return "identity" if self.eqn is None else self.eqn.primitive.name
+
+    @property
+    def weights(self) -> dict[int, Weight]:
+        """The operands that are weights, by their place."""
+        pairs = enumerate(self.infos)
+        return {i: info for i, info in pairs if isinstance(info, Weight)}
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        return _leaves_of(self.weights.values())
+
+    @property
+    def kept(self) -> list[int]:
+        """Which operands the derivative by the weights may need."""
+        if self.name in AFFINE:
+            return []
+        return [i for i, info in enumerate(self.infos) if info == DATA]
+
+    def zeros(self) -> tuple[jax.Array, ...]:
+        return tuple(
+            jnp.zeros(self.lengths + aval.shape, aval.dtype) for aval in self.avals
+        )
+
+    def is_plain(self) -> bool:
+        """Whether its derivative by a weight that all steps use is one operation."""
+        params = () if self.eqn is None else self.eqn.params
+        return not any("jaxpr" in key or key == "branches" for key in params)
+
+
+class Step(NamedTuple):
+    """What is done about one equation."""
+
+    eqn: Any
+    outs: tuple[Info, ...]
+    site: Site | None = None
+    inner: "Plan | None" = None
+    # Operands that are made data first.
+    demoted: Mapping[int, Site] = MappingProxyType({})
+    num_consts: int = 0
+    num_carry: int = 0
+
+
+class Plan(NamedTuple):
+    """What is done about the equations of a jaxpr."""
+
+    jaxpr: Any
+    consts: list[Any]
+    steps: list[Step]
+    outs: tuple[Info, ...]
+    sites: list[Site]
+
+
+def planned(
+    closed: Any, infos: Sequence[Info], first: int = 0, lengths: Lengths = ()
+) -> Plan:
+    """What to do about a jaxpr with such inputs; sites are numbered from `first`."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env = dict.fromkeys(jaxpr.constvars, CONST) | dict(
+        zip(jaxpr.invars, infos, strict=True)
+    )
+    steps, sites = [], []
+    for eqn in jaxpr.eqns:
+        ins = tuple(read(env, eqn.invars, CONST))
+        step = _step(eqn, ins, first + len(sites), lengths)
+        sites += step.demoted.values()
+        sites += [step.site] if step.site else []
+        sites += step.inner.sites if step.inner else []
+        env.update(zip(eqn.outvars, step.outs, strict=True))
+        steps.append(step)
+    outs = tuple(read(env, jaxpr.outvars, CONST))
+    return Plan(jaxpr, list(getattr(closed, "consts", ())), steps, outs, sites)
+
+
+def _step(eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths) -> Step:
+    name = eqn.primitive.name
+    if not any(isinstance(info, Weight) for info in ins):
+        info = DATA if DATA in ins or eqn.effects else CONST
+        return Step(eqn, (info,) * len(eqn.outvars))
+    if name in CALLS | REMATS:
+        body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        inner = planned(body, ins, first, lengths)
+        return Step(eqn, inner.outs, inner=inner)
+    data = (DATA,) * len(eqn.outvars)
+    if eqn.effects:
+        # It may write to a reference, of which nobody knows then what is in it.
+        return Step(eqn, data, demoted=_demoted(eqn, ins, ins, first, lengths))
+    if DATA not in ins:
+        return Step(eqn, tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars))
+    if name == "scan":
+        step = _scan_step(eqn, ins, first, lengths)
+        if step is not None:
+            return step
+    avals = tuple(out.aval for out in eqn.outvars if is_inexact(out.aval))
+    site = Site(first, eqn, ins, avals, lengths) if avals else None
+    return Step(eqn, data, site=site)
+
+
+def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
+    """What an equation of weights and constants gives."""
+    if not is_inexact(aval) or eqn.primitive.name == "stop_gradient":
+        return CONST
+    weights = [info for info in ins if isinstance(info, Weight)]
+    is_moved = (
+        eqn.primitive.name in MOVES
+        and all(weight.is_moved for weight in weights)
+        and aval.size <= eqn.invars[0].aval.size
+        and jnp.issubdtype(aval.dtype, jnp.floating)
+    )
+    return Weight(_leaves_of(weights), is_moved, weights[0].stacked)
+
+
+def _demoted(
+    eqn: Any, ins: Sequence[Info], which: Sequence[Info], first: int, lengths: Lengths
+) -> dict[int, Site]:
+    found = {}
+    for i, info in enumerate(which):
+        if isinstance(info, Weight):
+            aval = eqn.invars[i].aval
+            found[i] = Site(first + len(found), None, (ins[i],), (aval,), lengths)
+    return found
+
+
+def _scan_step(
+    eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths
+) -> Step | None:
+    """Sites in the body; None if the loop is better left alone."""
+    body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
+    num_xs = sum(map(_is_stacked, eqn.invars, body.invars))
+    num_carry = len(eqn.outvars) - sum(map(_is_stacked, eqn.outvars, body.outvars))
+    num_consts = len(ins) - num_carry - num_xs
+    changes = {
+        num_consts + i
+        for i in range(num_carry)
+        if body.outvars[i] is not body.invars[num_consts + i]
+    }
+    # Of what changes only the first value is a weight.
+    changed = [ins[i] if i in changes else CONST for i in range(len(ins))]
+    demoted = _demoted(eqn, ins, changed, first, lengths)
+    if any(eqn.invars[i].aval.size > LARGE for i in demoted):
+        return None
+    inside = [
+        DATA if i in changes else _inside(info, i >= num_consts + num_carry)
+        for i, info in enumerate(ins)
+    ]
+    length = eqn.params["length"]
+    inner = planned(
+        eqn.params["jaxpr"], inside, first + len(demoted), (*lengths, length)
+    )
+    carry = tuple(
+        DATA if i in changes else ins[i]
+        for i in range(num_consts, num_consts + num_carry)
+    )
+    ys = tuple(
+        info._replace(is_moved=False, stacked=info.stacked[:-1])
+        if isinstance(info, Weight)
+        else info
+        for info in inner.outs[num_carry:]
+    )
+    return Step(eqn, carry + ys, None, inner, demoted, num_consts, num_carry)
+
+
+def _leaves_of(weights: Iterable[Weight]) -> frozenset[int]:
+    return frozenset(leaf for weight in weights for leaf in weight.leaves)
+
+
+def _inside(info: Info, is_stacked: bool) -> Info:
+    if not isinstance(info, Weight):
+        return info
+    return info._replace(stacked=(*info.stacked, is_stacked))
+
+
+def _is_stacked(outer: Any, inner: Any) -> bool:
+    return len(outer.aval.shape) > len(inner.aval.shape)
+
+
+def is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def read(env: dict, names: list, literal: Any = None) -> list:
+    return [
+        (name.val if literal is None else literal)
+        if isinstance(name, Literal)
+        else env[name]
+        for name in names
+    ]

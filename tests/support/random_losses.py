@@ -1,0 +1,425 @@
+"""Losses of one example made at random: parameters in every place they may take.
+
+`make(seed)` gives a loss, its parameters and a batch of examples. Hidden values are of
+(T, N); an operation takes one, the parameters and some indices, and gives another.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+N, V, LAYERS = 4, 9, 3
+
+SHAPES = {
+    "bias": (N,),
+    "gain": (N,),
+    "dense": (N, N),
+    "dense2": (N, N),
+    "wide": (N, 3 * N),
+    "heads": (2, N // 2, N // 2),
+    "stack": (LAYERS, N, N),
+    "stack_bias": (LAYERS, N),
+    "words": (V, N),
+    "kernel": (3, N, N),
+    "grouped": (3, N // 2, N),
+    "scale": (),
+}
+MATRICES = ["dense", "dense2", "stack", "wide", "words"]
+VECTORS = ["bias", "gain", "stack_bias", "dense"]
+
+
+@jax.custom_jvp
+def cube(x, w):
+    return jnp.tanh(x * w) ** 3
+
+
+@cube.defjvp
+def _cube_jvp(primals, tangents):
+    # Not the derivative: whoever takes it of the body is found out.
+    (x, w), (dx, dw) = primals, tangents
+    return cube(x, w), 0.3 * w * dx + 0.7 * x * dw
+
+
+@jax.custom_vjp
+def product(x, w):
+    return jnp.tanh(x @ w)
+
+
+def _product_fwd(x, w):
+    return product(x, w), (x, w)
+
+
+def _product_bwd(kept, g):
+    x, w = kept
+    return 0.5 * g @ w.T, 1.5 * x.T @ g
+
+
+product.defvjp(_product_fwd, _product_bwd)
+
+
+class Maker:
+    """Draws operations; each is a function of (p, h, ids)."""
+
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def pick(self, among):
+        return among[self.rng.integers(len(among))]
+
+    def some(self, chance):
+        return self.rng.random() < chance
+
+    def matrix(self):
+        """(N, N) from parameters alone."""
+        name, layer = self.pick(MATRICES), int(self.rng.integers(LAYERS))
+        how = self.pick(
+            ["plain"] * 6
+            + ["T", "rev", "twice", "sum", "soft", "unit", "slice", "round", "stop"]
+            + ["name", "jit", "fft", "qk", "scan", "gauss"]
+        )
+        other = self.pick(["dense", "dense2"])
+
+        def base(p):
+            w = p[name]
+            if name == "stack":
+                return w[layer]
+            if name == "wide":
+                return w[:, layer * N : (layer + 1) * N]
+            return w[:N]
+
+        def view(p):
+            w = base(p)
+            match how:
+                case "T":
+                    return w.T
+                case "rev":
+                    return w[::-1]
+                case "twice":
+                    return 2 * w
+                case "sum":
+                    return w + p["bias"][:, None] * p["gain"]
+                case "soft":
+                    return jax.nn.softmax(w)
+                case "unit":
+                    return w / jnp.linalg.norm(w)
+                case "slice":
+                    return jnp.concatenate([w[:1], w[1:]])
+                case "round":
+                    return w.reshape(-1).reshape(N, N).transpose(1, 0)
+                case "stop":
+                    return lax.stop_gradient(w)
+                case "name":
+                    return checkpoint_name(lax.optimization_barrier(-w), "w")
+                case "jit":
+                    return jax.jit(lambda w: jnp.swapaxes(w, 0, 1))(w)
+                case "fft":
+                    return jnp.fft.ifft(jnp.fft.fft(w) * jnp.arange(1, N + 1)).real
+                case "qk":
+                    return jnp.stack([w, p[other]])[layer % 2]
+                case "scan":
+                    return lax.scan(lambda c, x: (jnp.tanh(c + x), x), w, p["stack"])[0]
+                case "gauss":
+                    return jnp.where(jnp.arange(N) % 2 == 0, w, p[other])
+            return w
+
+        return view
+
+    def vector(self):
+        name, layer = self.pick(VECTORS), int(self.rng.integers(LAYERS))
+        how = self.pick(["plain"] * 4 + ["rev", "double", "scaled"])
+
+        def view(p):
+            w = p[name] if p[name].ndim == 1 else p[name][layer]
+            match how:
+                case "rev":
+                    return jnp.flip(w)
+                case "double":
+                    return w + w
+                case "scaled":
+                    return w * p["scale"]
+            return w
+
+        return view
+
+    def block(self, depth, count=None):
+        operations = [
+            self.operation(depth) for _ in range(count or int(self.rng.integers(1, 4)))
+        ]
+
+        def apply(p, h, ids):
+            for operation in operations:
+                h = jnp.tanh(operation(p, h, ids))
+            return h
+
+        return apply
+
+    def operation(self, depth):
+        plain = [
+            self.dense, self.dense, self.per_token, self.heads, self.elementwise,
+            self.elementwise, self.words, self.words, self.convolution, self.sliced,
+            self.mixing, self.custom, self.penalty, self.split, self.many,
+        ]  # fmt: skip
+        nested = [
+            self.call, self.call, self.remat, self.layers, self.recurrent, self.loop,
+            self.branch, self.inner_gradient, self.batched,
+        ]  # fmt: skip
+        return self.pick(plain + (nested if depth else []))(depth)
+
+    def dense(self, depth):
+        w, left = self.matrix(), self.some(0.3)
+        return lambda p, h, ids: (w(p) @ h.T).T if left else h @ w(p)
+
+    def per_token(self, depth):
+        w = self.matrix()
+        return lambda p, h, ids: jax.vmap(lambda x: w(p) @ x)(h)
+
+    def heads(self, depth):
+        spec = self.pick(["thk,hkm->thm", "thk,hmk->thm", "tkh,hkm->tmh"])
+
+        def apply(p, h, ids):
+            parts = h.reshape(-1, 2, N // 2)
+            return jnp.einsum(spec, parts, p["heads"]).reshape(h.shape)
+
+        return apply
+
+    def elementwise(self, depth):
+        v = self.vector()
+        mask = self.rng.random(N) < 0.5
+        how = self.pick(["add", "sub", "mul", "div", "max", "where", "pow", "flipped"])
+
+        def apply(p, h, ids):
+            w = v(p)
+            match how:
+                case "add":
+                    return h + w
+                case "sub":
+                    return w - h
+                case "mul":
+                    return h * w
+                case "div":
+                    return h / (1 + w**2)
+                case "max":
+                    return jnp.maximum(h, w)
+                case "where":
+                    return jnp.where(mask, h, w)
+                case "pow":
+                    return (1.5 + h) ** w
+            return h * w[::-1][None] + w
+
+        return apply
+
+    def words(self, depth):
+        mode = self.pick(
+            ["take", "fill", "clip", "index", "onehot", "pairs", "columns"]
+        )
+
+        def apply(p, h, ids):
+            w = p["words"]
+            match mode:
+                case "take":
+                    return h + jnp.nan_to_num(jnp.take(w, ids, axis=0))
+                case "fill":
+                    return h + w.at[ids + 4].get(mode="fill", fill_value=0)
+                case "clip":
+                    return h + w.at[ids + 4].get(mode="clip")
+                case "index":
+                    return h * w[ids]
+                case "onehot":
+                    return h + jax.nn.one_hot(ids, V, dtype=h.dtype) @ w
+                case "pairs":
+                    return h + w[ids, ids % N][:, None]
+            return h + w[:, ids % N].sum(0)[:, None]
+
+        return apply
+
+    def convolution(self, depth):
+        grouped, stride, dilation = (
+            self.some(0.4),
+            self.pick([1, 1, 2]),
+            self.pick([1, 2]),
+        )
+        flip = self.some(0.3)
+
+        def apply(p, h, ids):
+            w = p["grouped" if grouped else "kernel"]
+            x = lax.conv_general_dilated(
+                h[None],
+                w[::-1] if flip else w,
+                (stride,),
+                "SAME",
+                rhs_dilation=(dilation,),
+                dimension_numbers=("NHC", "HIO", "NHC"),
+                feature_group_count=2 if grouped else 1,
+            )[0]
+            return h + x.mean(0) if stride > 1 else x
+
+        return apply
+
+    def sliced(self, depth):
+        how = self.pick(["row", "layer", "dynamic"])
+
+        def apply(p, h, ids):
+            if how == "row":
+                return h + p["words"][ids[0]]
+            if how == "layer":
+                return h @ p["stack"][ids[0] % LAYERS]
+            return h + lax.dynamic_slice_in_dim(p["words"], ids[-1], 1)
+
+        return apply
+
+    def mixing(self, depth):
+        how = self.pick(["attention", "cumsum", "norm", "sort", "mean", "nothing"])
+
+        def apply(p, h, ids):
+            match how:
+                case "attention":
+                    return jax.nn.softmax(h @ h.T) @ h
+                case "cumsum":
+                    return jnp.cumsum(h, axis=0)
+                case "norm":
+                    return (h - h.mean(-1, keepdims=True)) / (1 + h.var(-1))[:, None]
+                case "sort":
+                    return jnp.sort(h, axis=-1)
+                case "mean":
+                    return h + h.mean(0)
+            return jax.nn.relu(h)
+
+        return apply
+
+    def custom(self, depth):
+        v, w, how = self.vector(), self.matrix(), self.pick(["jvp", "vjp", "relu"])
+
+        def apply(p, h, ids):
+            if how == "jvp":
+                return cube(h, jnp.broadcast_to(v(p), h.shape))
+            return product(h, w(p)) if how == "vjp" else jax.nn.relu(h - v(p))
+
+        return apply
+
+    def penalty(self, depth):
+        w = self.matrix()
+        return lambda p, h, ids: h + jnp.sum(w(p) ** 2)
+
+    def split(self, depth):
+        def apply(p, h, ids):
+            q, k, v = jnp.split(h @ p["wide"], 3, axis=-1)
+            return jax.nn.softmax(q @ k.T) @ v
+
+        return apply
+
+    def many(self, depth):
+        w = self.matrix()
+        return lambda p, h, ids: h @ w(p) + jnp.tanh(h @ w(p)) @ w(p)
+
+    def call(self, depth):
+        inner = self.block(depth - 1)
+        jitted = jax.jit(inner)
+        twice = self.some(0.4)
+        return lambda p, h, ids: (
+            jitted(p, jitted(p, h, ids), ids) if twice else jitted(p, h, ids)
+        )
+
+    def remat(self, depth):
+        policy = self.pick([None, jax.checkpoint_policies.dots_saveable])
+        return jax.checkpoint(self.block(depth - 1), policy=policy)
+
+    def layers(self, depth):
+        inner, remat, reverse = self.block(depth - 1), self.some(0.5), self.some(0.3)
+        moved = self.some(0.3)
+
+        def apply(p, h, ids):
+            def step(h, layer):
+                w, b = layer
+                own = {**p, "dense": w, "bias": b}
+                return inner(own, h, ids) @ w + b, h.sum() + b.sum() * w.sum()
+
+            step = jax.checkpoint(step) if remat else step
+            stack = jnp.swapaxes(p["stack"], 1, 2) if moved else p["stack"]
+            h, extra = lax.scan(step, h, (stack, p["stack_bias"]), reverse=reverse)
+            return h + extra.mean()
+
+        return apply
+
+    def recurrent(self, depth):
+        inner, learned = self.block(depth - 1, 1), self.some(0.5)
+
+        def apply(p, h, ids):
+            def step(state, x):
+                state = jnp.tanh(inner(p, state[None], ids)[0] + x @ p["dense2"])
+                return state, state * p["gain"]
+
+            first = p["bias"] if learned else jnp.zeros_like(h[0])
+            return lax.scan(step, first, h)[1]
+
+        return apply
+
+    def loop(self, depth):
+        inner, how = (
+            self.block(depth - 1),
+            self.pick(["closed", "fixed", "index", "moving"]),
+        )
+
+        def apply(p, h, ids):
+            def step(i, carry):
+                h, w = carry
+                own = {**p, "dense": p["stack"][i] if how == "index" else w}
+                h = inner(own, h, ids) @ own["dense"]
+                return h, (w + 0.1 * h.mean() if how == "moving" else w)
+
+            if how == "closed":
+                return lax.fori_loop(0, 2, lambda i, h: inner(p, h, ids), h)
+            return lax.fori_loop(0, LAYERS, step, (h, p["dense2"]))[0]
+
+        return apply
+
+    def branch(self, depth):
+        blocks = self.block(depth - 1, 1), self.block(depth - 1, 1)
+
+        def branch(block):
+            # Not of a weak type, which the other need not have.
+            return lambda p, h, ids: block(p, h, ids).astype(h.dtype)
+
+        return lambda p, h, ids: lax.cond(h.sum() > 0, *map(branch, blocks), p, h, ids)
+
+    def inner_gradient(self, depth):
+        inner = self.block(0, 1)
+
+        def apply(p, h, ids):
+            slope = jax.grad(lambda w: jnp.sum(inner({**p, "dense": w}, h, ids) @ w))
+            return h @ (p["dense"] - 0.1 * slope(p["dense"]))
+
+        return apply
+
+    def batched(self, depth):
+        inner = self.block(depth - 1, 1)
+
+        def apply(p, h, ids):
+            both = jnp.stack([h, -h])
+            return jax.vmap(lambda h: inner(p, h, ids))(both).sum(0)
+
+        return apply
+
+
+def make(seed, dtype="float64", examples=3):
+    """A loss, its parameters and a batch."""
+    maker = Maker(seed)
+    rng = maker.rng
+    body = maker.block(2, int(rng.integers(2, 6)))
+    positions = int(maker.pick([1, 2, 5]))
+
+    def loss(p, example):
+        x, ids = example
+        h = body(p, x, ids)
+        return jnp.mean(jnp.sin(3 * h) * (1 + p["flag"]))
+
+    def normal(shape):
+        size = shape[-2] if len(shape) > 1 else 1
+        return jnp.asarray(rng.normal(size=shape) / np.sqrt(size), dtype)
+
+    params = {name: normal(shape) for name, shape in SHAPES.items()}
+    params["flag"] = jnp.asarray(0, jnp.int32)
+    x = normal((examples, positions, N))
+    ids = jnp.asarray(rng.integers(0, V, (examples, positions)), jnp.int32)
+    return loss, params, (x, ids)
