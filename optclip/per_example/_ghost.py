@@ -62,12 +62,23 @@ def scaled_squares(
     trace = traced(loss, params, example, has_aux)
     values, aux, records, cotangents = _run(trace, leaves, examples)
     found = _by_leaf(trace, leaves, examples, records, cotangents)
-    exponent = jnp.full(values.shape, _ghost_norms.NOTHING, jnp.int32)
-    for one in found:
-        exponent = jnp.maximum(exponent, one.exponent)
-    exponent = jnp.where(exponent == _ghost_norms.NOTHING, 0, exponent)
-    squares = treedef.unflatten([one.at(exponent) for one in found])
-    return values, aux, squares, exponent
+    squares, exponent = _together(found)
+    return values, aux, treedef.unflatten(squares), exponent
+
+
+def _together(found: list[Scaled]) -> tuple[list[jax.Array], jax.Array]:
+    """The squares of all leaves in units of one power of two for each example."""
+    exponents = jnp.stack([one.exponent for one in found])
+    most = jnp.max(exponents, axis=0)
+    most = jnp.where(most == _ghost_norms.NOTHING, 0, most)
+    # By dtype at once: a thousand leaves are not to be a thousand shifts.
+    squares: list[Any] = [None] * len(found)
+    for dtype in dict.fromkeys(one.square.dtype for one in found):
+        own = [i for i, one in enumerate(found) if one.square.dtype == dtype]
+        stacked = Scaled(jnp.stack([found[i].square for i in own]), exponents[jnp.array(own)])
+        for i, square in zip(own, stacked.at(most), strict=True):
+            squares[i] = square
+    return squares, most
 
 
 def traced(

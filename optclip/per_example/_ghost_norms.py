@@ -36,7 +36,7 @@ class Scaled(NamedTuple):
 
     def at(self, exponent: jax.Array) -> jax.Array:
         """The square, in units of `4**exponent`."""
-        by = jnp.clip(self.exponent - exponent, -150, 150)
+        by = self.exponent - exponent
         return shifted(shifted(self.square, by), by)
 
     def summed(self) -> "Scaled":
@@ -53,16 +53,30 @@ def sum_last(x: jax.Array, count: int) -> jax.Array:
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`x * 2**exponent`, in steps that stay in range."""
-    step = jnp.clip(exponent, -100, 100)
-    one = jnp.ones((), x.dtype)
-    return x * jnp.ldexp(one, step) * jnp.ldexp(one, exponent - step)
+    """`x * 2**exponent`, in two steps that stay in range; `x` as wide as sums are."""
+    bits, bias = _layout(x.dtype)
+    exponent = jnp.clip(exponent, 2 - 2 * bias, 2 * bias - 2)
+    for step in (exponent // 2, exponent - exponent // 2):
+        pattern = (step + bias).astype(f"uint{8 * x.dtype.itemsize}") << bits
+        x = x * lax.bitcast_convert_type(pattern, x.dtype)
+    return x
+
+
+def _layout(dtype: Any) -> tuple[int, int]:
+    """How many bits come after the exponent, and what it is for 1."""
+    info = jnp.finfo(dtype)
+    return info.nmant, info.maxexp - 1
 
 
 def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """The exponent of the largest element, 0 of zeros and where one is not finite."""
-    wide = _leaves.widen(jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0))
-    return jnp.frexp(jnp.where(jnp.isfinite(wide), wide, 0))[1]
+    """Of the largest element, 0 of zeros and where one is not finite; axes are kept."""
+    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
+    largest = _leaves.widen(largest)
+    bits, bias = _layout(largest.dtype)
+    kind = f"uint{8 * largest.dtype.itemsize}"
+    found = (lax.bitcast_convert_type(largest, kind) >> bits).astype(jnp.int32) - bias
+    live = (largest > 0) & (largest < jnp.inf)
+    return jnp.where(live, found, 0)
 
 
 def of_gradient(gradient: jax.Array) -> Scaled:
