@@ -30,6 +30,20 @@ class Trace(NamedTuple):
     kinds: list[str]
 
 
+class Choice(NamedTuple):
+    """What `ghost_squares` does about each leaf, and the memory that it takes.
+
+    A leaf is of the kind `gram` (products of positions), `product` (a matrix product for
+    each example), `embedding` (rows added up), `bias`, `gain` or `materialized` (its
+    gradient by itself) or `unused`. `kept` are the bytes of data and cotangents that
+    are kept for an example, `work` those of the largest products of positions.
+    """
+
+    kinds: PyTree
+    kept: int
+    work: int
+
+
 def ghost_squares(
     loss: Callable[..., Any],
     params: PyTree,
@@ -62,8 +76,37 @@ def scaled_squares(
     trace = traced(loss, params, example, has_aux)
     values, aux, records, cotangents = _run(trace, leaves, examples)
     found = _by_leaf(trace, leaves, examples, records, cotangents)
+    if not found:
+        return values, aux, params, jnp.zeros(values.shape, jnp.int32)
     squares, exponent = _together(found)
     return values, aux, treedef.unflatten(squares), exponent
+
+
+def plan(
+    loss: Callable[..., Any],
+    params: PyTree,
+    example: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Choice:
+    """What is done about each leaf, and how much memory an example takes."""
+    leaves, treedef = jax.tree.flatten(params)
+    leaves = [jnp.asarray(x) for x in leaves]
+    trace = traced(loss, treedef.unflatten(leaves), example, has_aux)
+    kept = sum(_ghost_sites.num_kept_bytes(site) for site in trace.plan.sites)
+    pairs = zip(trace.sites, trace.kinds, strict=True)
+    work = [
+        _ghost_sites.num_work_bytes(sites[0]) for sites, kind in pairs if kind == "gram"
+    ]
+    kinds = [_named(*pair) for pair in zip(trace.sites, trace.kinds, strict=True)]
+    return Choice(treedef.unflatten(kinds), kept, max(work, default=0))
+
+
+def _named(sites: list[Site], kind: str) -> str:
+    """What a leaf is: that it is a bias or a gain makes no difference."""
+    names = {"add": "bias", "sub": "bias", "mul": "gain"}
+    is_one = kind == "materialized" and len(sites) == 1
+    return names.get(sites[0].name, kind) if is_one else kind
 
 
 def _together(found: list[Scaled]) -> tuple[list[jax.Array], jax.Array]:
@@ -75,7 +118,8 @@ def _together(found: list[Scaled]) -> tuple[list[jax.Array], jax.Array]:
     squares: list[Any] = [None] * len(found)
     for dtype in dict.fromkeys(one.square.dtype for one in found):
         own = [i for i, one in enumerate(found) if one.square.dtype == dtype]
-        stacked = Scaled(jnp.stack([found[i].square for i in own]), exponents[jnp.array(own)])
+        square = jnp.stack([found[i].square for i in own])
+        stacked = Scaled(square, jnp.stack([exponents[i] for i in own]))
         for i, square in zip(own, stacked.at(most), strict=True):
             squares[i] = square
     return squares, most

@@ -56,6 +56,20 @@ def sizes_of(site: Site) -> Dense:
     return Dense(groups * own, positions, inputs, outputs)
 
 
+def num_kept_bytes(site: Site) -> int:
+    """How much data of one example, and cotangents, are kept for a site."""
+    avals = [site.eqn.invars[i].aval for i in site.kept] if site.kept else []
+    steps = math.prod(site.lengths)
+    return steps * sum(x.size * x.dtype.itemsize for x in [*avals, *site.avals])
+
+
+def num_work_bytes(site: Site) -> int:
+    """How much more the products of positions of one example take, and the copies."""
+    sizes = sizes_of(site)
+    width = 2 * sizes.positions + sizes.inputs + sizes.outputs
+    return 4 * sizes.positions * width
+
+
 def _is_simple(site: Site) -> bool:
     """One weight of real elements, moved about, and data that are not empty."""
     infos = list(site.weights.values())
