@@ -10,10 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays import _leaves, _numerics, _prefix, _validate
+from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
+from optclip._clip._layout import Layout
+from optclip.norms import _roots
 from optclip.norms._norm import L2
+from optclip.per_example import _ghost_norms
 from optclip.responses import Hard, Response
 from optclip.responses._resolve import ResponseLike, is_same_always, resolve
 from optclip.scopes._groups import Groups
@@ -90,6 +94,28 @@ class Bound:
         clipped, found = clip.apply(layout, measured, limits)
         bad = clip.bad(layout, measured)
         return clipped, norms, *(layout.tree(x.entries()) for x in (found, bad))
+
+    def norms_of_squares(
+        self, clip: ScalingClip, squares: PyTree, exponent: jax.Array
+    ) -> PyTree:
+        """The norms of one example, of squared norms of leaves by `4**exponent`."""
+        layout = clip.layout(squares)
+        return layout.tree(_of_blocks(layout, exponent))
+
+    def of_squares(
+        self, clip: ScalingClip, squares: PyTree, exponent: jax.Array
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """Its norms, their coefficients and faults, and the coefficient of each leaf."""
+        layout = clip.layout(squares)
+        self._check_all_bounded(layout)
+        measured = Batched(_of_blocks(layout, exponent))
+        norms = layout.tree(measured.entries())
+        spread = _prefix.fill("threshold", self.threshold, norms)
+        limits = clip.fit("threshold", layout.entries(spread), measured)
+        found = clip.coefficients(measured, limits).entries()
+        bad = measured.map(lambda norm: ~jnp.isfinite(norm)).entries()
+        by_leaf = layout.rebuild({i: found[block] for i, block in layout.owned()})
+        return norms, layout.tree(found), layout.tree(bad), by_leaf
 
     def finished(self, clip: ScalingClip, summed: PyTree) -> PyTree:
         """The sum, or each example, in units of its threshold and by `normalize_by`."""
@@ -182,6 +208,13 @@ def bound_of(
     found = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
     found.clip()
     return found
+
+
+def _of_blocks(layout: Layout, exponent: jax.Array) -> list[jax.Array]:
+    """The norm of each block; inf above the largest float."""
+    totals = [sum(_leaves.unwrap(x) for x in block.leaves) for block in layout.blocks]
+    roots = [_numerics.root(jnp.asarray(total)) for total in totals]
+    return [_roots.large_enough(_ghost_norms.shifted(x, exponent)) for x in roots]
 
 
 def _response(response: Any) -> Response:

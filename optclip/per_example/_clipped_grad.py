@@ -8,12 +8,14 @@ import jax
 
 from optclip._arrays import _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
-from optclip.per_example import _sum
+from optclip.per_example import _method, _sum
 from optclip.per_example._bound import ExampleResponse, Relation, bound_of
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._loss import Loss, apart
+from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
-from optclip.per_example._sum import Reduce, Source
+from optclip.per_example._source import Source
+from optclip.per_example._sum import Reduce
 from optclip.scopes._scope import ScopeLike
 
 
@@ -26,12 +28,14 @@ class ClippedGrad:
       bound: how each gradient is clipped, and so how much it adds at most.
       microbatch_size: how many examples are derived at a time, None for all.
       reduce: whether gradients are added up, `"sum"` or `"none"`.
+      method: how gradients are made, `"vmap"`, `"ghost"` or `"auto"`.
     """
 
     loss: Any
     bound: Any
     microbatch_size: int | None
     reduce: Reduce
+    method: Method
 
     def __call__(
         self, *args: Any, padding: jax.Array | None = None
@@ -46,10 +50,24 @@ class ClippedGrad:
         Returns:
           The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
         """
+        source, size = source_of(self.loss, args), self.microbatch_size
+        is_ghost = _method.is_ghost(source, size, self.method)
         return _sum.clipped(
-            source_of(self.loss, args), self.bound, padding, self.microbatch_size,
-            self.reduce,
-        )  # fmt: skip
+            source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
+        )
+
+    def plan(self, *args: Any) -> Plan:
+        """Which method is used for these arguments, and from what that was estimated.
+
+        Args:
+          *args: those of the loss, `batch_argnums` with a batch axis in front.
+
+        Returns:
+          A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
+          the gradients and the parts of a microbatch take.
+        """
+        source = source_of(self.loss, args)
+        return _method.planned(source, self.microbatch_size, self.method)
 
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
@@ -79,6 +97,7 @@ def clipped_grad(
     has_aux: bool = False,
     batch_argnums: int | tuple[int, ...] = 1,
     microbatch_size: int | None = None,
+    method: Method = "vmap",
     reduce: Reduce = "sum",
     normalize_by: Number = 1.0,
     over: ScopeLike = "tree",
@@ -100,6 +119,10 @@ def clipped_grad(
       batch_argnums: which argument has the batch axis in front, or which several.
       microbatch_size: how many examples are derived at a time, which bounds the memory;
         it need not divide the batch. None is all at once.
+      method: `"vmap"` makes the gradient of each example; `"ghost"` makes their norms
+        from what goes into each layer and the cotangents of what comes out, then the
+        gradient of the weighted losses, with a rounding of its own; `"auto"` takes what
+        is estimated to need less memory.
       reduce: `"sum"` adds the gradients up; `"none"` returns each of them, with the
         batch axis in front.
       normalize_by: N, a number that the sum is divided by: the *expected* size of a
@@ -156,9 +179,14 @@ def clipped_grad(
     """
     _sum.check_size(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
+    _validate.choice("method", method, METHODS)
+    if reduce == "none" and method != "vmap":
+        wanted = "'vmap' for reduce='none'"
+        advice = "The gradients of single examples are made there alone."
+        raise ValueError(_validate.must_be("method", wanted, method, advice))
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     checked = Loss(loss, argnums, batch_argnums, has_aux)
-    return ClippedGrad(checked, bound, microbatch_size, reduce)
+    return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
 def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
@@ -173,4 +201,4 @@ def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
         (value, aux), grads = found
         return value, aux, grads
 
-    return Source(gradient, examples, split, axes)
+    return Source(gradient, examples, split, axes, of_one, params)

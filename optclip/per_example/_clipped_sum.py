@@ -11,7 +11,7 @@ from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _sum
 from optclip.per_example._bound import ExampleResponse, bound_of
 from optclip.per_example._info import ExampleInfo
-from optclip.per_example._sum import Source
+from optclip.per_example._source import Source
 from optclip.scopes._scope import ScopeLike
 
 
@@ -68,7 +68,7 @@ def clipped_sum(
     """
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     source = Source(lambda own: (None, None, own), grads)
-    return _sum.clipped(source, bound, padding, None, "sum")
+    return _sum.clipped(source, bound, padding, None)
 
 
 def aggregate(

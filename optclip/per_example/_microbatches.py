@@ -12,8 +12,8 @@ from jax import lax
 from optclip._arrays import _placement
 from optclip._arrays._types import PyTree
 
-# (examples of one microbatch, which of them are padding) -> (contributions, outputs),
-# all with an axis of examples.
+# (examples of a microbatch, which of them are padding) -> (contributions, outputs). The
+# outputs have an axis of examples, and the contributions unless they are added up.
 OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
 
@@ -34,25 +34,30 @@ def summed(
     padding: jax.Array,
     size: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """The sum of all contributions, and the outputs of each example."""
+    """The sum of what a function adds up, and the outputs of each example."""
+    number = len(padding)
+    if size is None or size >= number:
+        return function(examples, padding)
+
+    def step(total: _Compensated, chunk: PyTree) -> tuple[_Compensated, PyTree]:
+        found, outputs = function(*chunk)
+        return total.plus(found), outputs
+
+    chunks = _chunks(examples, padding, size)
+    kinds, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
+    zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
+    total, outputs = lax.scan(step, _Compensated(zeros, zeros), chunks)
+    return total.value(), _in_order(outputs, number)
+
+
+def added_up(function: OfMicrobatch) -> OfMicrobatch:
+    """The same function, its contributions added up."""
 
     def sum_of(*chunk: Any) -> tuple[PyTree, PyTree]:
         found, outputs = function(*chunk)
         return jax.tree.map(lambda x: jnp.sum(x, 0), found), outputs
 
-    number = len(padding)
-    if size is None or size >= number:
-        return sum_of(examples, padding)
-
-    def step(total: _Compensated, chunk: PyTree) -> tuple[_Compensated, PyTree]:
-        found, outputs = sum_of(*chunk)
-        return total.plus(found), outputs
-
-    chunks = _chunks(examples, padding, size)
-    kinds, _ = jax.eval_shape(sum_of, *jax.tree.map(lambda x: x[0], chunks))
-    zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
-    total, outputs = lax.scan(step, _Compensated(zeros, zeros), chunks)
-    return total.value(), _in_order(outputs, number)
+    return sum_of
 
 
 def each(

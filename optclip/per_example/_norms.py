@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 
+from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
-from optclip.per_example import _sum
+from optclip.per_example import _method, _sum
 from optclip.per_example._bound import bound_of
 from optclip.per_example._clipped_grad import source_of
 from optclip.per_example._loss import Loss
+from optclip.per_example._method import METHODS, Method
 from optclip.scopes._scope import ScopeLike
 
 
@@ -22,6 +24,7 @@ def norms(
     has_aux: bool = False,
     batch_argnums: int | tuple[int, ...] = 1,
     microbatch_size: int | None = None,
+    method: Method = "vmap",
     over: ScopeLike = "tree",
 ) -> Callable[..., tuple[jax.Array, PyTree]]:
     r"""A function that measures the gradient of each example, :math:`\|g_i\|`.
@@ -37,6 +40,9 @@ def norms(
       batch_argnums: which argument has the batch axis in front, or which several.
       microbatch_size: how many examples are derived at a time, which bounds the memory;
         it need not divide the batch. None is all at once.
+      method: `"vmap"` makes the gradient of each example; `"ghost"` makes its norm from
+        what goes into each layer and the cotangents of what comes out; `"auto"` takes
+        what is estimated to need less memory.
       over: what shares a norm: `"tree"`, `"leaf"` or `optclip.groups(...)`.
 
     Returns:
@@ -56,6 +62,7 @@ def norms(
       [5.  0.5]
     """
     _sum.check_size(microbatch_size)
+    _validate.choice("method", method, METHODS)
     bound = bound_of(0.0, over, "hard", "zero", False, 1.0)
     checked = Loss(loss, argnums, batch_argnums, has_aux)
 
@@ -63,6 +70,7 @@ def norms(
         *args: Any, padding: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
         source = source_of(checked, args)
-        return _sum.measured(source, bound, padding, microbatch_size)
+        is_ghost = _method.is_ghost(source, microbatch_size, method)
+        return _sum.measured(source, bound, padding, microbatch_size, is_ghost=is_ghost)
 
     return measured

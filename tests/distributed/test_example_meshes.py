@@ -59,15 +59,17 @@ def placed(mesh, tree, specs):
     )
 
 
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
 @pytest.mark.parametrize("size", [None, 4, 6])
 @pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
-def test_under_jit_each_example_counts_once(shape, size):
+def test_under_jit_each_example_counts_once(shape, size, method):
     mesh = mesh_of(shape)
     specs = SPLIT if len(shape) == 2 else WHOLE
     params = placed(mesh, PARAMS, specs)
     batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
-    f = jax.jit(clipped_grad(loss, BOUND, strict=False, microbatch_size=size))
-    assert_same(f(params, batch, padding=padding), wanted(microbatch_size=size))
+    f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
+    found = jax.jit(f)(params, batch, padding=padding)
+    assert_same(found, wanted(microbatch_size=size))
 
 
 @pytest.mark.parametrize("size", [None, 1])
@@ -106,6 +108,26 @@ def test_on_explicit_axes(size):
         batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
         f = jax.jit(clipped_grad(loss, BOUND, strict=False, microbatch_size=size))
         assert_same(f(params, batch, padding=padding), wanted(microbatch_size=size))
+
+
+@pytest.mark.parametrize("method", ["ghost", "auto"])
+def test_norms_alone_in_shard_map_are_right_or_refused(method):
+    def of(own, specs, mesh):
+        f = clipped_grad(own, BOUND, strict=False, method=method)
+        return jax.shard_map(
+            lambda *given: f(*given)[0], mesh=mesh, in_specs=(specs, P("data")),
+            out_specs=specs,
+        )  # fmt: skip
+
+    found = jax.jit(of(loss, WHOLE, mesh_of((8,))))(PARAMS, BATCH)
+    plain, _ = clipped_grad(loss, BOUND, strict=False)(PARAMS, BATCH)
+    assert_same(found, plain)
+    split = of(functools.partial(loss, axis_name="model"), SPLIT, mesh_of((2, 4)))
+    if method == "ghost":
+        with pytest.raises(ValueError, match="must have whole parameters and examples"):
+            split(PARAMS, BATCH)
+    else:
+        assert_same(jax.jit(split)(PARAMS, BATCH), plain)
 
 
 def test_parameters_split_as_examples_are_refused_in_shard_map():

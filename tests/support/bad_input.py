@@ -907,6 +907,10 @@ EXAMPLES = {
             "Give it a label",
         ),
     ],
+    "method": [
+        Bad("gram", V, r"`method` must be .*got 'gram' \(str\)", "'vmap', 'ghost'"),
+        Bad(None, T, r"`method` must be .*got None", "'vmap', 'ghost'"),
+    ],
     "padding": [
         Bad("x", T, r"got 'x' \(str\)", "an array of 2 bools"),
         Bad(jnp.ones(2), T, r"got Array\(\[1", "an array of 2 bools"),

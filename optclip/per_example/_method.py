@@ -1,0 +1,71 @@
+"""By which method gradients of examples are made, and what it takes."""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _axis_names
+from optclip._arrays._types import PyTree
+from optclip.per_example import _ghost, _microbatches
+from optclip.per_example._source import Source
+
+Method = Literal["vmap", "ghost", "auto"]
+METHODS = ("vmap", "ghost", "auto")
+
+
+class Plan(NamedTuple):
+    """What `method="auto"` takes, and what that was estimated from.
+
+    Args:
+      method: `"vmap"` makes the gradient of each example, `"ghost"` its norm alone.
+      leaves: what `"ghost"` does about each leaf, a tree of words: `"gram"`,
+        `"product"`, `"embedding"` have a formula; a `"bias"`, a `"gain"` and what is
+        `"materialized"` has its gradient made; `"unused"` has none.
+      vmap_bytes: what the gradients of a microbatch take, without activations.
+      ghost_bytes: what the data and cotangents of its layers take, and their products.
+    """
+
+    method: str
+    leaves: PyTree
+    vmap_bytes: int
+    ghost_bytes: int
+
+
+def planned(source: Source, size: int | None, method: str = "auto") -> Plan:
+    """The plan for examples, `size` of them at a time."""
+    number = _microbatches.batch_size(source.examples)
+    together = number if size is None else min(size, number)
+    one = jax.eval_shape(lambda x: jax.tree.map(lambda y: y[0], x), source.examples)
+    found = _ghost.plan(source.loss, source.params, one, has_aux=True)
+    wide = sum(4 * x.size for x in jax.tree.leaves(source.params))
+    vmap_bytes, ghost_bytes = together * wide, together * (found.kept + found.work)
+    if method == "auto":
+        is_less = ghost_bytes + wide < vmap_bytes
+        method = "ghost" if is_less and is_possible(source) else "vmap"
+    return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
+
+
+def is_possible(source: Source) -> bool:
+    """Whether each device has all of what an example's norm is made of."""
+    known = set(source.axes)
+    given = (source.params, source.examples)
+    seen = [
+        _axis_names.varying(jax.typeof(jnp.asarray(x))) for x in jax.tree.leaves(given)
+    ]
+    is_real = not any(map(jnp.iscomplexobj, jax.tree.leaves(source.params)))
+    return is_real and all(set(axes) <= known for axes in seen)
+
+
+def is_ghost(source: Source, size: int | None, method: str) -> bool:
+    """Whether norms are made without gradients; raise where that would be wrong."""
+    if method == "vmap":
+        return False
+    if method == "auto":
+        return planned(source, size).method == "ghost"
+    if not is_possible(source):
+        raise ValueError(
+            "method='ghost' must have whole parameters and examples on each device, got"
+            " some that are split inside shard_map, or complex. Give method='vmap'."
+        )
+    return True

@@ -1,0 +1,129 @@
+"""The clipped sum in two passes: norms first, then the gradient of weighted losses.
+
+No gradient of a single example is kept, where `_ghost` has a formula for its norm.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _validate
+from optclip._arrays._types import PyTree
+from optclip._clip._clip import ScalingClip
+from optclip.per_example import _ghost
+from optclip.per_example._bound import Bound
+from optclip.per_example._info import ExampleInfo
+from optclip.per_example._microbatches import OfMicrobatch
+from optclip.per_example._source import Source, without_padding
+
+
+def check(source: Source, bound: Bound) -> None:
+    """Raise if a promise could not be kept without the gradients themselves."""
+    if bound.nonfinite in ("drop", "raise"):
+        advice = "Give method='vmap', which has the gradient of each example."
+        wanted = "'zero' or 'propagate' for method='ghost'"
+        raise ValueError(
+            _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
+        )
+    narrow = [x for x in jax.tree.leaves(source.params) if _leaves.is_narrow(x)]
+    if bound.strict and narrow:
+        raise ValueError(
+            "`strict` must be False for method='ghost' and parameters of"
+            f" {narrow[0].dtype}: the sum is rounded to it. Give parameters in float32,"
+            " or method='vmap'."
+        )
+
+
+def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
+    """The clipped sum of a microbatch, and what each example had."""
+
+    def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
+        values, aux, *found = _ghost.scaled_squares(
+            source.loss, source.params, examples, has_aux=True
+        )
+        about = jax.vmap(functools.partial(_about, bound, clip))(*found, padding)
+        norms, coefficients, bad, by_leaf = about
+        value = jax.vmap(without_padding)(values, padding)
+        info = ExampleInfo(value, norms, coefficients, bad, padding, aux)
+        return _weighted(source, clip, examples, by_leaf), info
+
+    return function
+
+
+def measured(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
+    """The value and the norms of the examples of a microbatch."""
+
+    def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
+        values, _, *found = _ghost.scaled_squares(
+            source.loss, source.params, examples, has_aux=True
+        )
+        norms = jax.vmap(functools.partial(bound.norms_of_squares, clip))(*found)
+        return None, jax.vmap(without_padding)((values, norms), padding)
+
+    return function
+
+
+def _about(
+    bound: Bound,
+    clip: ScalingClip,
+    squares: PyTree,
+    exponent: jax.Array,
+    is_padding: jax.Array,
+) -> Any:
+    found = bound.of_squares(clip, squares, exponent)
+    return without_padding(found, is_padding)
+
+
+def _weighted(
+    source: Source, clip: ScalingClip, examples: PyTree, by_leaf: PyTree
+) -> PyTree:
+    """The gradient of the sum of losses, each times its coefficient."""
+    leaves, treedef = jax.tree.flatten(source.params)
+    weights = treedef.flatten_up_to(by_leaf)
+    layout = clip.layout(source.params)
+    out = list(leaves)
+    for block in range(len(layout.blocks)):
+        own = [i for i, owner in enumerate(layout.owner) if owner == block]
+        if own:
+            weight = weights[own[0]]
+            taken, is_any = _harmless(examples, weight != 0)
+
+            def total(given: list[Any], own: Any = own, taken: Any = taken) -> Any:
+                filled = list(leaves)
+                for i, x in zip(own, given, strict=True):
+                    filled[i] = x
+                params = treedef.unflatten(filled)
+                return jax.vmap(source.loss, (None, 0))(params, taken)[0]
+
+            values, pull = jax.vjp(total, [leaves[i] for i in own])
+            (grads,) = pull(weight.astype(values.dtype))
+            # NaN where a coefficient is, also for what the example does not use.
+            alarm = jnp.sum(weight - weight)
+            for i, x in zip(own, grads, strict=True):
+                wide = _leaves.widen(x)
+                wide = wide + alarm.astype(wide.dtype)
+                out[i] = jnp.where(is_any, wide, jnp.zeros_like(wide))
+    return treedef.unflatten(out)
+
+
+def _harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
+    """Another example in place of each that does not count: 0 times NaN is NaN."""
+    place = jnp.arange(len(counts))
+    is_first = counts & (place == jnp.argmax(counts))
+
+    def taken(x: jax.Array) -> jax.Array:
+        x = jnp.asarray(x)
+
+        def by_example(flags: jax.Array) -> jax.Array:
+            return flags.reshape(-1, *[1] * (x.ndim - 1))
+
+        # A sum: indexing needs an output sharding on a mesh of Explicit axes.
+        only = jnp.where(by_example(is_first), x, jnp.zeros_like(x))
+        first = jnp.sum(only, 0, keepdims=True, dtype=x.dtype)
+        return jnp.where(by_example(counts), x, first)
+
+    return jax.tree.map(taken, examples), jnp.any(counts)

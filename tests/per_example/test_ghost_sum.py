@@ -1,0 +1,139 @@
+"""Clipping with norms alone gives what clipping gradients gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip.per_example import clipped_grad, norms
+
+KEYS = jax.random.split(jax.random.key(0), 6)
+PARAMS = {
+    "embed": jax.random.normal(KEYS[0], (11, 6)),
+    "layer": {
+        "kernel": jax.random.normal(KEYS[1], (6, 40)) / 2,
+        "bias": jnp.full(40, 0.1),
+    },
+    "head": jax.random.normal(KEYS[2], (40, 11)) / 3,
+}
+TOKENS = jax.random.randint(KEYS[3], (9, 5), 0, 11)
+WEIGHTS = jnp.linspace(0.2, 3, 9)
+PADDING = jnp.arange(9) == 4
+LABELS = {"embed": "first", "layer": "first", "head": "last"}
+SCOPES = {"tree": "tree", "leaf": "leaf", "groups": optclip.groups(LABELS)}
+BOUND = 1.5
+
+
+def loss(params, tokens, weight):
+    x = params["embed"][tokens]
+    x = jnp.tanh(x @ params["layer"]["kernel"] + params["layer"]["bias"])
+    logits = x[:-1] @ params["head"]
+    own = jnp.take_along_axis(logits, tokens[1:, None], axis=1)[:, 0]
+    value = jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
+    return weight * value, {"length": jnp.float32(len(tokens))}
+
+
+def both(padding=PADDING, weights=WEIGHTS, **options):
+    options = {"strict": False, "batch_argnums": (1, 2), "has_aux": True} | options
+    for method in ("ghost", "vmap"):
+        f = jax.jit(clipped_grad(loss, BOUND, method=method, **options))
+        yield f(PARAMS, TOKENS, weights, padding=padding)
+
+
+def assert_same(found, wanted, rtol=1e-5):
+    def same(a, b):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol, rtol * np.abs(b[b == b]).max(initial=0))
+
+    jax.tree.map(same, found, wanted)
+
+
+@pytest.mark.covering(
+    over=[*SCOPES],
+    response=["hard", "auto_s", "normalize", "drop", "smooth", "unit"],
+    size=[None, 1, 4],
+    strict=[True, False],
+)
+def test_it_is_the_sum_by_gradients(over, response, size, strict):
+    ours, wanted = both(
+        over=SCOPES[over], response=response, microbatch_size=size, strict=strict
+    )
+    assert_same(ours, wanted)
+    coefficients = np.stack(jax.tree.leaves(ours[1].coefficients))
+    assert (coefficients[:, ~PADDING] != 1).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_bad_example_adds_nothing(bad, size):
+    spoiled = WEIGHTS.at[2].set(bad)
+    ours, wanted = both(weights=spoiled, microbatch_size=size)
+    assert_same(ours[0], wanted[0])
+    assert bool(ours[1].nonfinite[2])
+    assert np.isfinite(ours[0]["head"]).all()
+    loud, _ = both(weights=spoiled, nonfinite="propagate")
+    assert all(np.isnan(x).all() for x in jax.tree.leaves(loud[0]))
+
+
+@pytest.mark.parametrize("padding", [np.ones(9, bool), np.zeros(9, bool)])
+def test_all_padding_and_none(padding):
+    ours, wanted = both(padding=padding)
+    assert_same(ours[0], wanted[0])
+
+
+@pytest.mark.parametrize("over", SCOPES)
+def test_norms_are_those_of_gradients(over):
+    found, wanted = (
+        norms(
+            loss, method=method, over=SCOPES[over], microbatch_size=4, has_aux=True,
+            batch_argnums=(1, 2),
+        )(PARAMS, TOKENS, WEIGHTS, padding=PADDING)
+        for method in ("ghost", "vmap")
+    )  # fmt: skip
+    assert_same(found, wanted, 2e-6)
+
+
+def test_auto_takes_what_needs_less_memory_and_says_so():
+    def dense(w, x):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    f = clipped_grad(dense, 1.0, method="auto")
+    one = f.plan(jnp.ones((256, 256)), jnp.ones((8, 256)))
+    assert (one.method, one.leaves) == ("ghost", "gram")
+    assert one.vmap_bytes == 8 * 256 * 256 * 4
+    assert one.ghost_bytes < one.vmap_bytes / 10
+    alone = clipped_grad(dense, 1.0, method="auto", microbatch_size=1)
+    assert alone.plan(jnp.ones((256, 256)), jnp.ones((8, 256))).method == "vmap"
+    assert (
+        clipped_grad(dense, 1.0).plan(jnp.ones((3, 3)), jnp.ones((2, 3)))[0] == "vmap"
+    )
+    x = jax.random.normal(KEYS[5], (8, 256))
+    w = jax.random.normal(KEYS[4], (256, 256)) / 16
+    auto, _ = f(w, x)
+    wanted, _ = clipped_grad(dense, 1.0)(w, x)
+    np.testing.assert_allclose(
+        auto, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max()
+    )
+
+
+def test_what_would_break_a_promise_is_refused():
+    def f(params, **options):
+        g = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, method="ghost", **options)
+        return g(params, jnp.ones((3, 2), params.dtype))
+
+    half = jnp.ones(2, jnp.bfloat16)
+    with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
+        f(half)
+    assert f(half, strict=False)[0].dtype == jnp.float32
+    for policy in ("drop", "raise"):
+        with pytest.raises(
+            ValueError, match="'zero' or 'propagate' for method='ghost'"
+        ):
+            f(jnp.ones(2), nonfinite=policy)
+    with pytest.raises(ValueError, match="must be 'vmap' for reduce='none'"):
+        f(jnp.ones(2), reduce="none")
+    with pytest.raises(ValueError, match="split inside shard_map, or complex"):
+        clipped_grad(
+            lambda w, x: jnp.sum(jnp.abs(w * x)), 1.0, method="ghost", strict=False
+        )(jnp.ones(2, complex), jnp.ones((3, 2)))
