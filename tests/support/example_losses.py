@@ -1,0 +1,225 @@
+"""Losses of one example, as models have them, written in plain JAX.
+
+`MODELS[name]()` gives a loss, its parameters and a batch, in float32; each is scaled as
+a model is that starts to train, so that float32 is enough for its gradient.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+BATCH, T, D, V = 5, 6, 16, 40
+
+
+class Draw:
+    def __init__(self, seed=0):
+        self.rng = np.random.default_rng(seed)
+
+    def weight(self, *shape):
+        size = shape[-2] if len(shape) > 1 else 4
+        return jnp.asarray(self.rng.normal(size=shape) / np.sqrt(size), jnp.float32)
+
+    def data(self, *shape):
+        return jnp.asarray(self.rng.normal(size=(BATCH, *shape)), jnp.float32)
+
+    def ids(self, most, *shape):
+        return jnp.asarray(self.rng.integers(0, most, (BATCH, *shape)), jnp.int32)
+
+
+def cross_entropy(logits, labels):
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def layer_norm(h, gain, bias):
+    h = h - h.mean(-1, keepdims=True)
+    return h / jnp.sqrt((h**2).mean(-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def mlp():
+    def loss(p, example):
+        x, label = example
+        for w, b in p[:-1]:
+            x = jax.nn.silu(x @ w + b)
+        w, b = p[-1]
+        return cross_entropy(x @ w + b, label)
+
+    draw = Draw()
+    sizes = [(8, 16), (16, 16), (16, 3)]
+    p = [(draw.weight(*size), draw.weight(size[1])) for size in sizes]
+    return loss, p, (draw.data(8), draw.ids(3))
+
+
+def cnn():
+    """Groups, dilation and stride; images with channels first and last."""
+
+    def convolve(x, w, spec, **how):
+        return lax.conv_general_dilated(
+            x, w, padding="SAME", dimension_numbers=spec, **how
+        )
+
+    def loss(p, example):
+        x, label = example
+        spec = ("NHWC", "HWIO", "NHWC")
+        x = jnp.tanh(convolve(x[None], p["first"], spec, window_strides=(2, 2)))
+        x = convolve(
+            x, p["grouped"], spec, window_strides=(1, 1), rhs_dilation=(2, 2),
+            feature_group_count=4,
+        )  # fmt: skip
+        x = jnp.tanh(x + p["bias"]).transpose(0, 3, 1, 2)
+        x = convolve(x, p["last"], ("NCHW", "OIHW", "NCHW"), window_strides=(1, 1))
+        return cross_entropy(x.mean((0, 2, 3)), label)
+
+    draw = Draw()
+    p = {
+        "first": draw.weight(3, 3, 3, 8) / 5,
+        "grouped": draw.weight(3, 3, 2, 48) / 3,
+        "bias": draw.weight(48),
+        "last": draw.weight(4, 48, 1, 1),
+    }
+    return loss, p, (draw.data(5, 5, 3), draw.ids(4))
+
+
+def transformer(remat=True, tied=False):
+    def loss(p, example):
+        inputs, labels = example
+        h = p["words"][inputs] + p["places"]
+
+        def block(h, layer):
+            z = layer_norm(h, layer["gain"], layer["bias"])
+            q, k, v = (jnp.einsum("td,dhk->thk", z, layer[name]) for name in "qkv")
+            scores = jnp.einsum("thk,shk->hts", q, k) / 3
+            scores = jnp.where(jnp.tril(jnp.ones((T, T), bool)), scores, -1e9)
+            mixed = jnp.einsum("hts,shk->thk", jax.nn.softmax(scores), v)
+            h = h + jnp.einsum("thk,hkd->td", mixed, layer["o"])
+            hidden = jax.nn.gelu(h @ layer["up"] + layer["up_bias"])
+            return h + hidden @ layer["down"], None
+
+        h, _ = lax.scan(jax.checkpoint(block) if remat else block, h, p["layers"])
+        return cross_entropy(h @ (p["words"].T if tied else p["head"]), labels)
+
+    draw, layers = Draw(), 3
+    p = {
+        "words": draw.weight(V, D) * 6,
+        "places": draw.weight(T, D),
+        "head": draw.weight(D, V),
+        "layers": {
+            "gain": 1 + draw.weight(layers, D) / 9,
+            "bias": draw.weight(layers, D),
+            **{name: draw.weight(layers, D, 2, 8) / 3 for name in "qkv"},
+            "o": draw.weight(layers, 2, 8, D),
+            "up": draw.weight(layers, D, 32),
+            "up_bias": draw.weight(layers, 32),
+            "down": draw.weight(layers, 32, D),
+        },
+    }
+    if tied:
+        del p["head"]
+    return loss, p, (draw.ids(V, T), draw.ids(V, T))
+
+
+def lora():
+    """The weight is merged before it meets data, and trained as well."""
+
+    def loss(p, example):
+        x, y = example
+        merged = p["w"] + 0.5 * p["down"] @ p["up"]
+        return jnp.mean((jnp.tanh(x @ merged) - y) ** 2)
+
+    draw = Draw()
+    p = {"w": draw.weight(D, D), "down": draw.weight(D, 2), "up": draw.weight(2, D)}
+    return loss, p, (draw.data(T, D), draw.data(T, D))
+
+
+def lstm():
+    """A weight that every step uses, and a learned first state."""
+
+    def loss(p, example):
+        x, y = example
+
+        def step(state, x):
+            h, c = state
+            i, f, g, o = jnp.split(x @ p["in"] + h @ p["own"] + p["bias"], 4)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        _, h = lax.scan(step, (p["first"], jnp.zeros(D)), x)
+        return jnp.mean((h @ p["out"] - y) ** 2)
+
+    draw = Draw()
+    p = {
+        "in": draw.weight(4, 4 * D),
+        "own": draw.weight(D, 4 * D),
+        "bias": draw.weight(4 * D),
+        "first": draw.weight(D),
+        "out": draw.weight(D, 3),
+    }
+    return loss, p, (draw.data(T, 4), draw.data(T, 3))
+
+
+def experts():
+    """A mixture of experts, each of which sees all tokens."""
+
+    def loss(p, example):
+        x, y = example
+        gates = jax.nn.softmax(x @ p["router"])
+        up = jax.nn.relu(jnp.einsum("td,edf->etf", x, p["up"]) + p["bias"][:, None])
+        out = jnp.einsum("etf,efd,te->td", up, p["down"], gates)
+        return jnp.mean((out - y) ** 2)
+
+    draw, count = Draw(), 4
+    p = {
+        "router": draw.weight(D, count),
+        "up": draw.weight(count, D, 2 * D),
+        "bias": draw.weight(count, 2 * D),
+        "down": draw.weight(count, 2 * D, D),
+    }
+    return loss, p, (draw.data(T, D), draw.data(T, D))
+
+
+def nested():
+    """Layers in a scan, in each a recurrent weight, and convolutions."""
+
+    def loss(p, example):
+        x, y = example
+
+        def layer(h, w):
+            def step(state, x):
+                state = jnp.tanh(state @ w["own"] + x @ p["in"])
+                return state, state
+
+            h = lax.scan(step, jnp.zeros(D), h, reverse=True)[1]
+            h = lax.conv_general_dilated(
+                h[None], w["kernel"], (1,), "SAME",
+                dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=2,
+            )[0]  # fmt: skip
+            return jax.jit(jnp.tanh)(h) + w["words"][y], None
+
+        h, _ = lax.scan(layer, x, p["layers"])
+        return jnp.mean(h**2)
+
+    draw, layers = Draw(), 2
+    p = {
+        "in": draw.weight(D, D),
+        "layers": {
+            "own": draw.weight(layers, D, D),
+            "kernel": draw.weight(layers, 3, D // 2, D),
+            "words": draw.weight(layers, 8, D),
+        },
+    }
+    return loss, p, (draw.data(T, D), draw.ids(8, T))
+
+
+MODELS = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "transformer": transformer,
+    "transformer_without_remat": lambda: transformer(remat=False),
+    "tied_head": lambda: transformer(tied=True),
+    "lora": lora,
+    "lstm": lstm,
+    "experts": experts,
+    "nested": nested,
+}
