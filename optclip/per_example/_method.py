@@ -36,7 +36,7 @@ def planned(source: Source, size: int | None, method: str = "auto") -> Plan:
     """The plan for examples, `size` of them at a time."""
     number = _microbatches.batch_size(source.examples)
     together = number if size is None else min(size, number)
-    one = jax.eval_shape(lambda x: jax.tree.map(lambda y: y[0], x), source.examples)
+    one = jax.tree.map(_first, source.examples)
     found = _ghost.plan(source.loss, source.params, one, has_aux=True)
     wide = sum(4 * x.size for x in jax.tree.leaves(source.params))
     vmap_bytes, ghost_bytes = together * wide, together * (found.kept + found.work)
@@ -46,15 +46,19 @@ def planned(source: Source, size: int | None, method: str = "auto") -> Plan:
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
 
 
+def _first(x: Any) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(jnp.asarray(x))
+    return jax.ShapeDtypeStruct(kind.shape[1:], kind.dtype)
+
+
 def is_possible(source: Source) -> bool:
-    """Whether each device has all of what an example's norm is made of."""
-    known = set(source.axes)
-    given = (source.params, source.examples)
-    seen = [
-        _axis_names.varying(jax.typeof(jnp.asarray(x))) for x in jax.tree.leaves(given)
-    ]
+    """Whether parameters are real, and nothing is split that a norm is made of."""
+    given = jax.tree.leaves((source.params, source.examples))
+    kinds = [jax.typeof(jnp.asarray(x)) for x in given]
     is_real = not any(map(jnp.iscomplexobj, jax.tree.leaves(source.params)))
-    return is_real and all(set(axes) <= known for axes in seen)
+    is_whole = all(_axis_names.varying(kind) <= {*source.axes} for kind in kinds)
+    # Split by type, as on Explicit axes.
+    return is_real and is_whole and not any(any(kind.sharding.spec) for kind in kinds)
 
 
 def is_ghost(source: Source, size: int | None, method: str) -> bool:
@@ -62,10 +66,11 @@ def is_ghost(source: Source, size: int | None, method: str) -> bool:
     if method == "vmap":
         return False
     if method == "auto":
-        return planned(source, size).method == "ghost"
+        return is_possible(source) and planned(source, size).method == "ghost"
     if not is_possible(source):
         raise ValueError(
-            "method='ghost' must have whole parameters and examples on each device, got"
-            " some that are split inside shard_map, or complex. Give method='vmap'."
+            "method='ghost' must have real parameters, and whole ones on each device,"
+            " got some that are complex, or split inside shard_map or on a mesh of"
+            " Explicit axes. Give method='vmap'."
         )
     return True

@@ -100,14 +100,25 @@ def test_in_shard_map_each_example_counts_once(shape, size):
     assert_same(state, rule.update(rule.init(), one))
 
 
+@pytest.mark.parametrize("method", ["vmap", "auto"])
 @pytest.mark.parametrize("size", [None, 8, 6])
-def test_on_explicit_axes(size):
+def test_on_explicit_axes(size, method):
     mesh = mesh_of((8,), AxisType.Explicit)
     with jax.set_mesh(mesh):
         params = placed(mesh, PARAMS, WHOLE)
         batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
-        f = jax.jit(clipped_grad(loss, BOUND, strict=False, microbatch_size=size))
-        assert_same(f(params, batch, padding=padding), wanted(microbatch_size=size))
+        f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
+        found = jax.jit(f)(params, batch, padding=padding)
+        assert_same(found, wanted(microbatch_size=size))
+
+
+def test_norms_alone_are_refused_on_explicit_axes():
+    mesh = mesh_of((8,), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        batch = placed(mesh, BATCH, P("data"))
+        f = clipped_grad(loss, BOUND, method="ghost")
+        with pytest.raises(ValueError, match="mesh of Explicit axes"):
+            f(placed(mesh, PARAMS, WHOLE), batch)
 
 
 @pytest.mark.parametrize("method", ["ghost", "auto"])
@@ -124,7 +135,9 @@ def test_norms_alone_in_shard_map_are_right_or_refused(method):
     assert_same(found, plain)
     split = of(functools.partial(loss, axis_name="model"), SPLIT, mesh_of((2, 4)))
     if method == "ghost":
-        with pytest.raises(ValueError, match="must have whole parameters and examples"):
+        with pytest.raises(
+            ValueError, match="method='ghost' must have real parameters"
+        ):
             split(PARAMS, BATCH)
     else:
         assert_same(jax.jit(split)(PARAMS, BATCH), plain)

@@ -35,7 +35,9 @@ def ghost(loss, params, examples, run=jax.jit):
     """The same by ghost norms."""
     found = run(lambda *given: _ghost.ghost_squares(loss, *given))(params, examples)
     values, _, squares = found
-    return values, [np.sqrt(np.asarray(x, np.float64)) for x in jax.tree.leaves(squares)]
+    return values, [
+        np.sqrt(np.asarray(x, np.float64)) for x in jax.tree.leaves(squares)
+    ]
 
 
 def check(loss, params, examples, rtol=1e-6, run=jax.jit):
