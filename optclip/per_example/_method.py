@@ -1,6 +1,6 @@
 """By which method gradients of examples are made, and what it takes."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp

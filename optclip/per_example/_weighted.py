@@ -45,7 +45,9 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
         values, aux, *found = _ghost.scaled_squares(
             source.loss, source.params, examples, has_aux=True
         )
-        about = jax.vmap(functools.partial(_about, bound, clip))(*found, padding)
+        squares, exponent = found
+        of_one = jax.vmap(functools.partial(_about, bound, clip))
+        about = of_one(squares, exponent, padding)
         norms, coefficients, bad, by_leaf = about
         value = jax.vmap(without_padding)(values, padding)
         info = ExampleInfo(value, norms, coefficients, bad, padding, aux)
