@@ -33,10 +33,10 @@ class Trace(NamedTuple):
 class Choice(NamedTuple):
     """What `ghost_squares` does about each leaf, and the memory that it takes.
 
-    A leaf is of the kind `gram` (products of positions), `product` (a matrix product for
-    each example), `embedding` (rows added up), `bias`, `gain` or `materialized` (its
-    gradient by itself) or `unused`. `kept` are the bytes of data and cotangents that
-    are kept for an example, `work` those of the largest products of positions.
+    A leaf is of the kind `gram` (products of positions), `product` (a matrix product
+    for each example), `embedding` (rows added up), `bias`, `gain` or `materialized`
+    (its gradient by itself) or `unused`. `kept` are the bytes of data and cotangents
+    that are kept for an example, `work` those of the largest products of positions.
     """
 
     kinds: PyTree
@@ -52,13 +52,9 @@ def ghost_squares(
     has_aux: bool = False,
 ) -> tuple[jax.Array, PyTree, PyTree]:
     """Losses, aux, and for each leaf the squared norm of each example's gradient."""
-    values, aux, squares, exponent = scaled_squares(
-        loss, params, examples, has_aux=has_aux
-    )
-    squares = jax.tree.map(
-        lambda x: Scaled(x, exponent).at(jnp.zeros_like(exponent)), squares
-    )
-    return values, aux, squares
+    values, aux, scaled = scaled_squares(loss, params, examples, has_aux=has_aux)
+    found, treedef = jax.tree.flatten(scaled, is_leaf=_is_scaled)
+    return values, aux, treedef.unflatten(_squares(found))
 
 
 def scaled_squares(
@@ -67,8 +63,8 @@ def scaled_squares(
     examples: PyTree,
     *,
     has_aux: bool = False,
-) -> tuple[jax.Array, PyTree, PyTree, jax.Array]:
-    """The same in units of `4**exponent`, one for each example: none overflows."""
+) -> tuple[jax.Array, PyTree, PyTree]:
+    """The same with a `Scaled` for each leaf, which neither overflows nor vanishes."""
     leaves, treedef = jax.tree.flatten(params)
     example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     leaves = [_varying(jnp.asarray(x), jax.tree.leaves(example)) for x in leaves]
@@ -76,10 +72,11 @@ def scaled_squares(
     trace = traced(loss, params, example, has_aux)
     values, aux, records, cotangents = _run(trace, leaves, examples)
     found = _by_leaf(trace, leaves, examples, records, cotangents)
-    if not found:
-        return values, aux, params, jnp.zeros(values.shape, jnp.int32)
-    squares, exponent = _together(found)
-    return values, aux, treedef.unflatten(squares), exponent
+    return values, aux, treedef.unflatten(found)
+
+
+def _is_scaled(x: Any) -> bool:
+    return isinstance(x, Scaled)
 
 
 def plan(
@@ -109,20 +106,16 @@ def _named(sites: list[Site], kind: str) -> str:
     return names.get(sites[0].name, kind) if is_one else kind
 
 
-def _together(found: list[Scaled]) -> tuple[list[jax.Array], jax.Array]:
-    """The squares of all leaves in units of one power of two for each example."""
-    exponents = jnp.stack([one.exponent for one in found])
-    most = jnp.max(exponents, axis=0)
-    most = jnp.where(most == _ghost_norms.NOTHING, 0, most)
-    # By dtype at once: a thousand leaves are not to be a thousand shifts.
+def _squares(found: list[Scaled]) -> list[jax.Array]:
+    """All of one dtype at once: a thousand leaves are not to be a thousand shifts."""
     squares: list[Any] = [None] * len(found)
     for dtype in dict.fromkeys(one.square.dtype for one in found):
         own = [i for i, one in enumerate(found) if one.square.dtype == dtype]
-        square = jnp.stack([found[i].square for i in own])
-        stacked = Scaled(square, jnp.stack([exponents[i] for i in own]))
-        for i, square in zip(own, stacked.at(most), strict=True):
-            squares[i] = square
-    return squares, most
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *(found[i] for i in own))
+        square = stacked.at(jnp.zeros_like(stacked.exponent))
+        for i, one in zip(own, square, strict=True):
+            squares[i] = one
+    return squares
 
 
 def traced(

@@ -17,8 +17,9 @@ from optclip.norms import _sums
 # So many elements of gradients are kept at once where they are made one by one.
 CHUNK = 2**20
 
-# A Gram product that is smaller, compared to a sum that cannot cancel, has lost digits.
-CANCELLED = 2.0**-10
+# Positions cancel if the square is so much smaller than the sum of their own squares,
+# and the products of positions then lose as many digits.
+CANCELLED = 2.0**-4
 
 # What is below any exponent, of a gradient that is 0.
 NOTHING = -5000
@@ -38,6 +39,10 @@ class Scaled(NamedTuple):
         """The square, in units of `4**exponent`."""
         by = self.exponent - exponent
         return shifted(shifted(self.square, by), by)
+
+    def norm(self) -> jax.Array:
+        """The norm, in the whole range of its dtype."""
+        return shifted(jnp.sqrt(self.square), self.exponent)
 
     def summed(self) -> "Scaled":
         """The sum over the last axis."""
@@ -128,9 +133,9 @@ def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
     a, d, exponent = _balanced(a, d)
     if not sizes.is_gram:
         return Scaled.of(_product(a, d), exponent)
-    square, whole = _gram(a, d)
+    square, own = _gram(a, d)
     if sizes.positions > 1:
-        lost = jnp.any(square < CANCELLED * whole)
+        lost = jnp.any(square < CANCELLED * own)
         square = lax.cond(lost, _product, lambda a, d: square, a, d)
     return Scaled.of(square, exponent)
 
@@ -155,13 +160,12 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The squared norm, and the square of the sum of the norms of positions."""
+    """The squared norm, and the sum of the squared norms of single positions."""
     by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
-    square = sum_last(by_position[0] * by_position[1], 2)
-    own = [jnp.diagonal(x, axis1=-2, axis2=-1) for x in by_position]
-    norms = jnp.sqrt(own[0]) * jnp.sqrt(own[1])
+    pairs = by_position[0] * by_position[1]
+    own = jnp.trace(pairs, axis1=-2, axis2=-1)
     # A negative one is a rounding of 0.
-    return jnp.maximum(square, 0), lax.square(jnp.sum(norms, axis=-1))
+    return jnp.maximum(sum_last(pairs, 2), 0), own
 
 
 def _product(a: jax.Array, d: jax.Array) -> jax.Array:

@@ -62,9 +62,9 @@ def cnn():
     def loss(p, example):
         x, label = example
         spec = ("NHWC", "HWIO", "NHWC")
-        x = jnp.tanh(convolve(x[None], p["first"], spec, window_strides=(2, 2)))
+        x = jnp.tanh(convolve(x[None], p["first"], spec, window_strides=(1, 1)))
         x = convolve(
-            x, p["grouped"], spec, window_strides=(1, 1), rhs_dilation=(2, 2),
+            x, p["grouped"], spec, window_strides=(2, 2), rhs_dilation=(2, 2),
             feature_group_count=4,
         )  # fmt: skip
         x = jnp.tanh(x + p["bias"]).transpose(0, 3, 1, 2)

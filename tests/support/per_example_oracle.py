@@ -41,10 +41,10 @@ def ghost(loss, params, examples, run=jax.jit):
 
 
 def check(loss, params, examples, rtol=1e-6, run=jax.jit):
-    """Right to `rtol`, and to 1e-9 of the largest leaf where a gradient is nearly 0."""
+    """Right to `rtol`, and where a gradient is nearly 0 to a thousandth of that."""
     values, expected = norms(loss, params, examples)
     found_values, found = ghost(loss, params, examples, run)
     np.testing.assert_allclose(found_values, values, rtol=rtol)
-    least = 1e-3 * rtol * max(map(np.max, expected))
+    least = 1e-3 * rtol * max(1e-2, *map(np.nanmax, expected))
     for one, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, right, rtol=rtol, atol=least)

@@ -1,0 +1,143 @@
+"""Ghost norms of models as the libraries have them, none of them changed."""
+
+import equinox as eqx
+import flax.linen as nn
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from optclip.per_example import _ghost
+from tests.support import per_example_oracle
+
+BATCH, T, WIDTH, WORDS, LAYERS = 4, 6, 16, 30, 2
+
+
+def drawn(*shape, most=None):
+    rng = np.random.default_rng(0)
+    if most:
+        return jnp.asarray(rng.integers(0, most, (BATCH, *shape)))
+    return jnp.asarray(rng.normal(size=(BATCH, *shape)), jnp.float32)
+
+
+def check(loss, params, examples, wanted):
+    """Right in float64 too, with formulas for so many leaves at least."""
+    per_example_oracle.check(loss, params, examples, rtol=2e-6)
+    with jax.enable_x64(True):
+        wide = map(per_example_oracle.widened, (params, examples))
+        per_example_oracle.check(loss, *wide, rtol=1e-12)
+    kinds = _ghost.plan(loss, params, jax.tree.map(lambda x: x[0], examples)).kinds
+    kinds = jax.tree.leaves(kinds)
+    assert sum(kind in ("gram", "product", "embedding") for kind in kinds) >= wanted
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, h, _):
+        z = nn.LayerNorm(dtype=None)(h)
+        h = h + nn.MultiHeadDotProductAttention(num_heads=2)(z)
+        return h + nn.Dense(WIDTH)(nn.gelu(nn.Dense(2 * WIDTH)(h))), None
+
+
+class Transformer(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        embed = nn.Embed(WORDS, WIDTH)
+        h = embed(ids)
+        layers = nn.scan(
+            nn.remat(Block),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=LAYERS,
+        )
+        h, _ = layers()(h, None)
+        return embed.attend(h)
+
+
+def test_flax_linen_transformer_scanned_with_remat_and_a_tied_head():
+    model, ids = Transformer(), drawn(T, most=WORDS)
+    params = model.init(jax.random.key(0), ids[0])
+
+    def loss(p, ids):
+        return jnp.mean(jax.nn.logsumexp(model.apply(p, ids), axis=-1))
+
+    check(loss, params, ids, 6)
+
+
+def test_flax_linen_cnn():
+    class Cnn(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(8, (3, 3), kernel_dilation=2)(x))
+            x = nn.max_pool(x, (2, 2), (2, 2))
+            x = nn.GroupNorm(2)(nn.Conv(48, (3, 3), feature_group_count=4)(x))
+            return nn.Dense(3)(x.reshape(-1))
+
+    model, x = Cnn(), drawn(6, 6, 4)
+    params = model.init(jax.random.key(0), x[0])
+    check(lambda p, x: jnp.sum(model.apply(p, x) ** 2), params, x, 1)
+
+
+def test_flax_linen_lstm():
+    model, x = nn.RNN(nn.OptimizedLSTMCell(WIDTH)), drawn(T, 8)
+    params = model.init(jax.random.key(0), x[0])
+    check(lambda p, x: jnp.sum(model.apply(p, x) ** 2), params, x, 4)
+
+
+def test_flax_nnx():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Embed(WORDS, WIDTH, rngs=rngs)
+            self.attend = nnx.MultiHeadAttention(2, WIDTH, decode=False, rngs=rngs)
+            self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+            self.lora = nnx.LoRA(WIDTH, 2, WIDTH, rngs=rngs)
+            self.out = nnx.Linear(WIDTH, WORDS, rngs=rngs)
+
+        def __call__(self, ids):
+            h = self.embed(ids)
+            h = h + self.attend(self.norm(h))
+            return self.out(jnp.tanh(h + self.lora(h)))
+
+    graph, params, rest = nnx.split(Model(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(p, ids):
+        model = nnx.merge(graph, p, rest)
+        return jnp.mean(jax.nn.logsumexp(model(ids), axis=-1))
+
+    def loss_of_lists(leaves, ids):
+        return loss(jax.tree.unflatten(jax.tree.structure(params), leaves), ids)
+
+    check(loss_of_lists, jax.tree.leaves(params), drawn(T, most=WORDS), 6)
+
+
+def test_equinox():
+    key = jax.random.key(0)
+    model = (
+        eqx.nn.MLP(8, WIDTH, WIDTH, 2, key=key),
+        eqx.nn.GRUCell(WIDTH, WIDTH, key=key),
+        eqx.nn.LayerNorm(WIDTH),
+    )
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+
+    def loss(p, x):
+        mlp, cell, norm = eqx.combine(p, static)
+        h = jax.vmap(lambda x: norm(mlp(x)))(x)
+
+        def step(state, x):
+            return cell(x, state), None
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(WIDTH), h)[0] ** 2)
+
+    check(loss, params, drawn(T, 8), 5)
+
+
+def test_haiku():
+    def apply(x):
+        h = hk.Sequential([hk.Conv1D(WIDTH, 3), jax.nn.relu, hk.Linear(WIDTH)])(x)
+        h, _ = hk.dynamic_unroll(hk.LSTM(WIDTH), h, hk.LSTM(WIDTH).initial_state(None))
+        return jnp.sum(hk.LayerNorm(-1, True, True)(h) ** 3)
+
+    model, x = hk.without_apply_rng(hk.transform(apply)), drawn(T, 8)
+    params = model.init(jax.random.key(0), x[0])
+    check(model.apply, params, x, 2)
