@@ -105,7 +105,7 @@ class Bound:
     def of_squares(
         self, clip: ScalingClip, squares: PyTree, exponent: jax.Array
     ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """Its norms, their coefficients and faults, and the coefficient of each leaf."""
+        """Its norms, their coefficients and faults, and the coefficient by leaf."""
         layout = clip.layout(squares)
         self._check_all_bounded(layout)
         measured = Batched(_of_blocks(layout, exponent))

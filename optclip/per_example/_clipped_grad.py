@@ -146,12 +146,12 @@ def clipped_grad(
       TypeError, ValueError: an argument is not of its kind.
 
     Guarantees:
-      With `strict=True` and `method="vmap"`, for B examples in microbatches of m on n
-      devices, the sum changes by one example by at most the sensitivity times
-      1 + B (m + n) 2**-23, and by at most the sensitivity up to B (m + n) = 500. That is
-      the rounding of the sum in float32: m - 1 additions in a microbatch, none between
-      them, which are compensated, n - 1 across devices, and two at the end. Padding
-      changes no bit.
+      With `strict=True` and `method="vmap"`, of B examples, m at a time on n devices,
+      the sum changes by one example by at most the sensitivity times
+      1 + B (m + n) 2**-23, and by at most the sensitivity up to B (m + n) = 500. That
+      is the rounding of the sum in float32: m - 1 additions in a microbatch; none
+      between them, which are compensated; n - 1 across devices, and two at the end.
+      Padding changes no bit.
 
     ======================== =======================================================
     edge                     what an example adds
