@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from optclip._clip._layout import Layout
 from optclip.norms import _roots
 from optclip.norms._norm import L2
 from optclip.per_example import _ghost_norms
+from optclip.per_example._ghost_norms import Scaled
 from optclip.responses import Hard, Response
 from optclip.responses._resolve import ResponseLike, is_same_always, resolve
 from optclip.scopes._groups import Groups
@@ -95,20 +97,18 @@ class Bound:
         bad = clip.bad(layout, measured)
         return clipped, norms, *(layout.tree(x.entries()) for x in (found, bad))
 
-    def norms_of_squares(
-        self, clip: ScalingClip, squares: PyTree, exponent: jax.Array
-    ) -> PyTree:
-        """The norms of one example, of squared norms of leaves by `4**exponent`."""
-        layout = clip.layout(squares)
-        return layout.tree(_of_blocks(layout, exponent))
+    def norms_of_squares(self, clip: ScalingClip, squares: PyTree) -> PyTree:
+        """The norms of one example, of the squared norm of each leaf, `Scaled`."""
+        layout, found = _laid_out(clip, squares)
+        return layout.tree(found)
 
     def of_squares(
-        self, clip: ScalingClip, squares: PyTree, exponent: jax.Array
+        self, clip: ScalingClip, squares: PyTree
     ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
         """Its norms, their coefficients and faults, and the coefficient by leaf."""
-        layout = clip.layout(squares)
+        layout, of_blocks = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        measured = Batched(_of_blocks(layout, exponent))
+        measured = Batched(of_blocks)
         norms = layout.tree(measured.entries())
         spread = _prefix.fill("threshold", self.threshold, norms)
         limits = clip.fit("threshold", layout.entries(spread), measured)
@@ -210,11 +210,24 @@ def bound_of(
     return found
 
 
-def _of_blocks(layout: Layout, exponent: jax.Array) -> list[jax.Array]:
-    """The norm of each block; inf above the largest float."""
-    totals = [sum(_leaves.unwrap(x) for x in block.leaves) for block in layout.blocks]
-    roots = [_numerics.root(jnp.asarray(total)) for total in totals]
-    return [_roots.large_enough(_ghost_norms.shifted(x, exponent)) for x in roots]
+def _laid_out(clip: ScalingClip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
+    """The leaves in blocks, and the norm of each block; inf above the largest float."""
+    leaves, treedef = jax.tree.flatten(squares, is_leaf=_is_scaled)
+    layout = clip.layout(treedef.unflatten([x.square for x in leaves]))
+    members: list[list[Scaled]] = [[] for _ in layout.blocks]
+    for i, block in layout.owned():
+        members[block].append(leaves[i])
+    found = []
+    for own in members:
+        most = functools.reduce(jnp.maximum, [x.exponent for x in own])
+        total = functools.reduce(jnp.add, [x.at(most) for x in own])
+        norm = _ghost_norms.shifted(_numerics.root(total), most)
+        found.append(_roots.large_enough(norm))
+    return layout, found
+
+
+def _is_scaled(x: Any) -> bool:
+    return isinstance(x, Scaled)
 
 
 def _response(response: Any) -> Response:

@@ -42,12 +42,10 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
     """The clipped sum of a microbatch, and what each example had."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
-        values, aux, *found = _ghost.scaled_squares(
+        values, aux, squares = _ghost.scaled_squares(
             source.loss, source.params, examples, has_aux=True
         )
-        squares, exponent = found
-        of_one = jax.vmap(functools.partial(_about, bound, clip))
-        about = of_one(squares, exponent, padding)
+        about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
         norms, coefficients, bad, by_leaf = about
         value = jax.vmap(without_padding)(values, padding)
         info = ExampleInfo(value, norms, coefficients, bad, padding, aux)
@@ -60,24 +58,19 @@ def measured(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
     """The value and the norms of the examples of a microbatch."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
-        values, _, *found = _ghost.scaled_squares(
+        values, _, squares = _ghost.scaled_squares(
             source.loss, source.params, examples, has_aux=True
         )
-        norms = jax.vmap(functools.partial(bound.norms_of_squares, clip))(*found)
+        norms = jax.vmap(functools.partial(bound.norms_of_squares, clip))(squares)
         return None, jax.vmap(without_padding)((values, norms), padding)
 
     return function
 
 
 def _about(
-    bound: Bound,
-    clip: ScalingClip,
-    squares: PyTree,
-    exponent: jax.Array,
-    is_padding: jax.Array,
+    bound: Bound, clip: ScalingClip, squares: PyTree, is_padding: jax.Array
 ) -> Any:
-    found = bound.of_squares(clip, squares, exponent)
-    return without_padding(found, is_padding)
+    return without_padding(bound.of_squares(clip, squares), is_padding)
 
 
 def _weighted(
