@@ -40,11 +40,11 @@ def ghost(loss, params, examples, run=jax.jit):
     ]
 
 
-def check(loss, params, examples, rtol=1e-6, run=jax.jit):
-    """Right to `rtol`, and where a gradient is nearly 0 to a thousandth of that."""
+def check(loss, params, examples, rtol=1e-6, run=jax.jit, least=1e-3):
+    """Right to `rtol`, and where a gradient is nearly 0 to `least` of that of all."""
     values, expected = norms(loss, params, examples)
     found_values, found = ghost(loss, params, examples, run)
     np.testing.assert_allclose(found_values, values, rtol=rtol)
-    least = 1e-3 * rtol * max(1e-2, *map(np.nanmax, expected))
+    atol = least * rtol * max(1e-2, *map(np.nanmax, expected))
     for one, right in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, right, rtol=rtol, atol=least)
+        np.testing.assert_allclose(one, right, rtol=rtol, atol=atol)

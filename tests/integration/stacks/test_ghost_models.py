@@ -21,12 +21,16 @@ def drawn(*shape, most=None):
     return jnp.asarray(rng.normal(size=(BATCH, *shape)), jnp.float32)
 
 
-def check(loss, params, examples, wanted):
-    """Right in float64 too, with formulas for so many leaves at least."""
-    per_example_oracle.check(loss, params, examples, rtol=2e-6)
-    with jax.enable_x64(True):
-        wide = map(per_example_oracle.widened, (params, examples))
-        per_example_oracle.check(loss, *wide, rtol=1e-12)
+def check(loss, params, examples, wanted, wide=True):
+    """Right in float64 too, with formulas for so many leaves at least.
+
+    The gradient by the bias of keys is 0, and what is found of it is rounding.
+    """
+    per_example_oracle.check(loss, params, examples, rtol=2e-6, least=0.1)
+    if wide:
+        with jax.enable_x64(True):
+            wide = map(per_example_oracle.widened, (params, examples))
+            per_example_oracle.check(loss, *wide, rtol=1e-12, least=0.1)
     kinds = _ghost.plan(loss, params, jax.tree.map(lambda x: x[0], examples)).kinds
     kinds = jax.tree.leaves(kinds)
     assert sum(kind in ("gram", "product", "embedding") for kind in kinds) >= wanted
@@ -80,9 +84,12 @@ def test_flax_linen_cnn():
 
 
 def test_flax_linen_lstm():
-    model, x = nn.RNN(nn.OptimizedLSTMCell(WIDTH)), drawn(T, 8)
-    params = model.init(jax.random.key(0), x[0])
-    check(lambda p, x: jnp.sum(model.apply(p, x) ** 2), params, x, 4)
+    def model(x):
+        return nn.RNN(nn.LSTMCell(WIDTH, param_dtype=x.dtype))
+
+    x = drawn(T, 8)
+    params = model(x).init(jax.random.key(0), x[0])
+    check(lambda p, x: jnp.sum(model(x).apply(p, x) ** 2), params, x, 4)
 
 
 def test_flax_nnx():
@@ -108,7 +115,8 @@ def test_flax_nnx():
     def loss_of_lists(leaves, ids):
         return loss(jax.tree.unflatten(jax.tree.structure(params), leaves), ids)
 
-    check(loss_of_lists, jax.tree.leaves(params), drawn(T, most=WORDS), 6)
+    # Its attention is computed in float32 whatever the parameters are.
+    check(loss_of_lists, jax.tree.leaves(params), drawn(T, most=WORDS), 6, wide=False)
 
 
 def test_equinox():
