@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from optclip.per_example import _ghost
-from tests.support import example_losses, per_example_oracle, random_losses
+from tests.support import covering, example_losses, per_example_oracle, random_losses
 
 KINDS = {
     "mlp": {"gram", "bias"},
@@ -28,10 +28,10 @@ def test_a_model_in_float32(name):
     per_example_oracle.check(*example_losses.MODELS[name]())
 
 
-@pytest.mark.parametrize("name", example_losses.MODELS)
-def test_a_model_in_float64(name, request):
-    if name not in ("cnn", "lstm", "nested") and not request.config.getoption("full"):
-        pytest.skip("--full takes the others")
+@pytest.mark.parametrize(
+    "name", example_losses.MODELS if covering.full else ["cnn", "nested"]
+)
+def test_a_model_in_float64(name):
     loss, params, examples = example_losses.MODELS[name]()
     with jax.enable_x64(True):
         wide = map(per_example_oracle.widened, (params, examples))

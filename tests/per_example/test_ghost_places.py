@@ -190,9 +190,13 @@ def test_large_leaves_are_made_one_by_one(monkeypatch):
     tied = jnp.zeros((40, N)) + 0.1 + jnp.arange(160.0).reshape(40, N) / 99
 
     def loss(p, x):
-        return jnp.sum(jnp.tanh(x[:1] @ p["e"].T) @ p["e"]) * jnp.sum(p["v"] * x)
+        def step(state, x):
+            return state * x, state
 
-    check(loss, {"e": tied, "v": PARAMS["v"]})
+        moved = lax.scan(step, p["w"][0], x)[1]
+        return jnp.sum(jnp.tanh(x[:1] @ p["e"].T) @ p["e"]) * jnp.sum(p["v"] * moved)
+
+    check(loss, {"e": tied, "v": PARAMS["v"], "w": PARAMS["w"]})
 
 
 def test_weak_types_and_numpy_and_numbers_of_python():
