@@ -21,7 +21,12 @@ from optclip.norms._norm import L2
 from optclip.per_example import _ghost_norms
 from optclip.per_example._ghost_norms import Scaled
 from optclip.responses import Hard, Response
-from optclip.responses._resolve import ResponseLike, is_same_always, resolve
+from optclip.responses._resolve import (
+    ResponseLike,
+    compares,
+    is_same_always,
+    resolve,
+)
 from optclip.scopes._groups import Groups
 from optclip.scopes._scope import LEAF, TREE, Scope, as_scope
 
@@ -132,20 +137,18 @@ class Bound:
         if word not in _RELATIONS:
             wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
             raise ValueError(_validate.must_be("relation", wanted, relation))
-        whole = _RELATIONS[word] * self._whole(params) / self.normalize_by
-        known = _validate.concrete(whole)
-        return whole if known is None else float(known)
+        return _RELATIONS[word] * self._whole(params) / _wide(self.normalize_by)
 
     def _whole(self, params: PyTree) -> Any:
         """The root of the sum of the squares of all thresholds, each 1 for `unit`."""
         limits = self._limits(params)
         if self.is_unit:
             return math.sqrt(len(limits))
-        if len(limits) == 1:
-            return limits[0]
-        if any(_validate.concrete(limit) is None for limit in limits):
-            return jnp.sqrt(sum(jnp.square(limit) for limit in limits))
-        return math.hypot(*map(float, limits))
+        limits = [_wide(limit) for limit in limits]
+        if all(isinstance(limit, float) for limit in limits):
+            return math.hypot(*limits)
+        # One that is traced and negative clips to zero.
+        return jnp.sqrt(sum(jnp.square(jnp.maximum(limit, 0)) for limit in limits))
 
     def _limits(self, params: PyTree) -> list[Any]:
         if self.scope == TREE:
@@ -174,10 +177,16 @@ class Bound:
             out[i] = jnp.where(live, x / jnp.where(live, limit, one), jnp.zeros_like(x))
         return layout.rebuild(out)
 
-    def _check_all_bounded(self, layout: Any) -> None:
+    def _check_all_bounded(self, layout: Layout) -> None:
         for i, block in enumerate(layout.owner):
-            if block is None and _leaves.is_floating(layout.leaves[i]):
-                path = _leaves.path_str(layout.flat.paths[i])
+            path, leaf = _leaves.path_str(layout.flat.paths[i]), layout.leaves[i]
+            if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
+                raise TypeError(
+                    f"Each leaf must be a dense array of floats, got '{path}' of"
+                    f" {leaf.dtype}: what an example adds to it would have no bound."
+                    " Take it out of the tree."
+                )
+            if block is None:
                 raise ValueError(
                     f"Each leaf must be in a group, got '{path}' in none: what an"
                     " example adds to it would have no bound. Give it a label, or"
@@ -239,11 +248,24 @@ def _response(response: Any) -> Response:
         wanted = "without a schedule in it"
         advice = "There is no step here: give the value of the schedule."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
-    return how if isinstance(how, Hard) else _Capped(how)
+    if compares(how):
+        wanted = "one that looks at one norm at a time"
+        raise ValueError(
+            _validate.must_be("response", wanted, response, "Give 'hard'.")
+        )
+    return how if type(how) is Hard else _Capped(how)
 
 
 def _values(threshold: Any) -> list[Any]:
     return jax.tree.leaves(threshold, is_leaf=lambda t: t is None)
+
+
+def _wide(value: Any) -> Any:
+    """A number in float64, or a traced one in float32 or wider."""
+    known = _validate.concrete(value)
+    if known is not None:
+        return float(known)
+    return value.astype(_leaves.real_dtype(jnp.promote_types(value.dtype, jnp.float16)))
 
 
 def _zeros(params: PyTree) -> PyTree:

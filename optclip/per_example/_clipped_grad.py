@@ -51,7 +51,7 @@ class ClippedGrad:
           The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
         """
         source, size = source_of(self.loss, args), self.microbatch_size
-        is_ghost = _method.is_ghost(source, size, self.method)
+        is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.clipped(
             source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
         )
@@ -67,7 +67,7 @@ class ClippedGrad:
           the gradients and the parts of a microbatch take.
         """
         source = source_of(self.loss, args)
-        return _method.planned(source, self.microbatch_size, self.method)
+        return _method.planned(source, self.bound, self.microbatch_size, self.method)
 
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
@@ -131,11 +131,13 @@ def clipped_grad(
         `optclip.groups(...)`, which must label every leaf.
       response: what happens to a gradient: `"hard"`; `"auto_s"` scales by
         C / (norm + 0.01); `"normalize"`; `"drop"`; `"smooth"`; `"unit"` clips and
-        divides by C; or a response of your own, which is cut at C / norm.
+        divides by C; or a response of your own, such as
+        `lambda norm, c: c / (norm + 0.1)`, which is cut at C / norm.
       nonfinite: what an example with NaN or inf adds: `"zero"` nothing; `"drop"` its
         finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
       strict: whether no example ever adds more than C, whatever is rounded; its norm is
-        clipped inside a band of 1.3e-4 below C.
+        clipped inside a band of 1.3e-4 below C. With `"ghost"` the second pass rounds
+        anew, in the precision of its matrix products.
 
     Returns:
       A function of the arguments of the loss, and `padding=None`. It returns the sum,
@@ -151,13 +153,13 @@ def clipped_grad(
       1 + B (m + n) 2**-23, and by at most the sensitivity up to B (m + n) = 500. That
       is the rounding of the sum in float32: m - 1 additions in a microbatch; none
       between them, which are compensated; n - 1 across devices, and two at the end.
-      Padding changes no bit.
+      Without microbatches m is B. Padding changes no bit.
 
     ======================== =======================================================
     edge                     what an example adds
     ======================== =======================================================
     a norm of 0              zeros
-    a threshold of 0         zeros
+    a threshold of 0         zeros; `strict` takes one below 2**-36 for 0
     a threshold of inf       its gradient; the sensitivity is inf
     a norm above 3.4e38      what `nonfinite` says
     fp16, bf16 parameters    its gradient, clipped and added in float32

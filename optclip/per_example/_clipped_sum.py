@@ -11,7 +11,7 @@ from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _sum
 from optclip.per_example._bound import ExampleResponse, bound_of
 from optclip.per_example._info import ExampleInfo
-from optclip.per_example._source import Source
+from optclip.per_example._source import Source, check_whole
 from optclip.scopes._scope import ScopeLike
 
 
@@ -67,6 +67,7 @@ def clipped_sum(
     Byzantine Robust Optimization*, 2021, arXiv:2012.10333.
     """
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    check_whole(grads)
     source = Source(lambda own: (None, None, own), grads)
     return _sum.clipped(source, bound, padding, None)
 

@@ -12,14 +12,14 @@ class ExampleInfo(NamedTuple):
 
     Nothing here is covered by a privacy guarantee: publishing a loss or a norm of one
     example tells about that example. Every array has the batch axis first; padding has
-    zeros.
+    zeros, but for `aux`.
 
     Args:
       values: the loss of each example; None where gradients were given.
       norms: the norm of each example before the clip: `(batch,)` over the tree, a dict
         of such by label for groups, a tree of such for leaves.
-      coefficients: what each example was multiplied by, in the structure of `norms`; 0
-        for padding.
+      coefficients: what each gradient was multiplied by to be clipped, in the structure
+        of `norms`, before `"unit"` and `normalize_by` divide; 0 for padding.
       nonfinite: whether an example had a norm that is not finite, in the structure of
         `norms`; such an example adds nothing under `nonfinite="zero"`.
       padding: which places of the batch are padding, `(batch,)` of bools.

@@ -127,8 +127,8 @@ def _places(name: str, given: Any) -> tuple[int, ...]:
 
 
 def _check_value(value: Any) -> None:
-    if jnp.shape(value) or not _leaves.is_floating(value):
-        kind = jax.typeof(value)
+    if not _leaves.is_floating(value) or jnp.shape(value):
+        kind = jax.typeof(value) if hasattr(value, "dtype") else type(value).__name__
         raise TypeError(
             f"The loss must return one real number for one example, got {kind}. It is"
             " called without a batch axis; give has_aux=True if it returns"

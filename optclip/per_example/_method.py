@@ -5,9 +5,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _axis_names
+from optclip._arrays import _axis_names, _leaves
 from optclip._arrays._types import PyTree
-from optclip.per_example import _ghost, _microbatches
+from optclip.per_example import _ghost, _microbatches, _weighted
+from optclip.per_example._bound import Bound
 from optclip.per_example._source import Source
 
 Method = Literal["vmap", "ghost", "auto"]
@@ -32,18 +33,25 @@ class Plan(NamedTuple):
     ghost_bytes: int
 
 
-def planned(source: Source, size: int | None, method: str = "auto") -> Plan:
+def planned(
+    source: Source, bound: Bound, size: int | None, method: str = "auto"
+) -> Plan:
     """The plan for examples, `size` of them at a time."""
     number = _microbatches.batch_size(source.examples)
     together = number if size is None else min(size, number)
     one = jax.tree.map(_first, source.examples)
     found = _ghost.plan(source.loss, source.params, one, has_aux=True)
-    wide = sum(4 * x.size for x in jax.tree.leaves(source.params))
+    wide = sum(map(_num_bytes, jax.tree.leaves(source.params)))
     vmap_bytes, ghost_bytes = together * wide, together * (found.kept + found.work)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
-        method = "ghost" if is_less and is_possible(source) else "vmap"
+        method = "ghost" if is_less and not refused(source, bound) else "vmap"
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
+
+
+def _num_bytes(x: Any) -> int:
+    """What a gradient takes in the precision that it is summed in."""
+    return jnp.size(x) * _leaves.widen(jnp.zeros((), jnp.result_type(x))).itemsize
 
 
 def _first(x: Any) -> jax.ShapeDtypeStruct:
@@ -51,26 +59,30 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape[1:], kind.dtype)
 
 
-def is_possible(source: Source) -> bool:
-    """Whether parameters are real, and nothing is split that a norm is made of."""
+def refused(source: Source, bound: Bound) -> str:
+    """Why norms without gradients would be wrong here, or nothing."""
     given = jax.tree.leaves((source.params, source.examples))
     kinds = [jax.typeof(jnp.asarray(x)) for x in given]
     is_real = not any(map(jnp.iscomplexobj, jax.tree.leaves(source.params)))
     is_whole = all(_axis_names.varying(kind) <= {*source.axes} for kind in kinds)
     # Split by type, as on Explicit axes.
-    return is_real and is_whole and not any(any(kind.sharding.spec) for kind in kinds)
+    is_whole = is_whole and not any(any(kind.sharding.spec) for kind in kinds)
+    if is_real and is_whole:
+        return _weighted.refused(source, bound)
+    return (
+        "method='ghost' must have real parameters, and whole ones on each device, got"
+        " some that are complex, or split inside shard_map or on a mesh of Explicit"
+        " axes. Give method='vmap'."
+    )
 
 
-def is_ghost(source: Source, size: int | None, method: str) -> bool:
+def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> bool:
     """Whether norms are made without gradients; raise where that would be wrong."""
     if method == "vmap":
         return False
+    why = refused(source, bound)
     if method == "auto":
-        return is_possible(source) and planned(source, size).method == "ghost"
-    if not is_possible(source):
-        raise ValueError(
-            "method='ghost' must have real parameters, and whole ones on each device,"
-            " got some that are complex, or split inside shard_map or on a mesh of"
-            " Explicit axes. Give method='vmap'."
-        )
+        return not why and planned(source, bound, size).method == "ghost"
+    if why:
+        raise ValueError(why)
     return True

@@ -70,7 +70,7 @@ def norms(
         *args: Any, padding: jax.Array | None = None
     ) -> tuple[jax.Array, PyTree]:
         source = source_of(checked, args)
-        is_ghost = _method.is_ghost(source, microbatch_size, method)
+        is_ghost = _method.is_ghost(source, bound, microbatch_size, method)
         return _sum.measured(source, bound, padding, microbatch_size, is_ghost=is_ghost)
 
     return measured

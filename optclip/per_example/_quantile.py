@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _collectives, _validate
+from optclip._arrays import _collectives, _placement, _validate
 from optclip._arrays._types import Number
+from optclip.per_example._bound import Relation
 from optclip.per_example._info import ExampleInfo
 
 
@@ -126,7 +127,7 @@ class QuantileThreshold:
         if (key is None) == bool(self.count_noise):
             wanted = "a PRNG key of this step with `count_noise`, and None without"
             raise ValueError(_validate.must_be("key", wanted, key))
-        live = ~info.padding
+        live = _placement.varying_as(~info.padding, info.norms)
         below = live & (info.norms <= state.threshold)
         half = 0.5 * live.astype(jnp.float32)
         total = jnp.sum(below.astype(jnp.float32) - half)
@@ -134,7 +135,7 @@ class QuantileThreshold:
             _collectives.spanning(lax.psum, x) for x in (total, 2 * jnp.sum(half))
         )
         if key is not None:
-            total = total + self.count_noise * jax.random.normal(key)
+            total = total + self.count_noise * jax.random.normal(key, dtype=jnp.float32)
         if self.expected_batch_size is not None:
             number = jnp.asarray(self.expected_batch_size, jnp.float32)
         is_empty = number == 0
@@ -143,7 +144,9 @@ class QuantileThreshold:
         step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
         return QuantileState(state.threshold * step, fraction)
 
-    def noise_multiplier(self, total: Number) -> float:
+    def noise_multiplier(
+        self, total: Number, relation: Relation = "add_or_remove"
+    ) -> float:
         r"""The noise multiplier for the gradients, beside the noise on the count.
 
         .. math:: z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}
@@ -152,6 +155,9 @@ class QuantileThreshold:
           total: z, the noise multiplier that the budget is accounted with for both, a
             number above 0.
 
+          relation: what neighbouring batches are. By `"add_or_remove"` a count moves by
+            1/2; by `"zero_out"` and `"replace_one"` by 1, and the formula has no 2.
+
         Returns:
           The multiplier of the sensitivity for the noise on the gradients.
 
@@ -159,11 +165,12 @@ class QuantileThreshold:
           ValueError: the noise on the count is too small for it.
         """
         _validate.plain("total", total, above=True)
-        if not self.count_noise:
-            return float(np.asarray(total))
+        relations = ("add_or_remove", "zero_out", "replace_one")
+        _validate.choice("relation", relation, relations)
+        moves = 0.5 if relation == "add_or_remove" else 1.0
         z, noise = float(np.asarray(total)), float(self.count_noise)
-        if noise <= z / 2:
-            wanted = f"above half of the noise multiplier, {z / 2}"
+        if noise <= moves * z:
+            wanted = f"above {moves} times the noise multiplier, {moves * z}"
             advice = "The count alone would spend the whole budget."
             raise ValueError(_validate.must_be("count_noise", wanted, noise, advice))
-        return 1 / math.sqrt(z**-2 - (2 * noise) ** -2)
+        return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)

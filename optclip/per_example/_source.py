@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _validate
+from optclip._arrays import _axis_names, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
 from optclip.per_example import _microbatches
@@ -32,6 +32,17 @@ class Source(NamedTuple):
     params: PyTree = None
 
 
+def check_whole(grads: PyTree) -> None:
+    """Raise inside `shard_map`, where no type says which axes have other examples."""
+    axes = [_axis_names.varying(jax.typeof(x)) for x in jax.tree.leaves(grads)]
+    if any(axes) or _axis_names.untyped_axes():
+        raise ValueError(
+            "Gradients that have an axis of examples must be whole on each device, got"
+            " some that are split over mapped axes. Use jax.jit without shard_map, or"
+            " clipped_grad, which knows the loss."
+        )
+
+
 def padding_of(padding: Any, examples: PyTree) -> jax.Array:
     """Which places of the batch are padding, one bool an example."""
     number = _microbatches.batch_size(examples)
@@ -44,6 +55,39 @@ def padding_of(padding: Any, examples: PyTree) -> jax.Array:
         advice = f"Its shape is {jnp.shape(padding)}."
         raise ValueError(_validate.must_be("padding", wanted, padding, advice))
     return jnp.asarray(padding)
+
+
+def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
+    """Which places are padding, and the examples with others in these places.
+
+    What is there may be NaN, which derivatives of zeros keep.
+    """
+    flags = padding_of(padding, source.examples)
+    if padding is None:
+        return source, flags
+    examples, _ = harmless(source.examples, ~flags)
+    return source._replace(examples=examples), flags
+
+
+def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
+    """The first example that counts in place of each that does not, and if any does."""
+    place = jnp.arange(len(counts))
+    is_first = counts & (place == jnp.argmax(counts))
+
+    def taken(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return x
+
+        def by_example(flags: jax.Array) -> jax.Array:
+            return flags.reshape(-1, *[1] * (x.ndim - 1))
+
+        # A sum: indexing needs an output sharding on a mesh of Explicit axes.
+        only = jnp.where(by_example(is_first), x, jnp.zeros_like(x))
+        first = jnp.sum(only, 0, keepdims=True, dtype=x.dtype)
+        return jnp.where(by_example(counts), x, first)
+
+    return jax.tree.map(taken, examples), jnp.any(counts)
 
 
 def without_padding(tree: Any, is_padding: jax.Array) -> Any:

@@ -15,7 +15,7 @@ from optclip._clip._clip import ScalingClip
 from optclip.per_example import _microbatches, _weighted
 from optclip.per_example._bound import Bound
 from optclip.per_example._info import ExampleInfo
-from optclip.per_example._source import Source, padding_of, without_padding
+from optclip.per_example._source import Source, padded, without_padding
 
 Reduce = Literal["sum", "none"]
 
@@ -31,14 +31,13 @@ def clipped(
 ) -> tuple[PyTree, ExampleInfo]:
     """The sum of the clipped gradients, or each of them, and what each example had."""
     clip = bound.clip(source.split)
-    flags = padding_of(padding, source.examples)
+    source, flags = padded(source, padding)
     by_vmap = jax.vmap(functools.partial(_contribution, source, bound, clip))
     if reduce == "none":
         found, info = _microbatches.each(by_vmap, source.examples, flags, size)
         return bound.finished(clip, found), info
     function = _microbatches.added_up(by_vmap)
     if is_ghost:
-        _weighted.check(source, bound)
         function = _weighted.of_microbatch(source, bound, clip)
     found, info = _microbatches.summed(function, source.examples, flags, size)
     found = lax.psum(found, source.axes) if source.axes else found
@@ -50,7 +49,7 @@ def measured(
 ) -> tuple[Any, PyTree]:
     """The value and the norms of each example."""
     clip = bound.clip(source.split)
-    flags = padding_of(padding, source.examples)
+    source, flags = padded(source, padding)
 
     def of_one(example: PyTree, is_padding: jax.Array) -> tuple[None, PyTree]:
         value, _, grads = source.of_one(example)
@@ -85,7 +84,11 @@ def _contribution(
 
 
 def _wide(grads: PyTree) -> PyTree:
-    """The gradient in the precision that it is summed in."""
+    """The gradient in the precision of its norm, which all of it is summed in."""
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(grads) if _leaves.is_floating(x)]
+    is_double = any(_leaves.real_dtype(x.dtype) == jnp.float64 for x in leaves)
+    real = jnp.float64 if is_double else jnp.float32
     return jax.tree.map(
-        lambda x: _leaves.widen(jnp.asarray(x)) if _leaves.is_floating(x) else x, grads
+        lambda x: _leaves.widen(jnp.asarray(x), real) if _leaves.is_floating(x) else x,
+        grads,
     )

@@ -18,24 +18,23 @@ from optclip.per_example import _ghost
 from optclip.per_example._bound import Bound
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._microbatches import OfMicrobatch
-from optclip.per_example._source import Source, without_padding
+from optclip.per_example._source import Source, harmless, without_padding
 
 
-def check(source: Source, bound: Bound) -> None:
-    """Raise if a promise could not be kept without the gradients themselves."""
+def refused(source: Source, bound: Bound) -> str:
+    """Why a promise could not be kept without the gradients themselves, or nothing."""
     if bound.nonfinite in ("drop", "raise"):
         advice = "Give method='vmap', which has the gradient of each example."
         wanted = "'zero' or 'propagate' for method='ghost'"
-        raise ValueError(
-            _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
-        )
+        return _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
     narrow = [x for x in jax.tree.leaves(source.params) if _leaves.is_narrow(x)]
     if bound.strict and narrow:
-        raise ValueError(
+        return (
             "`strict` must be False for method='ghost' and parameters of"
             f" {narrow[0].dtype}: the sum is rounded to it. Give parameters in float32,"
             " or method='vmap'."
         )
+    return ""
 
 
 def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
@@ -85,7 +84,7 @@ def _weighted(
         own = [i for i, owner in enumerate(layout.owner) if owner == block]
         if own:
             weight = weights[own[0]]
-            taken, is_any = _harmless(examples, weight != 0)
+            taken, is_any = harmless(examples, weight != 0)
 
             def total(given: list[Any], own: Any = own, taken: Any = taken) -> Any:
                 filled = list(leaves)
@@ -103,22 +102,3 @@ def _weighted(
                 wide = wide + alarm.astype(wide.dtype)
                 out[i] = jnp.where(is_any, wide, jnp.zeros_like(wide))
     return treedef.unflatten(out)
-
-
-def _harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
-    """Another example in place of each that does not count: 0 times NaN is NaN."""
-    place = jnp.arange(len(counts))
-    is_first = counts & (place == jnp.argmax(counts))
-
-    def taken(x: jax.Array) -> jax.Array:
-        x = jnp.asarray(x)
-
-        def by_example(flags: jax.Array) -> jax.Array:
-            return flags.reshape(-1, *[1] * (x.ndim - 1))
-
-        # A sum: indexing needs an output sharding on a mesh of Explicit axes.
-        only = jnp.where(by_example(is_first), x, jnp.zeros_like(x))
-        first = jnp.sum(only, 0, keepdims=True, dtype=x.dtype)
-        return jnp.where(by_example(counts), x, first)
-
-    return jax.tree.map(taken, examples), jnp.any(counts)

@@ -100,6 +100,28 @@ def test_in_shard_map_each_example_counts_once(shape, size):
     assert_same(state, rule.update(rule.init(), one))
 
 
+def test_a_threshold_learns_from_all_devices_without_padding():
+    rule = QuantileThreshold(0.5, init_value=BOUND)
+
+    def step(params, batch):
+        _, info = clipped_grad(loss, BOUND)(params, batch)
+        return rule.update(rule.init(), info)
+
+    mapped = jax.shard_map(
+        step, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P()
+    )
+    assert_same(mapped(PARAMS, BATCH), step(PARAMS, BATCH))
+
+
+def test_given_gradients_are_refused_where_devices_have_others():
+    mapped = jax.shard_map(
+        lambda g: per_example.clipped_sum(g, 1.0)[0], mesh=mesh_of((8,)),
+        in_specs=P("data"), out_specs=P(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="must be whole on each device.*clipped_grad"):
+        mapped(BATCH)
+
+
 @pytest.mark.parametrize("method", ["vmap", "auto"])
 @pytest.mark.parametrize("size", [None, 8, 6])
 def test_on_explicit_axes(size, method):

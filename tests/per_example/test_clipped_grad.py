@@ -145,6 +145,47 @@ def test_a_leaf_without_a_threshold_is_not_clipped_and_has_no_bound():
     assert f.sensitivity(params=PARAMS) == np.inf
 
 
+def test_sensitivity_is_computed_in_float64():
+    assert clipped_grad(loss, np.int8(100)).sensitivity("replace_one") == 200
+    half = clipped_grad(loss, jnp.bfloat16(1.0), normalize_by=7)
+    assert half.sensitivity() == 1 / 7
+    assert jax.jit(lambda c: clipped_grad(loss, c).sensitivity())(-1.0) == 0
+
+
+def test_what_has_no_norm_is_refused():
+    whole = {"w": jnp.ones((3, 2)), "n": jnp.arange(3)}
+    with pytest.raises(TypeError, match="dense array of floats, got 'n' of int32"):
+        clipped_sum(whole, 1.0)
+
+
+def test_all_of_a_tree_is_clipped_in_its_widest_precision():
+    with jax.enable_x64(True):
+        grads = {"a": jnp.full((1, 3), 0.1, jnp.float32), "b": jnp.ones((1, 2))}
+        found, _ = clipped_sum(grads, 0.7)
+        assert {x.dtype for x in found.values()} == {jnp.dtype("float64")}
+        whole = np.concatenate([x.ravel() for x in found.values()])
+        assert 0.7 - 1e-11 < np.linalg.norm(whole) <= 0.7
+
+
+def test_a_padded_nan_reaches_no_derivative():
+    padding, batch = np.arange(7) == 3, BATCH.at[3].set(jnp.nan)
+
+    def total(params):
+        found, _ = clipped_grad(loss, BOUND)(params, batch, padding=padding)
+        return jnp.sum(found["w"])
+
+    with jax.debug_nans(True):
+        slope = jax.grad(total)(PARAMS)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slope))
+    keys = jax.random.split(jax.random.key(0), 7)
+
+    def noisy(params, example, key):
+        return loss(params, example + jax.random.normal(key, (3,)))
+
+    f = clipped_grad(noisy, BOUND, batch_argnums=(1, 2))
+    assert np.isfinite(f(PARAMS, batch, keys, padding=padding)[0]["w"]).all()
+
+
 def test_sensitivity_of_a_traced_threshold_is_an_array():
     def of(threshold):
         tree = clipped_grad(loss, threshold).sensitivity("replace_one")
@@ -249,6 +290,11 @@ def test_a_response_of_your_own_is_cut_at_the_threshold():
     np.testing.assert_allclose(found, [1.2, 1.6], rtol=1e-6)
     less, _ = clipped_sum(grads, 1.0, response=lambda n, c: c / (n + 1), strict=False)
     np.testing.assert_allclose(less, [0.5 + 0.2, 2 / 3 + 0.4 / 1.5], rtol=1e-6)
+
+
+def test_a_response_that_compares_norms_is_refused():
+    with pytest.raises(ValueError, match="one that looks at one norm at a time"):
+        clipped_grad(loss, 1.0, response="proportional")
 
 
 def test_a_response_with_a_schedule_is_refused():

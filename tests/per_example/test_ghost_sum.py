@@ -126,6 +126,9 @@ def test_what_would_break_a_promise_is_refused():
     with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
         f(half)
     assert f(half, strict=False)[0].dtype == jnp.float32
+    auto = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, method="auto")
+    assert auto.plan(half, jnp.ones((3, 2), half.dtype)).method == "vmap"
+    assert auto(half, jnp.ones((3, 2), half.dtype))[0].dtype == jnp.float32
     for policy in ("drop", "raise"):
         with pytest.raises(
             ValueError, match="'zero' or 'propagate' for method='ghost'"

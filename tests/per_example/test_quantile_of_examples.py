@@ -75,9 +75,12 @@ def test_the_budget_is_split_as_the_paper_says():
     found = rule.noise_multiplier(1.1)
     # What both of them together are worth is what was asked for.
     assert (found**-2 + (2 * 10.0) ** -2) ** -0.5 == pytest.approx(1.1, rel=1e-12)
-    assert QuantileThreshold().noise_multiplier(1.1) == 1.1
+    replaced = rule.noise_multiplier(1.1, "replace_one")
+    assert (replaced**-2 + 10.0**-2) ** -0.5 == pytest.approx(1.1, rel=1e-12)
+    with pytest.raises(ValueError, match="`count_noise` must be above .* got 0.0"):
+        QuantileThreshold().noise_multiplier(1.1)
     few = QuantileThreshold(count_noise=0.5, expected_batch_size=200)
-    with pytest.raises(ValueError, match="above half of the noise multiplier, 0.55"):
+    with pytest.raises(ValueError, match="above 0.5 times the noise multiplier, 0.55"):
         few.noise_multiplier(1.1)
 
 
