@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optclip._arrays._types import Nonfinite, Number, PyTree
@@ -130,11 +131,25 @@ def aggregate(
         padding: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[PyTree, Any]:
-        del params, extra
+        del extra
         summed, _ = clipped_sum(
             updates, threshold, padding=padding, normalize_by=normalize_by,
             over=over, response=response, nonfinite=nonfinite, strict=strict,
         )  # fmt: skip
+        _check_shapes(summed, params)
         return summed, state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_shapes(summed: PyTree, params: PyTree) -> None:
+    """Raise if what was added up were not gradients with an axis of examples."""
+    found, wanted = (
+        [jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (summed, params)
+    )
+    if params is not None and found != wanted:
+        raise ValueError(
+            "The updates must have an axis of examples before those of the parameters, got"
+            f" sums of the shapes {found} for parameters of {wanted}. Give the"
+            " gradient of each example, as jax.vmap(jax.grad(loss), (None, 0)) makes it."
+        )

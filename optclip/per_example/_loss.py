@@ -80,15 +80,15 @@ class Loss:
 
 def apart(
     loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, examples: list[PyTree]
-) -> tuple[PyTree, PyTree, Axes]:
+) -> tuple[PyTree, Callable[[PyTree], PyTree], Axes]:
     """Parameters for which each device derives by itself.
 
     Inside `shard_map` JAX sums the derivative by what is the same on all devices,
     over them: that would be the gradient of several examples.
 
     Returns:
-      The parameters; the mapped axes that each of them is split over, for its norm; and
-      the axes over which examples are split.
+      The parameters; a function to the mapped axes that each of them is split over, for
+      its norm; and the axes over which examples are split.
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
@@ -105,7 +105,8 @@ def apart(
             )
     moved = [_varying(x, axes) for x in flat.leaves]
     split = flat.rebuild([_sorted(names) for names in own])
-    return flat.rebuild(moved), split, _sorted(axes)
+    # A function of the tree: a tree that can be called itself would be taken for one.
+    return flat.rebuild(moved), lambda _: split, _sorted(axes)
 
 
 def _varying(x: Any, axes: frozenset[Any]) -> Any:

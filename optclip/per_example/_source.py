@@ -19,7 +19,7 @@ class Source(NamedTuple):
     """The gradients of examples, or what they are derived of.
 
     `of_one(example)` returns the value of an example, its aux and its gradient; `split`
-    has the mapped axes that each leaf is split over; over `axes` examples are. `loss`
+    gives the mapped axes that each leaf is split over; over `axes` examples are. `loss`
     returns the value and aux for parameters and an example, None where gradients were
     given.
     """

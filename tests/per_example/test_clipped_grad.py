@@ -1,5 +1,6 @@
 """The sum of clipped gradients of examples, beside NumPy in float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -341,6 +342,43 @@ def test_an_aggregator_of_optax_is_the_same_sum():
     found, _ = update(per_gradient, state, PARAMS, padding=padding)
     wanted = expected("tree", "hard", rows=slice(4))
     assert_close(found, {key: -leaf / 7 for key, leaf in wanted.items()})
+
+
+def test_an_aggregator_notices_gradients_that_are_averaged_already():
+    clip = per_example.aggregate(BOUND, normalize_by=7.0)
+    with pytest.raises(ValueError, match="must have an axis of examples before those"):
+        clip.update(PARAMS["w"], clip.init(PARAMS["w"]), PARAMS["w"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """A model that can be called, as those of Flax NNX and Equinox."""
+
+    w: jax.Array
+    b: jax.Array
+
+    def __call__(self, example):
+        return loss({"w": self.w, "b": self.b}, example)
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_parameters_may_be_a_model_that_can_be_called(method):
+    f = clipped_grad(
+        lambda model, x: model(x), BOUND, strict=False, method=method, over="leaf"
+    )
+    found, info = f(Module(**PARAMS), BATCH)
+    assert_close(vars(found), expected("leaf", "hard"), 1e-5)
+    assert_close(vars(info.norms), by_scope("leaf"), 1e-5)
+
+
+def test_a_loss_of_a_tuple_or_a_dict_is_refused():
+    for kind, wrong in {
+        "tuple": lambda w, x: (w["a"] * x, 1),
+        "dict": jax.grad(lambda w, x: w["a"] * x),
+    }.items():
+        with pytest.raises(TypeError, match=f"for one example, got {kind}.*has_aux"):
+            clipped_grad(wrong, 1.0)({"a": jnp.ones(())}, jnp.ones(3))
 
 
 @pytest.mark.parametrize("call", ["values", "grad"])
