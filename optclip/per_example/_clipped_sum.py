@@ -149,7 +149,7 @@ def _check_shapes(summed: PyTree, params: PyTree) -> None:
     )
     if params is not None and found != wanted:
         raise ValueError(
-            "The updates must have an axis of examples before those of the parameters, got"
-            f" sums of the shapes {found} for parameters of {wanted}. Give the"
-            " gradient of each example, as jax.vmap(jax.grad(loss), (None, 0)) makes it."
+            "The updates must have an axis of examples before those of the parameters,"
+            f" got sums of the shapes {found} for parameters of {wanted}. Give"
+            " gradients of examples, as jax.vmap(jax.grad(loss), (None, 0)) makes."
         )
