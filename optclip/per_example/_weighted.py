@@ -80,25 +80,24 @@ def _weighted(
     weights = treedef.flatten_up_to(by_leaf)
     layout = clip.layout(source.params)
     out = list(leaves)
-    for block in range(len(layout.blocks)):
-        own = [i for i, owner in enumerate(layout.owner) if owner == block]
-        if own:
-            weight = weights[own[0]]
-            taken, is_any = harmless(examples, weight != 0)
+    for block in sorted({owner for _, owner in layout.owned()}):
+        own = [i for i, owner in layout.owned() if owner == block]
+        weight = weights[own[0]]
+        taken, is_any = harmless(examples, weight != 0)
 
-            def total(given: list[Any], own: Any = own, taken: Any = taken) -> Any:
-                filled = list(leaves)
-                for i, x in zip(own, given, strict=True):
-                    filled[i] = x
-                params = treedef.unflatten(filled)
-                return jax.vmap(source.loss, (None, 0))(params, taken)[0]
+        def total(given: list[Any], own: Any = own, taken: Any = taken) -> Any:
+            filled = list(leaves)
+            for i, x in zip(own, given, strict=True):
+                filled[i] = x
+            params = treedef.unflatten(filled)
+            return jax.vmap(source.loss, (None, 0))(params, taken)[0]
 
-            values, pull = jax.vjp(total, [leaves[i] for i in own])
-            (grads,) = pull(weight.astype(values.dtype))
-            # NaN where a coefficient is, also for what the example does not use.
-            alarm = jnp.sum(weight - weight)
-            for i, x in zip(own, grads, strict=True):
-                wide = _leaves.widen(x)
-                wide = wide + alarm.astype(wide.dtype)
-                out[i] = jnp.where(is_any, wide, jnp.zeros_like(wide))
+        values, pull = jax.vjp(total, [leaves[i] for i in own])
+        (grads,) = pull(weight.astype(values.dtype))
+        # NaN where a coefficient is, also for what the example does not use.
+        alarm = jnp.sum(weight - weight)
+        for i, x in zip(own, grads, strict=True):
+            wide = _leaves.widen(x)
+            wide = wide + alarm.astype(wide.dtype)
+            out[i] = jnp.where(is_any, wide, jnp.zeros_like(wide))
     return treedef.unflatten(out)
