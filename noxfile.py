@@ -185,6 +185,7 @@ def prove(session: nox.Session) -> None:
         session,
         ["-m", "tools.accuracy"],
         ["-m", "tools.bounds"],
+        ["-m", "tools.derivatives"],
         ["-m", "pytest", "-q", "--full", *HOURS],
         ["-m", "tools.mutation", *session.posargs],
     )

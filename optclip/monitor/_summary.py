@@ -97,10 +97,10 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
         known = [numbers[key] for key in keys if key in numbers]
         return max(known) if known else None
 
-    phrases = [f"{len(parts)} norms"]
+    phrases = ["1 norm" if len(parts) == 1 else f"{len(parts)} norms"]
     fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
     of_many = parts == [""] and fraction is not None
-    up_to = "" if parts == [""] or not (rate or nonfinite) else "up to "
+    up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
     if parts == [""]:
         # Of many norms the largest need not be the one with the smallest threshold.
         largest, smallest = ("largest ", "smallest ") if of_many else ("", "")

@@ -16,19 +16,9 @@ from optclip import functional as F
 from optclip import responses
 from tests.clip.test_singular_values import METHODS, matrix
 from tests.support import helpers
+from tools import derivatives as spiked
+from tools.derivatives import CAPS, exact
 
-# f and its derivative, at a threshold of 1, and the derivative of f by the threshold.
-HARD = (
-    lambda s: np.minimum(s, 1.0),
-    lambda s: np.where(s > 1, 0.0, 1.0),
-    lambda s: np.where(s > 1, 1.0, 0.0),
-)
-SOFT = (
-    lambda s: s / np.sqrt(1 + s**2),
-    lambda s: (1 + s**2) ** -1.5,
-    lambda s: s**3 * (1 + s**2) ** -1.5,
-)
-CAPS = {"hard": HARD, "soft": SOFT}
 SPECTRA = {
     "distinct": [0.2, 0.6, 1.7, 3.0],
     "all above": [1.2, 1.5, 2.0, 7.0],
@@ -41,24 +31,6 @@ SPECTRA = {
     "near the kink": [0.9, 0.99, 1.01, 1.1],
     "far": [0.5, 0.8, 3.0, 30.0],
 }
-
-
-def exact(x, dx, cap):
-    """The change of u f(s) v^* along dx, in float64; v all of a square matrix."""
-    f, slope, _ = CAPS[cap]
-    m, n = x.shape
-    if m > n:
-        return exact(x.T, dx.T, cap).T
-    wide, more = (np.pad(a, ((0, n - m), (0, 0))) for a in (x, dx))
-    u, s, vt = np.linalg.svd(wide)
-    inner = u.conj().T @ more @ vt.conj().T
-    a, b = s[:, None], s[None, :]
-    equal = np.abs(a - b) < 1e-9
-    minus = np.where(equal, slope(a) + 0 * b, (f(a) - f(b)) / np.where(equal, 1, a - b))
-    total = np.where(a + b > 1e-9, a + b, 1)
-    plus = np.where(a + b > 1e-9, (f(a) + f(b)) / total, slope(0.0))
-    even, odd = (inner + inner.conj().T) / 2, (inner - inner.conj().T) / 2
-    return (u @ (minus * even + plus * odd) @ vt)[:m]
 
 
 @functools.cache
@@ -120,58 +92,15 @@ def test_in_float32_it_is_finite_at_any_spectrum(method, cap):
     np.testing.assert_allclose(found[0][:-2][smooth], forward[smooth], atol=5e-3)
 
 
-def beside_spikes(k):
-    """Singular values in units of c, none of them at the kink of a hard cap."""
-    half = np.arange(k) < k // 2
-    return {
-        "one 30": np.append(np.full(k - 1, 0.1), 30),
-        "one 100": np.append(np.full(k - 1, 0.1), 100),
-        "one 1000": np.append(np.full(k - 1, 0.1), 1000),
-        "one 1000, a line": np.append(np.linspace(0.5, 1.63, k - 1), 1000),
-        "half 1000": np.where(half, 1000, 0.01),
-        "half the rank, 1000": np.where(half, 1000, 0),
-        "geometric to 7": np.geomspace(7e-5, 7, k),
-        "geometric to 700": np.geomspace(7e-3, 700, k),
-        "geometric, all above": np.geomspace(2, 1000, k),
-        "ties": np.where(half, 5, 0.5),
-        "gaussian": np.abs(np.random.default_rng(1).normal(size=k)) * np.sqrt(k),
-    }
-
-
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("dtype", spiked.DTYPES)
 @pytest.mark.parametrize("shape", [(16, 24), (24, 16), (4, 100)], ids=str)
 @pytest.mark.parametrize("cap", CAPS)
 def test_in_float32_it_is_right_beside_singular_values_of_1000_thresholds(
     cap, shape, dtype
 ):
     """Forwards, and backwards by a product with any weights, to 5e-5 of its norm."""
-    rng = np.random.default_rng(2)
-    kinds = beside_spikes(min(shape))
-    x = np.stack([matrix(rng, values, shape) for values in kinds.values()])
-    along, weights = rng.normal(size=(2, *x.shape))
-    if dtype == "complex64":
-        # By a unitary diagonal the singular values stay.
-        x = x * np.exp(2j * np.pi * rng.uniform(size=shape[1]))
-        along = along + 1j * rng.normal(size=x.shape)
-    x, along = x.astype(dtype), along.astype(dtype)
-    clip = functools.partial(F.clip_by_singular_value, response=cap)
-
-    def one(x, along, weights):
-        _, forward = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
-        by_x = jax.grad(lambda x: jnp.sum(weights * jnp.real(clip(x, 1.0))))(x)
-        return forward, by_x
-
-    with jax.numpy_dtype_promotion("strict"):
-        found = helpers.quick_jit(jax.vmap(one))(x, along, np.float32(weights))
-    forward, by_x = found
-    for i, name in enumerate(kinds):
-        want = exact(x[i].astype(complex), along[i].astype(complex), cap)
-        size = np.linalg.norm(want)
-        assert np.linalg.norm(forward[i] - want) <= 5e-5 * size, name
-        # The gradient of a real function of complex numbers is conjugate in JAX.
-        reverse = np.sum(np.real(np.complex128(by_x[i]) * along[i]))
-        right = np.sum(weights[i] * np.real(want))
-        assert abs(reverse - right) <= 5e-5 * size * np.linalg.norm(weights[i]), name
+    for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
+        assert error <= spiked.ROOM, name
 
 
 @pytest.mark.parametrize("cap", CAPS)

@@ -109,6 +109,7 @@ def test_quick_run_of_muon_from_the_command_line(tmp_path):
 
 def test_quick_run_of_what_qk_clip_costs():
     said = run_quick("muon_cost.py")
-    assert [line[:18].strip() for line in said.splitlines()[1:]] == [
-        "Muon", "and largest logits", "and QK-Clip"
+    assert [line[:22].strip() for line in said.splitlines()[1:]] == [
+        "Muon", "and largest logits", "and QK-Clip",
+        "max_attention_logit", "clip_attention_logits", "an empty program",
     ]  # fmt: skip

@@ -52,6 +52,15 @@ def test_of_groups_and_what_is_not_finite():
     ]
 
 
+def test_of_one_leaf():
+    tx = optclip.clip_by_norm(2.0, record="leaves")
+    zero = {"b": jnp.zeros(1)}
+    assert optclip.summary(state_after(tx, {"b": GRADS["b"]}, zero)).splitlines() == [
+        "clip: 1 norm, clipped in 50% of the steps",
+        "     0%  0         b (clipped in 50%)",
+    ]
+
+
 def test_the_largest_of_many():
     grads = {f"{i:02}": jnp.array([1.0 + (i == 7)]) for i in range(20)}
     tx = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
