@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from optclip._arrays import _axis_names, _collectives, _leaves, _validate
 from optclip._arrays._types import AxisName, Number
+
+# Behind a causal mask the queries of each span are multiplied with the keys before its
+# end only: of four, 5/8 of all products. More would make a longer program for less.
+_SPANS = 4
 
 
 def max_attention_logit(
@@ -26,8 +32,9 @@ def max_attention_logit(
 
     .. math:: S_h = \max_{b, t, s} \; scale \; q_{b t h} \cdot k_{b s g(h)}
 
-    Queries are taken in blocks: there is never a logit for each query and key. It has
-    no derivative.
+    Queries are taken in blocks: there is never a logit for each query and key. Behind a
+    causal mask most keys that no query of a block attends to are left out of its
+    products. It has no derivative.
 
     Args:
       query: the queries as they enter the product, rotary embedding included, of shape
@@ -41,7 +48,8 @@ def max_attention_logit(
         is all.
       axis_name: the mapped axes, a name or a tuple of names, over which the maximum is
         taken as well; None is none of them.
-      block_size: how many queries are taken at a time; a smaller one takes less memory.
+      block_size: how many queries are taken at most at a time; a smaller one takes less
+        memory.
 
     Returns:
       An array `(H,)`, float32, or float64 for such inputs. A query that attends to
@@ -126,20 +134,21 @@ def _by_head(
     block_size: int,
 ) -> jax.Array:
     *batch, length, heads, width = query.shape
-    groups, reach = key.shape[-2], key.shape[-3]
+    groups = key.shape[-2]
     dtype = _leaves.real_dtype(jnp.promote_types(query.dtype, key.dtype))
     grouped = query.reshape(*batch, length, groups, heads // groups, width)
-    block = min(block_size, length)
+    spans = _SPANS if isinstance(mask, str) else 1
+    block = min(block_size, -(-length // spans))
     is_narrow = all(map(_leaves.is_narrow, (query, key)))
     precision = None if is_narrow else lax.Precision.HIGHEST
 
-    def largest(start: jax.Array) -> jax.Array:
+    def largest(seen: jax.Array, start: jax.Array) -> jax.Array:
         part = lax.dynamic_slice_in_dim(grouped, start, block, -4)
         logits = jnp.einsum(
-            "...tgrd,...sgd->...grts", part, key,
+            "...tgrd,...sgd->...grts", part, seen,
             precision=precision, preferred_element_type=dtype,
         ) * jnp.asarray(scale, dtype)  # fmt: skip
-        attended = _attended(mask, start, block, reach)
+        attended = _attended(mask, start, block, seen.shape[-3])
         if attended is not None:
             *lead, own, rows, columns = attended.shape
             ways = (groups, heads // groups) if own > 1 else (1, 1)
@@ -149,8 +158,13 @@ def _by_head(
         return jnp.max(logits, axes, initial=-jnp.inf).reshape(heads)
 
     # The last block begins earlier, where it would go over the end.
-    starts = jnp.minimum(jnp.arange(0, length, max(block, 1)), length - block)
-    return jnp.max(lax.map(largest, starts), 0, initial=-jnp.inf)
+    starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
+    found = []
+    for span in np.array_split(starts, min(spans, max(len(starts), 1))):
+        end = key.shape[-3] if spans == 1 else int(span.max(initial=0)) + block
+        one = functools.partial(largest, key[..., :end, :, :])
+        found.append(lax.map(one, jnp.asarray(span)))
+    return jnp.max(jnp.concatenate(found), 0, initial=-jnp.inf)
 
 
 def _attended(
