@@ -41,6 +41,7 @@ def test_singular_values_are_softly_capped_at_ten_and_scaled_by_the_shape():
         ((2, 8), {"matrix_axes": (1, 0)}, 1.0),
         ((2, 5, 8), {"matrix_axes": (0, -1)}, 2.0),
         ((7, 2, 18), {}, 3.0),
+        ((1, 4), {}, 2.0),
         ((0, 5), {}, 1.0),
         ((3,), {}, 1.0),
         ((), {}, 1.0),
