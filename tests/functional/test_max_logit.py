@@ -115,7 +115,9 @@ def test_nan_reads_nan_and_inf_inf(at):
 )
 def test_of_nothing_it_is_minus_infinity(lengths, batch):
     query, key = arrays(lengths, batch=batch)
-    np.testing.assert_array_equal(max_attention_logit(query, key), np.full(6, -np.inf))
+    for mask in (None, "causal"):
+        found = max_attention_logit(query, key, mask=mask)
+        np.testing.assert_array_equal(found, np.full(6, -np.inf))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
