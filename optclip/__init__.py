@@ -20,6 +20,9 @@ from optclip import scopes as scopes
 from optclip import thresholds as thresholds
 from optclip import typing as typing
 from optclip._arrays._prefix import by_path as by_path
+from optclip.cotangents import clip_cotangent as clip_cotangent
+from optclip.cotangents import cotangent_probe as cotangent_probe
+from optclip.cotangents import with_clipped_cotangent as with_clipped_cotangent
 from optclip.monitor import Suggestion as Suggestion
 from optclip.monitor import metrics as metrics
 from optclip.monitor import suggest as suggest
@@ -74,6 +77,8 @@ __all__ = [
     "clip_by_singular_value",
     "clip_by_spectral_norm",
     "clip_by_value",
+    "clip_cotangent",
+    "cotangent_probe",
     "find_heads",
     "functional",
     "groups",
@@ -92,6 +97,7 @@ __all__ = [
     "thresholds",
     "typing",
     "units",
+    "with_clipped_cotangent",
     "with_error_feedback",
     "with_periodic_reset",
 ]

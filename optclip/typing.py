@@ -36,7 +36,8 @@ Example:
   GradientTransformationExtraArgs
 """
 
-from typing import NamedTuple, TypedDict
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import jax
 
@@ -70,6 +71,9 @@ Nonfinite = _types.Nonfinite
 
 Record = _types.Record
 """Whether the state keeps what happened, True, False or by leaf."""
+
+Relative = Literal["rms", "median"] | float | Callable[[jax.Array], Any]
+"""What a threshold of cotangents is a multiple of, made of all norms of a leaf."""
 
 ResponseLike = responses.ResponseLike
 """A response's name, a `Response`, or a function of norm and threshold."""
@@ -125,6 +129,22 @@ class SkipOptions(TypedDict, total=False):
     name: str
 
 
+class CotangentOptions(TypedDict, total=False):
+    """The further arguments of `clip_cotangent`, as `with_clipped_cotangent` has them.
+
+    `probe` is not among them: the outputs alone are returned.
+    """
+
+    axis: int | tuple[int, ...] | None
+    ord: float | None
+    response: ResponseLike
+    relative: Relative | None
+    nonfinite: Nonfinite
+    mask: Mask | None
+    axis_name: AxisName | None
+    name: str | None
+
+
 class ClipRecord(NamedTuple):
     """What a clip did in its last step, and how often it did something.
 
@@ -169,6 +189,30 @@ class SkipRecord(NamedTuple):
     skip_consecutive: jax.Array
     skip_value: PyTree = None
     skip_value_threshold: PyTree = None
+
+
+class CotangentRecord(NamedTuple):
+    """What `clip_cotangent` did in a backward pass; all float32, so that it has one.
+
+    Counts are whole numbers, up to 16,777,216 to the last.
+
+    Attributes:
+      cotangent_norm: the largest finite norm before the clip.
+      cotangent_norms: how many norms there were.
+      cotangent_clipped: how many of them were clipped; what was zeroed or made NaN for
+        a non-finite norm does not count as clipped.
+      cotangent_nonfinite: how many of them were not finite.
+      cotangent_coefficients: the sum of what those that are finite were multiplied by.
+      cotangent_chains: 1, or more where one probe went to several clips and not from
+        one to the next; the largest norm is then not known.
+    """
+
+    cotangent_norm: PyTree
+    cotangent_norms: PyTree
+    cotangent_clipped: PyTree
+    cotangent_nonfinite: PyTree
+    cotangent_coefficients: PyTree
+    cotangent_chains: PyTree
 
 
 class ClipState(NamedTuple):
@@ -247,6 +291,8 @@ __all__ = [
     "ClipOptions",
     "ClipRecord",
     "ClipState",
+    "CotangentOptions",
+    "CotangentRecord",
     "ErrorFeedbackState",
     "History",
     "Labels",
@@ -259,6 +305,7 @@ __all__ = [
     "PeriodicResetState",
     "PyTree",
     "Record",
+    "Relative",
     "ResponseLike",
     "ScopeLike",
     "SkipOptions",

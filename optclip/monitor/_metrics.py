@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _by_path, _leaves, _validate
+from optclip.monitor import _cotangents
 from optclip.typing import ClipRecord, ClipState, PyTree, SkipRecord
 
 
@@ -72,8 +73,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       clip/rate 1.0
       clip/nonfinite 0
     """
-    states = _states(opt_state)
-    if not states:
+    states, probes = _states(opt_state), _cotangents.records_of(opt_state)
+    if not states and not probes:
         advice = (
             "Give the whole state of the chain. A clip with record=False and a fixed"
             " threshold, and one of optax, keeps nothing: give the clip record=True."
@@ -82,6 +83,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     found: dict[str, jax.Array] = {}
     given = {name for state, _ in states for name in state.clip_record}
+    given |= {name for name, _ in probes}
     taken: set[str] = set()
     for state, skipped in states:
         for name, record in state.clip_record.items():
@@ -97,6 +99,11 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
                 for field, value in counts.items():
                     if value is not None:
                         found[f"{unique}/{field.removeprefix('skip_')}"] = _bare(value)
+    for name, record in probes:
+        unique = _by_path.unique(name, given, taken)
+        taken.add(unique)
+        for key, value in _cotangents.entries_of(record).items():
+            found[f"{unique}/{key}"] = value
     return found
 
 

@@ -1,0 +1,11 @@
+"""Clips inside the backward pass: of cotangents, by row, by step or by layer.
+
+Forwards each is the identity. Use them by `optclip.clip_cotangent`,
+`optclip.with_clipped_cotangent` and `optclip.cotangent_probe`.
+"""
+
+from optclip.cotangents._clip_cotangent import clip_cotangent as clip_cotangent
+from optclip.cotangents._layers import with_clipped_cotangent as with_clipped_cotangent
+from optclip.cotangents._probe import cotangent_probe as cotangent_probe
+
+__all__ = ["clip_cotangent", "cotangent_probe", "with_clipped_cotangent"]

@@ -1,0 +1,114 @@
+"""The identity whose backward pass clips: one `jax.custom_vjp` for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _axis_names, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import PyTree
+from optclip._clip._clip import Clip
+from optclip._clip._layout import Layout
+from optclip.cotangents import _probe, _relative
+from optclip.norms._measure import declared_across
+from optclip.typing import CotangentRecord
+
+# Whether a backward pass can return more than cotangents: from JAX 0.11.1 on.
+HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Backward:
+    """What is done to cotangents on their way back.
+
+    Attributes:
+      clip: the clip of a dict of arrays, each by itself.
+      reference: what the thresholds are multiples of; None for thresholds as they are.
+    """
+
+    clip: Clip[Any, Any]
+    reference: _relative.Reference | None
+
+    def apply(
+        self, cotangents: PyTree, thresholds: PyTree
+    ) -> tuple[PyTree, CotangentRecord]:
+        """The clipped cotangents, and what was done to them."""
+        layout = self.clip.layout(cotangents)
+        measured = self.clip.measure(layout)
+        limits = self.clip.fit(
+            "max_norm", self._limits(layout, measured, thresholds), measured
+        )
+        clipped, coefficients = self.clip.apply(layout, measured, limits)
+        _, found = self.clip.recorded(measured, limits, coefficients)
+        return clipped, _probe.record_of(measured, found)
+
+    def spanning(self, axis_name: PyTree) -> Backward:
+        """The same, with the mapped axes that each array is split over."""
+        clip = dataclasses.replace(self.clip, axis_name=axis_name)
+        return dataclasses.replace(self, clip=clip)
+
+    def check(self, arrays: PyTree, thresholds: PyTree) -> None:
+        """Raise at the call what would be raised in the backward pass."""
+        jax.eval_shape(lambda x: self.apply(x, thresholds)[0], arrays)
+
+    def _limits(
+        self, layout: Layout, measured: Batched, thresholds: PyTree
+    ) -> list[Any]:
+        factors = layout.entries(thresholds)
+        if self.reference is None:
+            return factors
+        entries = zip(layout.blocks, measured.entries(), factors, strict=True)
+        found = []
+        for block, norm, factor in entries:
+            _validate.broadcasts("max_norm", jnp.shape(factor), norm.shape)
+            axes = _axis_names.split_axes(norm, declared_across(block).axis_name)
+            found.append(_relative.multiple(self.reference, factor, norm, axes))
+        return found
+
+
+def passed(
+    backward: Backward,
+    arrays: PyTree,
+    thresholds: PyTree,
+    probe: CotangentRecord | None,
+    name: str | None,
+) -> tuple[PyTree, CotangentRecord | None]:
+    """The arrays and the probe as they are, with the clip in their backward pass."""
+    # A number that is known stays one, so that what is checked of it still is.
+    traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
+
+    def identity(arrays: PyTree, traced: PyTree, probe: Any) -> Any:
+        del traced
+        return arrays, probe
+
+    def forward(arrays: PyTree, traced: PyTree, probe: Any) -> Any:
+        return (arrays, probe), traced
+
+    def pull_back(traced: PyTree, cotangents: Any) -> Any:
+        of_arrays, of_probe = cotangents
+        now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
+        clipped, record = backward.apply(of_arrays, now)
+        if of_probe is not None:
+            of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
+        found = clipped, None, of_probe
+        return found if name is None else (found, {name: record})
+
+    function = jax.custom_vjp(identity)
+    # No attribute of an older JAX.
+    define = "defvjp" if name is None else "defvjp_with_logs"
+    getattr(function, define)(forward, pull_back)
+    try:
+        return function(arrays, traced, probe)
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+        raise TypeError(
+            "The cotangents of clip_cotangent must be those of reverse mode, as of"
+            " jax.grad, jax.vjp or jax.jacrev, got forward mode, as of jax.jvp,"
+            " jax.jacfwd or jax.linearize: there is no clip of tangents. Leave"
+            " clip_cotangent out of what is differentiated forwards."
+        ) from error

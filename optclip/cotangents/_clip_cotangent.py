@@ -1,0 +1,164 @@
+"""`clip_cotangent`: the identity forwards, a clip backwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from optclip import scopes
+from optclip._arrays import _validate
+from optclip._clip._kinds import clip_of
+from optclip.cotangents._backward import HAS_LOGS, Backward, passed
+from optclip.cotangents._leaves import going_through
+from optclip.cotangents._relative import reference_of
+from optclip.functional._clip_by import refuse_exchanged
+from optclip.norms._norm import of_order
+from optclip.responses._resolve import is_same_always, resolve
+from optclip.scopes._scope import ELEMENT, LEAF
+from optclip.typing import (
+    AxisName,
+    CotangentRecord,
+    Mask,
+    Nonfinite,
+    Number,
+    PyTree,
+    Relative,
+    ResponseLike,
+)
+
+
+def clip_cotangent(
+    tree: PyTree,
+    max_norm: Number | PyTree,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    ord: float | None = None,
+    response: ResponseLike = "hard",
+    relative: Relative | None = None,
+    nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+    probe: CotangentRecord | None = None,
+    name: str | None = None,
+) -> PyTree:
+    r"""The tree as it is; in the backward pass its cotangents are clipped.
+
+    .. math:: g \leftarrow g \min(1, c / \|g\|_{axis})
+
+    Args:
+      tree: any pytree of arrays, such as the activations of a layer or the state of a
+        recurrent network. Integers, bools and keys of random numbers pass.
+      max_norm: the largest norm of a cotangent that is let through, c in the formula: a
+        number, an array that broadcasts to the norms (the shape of the leaf with 1 at
+        `axis`), traced or not, or a prefix tree of these with None for what is not
+        clipped. With `relative` it is a factor. 0 clips to zero, inf clips nothing.
+      axis: the axes of each leaf that a norm is taken over, an int or a tuple: -1 makes
+        a norm for each token, or each example, that is, for each row of the last axis.
+        None is all axes, one norm a leaf; `()` is none, each element by itself.
+      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
+        None is 2.
+      response: what happens to a norm above its threshold: `"hard"` scales it to the
+        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
+        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
+        function of those two.
+      relative: what the threshold is `max_norm` times of: `"rms"` and `"median"` of all
+        norms of the leaf; a number from 0 to 1, that quantile of them; or a function
+        that returns one number of a vector of all of them. Of the words and quantiles
+        norms of 0, as of padding, and norms that are not finite are left out. None is
+        `max_norm` itself.
+      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
+        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
+        clips the rest; `"raise"` raises an error under `checkify`.
+      mask: which leaves are clipped; the others pass. A tree of bools, a prefix of one,
+        or a function that makes one of the tree, such as `optclip.by_path(...)`; None
+        is all leaves.
+      axis_name: inside `jax.shard_map` the mesh axes that leaves are split over. A
+        `PartitionSpec` says it by dimension and is right for any `axis`; a name or a
+        tuple of names, those that a norm spans (`()` for none); or a tree of these.
+        None reads them off the type of each leaf, which is enough with `axis=None`.
+      probe: a `cotangent_probe`, whose gradient is the record of what was clipped.
+      name: under which `jax.vjp(...)[1].with_logs` has that record; JAX 0.11.1 or
+        newer. Names differ from each other.
+
+    Returns:
+      The tree, to the bit; with `probe` a pair of the tree and the probe, which the
+      next clip takes.
+
+    Raises:
+      TypeError: an argument is not of its kind; under `jax.jvp`, for a clip is not
+        linear and there is none of tangents.
+      ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks `axis`;
+        `relative` is given with `axis=None`; `response` has a schedule in it.
+
+    ==================== =============================================================
+    edge                 backward pass
+    ==================== =============================================================
+    nothing above c      the cotangents to the bit
+    cotangents of 0      0, whatever the threshold
+    `jax.vmap`           each example has norms, and a reference, of its own
+    second derivatives   those of the clip: of what the backward pass computes
+    `max_norm`           gets a gradient of 0
+    ==================== =============================================================
+
+    A clip of each step does not bound the gradient of the parameters, and it makes that
+    gradient a biased one: keep a clip by global norm behind it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> def loss(w):
+      ...     h = w * jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      ...     h = optclip.clip_cotangent(h, 1.0)
+      ...     return jnp.sum(h**2) / 2
+      >>> print(loss(1.0), jax.grad(loss)(1.0))
+      12.625 5.25
+
+    Source: Graves, "Generating Sequences With Recurrent Neural Networks", 2013,
+    arXiv:1308.0850, section 2.1, by value.
+    """
+    backward = _backward(axis, ord, response, relative, nonfinite)
+    refuse_exchanged("max_norm", tree, max_norm)
+    _validate.not_none("max_norm", max_norm)
+    for value in jax.tree.leaves(max_norm):
+        _validate.number("max_norm", value)
+    _check_statistics(probe, name)
+    going = going_through(tree, mask)
+    thresholds = going.spread("max_norm", max_norm)
+    backward = backward.spanning(going.axis_names(axis_name))
+    backward.check(going.arrays, thresholds)
+    arrays, passed_on = passed(backward, going.arrays, thresholds, probe, name)
+    out = going.rebuild(arrays)
+    return out if probe is None else (out, passed_on)
+
+
+def _backward(
+    axis: int | tuple[int, ...] | None,
+    ord: float | None,
+    response: ResponseLike,
+    relative: Relative | None,
+    nonfinite: Nonfinite,
+) -> Backward:
+    how = resolve(response)
+    if not is_same_always(how):
+        advice = "There is no step here: give the value of the schedule."
+        wanted = "without a schedule in it"
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if axis is None and relative is not None:
+        wanted = "ints with `relative`, which compares the norms of a leaf"
+        advice = "None makes one norm a leaf. Give axis=-1, or () for elements."
+        raise ValueError(_validate.must_be("axis", wanted, axis, advice))
+    clip = clip_of(
+        LEAF if axis is None else ELEMENT if axis == () else scopes.axes(axis),
+        of_order(ord), how, 0.0, False, nonfinite,
+    )  # fmt: skip
+    return Backward(clip, reference_of(relative))
+
+
+def _check_statistics(probe: Any, name: Any) -> None:
+    wanted = "what optclip.cotangent_probe() returned, or None"
+    _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
+    wanted = "a string, or None for no log"
+    _validate.kind("name", name, (str, type(None)), wanted)
+    if name is not None and not HAS_LOGS:
+        advice = "It needs JAX 0.11.1 or newer. Give a probe in its place."
+        raise ValueError(_validate.must_be("name", "None", name, advice))

@@ -1,0 +1,77 @@
+"""Which leaves of a tree have a cotangent to clip, kept by path."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from optclip._arrays import _axis_names, _by_path, _leaves, _prefix, _validate
+from optclip._arrays._types import AxisName, Mask, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class GoingThrough:
+    """The leaves of a tree that go through a clip; the others stay as they are.
+
+    Attributes:
+      flat: the tree.
+      goes: for each leaf whether it goes through.
+    """
+
+    flat: _leaves.Flat
+    goes: list[bool]
+
+    @property
+    def arrays(self) -> PyTree:
+        """The arrays by path, or the one array; None for those that stay."""
+        return self._keyed(self.flat.leaves)
+
+    def spread(self, name: str, threshold: PyTree) -> PyTree:
+        """A threshold for each of these arrays, in the same structure."""
+        places = self.flat.rebuild(list(range(len(self.goes))))
+        filled = _prefix.fill(name, threshold, places)
+        return self._keyed(self.flat.treedef.flatten_up_to(filled))
+
+    def axis_names(self, axis_name: AxisName | None) -> PyTree:
+        """The mapped axes declared for each, in the same structure."""
+        _axis_names.check(axis_name)
+        return self._keyed(_axis_names.by_leaf(axis_name, self.flat))
+
+    def rebuild(self, arrays: PyTree) -> PyTree:
+        """The tree, with these arrays in their places."""
+        is_one = not isinstance(self.arrays, dict)
+        found = iter([arrays] if is_one else [arrays[k] for k in self.arrays])
+        return self.flat.rebuild(
+            [
+                new if own else old
+                for old, new, own in zip(self.flat.leaves, found, self.goes, strict=True)
+            ]
+        )
+
+    def _keyed(self, entries: list[Any]) -> PyTree:
+        pairs = zip(entries, self.goes, strict=True)
+        kept = [entry if own else None for entry, own in pairs]
+        return _by_path.keyed(self.flat.treedef, kept)
+
+
+def going_through(tree: PyTree, mask: Mask | None) -> GoingThrough:
+    """The floating-point arrays of a tree that a mask takes.
+
+    Raises:
+      TypeError: a leaf is no array or number, or a sparse matrix.
+    """
+    flat = _leaves.flatten(tree)
+    live = flat.clippable()
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _leaves.is_sparse(leaf):
+            subject = f"The leaf at '{_leaves.path_str(path)}'"
+            advice = "Clip the cotangent of its data."
+            raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
+    taken = _prefix.spread_mask("mask", mask, flat, live)
+    return GoingThrough(
+        flat,
+        [
+            is_live and is_taken and hasattr(leaf, "shape")
+            for leaf, is_live, is_taken in zip(flat.leaves, live, taken, strict=True)
+        ],
+    )

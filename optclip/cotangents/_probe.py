@@ -1,0 +1,104 @@
+"""Statistics of the backward pass, as the cotangent of a probe that goes through it."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import _axis_names, _collectives, _validate
+from optclip._arrays._batching import Batched
+from optclip.typing import CotangentRecord
+
+
+def cotangent_probe(steps: int | None = None) -> CotangentRecord:
+    """A record of zeros, whose gradient says what `clip_cotangent` did.
+
+    Give it to the loss as an argument, and to `clip_cotangent` as `probe=`; its
+    gradient is then the record of the backward pass.
+
+    Args:
+      steps: None for one record of all clips that the probe goes through; or the length
+        of a `jax.lax.scan`, which takes the probe among its `xs`, for one a step.
+
+    Returns:
+      A `CotangentRecord` of zeros, float32, of shape `()` or `(steps,)`.
+
+    Raises:
+      TypeError: `steps` is not an int, or None.
+      ValueError: `steps` is below 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> def loss(w, probe):
+      ...     h = w * jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      ...     h, probe = optclip.clip_cotangent(h, 1.0, probe=probe)
+      ...     return jnp.sum(h**2) / 2
+      >>> grad = jax.grad(loss, argnums=(0, 1))
+      >>> grads, seen = grad(1.0, optclip.cotangent_probe())
+      >>> print(grads)
+      5.25
+      >>> for key, value in optclip.metrics(seen).items():
+      ...     print(key, value)
+      cotangent/norm 5.0
+      cotangent/coefficient 0.6
+      cotangent/fraction 0.5
+      cotangent/nonfinite 0
+    """
+    if steps is not None:
+        _validate.length("steps", steps)
+    shape = () if steps is None else (steps,)
+    return CotangentRecord(*(jnp.zeros(shape) for _ in CotangentRecord._fields))
+
+
+def record_of(norms: Batched, coefficients: Batched) -> CotangentRecord:
+    """What one clip did to all that it has a norm of."""
+    pairs = zip(norms.entries(), coefficients.entries(), strict=True)
+    return functools.reduce(joined, [_record(*pair) for pair in pairs])
+
+
+def _record(norm: jax.Array, coefficient: jax.Array) -> CotangentRecord:
+    norm, k = (jnp.broadcast_to(x, norm.shape) for x in (norm, coefficient))
+    finite = jnp.isfinite(norm)
+    # Of the norms, though it is a constant: in a vmap each example counts.
+    there = (finite | ~finite).astype(jnp.float32)
+    clipped = finite & (k != 1) & (k == k) & (norm > 0)
+    known = jnp.where(finite, norm, jnp.zeros_like(norm))
+    kept = jnp.where(finite, k, jnp.zeros_like(k))
+
+    def total(values: jax.Array) -> jax.Array:
+        return jnp.sum(values.astype(jnp.float32))
+
+    return CotangentRecord(
+        cotangent_norm=jnp.max(known, initial=0).astype(jnp.float32),
+        cotangent_norms=total(there),
+        cotangent_clipped=total(clipped),
+        cotangent_nonfinite=total(~finite),
+        cotangent_coefficients=total(kept),
+        cotangent_chains=jnp.max(there, initial=0),
+    )
+
+
+# The others are counts and sums.
+_LARGEST = ("cotangent_norm", "cotangent_chains")
+
+
+def joined(one: CotangentRecord, other: CotangentRecord) -> CotangentRecord:
+    """The record of two clips that one probe goes through, one after the other."""
+    pairs = zip(CotangentRecord._fields, one, other, strict=True)
+    return CotangentRecord(
+        *(jnp.maximum(a, b) if f in _LARGEST else a + b for f, a, b in pairs)
+    )
+
+
+def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
+    """The record of all devices that have one probe in common."""
+    found = []
+    for field, value, entry in zip(record._fields, record, probe, strict=True):
+        here = set(_axis_names.split_axes(value)) - set(_axis_names.split_axes(entry))
+        across = tuple(sorted(here, key=str))
+        collective = lax.pmax if field in _LARGEST else lax.psum
+        found.append(_collectives.spanning(collective, value, across))
+    return CotangentRecord(*found)

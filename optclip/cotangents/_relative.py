@@ -1,0 +1,105 @@
+"""What a relative threshold is a multiple of: one number made of all norms of a leaf.
+
+Norms of 0, as of padding, and norms that are not finite stay out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays import (
+    _axis_names,
+    _collectives,
+    _numerics,
+    _placement,
+    _validate,
+)
+
+# From the norms of a leaf, and the mapped axes that they are split over.
+Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
+
+_WANTED = (
+    "'rms', 'median', a quantile from 0 to 1, a function of the norms, or None for a"
+    " threshold that is a number by itself"
+)
+
+
+def reference_of(relative: Any) -> Reference | None:
+    """The function that a `relative=` argument means."""
+    if relative is None:
+        return None
+    if isinstance(relative, str):
+        _validate.choice("relative", relative, ("rms", "median"))
+        return _rms if relative == "rms" else _quantile(0.5)
+    if callable(relative):
+        return _of_all(relative)
+    if not _validate.is_number(relative):
+        raise TypeError(_validate.must_be("relative", _WANTED, relative))
+    _validate.fraction("relative", relative)
+    return _quantile(relative)
+
+
+def multiple(
+    reference: Reference, factor: Any, norms: jax.Array, axes: _axis_names.Axes
+) -> jax.Array:
+    """The threshold: a multiple of the reference, inf if `factor` is."""
+    found = _numerics.broadcast_like(reference(norms, axes), norms)
+    factor = jnp.asarray(factor).astype(norms.dtype)
+    factor = _numerics.broadcast_like(factor, norms)
+    largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
+    # Of a finite factor a finite threshold, for inf would touch nothing.
+    finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)
+    return jnp.where(jnp.isinf(factor), factor, jnp.minimum(finite * found, largest))
+
+
+def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+    counted = _counted(norms)
+    known = jnp.where(counted, norms, jnp.zeros_like(norms))
+    peak = _collectives.spanning(lax.pmax, jnp.max(known, initial=0), axes)
+    parts = _numerics.fraction(known, peak)
+    sums = jnp.sum(parts * parts), jnp.sum(counted.astype(norms.dtype))
+    squares, count = (_collectives.spanning(lax.psum, x, axes) for x in sums)
+    return peak * _numerics.root(squares / jnp.maximum(count, 1))
+
+
+def _quantile(level: Any) -> Reference:
+    def quantile(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+        everywhere = _gathered(norms, axes)
+        counted = _counted(everywhere)
+        # The others behind all that count.
+        behind = jnp.full_like(everywhere, jnp.inf)
+        ordered = jnp.sort(jnp.where(counted, everywhere, behind))
+        last = jnp.maximum(jnp.sum(counted) - 1, 0)
+        place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
+        below = jnp.floor(place).astype(last.dtype)
+        low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+        found = low + (place - below.astype(norms.dtype)) * (high - low)
+        return jnp.where(jnp.any(counted), found, jnp.zeros_like(found))
+
+    return quantile
+
+
+def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
+    def of_all(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+        found = function(_gathered(norms, axes))
+        subject = "What `relative` returns"
+        if not _validate.is_number(found) or jnp.ndim(found):
+            raise TypeError(_validate.must_be(subject, "one real number", found))
+        return jnp.asarray(found).astype(norms.dtype)
+
+    return of_all
+
+
+def _counted(norms: jax.Array) -> jax.Array:
+    return (norms > 0) & jnp.isfinite(norms)
+
+
+def _gathered(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+    """All norms of the leaf in one row, those of other devices too."""
+    here = _placement.whole(norms).ravel()
+    return lax.all_gather(here, axes, tiled=True) if axes else here
