@@ -125,9 +125,11 @@ def clip_cotangent(
     going = going_through(tree, mask)
     thresholds = going.spread("max_norm", max_norm)
     backward = backward.spanning(going.axis_names(axis_name))
-    backward.check(going.arrays, thresholds)
-    arrays, passed_on = passed(backward, going.arrays, thresholds, probe, name)
-    out = going.rebuild(arrays)
+    out, passed_on = tree, probe
+    if any(going.goes):
+        backward.check(going.arrays, thresholds)
+        arrays, passed_on = passed(backward, going.arrays, thresholds, probe, name)
+        out = going.rebuild(arrays)
     return out if probe is None else (out, passed_on)
 
 
@@ -159,6 +161,9 @@ def _check_statistics(probe: Any, name: Any) -> None:
     _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
     wanted = "a string, or None for no log"
     _validate.kind("name", name, (str, type(None)), wanted)
+    if name == "":
+        wanted = "a string that is not empty, or None for no log"
+        raise ValueError(_validate.must_be("name", wanted, name))
     if name is not None and not HAS_LOGS:
         advice = "It needs JAX 0.11.1 or newer. Give a probe in its place."
         raise ValueError(_validate.must_be("name", "None", name, advice))

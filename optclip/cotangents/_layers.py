@@ -26,9 +26,26 @@ def with_clipped_cotangent(
 
     Returns:
       A function with the arguments and the results of `block`.
+
+    Raises:
+      TypeError: `block` cannot be called, or an option is none of `clip_cotangent`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> def layer(w, x):
+      ...     return {"h": w * x, "count": jnp.int32(x.size)}
+      >>> def loss(w):
+      ...     out = optclip.with_clipped_cotangent(layer, 1.0)(w, jnp.array([3.0, 4.0]))
+      ...     return jnp.sum(out["h"] ** 2) / 2
+      >>> print(jax.grad(loss)(1.0))
+      5.0
     """
     wanted = "a function, or a layer that can be called"
     _validate.kind("block", block, Callable, wanted)
+    for name in options.keys() - CotangentOptions.__optional_keys__:
+        known = sorted(CotangentOptions.__optional_keys__)
+        wrong = f"{name}={_validate.shown(options[name])}"
+        raise TypeError(f"The options must be some of {known}, got {wrong}.")
 
     @functools.wraps(block, updated=())
     def clipped(*args: Any, **kwargs: Any) -> PyTree:

@@ -44,7 +44,9 @@ class GoingThrough:
         return self.flat.rebuild(
             [
                 new if own else old
-                for old, new, own in zip(self.flat.leaves, found, self.goes, strict=True)
+                for old, new, own in zip(
+                    self.flat.leaves, found, self.goes, strict=True
+                )
             ]
         )
 

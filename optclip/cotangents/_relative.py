@@ -70,6 +70,8 @@ def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
 def _quantile(level: Any) -> Reference:
     def quantile(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
         everywhere = _gathered(norms, axes)
+        if not everywhere.size:
+            return jnp.zeros((), norms.dtype)
         counted = _counted(everywhere)
         # The others behind all that count.
         behind = jnp.full_like(everywhere, jnp.inf)

@@ -38,7 +38,9 @@ def test_every_name_has_its_test_file():
 def test_exports_are_what_all_says():
     public = {name for name in vars(optclip) if not name.startswith("_")}
     # The modules of named clips and wrappers are reached through their functions.
-    assert public - {"monitor", "transforms", "wrappers"} == set(optclip.__all__)
+    assert public - {"cotangents", "monitor", "transforms", "wrappers"} == set(
+        optclip.__all__
+    )
 
 
 @pytest.mark.parametrize("factory", sorted(_factories(), key=lambda f: f.__name__))

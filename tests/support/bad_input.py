@@ -193,6 +193,15 @@ def _derived(function: Any) -> Any:
     return function(TREE, jnp.ones(3))
 
 
+CALLS |= {
+    "clip_cotangent": Call(optclip.clip_cotangent, {"tree": TREE, "max_norm": 1.0}),
+    "cotangent_probe": Call(optclip.cotangent_probe, {}),
+    "with_clipped_cotangent": Call(
+        optclip.with_clipped_cotangent,
+        {"block": lambda tree: tree, "max_norm": 1.0},
+        lambda block: block(TREE),
+    ),
+}
 _OF_EXAMPLES = jax.tree.map(lambda x: jnp.stack([x, x]), TREE)
 CALLS |= {
     "per_example.clipped_grad": Call(
@@ -945,4 +954,30 @@ BY_CALL |= {
     if name.startswith("per_example.")
     for parameter, rows in EXAMPLES.items()
     if parameter in inspect.signature(CALLS[name].function).parameters
+}
+
+_A_PROBE = "`probe` must be what optclip.cotangent_probe"
+_COMPARED = "`relative` must be 'rms', 'median', a quantile"
+BY_CALL |= {
+    ("cotangent_probe", "steps"): [
+        *LENGTH,
+        Bad(0, V, r"got 0 \(int\)", _AT_LEAST_1),
+    ],
+    ("with_clipped_cotangent", "block"): CALLED,
+    ("clip_cotangent", "name"): [
+        Bad(3, T, r"got 3 \(int\)", "`name` must be a string, or None"),
+        Bad("", V, "got ''", "`name` must be a string that is not empty"),
+    ],
+    ("clip_cotangent", "probe"): [
+        Bad(3, T, r"got 3 \(int\)", _A_PROBE),
+        Bad(jnp.ones(6), T, "got Array", _A_PROBE),
+    ],
+    ("clip_cotangent", "relative"): [
+        Bad("mean", V, r"got 'mean' \(str\)", "`relative` must be one of 'rms'"),
+        Bad(True, T, r"got True \(bool\)", _COMPARED),
+        Bad({}, T, "got {}", _COMPARED),
+        Bad(1.5, V, "got 1.5", "`relative` must be one number from 0 to 1"),
+        Bad(jnp.ones(2), T, "got Array", "`relative` must be one"),
+        Bad(lambda norms: None, T, "got None", "What `relative` returns must be one"),
+    ],
 }

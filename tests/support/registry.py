@@ -420,6 +420,9 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 OTHER_NAMES = {
     "Heads": "test_heads.py",
     "clip_attention_logits": "test_clip_logits_last.py",
+    "clip_cotangent": "test_clip_cotangent.py",
+    "cotangent_probe": "test_probe.py",
+    "with_clipped_cotangent": "test_clip_cotangent.py",
     "find_heads": "test_heads.py",
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",

@@ -1,0 +1,207 @@
+"""What was clipped, out of a backward pass: by a probe, and by the logs of a newer JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import clip_cotangent, cotangent_probe
+from optclip.cotangents import _backward
+from tests.support import backprop
+
+RNG = np.random.default_rng(11)
+STEPS, BATCH, WIDTH, C = 7, 4, 6, 0.5
+X = RNG.normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)
+W = (RNG.normal(size=(WIDTH, WIDTH)) * 0.9).astype(np.float32)
+TARGET = RNG.normal(size=(BATCH, WIDTH)).astype(np.float32)
+
+
+def loss(w, probe=None, how="none", **options):
+    """A recurrent network, with the probe in its carry, among its xs, or outside."""
+
+    def step(carry, inputs):
+        (h, passed), (x, own) = carry, inputs
+        h = jnp.tanh(jnp.dot(h, w, precision="highest") + x)
+        if how == "carry":
+            h, passed = clip_cotangent(h, C, probe=passed, **options)
+        elif how == "none":
+            h = clip_cotangent(h, C, **options)
+        else:
+            h, _ = clip_cotangent(h, C, probe=own if how == "xs" else probe, **options)
+        return (h, passed), None
+
+    start = jnp.zeros((BATCH, WIDTH)), probe if how == "carry" else None
+    xs = X, probe if how == "xs" else None
+    (h, _), _ = jax.lax.scan(step, start, xs)
+    return jnp.sum(h * TARGET)
+
+
+def by_hand(axis=-1):
+    """The norms of each step, the last one first, and what they are multiplied by."""
+    given = (np.asarray(x, np.float64) for x in (W, X, TARGET))
+    _, seen = backprop.recurrent(*given, backprop.hard(C, axis))
+    norms = np.sqrt(np.sum(np.square(seen), axis if axis is None else -1))
+    coefficients = np.minimum(1, C / norms)
+    assert 0 < np.sum(coefficients < 1) < coefficients.size
+    return norms, coefficients
+
+
+def assert_right(found, name="cotangent"):
+    norms, coefficients = by_hand()
+    wanted = {
+        "norm": norms.max(),
+        "coefficient": coefficients.mean(),
+        "fraction": np.mean(coefficients < 1),
+        "nonfinite": 0,
+    }
+    assert found.keys() == {f"{name}/{key}" for key in wanted}
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[f"{name}/{key}"], value, rtol=1e-5)
+
+
+def gradients(probe, how, **options):
+    function = jax.grad(lambda w, p: loss(w, p, how, **options), argnums=(0, 1))
+    return jax.jit(function)(W, probe)
+
+
+def test_a_probe_that_goes_from_step_to_step_has_the_sums_and_the_largest():
+    grads, seen = gradients(cotangent_probe(), "carry")
+    assert_right(optclip.metrics(seen))
+    np.testing.assert_array_equal(grads, jax.jit(jax.grad(loss))(W))
+    assert seen.cotangent_norms == STEPS * BATCH
+
+
+def test_a_probe_among_the_xs_has_an_entry_a_step():
+    _, seen = gradients(cotangent_probe(STEPS), "xs")
+    assert_right(optclip.metrics(seen))
+    norms, coefficients = by_hand()
+    np.testing.assert_allclose(seen.cotangent_norm, norms.max(1)[::-1], rtol=1e-5)
+    clipped = np.sum(coefficients < 1, 1)[::-1]
+    np.testing.assert_array_equal(seen.cotangent_clipped, clipped)
+    np.testing.assert_array_equal(seen.cotangent_norms, BATCH)
+
+
+def test_a_probe_for_many_clips_at_once_does_not_say_a_wrong_largest_norm():
+    _, seen = gradients(cotangent_probe(), "outside")
+    found = optclip.metrics(seen)
+    assert np.isnan(found.pop("cotangent/norm"))
+    _, right = gradients(cotangent_probe(), "carry")
+    for key, value in found.items():
+        np.testing.assert_allclose(value, optclip.metrics(right)[key], rtol=1e-6)
+
+
+def test_in_a_vmap_each_example_counts():
+    def value(probe, batch):
+        def one(x):
+            return jnp.sum(clip_cotangent(x, C, probe=probe)[0] ** 2)
+
+        return jnp.sum(jax.vmap(one)(batch))
+
+    found = optclip.metrics(jax.grad(value)(cotangent_probe(), X[0]))
+    norms = 2 * np.sqrt(np.sum(X[0].astype(np.float64) ** 2, -1))
+    coefficient = np.minimum(1, C / norms).mean()
+    np.testing.assert_allclose(found["cotangent/coefficient"], coefficient, rtol=1e-6)
+    assert np.isnan(found["cotangent/norm"])
+    each = jax.vmap(jax.grad(value), in_axes=(None, 0))(cotangent_probe(), X[:, :1])
+    assert each.cotangent_norm.shape == (STEPS,)
+    np.testing.assert_array_equal(each.cotangent_chains, 1)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+def test_what_is_not_finite_is_counted_and_not_averaged(policy):
+    cotangent = np.array([[3, 4], [np.nan, 1], [np.inf, 0], [0.3, 0.4], [0, 0]])
+
+    def pulled(probe):
+        x = jnp.zeros((5, 2))
+        out = jax.vjp(
+            lambda p: clip_cotangent(x, 1.0, probe=p, nonfinite=policy), probe
+        )
+        return out[1]((jnp.asarray(cotangent, jnp.float32), cotangent_probe()))[0]
+
+    found = optclip.metrics(pulled(cotangent_probe()))
+    if policy == "drop":  # Then rows of what is left.
+        assert found["cotangent/fraction"] == np.float32(0.2)
+        return
+    assert found["cotangent/nonfinite"] == 2
+    assert found["cotangent/norm"] == 5
+    np.testing.assert_allclose(found["cotangent/coefficient"], 2.2 / 3, rtol=1e-6)
+    assert found["cotangent/fraction"] == np.float32(0.2)
+
+
+def test_elements_and_leaves_have_records_too():
+    def value(probe, x, **options):
+        out, _ = clip_cotangent({"a": x, "b": 2 * x}, 1.0, probe=probe, **options)
+        return jnp.sum(out["a"] ** 2) + jnp.sum(out["b"])
+
+    x = jnp.asarray(X[0])
+    gradient = jax.grad(value, argnums=0)
+    elements = optclip.metrics(gradient(cotangent_probe(), x, axis=()))
+    above = np.abs(2 * X[0]) > 1
+    np.testing.assert_allclose(elements["cotangent/fraction"], above.mean() / 2)
+    leaves = gradient(cotangent_probe(), x, axis=None)
+    assert leaves.cotangent_norms == leaves.cotangent_clipped == 2
+    largest = max(2 * np.linalg.norm(X[0]), np.sqrt(X[0].size))
+    np.testing.assert_allclose(leaves.cotangent_norm, largest, rtol=1e-6)
+
+
+def test_metrics_names_probes_by_their_path_beside_clips():
+    tx = optclip.clip_by_global_norm(1.0)
+    state = tx.init(jnp.ones(2))
+    _, state = tx.update(jnp.ones(2), state)
+    probes = {"encoder": {"block": cotangent_probe()}, "clip": cotangent_probe(3)}
+    found = optclip.metrics((state, probes))
+    assert "clip/threshold" in found
+    assert {"1/clip/fraction", "1/encoder/block/norm"} <= found.keys()
+    assert found["1/clip/coefficient"] == 1
+    assert found["1/clip/nonfinite"].dtype == jnp.int32
+    alone = optclip.metrics(probes)
+    assert list(alone)[0] == "clip/norm"
+    assert len(alone) == 8
+
+
+class WithLogs(jax.custom_vjp):
+    """What a newer JAX has, as far as an older one can: the logs are kept outside."""
+
+    kept = []
+
+    def defvjp_with_logs(self, forward, backward):
+        def without(*args):
+            cotangents, logs = backward(*args)
+            self.kept.append(logs)
+            return cotangents
+
+        self.defvjp(forward, without)
+
+
+def test_logs_and_probe_agree(monkeypatch):
+    """Both of one backward pass; in a newer JAX by its own logs, which scans stack."""
+    if hasattr(jax.custom_vjp, "defvjp_with_logs"):
+
+        def both(w):
+            _, pull = jax.vjp(lambda w: loss(w, name="rnn"), w)
+            return pull.with_logs(jnp.ones(()))
+
+        (grads,), logs = jax.jit(both)(W)
+        assert_right(optclip.metrics(logs), "rnn")
+        _, seen = gradients(cotangent_probe(STEPS), "xs")
+        jax.tree.map(np.testing.assert_array_equal, logs["rnn"], seen)
+        np.testing.assert_array_equal(grads, jax.jit(jax.grad(loss))(W))
+        return
+    with pytest.raises(ValueError, match="`name` must be None, got 'rnn'.*0.11.1"):
+        clip_cotangent(X, 1.0, name="rnn")
+    monkeypatch.setattr(jax, "custom_vjp", WithLogs)
+    monkeypatch.setattr("optclip.cotangents._clip_cotangent.HAS_LOGS", True)
+    assert not _backward.HAS_LOGS
+    _, pull = jax.vjp(lambda x: clip_cotangent(x, C, name="rnn"), X[0])
+    pull(jnp.asarray(X[1]))
+    _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
+    (record,) = seen((jnp.asarray(X[1]), cotangent_probe()))
+    jax.tree.map(np.testing.assert_array_equal, WithLogs.kept[-1]["rnn"], record)
+
+
+def test_no_host_takes_part():
+    text = jax.jit(jax.grad(loss, argnums=1), static_argnums=2).lower(
+        W, cotangent_probe(), "carry"
+    )
+    assert "callback" not in text.as_text()

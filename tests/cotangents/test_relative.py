@@ -1,0 +1,150 @@
+"""Thresholds that are multiples of the array itself, and the settings of papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip import clip_cotangent
+from tests.support import backprop, helpers
+from tests.support.covering import RUNS
+
+RNG = np.random.default_rng(3)
+COTANGENT = (RNG.normal(size=(6, 5, 8)) * np.exp(RNG.normal(size=(6, 5, 1)))).astype(
+    np.float32
+)
+COTANGENT[:3, :2] = 0  # Padding, of a fifth of all tokens.
+
+
+def pulled(cotangent, *args, **options):
+    x = jnp.zeros(cotangent.shape, cotangent.dtype)
+    return jax.vjp(lambda x: clip_cotangent(x, *args, **options), x)[1](cotangent)[0]
+
+
+def norms_of(cotangent, axis=-1):
+    wide = cotangent.astype(np.float64)
+    return np.sqrt(np.sum(wide**2, axis=axis, keepdims=True))
+
+
+@pytest.mark.covering(
+    relative=("rms", "median", 0.0, 0.25, 0.9, 1.0),
+    axis=(-1, (0, 2), ()),
+    factor=(0.5, 0.9),
+    run=RUNS,
+)
+def test_rows_above_a_multiple_are_scaled_to_it(relative, axis, factor, run):
+    norms = np.abs(COTANGENT) if axis == () else norms_of(COTANGENT, axis)
+    limit = factor * backprop.reference(norms.astype(np.float64), relative)
+    by_hand = backprop.by_value(limit) if axis == () else backprop.hard(limit, axis)
+    found = run(lambda g: pulled(g, factor, axis=axis, relative=relative))(COTANGENT)
+    assert helpers.differs(found, COTANGENT)
+    np.testing.assert_allclose(found, by_hand(COTANGENT), rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-6, 2.0**16, 1e30])
+@pytest.mark.parametrize("relative", ["rms", "median", 0.9])
+def test_the_scale_of_a_loss_changes_nothing(relative, scale):
+    found = pulled(COTANGENT * np.float32(scale), 0.9, relative=relative)
+    expected = pulled(COTANGENT, 0.9, relative=relative)
+    scaled = np.asarray(expected, np.float64) * np.float32(scale)
+    size = np.abs(scaled).max()
+    np.testing.assert_allclose(found, scaled, rtol=2e-6, atol=2e-7 * size)
+
+
+def test_in_half_precision_with_a_scaled_loss():
+    half = (COTANGENT / 8).astype(np.float16)
+    found = pulled(half * np.float16(2**10), 1.0, relative="median")
+    wide = half.astype(np.float64) * 2**10
+    limit = backprop.reference(norms_of(wide), "median")
+    np.testing.assert_allclose(found, backprop.hard(limit)(wide), rtol=2e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("relative", ["rms", "median", 0.9])
+def test_rows_that_are_not_finite_are_not_compared_with(relative):
+    cotangent = COTANGENT.copy()
+    cotangent[4, 4, 0], cotangent[5, 0, 0] = np.inf, np.nan
+    found = pulled(cotangent, 0.9, relative=relative, nonfinite="zero")
+    known = np.where(np.isfinite(norms_of(cotangent)), cotangent, 0)
+    limit = 0.9 * backprop.reference(norms_of(known), relative)
+    np.testing.assert_allclose(found, backprop.hard(limit)(known), rtol=2e-6)
+
+
+@pytest.mark.parametrize("relative", ["rms", "median", 0.9])
+def test_of_nothing_there_is_no_reference(relative):
+    zeros = np.zeros((3, 4), np.float32)
+    np.testing.assert_array_equal(pulled(zeros, 1.0, relative=relative), zeros)
+    nothing = np.zeros((0, 4), np.float32)
+    assert pulled(nothing, 1.0, relative=relative).shape == (0, 4)
+
+
+def test_an_infinite_factor_clips_nothing_and_0_all():
+    for relative in ("rms", "median"):
+        found = pulled(COTANGENT, np.inf, relative=relative)
+        np.testing.assert_array_equal(found, COTANGENT)
+        np.testing.assert_array_equal(pulled(COTANGENT, 0.0, relative=relative), 0)
+
+
+def test_a_factor_of_a_reference_beyond_float32_still_zeroes_an_inf():
+    cotangent = np.array([[3e38, 0], [2e38, 0], [np.inf, 1]], np.float32)
+    found = pulled(cotangent, 100.0, relative="rms", nonfinite="zero")
+    np.testing.assert_array_equal(
+        found, np.where(cotangent == np.inf, 0, cotangent) * [[1], [1], [0]]
+    )
+
+
+def test_derivatives_go_through_the_reference():
+    """Twice as large a loss has twice as large a gradient: that of degree 1."""
+    for relative in ("rms", "median", 0.8):
+
+        def gradient(size, relative=relative):
+            return jnp.sum(pulled(size * COTANGENT, 0.9, relative=relative))
+
+        slope = jax.jit(jax.grad(gradient))(1.0)
+        np.testing.assert_allclose(slope, gradient(1.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("answer", ["x", jnp.ones(2), None])
+def test_a_function_returns_one_number(answer):
+    with pytest.raises(TypeError, match="What `relative` returns must be one real num"):
+        clip_cotangent(COTANGENT, 1.0, relative=lambda norms: answer)
+
+
+# The settings that are published, each in one line.
+
+
+def test_graves_and_rlax_and_lasagne_clip_by_value():
+    """Graves 2013, section 2.1; `rlax.clip_gradient`; `grad_clipping` of Lasagne."""
+    found = pulled(COTANGENT, 1.0, axis=())
+    np.testing.assert_array_equal(found, np.clip(COTANGENT, -1, 1))
+
+
+def test_axlearn_zeroes_the_tokens_with_the_largest_norms(run):
+    """`gradient_monitor.top_k_clip_fn` of AXLearn, with k = 4."""
+    found = run(
+        lambda g: pulled(
+            g, 1.0, relative=lambda norms: jnp.sort(norms)[-5], response="drop"
+        )
+    )(COTANGENT)
+    norms = norms_of(COTANGENT)
+    wanted = np.where(norms > np.sort(norms.ravel())[-5], 0, COTANGENT)
+    np.testing.assert_array_equal(found, wanted)
+    assert np.sum(np.any(wanted != COTANGENT, -1)) == 4
+
+
+def test_kaldi_scales_rows_and_now_and_then_zeroes_them():
+    """`BackpropTruncationComponent` of Kaldi: 30 by default; zeroed every 20 frames."""
+
+    def value(h, t):
+        kept = clip_cotangent(h, 30.0)
+        zeroed = clip_cotangent(h, 15.0, response="drop")
+        return jnp.sum(jnp.where(t % 20 == 0, zeroed, kept) * cotangent)
+
+    cotangent = 10 * COTANGENT
+    gradient = jax.jit(jax.grad(value))
+    norms = norms_of(cotangent)
+    assert np.sum(norms > 30) > 1
+    assert np.sum((15 < norms) & (norms < 30)) > 1
+    h = jnp.zeros(cotangent.shape)
+    found = gradient(h, 3)
+    np.testing.assert_allclose(found, backprop.hard(30.0)(cotangent), rtol=1e-6)
+    np.testing.assert_array_equal(gradient(h, 40), backprop.drop(15.0)(cotangent))
