@@ -10,15 +10,18 @@ name                 what it stands for
 `ScopeLike`          what shares a norm: `"tree"`, `"leaf"`, `"element"` or a `Scope`
 `NormLike`           which norm: its name, its order p or a `Norm`
 `ResponseLike`       the name of a response, a `Response`, or a function
+`Relative`           what the threshold of `clip_cotangent` is a multiple of
 `Nonfinite`          what to do about NaN and inf, in a word
 `Record`             whether to keep what happened: True, False or `"leaves"`
 `Mask`, `Labels`     a tree of bools or strings, or a function of the updates
 `AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
 `History`            what `optclip.metrics` returned, over the steps
 `ClipOptions`        the further arguments of `clip_by` and of the recipes;
-                     `MomentClipOptions` those without `eps`, `SkipOptions` of `skip`
+                     `MomentClipOptions` those without `eps`, `SkipOptions` of `skip`,
+                     `CotangentOptions` of `clip_cotangent`
 `PyTree`             any tree
 `ClipState`          the state of a clip, with its `ClipRecord`
+`CotangentRecord`    what `clip_cotangent` did in a backward pass
 `SkipState`          that of `skip`, with its `SkipRecord`; `ErrorFeedbackState`,
                      `PeriodicResetState`, `ClipAfterState` are those of the others
 ==================== ===============================================================

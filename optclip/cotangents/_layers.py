@@ -22,7 +22,7 @@ def with_clipped_cotangent(
       block: a function, or a layer that can be called, of Flax, Equinox or Haiku. Wrap
         it where it is called, so that its parameters stay where the model has them.
       max_norm: where to clip, as `clip_cotangent` takes it.
-      **options: the further arguments of `clip_cotangent` but `probe`.
+      options: the further arguments of `clip_cotangent`, all but `probe`.
 
     Returns:
       A function with the arguments and the results of `block`.

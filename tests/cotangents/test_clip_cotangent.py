@@ -39,6 +39,29 @@ def pulled(x, cotangent, *args, **options):
     return pull(cotangent)[0]
 
 
+@pytest.mark.parametrize("options", [{}, {"axis": None}, {"relative": "median"}])
+def test_a_scan_keeps_nothing_more_for_it(options):
+    """The memory beside an unclipped pass does not grow with the steps."""
+
+    def temporaries(steps, clip):
+        def value(w, xs):
+            def step(h, x):
+                return clip(jnp.tanh(h @ w + x)), None
+
+            return jnp.sum(jax.lax.scan(step, jnp.zeros((4, 6)), xs)[0])
+
+        xs = jnp.ones((steps, 4, 6))
+        program = jax.jit(jax.grad(value)).lower(W, xs).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    def more(steps):
+        clipped = temporaries(steps, lambda h: clip_cotangent(h, C, **options))
+        return clipped - temporaries(steps, lambda h: h)
+
+    assert temporaries(512, lambda h: h) > 512 * 4 * 6 * 4
+    assert abs(more(512) - more(32)) < 1024
+
+
 @pytest.mark.covering(name=tuple(CLIPS), run=RUNS)
 def test_it_is_the_clip_by_hand(name, run):
     options, wanted = CLIPS[name]

@@ -1,5 +1,7 @@
 """What was clipped, out of a backward pass: by a probe, and by the logs of a newer JAX."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,14 +158,14 @@ def test_metrics_names_probes_by_their_path_beside_clips():
     assert found["1/clip/coefficient"] == 1
     assert found["1/clip/nonfinite"].dtype == jnp.int32
     alone = optclip.metrics(probes)
-    assert list(alone)[0] == "clip/norm"
+    assert next(iter(alone)) == "clip/norm"
     assert len(alone) == 8
 
 
 class WithLogs(jax.custom_vjp):
     """What a newer JAX has, as far as an older one can: the logs are kept outside."""
 
-    kept = []
+    kept: ClassVar = []
 
     def defvjp_with_logs(self, forward, backward):
         def without(*args):
