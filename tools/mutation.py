@@ -51,7 +51,7 @@ TESTS = {
     "functional/_clip_by": "functional bad_input masks",
     "cotangents/_clip_cotangent": f"{API} clip_cotangent relative_cotangents bad_input",
     "cotangents/_backward": "clip_cotangent probe relative_cotangents cotangent_meshes",
-    "cotangents/_leaves": "clip_cotangent probe",
+    "cotangents/_chosen": "clip_cotangent probe",
     "cotangents/_layers": "clip_cotangent bad_input",
     "cotangents/_probe": f"{API} probe cotangent_meshes",
     "cotangents/_relative": "relative_cotangents cotangent_meshes bad_input",

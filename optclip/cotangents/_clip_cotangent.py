@@ -10,7 +10,7 @@ from optclip import scopes
 from optclip._arrays import _validate
 from optclip._clip._kinds import clip_of
 from optclip.cotangents._backward import HAS_LOGS, Backward, passed
-from optclip.cotangents._leaves import going_through
+from optclip.cotangents._chosen import chosen_leaves
 from optclip.cotangents._relative import reference_of
 from optclip.functional._clip_by import refuse_exchanged
 from optclip.norms._norm import of_order
@@ -122,14 +122,14 @@ def clip_cotangent(
     for value in jax.tree.leaves(max_norm):
         _validate.number("max_norm", value)
     _check_statistics(probe, name)
-    going = going_through(tree, mask)
-    thresholds = going.spread("max_norm", max_norm)
-    backward = backward.spanning(going.axis_names(axis_name))
+    chosen = chosen_leaves(tree, mask)
+    thresholds = chosen.spread("max_norm", max_norm)
+    backward = backward.spanning(chosen.axis_names(axis_name))
     out, passed_on = tree, probe
-    if any(going.goes):
-        backward.check(going.arrays, thresholds)
-        arrays, passed_on = passed(backward, going.arrays, thresholds, probe, name)
-        out = going.rebuild(arrays)
+    if any(chosen.are_chosen):
+        backward.check(chosen.arrays, thresholds)
+        arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe, name)
+        out = chosen.rebuild(arrays)
     return out if probe is None else (out, passed_on)
 
 

@@ -1,4 +1,4 @@
-"""Which leaves of a tree have a cotangent to clip, kept by path."""
+"""Which leaves of a tree are clipped on the way back, kept by path."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from optclip._arrays._types import AxisName, Mask, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class GoingThrough:
-    """The leaves of a tree that go through a clip; the others stay as they are.
+class Chosen:
+    """The leaves of a tree whose cotangents are clipped; the others stay as they are.
 
     Attributes:
-      flat: the tree.
-      goes: for each leaf whether it goes through.
+      flat: the whole tree.
+      are_chosen: for each leaf whether it is clipped.
     """
 
     flat: _leaves.Flat
-    goes: list[bool]
+    are_chosen: list[bool]
 
     @property
     def arrays(self) -> PyTree:
@@ -28,7 +28,7 @@ class GoingThrough:
 
     def spread(self, name: str, threshold: PyTree) -> PyTree:
         """A threshold for each of these arrays, in the same structure."""
-        places = self.flat.rebuild(list(range(len(self.goes))))
+        places = self.flat.rebuild(list(range(len(self.are_chosen))))
         filled = _prefix.fill(name, threshold, places)
         return self._keyed(self.flat.treedef.flatten_up_to(filled))
 
@@ -45,18 +45,18 @@ class GoingThrough:
             [
                 new if own else old
                 for old, new, own in zip(
-                    self.flat.leaves, found, self.goes, strict=True
+                    self.flat.leaves, found, self.are_chosen, strict=True
                 )
             ]
         )
 
     def _keyed(self, entries: list[Any]) -> PyTree:
-        pairs = zip(entries, self.goes, strict=True)
+        pairs = zip(entries, self.are_chosen, strict=True)
         kept = [entry if own else None for entry, own in pairs]
         return _by_path.keyed(self.flat.treedef, kept)
 
 
-def going_through(tree: PyTree, mask: Mask | None) -> GoingThrough:
+def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
     """The floating-point arrays of a tree that a mask takes.
 
     Raises:
@@ -70,7 +70,7 @@ def going_through(tree: PyTree, mask: Mask | None) -> GoingThrough:
             advice = "Clip the cotangent of its data."
             raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
     taken = _prefix.spread_mask("mask", mask, flat, live)
-    return GoingThrough(
+    return Chosen(
         flat,
         [
             is_live and is_taken and hasattr(leaf, "shape")
