@@ -201,11 +201,13 @@ class CotangentRecord(NamedTuple):
 
     Attributes:
       cotangent_norm: the largest finite norm before the clip.
-      cotangent_norms: how many norms there were.
+      cotangent_norms: how many norms there were; 0 if no backward pass came by.
       cotangent_clipped: how many of them were clipped; what was zeroed or made NaN for
-        a non-finite norm does not count as clipped.
-      cotangent_nonfinite: how many of them were not finite.
-      cotangent_coefficients: the sum of what those that are finite were multiplied by.
+        a non-finite norm does not count as clipped, nor does a norm of 0.
+      cotangent_nonfinite: how many of them had an entry that was not finite, or were
+        not finite themselves.
+      cotangent_coefficients: the sum of what was multiplied by, 1 for each norm that is
+        0 or not finite.
       cotangent_chains: 1, or more where one probe went to several clips and not from
         one to the next; the largest norm is then not known.
     """

@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from optclip._arrays import _axis_names, _validate
+from optclip._arrays import _axis_names, _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
 from optclip._clip._layout import Layout
 from optclip.cotangents import _probe, _relative
+from optclip.norms import Block
 from optclip.norms._measure import declared_across
 from optclip.typing import CotangentRecord
 
@@ -44,16 +46,18 @@ class Backward:
         )
         clipped, coefficients = self.clip.apply(layout, measured, limits)
         _, found = self.clip.recorded(measured, limits, coefficients)
-        return clipped, _probe.record_of(measured, found)
+        bad = self.clip.bad(layout, measured)
+        return clipped, _probe.record_of(measured, found, bad)
 
     def spanning(self, axis_name: PyTree) -> Backward:
         """The same, with the mapped axes that each array is split over."""
         clip = dataclasses.replace(self.clip, axis_name=axis_name)
         return dataclasses.replace(self, clip=clip)
 
-    def check(self, arrays: PyTree, thresholds: PyTree) -> None:
-        """Raise at the call what would be raised in the backward pass."""
-        jax.eval_shape(lambda x: self.apply(x, thresholds)[0], arrays)
+    def spans_by_name(self) -> bool:
+        """Whether mapped axes are declared, which may be known at the call alone."""
+        declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
+        return any(own != () for own in declared)
 
     def _limits(
         self, layout: Layout, measured: Batched, thresholds: PyTree
@@ -65,9 +69,25 @@ class Backward:
         found = []
         for block, norm, factor in entries:
             _validate.broadcasts("max_norm", jnp.shape(factor), norm.shape)
-            axes = _axis_names.split_axes(norm, declared_across(block).axis_name)
+            axes = _axes_of(norm, block)
             found.append(_relative.multiple(self.reference, factor, norm, axes))
         return found
+
+
+def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
+    """The mapped axes that the norms of a leaf are split over, all of which count.
+
+    Raises:
+      ValueError: nothing says which these are.
+    """
+    own = _leaves.axis_name_of(block.leaves[0])
+    if _axis_names.untyped_axes() and not isinstance(own, PartitionSpec):
+        raise ValueError(
+            "`axis_name` must be the PartitionSpec of each leaf with `relative` inside"
+            " pmap, and shard_map with check_vma=False, where no type says on which"
+            f" devices the other norms are, got {own}. Give it, or leave check_vma on."
+        )
+    return _axis_names.split_axes(norm, declared_across(block).axis_name)
 
 
 def passed(
@@ -81,17 +101,27 @@ def passed(
     # A number that is known stays one, so that what is checked of it still is.
     traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
 
-    def identity(arrays: PyTree, traced: PyTree, probe: Any) -> Any:
-        del traced
+    def apply(cotangents: PyTree, traced: PyTree) -> tuple[PyTree, CotangentRecord]:
+        now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
+        return backward.apply(cotangents, now)
+
+    # It raises here, at the call, what the backward pass would raise; and it finds what
+    # a response or a reference has traced in it, which has to be an argument.
+    converted, closed_over = jax.closure_convert(apply, arrays, traced)
+    if not closed_over and not backward.spans_by_name():
+        # Called without jit it compiles nothing the second time.
+        converted = apply
+
+    def identity(arrays: PyTree, given: PyTree, probe: Any) -> Any:
+        del given
         return arrays, probe
 
-    def forward(arrays: PyTree, traced: PyTree, probe: Any) -> Any:
-        return (arrays, probe), traced
+    def forward(arrays: PyTree, given: PyTree, probe: Any) -> Any:
+        return (arrays, probe), given
 
-    def pull_back(traced: PyTree, cotangents: Any) -> Any:
+    def pull_back(given: PyTree, cotangents: Any) -> Any:
         of_arrays, of_probe = cotangents
-        now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
-        clipped, record = backward.apply(of_arrays, now)
+        clipped, record = converted(of_arrays, *given)
         if of_probe is not None:
             of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
         found = clipped, None, of_probe
@@ -102,13 +132,13 @@ def passed(
     define = "defvjp" if name is None else "defvjp_with_logs"
     getattr(function, define)(forward, pull_back)
     try:
-        return function(arrays, traced, probe)
+        return function(arrays, (traced, *closed_over), probe)
     except TypeError as error:
         if "custom_vjp" not in str(error):
             raise
         raise TypeError(
             "The cotangents of clip_cotangent must be those of reverse mode, as of"
-            " jax.grad, jax.vjp or jax.jacrev, got forward mode, as of jax.jvp,"
-            " jax.jacfwd or jax.linearize: there is no clip of tangents. Leave"
-            " clip_cotangent out of what is differentiated forwards."
+            " jax.grad, jax.vjp or jax.jacrev, got forward mode, as of jax.jvp or"
+            " jax.jacfwd: there is no clip of tangents. Leave clip_cotangent out of"
+            " what is differentiated forwards."
         ) from error

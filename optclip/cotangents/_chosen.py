@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
+
 from optclip._arrays import _axis_names, _by_path, _leaves, _prefix, _validate
 from optclip._arrays._types import AxisName, Mask, PyTree
+from optclip.typing import CotangentRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,12 @@ class Chosen:
     def arrays(self) -> PyTree:
         """The arrays by path, or the one array; None for those that stay."""
         return self._keyed(self.flat.leaves)
+
+    def by_path(self) -> list[tuple[str, Any]]:
+        """The path and the array of each that is clipped."""
+        paths = map(_leaves.path_str, self.flat.paths)
+        leaves = zip(paths, self.flat.leaves, self.are_chosen, strict=True)
+        return [(path, leaf) for path, leaf, own in leaves if own]
 
     def spread(self, name: str, threshold: PyTree) -> PyTree:
         """A threshold for each of these arrays, in the same structure."""
@@ -56,12 +65,21 @@ class Chosen:
         return _by_path.keyed(self.flat.treedef, kept)
 
 
+def _is_record(value: Any) -> bool:
+    return isinstance(value, CotangentRecord)
+
+
 def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
     """The floating-point arrays of a tree that a mask takes.
 
     Raises:
-      TypeError: a leaf is no array or number, or a sparse matrix.
+      TypeError: a leaf is not an array or a number, or is a sparse matrix; a probe is
+        among them.
     """
+    leaves = jax.tree.leaves(tree, is_leaf=_is_record)
+    if any(map(_is_record, leaves)):
+        advice = "With `probe` a pair is returned: h, probe = clip_cotangent(...)."
+        raise TypeError(_validate.must_be("tree", "without a probe", tree, advice))
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optclip import scopes
 from optclip._arrays import _validate
 from optclip._clip._kinds import clip_of
 from optclip.cotangents._backward import HAS_LOGS, Backward, passed
-from optclip.cotangents._chosen import chosen_leaves
+from optclip.cotangents._chosen import Chosen, chosen_leaves
 from optclip.cotangents._relative import reference_of
 from optclip.functional._clip_by import refuse_exchanged
 from optclip.norms._norm import of_order
@@ -54,19 +55,21 @@ def clip_cotangent(
         `axis`), traced or not, or a prefix tree of these with None for what is not
         clipped. With `relative` it is a factor. 0 clips to zero, inf clips nothing.
       axis: the axes of each leaf that a norm is taken over, an int or a tuple: -1 makes
-        a norm for each token, or each example, that is, for each row of the last axis.
-        None is all axes, one norm a leaf; `()` is none, each element by itself.
+        a norm for each vector along the last axis, which is that of a token or of an
+        example. None is all axes, one norm a leaf; `()` is none, each element by
+        itself, clipped to `[-max_norm, max_norm]`.
       ord: the order p of the norm, any number above 0, or inf for the largest modulus;
         None is 2.
       response: what happens to a norm above its threshold: `"hard"` scales it to the
         threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
         `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
+        function of those two, which is traced.
       relative: what the threshold is `max_norm` times of: `"rms"` and `"median"` of all
-        norms of the leaf; a number from 0 to 1, that quantile of them; or a function
-        that returns one number of a vector of all of them. Of the words and quantiles
-        norms of 0, as of padding, and norms that are not finite are left out. None is
-        `max_norm` itself.
+        norms of the leaf, or a number from 0 to 1, that quantile of them; norms of 0,
+        as of padding, and norms that are not finite are left out. Or a function that
+        returns one number of a vector of all norms, with 0 for one that is not finite.
+        None is `max_norm` itself. A loss scale, and the mean of a loss, change a
+        relative threshold along with the cotangents.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
         NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
         clips the rest; `"raise"` raises an error under `checkify`.
@@ -86,15 +89,18 @@ def clip_cotangent(
       next clip takes.
 
     Raises:
-      TypeError: an argument is not of its kind; under `jax.jvp`, for a clip is not
-        linear and there is none of tangents.
-      ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks `axis`;
-        `relative` is given with `axis=None`; `response` has a schedule in it.
+      TypeError: an argument is not of its kind. In forward mode, such as `jax.jvp`:
+        there is no clip of tangents. Inside `jax.jit` it is JAX that says so, "can't
+        apply forward-mode autodiff (jvp) to a custom_vjp function".
+      ValueError: `max_norm` is a known number that is negative or NaN, or fits no norm;
+        a leaf lacks `axis`; `relative` is given with `axis=None`; `response` has a
+        schedule in it; `name` is given to a JAX older than 0.11.1.
 
     ==================== =============================================================
     edge                 backward pass
     ==================== =============================================================
     nothing above c      the cotangents to the bit
+    traced c below 0     0, as for c = 0
     cotangents of 0      0, whatever the threshold
     `jax.vmap`           each example has norms, and a reference, of its own
     second derivatives   those of the clip: of what the backward pass computes
@@ -117,17 +123,14 @@ def clip_cotangent(
     arXiv:1308.0850, section 2.1, by value.
     """
     backward = _backward(axis, ord, response, relative, nonfinite)
-    refuse_exchanged("max_norm", tree, max_norm)
-    _validate.not_none("max_norm", max_norm)
-    for value in jax.tree.leaves(max_norm):
-        _validate.number("max_norm", value)
+    _check_threshold(tree, max_norm)
     _check_statistics(probe, name)
     chosen = chosen_leaves(tree, mask)
+    _check_leaves(chosen, axis)
     thresholds = chosen.spread("max_norm", max_norm)
     backward = backward.spanning(chosen.axis_names(axis_name))
     out, passed_on = tree, probe
     if any(chosen.are_chosen):
-        backward.check(chosen.arrays, thresholds)
         arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe, name)
         out = chosen.rebuild(arrays)
     return out if probe is None else (out, passed_on)
@@ -156,9 +159,35 @@ def _backward(
     return Backward(clip, reference_of(relative))
 
 
+def _check_threshold(tree: PyTree, max_norm: Any) -> None:
+    if callable(max_norm):
+        wanted = "a number, an array, or a tree of these"
+        advice = "There is no step here: give the value of a schedule, schedule(step)."
+        raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
+    refuse_exchanged("max_norm", tree, max_norm)
+    _validate.not_none("max_norm", max_norm)
+    for value in jax.tree.leaves(max_norm):
+        _validate.number("max_norm", value)
+
+
+def _check_leaves(chosen: Chosen, axis: Any) -> None:
+    given = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    for path, leaf in chosen.by_path():
+        if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in given):
+            raise ValueError(
+                f"`axis` must name axes that each leaf has, got {axis} for the leaf"
+                f" '{path}' of shape {leaf.shape}. Give axis=None for one norm a leaf,"
+                " or leave such leaves out with mask=."
+            )
+
+
 def _check_statistics(probe: Any, name: Any) -> None:
     wanted = "what optclip.cotangent_probe() returned, or None"
     _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
+    if probe is not None and [jnp.shape(x) for x in jax.tree.leaves(probe)] != [()] * 6:
+        wanted = "one record, six numbers"
+        advice = "One of cotangent_probe(steps) goes among the xs of a jax.lax.scan."
+        raise ValueError(_validate.must_be("probe", wanted, probe, advice))
     wanted = "a string, or None for no log"
     _validate.kind("name", name, (str, type(None)), wanted)
     if name == "":

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
+import jax
+
 from optclip._arrays import _validate
 from optclip.cotangents._clip_cotangent import clip_cotangent
 from optclip.typing import CotangentOptions, Number, PyTree
@@ -46,6 +48,10 @@ def with_clipped_cotangent(
         known = sorted(CotangentOptions.__optional_keys__)
         wrong = f"{name}={_validate.shown(options[name])}"
         raise TypeError(f"The options must be some of {known}, got {wrong}.")
+    # What is wrong whatever the layer returns is said here, not at its first call.
+    plain = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
+    is_tree = not jax.tree_util.all_leaves([max_norm])
+    clip_cotangent((), 1.0 if is_tree else max_norm, **plain)
 
     @functools.wraps(block, updated=())
     def clipped(*args: Any, **kwargs: Any) -> PyTree:

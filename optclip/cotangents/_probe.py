@@ -21,7 +21,8 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
 
     Args:
       steps: None for one record of all clips that the probe goes through; or the length
-        of a `jax.lax.scan`, which takes the probe among its `xs`, for one a step.
+        of a `jax.lax.scan`, which takes the probe among its `xs`, for one a step. Each
+        step then has a probe of its own.
 
     Returns:
       A `CotangentRecord` of zeros, float32, of shape `()` or `(steps,)`.
@@ -42,41 +43,45 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
       5.25
       >>> for key, value in optclip.metrics(seen).items():
       ...     print(key, value)
-      cotangent/norm 5.0
-      cotangent/coefficient 0.6
+      cotangent/largest_norm 5.0
+      cotangent/mean_coefficient 0.6
+      cotangent/clipped 1
       cotangent/fraction 0.5
       cotangent/nonfinite 0
     """
     if steps is not None:
         _validate.length("steps", steps)
     shape = () if steps is None else (steps,)
-    return CotangentRecord(*(jnp.zeros(shape) for _ in CotangentRecord._fields))
+    return CotangentRecord(
+        *(jnp.zeros(shape, jnp.float32) for _ in CotangentRecord._fields)
+    )
 
 
-def record_of(norms: Batched, coefficients: Batched) -> CotangentRecord:
-    """What one clip did to all that it has a norm of."""
-    pairs = zip(norms.entries(), coefficients.entries(), strict=True)
-    return functools.reduce(joined, [_record(*pair) for pair in pairs])
+def record_of(norms: Batched, coefficients: Batched, bad: Batched) -> CotangentRecord:
+    """What one clip did to all that it has a norm of; a constant to derivatives."""
+    columns = (column.entries() for column in (norms, coefficients, bad))
+    records = [_record(*entry) for entry in zip(*columns, strict=True)]
+    return jax.lax.stop_gradient(functools.reduce(joined, records))
 
 
-def _record(norm: jax.Array, coefficient: jax.Array) -> CotangentRecord:
-    norm, k = (jnp.broadcast_to(x, norm.shape) for x in (norm, coefficient))
+def _record(norm: jax.Array, coefficient: jax.Array, bad: jax.Array) -> CotangentRecord:
+    coefficient, bad = (jnp.broadcast_to(x, norm.shape) for x in (coefficient, bad))
     finite = jnp.isfinite(norm)
     # Of the norms, though it is a constant: in a vmap each example counts.
     there = (finite | ~finite).astype(jnp.float32)
-    clipped = finite & (k != 1) & (k == k) & (norm > 0)
-    known = jnp.where(finite, norm, jnp.zeros_like(norm))
-    kept = jnp.where(finite, k, jnp.zeros_like(k))
+    is_live = finite & (norm > 0) & (coefficient == coefficient)
+    k = jnp.where(is_live, coefficient, jnp.ones_like(coefficient))
 
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(values.astype(jnp.float32))
 
+    known = jnp.where(finite, norm, jnp.zeros_like(norm))
     return CotangentRecord(
         cotangent_norm=jnp.max(known, initial=0).astype(jnp.float32),
         cotangent_norms=total(there),
-        cotangent_clipped=total(clipped),
-        cotangent_nonfinite=total(~finite),
-        cotangent_coefficients=total(kept),
+        cotangent_clipped=total(k != 1),
+        cotangent_nonfinite=total(bad),
+        cotangent_coefficients=total(k),
         cotangent_chains=jnp.max(there, initial=0),
     )
 

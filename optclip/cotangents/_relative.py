@@ -1,6 +1,7 @@
 """What a relative threshold is a multiple of: one number made of all norms of a leaf.
 
-Norms of 0, as of padding, and norms that are not finite stay out of it.
+Norms of 0, as of padding, and norms that are not finite stay out of it, but for a
+function of the user's own, which is shown 0 for both.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from optclip._arrays import (
 Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
 
 _WANTED = (
-    "'rms', 'median', a quantile from 0 to 1, a function of the norms, or None for a"
-    " threshold that is a number by itself"
+    "'rms', 'median', a number from 0 to 1 for a quantile, a function of the norms, or"
+    " None"
 )
 
 
@@ -34,7 +35,8 @@ def reference_of(relative: Any) -> Reference | None:
     if relative is None:
         return None
     if isinstance(relative, str):
-        _validate.choice("relative", relative, ("rms", "median"))
+        if relative not in ("rms", "median"):
+            raise ValueError(_validate.must_be("relative", _WANTED, relative))
         return _rms if relative == "rms" else _quantile(0.5)
     if callable(relative):
         return _of_all(relative)
@@ -54,15 +56,21 @@ def multiple(
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
     # Of a finite factor a finite threshold, for inf would touch nothing.
     finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)
-    return jnp.where(jnp.isinf(factor), factor, jnp.minimum(finite * found, largest))
+    return jnp.where(
+        jnp.isinf(factor),
+        factor,
+        jnp.minimum(finite * jnp.minimum(found, largest), largest),
+    )
 
 
 def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
     counted = _counted(norms)
     known = jnp.where(counted, norms, jnp.zeros_like(norms))
-    peak = _collectives.spanning(lax.pmax, jnp.max(known, initial=0), axes)
-    parts = _numerics.fraction(known, peak)
-    sums = jnp.sum(parts * parts), jnp.sum(counted.astype(norms.dtype))
+    # A constant: it cancels, and pmax has no derivative.
+    peak = lax.stop_gradient(jnp.max(known, initial=0))
+    peak = _collectives.spanning(lax.pmax, peak, axes)
+    scaled = _numerics.fraction(known, peak)
+    sums = jnp.sum(scaled * scaled), jnp.sum(counted.astype(norms.dtype))
     squares, count = (_collectives.spanning(lax.psum, x, axes) for x in sums)
     return peak * _numerics.root(squares / jnp.maximum(count, 1))
 
@@ -73,8 +81,8 @@ def _quantile(level: Any) -> Reference:
         if not everywhere.size:
             return jnp.zeros((), norms.dtype)
         counted = _counted(everywhere)
-        # The others behind all that count.
-        behind = jnp.full_like(everywhere, jnp.inf)
+        # The others behind all that count; not inf, whose differences are NaN.
+        behind = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
         ordered = jnp.sort(jnp.where(counted, everywhere, behind))
         last = jnp.maximum(jnp.sum(counted) - 1, 0)
         place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
@@ -88,7 +96,9 @@ def _quantile(level: Any) -> Reference:
 
 def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
     def of_all(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-        found = function(_gathered(norms, axes))
+        everywhere = _gathered(norms, axes)
+        known = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
+        found = function(known)
         subject = "What `relative` returns"
         if not _validate.is_number(found) or jnp.ndim(found):
             raise TypeError(_validate.must_be(subject, "one real number", found))

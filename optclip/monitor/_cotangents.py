@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves
 from optclip.typing import CotangentRecord, PyTree
 
+FIELDS = ("largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite")
+
 
 def is_record(value: Any) -> bool:
     """Whether this is what `clip_cotangent` did."""
@@ -28,20 +30,16 @@ def records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
 
 def entries_of(record: CotangentRecord) -> dict[str, jax.Array]:
     """What one record says, of all its steps if it has one entry a step."""
-    totals = {field: jnp.sum(value) for field, value in record._asdict().items()}
-    number, bad = totals["cotangent_norms"], totals["cotangent_nonfinite"]
-    norm = jnp.max(record.cotangent_norm, initial=0)
-    # Where chains of clips were added, so were the largest norms.
-    is_known = jnp.all(record.cotangent_chains <= 1)
+    number = jnp.sum(record.cotangent_norms)
+    largest = jnp.max(record.cotangent_norm, initial=0)
+    # Where chains of clips were added, so were the largest norms: NaN, which is made
+    # there alone, or jax.debug_nans would not let the others pass.
+    is_known = jnp.all(record.cotangent_chains <= 1).astype(jnp.float32)
+    clipped = jnp.sum(record.cotangent_clipped)
     return {
-        "norm": jnp.where(is_known, norm, jnp.full_like(norm, jnp.nan)),
-        "coefficient": _mean(totals["cotangent_coefficients"], number - bad),
-        "fraction": _mean(totals["cotangent_clipped"], number, none=0.0),
-        "nonfinite": bad.astype(jnp.int32),
+        "largest_norm": largest * (is_known / is_known),
+        "mean_coefficient": jnp.sum(record.cotangent_coefficients) / number,
+        "clipped": clipped.astype(jnp.int32),
+        "fraction": clipped / number,
+        "nonfinite": jnp.sum(record.cotangent_nonfinite).astype(jnp.int32),
     }
-
-
-def _mean(total: jax.Array, number: jax.Array, none: float = 1.0) -> jax.Array:
-    """A mean over a number of norms, or what there is to say of none."""
-    found = total / jnp.maximum(number, 1)
-    return jnp.where(number > 0, found, jnp.full_like(found, none))

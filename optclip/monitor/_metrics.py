@@ -23,7 +23,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     Args:
       opt_state: the state of any optax transformation, as Flax NNX has it too, in
         `optimizer.opt_state` or `nnx.state(optimizer)`; or one restored without a
-        target, in plain dicts.
+        target, in plain dicts. Gradients of probes of `clip_cotangent` too, alone or
+        in a tree with it, such as `{"optimizer": opt_state, "cell": seen}`.
 
     Returns:
       For a clip named `name` (by default `clip`; a second of the same name becomes
@@ -51,6 +52,21 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       clip inside `skip` keeps the record of the last step that was taken:
       ``skip/norm`` has them all.
 
+      For the gradient of a probe, named by its path, such as `cell` (`cotangent` if it
+      has none), of all that it went through in one backward pass:
+
+      ========================= ======================================================
+      ``cell/largest_norm``     float32, the largest finite norm before the clip; NaN
+                                if one probe went to several clips at once
+      ``cell/mean_coefficient`` float32, the mean of what was multiplied by
+      ``cell/clipped``          int32, how many norms were clipped
+      ``cell/fraction``         float32, the fraction of the norms that were clipped
+      ``cell/nonfinite``        int32, how many norms had a NaN or inf entry
+      ========================= ======================================================
+
+      Mean and fraction are NaN if no backward pass went through the probe. One with an
+      entry a step is summed up.
+
       Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
       ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``; a clip of the
       whole tree then has float32 ``clip/leaf_norm/<path>`` beside its one norm. For
@@ -58,7 +74,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       coefficient the smallest of all.
 
     Raises:
-      ValueError: there is no optclip clip in the state, or only such as keep nothing.
+      ValueError: there is no optclip clip in the state and no probe, or only such as
+        keep nothing.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -118,7 +135,7 @@ _FIELDS = {
     "nonfinite",
 }
 
-_FIELDS |= {"skipped", "consecutive", "value", "value_threshold"}
+_FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.FIELDS}
 
 
 def parts_in(found: Iterable[str]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 from optclip._arrays import _validate
+from optclip.monitor import _cotangents
 from optclip.monitor._metrics import is_metric, metrics, parts_in, percent
 from optclip.typing import PyTree
 
@@ -19,7 +20,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     """A few lines on each clip: its last step, its rate, groups or leaves by norm.
 
     Args:
-      opt_state: the state of any optax transformation, or what `metrics` returned.
+      opt_state: the state of any optax transformation, with gradients of probes beside
+        it or these alone, or what `metrics` returned.
       most: how many groups or leaves of a clip are named.
       sort_by: which come first: those of the largest `"norm"`, before them those of
         which it is not finite, most often so first; or those of the largest `"rate"`.
@@ -59,12 +61,12 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
                 for field in ("norm", "rate", "nonfinite")
             }
             lines += _lines_of_parts(parts, columns, most, sort_by)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_lines_of_cotangents(numbers)])
 
 
 def _metrics_in(given: PyTree) -> Mapping[str, Any]:
     """The metrics of a state, or those that were given."""
-    if isinstance(given, Mapping) and parts_in(given):
+    if isinstance(given, Mapping) and (parts_in(given) or _probes_in(given)):
         return {key: x for key, x in given.items() if is_metric(key)}
     if isinstance(given, list) and given and isinstance(given[-1], Mapping):
         raise TypeError(
@@ -143,6 +145,29 @@ def _lines_of_parts(
     ]
     left = len(parts) - len(lines)
     return lines + ([f"         and {left} more"] if left else [])
+
+
+def _probes_in(found: Mapping[str, Any]) -> list[str]:
+    """The names of the records of backward passes among metrics."""
+    ending = f"/{_cotangents.FIELDS[0]}"
+    return [str(k).removesuffix(ending) for k in found if str(k).endswith(ending)]
+
+
+def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
+    """A line on each backward pass."""
+    lines = []
+    for name in _probes_in(numbers):
+        norm, mean, clipped, fraction, bad = (
+            numbers[f"{name}/{field}"] for field in _cotangents.FIELDS
+        )
+        phrases = [
+            f"largest norm {norm:.4g}",
+            f"mean coefficient {mean:.4g}",
+            f"{clipped:.0f} norms clipped, {percent(fraction)}",
+            *([f"{bad:.0f} not finite"] if bad else []),
+        ]
+        lines.append(f"{name}: {', '.join(phrases)}")
+    return lines
 
 
 def _suffix(rate: float, nonfinite: float) -> str:

@@ -201,6 +201,11 @@ def test_thresholds_may_be_traced_arrays_and_trees(run):
     np.testing.assert_allclose(found["c"], wanted, rtol=1e-6)
 
 
+def test_a_traced_whole_number_is_a_threshold():
+    found = jax.jit(lambda n: pulled(X, COTANGENT, n))(jnp.int32(2))
+    np.testing.assert_allclose(found, backprop.hard(2.0)(COTANGENT), rtol=1e-6)
+
+
 def test_a_threshold_has_no_gradient():
     def value(c, x):
         return jnp.sum(clip_cotangent(x, c) * COTANGENT)
@@ -290,6 +295,41 @@ def test_a_layer_clips_what_it_returns():
     found = jax.grad(value)(1.0)
     clipped = backprop.hard(C, axis=None)(COTANGENT.astype(np.float64))
     np.testing.assert_allclose(found, np.sum(2 * X * clipped), rtol=1e-5)
+
+
+def test_options_of_a_layer_are_checked_where_it_is_wrapped():
+    def layer(x):
+        return x
+
+    with pytest.raises(ValueError, match="`max_norm` must be 0 or more"):
+        with_clipped_cotangent(layer, -1.0)
+    with pytest.raises(ValueError, match="`response` must be"):
+        with_clipped_cotangent(layer, {"h": 1.0}, response="soft")
+    wrapped = with_clipped_cotangent(layer, {"h": 1.0})
+    with pytest.raises(ValueError, match="`max_norm` must be a prefix"):
+        wrapped(jnp.ones(3))
+
+
+def test_errors_say_what_to_do_here():
+    with pytest.raises(ValueError, match="the leaf '1' of shape ().*Give axis=None"):
+        clip_cotangent((X, jnp.float32(0.3)), 1.0)
+    with pytest.raises(TypeError, match=r"got <function.*schedule\(step\)"):
+        clip_cotangent(X, lambda step: 1.0)
+
+
+def test_norms_may_span_an_axis_of_vmap():
+    def value(x, g):
+        return jnp.sum(clip_cotangent(x, C, axis=None, axis_name="i") * g)
+
+    def total(x):
+        return jnp.sum(jax.vmap(value, axis_name="i")(x, COTANGENT))
+
+    wanted = backprop.hard(C, axis=None)(COTANGENT)
+    for found in (
+        jax.grad(total)(X),
+        jax.vmap(jax.grad(value), axis_name="i")(X, COTANGENT),
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_only_dense_arrays_go_through():

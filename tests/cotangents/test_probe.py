@@ -52,8 +52,9 @@ def by_hand(axis=-1):
 def assert_right(found, name="cotangent"):
     norms, coefficients = by_hand()
     wanted = {
-        "norm": norms.max(),
-        "coefficient": coefficients.mean(),
+        "largest_norm": norms.max(),
+        "mean_coefficient": coefficients.mean(),
+        "clipped": np.sum(coefficients < 1),
         "fraction": np.mean(coefficients < 1),
         "nonfinite": 0,
     }
@@ -87,7 +88,7 @@ def test_a_probe_among_the_xs_has_an_entry_a_step():
 def test_a_probe_for_many_clips_at_once_does_not_say_a_wrong_largest_norm():
     _, seen = gradients(cotangent_probe(), "outside")
     found = optclip.metrics(seen)
-    assert np.isnan(found.pop("cotangent/norm"))
+    assert np.isnan(found.pop("cotangent/largest_norm"))
     _, right = gradients(cotangent_probe(), "carry")
     for key, value in found.items():
         np.testing.assert_allclose(value, optclip.metrics(right)[key], rtol=1e-6)
@@ -103,8 +104,10 @@ def test_in_a_vmap_each_example_counts():
     found = optclip.metrics(jax.grad(value)(cotangent_probe(), X[0]))
     norms = 2 * np.sqrt(np.sum(X[0].astype(np.float64) ** 2, -1))
     coefficient = np.minimum(1, C / norms).mean()
-    np.testing.assert_allclose(found["cotangent/coefficient"], coefficient, rtol=1e-6)
-    assert np.isnan(found["cotangent/norm"])
+    np.testing.assert_allclose(
+        found["cotangent/mean_coefficient"], coefficient, rtol=1e-6
+    )
+    assert np.isnan(found["cotangent/largest_norm"])
     each = jax.vmap(jax.grad(value), in_axes=(None, 0))(cotangent_probe(), X[:, :1])
     assert each.cotangent_norm.shape == (STEPS,)
     np.testing.assert_array_equal(each.cotangent_chains, 1)
@@ -122,13 +125,12 @@ def test_what_is_not_finite_is_counted_and_not_averaged(policy):
         return out[1]((jnp.asarray(cotangent, jnp.float32), cotangent_probe()))[0]
 
     found = optclip.metrics(pulled(cotangent_probe()))
-    if policy == "drop":  # Then rows of what is left.
-        assert found["cotangent/fraction"] == np.float32(0.2)
-        return
     assert found["cotangent/nonfinite"] == 2
-    assert found["cotangent/norm"] == 5
-    np.testing.assert_allclose(found["cotangent/coefficient"], 2.2 / 3, rtol=1e-6)
+    assert found["cotangent/largest_norm"] == 5
+    assert found["cotangent/clipped"] == 1
     assert found["cotangent/fraction"] == np.float32(0.2)
+    # 1 for what is 0, or not finite.
+    np.testing.assert_allclose(found["cotangent/mean_coefficient"], 4.2 / 5, rtol=1e-6)
 
 
 def test_elements_and_leaves_have_records_too():
@@ -154,12 +156,79 @@ def test_metrics_names_probes_by_their_path_beside_clips():
     probes = {"encoder": {"block": cotangent_probe()}, "clip": cotangent_probe(3)}
     found = optclip.metrics((state, probes))
     assert "clip/threshold" in found
-    assert {"1/clip/fraction", "1/encoder/block/norm"} <= found.keys()
-    assert found["1/clip/coefficient"] == 1
+    assert {"1/clip/fraction", "1/encoder/block/largest_norm"} <= found.keys()
+    assert np.isnan(found["1/clip/mean_coefficient"])
     assert found["1/clip/nonfinite"].dtype == jnp.int32
     alone = optclip.metrics(probes)
-    assert next(iter(alone)) == "clip/norm"
-    assert len(alone) == 8
+    assert next(iter(alone)) == "clip/largest_norm"
+    assert len(alone) == 10
+
+
+def test_summary_has_a_line_for_each_probe():
+    _, seen = gradients(cotangent_probe(), "carry")
+    norms, coefficients = by_hand()
+    clipped = np.sum(coefficients < 1)
+    line = (
+        f"cell: largest norm {norms.max():.4g}, mean coefficient"
+        f" {coefficients.mean():.4g}, {clipped} norms clipped,"
+        f" {clipped / coefficients.size:.0%}"
+    )
+    assert optclip.summary({"cell": seen}) == line
+    assert optclip.summary(optclip.metrics({"cell": seen})) == line
+    tx = optclip.clip_by_global_norm(1.0)
+    _, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    both = optclip.summary({"optimizer": state, "cell": seen})
+    assert both == f"{optclip.summary(state)}\n{line}"
+    bad = seen._replace(cotangent_nonfinite=jnp.float32(3))
+    assert optclip.summary({"cell": bad}) == f"{line}, 3 not finite"
+
+
+def test_metrics_of_a_probe_can_be_logged_beside_those_that_are_drawn():
+    tx = optclip.clip_by_global_norm(1.0)
+    _, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    _, seen = gradients(cotangent_probe(), "carry")
+    found = jax.device_get(optclip.metrics({"tx": state, "cell": seen}))
+    optclip.plot.norms([found, found])
+
+
+def test_with_float64_and_strict_promotion():
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        x = jnp.asarray(X[0], jnp.float64)
+
+        def value(p):
+            return jnp.sum(clip_cotangent(x, C, probe=p)[0] ** 2)
+
+        seen = jax.grad(value)(cotangent_probe())
+    assert seen.cotangent_norm.dtype == jnp.float32
+    np.testing.assert_allclose(
+        seen.cotangent_norm, 2 * np.linalg.norm(X[0], axis=1).max(), rtol=1e-6
+    )
+
+
+def test_nothing_on_the_way_to_the_metrics_is_nan():
+    with jax.debug_nans(True):
+        _, seen = gradients(cotangent_probe(), "carry")
+        assert_right(optclip.metrics(seen))
+
+
+def test_a_record_is_a_constant_to_derivatives():
+    def slope(x):
+        probe = cotangent_probe()
+        seen = jax.grad(lambda p: jnp.sum(clip_cotangent(x, C, probe=p)[0]))(probe)
+        return seen.cotangent_norm
+
+    np.testing.assert_array_equal(jax.grad(slope)(jnp.asarray(X[0])), 0)
+
+
+def test_a_record_of_steps_is_for_a_scan():
+    with pytest.raises(ValueError, match="`probe` must be one record.*xs of a jax.lax"):
+        clip_cotangent(X, 1.0, probe=cotangent_probe(3))
+    empty = cotangent_probe()._replace(cotangent_norm=None)
+    with pytest.raises(ValueError, match="`probe` must be one record"):
+        clip_cotangent(X, 1.0, probe=empty)
+    pair = clip_cotangent(X, 1.0, probe=cotangent_probe())
+    with pytest.raises(TypeError, match="h, probe = clip_cotangent"):
+        clip_cotangent(pair, 1.0)
 
 
 class WithLogs(jax.custom_vjp):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip import clip_cotangent
 from tests.support import backprop, helpers
 from tests.support.covering import RUNS
@@ -92,6 +93,50 @@ def test_a_factor_of_a_reference_beyond_float32_still_zeroes_an_inf():
     )
 
 
+def test_a_function_sees_0_for_what_is_not_finite():
+    cotangent = COTANGENT.copy()
+    cotangent[4, 4, 0], cotangent[5, 0, 0] = np.inf, np.nan
+    found = pulled(cotangent, 0.5, relative=jnp.max, nonfinite="zero")
+    known = np.where(np.isfinite(norms_of(cotangent)), cotangent, 0)
+    limit = 0.5 * norms_of(known).max()
+    np.testing.assert_allclose(found, backprop.hard(limit)(known), rtol=2e-6)
+    np.testing.assert_array_equal(pulled(known, 0.0, relative=lambda n: jnp.inf), 0)
+
+
+@pytest.mark.parametrize("relative", ["rms", "median", 0.3])
+def test_healthy_input_makes_no_nan_on_the_way(relative):
+    with jax.debug_nans(True):
+        zeros = jnp.zeros((3, 4))
+        np.testing.assert_array_equal(pulled(zeros, 1.0, relative=relative), 0)
+        found = pulled(COTANGENT, 0.9, relative=relative)
+    assert helpers.differs(found, COTANGENT)
+
+
+@pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint])
+@pytest.mark.parametrize("where", ["relative", "response", "function"])
+def test_traced_numbers_may_stand_anywhere(wrapped, where):
+    def value(x, q):
+        how = {
+            "relative": {"relative": q},
+            "response": {"response": optclip.responses.Smooth(q)},
+            "function": {"relative": lambda norms: q * jnp.max(norms)},
+        }[where]
+        return jnp.sum(clip_cotangent(x, 0.5, **how) * COTANGENT)
+
+    def scanned(x, q):
+        def step(total, row):
+            return total + wrapped(value)(row[None], q), None
+
+        return jax.lax.scan(step, 0.0, x)[0]
+
+    for function in (wrapped(value), scanned):
+        found = jax.jit(jax.grad(function))(jnp.zeros((1, 6, 5, 8))[0], 0.75)
+        assert helpers.differs(found, COTANGENT)
+        plain = jax.grad(value)(jnp.zeros((6, 5, 8)), 0.75)
+        if function is not scanned:
+            np.testing.assert_allclose(found, plain, rtol=1e-6)
+
+
 def test_derivatives_go_through_the_reference():
     """Twice as large a loss has twice as large a gradient: that of degree 1."""
     for relative in ("rms", "median", 0.8):
@@ -112,8 +157,11 @@ def test_a_function_returns_one_number(answer):
 # The settings that are published, each in one line.
 
 
-def test_graves_and_rlax_and_lasagne_clip_by_value():
-    """Graves 2013, section 2.1; `rlax.clip_gradient`; `grad_clipping` of Lasagne."""
+def test_graves_sonnet_lasagne_and_rlax_clip_by_value():
+    """Graves 2013, section 2.1; `snt.clip_gradient`, `rlax.clip_gradient`, `grad_clipping`.
+
+    Those of Sonnet and rlax with the same bound on both sides, as they are used.
+    """
     found = pulled(COTANGENT, 1.0, axis=())
     np.testing.assert_array_equal(found, np.clip(COTANGENT, -1, 1))
 
@@ -131,13 +179,13 @@ def test_axlearn_zeroes_the_tokens_with_the_largest_norms(run):
     assert np.sum(np.any(wanted != COTANGENT, -1)) == 4
 
 
-def test_kaldi_scales_rows_and_now_and_then_zeroes_them():
-    """`BackpropTruncationComponent` of Kaldi: 30 by default; zeroed every 20 frames."""
+def test_kaldi_zeroes_what_is_large_now_and_then_and_scales_the_rest():
+    """`BackpropTruncationComponent`: scaled to 30, above 15 zeroed every 20 frames."""
 
     def value(h, t):
-        kept = clip_cotangent(h, 30.0)
-        zeroed = clip_cotangent(h, 15.0, response="drop")
-        return jnp.sum(jnp.where(t % 20 == 0, zeroed, kept) * cotangent)
+        limit = jnp.where(t % 20 == 0, 15.0, jnp.inf)
+        h = clip_cotangent(clip_cotangent(h, limit, response="drop"), 30.0)
+        return jnp.sum(h * cotangent)
 
     cotangent = 10 * COTANGENT
     gradient = jax.jit(jax.grad(value))

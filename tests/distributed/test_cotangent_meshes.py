@@ -189,3 +189,44 @@ def test_steps_of_a_scan_on_devices_are_counted_once():
     gradient = jax.jit(jax.grad(value, argnums=(1, 2)), static_argnums=0)
     assert_same(gradient(found, X, cotangent_probe()), wanted)
     assert optclip.metrics(wanted[1])["cotangent/fraction"] > 0
+
+
+@pytest.mark.parametrize("name", ["row", "rms", "median"])
+def test_second_derivatives_on_devices_are_those_of_one(name):
+    options = OPTIONS[name]
+    limit = 0.9 if "relative" in options else 2.0
+    spec = P("data", None, "model")
+
+    def cubes(x, probe, **how):
+        out, _ = clip_cotangent(x, limit, probe=probe, **options, **how)
+        return out**3
+
+    def bend(function):
+        def slope(x):
+            gradient = jax.grad(lambda x: jnp.sum(function(x, cotangent_probe())))
+            return jnp.sum(gradient(x) ** 2)
+
+        return jax.jit(jax.grad(slope))(COTANGENT)
+
+    mapped = jax.shard_map(
+        lambda x, probe: cubes(x, probe, axis_name=spec),
+        mesh=mesh_of(AxisType.Auto),
+        in_specs=(spec, P()),
+        out_specs=spec,
+    )
+    assert_same(bend(mapped), bend(cubes))
+
+
+def test_what_is_compared_is_asked_for_where_no_type_says_it():
+    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
+
+    def compared(x, **how):
+        return jax.shard_map(
+            lambda x: clip_cotangent(x, 0.9, relative="median", **how),
+            mesh=mesh_of(AxisType.Auto),
+            **specs,
+        )(x)
+
+    for how in ({"axis": ()}, {"axis_name": ()}, {"axis_name": "model"}):
+        with pytest.raises(ValueError, match="`axis_name` must be the PartitionSpec"):
+            compared(X, **how)

@@ -957,7 +957,7 @@ BY_CALL |= {
 }
 
 _A_PROBE = "`probe` must be what optclip.cotangent_probe"
-_COMPARED = "`relative` must be 'rms', 'median', a quantile"
+_COMPARED = "`relative` must be 'rms', 'median', a number from 0 to 1"
 BY_CALL |= {
     ("cotangent_probe", "steps"): [
         *LENGTH,
@@ -973,7 +973,7 @@ BY_CALL |= {
         Bad(jnp.ones(6), T, "got Array", _A_PROBE),
     ],
     ("clip_cotangent", "relative"): [
-        Bad("mean", V, r"got 'mean' \(str\)", "`relative` must be one of 'rms'"),
+        Bad("mean", V, r"got 'mean' \(str\)", _COMPARED),
         Bad(True, T, r"got True \(bool\)", _COMPARED),
         Bad({}, T, "got {}", _COMPARED),
         Bad(1.5, V, "got 1.5", "`relative` must be one number from 0 to 1"),
