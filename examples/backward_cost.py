@@ -23,8 +23,8 @@ import optclip
 Clip = Callable[[jax.Array], jax.Array]
 CLIPS: dict[str, Clip] = {
     "no clip": lambda h: h,
-    "each row": lambda h: optclip.clip_cotangent(h, 1e-3),
-    "all rows": lambda h: optclip.clip_cotangent(h, 1e-3, axis=None),
+    "each example": lambda h: optclip.clip_cotangent(h, 1e-3),
+    "the whole state": lambda h: optclip.clip_cotangent(h, 1e-3, axis=None),
     "each element": lambda h: optclip.clip_cotangent(h, 1e-3, axis=()),
     "twice the median": lambda h: optclip.clip_cotangent(h, 2.0, relative="median"),
 }
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             start = time.process_time()
             jax.block_until_ready(programs[name](params, inputs))
             times[name].append(time.process_time() - start)
-    print(f"{steps} steps of a GRU, {batch} rows of {units} units")
+    print(f"{steps} steps of a GRU, {batch} examples, {units} units")
     plain = programs["no clip"].memory_analysis().temp_size_in_bytes
     for name, seconds in times.items():
         pairs = zip(seconds, times["no clip"], strict=True)

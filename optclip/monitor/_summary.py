@@ -163,7 +163,7 @@ def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
         phrases = [
             f"largest norm {norm:.4g}",
             f"mean coefficient {mean:.4g}",
-            f"{clipped:.0f} norms clipped, {percent(fraction)}",
+            f"{clipped:.0f} clipped, {percent(fraction)}",
             *([f"{bad:.0f} not finite"] if bad else []),
         ]
         lines.append(f"{name}: {', '.join(phrases)}")

@@ -170,7 +170,7 @@ def test_summary_has_a_line_for_each_probe():
     clipped = np.sum(coefficients < 1)
     line = (
         f"cell: largest norm {norms.max():.4g}, mean coefficient"
-        f" {coefficients.mean():.4g}, {clipped} norms clipped,"
+        f" {coefficients.mean():.4g}, {clipped} clipped,"
         f" {clipped / coefficients.size:.0%}"
     )
     assert optclip.summary({"cell": seen}) == line

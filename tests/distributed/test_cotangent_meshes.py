@@ -142,7 +142,7 @@ def test_what_a_row_spans_is_asked_for_where_no_type_says_it():
 
 @pytest.mark.parametrize("name", ["row", "element", "two axes", "median"])
 def test_with_check_vma_off_the_spec_says_it_too(alone, name):
-    """Then only the record is of one device: nothing says that the probe is shared."""
+    """Of activations that are split over all mesh axes, which at_scale.md asks for."""
     spec = P("data", None, "model")
     limit = 0.9 if name == "median" else 2.0
 

@@ -118,5 +118,5 @@ def test_quick_run_of_what_qk_clip_costs():
 def test_quick_run_of_what_a_clip_of_cotangents_costs():
     said = run_quick("backward_cost.py")
     assert [line[:17].strip() for line in said.splitlines()[1:]] == [
-        "no clip", "each row", "all rows", "each element", "twice the median"
+        "no clip", "each example", "the whole state", "each element", "twice the median"
     ]  # fmt: skip
