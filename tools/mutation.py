@@ -262,6 +262,8 @@ EQUIVALENT = {
     r"\+.*initial= ?-1\)": "no modulus is below 0, and nothing is measured of nothing",
     r"\+ +if x\.shape\[- ?1\] == 1": "the eigenvalue of a number is that number",
     r"\+.*other\.split\(\"/\"\), strict=True": "no leaf lies below another",
+    r"\+.*span\.max\(initial=(1|-1)\)": "one key more is masked, and of no query nothing is",
+    r"\+.*max\(len\(starts\), 2\)": "a span of no query finds nothing",
     r"\+ +if len\(leaf\.shape\) < 1": "a vector is as wide as it is long",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
 }
