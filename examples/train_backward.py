@@ -36,9 +36,8 @@ from tqdm import tqdm
 
 import optclip
 
-CHUNK = 20  # Steps in one call of the compiled program.
+CHUNK = 10  # Steps in one call of the compiled program.
 SEARCH_SEEDS = 2
-ARMS = ("no clip", "global norm", "cotangent", "both")
 
 
 class Setting(NamedTuple):
@@ -50,12 +49,14 @@ class Setting(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """The best setting of an arm, and the losses of new seeds."""
+    """The best setting of an arm, and what it came to."""
 
     name: str
     setting: Setting
-    losses: np.ndarray
-    learns_at: list[float]
+    searched: (
+        np.ndarray
+    )  # Losses of each rate and seed of the search, thresholds as set.
+    losses: np.ndarray  # Of new seeds.
 
 
 class Comparison(NamedTuple):
@@ -79,107 +80,132 @@ def gradient(
     return jax.grad(loss, argnums=(0, 1))(params, optclip.cotangent_probe())
 
 
-def compare(task: Task, params: Params, key: jax.Array, true: Any) -> Comparison:
-    """The true gradient and its record beside those of each threshold."""
-    grads, seen = true
+def programs(task: Task) -> tuple[Any, Any, Any]:
+    """What starts networks, trains them for a few steps, and compares gradients."""
 
-    def beside(max_cotangent: Any) -> Any:
-        clipped, record = gradient(task, params, key, max_cotangent)
-        norm, norms = optax.tree.norm(clipped), optax.tree.norm(grads)
-        cosine = optax.tree.vdot(clipped, grads) / (norm * norms)
-        metrics = optclip.metrics(record)
-        return metrics["cotangent/fraction"], norm, cosine
+    def optimizer(setting: Setting) -> optax.GradientTransformation:
+        clip = optclip.clip_by_global_norm(setting.max_norm)
+        return optax.chain(clip, task.optimizer(setting.rate))
 
-    found = jax.vmap(beside)(jnp.asarray(task.max_cotangents))
-    largest = optclip.metrics(seen)["cotangent/norm"]
-    return Comparison(largest, optax.tree.norm(grads), *found)
-
-
-def programs(task: Task, compares: bool) -> tuple[Any, Any]:
-    """What starts a stack of networks, and what trains them for a few steps."""
-
-    def optimizer(rate: Any, max_norm: Any) -> optax.GradientTransformation:
-        return optax.chain(optclip.clip_by_global_norm(max_norm), task.optimizer(rate))
-
-    @jax.jit
-    @jax.vmap
     def start(setting: Setting, seed: Any) -> Any:
         params = task.init(jax.random.key(seed))
-        return params, optimizer(setting.rate, setting.max_norm).init(params)
+        return params, optimizer(setting).init(params)
 
-    @jax.jit
-    @functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
     def run(setting: Setting, seed: Any, carry: Any, numbers: Any) -> Any:
         def step(carry: Any, number: jax.Array) -> Any:
             params, state = carry
             key = jax.random.fold_in(jax.random.key(seed), number)
-            true = gradient(task, params, key, setting.max_cotangent)
-            seen = compare(task, params, key, true) if compares else None
-            update = optimizer(setting.rate, setting.max_norm).update
-            updates, state = update(true[0], state, params)
-            return (optax.apply_updates(params, updates), state), seen
+            grads, _ = gradient(task, params, key, setting.max_cotangent)
+            updates, state = optimizer(setting).update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
 
-        return jax.lax.scan(step, carry, numbers)
+        return jax.lax.scan(step, carry, numbers)[0]
 
-    return start, run
+    def compare(seed: Any, params: Params, number: jax.Array) -> Comparison:
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        grads, seen = gradient(task, params, key, np.inf)
+        norm = optax.tree.norm(grads)
+
+        def beside(max_cotangent: Any) -> Any:
+            clipped, record = gradient(task, params, key, max_cotangent)
+            clipped_norm = optax.tree.norm(clipped)
+            cosine = optax.tree.vdot(clipped, grads) / (norm * clipped_norm)
+            return optclip.metrics(record)["cotangent/fraction"], clipped_norm, cosine
+
+        found = jax.vmap(beside)(jnp.asarray(task.max_cotangents))
+        return Comparison(optclip.metrics(seen)["cotangent/norm"], norm, *found)
+
+    axes = {"start": (0, 0), "run": (0, 0, 0, None), "compare": (0, 0, None)}
+    functions = {"start": start, "run": run, "compare": compare}
+    return tuple(
+        jax.jit(jax.vmap(function, in_axes=axes[name]))
+        for name, function in functions.items()
+    )
 
 
 def train(
-    task: Task, program: tuple[Any, Any], settings: Sequence[Setting], seeds: range
+    task: Task, program: Any, settings: Sequence[Setting], seeds: range, compares: bool
 ) -> tuple[np.ndarray, Comparison | None]:
-    """The losses of each setting and seed; gradients, if the program compares them."""
-    start, run = program
+    """The losses of each setting and seed, and the gradients on the way, if asked for."""
+    start, run, compare = program
     each = [(*setting, seed) for setting in settings for seed in seeds]
     *columns, seed = (jnp.asarray(column) for column in zip(*each, strict=True))
     setting, seen = Setting(*columns), []
     carry = start(setting, seed)
-    bar = tqdm(total=task.steps, unit="step", desc=f"{len(each)} networks")
-    for numbers in np.arange(task.steps).reshape(-1, CHUNK):
-        carry, found = run(setting, seed, carry, numbers)
-        seen.append(jax.device_get(found))
-        bar.update(CHUNK)
-    bar.close()
+    with tqdm(total=task.steps, unit="step", desc=f"{len(each)} networks") as bar:
+        for numbers in np.arange(task.steps).reshape(-1, CHUNK):
+            if compares:
+                seen.append(jax.device_get(compare(seed, carry[0], numbers[0])))
+            carry = jax.block_until_ready(run(setting, seed, carry, numbers))
+            bar.update(CHUNK)
     losses = np.nan_to_num(task.test_losses(carry[0]), nan=np.inf, posinf=np.inf)
-    joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *seen)
-    return losses.reshape(len(settings), -1), joined
+    shape = len(settings), len(seeds)
+    joined = (
+        jax.tree.map(
+            lambda *x: np.stack(x, 1).reshape(*shape, len(x), *x[0].shape[1:]), *seen
+        )
+        if seen
+        else None
+    )
+    return losses.reshape(shape), joined
 
 
-def candidates(task: Task, name: str, best: dict[str, Setting]) -> list[Setting]:
-    """The grid of an arm; both clips get the best norm of the global clip alone."""
-    norms: Sequence[float] = (np.inf,)
-    if name == "global norm":
-        norms = task.max_norms
-    elif name == "both":
-        norms = (best["global norm"].max_norm,)
-    clips_cotangents = name in ("cotangent", "both")
-    cotangents = task.max_cotangents if clips_cotangents else (np.inf,)
-    grid = itertools.product(norms, cotangents, task.rates)
-    return [Setting(rate, norm, cotangent) for norm, cotangent, rate in grid]
-
-
-def run_arms(
-    task: Task, search_seeds: int, seeds: int
-) -> tuple[list[Arm], Comparison | None]:
-    """Search for the best setting of each arm, then train new seeds with it."""
-    best: dict[str, Setting] = {}
-    arms, compared = [], None
-    plain, comparing = programs(task, False), programs(task, True)
-    for name in ARMS:
-        tried = candidates(task, name, best)
-        losses, _ = train(task, plain, tried, range(search_seeds))
-        # A network that is lost is as bad as another that is.
-        losses = np.minimum(losses, 2 * task.learned)
-        setting = best[name] = tried[losses.mean(axis=1).argmin()]
-        learns_at = [
-            other.rate
-            for other, found in zip(tried, losses, strict=True)
-            if other[1:] == setting[1:] and (found < task.learned).all()
+def grids(task: Task) -> dict[str, list[Setting]]:
+    """What the search tries for each arm with one clip, or none."""
+    none = (np.inf,)
+    thresholds = {
+        "no clip": (none, none),
+        "global norm": (task.max_norms, none),
+        "cotangent": (none, task.max_cotangents),
+    }
+    return {
+        name: [
+            Setting(rate, *clips)
+            for *clips, rate in itertools.product(*both, task.rates)
         ]
-        program = comparing if name == "global norm" else plain
-        losses, found = train(task, program, [setting], range(100, 100 + seeds))
-        compared = found if found is not None else compared
-        arms.append(Arm(name, setting, losses[0], learns_at))
-    return arms, compared
+        for name, both in thresholds.items()
+    }
+
+
+def search(
+    task: Task, program: Any, tried: dict[str, list[Setting]], seeds: int
+) -> dict[str, tuple[Setting, np.ndarray]]:
+    """The best setting of each arm, and the losses at all rates with its thresholds."""
+    flat = [setting for settings in tried.values() for setting in settings]
+    losses, _ = train(task, program, flat, range(seeds), compares=False)
+    found, first = {}, 0
+    for name, settings in tried.items():
+        own = losses[first : first + len(settings)]
+        first += len(settings)
+        # A network that is lost is as bad as another that is.
+        mean = np.minimum(own, 2 * task.learned).mean(axis=1)
+        best = settings[mean.argmin()]
+        found[name] = best, own[[other[1:] == best[1:] for other in settings]]
+    return found
+
+
+def run_arms(task: Task, search_seeds: int, seeds: int) -> tuple[list[Arm], Comparison]:
+    """Search for the best setting of each arm, then train new seeds with it.
+
+    Both clips get the best threshold of each alone.
+    """
+    program = programs(task)
+    best = search(task, program, grids(task), search_seeds)
+    norm, cotangent = (
+        best["global norm"][0].max_norm,
+        best["cotangent"][0].max_cotangent,
+    )
+    both = [Setting(rate, norm, cotangent) for rate in task.rates]
+    best |= search(task, program, {"both": both}, search_seeds)
+    settings = [setting for setting, _ in best.values()]
+    new_seeds = range(100, 100 + seeds)
+    losses, seen = train(task, program, settings, new_seeds, compares=True)
+    arms = [
+        Arm(name, *found, of_seeds)
+        for (name, found), of_seeds in zip(best.items(), losses, strict=True)
+    ]
+    of_global = list(best).index("global norm")
+    return arms, jax.tree.map(lambda x: x[of_global], seen)
 
 
 def report(task: Task, arms: Sequence[Arm]) -> str:
@@ -187,12 +213,15 @@ def report(task: Task, arms: Sequence[Arm]) -> str:
     line = "{:<12} {:>7} {:>7} {:>9}   {:>7} {:>7} {:>7}   {:<8} {}".format
     names = "", "rate", "norm", "cotangent", "median", "best", "worst", "learned"
     lines = [line(*names, "learns at")]
-    for name, setting, losses, learns_at in arms:
+    for name, setting, searched, losses in arms:
         settings = ("-" if x == np.inf else f"{x:g}" for x in setting)
         shown = (f"{x:.3g}" for x in (np.median(losses), losses.min(), losses.max()))
         learned = f"{np.sum(losses < task.learned)} of {len(losses)}"
-        span = f"{learns_at[0]:g} to {learns_at[-1]:g}" if learns_at else "none"
-        lines.append(line(name, *settings, *shown, learned, span))
+        learns = (searched < task.learned).all(axis=1)
+        at = [
+            f"{rate:g}" for rate, does in zip(task.rates, learns, strict=True) if does
+        ]
+        lines.append(line(name, *settings, *shown, learned, " ".join(at) or "none"))
     return "\n".join(lines)
 
 
@@ -249,7 +278,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{task.title}, {len(task.rates)} learning rates:")
         search_seeds, seeds = (1, 1) if args.quick else (SEARCH_SEEDS, args.seeds)
         arms, seen = run_arms(task, search_seeds, seeds)
-        assert seen is not None
         results[task.title] = task, arms, seen
         print(f"\n{report(task, arms)}\n\n{report_gradients(task, seen)}")
     print(NOTES)

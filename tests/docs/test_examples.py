@@ -120,3 +120,33 @@ def test_quick_run_of_what_a_clip_of_cotangents_costs():
     assert [line[:17].strip() for line in said.splitlines()[1:]] == [
         "no clip", "each example", "the whole state", "each element", "twice the median"
     ]  # fmt: skip
+
+
+def test_quick_run_of_clips_of_cotangents(tmp_path):
+    out = tmp_path / "picture.png"
+    said = run_quick("train_backward.py", "--out", str(out))
+    assert out.stat().st_size > 10_000
+    for arm in ("no clip", "global norm", "cotangent", "both"):
+        assert len([x for x in said.splitlines() if x.startswith(f"{arm}  ")]) == 2
+    for column in ("learns at", "ratio: median", "cosine: median", "above 1"):
+        assert said.count(column) == 2
+
+
+def test_arms_differ_in_their_thresholds_alone():
+    import train_backward as job
+    from backward_tasks import adding_task
+
+    task = adding_task()
+    best = {"global norm": job.Setting(0.001, 10.0)}
+    grids = {name: job.candidates(task, name, best) for name in job.ARMS}
+    norms, cotangents = (
+        {name: {setting[i] for setting in grid} for name, grid in grids.items()}
+        for i in (1, 2)
+    )
+    assert norms["no clip"] == norms["cotangent"] == {np.inf}
+    assert norms["global norm"] == set(task.max_norms)
+    assert norms["both"] == {10.0}
+    assert cotangents["no clip"] == cotangents["global norm"] == {np.inf}
+    assert cotangents["cotangent"] == cotangents["both"] == set(task.max_cotangents)
+    rates = [sorted({setting.rate for setting in grid}) for grid in grids.values()]
+    assert rates == [sorted(task.rates)] * 4
