@@ -12,7 +12,7 @@ import train_char_rnn as characters
 
 import optclip
 
-LENGTH, UNITS, BATCH = 200, 32, 32  # Of the adding problem.
+LENGTH, UNITS, BATCH = 200, 32, 16  # Of the adding problem.
 
 Params = dict[str, jax.Array]
 
@@ -68,7 +68,7 @@ def character_task() -> Task:
         loss,
         functools.partial(characters.held_out_losses, text=corpus.held_out),
         lambda rate: optax.sgd(rate, momentum=characters.MOMENTUM),
-        2.0 ** np.arange(-3, 4), (0.1, 0.25, 1.0), (3e-4, 1e-3, 3e-3), 300,
+        2.0 ** np.arange(-4, 4), (0.1, 0.25, 1.0), (3e-4, 1e-3, 3e-3), 300,
         corpus.unigram_loss,
     )  # fmt: skip
 
@@ -104,12 +104,12 @@ def adding_task() -> Task:
     @jax.vmap
     def test_losses(params: Params) -> jax.Array:
         plain = functools.partial(unroll, np.inf, optclip.cotangent_probe())
-        keys = jax.random.split(jax.random.key(1), 30)
+        keys = jax.random.split(jax.random.key(1), 60)
         return jnp.mean(jax.lax.map(lambda key: loss(params, key, plain), keys))
 
     return Task(
         f"Adding, {LENGTH} steps", init, loss, test_losses, optax.adam,
-        (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (1.0, 10.0, 100.0), (0.003, 0.03, 0.3), 2500,
+        (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (1.0, 10.0, 100.0), (0.003, 0.03, 0.3), 2000,
         # Half the error of whoever always answers 1.
         1 / 12,
     )  # fmt: skip

@@ -22,7 +22,7 @@ of Rectified Linear Units", 2015, arXiv:1504.00941.
 import argparse
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,12 +115,17 @@ def programs(task: Task) -> tuple[Any, Any, Any]:
         found = jax.vmap(beside)(jnp.asarray(task.max_cotangents))
         return Comparison(optclip.metrics(seen)["cotangent/norm"], norm, *found)
 
-    axes = {"start": (0, 0), "run": (0, 0, 0, None), "compare": (0, 0, None)}
-    functions = {"start": start, "run": run, "compare": compare}
-    return tuple(
-        jax.jit(jax.vmap(function, in_axes=axes[name]))
-        for name, function in functions.items()
-    )
+    return stacked(start), stacked(run), stacked(compare)
+
+
+def stacked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of many networks: a few at a time, as many as stay in the cache of a core."""
+
+    @jax.jit
+    def each(networks: Any, *common: Any) -> Any:
+        return jax.lax.map(lambda x: function(*x, *common), networks, batch_size=4)
+
+    return each
 
 
 def train(
@@ -131,12 +136,12 @@ def train(
     each = [(*setting, seed) for setting in settings for seed in seeds]
     *columns, seed = (jnp.asarray(column) for column in zip(*each, strict=True))
     setting, seen = Setting(*columns), []
-    carry = start(setting, seed)
+    carry = start((setting, seed))
     with tqdm(total=task.steps, unit="step", desc=f"{len(each)} networks") as bar:
         for numbers in np.arange(task.steps).reshape(-1, CHUNK):
             if compares:
-                seen.append(jax.device_get(compare(seed, carry[0], numbers[0])))
-            carry = jax.block_until_ready(run(setting, seed, carry, numbers))
+                seen.append(jax.device_get(compare((seed, carry[0]), numbers[0])))
+            carry = jax.block_until_ready(run((setting, seed, carry), numbers))
             bar.update(CHUNK)
     losses = np.nan_to_num(task.test_losses(carry[0]), nan=np.inf, posinf=np.inf)
     shape = len(settings), len(seeds)
