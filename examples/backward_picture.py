@@ -24,25 +24,27 @@ def draw(results: Mapping[str, tuple[Task, Sequence[Arm], Comparison]]) -> Figur
     """A line of panels for each task. Without pyplot it needs no display."""
     figure = Figure(figsize=(11, 8), layout="constrained")
     grid = figure.subplots(len(results), 2)
-    for (left, right), (title, (task, arms, seen)) in zip(
-        grid, results.items(), strict=True
-    ):
+    for panels, (title, (task, arms, seen)) in zip(grid, results.items(), strict=True):
+        left, right = panels
         draw_losses(left, task, arms)
         draw_gradients(right, task, seen)
-        left.set_title(f"{title}: loss", loc="left", weight="bold")
-        title = f"{title}: gradients if cotangents are clipped"
-        right.set_title(title, loc="left", weight="bold")
-        for axes in (left, right):
+        for axes, what in ((left, "loss"), (right, "gradient, cotangents clipped")):
+            axes.set_title(f"{title}: {what}", loc="left", weight="bold")
             axes.spines[["top", "right"]].set_visible(False)
+    lines, names = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper left", ncols=4, frameon=False)
+    figure.supxlabel(
+        "Left: lines are the mean of the search, points new seeds at the best rate of the"
+        " arm; what is above is drawn at the top.\nRight: a point for each batch and"
+        " threshold, along the runs with the global clip.",
+        fontsize="small", x=0.01, ha="left",
+    )  # fmt: skip
     return figure
 
 
 def draw_losses(axes: Axes, task: Task, arms: Sequence[Arm]) -> None:
-    """Lines of the search, and new seeds as points at the best rate of each arm.
-
-    A loss above the top is drawn at the top.
-    """
-    top = 1.2 * task.learned
+    """Lines of the search, and new seeds as points at the best rate of each arm."""
+    top = min(2.2 * task.learned, task.learned + 0.5)
     rates = np.asarray(task.rates)
     for place, (arm, colour) in enumerate(zip(arms, ARM_COLOURS, strict=True)):
         # Beside each other, or the last would hide the others.
@@ -55,21 +57,20 @@ def draw_losses(axes: Axes, task: Task, arms: Sequence[Arm]) -> None:
         axes.plot(places, losses, "o", ms=6, mew=0, alpha=0.7, **style)
     axes.axhspan(task.learned, top, color="0.92", lw=0, zorder=0)
     axes.text(
-        0.01, task.learned, "has not learned", va="bottom", fontsize="small",
-        color="0.35", transform=axes.get_yaxis_transform(),
+        0.99, task.learned, "has not learned", va="bottom", ha="right",
+        fontsize="small", color="0.35", transform=axes.get_yaxis_transform(),
     )  # fmt: skip
     axes.set_xscale("log")
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axes.minorticks_off()
-    label = "loss (points: new seeds at the best rate,\nlines: mean of the search)"
-    axes.set(xlabel="learning rate", ylabel=label, ylim=(None, top))
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.82), frameon=False)
+    axes.set(xlabel="learning rate", ylabel="loss", ylim=(None, top))
 
 
 def draw_gradients(axes: Axes, task: Task, seen: Comparison) -> None:
     """The norm with cotangents clipped over that without, against that without."""
     norms = seen.norm.ravel()
-    known = np.flatnonzero(np.isfinite(norms))
+    # The few largest may be of a run that explodes, and would leave no room.
+    known = np.flatnonzero(np.isfinite(norms) & (norms <= np.quantile(norms, 0.99)))
     shown = known[:: max(1, len(known) // POINTS)]
     for i, colour in enumerate(THRESHOLD_COLOURS[: len(task.max_cotangents)]):
         ratios = seen.clipped_norm[..., i].ravel()[shown] / norms[shown]
@@ -84,8 +85,7 @@ def draw_gradients(axes: Axes, task: Task, seen: Comparison) -> None:
     )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="norm of the gradient without a clip")
     axes.set_ylabel("norm with a clip / without")
-    top = axes.get_ylim()[1]
-    axes.set_ylim(top=max(top, 1.15))
+    axes.set_ylim(top=max(axes.get_ylim()[1], 1.15))
     label_plainly(axes.xaxis)
     label_plainly(axes.yaxis)
     legend = axes.legend(loc="lower left", frameon=False, markerscale=2)

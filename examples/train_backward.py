@@ -38,6 +38,7 @@ import optclip
 
 CHUNK = 10  # Steps in one call of the compiled program.
 SEARCH_SEEDS = 2
+LARGER = 1.01  # The ratio of two norms that are not equal but for rounding.
 
 
 class Setting(NamedTuple):
@@ -192,15 +193,13 @@ def search(
 def run_arms(task: Task, search_seeds: int, seeds: int) -> tuple[list[Arm], Comparison]:
     """Search for the best setting of each arm, then train new seeds with it.
 
-    Both clips get the best threshold of each alone.
+    Both clips get the best norm of the global clip alone.
     """
     program = programs(task)
     best = search(task, program, grids(task), search_seeds)
-    norm, cotangent = (
-        best["global norm"][0].max_norm,
-        best["cotangent"][0].max_cotangent,
-    )
-    both = [Setting(rate, norm, cotangent) for rate in task.rates]
+    pairs = itertools.product(task.max_cotangents, task.rates)
+    norm = best["global norm"][0].max_norm
+    both = [Setting(rate, norm, cotangent) for cotangent, rate in pairs]
     best |= search(task, program, {"both": both}, search_seeds)
     settings = [setting for setting, _ in best.values()]
     new_seeds = range(100, 100 + seeds)
@@ -234,35 +233,34 @@ def report_gradients(task: Task, seen: Comparison) -> str:
     """The table of the gradients, a line for each threshold of cotangents."""
     known = np.isfinite(seen.norm)
     norms, largest = seen.norm[known], seen.largest[known]
-    line = "{:<10} {:>8} {:>13} {:>8} {:>8}   {:>14} {:>7}".format
+    line = "{:<10} {:>8} {:>14} {:>8} {:>11}   {:>15} {:>7} {:>8}".format
+    names = "cotangent", "clipped", "ratio: median", "largest", "above 1.01"
     lines = [
-        f"Norms, median and largest: of a step's largest cotangent "
-        f"{np.median(largest):.3g} {largest.max():.3g}, of the gradient "
-        f"{np.median(norms):.3g} {norms.max():.3g}",
-        line("cotangent", "clipped", "ratio: median", "largest", "above 1",
-             "cosine: median", "lowest"),
-    ]  # fmt: skip
+        f"{known.sum()} gradients. Norm: median {np.median(norms):.3g}, largest"
+        f" {norms.max():.3g}; largest cotangent: median {np.median(largest):.3g},"
+        f" largest {largest.max():.3g}",
+        line(*names, "cosine: median", "lowest", "below 0"),
+    ]
     for i, max_cotangent in enumerate(task.max_cotangents):
         ratio = seen.clipped_norm[..., i][known] / norms
         cosine = seen.cosine[..., i][known]
-        clipped, above = seen.clipped[..., i].mean(), np.mean(ratio > 1)
-        of_ratio = (f"{x:.2f}" for x in (np.median(ratio), ratio.max()))
-        of_cosine = (f"{x:.2f}" for x in (np.median(cosine), cosine.min()))
-        name = f"{max_cotangent:g}"
-        lines.append(
-            line(name, f"{clipped:.1%}", *of_ratio, f"{above:.1%}", *of_cosine)
-        )
+        clipped = seen.clipped[..., i].mean()
+        of_ratio = f"{np.median(ratio):.2f}", f"{ratio.max():.2f}"
+        of_cosine = f"{np.median(cosine):.2f}", f"{cosine.min():.2f}"
+        above, below = f"{np.mean(ratio > LARGER):.1%}", f"{np.mean(cosine < 0):.1%}"
+        name, clipped = f"{max_cotangent:g}", f"{clipped:.1%}"
+        lines.append(line(name, clipped, *of_ratio, above, *of_cosine, below))
     return "\n".join(lines)
 
 
 NOTES = """
 Losses are of the last step: nats per character on text held out, and squared error; of
 new seeds, with the best rate and thresholds of the arm. Learned is a loss below letter
-frequencies alone, and below half the error of always answering 1. Learns at are the
+frequencies alone, and below half the error of always answering 1. Learns at has the
 rates at which both seeds of the search learned, with these thresholds.
-Gradients are those of the runs with the global clip, before it. Clipped is the fraction
-of cotangents above the threshold, ratio the norm of the gradient with cotangents
-clipped over its norm without, cosine that of the angle between the two."""
+Gradients are those of the runs with the global clip, before that clip. Clipped is the
+fraction of cotangents above the threshold, ratio the norm of the gradient with clipped
+cotangents over its norm without, cosine that of the angle between the two."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

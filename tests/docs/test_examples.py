@@ -1,6 +1,7 @@
 """The main job runs, and clips do in it what its page says."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -127,8 +128,9 @@ def test_quick_run_of_clips_of_cotangents(tmp_path):
     said = run_quick("train_backward.py", "--out", str(out))
     assert out.stat().st_size > 10_000
     for arm in ("no clip", "global norm", "cotangent", "both"):
-        assert len([x for x in said.splitlines() if x.startswith(f"{arm}  ")]) == 2
-    for column in ("learns at", "ratio: median", "cosine: median", "above 1"):
+        lines = [x for x in said.splitlines() if re.match(rf"{arm} +\d.* \d of 1 ", x)]
+        assert len(lines) == 2
+    for column in ("learns at", "ratio: median", "above 1.01", "cosine: median"):
         assert said.count(column) == 2
 
 
@@ -137,16 +139,14 @@ def test_arms_differ_in_their_thresholds_alone():
     from backward_tasks import adding_task
 
     task = adding_task()
-    best = {"global norm": job.Setting(0.001, 10.0)}
-    grids = {name: job.candidates(task, name, best) for name in job.ARMS}
+    grids = job.grids(task)
     norms, cotangents = (
         {name: {setting[i] for setting in grid} for name, grid in grids.items()}
         for i in (1, 2)
     )
     assert norms["no clip"] == norms["cotangent"] == {np.inf}
     assert norms["global norm"] == set(task.max_norms)
-    assert norms["both"] == {10.0}
     assert cotangents["no clip"] == cotangents["global norm"] == {np.inf}
-    assert cotangents["cotangent"] == cotangents["both"] == set(task.max_cotangents)
-    rates = [sorted({setting.rate for setting in grid}) for grid in grids.values()]
-    assert rates == [sorted(task.rates)] * 4
+    assert cotangents["cotangent"] == set(task.max_cotangents)
+    for grid in grids.values():
+        assert {setting.rate for setting in grid} == set(task.rates)
