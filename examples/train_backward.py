@@ -222,10 +222,9 @@ def report(task: Task, arms: Sequence[Arm]) -> str:
         shown = (f"{x:.3g}" for x in (np.median(losses), losses.min(), losses.max()))
         learned = f"{np.sum(losses < task.learned)} of {len(losses)}"
         learns = (searched < task.learned).all(axis=1)
-        at = [
-            f"{rate:g}" for rate, does in zip(task.rates, learns, strict=True) if does
-        ]
-        lines.append(line(name, *settings, *shown, learned, " ".join(at) or "none"))
+        at = np.asarray(task.rates)[learns]
+        span = f"{at[0]:g} to {at[-1]:g}" if len(at) else "none"
+        lines.append(line(name, *settings, *shown, learned, span))
     return "\n".join(lines)
 
 

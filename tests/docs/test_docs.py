@@ -42,7 +42,7 @@ def test_the_pages_are_few():
 
 
 def test_there_are_blocks():
-    assert len(BLOCKS) == 41
+    assert len(BLOCKS) == 44
 
 
 @pytest.mark.parametrize(
