@@ -29,7 +29,9 @@ def draw(results: Mapping[str, tuple[Task, Sequence[Arm], Comparison]]) -> Figur
         draw_losses(left, task, arms)
         draw_gradients(right, task, seen)
         for axes, what in ((left, "loss"), (right, "gradient, cotangents clipped")):
-            axes.set_title(f"{title}: {what}", loc="left", weight="bold", fontsize="medium")
+            axes.set_title(
+                f"{title}: {what}", loc="left", weight="bold", fontsize="medium"
+            )
             axes.spines[["top", "right"]].set_visible(False)
     lines, names = grid[0, 0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside upper left", ncols=4, frameon=False)

@@ -114,7 +114,7 @@ def programs(task: Task) -> tuple[Any, Any, Any]:
             return optclip.metrics(record)["cotangent/fraction"], clipped_norm, cosine
 
         found = jax.vmap(beside)(jnp.asarray(task.max_cotangents))
-        return Comparison(optclip.metrics(seen)["cotangent/norm"], norm, *found)
+        return Comparison(optclip.metrics(seen)["cotangent/largest_norm"], norm, *found)
 
     return stacked(start), stacked(run), stacked(compare)
 

@@ -49,7 +49,7 @@ def with_clipped_cotangent(
         wrong = f"{name}={_validate.shown(options[name])}"
         raise TypeError(f"The options must be some of {known}, got {wrong}.")
     # What is wrong whatever the layer returns is said here, not at its first call.
-    plain = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
+    plain: Any = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
     is_tree = not jax.tree_util.all_leaves([max_norm])
     clip_cotangent((), 1.0 if is_tree else max_norm, **plain)
 
