@@ -44,9 +44,9 @@ LARGER = 1.01  # The ratio of two norms that are not equal but for rounding.
 class Setting(NamedTuple):
     """How a network is trained. A threshold of infinity clips nothing."""
 
-    rate: float
-    max_norm: float = np.inf
-    max_cotangent: float = np.inf
+    rate: Any
+    max_norm: Any = np.inf
+    max_cotangent: Any = np.inf
 
 
 class Arm(NamedTuple):
@@ -63,11 +63,11 @@ class Arm(NamedTuple):
 class Comparison(NamedTuple):
     """A number for each step: gradients with cotangents clipped, and not."""
 
-    largest: np.ndarray  # Norm of a cotangent, before any clip.
-    norm: np.ndarray
-    clipped: np.ndarray  # The fraction of cotangents that were clipped.
-    clipped_norm: np.ndarray
-    cosine: np.ndarray
+    largest: Any  # Norm of a cotangent, before any clip.
+    norm: Any
+    clipped: Any  # The fraction of cotangents that were clipped.
+    clipped_norm: Any
+    cosine: Any
 
 
 def gradient(

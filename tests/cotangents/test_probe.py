@@ -183,14 +183,6 @@ def test_summary_has_a_line_for_each_probe():
     assert optclip.summary({"cell": bad}) == f"{line}, 3 not finite"
 
 
-def test_metrics_of_a_probe_can_be_logged_beside_those_that_are_drawn():
-    tx = optclip.clip_by_global_norm(1.0)
-    _, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
-    _, seen = gradients(cotangent_probe(), "carry")
-    found = jax.device_get(optclip.metrics({"tx": state, "cell": seen}))
-    optclip.plot.norms([found, found])
-
-
 def test_with_float64_and_strict_promotion():
     with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
         x = jnp.asarray(X[0], jnp.float64)

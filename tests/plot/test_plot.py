@@ -294,3 +294,14 @@ def test_zeros_are_not_clipped_and_the_largest_float_is_no_threshold():
     rate = optclip.plot.rate(history).lines[0].get_ydata()
     np.testing.assert_allclose(rate, [0, 0, 1 / 3])
     assert optclip.plot.norms(history).get_ylim()[1] < 1e3
+
+
+def test_records_of_cotangents_beside_those_of_a_clip_are_left_out():
+    tx = optclip.clip_by_global_norm(1.0)
+    _, state = tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    record = optclip.typing.CotangentRecord(*jnp.ones(6))
+    found = jax.device_get(optclip.metrics({"tx": state, "cell": record}))
+    assert "cell/largest_norm" in found
+    ax = plot.norms([found, found])
+    assert ax.get_lines()
+    plt.close(ax.figure)

@@ -155,4 +155,4 @@ def test_statistics_in_a_training_step_of_nnx():
 
     _, found = step(model, optclip.cotangent_probe())
     assert 0 < found["cotangent/fraction"] <= 1
-    assert found["cotangent/norm"] > C
+    assert found["cotangent/largest_norm"] > C
