@@ -20,6 +20,12 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     return jnp.where(where, yes, no)
 
 
+def lost(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
+    """What the rounding of `total = a + b` left out, exactly (Knuth 1969)."""
+    other = total - a
+    return (a - (total - other)) + (b - other)
+
+
 @jax.custom_jvp
 def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b`, with a derivative that never squares `b`, which may leave the range."""

@@ -14,7 +14,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
-from optclip._arrays import _axis_names, _leaves
+from optclip._arrays import _axis_names, _leaves, _numerics
 
 # From here on XLA on CPU adds by lanes and blocks, to 2 ULP of all but the worst.
 ADDED_IN_PARTS = 4096
@@ -53,11 +53,10 @@ def compensated_sum(x: jax.Array, axis: Axis) -> jax.Array:
 def _two_sum(
     one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """The sum of two (sum, lost): Knuth's error, none where it is not finite."""
+    """The sum of two (sum, lost); what is not finite has lost nothing."""
     (a, lost_a), (b, lost_b) = one, other
     both = a + b
-    rest = both - a
-    error = (a - (both - rest)) + (b - rest)
+    error = _numerics.lost(a, b, both)
     return both, jnp.where(jnp.isfinite(both), lost_a + lost_b + error, lost_a)
 
 

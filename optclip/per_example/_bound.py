@@ -18,19 +18,13 @@ from optclip._clip._clip import ScalingClip
 from optclip._clip._layout import Layout
 from optclip.norms import _roots
 from optclip.norms._norm import L2
-from optclip.per_example import _ghost_norms
-from optclip.per_example._ghost_norms import Scaled
-from optclip.responses import Hard, Response
-from optclip.responses._resolve import (
-    ResponseLike,
-    compares,
-    is_same_always,
-    resolve,
-)
+from optclip.per_example._ghost import _formulas
+from optclip.per_example._ghost._formulas import Scaled
+from optclip.per_example._responses import response_of
+from optclip.responses import Response
 from optclip.scopes._groups import Groups
 from optclip.scopes._scope import LEAF, TREE, Scope, as_scope
 
-ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
 # How far apart two sums are, in bounds; the names of dp_accounting beside ours.
@@ -38,35 +32,6 @@ _RELATIONS = {
     "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
     "add_or_remove_one": 1, "replace_special": 1,
 }  # fmt: skip
-
-# What a norm lacks at most of 2**40 elements whose squares are flushed to zero: a
-# response that enlarges would make something of it.
-_FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
-
-
-@dataclasses.dataclass(frozen=True)
-class AutoS:
-    """A coefficient of c / (n + gamma): always scaled, and little where n is small."""
-
-    gamma: float = 0.01
-
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        whole = threshold / (norm + self.gamma)
-        return jnp.where(jnp.isinf(threshold), jnp.ones_like(norm), whole)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Capped:
-    """A response of which nothing above c / n is let through."""
-
-    response: Response
-
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        found = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
-        least = jnp.asarray(_FLUSHED[norm.dtype.name], norm.dtype)
-        largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
-        most = jnp.minimum(threshold / (norm + least), largest)
-        return jnp.clip(found, -most, most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +60,7 @@ class Bound:
         layout = clip.layout(grads)
         self._check_all_bounded(layout)
         measured = clip.measure(layout)
-        norms = layout.tree(measured.entries())
-        spread = _prefix.fill("threshold", self.threshold, norms)
-        limits = clip.fit("threshold", layout.entries(spread), measured)
+        norms, limits = self._fitted(clip, layout, measured)
         clipped, found = clip.apply(layout, measured, limits)
         bad = clip.bad(layout, measured)
         return clipped, norms, *(layout.tree(x.entries()) for x in (found, bad))
@@ -114,13 +77,19 @@ class Bound:
         layout, of_blocks = _laid_out(clip, squares)
         self._check_all_bounded(layout)
         measured = Batched(of_blocks)
-        norms = layout.tree(measured.entries())
-        spread = _prefix.fill("threshold", self.threshold, norms)
-        limits = clip.fit("threshold", layout.entries(spread), measured)
+        norms, limits = self._fitted(clip, layout, measured)
         found = clip.coefficients(measured, limits).entries()
         bad = measured.map(lambda norm: ~jnp.isfinite(norm)).entries()
         by_leaf = layout.rebuild({i: found[block] for i, block in layout.owned()})
         return norms, layout.tree(found), layout.tree(bad), by_leaf
+
+    def _fitted(
+        self, clip: ScalingClip, layout: Layout, measured: Batched
+    ) -> tuple[PyTree, Batched]:
+        """The norms of one example, and the threshold of each."""
+        norms = layout.tree(measured.entries())
+        spread = _prefix.fill("threshold", self.threshold, norms)
+        return norms, clip.fit("threshold", layout.entries(spread), measured)
 
     def finished(self, clip: ScalingClip, summed: PyTree) -> PyTree:
         """The sum, or each example, in units of its threshold and by `normalize_by`."""
@@ -203,17 +172,11 @@ def bound_of(
     normalize_by: Any,
 ) -> Bound:
     """The bound that the arguments of a user mean, checked."""
-    _validate.not_none("threshold", threshold)
-    for value in _values(threshold):
-        if value is not None:
-            _validate.number("threshold", value)
-    scope = as_scope(over)
-    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
-        wanted = "'tree', 'leaf' or optclip.groups(...)"
-        raise ValueError(_validate.must_be("over", wanted, over))
+    scope = _scope(over)
+    _check_threshold(threshold, scope)
     _validate.plain("normalize_by", normalize_by, above=True)
     is_unit = isinstance(response, str) and response == "unit"
-    how = _response(response)
+    how = response_of(response)
     found = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
     found.clip()
     return found
@@ -221,7 +184,7 @@ def bound_of(
 
 def _laid_out(clip: ScalingClip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     """The leaves in blocks, and the norm of each block; inf above the largest float."""
-    leaves, treedef = jax.tree.flatten(squares, is_leaf=_is_scaled)
+    leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
     layout = clip.layout(treedef.unflatten([x.square for x in leaves]))
     members: list[list[Scaled]] = [[] for _ in layout.blocks]
     for i, block in layout.owned():
@@ -230,30 +193,36 @@ def _laid_out(clip: ScalingClip, squares: PyTree) -> tuple[Layout, list[jax.Arra
     for own in members:
         most = functools.reduce(jnp.maximum, [x.exponent for x in own])
         total = functools.reduce(jnp.add, [x.at(most) for x in own])
-        norm = _ghost_norms.shifted(_numerics.root(total), most)
+        norm = _formulas.shifted(_numerics.root(total), most)
         found.append(_roots.large_enough(norm))
     return layout, found
 
 
-def _is_scaled(x: Any) -> bool:
-    return isinstance(x, Scaled)
+def _scope(over: Any) -> Scope:
+    message = _validate.must_be("over", "'tree', 'leaf' or optclip.groups(...)", over)
+    try:
+        scope = as_scope(over)
+    except TypeError:
+        raise TypeError(message) from None
+    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
+        raise ValueError(message)
+    return scope
 
 
-def _response(response: Any) -> Response:
-    if isinstance(response, str) and response == "unit":
-        return Hard()
-    how = AutoS() if isinstance(response, str) and response == "auto_s" else None
-    how = resolve(response) if how is None else how
-    if not is_same_always(how):
-        wanted = "without a schedule in it"
-        advice = "There is no step here: give the value of the schedule."
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
-    if compares(how):
-        wanted = "one that looks at one norm at a time"
-        raise ValueError(
-            _validate.must_be("response", wanted, response, "Give 'hard'.")
-        )
-    return how if type(how) is Hard else _Capped(how)
+def _check_threshold(threshold: Any, scope: Scope) -> None:
+    _validate.not_none("threshold", threshold)
+    for value in _values(threshold):
+        if value is not None:
+            _validate.number("threshold", value)
+            if jnp.shape(value):
+                wanted = "one number for each norm"
+                advice = f"Its shape is {jnp.shape(value)}."
+                message = _validate.must_be("threshold", wanted, value, advice)
+                raise ValueError(message)
+    if scope == TREE and not _validate.is_number(threshold):
+        wanted = "one number for over='tree'"
+        advice = "Give over='leaf' or over=optclip.groups(...) for a tree of them."
+        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
 
 
 def _values(threshold: Any) -> list[Any]:

@@ -2,18 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
 from optclip._arrays import _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _method, _sum
-from optclip.per_example._bound import ExampleResponse, Relation, bound_of
+from optclip.per_example._bound import Relation, bound_of
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._loss import Loss, apart
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
+from optclip.per_example._responses import ExampleResponse
 from optclip.per_example._source import Source
 from optclip.per_example._sum import Reduce
 from optclip.scopes._scope import ScopeLike
@@ -29,6 +30,13 @@ class ClippedGrad:
       microbatch_size: how many examples are derived at a time, None for all.
       reduce: whether gradients are added up, `"sum"` or `"none"`.
       method: how gradients are made, `"vmap"`, `"ghost"` or `"auto"`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, normalize_by=4)
+      >>> print(f.sensitivity(), f.sensitivity("replace_one"))
+      0.25 0.5
     """
 
     loss: Any
@@ -87,6 +95,16 @@ class ClippedGrad:
           threshold is traced.
         """
         return self.bound.sensitivity(relation, params)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in ("init", "update"):
+            raise AttributeError(
+                "A transformation of optax must change gradients, got a ClippedGrad,"
+                " which makes them. Call it in place of jax.grad(loss) and give the sum"
+                " to the optimizer; for gradients of examples that are there already"
+                " use optclip.per_example.aggregate(...)."
+            )
+        raise AttributeError(f"'ClippedGrad' object has no attribute {name!r}")
 
 
 def clipped_grad(
@@ -163,7 +181,7 @@ def clipped_grad(
     a threshold of inf       its gradient; the sensitivity is inf
     a norm above 3.4e38      what `nonfinite` says
     fp16, bf16 parameters    its gradient, clipped and added in float32
-    a batch of padding       zeros
+    a batch of padding       zeros; so is the sum of no example
     BatchNorm, MoE capacity  examples see each other, which no clip here can undo
     ======================== =======================================================
 

@@ -10,8 +10,9 @@ import optax
 
 from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _sum
-from optclip.per_example._bound import ExampleResponse, bound_of
+from optclip.per_example._bound import bound_of
 from optclip.per_example._info import ExampleInfo
+from optclip.per_example._responses import ExampleResponse
 from optclip.per_example._source import Source, check_whole
 from optclip.scopes._scope import ScopeLike
 

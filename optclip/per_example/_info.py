@@ -24,6 +24,15 @@ class ExampleInfo(NamedTuple):
         `norms`; such an example adds nothing under `nonfinite="zero"`.
       padding: which places of the batch are padding, `(batch,)` of bools.
       aux: what the loss returned beside its value, None without `has_aux`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, strict=False)
+      >>> batch = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      >>> _, info = f(jnp.ones(2), batch, padding=jnp.array([False, True]))
+      >>> print(info.values, info.norms, info.coefficients)
+      [7. 0.] [5. 0.] [0.2 0. ]
     """
 
     values: jax.Array | None

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves
 from optclip._arrays._types import PyTree
-from optclip.per_example import _ghost, _microbatches, _weighted
+from optclip.per_example import _microbatches, _weighted
 from optclip.per_example._bound import Bound
+from optclip.per_example._ghost import _choice
 from optclip.per_example._source import Source
 
 Method = Literal["vmap", "ghost", "auto"]
@@ -25,6 +26,14 @@ class Plan(NamedTuple):
         `"materialized"` has its gradient made; `"unused"` has none.
       vmap_bytes: what the gradients of a microbatch take, without activations.
       ghost_bytes: what the data and cotangents of its layers take, and their products.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(jnp.tanh(example @ w))
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, method="auto")
+      >>> plan = f.plan(jnp.ones((64, 64)), jnp.ones((8, 64)))
+      >>> print(plan.method, plan.leaves, plan.vmap_bytes)
+      ghost gram 131072
     """
 
     method: str
@@ -40,7 +49,7 @@ def planned(
     number = _microbatches.batch_size(source.examples)
     together = number if size is None else min(size, number)
     one = jax.tree.map(_first, source.examples)
-    found = _ghost.plan(source.loss, source.params, one, has_aux=True)
+    found = _choice.choice_of(source.loss, source.params, one, has_aux=True)
     wide = sum(map(_num_bytes, jax.tree.leaves(source.params)))
     vmap_bytes, ghost_bytes = together * wide, together * (found.kept + found.work)
     if method == "auto":
@@ -85,4 +94,5 @@ def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> boo
         return not why and planned(source, bound, size).method == "ghost"
     if why:
         raise ValueError(why)
-    return True
+    # Without an example there is none to read a plan off.
+    return _microbatches.batch_size(source.examples) > 0

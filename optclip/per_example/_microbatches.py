@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _placement
+from optclip._arrays import _numerics, _placement
 from optclip._arrays._types import PyTree
 
 # (examples of a microbatch, which of them are padding) -> (contributions, outputs). The
@@ -37,7 +37,7 @@ def summed(
     """The sum of what a function adds up, and the outputs of each example."""
     number = len(padding)
     if size is None or size >= number:
-        return function(examples, padding)
+        return _at_once(function, examples, padding)
 
     def step(total: _Compensated, chunk: PyTree) -> tuple[_Compensated, PyTree]:
         found, outputs = function(*chunk)
@@ -48,6 +48,17 @@ def summed(
     zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
     total, outputs = lax.scan(step, _Compensated(zeros, zeros), chunks)
     return total.value(), _in_order(outputs, number)
+
+
+def _at_once(
+    function: OfMicrobatch, examples: PyTree, padding: jax.Array
+) -> tuple[PyTree, PyTree]:
+    """What a function gives for the whole batch; zeros where there is no example."""
+    if len(padding):
+        return function(examples, padding)
+    # It is not run: XLA on CPU crashes on some programs of empty arrays.
+    kinds = jax.eval_shape(function, examples, padding)
+    return jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
 
 
 def added_up(function: OfMicrobatch) -> OfMicrobatch:
@@ -66,7 +77,7 @@ def each(
     """The contributions themselves, and the outputs."""
     number = len(padding)
     if size is None or size >= number:
-        return function(examples, padding)
+        return _at_once(function, examples, padding)
     chunks = _chunks(examples, padding, size)
     _, found = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
     return _in_order(found, number)
@@ -84,7 +95,7 @@ class _Compensated:
 
     def plus(self, other: PyTree) -> _Compensated:
         total = jax.tree.map(jnp.add, self.total, other)
-        lost = jax.tree.map(_lost, self.total, other, total)
+        lost = jax.tree.map(_numerics.lost, self.total, other, total)
         return _Compensated(total, jax.tree.map(jnp.add, self.lost, lost))
 
     def value(self) -> PyTree:
@@ -98,12 +109,6 @@ class _Compensated:
     def tree_unflatten(cls, _: None, children: Any) -> _Compensated:
         """For jax."""
         return cls(*children)
-
-
-def _lost(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
-    """What the rounding of `total = a + b` left out, exactly (Knuth 1969)."""
-    other = total - a
-    return (a - (total - other)) + (b - other)
 
 
 def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, Any]:

@@ -1,7 +1,6 @@
 """The norms of the gradients of examples, which nothing is clipped by."""
 
-from __future__ import annotations
-
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,62 @@ from optclip.per_example import _method, _sum
 from optclip.per_example._bound import bound_of
 from optclip.per_example._clipped_grad import source_of
 from optclip.per_example._loss import Loss
-from optclip.per_example._method import METHODS, Method
+from optclip.per_example._method import METHODS, Method, Plan
 from optclip.scopes._scope import ScopeLike
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExampleNorms:
+    """What `norms` returns: a function, and which method it takes.
+
+    Args:
+      loss: the loss of one example, checked.
+      bound: what shares a norm; nothing is clipped.
+      microbatch_size: how many examples are derived at a time, None for all.
+      method: how norms are made, `"vmap"`, `"ghost"` or `"auto"`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(jnp.tanh(example @ w))
+      >>> f = optclip.per_example.norms(loss, method="auto")
+      >>> print(f.plan(jnp.ones((64, 64)), jnp.ones((8, 64))).method)
+      ghost
+    """
+
+    loss: Any
+    bound: Any
+    microbatch_size: int | None
+    method: Method
+
+    def __call__(
+        self, *args: Any, padding: jax.Array | None = None
+    ) -> tuple[jax.Array, PyTree]:
+        """The value of the loss and the norm of each example.
+
+        Args:
+          *args: those of the loss, `batch_argnums` with a batch axis in front.
+          padding: which places of the batch are padding, `(batch,)` of bools; they have
+            zeros, whatever is there. None is no padding.
+
+        Returns:
+          The values, `(batch,)`; and the norms, `(batch,)` or a tree of such.
+        """
+        source, size = source_of(self.loss, args), self.microbatch_size
+        is_ghost = _method.is_ghost(source, self.bound, size, self.method)
+        return _sum.measured(source, self.bound, padding, size, is_ghost=is_ghost)
+
+    def plan(self, *args: Any) -> Plan:
+        """Which method is used for these arguments, and from what that was estimated.
+
+        Args:
+          *args: those of the loss, `batch_argnums` with a batch axis in front.
+
+        Returns:
+          A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
+          the gradients and the parts of a microbatch take.
+        """
+        source = source_of(self.loss, args)
+        return _method.planned(source, self.bound, self.microbatch_size, self.method)
 
 
 def norms(
@@ -26,7 +79,7 @@ def norms(
     microbatch_size: int | None = None,
     method: Method = "vmap",
     over: ScopeLike = "tree",
-) -> Callable[..., tuple[jax.Array, PyTree]]:
+) -> ExampleNorms:
     r"""A function that measures the gradient of each example, :math:`\|g_i\|`.
 
     For the gradient noise scale, for data pruning, for the choice of a threshold. It is
@@ -48,7 +101,8 @@ def norms(
     Returns:
       A function of the arguments of the loss, and `padding=None`. It returns the values
       of the loss, `(batch,)`, and the norms: `(batch,)` over the tree, a dict or tree
-      of such for groups or leaves; 0 for padding.
+      of such for groups or leaves; 0 for padding. Its method `plan` says what
+      `"auto"` takes.
 
     Raises:
       TypeError, ValueError: an argument is not of its kind.
@@ -65,12 +119,4 @@ def norms(
     _validate.choice("method", method, METHODS)
     bound = bound_of(0.0, over, "hard", "zero", False, 1.0)
     checked = Loss(loss, argnums, batch_argnums, has_aux)
-
-    def measured(
-        *args: Any, padding: jax.Array | None = None
-    ) -> tuple[jax.Array, PyTree]:
-        source = source_of(checked, args)
-        is_ghost = _method.is_ghost(source, bound, microbatch_size, method)
-        return _sum.measured(source, bound, padding, microbatch_size, is_ghost=is_ghost)
-
-    return measured
+    return ExampleNorms(checked, bound, microbatch_size, method)

@@ -21,6 +21,13 @@ class QuantileState(NamedTuple):
     Args:
       threshold: C, for `clipped_grad(loss, state.threshold)`: a float32 scalar.
       fraction: which part of the examples had a norm of at most C, with its noise.
+
+    Example:
+      >>> import optclip
+      >>> rule = optclip.per_example.QuantileThreshold(quantile=0.9, init_value=2.0)
+      >>> state = rule.init()
+      >>> print(state.threshold, state.fraction)
+      2.0 0.9
     """
 
     threshold: jax.Array

@@ -63,7 +63,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
     What is there may be NaN, which derivatives of zeros keep.
     """
     flags = padding_of(padding, source.examples)
-    if padding is None:
+    if padding is None or not len(flags):
         return source, flags
     examples, _ = harmless(source.examples, ~flags)
     return source._replace(examples=examples), flags

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
-from optclip.per_example import _ghost
 from optclip.per_example._bound import Bound
+from optclip.per_example._ghost._squares import scaled_squares
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._microbatches import OfMicrobatch
 from optclip.per_example._source import Source, harmless, without_padding
@@ -41,7 +41,7 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
     """The clipped sum of a microbatch, and what each example had."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
-        values, aux, squares = _ghost.scaled_squares(
+        values, aux, squares = scaled_squares(
             source.loss, source.params, examples, has_aux=True
         )
         about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
@@ -57,7 +57,7 @@ def measured(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
     """The value and the norms of the examples of a microbatch."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
-        values, _, squares = _ghost.scaled_squares(
+        values, _, squares = scaled_squares(
             source.loss, source.params, examples, has_aux=True
         )
         norms = jax.vmap(functools.partial(bound.norms_of_squares, clip))(squares)

@@ -1,7 +1,7 @@
 """What a `response=` argument means: a name, an object, or a function."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -70,7 +70,7 @@ def _number_like(asked: jax.Array, found: Any) -> jax.Array:
     return _numerics.broadcast_like(jnp.asarray(found).astype(asked.dtype), asked)
 
 
-_BY_NAME: dict[str, Response] = {
+BY_NAME: Mapping[str, Response] = {
     "hard": Hard(),
     "smooth": Smooth(),
     "normalize": Normalize(),
@@ -115,18 +115,18 @@ def detached(response: ResponseLike = "hard") -> Detached:
 _OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
 
 
-def resolve(response: Any) -> Response:
+def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
     """The response that a `response=` argument means."""
     wanted = (
-        f"one of {sorted(_BY_NAME)}, an object with coefficient(norm, threshold), or a"
+        f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
         " function of those two"
     )
     advice = _validate.static("response")
     message = _validate.must_be("response", wanted, response, advice)
     if isinstance(response, str):
-        if response not in _BY_NAME:
+        if response not in by_name:
             raise ValueError(message)
-        return _BY_NAME[response]
+        return by_name[response]
     if isinstance(response, _OURS):
         return response
     function = getattr(response, "coefficient", response)

@@ -24,6 +24,7 @@ from tests.support import bad_input, covering
 NOT_CALLED = {
     "Suggestion": "made by the library, read by the user",
     "per_example.ClippedGrad": "made by clipped_grad",
+    "per_example.ExampleNorms": "made by norms",
     "per_example.Plan": "made by the library, read by the user",
     "per_example.ExampleInfo": "made by the library, read by the user",
     "per_example.QuantileState": "made by the library, read by the user",

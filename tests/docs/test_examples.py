@@ -150,3 +150,13 @@ def test_arms_differ_in_their_thresholds_alone():
     assert cotangents["cotangent"] == set(task.max_cotangents)
     for grid in grids.values():
         assert {setting.rate for setting in grid} == set(task.rates)
+
+
+def test_quick_run_of_what_clipped_examples_cost():
+    lines = run_quick("private_cost.py").splitlines()
+    wanted = [
+        "plain gradient", "vmap", "microbatches of 1", "microbatches of 4",
+        "ghost, norms alone", "ghost",
+    ]  # fmt: skip
+    ours = [line for line in lines if "jax_privacy" not in line]
+    assert [line[:30].strip() for line in ours[3:]] == wanted

@@ -295,7 +295,7 @@ def test_a_response_of_your_own_is_cut_at_the_threshold():
 
 def test_a_response_that_compares_norms_is_refused():
     with pytest.raises(ValueError, match="one that looks at one norm at a time"):
-        clipped_grad(loss, 1.0, response="proportional")
+        clipped_grad(loss, 1.0, response=optclip.responses.detached("proportional"))
 
 
 def test_a_response_with_a_schedule_is_refused():
@@ -348,6 +348,13 @@ def test_an_aggregator_notices_gradients_that_are_averaged_already():
     clip = per_example.aggregate(BOUND, normalize_by=7.0)
     with pytest.raises(ValueError, match="must have an axis of examples before those"):
         clip.update(PARAMS["w"], clip.init(PARAMS["w"]), PARAMS["w"])
+
+
+def test_in_a_chain_of_optax_it_says_where_it_belongs():
+    f = clipped_grad(loss, BOUND)
+    with pytest.raises(AttributeError, match=r"must change gradients.*in place of"):
+        optax.chain(f, optax.sgd(1.0))
+    assert not hasattr(f, "clip")
 
 
 @jax.tree_util.register_dataclass

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from optclip.per_example import _ghost
+from optclip.per_example._ghost._choice import choice_of
 from tests.support import covering, example_losses, per_example_oracle, random_losses
 
 KINDS = {
@@ -20,7 +20,7 @@ KINDS = {
 
 def kinds_of(loss, params, examples):
     example = jax.tree.map(lambda x: x[0], examples)
-    return _ghost.plan(loss, params, example).kinds
+    return choice_of(loss, params, example).kinds
 
 
 @pytest.mark.parametrize("name", example_losses.MODELS)
@@ -46,14 +46,24 @@ def test_what_is_done_about_the_leaves_of_a_model(name):
 
 @pytest.mark.parametrize("first", range(4))
 def test_random_programs(request, first):
-    full = request.config.getoption("full")
-    count = request.config.getoption("examples") or (2000 if full else 24)
+    count = request.config.getoption("examples") or (2000 if covering.full else 0)
+    seeds = range(count) if count else random_losses.FEW
     with jax.enable_x64(True):
-        for seed in range(first, count, 4):
+        for seed in seeds[first::4]:
             loss, params, examples = random_losses.make(seed)
+            run = per_example_oracle.in_haste
             try:
-                per_example_oracle.check(loss, params, examples, rtol=1e-9)
+                per_example_oracle.check(loss, params, examples, rtol=1e-9, run=run)
             except AssertionError as error:
                 raise AssertionError(f"The loss of the seed {seed}.") from error
             if seed % 100 > 95:
                 jax.clear_caches()
+
+
+def test_a_few_random_programs_have_all_that_is_drawn():
+    of_few, of_many = (
+        set().union(*(random_losses.drawn(seed)[0].drawn for seed in seeds))
+        for seeds in (random_losses.FEW, range(600))
+    )
+    assert of_few == of_many
+    assert len(of_few) > 80

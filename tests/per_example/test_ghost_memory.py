@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from optclip.per_example import _ghost
+from optclip.per_example._ghost._choice import choice_of
+from optclip.per_example._ghost._squares import scaled_squares
 
 BATCH, T, WIDTH, LAYERS, WORDS = 64, 4, 256, 2, 1000
 
@@ -29,11 +30,11 @@ def compiled():
     }
     params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
     ids = jax.ShapeDtypeStruct((BATCH, T), jnp.int32)
-    kinds = _ghost.plan(
+    kinds = choice_of(
         loss, jax.tree.map(lambda x: jnp.zeros(x.shape), params), jnp.zeros(T, int)
     ).kinds
     assert kinds == {"words": "embedding", "layers": "gram", "head": "gram"}
-    run = jax.jit(lambda p, ids: _ghost.ghost_squares(loss, p, ids))
+    run = jax.jit(lambda p, ids: scaled_squares(loss, p, ids))
     return run.lower(params, ids).compile(), params
 
 
@@ -55,7 +56,7 @@ def test_memory_is_that_of_activations(compiled):
 
 def test_what_is_planned_counts_what_is_kept():
     p = {"w": jnp.zeros((3, 5)), "b": jnp.zeros(5)}
-    found = _ghost.plan(lambda p, x: jnp.sum(x @ p["w"] + p["b"]), p, jnp.zeros((2, 3)))
+    found = choice_of(lambda p, x: jnp.sum(x @ p["w"] + p["b"]), p, jnp.zeros((2, 3)))
     # x, and the cotangents of the product and of the sum.
     assert found.kept == 4 * (2 * 3 + 2 * 5 + 2 * 5)
     assert found.kinds == {"w": "gram", "b": "bias"}
@@ -70,7 +71,7 @@ def test_a_loss_is_traced_once_however_many_examples():
         traces.append(x.shape)
         return jnp.sum(x @ p)
 
-    run = jax.jit(lambda p, x: _ghost.ghost_squares(counted, p, x))
+    run = jax.jit(lambda p, x: scaled_squares(counted, p, x))
     for _ in range(3):
         run(jnp.ones((3, 2)), np.ones((5, 3), np.float32))
     assert traces == [(3,)]

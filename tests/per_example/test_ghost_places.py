@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from optclip.per_example import _ghost, _ghost_plan
+from optclip.per_example._ghost import _formulas, _plan, _squares
+from optclip.per_example._ghost._choice import choice_of
+from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import per_example_oracle
 
 N, T, B = 4, 3, 2
@@ -26,7 +28,7 @@ def check(loss, params=PARAMS, examples=EXAMPLES, **how):
 
 
 def kind_of_w(loss, params=PARAMS):
-    return _ghost.plan(loss, params, EXAMPLES[0]).kinds["w"]
+    return choice_of(loss, params, EXAMPLES[0]).kinds["w"]
 
 
 def test_parameters_that_meet_no_data():
@@ -36,7 +38,7 @@ def test_parameters_that_meet_no_data():
 
 def test_a_loss_without_parameters_and_parameters_without_leaves():
     check(lambda p, x: jnp.sum(x))
-    values, aux, squares = _ghost.ghost_squares(lambda p, x: jnp.sum(x), {}, EXAMPLES)
+    values, aux, squares = scaled_squares(lambda p, x: jnp.sum(x), {}, EXAMPLES)
     np.testing.assert_allclose(values, EXAMPLES.sum((1, 2)), rtol=1e-6)
     assert (aux, squares) == (None, {})
 
@@ -50,7 +52,7 @@ def test_aux_comes_for_each_example():
         y = x @ p["w"]
         return jnp.sum(y), {"y": y, "index": jnp.argmax(y[0]), "w": p["v"]}
 
-    values, aux, _ = _ghost.ghost_squares(loss, PARAMS, EXAMPLES, has_aux=True)
+    values, aux, _ = scaled_squares(loss, PARAMS, EXAMPLES, has_aux=True)
     y = EXAMPLES @ PARAMS["w"]
     np.testing.assert_allclose(values, y.sum((1, 2)), rtol=1e-5)
     np.testing.assert_allclose(aux["y"], y, rtol=1e-5)
@@ -69,7 +71,7 @@ def test_a_loop_that_changes_a_parameter(monkeypatch):
 
     check(loss)
     # Of a large one the loop is one site.
-    monkeypatch.setattr(_ghost_plan, "LARGE", 8)
+    monkeypatch.setattr(_plan, "LARGE", 8)
     check(loss)
 
 
@@ -78,7 +80,7 @@ def test_a_loop_of_unknown_length_is_an_error_of_jax():
         return lax.while_loop(lambda x: x.sum() < 9, lambda x: x + p["v"] ** 2, x).sum()
 
     with pytest.raises(ValueError, match="Reverse-mode differentiation"):
-        _ghost.ghost_squares(loss, PARAMS, EXAMPLES)
+        scaled_squares(loss, PARAMS, EXAMPLES)
 
 
 def test_effects_see_parameters_and_data():
@@ -147,7 +149,7 @@ def test_rows_by_index_out_of_bounds_and_by_several():
             rows = p["w"].at[i].get(mode=mode, fill_value=0)
             return jnp.sum(jnp.sin(rows * jnp.arange(12.0).reshape(3, 4)))
 
-        assert _ghost.plan(loss, PARAMS, ids[0]).kinds["w"] == "embedding"
+        assert choice_of(loss, PARAMS, ids[0]).kinds["w"] == "embedding"
         check(loss, examples=ids)
     check(lambda p, i: jnp.sin(p["s"][i % 2, i]).sum(), examples=jnp.array([[1], [2]]))
 
@@ -185,8 +187,8 @@ def test_convolutions_that_are_no_dense_layer():
 
 
 def test_large_leaves_are_made_one_by_one(monkeypatch):
-    monkeypatch.setattr(_ghost, "SMALL", 0)
-    monkeypatch.setattr(_ghost._ghost_norms, "CHUNK", 16)
+    monkeypatch.setattr(_squares, "SMALL", 0)
+    monkeypatch.setattr(_formulas, "CHUNK", 16)
     tied = jnp.zeros((40, N)) + 0.1 + jnp.arange(160.0).reshape(40, N) / 99
 
     def loss(p, x):
@@ -206,10 +208,10 @@ def test_weak_types_and_numpy_and_numbers_of_python():
     def loss(p, x):
         return jnp.sum(lax.scan(lambda c, x: (c * p["scale"], x @ p["w"]), 1.0, x)[1])
 
-    _, _, squares = _ghost.ghost_squares(loss, params, examples)
+    _, _, squares = scaled_squares(loss, params, examples)
     expected = np.square(examples.sum(1)).sum(-1) * N
-    np.testing.assert_allclose(squares["w"], expected, rtol=1e-5)
-    np.testing.assert_array_equal(squares["scale"], [0, 0])
+    np.testing.assert_allclose(squares["w"].norm() ** 2, expected, rtol=1e-5)
+    np.testing.assert_array_equal(squares["scale"].norm(), [0, 0])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -237,7 +239,7 @@ def test_meshes():
         return jnp.sum(lax.scan(lambda h, w: (h @ w, None), h, p["s"])[0] @ p["w"])
 
     def squares(params, examples):
-        return _ghost.ghost_squares(loss, params, examples)[2]
+        return scaled_squares(loss, params, examples)[2]
 
     whole = jax.tree.map(lambda _: jax.sharding.PartitionSpec(), PARAMS)
     mapped = jax.shard_map(squares, mesh=mesh, in_specs=(whole, spec), out_specs=spec)
@@ -254,10 +256,10 @@ def test_meshes():
 
 def test_complex_parameters_are_refused():
     with pytest.raises(TypeError, match="must be real.*complex64.*two leaves"):
-        _ghost.ghost_squares(lambda p, x: p.real.sum(), jnp.ones(2, complex), EXAMPLES)
+        scaled_squares(lambda p, x: p.real.sum(), jnp.ones(2, complex), EXAMPLES)
 
 
 @pytest.mark.parametrize("loss", [lambda p, x: x @ p["w"], lambda p, x: jnp.int32(3)])
 def test_a_loss_that_is_no_number_is_refused(loss):
     with pytest.raises(ValueError, match="one real number for one example"):
-        _ghost.ghost_squares(loss, PARAMS, EXAMPLES)
+        scaled_squares(loss, PARAMS, EXAMPLES)

@@ -108,6 +108,9 @@ def test_auto_takes_what_needs_less_memory_and_says_so():
     assert (
         clipped_grad(dense, 1.0).plan(jnp.ones((3, 3)), jnp.ones((2, 3)))[0] == "vmap"
     )
+    alone = norms(dense, method="auto", microbatch_size=1)
+    for g, wanted in ((norms(dense, method="auto"), "ghost"), (alone, "vmap")):
+        assert g.plan(jnp.ones((256, 256)), jnp.ones((8, 256))).method == wanted
     x = jax.random.normal(KEYS[5], (8, 256))
     w = jax.random.normal(KEYS[4], (256, 256)) / 16
     auto, _ = f(w, x)

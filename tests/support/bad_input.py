@@ -877,9 +877,10 @@ ARGNUMS = [
     Bad(7, T, "got 2", "with at least 8 arguments", "must be called"),
 ]
 _A_LOSS = r"a function loss\(params, example\)"
-_A_SCOPE = "`over` must be 'tree', 'leaf' or optclip.groups"
+_A_SCOPE = r"`over` must be 'tree', 'leaf' or optclip.groups\(...\), got"
 _A_SUM = "`{p}` must be one of 'sum', 'none'"
 _OF_BATCH = "must have the same first axis"
+_OF_LEAVES = (_PREFIX[0], r"`{p}` of shape \(7, 7\)")
 EXAMPLES = {
     "argnums": ARGNUMS,
     "batch_argnums": ARGNUMS,
@@ -924,6 +925,17 @@ EXAMPLES = {
         Bad("x", T, r"got 'x' \(str\)", "an array of 2 bools"),
         Bad(jnp.ones(2), T, r"got Array\(\[1", "an array of 2 bools"),
         Bad(np.ones(3, bool), V, r"got array\(\[ True", "an array of 2 bools"),
+    ],
+    "response": [
+        *BY_PARAMETER["response"],
+        Bad("soft", V, r"got 'soft' \(str\)", "'auto_s'.*'unit'"),
+        Bad("proportional", V, r"got 'proportional' \(str\)", "'auto_s', 'drop'"),
+    ],
+    "threshold": [
+        *(row for row in THRESHOLD if row.given not in _OF_LEAVES),
+        Bad([], V, _GIVEN, "one number for over='tree'", "Give over='leaf'"),
+        Bad({"a": 1.0}, V, _GIVEN, "one number for over='tree'", "Give over='leaf'"),
+        Bad(np.ones(2), V, rf"{_GIVEN}array", "one number for each norm", r"\(2,\)"),
     ],
     "reduce": [
         Bad("mean", V, r"`reduce` must be .*got 'mean' \(str\)", _A_SUM),

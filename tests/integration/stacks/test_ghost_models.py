@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from optclip.per_example import _ghost
+from optclip.per_example._ghost._choice import choice_of
 from tests.support import per_example_oracle
 
 BATCH, T, WIDTH, WORDS, LAYERS = 4, 6, 16, 30, 2
@@ -31,7 +31,7 @@ def check(loss, params, examples, wanted, wide=True):
         with jax.enable_x64(True):
             wide = map(per_example_oracle.widened, (params, examples))
             per_example_oracle.check(loss, *wide, rtol=1e-12, least=0.1)
-    kinds = _ghost.plan(loss, params, jax.tree.map(lambda x: x[0], examples)).kinds
+    kinds = choice_of(loss, params, jax.tree.map(lambda x: x[0], examples)).kinds
     kinds = jax.tree.leaves(kinds)
     assert sum(kind in ("gram", "product", "embedding") for kind in kinds) >= wanted
 

@@ -143,12 +143,14 @@ def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
 def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Both near 1, the products `a * d` of a position in the proportion they had."""
     a, d = _near_float32(a), _near_float32(d)
-    own = exponent_of(d, (-1,))
-    a, d = _shifted(a, own), _shifted(d, -own)
+    of_a, of_d = exponent_of(a, (-1,)), exponent_of(d, (-1,))
+    is_any = jnp.any(d != 0, axis=-1, keepdims=True)
     # Where d is 0 the size of a does not matter.
-    a = a * jnp.any(d != 0, axis=-1, keepdims=True).astype(a.dtype)
-    exponent = exponent_of(a, (-1, -2))
-    return _shifted(a, -exponent), d, exponent[..., 0, 0]
+    a = a * is_any.astype(a.dtype)
+    is_any &= jnp.any(a != 0, axis=-1, keepdims=True)
+    of_both = jnp.where(is_any, of_a + of_d, NOTHING)
+    exponent = jnp.max(of_both, axis=-2, keepdims=True)
+    return _shifted(a, of_d - exponent), _shifted(d, -of_d), exponent[..., 0, 0]
 
 
 def _near_float32(x: jax.Array) -> jax.Array:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip.per_example import _ghost_norms
-from optclip.per_example._ghost_norms import Dense, Scaled
-from optclip.per_example._ghost_plan import Site
+from optclip.per_example._ghost import _formulas
+from optclip.per_example._ghost._formulas import Dense, Scaled
+from optclip.per_example._ghost._plan import Site
 
 
 def rule_of(site: Site) -> str | None:
@@ -32,10 +32,10 @@ def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
     """Squared norms of a site that has a rule, of each example."""
     (x,), (d,) = records, taps
     if site.name == "gather":
-        return _ghost_norms.embedding(*_rows(site, x, d))
+        return _formulas.embedding(*_rows(site, x, d))
     if site.name == "dot_general":
-        return _ghost_norms.dense(*_matrices(site, x, d))
-    return _ghost_norms.dense(*_patches(site, x, d))
+        return _formulas.dense(*_matrices(site, x, d))
+    return _formulas.dense(*_patches(site, x, d))
 
 
 def sizes_of(site: Site) -> Dense:

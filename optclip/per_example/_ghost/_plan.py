@@ -2,7 +2,7 @@
 
 A *weight* is what is computed from parameters alone. An equation that takes a weight
 and data is a *site*. All that a gradient needs is there: the data that went in, and the
-cotangent of what came out. `_ghost_walk` runs a plan.
+cotangent of what came out. `_walk` runs a plan.
 
 These two files are all that knows what a jaxpr looks like. They lean on
 `jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip.per_example._ghost_plan import (
+from optclip.per_example._ghost._plan import (
     CALLS,
     DATA,
     REMATS,

@@ -1,0 +1,112 @@
+"""What is done about each leaf of a loss, known before it is run."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays._types import PyTree
+from optclip.per_example._ghost import _plan, _sites
+from optclip.per_example._ghost._plan import CONST, DATA, Plan, Site, Weight
+
+
+class Trace(NamedTuple):
+    """What is known of a loss before it is run."""
+
+    plan: Plan
+    out_tree: Any
+    # Of each leaf, its sites.
+    sites: list[list[Site]]
+    # Of each leaf, what is done about it.
+    kinds: list[str]
+
+
+class Choice(NamedTuple):
+    """What `scaled_squares` does about each leaf, and the memory that it takes.
+
+    A leaf is of the kind `gram` (products of positions), `product` (a matrix product
+    for each example), `embedding` (rows added up), `bias`, `gain` or `materialized`
+    (its gradient by itself) or `unused`. `kept` are the bytes of data and cotangents
+    that are kept for an example, `work` those of the largest products of positions.
+    """
+
+    kinds: PyTree
+    kept: int
+    work: int
+
+
+def choice_of(
+    loss: Callable[..., Any],
+    params: PyTree,
+    example: PyTree,
+    *,
+    has_aux: bool = False,
+) -> Choice:
+    """What is done about each leaf, and how much memory an example takes."""
+    leaves, treedef = jax.tree.flatten(params)
+    leaves = [jnp.asarray(x) for x in leaves]
+    trace = traced(loss, treedef.unflatten(leaves), example, has_aux)
+    kept = sum(_sites.num_kept_bytes(site) for site in trace.plan.sites)
+    pairs = zip(trace.sites, trace.kinds, strict=True)
+    work = [_sites.num_work_bytes(sites[0]) for sites, kind in pairs if kind == "gram"]
+    kinds = [_named(*pair) for pair in zip(trace.sites, trace.kinds, strict=True)]
+    return Choice(treedef.unflatten(kinds), kept, max(work, default=0))
+
+
+def _named(sites: list[Site], kind: str) -> str:
+    """What a leaf is: that it is a bias or a gain makes no difference."""
+    names = {"add": "bias", "sub": "bias", "mul": "gain"}
+    is_one = kind == "materialized" and len(sites) == 1
+    return names.get(sites[0].name, kind) if is_one else kind
+
+
+def traced(
+    loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
+) -> Trace:
+    """The plan for a loss, and what is to be done about each leaf."""
+    given, treedef = jax.tree.flatten((params, example))
+
+    def flat(given, zero):
+        found = loss(*treedef.unflatten(given))
+        value, aux = found if has_aux else (found, None)
+        value = jnp.asarray(value)
+        _check_value(value)
+        # A loss of parameters alone meets data here.
+        return value + zero.astype(value.dtype), aux
+
+    zero = jnp.zeros((), jnp.float32)
+    jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(given, zero)
+    leaves = jax.tree.leaves(params)
+    infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
+    data = [DATA] * (len(given) + 1 - len(leaves))
+    plan = _plan.planned(jaxpr, [*infos, *data])
+    sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
+    kinds = [_kind(own) for own in sites]
+    return Trace(plan, jax.tree.structure(shapes), sites, kinds)
+
+
+def _info(i: int, leaf: jax.Array) -> Any:
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"`params` must be real for the norms of method='ghost', got a leaf of"
+            f" {leaf.dtype}. Keep its real and its imaginary part as two leaves."
+        )
+    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+    return Weight(frozenset([i])) if is_float else CONST
+
+
+def _check_value(value: jax.Array) -> None:
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"`loss` must be a function that returns one real number for one example,"
+            f" got {value.dtype}{list(value.shape)}. Give the function of one example,"
+            " without a batch axis."
+        )
+
+
+def _kind(sites: list[Site]) -> str:
+    if not sites:
+        return "unused"
+    rule = _sites.rule_of(sites[0]) if len(sites) == 1 else None
+    return rule or "materialized"
