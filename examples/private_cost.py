@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model, two rounds")
     args = parser.parse_args(arguments)
     size, rounds = Size(256, 256, 10, 64, 64, 32), args.rounds
-    size, rounds = (Size(16, 32, 1, 16, 8, 5), 2) if args.quick else (size, rounds)
+    size, rounds = (Size(16, 32, 1, 16, 8, 8), 2) if args.quick else (size, rounds)
     # jax_privacy 2.0.0 takes the norm of an example by a name that optax has replaced.
     warnings.filterwarnings("ignore", "optax.global_norm", DeprecationWarning)
     params = init_params(jax.random.key(0), size.letters, size.width, size.blocks)
