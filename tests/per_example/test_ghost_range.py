@@ -120,6 +120,13 @@ def test_positions_that_cancel(rest):
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-6, atol=least)
 
 
+def test_positions_that_cancel_in_part():
+    """Smaller than either of them, but not so much that digits are lost."""
+    x, d = np.zeros((T, K)), np.zeros((T, P))
+    x[:2, 0], d[:2, 0] = 1, (1, -0.6)
+    np.testing.assert_allclose(scaled_norms(batch(x, d))[2], [0.4], rtol=1e-6)
+
+
 def test_shifts_are_exact():
     x = jnp.asarray([1.5, -1.25, 0, jnp.inf], jnp.float32)
     for exponent in (0, 1, -1, 100, -100, 126, -126):
