@@ -273,6 +273,8 @@ EQUIVALENT = {
     r"\+.*max\(len\(starts\), 2\)": "a span of no query finds nothing",
     r"\+ +if len\(leaf\.shape\) < 1": "a vector is as wide as it is long",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
+    r"\+ +num_(consts|carry): int = -1": "a step that is no loop has none",
+    r"\+ +return Dense\(groups / own": "how many groups there are is read off the arrays",
 }
 
 

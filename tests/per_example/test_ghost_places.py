@@ -154,6 +154,29 @@ def test_rows_by_index_out_of_bounds_and_by_several():
     check(lambda p, i: jnp.sin(p["s"][i % 2, i]).sum(), examples=jnp.array([[1], [2]]))
 
 
+MOVES = {
+    "transposed": lambda w: w.T,
+    "reshaped": lambda w: w.reshape(2, -1).reshape(N, N),
+    "reversed": lambda w: w[::-1],
+    "cut": lambda w: w[:, :3],
+    "split": lambda w: jnp.split(w, 2, axis=1)[0],
+    "negated": lambda w: -w,
+    "cast": lambda w: w.astype(jnp.bfloat16),
+    "lifted": lambda w: jnp.squeeze(w[None], 0),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_elements_that_are_moved_about_keep_their_formula(move):
+    assert kind_of_w(lambda p, x: jnp.sum(x @ MOVES[move](p["w"]))) == "product"
+
+
+def test_elements_that_are_changed_or_taken_twice_have_none():
+    for change in (jnp.sin, lambda w: w + w, lambda w: jnp.stack([w, w])[1]):
+        kind = kind_of_w(lambda p, x, change=change: jnp.sum(x @ change(p["w"])))
+        assert kind == "materialized"
+
+
 def test_elements_that_two_products_take_of_one_leaf():
     check(lambda p, x: jnp.sum(jnp.tanh(x @ p["s"][0]) @ p["s"][1]))
     check(lambda p, x: jnp.sum(jnp.tanh(x @ p["w"]) @ p["w"]))
