@@ -271,6 +271,8 @@ EQUIVALENT = {
     r"\+.*other\.split\(\"/\"\), strict=True": "no leaf lies below another",
     r"\+.*span\.max\(initial=(1|-1)\)": "one key more is masked, and of no query nothing is",
     r"\+.*max\(len\(starts\), 2\)": "a span of no query finds nothing",
+    r"\+.*left\.values, 2\)\[": "what is not taken is a row of zeros",
+    r"\+ +values = jnp\.where\(live, slope.* 1\), -?1\)": "at zero each response is flat",
     r"\+ +if len\(leaf\.shape\) < 1": "a vector is as wide as it is long",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
     r"\+ +num_(consts|carry): int = -1": "a step that is no loop has none",
