@@ -273,6 +273,7 @@ EQUIVALENT = {
     r"\+.*max\(len\(starts\), 2\)": "a span of no query finds nothing",
     r"\+.*left\.values, 2\)\[": "what is not taken is a row of zeros",
     r"\+ +values = jnp\.where\(live, slope.* 1\), -?1\)": "at zero each response is flat",
+    r"\+ +mean = .*\*\* 3, \(-2": "any size that rounding does not reach will do",
     r"\+ +if len\(leaf\.shape\) < 1": "a vector is as wide as it is long",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
     r"\+ +num_(consts|carry): int = -1": "a step that is no loop has none",
