@@ -77,7 +77,8 @@ def test_masks_of_any_batch_and_heads(rows, batch, heads):
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
+# The last two are no multiple of a block of causal queries.
+@pytest.mark.parametrize("lengths", [*LENGTHS, (10, 12), (5, 7)])
 def test_causal_is_up_to_the_own_position(lengths):
     """As `is_causal` of `jax.nn.dot_product_attention` has it."""
     query, key = arrays(lengths)
