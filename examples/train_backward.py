@@ -214,12 +214,13 @@ def run_arms(task: Task, search_seeds: int, seeds: int) -> tuple[list[Arm], Comp
 
 def report(task: Task, arms: Sequence[Arm]) -> str:
     """The table of the arms."""
-    line = "{:<12} {:>7} {:>7} {:>9}   {:>7} {:>7} {:>7}   {:<8} {}".format
-    names = "", "rate", "norm", "cotangent", "median", "best", "worst", "learned"
-    lines = [line(*names, "learns at")]
+    line = "{:<12} {:>7} {:>7} {:>9}   {:>7}   {:<16} {:<8} {}".format
+    names = "", "rate", "norm", "cotangent", "median", "range", "learned", "learns at"
+    lines = [line(*names)]
     for name, setting, searched, losses in arms:
         settings = ("-" if x == np.inf else f"{x:g}" for x in setting)
-        shown = (f"{x:.3g}" for x in (np.median(losses), losses.min(), losses.max()))
+        median = f"{np.median(losses):.3g}"
+        shown = median, f"{losses.min():.3g} to {losses.max():.3g}"
         learned = f"{np.sum(losses < task.learned)} of {len(losses)}"
         learns = (searched < task.learned).all(axis=1)
         at = np.asarray(task.rates)[learns]
