@@ -73,7 +73,7 @@ def draw_gradients(axes: Axes, task: Task, seen: Comparison) -> None:
     norms = seen.norm.ravel()
     # The few largest may be of a run that explodes, and would leave no room.
     known = np.flatnonzero(np.isfinite(norms) & (norms <= np.quantile(norms, 0.99)))
-    shown = known[:: max(1, len(known) // POINTS)]
+    shown = known[:: -(-len(known) // POINTS)]
     for i, colour in enumerate(THRESHOLD_COLOURS[: len(task.max_cotangents)]):
         ratios = seen.clipped_norm[..., i].ravel()[shown] / norms[shown]
         axes.plot(

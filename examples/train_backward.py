@@ -38,6 +38,7 @@ import optclip
 
 CHUNK = 10  # Steps in one call of the compiled program.
 SEARCH_SEEDS = 2
+STACK = 4  # Networks trained at a time, as many as stay in the cache of a core.
 LARGER = 1.01  # The ratio of two norms that are not equal but for rounding.
 
 
@@ -120,11 +121,11 @@ def programs(task: Task) -> tuple[Any, Any, Any]:
 
 
 def stacked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of many networks: a few at a time, as many as stay in the cache of a core."""
+    """Of many networks, a few at a time."""
 
     @jax.jit
     def each(networks: Any, *common: Any) -> Any:
-        return jax.lax.map(lambda x: function(*x, *common), networks, batch_size=4)
+        return jax.lax.map(lambda x: function(*x, *common), networks, batch_size=STACK)
 
     return each
 
@@ -135,7 +136,9 @@ def train(
     """The losses of each setting and seed, and the gradients on the way, if asked for."""
     start, run, compare = program
     each = [(*setting, seed) for setting in settings for seed in seeds]
-    *columns, seed = (jnp.asarray(column) for column in zip(*each, strict=True))
+    # Full stacks, or the rest of each number of networks is compiled anew.
+    full = each + each[-1:] * (-len(each) % STACK)
+    *columns, seed = (jnp.asarray(column) for column in zip(*full, strict=True))
     setting, seen = Setting(*columns), []
     carry = start((setting, seed))
     with tqdm(total=task.steps, unit="step", desc=f"{len(each)} networks") as bar:
@@ -146,14 +149,13 @@ def train(
             bar.update(CHUNK)
     losses = np.nan_to_num(task.test_losses(carry[0]), nan=np.inf, posinf=np.inf)
     shape = len(settings), len(seeds)
-    joined = (
-        jax.tree.map(
-            lambda *x: np.stack(x, 1).reshape(*shape, len(x), *x[0].shape[1:]), *seen
-        )
-        if seen
-        else None
-    )
-    return losses.reshape(shape), joined
+
+    def joined(*chunks: np.ndarray) -> np.ndarray:
+        series = np.stack(chunks, axis=1)[: len(each)]
+        return series.reshape(*shape, *series.shape[1:])
+
+    compared = jax.tree.map(joined, *seen) if compares else None
+    return losses[: len(each)].reshape(shape), compared
 
 
 def grids(task: Task) -> dict[str, list[Setting]]:
