@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart in print and by colour-blind eyes.
 ARM_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73")
 THRESHOLD_COLOURS = ("#CC79A7", "#E69F00", "#56B4E9")
-POINTS = 500  # Of each threshold.
+POINTS = 1000  # Of each threshold.
 
 
 def draw(results: Mapping[str, tuple[Task, Sequence[Arm], Comparison]]) -> Figure:

@@ -68,7 +68,7 @@ def character_task() -> Task:
         loss,
         functools.partial(characters.held_out_losses, text=corpus.held_out),
         lambda rate: optax.sgd(rate, momentum=characters.MOMENTUM),
-        tuple(2.0 ** np.arange(-4, 4)), (0.1, 0.25, 1.0), (3e-4, 1e-3, 3e-3), 300,
+        [2.0**i for i in range(-4, 4)], (0.1, 0.25, 1.0), (3e-4, 1e-3, 3e-3), 300,
         corpus.unigram_loss,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ LARGER = 1.01  # The ratio of two norms that are not equal but for rounding.
 
 
 class Setting(NamedTuple):
-    """How a network is trained. A threshold of infinity clips nothing."""
+    """Numbers, or arrays of them, that a network is trained with. Inf clips nothing."""
 
     rate: Any
     max_norm: Any = np.inf
@@ -62,7 +62,7 @@ class Arm(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A number for each step: gradients with cotangents clipped, and not."""
+    """Arrays with a number for each batch: gradients with clipped cotangents, or not."""
 
     largest: Any  # Norm of a cotangent, before any clip.
     norm: Any
