@@ -317,6 +317,25 @@ def test_errors_say_what_to_do_here():
         clip_cotangent(X, lambda step: 1.0)
 
 
+def test_what_needs_steps_or_several_norms_is_refused():
+    scheduled = optclip.responses.band(lambda step: 0.5)
+    with pytest.raises(ValueError, match="`response` must be without a schedule"):
+        clip_cotangent(X, 1.0, response=scheduled)
+    with pytest.raises(
+        ValueError, match="`axis` must be ints with `relative`.*axis=-1"
+    ):
+        clip_cotangent(X, 1.0, axis=None, relative="rms")
+
+
+def test_another_error_of_jax_stays_what_it_is(monkeypatch):
+    def fails(*_):
+        raise TypeError("of something else")
+
+    monkeypatch.setattr(jax.custom_vjp, "__call__", fails)
+    with pytest.raises(TypeError, match="^of something else$"):
+        clip_cotangent(X, 1.0)
+
+
 def test_norms_may_span_an_axis_of_vmap():
     def value(x, g):
         return jnp.sum(clip_cotangent(x, C, axis=None, axis_name="i") * g)
