@@ -176,8 +176,8 @@ def _check_leaves(chosen: Chosen, axis: Any) -> None:
         if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in given):
             raise ValueError(
                 f"`axis` must name axes that each leaf has, got {given} for the leaf"
-                f" '{path}' of shape {leaf.shape}. Give axis=None for one norm a leaf,"
-                " or leave such leaves out with mask=."
+                f" '{path}' of shape {leaf.shape}. Leave such leaves out with mask=, or"
+                " give axis=None for one norm a leaf."
             )
 
 

@@ -311,7 +311,7 @@ def test_options_of_a_layer_are_checked_where_it_is_wrapped():
 
 
 def test_errors_say_what_to_do_here():
-    with pytest.raises(ValueError, match="the leaf '1' of shape ().*Give axis=None"):
+    with pytest.raises(ValueError, match="the leaf '1' of shape ().*give axis=None"):
         clip_cotangent((X, jnp.float32(0.3)), 1.0)
     with pytest.raises(TypeError, match=r"got <function.*schedule\(step\)"):
         clip_cotangent(X, lambda step: 1.0)
