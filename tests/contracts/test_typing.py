@@ -92,7 +92,7 @@ def test_what_is_no_number_is_refused_by_both(value):
 @pytest.mark.parametrize(
     ("words", "accepted"),
     [
-        (ResponseName, optclip.responses._resolve._BY_NAME),
+        (ResponseName, optclip.responses._resolve.BY_NAME),
         (optclip.typing.Nonfinite, _nonfinite.POLICIES),
     ],
     ids=["responses", "nonfinite"],
