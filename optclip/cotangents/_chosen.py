@@ -50,14 +50,8 @@ class Chosen:
         """The tree, with these arrays in their places."""
         is_one = not isinstance(self.arrays, dict)
         found = iter([arrays] if is_one else [arrays[k] for k in self.arrays])
-        return self.flat.rebuild(
-            [
-                new if own else old
-                for old, new, own in zip(
-                    self.flat.leaves, found, self.are_chosen, strict=True
-                )
-            ]
-        )
+        pairs = zip(self.flat.leaves, found, self.are_chosen, strict=True)
+        return self.flat.rebuild([new if own else old for old, new, own in pairs])
 
     def _keyed(self, entries: list[Any]) -> PyTree:
         pairs = zip(entries, self.are_chosen, strict=True)
