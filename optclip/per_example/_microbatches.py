@@ -16,6 +16,9 @@ from optclip._arrays._types import PyTree
 # outputs have an axis of examples, and the contributions unless they are added up.
 OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
+# So many examples are added with plain sums: what they lose costs time to keep.
+PLAIN = 8
+
 
 def batch_size(examples: PyTree) -> int:
     """The length of the first axis, which all arrays of a batch have in common."""
@@ -39,15 +42,22 @@ def summed(
     if size is None or size >= number:
         return _at_once(function, examples, padding)
 
-    def step(total: _Compensated, chunk: PyTree) -> tuple[_Compensated, PyTree]:
+    def add(part: PyTree, chunk: PyTree) -> tuple[PyTree, PyTree]:
         found, outputs = function(*chunk)
-        return total.plus(found), outputs
+        return jax.tree.map(jnp.add, part, found), outputs
+
+    def step(total: PyTree, chunks: PyTree) -> tuple[PyTree, PyTree]:
+        whole, lost = total
+        part, outputs = lax.scan(add, lost, chunks)
+        return _exact_sums(whole, part), outputs
 
     chunks = _chunks(examples, padding, size)
     kinds, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
     zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
-    total, outputs = lax.scan(step, _Compensated(zeros, zeros), chunks)
-    return total.value(), _in_order(outputs, number)
+    several = _in_several(chunks, PLAIN // size)
+    (whole, lost), outputs = lax.scan(step, (zeros, zeros), several)
+    outputs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    return jax.tree.map(jnp.add, whole, lost), _in_order(outputs, number)
 
 
 def _at_once(
@@ -59,6 +69,19 @@ def _at_once(
     # It is not run: XLA on CPU crashes on some programs of empty arrays.
     kinds = jax.eval_shape(function, examples, padding)
     return jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
+
+
+def of_each(function: Callable[[PyTree, jax.Array], Any]) -> OfMicrobatch:
+    """What a function of one example and its flag gives for those of a microbatch."""
+
+    def of_all(examples: PyTree, padding: jax.Array) -> Any:
+        if len(padding) != 1:
+            return jax.vmap(function)(examples, padding)
+        # Of a batch of one XLA on CPU makes a program that takes a third longer.
+        one = jax.tree.map(lambda x: jnp.squeeze(x, 0), (examples, padding))
+        return jax.tree.map(lambda x: jnp.expand_dims(x, 0), function(*one))
+
+    return of_all
 
 
 def added_up(function: OfMicrobatch) -> OfMicrobatch:
@@ -83,32 +106,20 @@ def each(
     return _in_order(found, number)
 
 
-@jax.tree_util.register_pytree_node_class
-class _Compensated:
-    """A sum with what its roundings have lost.
+def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
+    """Sums, and what their rounding has lost, to be added with the next part.
 
     So the error of a sum of many microbatches does not grow with their number.
     """
+    total = jax.tree.map(jnp.add, whole, part)
+    return total, jax.tree.map(_numerics.lost, whole, part, total)
 
-    def __init__(self, total: PyTree, lost: PyTree) -> None:
-        self.total, self.lost = total, lost
 
-    def plus(self, other: PyTree) -> _Compensated:
-        total = jax.tree.map(jnp.add, self.total, other)
-        lost = jax.tree.map(_numerics.lost, self.total, other, total)
-        return _Compensated(total, jax.tree.map(jnp.add, self.lost, lost))
-
-    def value(self) -> PyTree:
-        return jax.tree.map(jnp.add, self.total, self.lost)
-
-    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], None]:
-        """For jax."""
-        return (self.total, self.lost), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Any) -> _Compensated:
-        """For jax."""
-        return cls(*children)
+def _in_several(chunks: PyTree, most: int) -> PyTree:
+    """Microbatches by a few: the largest number up to `most` that divides theirs."""
+    count = len(jax.tree.leaves(chunks)[0])
+    few = max(k for k in range(1, max(most, 1) + 1) if count % k == 0)
+    return jax.tree.map(lambda x: x.reshape(count // few, few, *x.shape[1:]), chunks)
 
 
 def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, Any]:

@@ -32,11 +32,13 @@ def clipped(
     """The sum of the clipped gradients, or each of them, and what each example had."""
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)
-    by_vmap = jax.vmap(functools.partial(_contribution, source, bound, clip))
+    of_each = _microbatches.of_each(
+        functools.partial(_contribution, source, bound, clip)
+    )
     if reduce == "none":
-        found, info = _microbatches.each(by_vmap, source.examples, flags, size)
+        found, info = _microbatches.each(of_each, source.examples, flags, size)
         return bound.finished(clip, found), info
-    function = _microbatches.added_up(by_vmap)
+    function = _microbatches.added_up(of_each)
     if is_ghost:
         function = _weighted.of_microbatch(source, bound, clip)
     found, info = _microbatches.summed(function, source.examples, flags, size)
@@ -57,7 +59,9 @@ def measured(
         norms = layout.tree(clip.measure(layout).entries())
         return None, without_padding((value, norms), is_padding)
 
-    function = _weighted.measured(source, bound, clip) if is_ghost else jax.vmap(of_one)
+    function = _microbatches.of_each(of_one)
+    if is_ghost:
+        function = _weighted.measured(source, bound, clip)
     _, found = _microbatches.each(function, source.examples, flags, size)
     return found
 
