@@ -167,11 +167,12 @@ def clipped_grad(
 
     Guarantees:
       With `strict=True` and `method="vmap"`, of B examples, m at a time on n devices,
-      the sum changes by one example by at most the sensitivity times
-      1 + B (m + n) 2**-23, and by at most the sensitivity up to B (m + n) = 500. That
-      is the rounding of the sum in float32: m - 1 additions in a microbatch; none
-      between them, which are compensated; n - 1 across devices, and two at the end.
-      Without microbatches m is B. Padding changes no bit.
+      the sum changes by one example by at most the sensitivity times 1 + K 2**-23 with
+      K = B (max(m, 8) + n + 2), and by at most the sensitivity up to K = 500. That is
+      the rounding of the sum in float32: m - 1 additions in a microbatch; up to 8 / m
+      plain ones of microbatches, and what they lose in no other, since these are
+      compensated; n - 1 across devices, and three at the end. Without microbatches m is
+      B. Padding changes no bit.
 
     ======================== =======================================================
     edge                     what an example adds

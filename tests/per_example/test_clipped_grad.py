@@ -232,7 +232,7 @@ def test_the_size_of_a_microbatch_changes_roundings_alone():
 
 
 def test_a_sum_of_many_microbatches_loses_what_eight_lose():
-    """2**24 + 1 is no float32; a plain sum would stay at 2**24."""
+    """2**24 + 1 is no float32: a plain sum would stay there; one of eight may."""
     examples = jnp.concatenate([jnp.full(1, 2.0**24), jnp.ones(64)])
     f = clipped_grad(lambda w, x: w * x, 1e9, microbatch_size=1, strict=False)
     found = f(jnp.float32(0), examples)[0]
