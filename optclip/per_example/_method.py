@@ -48,14 +48,22 @@ def planned(
     """The plan for examples, `size` of them at a time."""
     number = _microbatches.batch_size(source.examples)
     together = number if size is None else min(size, number)
+    wide = sum(map(_num_bytes, jax.tree.leaves(source.params)))
+    vmap_bytes = together * wide
+    if method != "ghost" and not _is_real(source.params):
+        kinds = jax.tree.map(lambda _: "materialized", source.params)
+        return Plan("vmap", kinds, vmap_bytes, vmap_bytes)
     one = jax.tree.map(_first, source.examples)
     found = _choice.choice_of(source.loss, source.params, one, has_aux=True)
-    wide = sum(map(_num_bytes, jax.tree.leaves(source.params)))
-    vmap_bytes, ghost_bytes = together * wide, together * (found.kept + found.work)
+    ghost_bytes = together * (found.kept + found.work)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
         method = "ghost" if is_less and not refused(source, bound) else "vmap"
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
+
+
+def _is_real(params: PyTree) -> bool:
+    return not any(map(jnp.iscomplexobj, jax.tree.leaves(params)))
 
 
 def _num_bytes(x: Any) -> int:
@@ -72,11 +80,10 @@ def refused(source: Source, bound: Bound) -> str:
     """Why norms without gradients would be wrong here, or nothing."""
     given = jax.tree.leaves((source.params, source.examples))
     kinds = [jax.typeof(jnp.asarray(x)) for x in given]
-    is_real = not any(map(jnp.iscomplexobj, jax.tree.leaves(source.params)))
     is_whole = all(_axis_names.varying(kind) <= {*source.axes} for kind in kinds)
     # Split by type, as on Explicit axes.
     is_whole = is_whole and not any(any(kind.sharding.spec) for kind in kinds)
-    if is_real and is_whole:
+    if _is_real(source.params) and is_whole:
         return _weighted.refused(source, bound)
     return (
         "method='ghost' must have real parameters, and whole ones on each device, got"

@@ -143,3 +143,14 @@ def test_what_would_break_a_promise_is_refused():
         clipped_grad(
             lambda w, x: jnp.sum(jnp.abs(w * x)), 1.0, method="ghost", strict=False
         )(jnp.ones(2, complex), jnp.ones((3, 2)))
+
+
+@pytest.mark.parametrize("method", ["vmap", "auto"])
+def test_the_plan_of_complex_parameters_is_to_make_their_gradients(method):
+    def loss(w, x):
+        return jnp.sum(jnp.abs(w * x))
+
+    params, examples = jnp.ones(2, complex), jnp.ones((3, 2))
+    plan = clipped_grad(loss, 1.0, method=method).plan(params, examples)
+    assert plan == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
+    clipped_grad(loss, 1.0, method=method)(params, examples)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 PRIVATE = "Private training"
+OF_NNX = "Private training of a Flax NNX model"
 C = 1e-3
 
 
@@ -31,6 +32,12 @@ def test_the_loop_trains_within_its_budget(private):
     loss = private["loss_of"](private["params"], private["x"], private["y"])
     assert loss < private["first"] / 3
     assert 1 < private["epsilon"] < 8
+
+
+def test_a_model_of_nnx_trains_too():
+    found = page.run(OF_NNX)
+    model, x, y = found["model"], found["x"], found["y"]
+    assert jnp.mean((model(x) - y) ** 2) < found["first"] / 3
 
 
 def test_the_sum_is_that_of_clipped_examples(private):
