@@ -137,5 +137,5 @@ def __dir__() -> list[str]:
 
 
 _name_public_paths(
-    norms, per_example, responses, scopes, thresholds, _sys.modules[__name__]
+    norms, per_example, responses, scopes, thresholds, typing, _sys.modules[__name__]
 )

@@ -277,6 +277,8 @@ EQUIVALENT = {
     r"\+ +if len\(leaf\.shape\) < 1": "a vector is as wide as it is long",
     r"\+ +inside = norm < threshold": "at the threshold both branches say the same",
     r"\+ +num_(consts|carry): int = -1": "a step that is no loop has none",
+    r"\+ +clip_cotangent\(\(\), [02]\.0 if": "of no array nothing is clipped",
+    r"\+.*largest / \(is_known / is_known": "what it is divided by is 1 or NaN",
     r"\+ +return Dense\(groups / own": "how many groups there are is read off the arrays",
 }
 

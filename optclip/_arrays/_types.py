@@ -19,3 +19,4 @@ AxisName = Hashable | Callable[[PyTree], PyTree] | PyTree
 History = Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
 Nonfinite = Literal["propagate", "zero", "drop", "raise"]
 Record = bool | Literal["leaves"]
+Relative = Literal["rms", "median"] | float | Callable[[jax.Array], Any]

@@ -4,6 +4,7 @@ Only concrete numbers are looked at; a traced value passes, because nothing can 
 known of it.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -179,6 +180,15 @@ def choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
     kind(name, value, str, wanted)
     if value not in accepted:
         raise ValueError(must_be(name, wanted, value))
+
+
+def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise for a further argument that is none of those known."""
+    known = sorted(known)
+    for name, value in given.items():
+        if name not in known:
+            wrong = f"{name}={shown(value)}"
+            raise TypeError(f"The options must be some of {known}, got {wrong}.")
 
 
 def flag(name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Clips inside the backward pass: of cotangents, by row, by step or by layer.
+"""Clips inside the backward pass: of cotangents over `axis`, by step or by layer.
 
 Forwards each is the identity. Use them by `optclip.clip_cotangent`,
 `optclip.with_clipped_cotangent` and `optclip.cotangent_probe`.

@@ -36,15 +36,17 @@ class Backward:
     reference: _relative.Reference | None
 
     def apply(
-        self, cotangents: PyTree, thresholds: PyTree
-    ) -> tuple[PyTree, CotangentRecord]:
-        """The clipped cotangents, and what was done to them."""
+        self, cotangents: PyTree, thresholds: PyTree, is_recorded: bool
+    ) -> tuple[PyTree, CotangentRecord | None]:
+        """The clipped cotangents, and what was done to them if that is asked for."""
         layout = self.clip.layout(cotangents)
         measured = self.clip.measure(layout)
         limits = self.clip.fit(
             "max_norm", self._limits(layout, measured, thresholds), measured
         )
         clipped, coefficients = self.clip.apply(layout, measured, limits)
+        if not is_recorded:
+            return clipped, None
         _, found = self.clip.recorded(measured, limits, coefficients)
         bad = self.clip.bad(layout, measured)
         return clipped, _probe.record_of(measured, found, bad)
@@ -101,9 +103,11 @@ def passed(
     # A number that is known stays one, so that what is checked of it still is.
     traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
 
-    def apply(cotangents: PyTree, traced: PyTree) -> tuple[PyTree, CotangentRecord]:
+    is_recorded = probe is not None or name is not None
+
+    def apply(cotangents: PyTree, traced: PyTree) -> Any:
         now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
-        return backward.apply(cotangents, now)
+        return backward.apply(cotangents, now, is_recorded)
 
     # It raises here, at the call, what the backward pass would raise; and it finds what
     # a response or a reference has traced in it, which has to be an argument.

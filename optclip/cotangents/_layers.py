@@ -44,10 +44,7 @@ def with_clipped_cotangent(
     """
     wanted = "a function, or a layer that can be called"
     _validate.kind("block", block, Callable, wanted)
-    for name in options.keys() - CotangentOptions.__optional_keys__:
-        known = sorted(CotangentOptions.__optional_keys__)
-        wrong = f"{name}={_validate.shown(options[name])}"
-        raise TypeError(f"The options must be some of {known}, got {wrong}.")
+    _validate.options(options, CotangentOptions.__optional_keys__)
     # What is wrong whatever the layer returns is said here, not at its first call.
     plain: Any = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
     is_tree = not jax.tree_util.all_leaves([max_norm])

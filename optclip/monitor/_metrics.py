@@ -96,7 +96,10 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             "Give the whole state of the chain. A clip with record=False and a fixed"
             " threshold, and one of optax, keeps nothing: give the clip record=True."
         )
-        wanted = "an optimizer state with an optclip clip in it"
+        wanted = (
+            "an optimizer state with an optclip clip in it, or the gradient of a"
+            " cotangent_probe"
+        )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     found: dict[str, jax.Array] = {}
     given = {name for state, _ in states for name in state.clip_record}

@@ -26,15 +26,12 @@ def build(
     chosen = unwrapped(options)
     parameters = inspect.signature(make).parameters.values()
     taken = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    known = sorted(taken - set(fixed))
     for name, value in chosen.items():
         if name in fixed:
             wanted = "left out, since this method is defined by its own"
             advice = f"To choose it build another method with {make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
-        if name not in known:
-            wrong = f"{name}={_validate.shown(value)}"
-            raise TypeError(f"The options must be some of {known}, got {wrong}.")
+    _validate.options(chosen, taken - fixed.keys())
     return make(*arguments, **fixed, **chosen)
 
 

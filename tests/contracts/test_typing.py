@@ -46,10 +46,11 @@ def test_every_argument_says_what_it_takes(function):
         (optclip.typing.ClipOptions, optclip.clip_by, set()),
         (optclip.typing.MomentClipOptions, optclip.clip_by, {"eps"}),
         (optclip.typing.SkipOptions, optclip.skip, {"max_norm"}),
+        (optclip.typing.CotangentOptions, optclip.clip_cotangent, {"probe"}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_options_of_recipes_are_those_of_what_they_make(options, function, fixed):
+def test_options_passed_on_are_those_of_what_they_make(options, function, fixed):
     takes = typing.get_type_hints(function)
     keywords = {
         p.name: takes[p.name]

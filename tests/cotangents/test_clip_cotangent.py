@@ -315,6 +315,11 @@ def test_errors_say_what_to_do_here():
         clip_cotangent((X, jnp.float32(0.3)), 1.0)
     with pytest.raises(TypeError, match=r"got <function.*schedule\(step\)"):
         clip_cotangent(X, lambda step: 1.0)
+    for axis in (3, -4, (0, 3)):
+        with pytest.raises(ValueError, match="`axis` must name.*give axis=None"):
+            clip_cotangent(X, 1.0, axis=axis)
+    first = pulled(X, COTANGENT, C, axis=0)
+    helpers.assert_identical(pulled(X, COTANGENT, C, axis=-3), first)
 
 
 def test_what_needs_steps_or_several_norms_is_refused():

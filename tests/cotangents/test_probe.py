@@ -9,8 +9,8 @@ import pytest
 
 import optclip
 from optclip import clip_cotangent, cotangent_probe
-from optclip.cotangents import _backward
-from tests.support import backprop
+from optclip.cotangents import _backward, _probe
+from tests.support import backprop, helpers
 
 RNG = np.random.default_rng(11)
 STEPS, BATCH, WIDTH, C = 7, 4, 6, 0.5
@@ -261,6 +261,33 @@ def test_logs_and_probe_agree(monkeypatch):
     _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
     (record,) = seen((jnp.asarray(X[1]), cotangent_probe()))
     jax.tree.map(np.testing.assert_array_equal, WithLogs.kept[-1]["rnn"], record)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"axis": ()}, {"relative": "rms"}, {"nonfinite": "drop"}], ids=str
+)
+def test_a_record_that_nobody_asks_for_is_not_made(options, monkeypatch):
+    """The cotangents are the same without it, to the bit."""
+
+    def pulled(**probe):
+        out, pull = jax.vjp(lambda x: clip_cotangent(x, C, **options, **probe), X[0])
+        return pull(jax.tree.map(jnp.ones_like, out))[0]
+
+    with_record = pulled(probe=cotangent_probe())
+    assert np.any(with_record != 1)
+    monkeypatch.delattr(_probe, "record_of")
+    helpers.assert_identical(pulled(), with_record)
+
+
+def test_the_largest_norm_may_be_small_and_is_unknown_of_two_clips_at_once():
+    def value(probe, clips):
+        pairs = [clip_cotangent(X[0], C, probe=probe) for _ in range(clips)]
+        return sum(jnp.sum(h * 1e-3) for h, _ in pairs)
+
+    seen = [jax.grad(value)(cotangent_probe(), clips) for clips in (1, 2)]
+    one, two = (optclip.metrics(found)["cotangent/largest_norm"] for found in seen)
+    np.testing.assert_allclose(one, 1e-3 * np.sqrt(WIDTH), rtol=1e-6)
+    assert np.isnan(two)
 
 
 def test_no_host_takes_part():

@@ -62,6 +62,12 @@ def weighted_by(options, **more):
     return weighted
 
 
+def on_devices(weighted, spec, **how):
+    """A function of shards, whose arrays are split as `spec` says."""
+    specs = {"in_specs": (spec, spec, P()), "out_specs": spec}
+    return jax.shard_map(weighted, mesh=mesh_of(AxisType.Auto), **specs, **how)
+
+
 @pytest.fixture(scope="module")
 def alone():
     """On one device, with every kind of clip."""
@@ -83,13 +89,8 @@ def assert_same(found, wanted):
 @pytest.mark.covering(name=tuple(OPTIONS), spec=SPECS)
 def test_in_shard_map_the_spec_says_what_a_norm_spans(alone, name, spec):
     weighted = weighted_by(OPTIONS[name], axis_name=spec)
-    mapped = jax.shard_map(
-        weighted,
-        mesh=mesh_of(AxisType.Auto),
-        in_specs=(spec, spec, P()),
-        out_specs=spec,
-    )
-    assert_same(gradients(mapped, X, COTANGENT), alone[name])
+    found = gradients(on_devices(weighted, spec), X, COTANGENT)
+    assert_same(found, alone[name])
 
 
 @pytest.mark.covering(
@@ -113,13 +114,8 @@ def test_under_jit_xla_and_the_types_say_it(alone, name, spec, kind):
 )
 def test_names_do_where_types_say_the_rest(alone, name, spec, axis_name):
     weighted = weighted_by(OPTIONS[name], axis_name=axis_name)
-    mapped = jax.shard_map(
-        weighted,
-        mesh=mesh_of(AxisType.Auto),
-        in_specs=(spec, spec, P()),
-        out_specs=spec,
-    )
-    assert_same(gradients(mapped, X, COTANGENT), alone[name])
+    found = gradients(on_devices(weighted, spec), X, COTANGENT)
+    assert_same(found, alone[name])
 
 
 def test_what_a_row_spans_is_asked_for_where_no_type_says_it():
@@ -151,14 +147,8 @@ def test_with_check_vma_off_the_spec_says_it_too(alone, name):
         out = clip_cotangent(x, limit, **OPTIONS[name], axis_name=spec)
         return out * cotangent
 
-    mapped = jax.shard_map(
-        weighted,
-        mesh=mesh_of(AxisType.Auto),
-        in_specs=(spec, spec, P()),
-        out_specs=spec,
-        check_vma=False,
-    )
-    assert_same(gradients(mapped, X, COTANGENT)[0], alone[name][0])
+    found = gradients(on_devices(weighted, spec, check_vma=False), X, COTANGENT)
+    assert_same(found[0], alone[name][0])
 
 
 def test_steps_of_a_scan_on_devices_are_counted_once():

@@ -196,8 +196,9 @@ def test_programs_that_are_no_tests_are_not_among_them():
 def test_each_module_is_given_tests_that_exist_to_notice_faults_in_it():
     modules = {str(p.relative_to(imports.ROOT).with_suffix("")) for p in files(*FLOOR)}
     with_code = {m for m in modules if "/_" in m and not m.endswith("/__init__")}
-    # Names for kinds of argument: nothing is computed there.
-    assert set(mutation.TESTS) == with_code - {"_arrays/_types"}
+    # Names for kinds of argument and state: nothing is computed there.
+    names = {"_arrays/_types", "typing/_options", "typing/_states"}
+    assert set(mutation.TESTS) == with_code - names
     for name in {name for tests in mutation.TESTS.values() for name in tests.split()}:
         path, _, test = mutation._file(name).partition("::")
         function = test.split("[")[0] or r"test_\w+"

@@ -171,7 +171,7 @@ def test_metrics_are_found_in_an_nnx_optimizer():
 
 def test_a_state_without_a_clip_says_so():
     with pytest.raises(
-        ValueError, match="an optimizer state with an optclip clip in it"
+        ValueError, match="an optclip clip in it, or the gradient of a cotangent_probe"
     ):
         optclip.metrics(optax.adam(1e-3).init(jnp.zeros(2)))
 
