@@ -12,6 +12,7 @@ import pytest
 import optclip
 from optclip import per_example
 from optclip.per_example import clipped_grad, clipped_sum, norms
+from optclip.per_example._responses import response_of
 
 PARAMS = {"w": jnp.array([[0.3, -0.2], [0.1, 0.4], [0.5, 0.2]]), "b": jnp.ones(2)}
 BATCH = jax.random.normal(jax.random.key(0), (7, 3)) * jnp.linspace(0.2, 2, 7)[:, None]
@@ -231,12 +232,14 @@ def test_the_size_of_a_microbatch_changes_roundings_alone():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), found, whole)
 
 
-def test_a_sum_of_many_microbatches_loses_what_eight_lose():
-    """2**24 + 1 is no float32: a plain sum would stay there; one of eight may."""
-    examples = jnp.concatenate([jnp.full(1, 2.0**24), jnp.ones(64)])
-    f = clipped_grad(lambda w, x: w * x, 1e9, microbatch_size=1, strict=False)
-    found = f(jnp.float32(0), examples)[0]
-    assert abs(float(found) - (2.0**24 + 64)) <= 8
+def test_a_sum_of_microbatches_loses_what_a_few_of_them_lose():
+    """2**24 + 1 is no float32. Nine are added by three, 65 by five, so 2 and 4 lost."""
+    for number, most in ((9, 2), (65, 4)):
+        ones = jnp.ones(number - 1)
+        examples = jnp.concatenate([jnp.full(1, 2.0**24), ones])
+        f = clipped_grad(lambda w, x: w * x, 1e9, microbatch_size=1, strict=False)
+        found = float(f(jnp.float32(0), examples)[0])
+        assert abs(found - (2.0**24 + number - 1)) <= most
 
 
 @pytest.mark.parametrize("size", [None, 3])
@@ -284,6 +287,18 @@ def test_float16_and_bfloat16_are_clipped_and_summed_in_float32():
     np.testing.assert_allclose(info.norms, 200 * np.sqrt(2), rtol=1e-6)
     ones = jnp.ones((300, 1), jnp.bfloat16)
     assert clipped_sum(ones, 1.0, strict=False)[0] == 300
+
+
+@pytest.mark.parametrize(("is_double", "flushed"), [(False, -43), (True, -480)])
+def test_nothing_is_made_of_what_a_tiny_norm_lacks(is_double, flushed):
+    """The squares of that much may be flushed to zero in a norm of 2**40 elements."""
+    how = response_of("normalize")
+    assert hash(response_of("auto_s")) == hash(response_of("auto_s"))
+    with jax.enable_x64(is_double):
+        for exponent in (flushed, flushed + 3, flushed + 20):
+            norm = jnp.asarray(2.0**exponent)
+            found = float(how.coefficient(norm, jnp.ones_like(norm)))
+            assert 0 < found * (2.0**exponent + 2.0**flushed) <= 1 + 2.0**-23
 
 
 def test_a_response_of_your_own_is_cut_at_the_threshold():
