@@ -169,9 +169,10 @@ def clipped_grad(
       With `strict=True` and `method="vmap"`, of B examples, m at a time on n devices,
       the sum changes by one example by at most the sensitivity times 1 + K 2**-23 with
       K = B (max(m, 8) + n + 2), and by at most the sensitivity up to K = 500. That is
-      the rounding of the sum in float32: m - 1 additions in a microbatch; up to 8 / m
-      of microbatches, whose sum is then added without a loss; n - 1 across devices;
-      three at the end. Without microbatches m is B. Padding changes no bit.
+      the rounding of the sum in float32: m - 1 additions in a microbatch; at most
+      max(8 / m, 1) of microbatches, whose sum is then added without a loss; n - 1
+      across devices; three at the end. Without microbatches m is B. Padding changes no
+      bit.
 
     ======================== =======================================================
     edge                     what an example adds

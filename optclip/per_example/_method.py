@@ -26,6 +26,7 @@ class Plan(NamedTuple):
         `"materialized"` has its gradient made; `"unused"` has none.
       vmap_bytes: what the gradients of a microbatch take, without activations.
       ghost_bytes: what the data and cotangents of its layers take, and their products.
+        For complex parameters, which `"ghost"` refuses, it is `vmap_bytes`.
 
     Example:
       >>> import jax.numpy as jnp, optclip

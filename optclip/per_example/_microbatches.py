@@ -16,7 +16,7 @@ from optclip._arrays._types import PyTree
 # outputs have an axis of examples, and the contributions unless they are added up.
 OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
-# So many examples are added with plain sums: what they lose costs time to keep.
+# Up to so many examples are added plainly: to keep what rounding loses takes time.
 PLAIN = 8
 
 
@@ -51,12 +51,15 @@ def summed(
         part, outputs = lax.scan(add, lost, chunks)
         return _exact_sums(whole, part), outputs
 
-    chunks = _chunks(examples, padding, size)
+    count = -(-number // size)
+    few = _few(count, max(PLAIN // size, 1))
+    groups = -(-count // few)
+    chunks = _chunks(examples, padding, size, groups * few)
     kinds, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
     zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
-    several = _in_several(chunks, PLAIN // size)
-    (whole, lost), outputs = lax.scan(step, (zeros, zeros), several)
-    outputs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs)
+    grouped = jax.tree.map(lambda x: x.reshape(groups, few, *x.shape[1:]), chunks)
+    (whole, lost), outputs = lax.scan(step, (zeros, zeros), grouped)
+    outputs = jax.tree.map(_without_axis, outputs)
     return jax.tree.map(jnp.add, whole, lost), _in_order(outputs, number)
 
 
@@ -72,12 +75,13 @@ def _at_once(
 
 
 def of_each(function: Callable[[PyTree, jax.Array], Any]) -> OfMicrobatch:
-    """What a function of one example and its flag gives for those of a microbatch."""
+    """A function of one example and its flag, for all examples of a microbatch."""
 
     def of_all(examples: PyTree, padding: jax.Array) -> Any:
         if len(padding) != 1:
             return jax.vmap(function)(examples, padding)
-        # Of a batch of one XLA on CPU makes a program that takes a third longer.
+        # With a batch axis of length 1, XLA on CPU makes a program that takes a third
+        # longer.
         one = jax.tree.map(lambda x: jnp.squeeze(x, 0), (examples, padding))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), function(*one))
 
@@ -101,35 +105,39 @@ def each(
     number = len(padding)
     if size is None or size >= number:
         return _at_once(function, examples, padding)
-    chunks = _chunks(examples, padding, size)
+    chunks = _chunks(examples, padding, size, -(-number // size))
     _, found = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
     return _in_order(found, number)
 
 
 def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
-    """Sums, and what their rounding has lost, to be added with the next part.
+    """Sums, and what their rounding has lost, to be added with what comes next.
 
-    So the error of a sum of many microbatches does not grow with their number.
+    So for a given batch the error does not grow with the number of microbatches.
     """
     total = jax.tree.map(jnp.add, whole, part)
     return total, jax.tree.map(_numerics.lost, whole, part, total)
 
 
-def _in_several(chunks: PyTree, most: int) -> PyTree:
-    """Microbatches by a few: the largest number up to `most` that divides theirs."""
-    count = len(jax.tree.leaves(chunks)[0])
-    few = max(k for k in range(1, max(most, 1) + 1) if count % k == 0)
-    return jax.tree.map(lambda x: x.reshape(count // few, few, *x.shape[1:]), chunks)
+def _few(count: int, most: int) -> int:
+    """How many of the microbatches are added plainly, at most `most`.
+
+    They divide the number of all, or fill it up by an eighth at most.
+    """
+    few = -(-count // -(-count // most))
+    if -count % few * 8 <= count:
+        return few
+    return max(k for k in range(1, few + 1) if count % k == 0)
 
 
-def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, Any]:
+def _chunks(
+    examples: PyTree, padding: jax.Array, size: int, count: int
+) -> tuple[PyTree, Any]:
     """Microbatches: every k-th example, so that each device has some of each.
 
     The last are filled up with examples that are there, as padding.
     """
-    number = len(padding)
-    count = -(-number // size)
-    missing = count * size - number
+    missing = count * size - len(padding)
 
     def chunked(x: jax.Array, filled: Callable[[jax.Array], jax.Array]) -> jax.Array:
         x = _placement.divisible(jnp.asarray(x), size)
@@ -142,9 +150,10 @@ def _chunks(examples: PyTree, padding: jax.Array, size: int) -> tuple[PyTree, An
 
 def _in_order(outputs: PyTree, number: int) -> PyTree:
     """What came out of the microbatches, in the order of the batch."""
+    outputs = jax.tree.map(lambda x: _without_axis(jnp.swapaxes(x, 0, 1)), outputs)
+    return jax.tree.map(lambda x: x[:number], outputs)
 
-    def ordered(x: jax.Array) -> jax.Array:
-        x = jnp.swapaxes(x, 0, 1)
-        return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])[:number]
 
-    return jax.tree.map(ordered, outputs)
+def _without_axis(x: jax.Array) -> jax.Array:
+    """The first two axes as one, of empty arrays too."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

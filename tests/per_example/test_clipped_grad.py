@@ -233,8 +233,8 @@ def test_the_size_of_a_microbatch_changes_roundings_alone():
 
 
 def test_a_sum_of_microbatches_loses_what_a_few_of_them_lose():
-    """2**24 + 1 is no float32. Nine are added by three, 65 by five, so 2 and 4 lost."""
-    for number, most in ((9, 2), (65, 4)):
+    """2**24 + 1 is no float32. Nine are added by five, 64 by eight: 4 and 7 are lost."""
+    for number, most in ((9, 4), (64, 7)):
         ones = jnp.ones(number - 1)
         examples = jnp.concatenate([jnp.full(1, 2.0**24), ones])
         f = clipped_grad(lambda w, x: w * x, 1e9, microbatch_size=1, strict=False)
@@ -289,11 +289,14 @@ def test_float16_and_bfloat16_are_clipped_and_summed_in_float32():
     assert clipped_sum(ones, 1.0, strict=False)[0] == 300
 
 
+def test_equal_responses_are_compiled_once():
+    assert hash(response_of("auto_s")) == hash(response_of("auto_s"))
+
+
 @pytest.mark.parametrize(("is_double", "flushed"), [(False, -43), (True, -480)])
-def test_nothing_is_made_of_what_a_tiny_norm_lacks(is_double, flushed):
+def test_normalize_bounds_norms_whose_squares_are_flushed(is_double, flushed):
     """The squares of that much may be flushed to zero in a norm of 2**40 elements."""
     how = response_of("normalize")
-    assert hash(response_of("auto_s")) == hash(response_of("auto_s"))
     with jax.enable_x64(is_double):
         for exponent in (flushed, flushed + 3, flushed + 20):
             norm = jnp.asarray(2.0**exponent)
@@ -442,3 +445,13 @@ def test_a_loss_is_refused_in_words():
 def test_padding_is_refused_in_words(padding, error):
     with pytest.raises(error, match="`padding` must be an array of 7 bools"):
         clipped_grad(loss, 1.0)(PARAMS, BATCH, padding=padding)
+
+
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_outputs_may_be_empty(size):
+    def loss(w, x):
+        return jnp.sum(w * x), jnp.zeros((0, 2))
+
+    f = clipped_grad(loss, 1.0, has_aux=True, microbatch_size=size)
+    _, info = f(jnp.zeros(3), jnp.ones((6, 3)))
+    assert info.aux.shape == (6, 0, 2)

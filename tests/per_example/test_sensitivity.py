@@ -97,6 +97,18 @@ def test_rounding_of_the_sum_stays_within_what_is_stated():
             assert length(whole - np.asarray(less, np.float64)) <= most
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_many_microbatches_are_not_summed_plainly(size):
+    """A plain sum of so many equal numbers is off by twice as much."""
+    batch = np.full(4096, 0.3000001, np.float32)
+    f = clipped_grad(lambda w, x: w * x, 1.0, microbatch_size=size)
+    found = float(jax.jit(f)(jnp.float32(0), batch)[0])
+    most = 4096 * (max(size, 8) + 3) * 2.0**-24
+    assert abs(found - 4096 * float(batch[0])) <= most
+    plain = float(np.cumsum(batch)[-1])
+    assert abs(plain - 4096 * float(batch[0])) > most
+
+
 def test_not_strict_it_may_be_above_by_a_rounding():
     rng = np.random.default_rng(3)
     grads = jnp.asarray(rng.normal(size=(4096, 1, 3)), jnp.float32)
