@@ -232,6 +232,16 @@ def test_the_size_of_a_microbatch_changes_roundings_alone():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), found, whole)
 
 
+@pytest.mark.parametrize(("number", "size"), [(12, 4), (13, 1), (61, 1), (13, 8)])
+def test_any_number_of_microbatches_counts_each_example_once(number, size):
+    """3 are added one by one, 13 by seven, 61 by eight; 2 are filled up."""
+    batch = np.arange(1.0, number + 1)
+    f = clipped_grad(lambda w, x: w * x, 5.0, microbatch_size=size, strict=False)
+    found, info = f(jnp.float32(0), batch)
+    assert found == 1 + 2 + 3 + 4 + 5 * (number - 4)
+    np.testing.assert_array_equal(info.norms, batch)
+
+
 def test_a_sum_of_microbatches_loses_what_a_few_of_them_lose():
     """2**24 + 1 is no float32. Nine are added by five, 64 by eight: 4 and 7 are lost."""
     for number, most in ((9, 4), (64, 7)):
