@@ -240,6 +240,8 @@ EQUIVALENT = {
     r"\+ +if len\(batch\) >= 1": "one alone is merged with none",
     r"\+ +batches = _batches\(.*t\.power": "the batches are the same",
     r"\+ +return known\[ ?-1\]": "there is one",
+    r"\+SMALL = \d\*\*\d\d|\+PLAIN = \d": "a size that speed, memory and the last bits depend on",
+    r"\+ +count = jax\.tree\.leaves\(examples\)\[ ?-1\]": "all have the same batch axis",
     r"\+ +squares = \(known \*": "fractions are those of any multiple",
     r"\+ +early = .* if self\.warmup (>= 0|> ?-1) else": "all steps are past a warm-up of none",
     r"\+.*select\(number == 0, jnp": "x / x is 1 on a CPU",

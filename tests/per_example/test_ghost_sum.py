@@ -145,6 +145,12 @@ def test_what_would_break_a_promise_is_refused():
         )(jnp.ones(2, complex), jnp.ones((3, 2)))
 
 
+def test_norms_alone_of_half_precision_need_no_sum():
+    f = norms(lambda w, x: jnp.sum(w * x), method="ghost")
+    _, found = f(jnp.ones(2, jnp.bfloat16), jnp.ones((3, 2), jnp.bfloat16))
+    np.testing.assert_allclose(found, np.sqrt(2), rtol=1e-2)
+
+
 @pytest.mark.parametrize("method", ["vmap", "auto"])
 def test_the_plan_of_complex_parameters_is_to_make_their_gradients(method):
     def loss(w, x):
