@@ -234,7 +234,7 @@ def test_the_size_of_a_microbatch_changes_roundings_alone():
 
 @pytest.mark.parametrize(("number", "size"), [(12, 4), (13, 1), (61, 1), (13, 8)])
 def test_any_number_of_microbatches_counts_each_example_once(number, size):
-    """3 are added one by one, 13 by seven, 61 by eight; 2 are filled up."""
+    """Three are added one by one, 13 by sevens, 61 by eights."""
     batch = np.arange(1.0, number + 1)
     f = clipped_grad(lambda w, x: w * x, 5.0, microbatch_size=size, strict=False)
     found, info = f(jnp.float32(0), batch)
