@@ -23,10 +23,11 @@ class Plan(NamedTuple):
       method: `"vmap"` makes the gradient of each example, `"ghost"` its norm alone.
       leaves: what `"ghost"` does about each leaf, a tree of words: `"gram"`,
         `"product"`, `"embedding"` have a formula; a `"bias"`, a `"gain"` and what is
-        `"materialized"` has its gradient made; `"unused"` has none.
+        `"materialized"` has its gradient made; `"unused"` has none. `"ghost"` rejects a
+        leaf of `"custom_vjp"`, whose derivative passes through a `jax.custom_vjp`.
       vmap_bytes: what the gradients of a microbatch take, without activations.
       ghost_bytes: what the data and cotangents of its layers take, and their products.
-        For complex parameters, which `"ghost"` refuses, it is `vmap_bytes`.
+        For complex parameters, which `"ghost"` rejects, it is `vmap_bytes`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -59,7 +60,9 @@ def planned(
     ghost_bytes = together * (found.kept + found.work)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
-        method = "ghost" if is_less and not refused(source, bound) else "vmap"
+        is_linear = _choice.CUSTOM_VJP not in jax.tree.leaves(found.kinds)
+        can_be = is_linear and not refused(source, bound)
+        method = "ghost" if is_less and can_be else "vmap"
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
 
 

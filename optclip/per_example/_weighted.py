@@ -1,4 +1,4 @@
-"""The clipped sum in two passes: norms first, then the gradient of weighted losses.
+"""The clipped sum without the gradients: norms first, then cotangents times coefficients.
 
 No gradient of a single example is kept, where `_ghost` has a formula for its norm.
 """
@@ -15,10 +15,11 @@ from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.per_example._bound import Bound
+from optclip.per_example._ghost._backward import Backward, backward, weighted_gradients
 from optclip.per_example._ghost._squares import scaled_squares
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._microbatches import OfMicrobatch
-from optclip.per_example._source import Source, harmless, without_padding
+from optclip.per_example._source import Source, without_padding
 
 
 def refused(source: Source, bound: Bound) -> str:
@@ -41,14 +42,13 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
     """The clipped sum of a microbatch, and what each example had."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
-        values, aux, squares = scaled_squares(
-            source.loss, source.params, examples, has_aux=True
-        )
+        back = backward(source.loss, source.params, examples, has_aux=True)
+        squares = scaled_squares(back)
         about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
         norms, coefficients, bad, by_leaf = about
-        value = jax.vmap(without_padding)(values, padding)
-        info = ExampleInfo(value, norms, coefficients, bad, padding, aux)
-        return _weighted(source, clip, examples, by_leaf), info
+        value = jax.vmap(without_padding)(back.values, padding)
+        info = ExampleInfo(value, norms, coefficients, bad, padding, back.aux)
+        return _weighted_sum(clip, back, by_leaf), info
 
     return function
 
@@ -57,11 +57,10 @@ def measured(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
     """The value and the norms of the examples of a microbatch."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
-        values, _, squares = scaled_squares(
-            source.loss, source.params, examples, has_aux=True
-        )
-        norms = jax.vmap(functools.partial(bound.norms_of_squares, clip))(squares)
-        return None, jax.vmap(without_padding)((values, norms), padding)
+        back = backward(source.loss, source.params, examples, has_aux=True)
+        of_one = functools.partial(bound.norms_of_squares, clip)
+        norms = jax.vmap(of_one)(scaled_squares(back))
+        return None, jax.vmap(without_padding)((back.values, norms), padding)
 
     return function
 
@@ -72,32 +71,18 @@ def _about(
     return without_padding(bound.of_squares(clip, squares), is_padding)
 
 
-def _weighted(
-    source: Source, clip: ScalingClip, examples: PyTree, by_leaf: PyTree
-) -> PyTree:
-    """The gradient of the sum of losses, each times its coefficient."""
-    leaves, treedef = jax.tree.flatten(source.params)
+def _weighted_sum(clip: ScalingClip, back: Backward, by_leaf: PyTree) -> PyTree:
+    """The sum of the gradients, each times its coefficient."""
+    leaves, treedef = jax.tree.flatten(back.params)
     weights = treedef.flatten_up_to(by_leaf)
-    layout = clip.layout(source.params)
+    layout = clip.layout(back.params)
     out = list(leaves)
     for block in sorted({owner for _, owner in layout.owned()}):
-        own = [i for i, owner in layout.owned() if owner == block]
-        weight = weights[own[0]]
-        taken, is_any = harmless(examples, weight != 0)
-
-        def total(given: list[Any], own: Any = own, taken: Any = taken) -> Any:
-            filled = list(leaves)
-            for i, x in zip(own, given, strict=True):
-                filled[i] = x
-            params = treedef.unflatten(filled)
-            return jax.vmap(source.loss, (None, 0))(params, taken)[0]
-
-        values, pull = jax.vjp(total, [leaves[i] for i in own])
-        (grads,) = pull(weight.astype(values.dtype))
+        which = [i for i, owner in layout.owned() if owner == block]
+        weight = weights[which[0]]
         # NaN where a coefficient is, also for what the example does not use.
         alarm = jnp.sum(weight - weight)
-        for i, x in zip(own, grads, strict=True):
-            wide = _leaves.widen(x)
-            wide = wide + alarm.astype(wide.dtype)
-            out[i] = jnp.where(is_any, wide, jnp.zeros_like(wide))
+        sums = weighted_gradients(back, which, weight)
+        for i, total in zip(which, sums, strict=True):
+            out[i] = total + alarm.astype(total.dtype)
     return treedef.unflatten(out)

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from optclip.per_example._ghost._choice import choice_of
-from optclip.per_example._ghost._squares import scaled_squares
+from tests.support.per_example_oracle import scaled_squares
 
 BATCH, T, WIDTH, LAYERS, WORDS = 64, 4, 256, 2, 1000
 

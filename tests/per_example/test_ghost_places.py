@@ -8,8 +8,8 @@ from jax import lax
 
 from optclip.per_example._ghost import _formulas, _plan, _squares
 from optclip.per_example._ghost._choice import choice_of
-from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import per_example_oracle
+from tests.support.per_example_oracle import scaled_squares
 
 N, T, B = 4, 3, 2
 

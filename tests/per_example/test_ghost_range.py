@@ -8,8 +8,8 @@ import pytest
 from optclip.per_example import norms
 from optclip.per_example._ghost import _formulas
 from optclip.per_example._ghost._choice import choice_of
-from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import per_example_oracle
+from tests.support.per_example_oracle import scaled_squares
 
 T, K, P = 3, 32, 8
 

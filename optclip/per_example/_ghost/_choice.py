@@ -10,6 +10,9 @@ from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _plan, _sites
 from optclip.per_example._ghost._plan import CONST, DATA, Plan, Site, Weight
 
+# A leaf whose gradient need not be linear in the cotangents of its sites.
+CUSTOM_VJP = "custom_vjp"
+
 
 class Trace(NamedTuple):
     """What is known of a loss before it is run."""
@@ -27,8 +30,9 @@ class Choice(NamedTuple):
 
     A leaf is of the kind `gram` (products of positions), `product` (a matrix product
     for each example), `embedding` (rows added up), `bias`, `gain` or `materialized`
-    (its gradient by itself) or `unused`. `kept` are the bytes of data and cotangents
-    that are kept for an example, `work` those of the largest products of positions.
+    (its gradient by itself), `unused`, or `custom_vjp`, which is not supported. `kept`
+    are the bytes of data and cotangents that are kept for an example, `work` those of
+    the largest products of positions.
     """
 
     kinds: PyTree
@@ -108,5 +112,7 @@ def _check_value(value: jax.Array) -> None:
 def _kind(sites: list[Site]) -> str:
     if not sites:
         return "unused"
+    if not all(site.is_linear() for site in sites):
+        return CUSTOM_VJP
     rule = _sites.rule_of(sites[0]) if len(sites) == 1 else None
     return rule or "materialized"

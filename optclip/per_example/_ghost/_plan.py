@@ -6,9 +6,14 @@ cotangent of what came out. `_walk` runs a plan.
 
 These two files are all that knows what a jaxpr looks like. They lean on
 `jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and
-of variables; on `Primitive.bind` and `get_bind_params`; and on the names and parameters
+of variables; on `Primitive.bind` and `get_bind_params`; on the names and parameters
 of scan (`jaxpr`, `length`, `reverse`, `unroll`), checkpoint (`jaxpr`, `prevent_cse`,
-`policy`) and jit (`jaxpr`). An equation that they do not know is a site.
+`policy`) and jit (`jaxpr`); and on the name of `custom_vjp_call`. An equation that they
+do not know is a site.
+
+The derivative from a site to a parameter is linear in the cotangent, so that a scaled
+cotangent gives a scaled gradient, unless a `jax.custom_vjp` is on the way: its rule may
+clip, round or filter. `is_linear` tells the two apart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+from jax.extend.core import Jaxpr, Literal
 
 DATA, CONST = "data", "const"
 
@@ -44,6 +49,8 @@ class Weight(NamedTuple):
     is_moved: bool = True
     # Of each scan around: whether it takes a slice a step, or the same one each time.
     stacked: tuple[bool, ...] = ()
+    # Computed without a `custom_vjp`, so that its gradient is linear in the cotangent.
+    is_linear: bool = True
 
 
 Info = Weight | str
@@ -84,6 +91,11 @@ class Site(NamedTuple):
         return tuple(
             jnp.zeros(self.lengths + aval.shape, aval.dtype) for aval in self.avals
         )
+
+    def is_linear(self) -> bool:
+        """Whether the gradients of its leaves are linear in its cotangents."""
+        weights_are = all(weight.is_linear for weight in self.weights.values())
+        return weights_are and (self.eqn is None or not has_custom_vjp(self.eqn))
 
     def is_plain(self) -> bool:
         """Whether its derivative by a weight that all steps use is one operation."""
@@ -170,7 +182,8 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
         and aval.size <= eqn.invars[0].aval.size
         and jnp.issubdtype(aval.dtype, jnp.floating)
     )
-    return Weight(_leaves_of(weights), is_moved, weights[0].stacked)
+    is_linear = all(weight.is_linear for weight in weights) and not has_custom_vjp(eqn)
+    return Weight(_leaves_of(weights), is_moved, weights[0].stacked, is_linear)
 
 
 def _demoted(
@@ -235,6 +248,20 @@ def _inside(info: Info, is_stacked: bool) -> Info:
 
 def _is_stacked(outer: Any, inner: Any) -> bool:
     return len(outer.aval.shape) > len(inner.aval.shape)
+
+
+def has_custom_vjp(eqn: Any) -> bool:
+    """Whether an equation is a call of a `custom_vjp`, or has one in its functions."""
+    if eqn.primitive.name.startswith("custom_vjp_call"):
+        return True
+    return any(has_custom_vjp(inner) for body in _bodies(eqn) for inner in body.eqns)
+
+
+def _bodies(eqn: Any) -> list[Jaxpr]:
+    """The jaxprs among the parameters of an equation, alone or in a tuple."""
+    groups = [x if isinstance(x, (tuple, list)) else (x,) for x in eqn.params.values()]
+    bodies = [getattr(x, "jaxpr", x) for group in groups for x in group]
+    return [x for x in bodies if isinstance(x, Jaxpr)]
 
 
 def is_inexact(aval: Any) -> bool:

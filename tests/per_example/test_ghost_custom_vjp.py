@@ -1,0 +1,141 @@
+"""A `jax.custom_vjp` in the loss: ghost clipping equals a loop over examples, or raises."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import optclip
+from optclip.per_example import clipped_grad, norms
+
+BOUND, BATCH, T, N = 0.05, 4, 3, 32
+
+
+def rule(backward):
+    """The identity, with a function of the cotangent as its derivative."""
+    function = jax.custom_vjp(lambda x: x)
+    function.defvjp(lambda x: (x, None), lambda _, g: (backward(g),))
+    return function
+
+
+# None of them is linear in the cotangent.
+RULES = {
+    "clip": lambda x: optclip.clip_cotangent(x, 0.1, axis=None),
+    "sign": rule(jnp.sign),
+    "round": rule(lambda g: jnp.round(8 * g) / 8),
+}
+
+
+def looped(step, p, x):
+    return lax.scan(lambda h, _: (step(p, h), None), x, None, length=3)[0]
+
+
+def site(how):
+    """A matrix product whose rule changes the cotangents of both operands."""
+
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    def backward(kept, g):
+        _, pull = jax.vjp(jnp.matmul, *kept)
+        return jax.tree.map(lambda g: jax.vjp(how, g)[1](g)[0], pull(g))
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+    return lambda p, x: product(x, p["w"])
+
+
+# What a layer does with a rule: on its way to the loss, and between a parameter and the
+# product with data, where it need not scale with the coefficient.
+ON_DATA = {
+    "data": lambda how: lambda p, x: how(jnp.tanh(x @ p["w"])) + p["b"],
+    "before": lambda how: lambda p, x: jnp.tanh(how(x)) @ p["w"] * p["b"],
+    "scan": lambda how: (
+        lambda p, x: looped(lambda p, h: jnp.tanh(how(h) @ p["w"] + p["b"]), p, x)
+    ),
+    "stopped": lambda how: lambda p, x: x @ p["w"] + how(lax.stop_gradient(p["w"])[0]),
+}
+ON_WEIGHT = {
+    "weight": lambda how: lambda p, x: jnp.tanh(x @ how(p["w"])),
+    "weight in jit": lambda how: lambda p, x: x @ jax.jit(lambda w: how(2 * w))(p["w"]),
+    "weight in cond": lambda how: (
+        lambda p, x: x @ lax.cond(p["b"][0] > 0, how, jnp.sin, p["w"])
+    ),
+    "weight in scan": lambda how: (
+        lambda p, x: looped(lambda p, h: jnp.tanh(h @ how(p["w"])), p, x)
+    ),
+    "site": site,
+    "site in cond": lambda how: (
+        lambda p, x: lax.cond(x.sum() > 0, lambda: how(x @ p["w"]), lambda: x @ p["w"])
+    ),
+    "site in scan": lambda how: lambda p, x: looped(site(how), p, x),
+}
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "w": jnp.asarray(RNG.normal(size=(N, N)) / 6, jnp.float32),
+    "b": jnp.asarray(RNG.normal(size=N), jnp.float32),
+}
+EXAMPLES = jnp.asarray(RNG.normal(size=(BATCH, T, N)), jnp.float32)
+
+
+def loss_of(layer):
+    return lambda p, x: jnp.sum(layer(p, x) ** 2)
+
+
+def clipped_one_by_one(loss, params=PARAMS, examples=EXAMPLES):
+    """Norms and the clipped sum, example by example in float64."""
+    grads = [jax.tree.map(np.float64, jax.grad(loss)(params, x)) for x in examples]
+    sizes = [
+        np.sqrt(sum(np.sum(x**2) for x in jax.tree.leaves(grad))) for grad in grads
+    ]
+    factors = [min(1, BOUND / size) for size in sizes]
+    total = jax.tree.map(
+        lambda *xs: sum(k * x for k, x in zip(factors, xs, strict=True)), *grads
+    )
+    return np.array(sizes), total
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("place", ON_DATA)
+def test_ghost_custom_vjp_on_data_equals_loop(place, name):
+    loss = loss_of(ON_DATA[place](RULES[name]))
+    sizes, expected = clipped_one_by_one(loss)
+    assert (sizes > BOUND).all()
+    f = clipped_grad(loss, BOUND, method="ghost", strict=False)
+    total, info = jax.jit(f)(PARAMS, EXAMPLES)
+    np.testing.assert_allclose(info.norms, sizes, rtol=1e-5)
+    for one, right in zip(*map(jax.tree.leaves, (total, expected)), strict=True):
+        np.testing.assert_allclose(one, right, rtol=1e-4, atol=1e-6)
+    alone, _ = jax.jit(f)(PARAMS, EXAMPLES[:1])
+    size = np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in jax.tree.leaves(alone)))
+    assert size <= f.sensitivity() * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("place", ON_WEIGHT)
+def test_ghost_custom_vjp_on_weight_raises_and_auto_takes_vmap(place):
+    loss = loss_of(ON_WEIGHT[place](RULES["clip"]))
+    for make in (norms, lambda loss, **how: clipped_grad(loss, BOUND, **how)):
+        with pytest.raises(ValueError, match=r"custom_vjp.*leaf 'w'.*method='vmap'"):
+            make(loss, method="ghost")(PARAMS, EXAMPLES)
+    f = clipped_grad(loss, BOUND, method="auto", strict=False)
+    plan = f.plan(PARAMS, EXAMPLES)
+    assert (plan.method, plan.leaves["w"]) == ("vmap", "custom_vjp")
+    # It is not for the memory.
+    assert plan.ghost_bytes + plan.vmap_bytes // BATCH < plan.vmap_bytes
+    sizes, expected = clipped_one_by_one(loss)
+    assert (sizes > BOUND).all()
+    total, _ = jax.jit(f)(PARAMS, EXAMPLES)
+    np.testing.assert_allclose(total["w"], expected["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_ghost_custom_jvp_on_weight_equals_loop():
+    """Its derivative is linear: JAX transposes it."""
+    twice = jax.custom_jvp(lambda w, x: x @ w)
+    twice.defjvp(lambda given, by: (twice(*given), 2 * (given[1] @ by[0])))
+    loss = loss_of(lambda p, x: twice(jnp.sin(p["w"]), x))
+    sizes, expected = clipped_one_by_one(loss)
+    assert (sizes > BOUND).all()
+    f = clipped_grad(loss, BOUND, method="ghost", strict=False)
+    total, _ = jax.jit(f)(PARAMS, EXAMPLES)
+    np.testing.assert_allclose(total["w"], expected["w"], rtol=1e-4, atol=1e-6)
