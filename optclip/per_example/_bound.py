@@ -13,6 +13,7 @@ import numpy as np
 
 from optclip._arrays import _leaves, _numerics, _prefix, _validate
 from optclip._arrays._batching import Batched
+from optclip._arrays._leaves import Flat
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip._clip._layout import Layout
@@ -147,20 +148,27 @@ class Bound:
         return layout.rebuild(out)
 
     def _check_all_bounded(self, layout: Layout) -> None:
-        for i, block in enumerate(layout.owner):
-            path, leaf = _leaves.path_str(layout.flat.paths[i]), layout.leaves[i]
-            if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
-                raise TypeError(
-                    f"Each leaf must be a dense array of floats, got '{path}' of"
-                    f" {leaf.dtype}: what an example adds to it would have no bound."
-                    " Take it out of the tree."
-                )
+        check_floats(layout.flat)
+        for path, block in zip(layout.flat.paths, layout.owner, strict=True):
             if block is None:
+                path = _leaves.path_str(path)
                 raise ValueError(
                     f"Each leaf must be in a group, got '{path}' in none: what an"
                     " example adds to it would have no bound. Give it a label, or"
                     " differentiate by the other leaves alone."
                 )
+
+
+def check_floats(flat: Flat) -> None:
+    """Raise unless each leaf has a gradient with a bound: a dense array of floats."""
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(
+                "Each leaf must be a dense array of floats, got"
+                f" '{_leaves.path_str(path)}' of {kind}: its part of an example has no"
+                " bound. Take it out of the tree."
+            )
 
 
 def bound_of(

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import jax
 
-from optclip._arrays import _validate
+from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _method, _sum
-from optclip.per_example._bound import Relation, bound_of
+from optclip.per_example._bound import Relation, bound_of, check_floats
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._loss import Loss, apart
 from optclip.per_example._method import METHODS, Method, Plan
@@ -215,6 +215,7 @@ def clipped_grad(
 def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
     """The gradients of the examples in the arguments of a loss."""
     params, examples = loss.params(args), loss.examples(args)
+    check_floats(_leaves.flatten(params))
     batch_size(examples)
     of_one = loss.of_one(args)
     params, split, axes = apart(of_one, params, examples)

@@ -1,4 +1,4 @@
-"""The clipped sum without the gradients: norms first, then cotangents times coefficients.
+"""The clipped sum without the gradients: norms, then cotangents times coefficients.
 
 No gradient of a single example is kept, where `_ghost` has a formula for its norm.
 """

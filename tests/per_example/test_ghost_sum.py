@@ -160,3 +160,30 @@ def test_the_plan_of_complex_parameters_is_to_make_their_gradients(method):
     plan = clipped_grad(loss, 1.0, method=method).plan(params, examples)
     assert plan == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
     clipped_grad(loss, 1.0, method=method)(params, examples)
+
+
+@pytest.mark.parametrize("method", ["vmap", "ghost", "auto"])
+def test_clipped_grad_integer_parameter_raises(method):
+    f = clipped_grad(lambda p, e: jnp.sum(e * p["w"]), 1.0, method=method)
+    params = {"w": jnp.ones(3), "n": jnp.int32(300)}
+    for call in (f, f.plan):
+        with pytest.raises(TypeError, match="dense array of floats, got 'n' of int32"):
+            call(params, jnp.ones((2, 3)))
+
+
+def test_ghost_sum_has_derivative_by_closed_over_value():
+    """Through the norms too: `c` scales gradients, of which one of two is clipped."""
+    w, x = jnp.eye(3) / 3, jnp.arange(6.0).reshape(2, 3) / 6
+
+    def total(c, method):
+        f = clipped_grad(
+            lambda w, e: c * jnp.sum(jnp.tanh(e @ w)), 0.5, method=method, strict=False
+        )
+        grads, info = f(w, x)
+        return jnp.sum(grads * w), info.coefficients
+
+    (found, coefficients), (wanted, _) = (
+        jax.grad(total, has_aux=True)(0.4, method) for method in ("ghost", "vmap")
+    )
+    np.testing.assert_array_equal(coefficients < 1, [False, True])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)

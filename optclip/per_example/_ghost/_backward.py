@@ -114,8 +114,8 @@ def weighted_gradients(
     records, cotangents = back.of(which)
     counts = weights != 0
     sites = {site.key: site for i in which for site in back.trace.sites[i]}
-    # 0 times inf is NaN: records of such an example are replaced too, by zeros or, where
-    # a derivative may divide by them, by those of another example.
+    # 0 times inf is NaN, so the data of such an example is replaced too: by zeros, or
+    # by those of another example where a derivative may divide by them.
     plain = {k: x for k, x in records.items() if sites[k].name in BILINEAR}
     plain = jax.tree.map(lambda x: _selected(counts, x), plain)
     other = {k: x for k, x in records.items() if k not in plain}

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from optclip._arrays import _leaves
-from optclip.norms import _sums
 
 # So many elements of gradients are kept at once where they are made one by one.
 CHUNK = 2**20
@@ -54,7 +53,7 @@ class Scaled(NamedTuple):
 def sum_last(x: jax.Array, count: int) -> jax.Array:
     """The sum over the last axes."""
     kept = x.ndim - count
-    return _sums.exact_sum(x, tuple(range(kept, x.ndim))).reshape(x.shape[:kept])
+    return jnp.sum(x, tuple(range(kept, x.ndim)))
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -76,7 +75,8 @@ def _layout(dtype: Any) -> tuple[int, int]:
 def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     """Of the largest element, 0 of zeros and where one is not finite; axes are kept."""
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
-    largest = _leaves.widen(largest)
+    # A norm does not depend on the exponent, and bits have no derivative.
+    largest = lax.stop_gradient(_leaves.widen(largest))
     bits, bias = _layout(largest.dtype)
     kind = f"uint{8 * largest.dtype.itemsize}"
     found = (lax.bitcast_convert_type(largest, kind) >> bits).astype(jnp.int32) - bias
@@ -88,7 +88,7 @@ def of_gradient(gradient: jax.Array) -> Scaled:
     """The squared norm of one array."""
     flat = _leaves.widen(gradient).reshape(-1)
     exponent = exponent_of(flat, (0,))
-    square = _sums.exact_sum(lax.square(shifted(flat, -exponent)))
+    square = jnp.sum(lax.square(shifted(flat, -exponent)))
     return Scaled.of(square, exponent[0])
 
 
@@ -175,7 +175,7 @@ def _product(a: jax.Array, d: jax.Array) -> jax.Array:
 
     def one(a, d):
         gradient = _einsum("tk,tp->kp", a, d)
-        return _sums.exact_sum(lax.square(gradient).reshape(-1))
+        return jnp.sum(lax.square(gradient))
 
     size = a.shape[-1] * d.shape[-1]
     flat = [x.reshape(-1, *x.shape[2:]) for x in (a, d)]

@@ -14,7 +14,7 @@ from jax import lax
 
 from optclip.per_example._ghost import _formulas
 from optclip.per_example._ghost._formulas import Dense, Scaled
-from optclip.per_example._ghost._plan import Site
+from optclip.per_example._ghost._plan import Site, is_inexact
 
 
 def rule_of(site: Site) -> str | None:
@@ -33,6 +33,9 @@ def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
     (x,), (d,) = records, taps
     if site.name == "gather":
         return _formulas.embedding(*_rows(site, x, d))
+    if not is_inexact(x):
+        # A matrix product takes bools and integers beside floats; a norm needs floats.
+        x = x.astype(jnp.promote_types(d.dtype, jnp.float32))
     if site.name == "dot_general":
         return _formulas.dense(*_matrices(site, x, d))
     return _formulas.dense(*_patches(site, x, d))
