@@ -61,7 +61,7 @@ def planned(
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
         is_linear = _choice.CUSTOM_VJP not in jax.tree.leaves(found.kinds)
-        can_be = is_linear and not refused(source, bound)
+        can_be = is_linear and not unsupported(source, bound)
         method = "ghost" if is_less and can_be else "vmap"
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
 
@@ -80,27 +80,34 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(kind.shape[1:], kind.dtype)
 
 
-def refused(source: Source, bound: Bound) -> str:
-    """Why norms without gradients would be wrong here, or nothing."""
+def unsupported(source: Source, bound: Bound) -> str:
+    """Why `"ghost"` would be wrong here, as an error message; empty if it is right."""
+    if not _is_real(source.params):
+        return (
+            "method='ghost' does not support complex parameters. Use method='vmap', or"
+            " pass real and imaginary parts as two leaves."
+        )
     given = jax.tree.leaves((source.params, source.examples))
     kinds = [jax.typeof(jnp.asarray(x)) for x in given]
-    is_whole = all(_axis_names.varying(kind) <= {*source.axes} for kind in kinds)
-    # Split by type, as on Explicit axes.
-    is_whole = is_whole and not any(any(kind.sharding.spec) for kind in kinds)
-    if _is_real(source.params) and is_whole:
-        return _weighted.refused(source, bound)
-    return (
-        "method='ghost' must have real parameters, and whole ones on each device, got"
-        " some that are complex, or split inside shard_map or on a mesh of Explicit"
-        " axes. Give method='vmap'."
-    )
+    if any(_axis_names.varying(kind) - {*source.axes} for kind in kinds):
+        return (
+            "method='ghost' does not support parameters that are split inside"
+            " shard_map. Use method='vmap', or jax.jit without shard_map."
+        )
+    # Only Explicit axes are part of an array's type.
+    if any(any(kind.sharding.spec) for kind in kinds):
+        return (
+            "method='ghost' does not support arrays that are split over Explicit mesh"
+            " axes. Use method='vmap', or Auto axes."
+        )
+    return _weighted.unsupported(source, bound)
 
 
 def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> bool:
     """Whether norms are made without gradients; raise where that would be wrong."""
     if method == "vmap":
         return False
-    why = refused(source, bound)
+    why = unsupported(source, bound)
     if method == "auto":
         return not why and planned(source, bound, size).method == "ghost"
     if why:

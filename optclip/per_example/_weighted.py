@@ -22,8 +22,8 @@ from optclip.per_example._microbatches import OfMicrobatch
 from optclip.per_example._source import Source, without_padding
 
 
-def refused(source: Source, bound: Bound) -> str:
-    """Why a promise could not be kept without the gradients themselves, or nothing."""
+def unsupported(source: Source, bound: Bound) -> str:
+    """Why `bound` needs the gradients themselves, as an error message, or nothing."""
     if bound.nonfinite in ("drop", "raise"):
         advice = "Give method='vmap', which has the gradient of each example."
         wanted = "'zero' or 'propagate' for method='ghost'"

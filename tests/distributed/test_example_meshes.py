@@ -139,7 +139,7 @@ def test_norms_alone_are_refused_on_explicit_axes():
     with jax.set_mesh(mesh):
         batch = placed(mesh, BATCH, P("data"))
         f = clipped_grad(loss, BOUND, method="ghost")
-        with pytest.raises(ValueError, match="mesh of Explicit axes"):
+        with pytest.raises(ValueError, match="over Explicit mesh axes"):
             f(placed(mesh, PARAMS, WHOLE), batch)
 
 
@@ -157,9 +157,7 @@ def test_norms_alone_in_shard_map_are_right_or_refused(method):
     assert_same(found, plain)
     split = of(functools.partial(loss, axis_name="model"), SPLIT, mesh_of((2, 4)))
     if method == "ghost":
-        with pytest.raises(
-            ValueError, match="method='ghost' must have real parameters"
-        ):
+        with pytest.raises(ValueError, match="split inside shard_map"):
             split(PARAMS, BATCH)
     else:
         assert_same(jax.jit(split)(PARAMS, BATCH), plain)
