@@ -207,3 +207,23 @@ def test_ghost_sum_in_half_precision_exceeds_bound_by_stated_slack(dtype):
         assert info.norms[0] > 0.1
         squares = [np.sum(np.float64(x) ** 2) for x in jax.tree.leaves(grads)]
         assert 0.099 < np.sqrt(sum(squares)) <= 0.1 * (1 + slack)
+
+
+@pytest.mark.parametrize("over", ["tree", "leaf"])
+def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
+    """Of the first example a derivative is infinite, of the last all is padding."""
+    x = jnp.array([[1.0, 0.0], [1.0, 2.0], [2.0, 0.5], [0.0, 0.0]])
+    params = {"w": jnp.ones(2), "v": jnp.ones(2)}
+    padding = jnp.array([False, False, False, True])
+
+    def loss(p, x):
+        return jnp.sum(p["w"] / x) + jnp.sum(p["v"] * x)
+
+    found, wanted = (
+        clipped_grad(loss, 1.0, over=over, method=method)(params, x, padding=padding)
+        for method in ("ghost", "vmap")
+    )
+    coefficients = jax.tree.leaves(found[1].coefficients)[-1]
+    np.testing.assert_array_equal(coefficients == 0, [True, False, False, True])
+    assert (coefficients < 1).all()
+    assert_same(found[0], wanted[0])

@@ -6,9 +6,9 @@ cotangent of what came out. `_walk` runs a plan.
 
 These two files are all that knows what a jaxpr looks like. They lean on
 `jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and
-of variables; on `Primitive.bind` and `get_bind_params`; on the names and parameters
-of scan (`jaxpr`, `length`, `reverse`, `unroll`), checkpoint (`jaxpr`, `prevent_cse`,
-`policy`) and jit (`jaxpr`); and on the name of `custom_vjp_call`. An equation that they
+of variables; on `Primitive.bind` and `get_bind_params`; on the name of custom_vjp_call;
+and on the names and parameters of scan (`jaxpr`, `length`, `reverse`, `unroll`),
+checkpoint (`jaxpr`, `prevent_cse`, `policy`) and jit (`jaxpr`). An equation that they
 do not know is a site.
 
 The derivative from a site to a parameter is linear in the cotangent, so that a scaled
@@ -251,8 +251,8 @@ def _is_stacked(outer: Any, inner: Any) -> bool:
 
 
 def has_custom_vjp(eqn: Any) -> bool:
-    """Whether an equation is a call of a `custom_vjp`, or has one in its functions."""
-    if eqn.primitive.name.startswith("custom_vjp_call"):
+    """Whether an equation calls a `custom_vjp`, or has such a call in its functions."""
+    if eqn.primitive.name == "custom_vjp_call":
         return True
     return any(has_custom_vjp(inner) for body in _bodies(eqn) for inner in body.eqns)
 
