@@ -13,6 +13,7 @@ from jax import lax
 from optclip._arrays import _axis_names, _leaves, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
+from optclip.per_example import _jaxprs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +105,28 @@ def apart(
                 " jax.lax.all_gather, or use jax.jit without shard_map."
             )
     moved = [_varying(x, axes) for x in flat.leaves]
+    if axes:
+        _check_separate(loss, flat.rebuild(moved), examples, axes)
     split = flat.rebuild([_sorted(names) for names in own])
     # A function of the tree: a tree that can be called itself would be taken for one.
     return flat.rebuild(moved), lambda _: split, _sorted(axes)
+
+
+def _check_separate(
+    loss: Callable[..., tuple[jax.Array, Any]],
+    params: PyTree,
+    examples: list[PyTree],
+    axes: frozenset[Any],
+) -> None:
+    """Raise if a collective makes the gradient of one example depend on others."""
+    one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
+    if found := _jaxprs.collectives(backward.jaxpr, axes):
+        raise ValueError(
+            "The loss must not combine examples of different devices, got"
+            f" `{found[0]}` over the mesh axes {_sorted(axes)}: an example would change"
+            " the gradients of others. Remove it; pass axis_name=() to clip_cotangent."
+        )
 
 
 def _varying(x: Any, axes: frozenset[Any]) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from jax import P
 from jax.sharding import AxisType, NamedSharding
 
+import optclip
 from optclip import per_example
 from optclip.per_example import QuantileThreshold, clipped_grad, norms
 
@@ -161,6 +162,27 @@ def test_norms_alone_in_shard_map_are_right_or_refused(method):
             split(PARAMS, BATCH)
     else:
         assert_same(jax.jit(split)(PARAMS, BATCH), plain)
+
+
+COUPLED = {
+    "psum": lambda w, x: jnp.sum(w * x[0] * jax.lax.psum(jnp.sum(x[0]), "data")),
+    "clip_cotangent": lambda w, x: jnp.sum(
+        jax.jit(lambda h: optclip.clip_cotangent(h, 0.1, axis=None))(w * x[0]) ** 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("method", ["vmap", "ghost"])
+def test_clipped_grad_with_collective_over_examples_raises(name, method):
+    """In shard_map an example would change the gradients of others, unseen by a clip."""
+    f = clipped_grad(COUPLED[name], 1.0, method=method)
+    step = jax.shard_map(
+        lambda *given: f(*given)[0], mesh=mesh_of((8,)), in_specs=(P(), P("data")),
+        out_specs=P(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"must not combine examples .*`psum"):
+        step(jnp.ones(3), (jnp.ones((8, 3)),))
 
 
 def test_parameters_split_as_examples_are_refused_in_shard_map():

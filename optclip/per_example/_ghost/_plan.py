@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Literal
+
+from optclip.per_example._jaxprs import has_custom_vjp
 
 DATA, CONST = "data", "const"
 
@@ -248,20 +250,6 @@ def _inside(info: Info, is_stacked: bool) -> Info:
 
 def _is_stacked(outer: Any, inner: Any) -> bool:
     return len(outer.aval.shape) > len(inner.aval.shape)
-
-
-def has_custom_vjp(eqn: Any) -> bool:
-    """Whether an equation calls a `custom_vjp`, or has such a call in its functions."""
-    if eqn.primitive.name == "custom_vjp_call":
-        return True
-    return any(has_custom_vjp(inner) for body in _bodies(eqn) for inner in body.eqns)
-
-
-def _bodies(eqn: Any) -> list[Jaxpr]:
-    """The jaxprs among the parameters of an equation, alone or in a tuple."""
-    groups = [x if isinstance(x, (tuple, list)) else (x,) for x in eqn.params.values()]
-    bodies = [getattr(x, "jaxpr", x) for group in groups for x in group]
-    return [x for x in bodies if isinstance(x, Jaxpr)]
 
 
 def is_inexact(aval: Any) -> bool:
