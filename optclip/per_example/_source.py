@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _axis_names, _validate
+from optclip._arrays import _axis_names, _placement, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
 from optclip.per_example import _microbatches
@@ -47,7 +47,9 @@ def padding_of(padding: Any, examples: PyTree) -> jax.Array:
     """Which places of the batch are padding, one bool an example."""
     number = _microbatches.batch_size(examples)
     if padding is None:
-        return jnp.zeros(number, bool)
+        # `vmap` maps flags and examples together, so on Explicit axes both must be
+        # sharded alike.
+        return _placement.no_flags(jax.tree.leaves(examples)[0])
     wanted = f"an array of {number} bools, one an example, or None"
     if getattr(padding, "dtype", None) != np.bool_:
         raise TypeError(_validate.must_be("padding", wanted, padding))
