@@ -11,7 +11,7 @@ from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _method, _sum
 from optclip.per_example._bound import Relation, bound_of
 from optclip.per_example._info import ExampleInfo
-from optclip.per_example._loss import Loss, apart
+from optclip.per_example._loss import Loss, apart, check_positional
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
@@ -46,7 +46,7 @@ class ClippedGrad:
     method: Method
 
     def __call__(
-        self, *args: Any, padding: jax.Array | None = None
+        self, *args: Any, padding: jax.Array | None = None, **keywords: Any
     ) -> tuple[PyTree, ExampleInfo]:
         """The clipped gradients and what each example had.
 
@@ -54,10 +54,15 @@ class ClippedGrad:
           *args: those of the loss, `batch_argnums` with a batch axis in front.
           padding: which places of the batch are padding, `(batch,)` of bools; they add
             nothing, whatever is there. None is no padding.
+          **keywords: none: the arguments of the loss are positional.
 
         Returns:
           The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
+
+        Raises:
+          TypeError: an argument of the loss is passed by keyword.
         """
+        check_positional(keywords)
         source, size = source_of(self.loss, args), self.microbatch_size
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.clipped(

@@ -417,6 +417,21 @@ def test_a_loss_of_a_tuple_or_a_dict_is_refused():
             clipped_grad(wrong, 1.0)({"a": jnp.ones(())}, jnp.ones(3))
 
 
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(lambda x: x, r"float32\[\]"), (lambda x: (x,) * 3, "tuple")]
+)
+def test_has_aux_loss_without_pair_raises(returned, kind):
+    f = clipped_grad(lambda w, x: returned(w * x), 1.0, has_aux=True)
+    with pytest.raises(TypeError, match=rf"must return \(value, aux\), got {kind}"):
+        f(jnp.ones(()), jnp.ones(3))
+
+
+@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+def test_loss_argument_passed_by_keyword_raises(make):
+    with pytest.raises(TypeError, match=r"must be positional, got .*\['example'\]"):
+        make(loss)(PARAMS, example=BATCH)
+
+
 @pytest.mark.parametrize("call", ["values", "grad"])
 def test_it_can_be_derived_by_the_threshold_and_parameters(call):
     def whole(threshold, w):
