@@ -63,7 +63,8 @@ class ClippedGrad:
           TypeError: an argument of the loss is passed by keyword.
         """
         check_positional(keywords)
-        source, size = source_of(self.loss, args), self.microbatch_size
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.clipped(
             source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
@@ -79,8 +80,9 @@ class ClippedGrad:
           A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
           the gradients and the parts of a microbatch take.
         """
-        source = source_of(self.loss, args)
-        return _method.planned(source, self.bound, self.microbatch_size, self.method)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        return _method.planned(source, self.bound, size, self.method)
 
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
@@ -217,10 +219,19 @@ def clipped_grad(
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
-def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
+def source_of(
+    loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
+) -> Source:
     """The gradients of the examples in the arguments of a loss."""
     params, examples = loss.params(args), loss.examples(args)
-    batch_size(examples)
+    number = batch_size(examples)
+    if not isinstance(number, int) and (size is not None or method != "vmap"):
+        raise ValueError(
+            "A batch must have a static size for microbatches and for any method but"
+            f" 'vmap', got the symbolic size {number}, microbatch_size={size} and"
+            f" method={method!r}. Export it with a static batch dimension, or with"
+            " microbatch_size=None and method='vmap'."
+        )
     of_one = loss.of_one(args)
     params, split, axes = apart(of_one, params, examples)
 

@@ -57,7 +57,8 @@ class ExampleNorms:
           TypeError: an argument of the loss is passed by keyword.
         """
         check_positional(keywords)
-        source, size = source_of(self.loss, args), self.microbatch_size
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.measured(source, self.bound, padding, size, is_ghost=is_ghost)
 
@@ -71,8 +72,9 @@ class ExampleNorms:
           A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
           the gradients and the parts of a microbatch take.
         """
-        source = source_of(self.loss, args)
-        return _method.planned(source, self.bound, self.microbatch_size, self.method)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        return _method.planned(source, self.bound, size, self.method)
 
 
 def norms(

@@ -65,7 +65,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
     What is there may be NaN, which derivatives of zeros keep.
     """
     flags = padding_of(padding, source.examples)
-    if padding is None or not len(flags):
+    if padding is None or flags.shape[0] == 0:
         return source, flags
     examples, _ = harmless(source.examples, ~flags)
     return source._replace(examples=examples), flags
@@ -73,7 +73,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
     """The first example that counts in place of each that does not, and if any does."""
-    place = jnp.arange(len(counts))
+    place = jnp.arange(counts.shape[0])
     is_first = counts & (place == jnp.argmax(counts))
 
     def taken(x: Any) -> jax.Array:
