@@ -158,8 +158,9 @@ def clipped_grad(
         C / (norm + 0.01); `"normalize"`; `"drop"`; `"smooth"`; `"unit"` clips and
         divides by C; or a response of your own, such as
         `lambda norm, c: c / (norm + 0.1)`, which is cut at C / norm.
-      nonfinite: what an example with NaN or inf adds: `"zero"` nothing; `"drop"` its
-        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what an example with NaN or inf in its gradient adds: `"zero"` nothing;
+        `"drop"` its finite entries, clipped; `"propagate"` NaN; `"raise"` an error
+        under `checkify`. NaN from a response of your own makes the sum NaN under each.
       strict: whether no example ever adds more than C, whatever is rounded; its norm is
         clipped inside a band of 1.3e-4 below C. With `"ghost"` the second pass rounds
         anew, in the precision of its matrix products.
