@@ -15,7 +15,7 @@ from optclip.per_example._loss import Loss, apart, check_positional
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
-from optclip.per_example._source import Source
+from optclip.per_example._source import Source, check_placed
 from optclip.per_example._sum import Reduce
 from optclip.scopes._scope import ScopeLike
 
@@ -233,6 +233,7 @@ def source_of(
             f" method={method!r}. Export it with a static batch dimension, or with"
             " microbatch_size=None and method='vmap'."
         )
+    check_placed(params, examples, number if size is None else size)
     of_one = loss.of_one(args)
     params, split, axes = apart(of_one, params, examples)
 

@@ -124,7 +124,7 @@ def apart(
                 f"A parameter must be whole on devices with different examples, got"
                 f" '{_leaves.path_str(path)}', split over the mesh axes"
                 f" {_sorted(both)} as the loss is. Gather it before, as by"
-                " jax.lax.all_gather, or use jax.jit without shard_map."
+                " jax.lax.all_gather, or use jax.jit on Auto axes without shard_map."
             )
     moved = [_varying(x, axes) for x in flat.leaves]
     split = flat.rebuild([_sorted(names) for names in own])

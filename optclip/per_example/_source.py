@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _axis_names, _placement, _validate
+from optclip._arrays import _axis_names, _leaves, _placement, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
 from optclip.per_example import _microbatches
@@ -41,6 +41,31 @@ def check_whole(grads: PyTree) -> None:
             " some that are split over mapped axes. Use jax.jit without shard_map, or"
             " clipped_grad, which knows the loss."
         )
+
+
+def check_placed(params: PyTree, examples: PyTree, together: Any) -> None:
+    """Raise on Explicit axes where `vmap` cannot place the gradients of examples.
+
+    It does not map over an axis that an unmapped argument is sharded over, and selects
+    by a flag of each example only what is sharded like the flags.
+    """
+    batch = {
+        name for x in jax.tree.leaves(examples) for name in _explicit_axes(x, slice(1))
+    }
+    flat = _leaves.flatten(params)
+    for path, x in zip(flat.paths, flat.leaves, strict=True):
+        axes = _explicit_axes(x)
+        if axes & batch or (axes and together != 1):
+            name = f"'{_leaves.path_str(path)}'" if path else "an array"
+            raise ValueError(
+                f"A parameter must be whole on a mesh of Explicit axes, got {name}"
+                f" sharded over {sorted(axes)}. Make the mesh with Auto axes"
+                " (jax.sharding.AxisType.Auto), or gather the parameter by jax.reshard."
+            )
+
+
+def _explicit_axes(x: Any, dimensions: slice = slice(None)) -> set[Any]:
+    return {*jax.tree.leaves(tuple(jax.typeof(x).sharding.spec[dimensions]))}
 
 
 def padding_of(padding: Any, examples: PyTree) -> jax.Array:

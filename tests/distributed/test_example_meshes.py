@@ -137,6 +137,29 @@ def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, padding):
         assert_same(jax.jit(f)(params, batch, padding=padding), expected)
 
 
+@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+@pytest.mark.parametrize(
+    ("spec", "size"), [(P("data"), None), (P("data"), 1), (P(None, "model"), None)]
+)
+def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
+    mesh = mesh_of((2, 4), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, WHOLE | {"w": spec})
+        batch = placed(mesh, BATCH, P("data"))
+        with pytest.raises(ValueError, match="whole .* Explicit axes, got 'w'.*Auto"):
+            jax.jit(make(loss, microbatch_size=size))(params, batch)
+
+
+def test_sharded_parameter_on_explicit_axes_takes_single_examples():
+    mesh = mesh_of((2, 4), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, WHOLE | {"w": P(None, "model")})
+        batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+        f = clipped_grad(loss, BOUND, strict=False, microbatch_size=1)
+        found = jax.jit(f)(params, batch, padding=padding)
+    assert_same(found, wanted(microbatch_size=1))
+
+
 def test_norms_alone_are_refused_on_explicit_axes():
     mesh = mesh_of((8,), AxisType.Explicit)
     with jax.set_mesh(mesh):
