@@ -31,6 +31,15 @@ def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
     return jnp.zeros(norm.shape, norm.dtype, out_sharding=place)
 
 
+def no_flags(like: jax.Array) -> jax.Array:
+    """False for each entry of the first axis of `like`, sharded as that axis is."""
+    if AxisType.Explicit not in jax.typeof(like).sharding.mesh.axis_types:
+        return jnp.zeros(like.shape[0], bool)
+    # Computed from the array: inside `jit` nothing else gives devices without a
+    # surrounding `jax.set_mesh`. XLA folds this to a constant.
+    return jnp.any(jnp.zeros_like(like, bool), axis=tuple(range(1, like.ndim)))
+
+
 def _concrete(place: Any, tree: PyTree) -> Any:
     """The same on the devices of `tree`; None if that is traced and does not tell."""
     for x in jax.tree.leaves(tree):

@@ -9,6 +9,7 @@ import jax
 from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
 from optclip._arrays._types import AxisName, Leaf, Mask, PyTree, TreeDef
 from optclip.norms import Block
+from optclip.scopes._groups import Groups
 from optclip.scopes._scope import Scope, blocks_of, owners_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,9 @@ def layout_of(
     taken, counted, scaled = (
         _prefix.spread_mask(name, given, flat, live) for name, given in masks.items()
     )
+    if isinstance(scope, Groups):
+        # A user's function of the tree must not receive what stands for leaves below.
+        scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
     shown = [
         _sparse.unwrapped(x, name) if is_live else None

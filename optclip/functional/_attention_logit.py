@@ -95,7 +95,13 @@ def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
                 f"`{name}` must be {wanted}, got the shape {jnp.shape(x)}. Split the"
                 " features by head first."
             )
-    (*batch, _, heads, width), (*other, _, groups, depth) = query.shape, key.shape
+    (*batch, length, heads, width), (*other, _, groups, depth) = query.shape, key.shape
+    if not isinstance(length, int) or not isinstance(width, int):
+        raise ValueError(
+            "The length and the features of `query` must be static under jax.export,"
+            f" got the shape {query.shape}. Export it with static sizes there; batch"
+            " axes and the length of `key` may be symbols."
+        )
     if batch != other or width != depth:
         raise ValueError(
             "`key` must have the batch axes and the features of `query`, got the shapes"

@@ -116,11 +116,12 @@ def clip_by_singular_value(
       by `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at
       most c (1 - 1e-6) is.
 
-      In float32 what is left is at most c (1 + 1e-5) and differs from the exact cap by
-      1e-4 of it, for a largest singular value of up to 1000 c with `"eigh"` and of up
-      to 100 c with `"newton_schulz"`, for sides of up to 128. Beyond that the
-      difference grows with the largest, of which float32 rounds 6e-8 away, and with the
-      root of the side: 2e-4 for 1024.
+      In float32 the result has singular values of at most c (1 + 1e-5). Its difference
+      from the exact cap is at most 1e-4 of the cap in the Frobenius norm and 2e-4 c in
+      the spectral norm, for sides up to 128 and a largest singular value up to 1000 c
+      with `"eigh"`, 100 c with `"newton_schulz"`. Beyond, it grows with the largest,
+      of which float32 rounds 6e-8 away, and with the root of the side: with `"eigh"`
+      about 2e-4 and 4e-4 c for 1024 by 1024.
 
     Raises:
       ValueError: `max_value` is negative or NaN, or fits no norm; there is no such

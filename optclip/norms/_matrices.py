@@ -80,6 +80,7 @@ def _smaller_first(
     """The axes, that of the larger side last, and what that one is split over."""
     if len(axis) < 2:
         return axis, _axis_names.split_axes_of_slices(x, shape, axis, own)
+    _check_static(shape, axis)
     if shape[axis[0]] > shape[axis[1]]:
         axis = axis[::-1]
     if not _axis_names.split_axes_of_slices(x, shape, axis, own):
@@ -93,6 +94,22 @@ def _smaller_first(
         )
     # Products of the side that is split are added over devices; the other is whole.
     return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
+
+
+def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
+    """Raise if the smaller side of a matrix is a symbol, as `jax.export` traces it."""
+    try:
+        is_static = isinstance(min(shape[a] for a in axis), int)
+    except Exception:
+        # Comparing symbols may raise; JAX 0.8.3 has no public name for the error.
+        is_static = False
+    if not is_static:
+        raise ValueError(
+            "The smaller side of a matrix must be static under jax.export, got the"
+            f" shape {shape}. Export it with a static size, or bound the symbol of the"
+            " larger side, as by jax.export.symbolic_shape('b', constraints=['b >="
+            " 100'])."
+        )
 
 
 def is_vector(block: Block) -> bool:

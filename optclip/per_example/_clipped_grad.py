@@ -11,11 +11,11 @@ from optclip._arrays._types import Nonfinite, Number, PyTree
 from optclip.per_example import _method, _sum
 from optclip.per_example._bound import Relation, bound_of, check_floats
 from optclip.per_example._info import ExampleInfo
-from optclip.per_example._loss import Loss, apart
+from optclip.per_example._loss import Loss, apart, check_positional
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
-from optclip.per_example._source import Source
+from optclip.per_example._source import Source, check_placed
 from optclip.per_example._sum import Reduce
 from optclip.scopes._scope import ScopeLike
 
@@ -46,7 +46,7 @@ class ClippedGrad:
     method: Method
 
     def __call__(
-        self, *args: Any, padding: jax.Array | None = None
+        self, *args: Any, padding: jax.Array | None = None, **keywords: Any
     ) -> tuple[PyTree, ExampleInfo]:
         """The clipped gradients and what each example had.
 
@@ -54,11 +54,17 @@ class ClippedGrad:
           *args: those of the loss, `batch_argnums` with a batch axis in front.
           padding: which places of the batch are padding, `(batch,)` of bools; they add
             nothing, whatever is there. None is no padding.
+          **keywords: none: the arguments of the loss are positional.
 
         Returns:
           The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
+
+        Raises:
+          TypeError: an argument of the loss is passed by keyword.
         """
-        source, size = source_of(self.loss, args), self.microbatch_size
+        check_positional(keywords)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.clipped(
             source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
@@ -74,8 +80,9 @@ class ClippedGrad:
           A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
           the gradients and the parts of a microbatch take.
         """
-        source = source_of(self.loss, args)
-        return _method.planned(source, self.bound, self.microbatch_size, self.method)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        return _method.planned(source, self.bound, size, self.method)
 
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
@@ -151,8 +158,9 @@ def clipped_grad(
         C / (norm + 0.01); `"normalize"`; `"drop"`; `"smooth"`; `"unit"` clips and
         divides by C; or a response of your own, such as
         `lambda norm, c: c / (norm + 0.1)`, which is cut at C / norm.
-      nonfinite: what an example with NaN or inf adds: `"zero"` nothing; `"drop"` its
-        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what an example with NaN or inf in its gradient adds: `"zero"` nothing;
+        `"drop"` its finite entries, clipped; `"propagate"` NaN; `"raise"` an error
+        under `checkify`. NaN from a response of your own makes the sum NaN under each.
       strict: whether no example ever adds more than C, whatever is rounded; its norm is
         clipped inside a band of 1.3e-4 below C. `"ghost"` rounds the products of the
         sum after the norm is measured: see Guarantees.
@@ -221,11 +229,21 @@ def clipped_grad(
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
-def source_of(loss: Loss, args: tuple[Any, ...]) -> Source:
+def source_of(
+    loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
+) -> Source:
     """The gradients of the examples in the arguments of a loss."""
     params, examples = loss.params(args), loss.examples(args)
     check_floats(_leaves.flatten(params))
-    batch_size(examples)
+    number = batch_size(examples)
+    if not isinstance(number, int) and (size is not None or method != "vmap"):
+        raise ValueError(
+            "A batch must have a static size for microbatches and for any method but"
+            f" 'vmap', got the symbolic size {number}, microbatch_size={size} and"
+            f" method={method!r}. Export it with a static batch dimension, or with"
+            " microbatch_size=None and method='vmap'."
+        )
+    check_placed(params, examples, number if size is None else size)
     of_one = loss.of_one(args)
     params, split, axes = apart(of_one, params, examples)
 

@@ -43,8 +43,9 @@ def clipped_sum(
         `optclip.groups(...)`, which must label every leaf.
       response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
         `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what one with NaN or inf adds: `"zero"` nothing; `"drop"` its finite
-        entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing; `"drop"` its
+        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+        NaN from a response of your own makes the sum NaN under each.
       strict: whether none ever adds more than C, whatever is rounded.
 
     Returns:
@@ -98,8 +99,9 @@ def aggregate(
         `optclip.groups(...)`, which must label every leaf.
       response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
         `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what one with NaN or inf adds: `"zero"` nothing; `"drop"` its finite
-        entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing; `"drop"` its
+        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+        NaN from a response of your own makes the sum NaN under each.
       strict: whether none ever adds more than C, whatever is rounded.
 
     Returns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -60,12 +60,22 @@ class Loss:
                 own[i] = x
             for i, x in zip(batch, example, strict=True):
                 own[i] = x
-            found = self.function(*own)
-            value, aux = found if self.has_aux else (found, None)
+            value, aux = self._value_and_aux(self.function(*own))
             _check_value(value)
             return value, aux
 
         return function
+
+    def _value_and_aux(self, returned: Any) -> tuple[Any, Any]:
+        if not self.has_aux:
+            return returned, None
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise TypeError(
+                "With has_aux=True the loss must return (value, aux), got"
+                f" {_kind(returned)}. Return both, or leave out has_aux=True."
+            )
+        value, aux = returned
+        return value, aux
 
     def _check_count(self, args: tuple[Any, ...]) -> None:
         needed = 1 + max(
@@ -77,6 +87,19 @@ class Loss:
                 f"The function must be called with at least {needed} arguments, as"
                 f" `argnums` and `batch_argnums` say, got {len(args)}."
             )
+
+
+def check_positional(keywords: Mapping[str, Any]) -> None:
+    """Raise if an argument of a loss was passed by keyword.
+
+    `argnums` and `batch_argnums` count places, so a keyword has no batch axis.
+    """
+    if keywords:
+        raise TypeError(
+            "The arguments of the loss must be positional, got the keywords"
+            f" {sorted(keywords)}. Pass them in order, with `batch_argnums` for those"
+            " that have a batch axis; bind others by functools.partial(loss, ...)."
+        )
 
 
 def apart(
@@ -102,7 +125,7 @@ def apart(
                 f"A parameter must be whole on devices with different examples, got"
                 f" '{_leaves.path_str(path)}', split over the mesh axes"
                 f" {_sorted(both)} as the loss is. Gather it before, as by"
-                " jax.lax.all_gather, or use jax.jit without shard_map."
+                " jax.lax.all_gather, or use jax.jit on Auto axes without shard_map."
             )
     moved = [_varying(x, axes) for x in flat.leaves]
     if axes:
@@ -119,8 +142,8 @@ def _check_separate(
     axes: frozenset[Any],
 ) -> None:
     """Raise if a collective makes the gradient of one example depend on others."""
-    one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
-    backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
+    of_each = jax.vmap(jax.grad(loss, has_aux=True), (None, 0))
+    backward = jax.make_jaxpr(of_each)(params, examples)
     if found := _jaxprs.collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
@@ -149,12 +172,18 @@ def _places(name: str, given: Any) -> tuple[int, ...]:
 
 def _check_value(value: Any) -> None:
     if not _leaves.is_floating(value) or jnp.shape(value):
-        kind = jax.typeof(value) if hasattr(value, "dtype") else type(value).__name__
         raise TypeError(
-            f"The loss must return one real number for one example, got {kind}. It is"
-            " called without a batch axis; give has_aux=True if it returns"
+            f"The loss must return one real number for one example, got {_kind(value)}."
+            " It is called without a batch axis; give has_aux=True if it returns"
             " (value, aux)."
         )
+
+
+def _kind(returned: Any) -> str:
+    """What a loss returned, in words: an array by its type, other things by theirs."""
+    if hasattr(returned, "dtype"):
+        return str(jax.typeof(returned))
+    return type(returned).__name__
 
 
 def _check_typed() -> None:

@@ -38,7 +38,7 @@ def summed(
     size: int | None,
 ) -> tuple[PyTree, PyTree]:
     """The sum of what a function adds up, and the outputs of each example."""
-    number = len(padding)
+    number = padding.shape[0]
     if size is None or size >= number:
         return _at_once(function, examples, padding)
 
@@ -67,7 +67,7 @@ def _at_once(
     function: OfMicrobatch, examples: PyTree, padding: jax.Array
 ) -> tuple[PyTree, PyTree]:
     """What a function gives for the whole batch; zeros where there is no example."""
-    if len(padding):
+    if padding.shape[0] != 0:
         return function(examples, padding)
     # It is not run: XLA on CPU crashes on some programs of empty arrays.
     kinds = jax.eval_shape(function, examples, padding)
@@ -78,7 +78,7 @@ def of_each(function: Callable[[PyTree, jax.Array], Any]) -> OfMicrobatch:
     """A function of one example and its flag, for all examples of a microbatch."""
 
     def of_all(examples: PyTree, padding: jax.Array) -> Any:
-        if len(padding) != 1:
+        if padding.shape[0] != 1:
             return jax.vmap(function)(examples, padding)
         # With a batch axis of length 1, XLA on CPU makes a program that takes a third
         # longer.
@@ -102,7 +102,7 @@ def each(
     function: OfMicrobatch, examples: PyTree, padding: jax.Array, size: int | None
 ) -> tuple[PyTree, PyTree]:
     """The contributions themselves, and the outputs."""
-    number = len(padding)
+    number = padding.shape[0]
     if size is None or size >= number:
         return _at_once(function, examples, padding)
     chunks = _chunks(examples, padding, size, -(-number // size))
@@ -137,7 +137,7 @@ def _chunks(
 
     The last are filled up with examples that are there, as padding.
     """
-    missing = count * size - len(padding)
+    missing = count * size - padding.shape[0]
 
     def chunked(x: jax.Array, filled: Callable[[jax.Array], jax.Array]) -> jax.Array:
         x = _placement.divisible(jnp.asarray(x), size)

@@ -11,7 +11,7 @@ from optclip._arrays._types import PyTree
 from optclip.per_example import _method, _sum
 from optclip.per_example._bound import bound_of
 from optclip.per_example._clipped_grad import source_of
-from optclip.per_example._loss import Loss
+from optclip.per_example._loss import Loss, check_positional
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.scopes._scope import ScopeLike
 
@@ -40,7 +40,7 @@ class ExampleNorms:
     method: Method
 
     def __call__(
-        self, *args: Any, padding: jax.Array | None = None
+        self, *args: Any, padding: jax.Array | None = None, **keywords: Any
     ) -> tuple[jax.Array, PyTree]:
         """The value of the loss and the norm of each example.
 
@@ -48,11 +48,17 @@ class ExampleNorms:
           *args: those of the loss, `batch_argnums` with a batch axis in front.
           padding: which places of the batch are padding, `(batch,)` of bools; they have
             zeros, whatever is there. None is no padding.
+          **keywords: none: the arguments of the loss are positional.
 
         Returns:
           The values, `(batch,)`; and the norms, `(batch,)` or a tree of such.
+
+        Raises:
+          TypeError: an argument of the loss is passed by keyword.
         """
-        source, size = source_of(self.loss, args), self.microbatch_size
+        check_positional(keywords)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
         return _sum.measured(source, self.bound, padding, size, is_ghost=is_ghost)
 
@@ -66,8 +72,9 @@ class ExampleNorms:
           A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
           the gradients and the parts of a microbatch take.
         """
-        source = source_of(self.loss, args)
-        return _method.planned(source, self.bound, self.microbatch_size, self.method)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        return _method.planned(source, self.bound, size, self.method)
 
 
 def norms(

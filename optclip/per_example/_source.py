@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _axis_names, _validate
+from optclip._arrays import _axis_names, _leaves, _placement, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
 from optclip.per_example import _microbatches
@@ -43,11 +43,38 @@ def check_whole(grads: PyTree) -> None:
         )
 
 
+def check_placed(params: PyTree, examples: PyTree, together: Any) -> None:
+    """Raise on Explicit axes where `vmap` cannot place the gradients of examples.
+
+    It does not map over an axis that an unmapped argument is sharded over, and selects
+    by a flag of each example only what is sharded like the flags.
+    """
+    batch = {
+        name for x in jax.tree.leaves(examples) for name in _explicit_axes(x, slice(1))
+    }
+    flat = _leaves.flatten(params)
+    for path, x in zip(flat.paths, flat.leaves, strict=True):
+        axes = _explicit_axes(x)
+        if axes & batch or (axes and together != 1):
+            name = f"'{_leaves.path_str(path)}'" if path else "an array"
+            raise ValueError(
+                f"A parameter must be whole on a mesh of Explicit axes, got {name}"
+                f" sharded over {sorted(axes)}. Make the mesh with Auto axes"
+                " (jax.sharding.AxisType.Auto), or gather the parameter by jax.reshard."
+            )
+
+
+def _explicit_axes(x: Any, dimensions: slice = slice(None)) -> set[Any]:
+    return {*jax.tree.leaves(tuple(jax.typeof(x).sharding.spec[dimensions]))}
+
+
 def padding_of(padding: Any, examples: PyTree) -> jax.Array:
     """Which places of the batch are padding, one bool an example."""
     number = _microbatches.batch_size(examples)
     if padding is None:
-        return jnp.zeros(number, bool)
+        # `vmap` maps flags and examples together, so on Explicit axes both must be
+        # sharded alike.
+        return _placement.no_flags(jax.tree.leaves(examples)[0])
     wanted = f"an array of {number} bools, one an example, or None"
     if getattr(padding, "dtype", None) != np.bool_:
         raise TypeError(_validate.must_be("padding", wanted, padding))
@@ -63,7 +90,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
     What is there may be NaN, which derivatives of zeros keep.
     """
     flags = padding_of(padding, source.examples)
-    if padding is None or not len(flags):
+    if padding is None or flags.shape[0] == 0:
         return source, flags
     examples, _ = harmless(source.examples, ~flags)
     return source._replace(examples=examples), flags
@@ -71,7 +98,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
     """The first example that counts in place of each that does not, and if any does."""
-    place = jnp.arange(len(counts))
+    place = jnp.arange(counts.shape[0])
     is_first = counts & (place == jnp.argmax(counts))
 
     def taken(x: Any) -> jax.Array:

@@ -20,6 +20,10 @@ class Groups(Scope):
     labels: PyTree
     itemized = True
 
+    def labeled(self, tree: PyTree) -> Groups:
+        """The same with the labels that a function of the tree returns."""
+        return Groups(self._label_tree(tree))
+
     def blocks(self, tree: PyTree) -> PyTree:
         described = self._label_tree(tree)
         members: dict[str, list[Leaf]] = {
@@ -38,6 +42,11 @@ class Groups(Scope):
     def _label_tree(self, tree: PyTree) -> PyTree:
         """The tree of labels; raise if one is not a string."""
         described = _prefix.described("groups", self.labels, tree)
+        # A plain `tree.map` makes a BCOO of labels where the tree has a BCOO.
+        described = jax.tree.map(
+            lambda label: label.data if _leaves.is_sparse(label) else label,
+            described, is_leaf=_leaves.is_sparse,
+        )  # fmt: skip
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
                 wanted = "a string, or None for leaves in no group"
@@ -58,8 +67,9 @@ def groups(labels: Labels) -> Groups:
 
     Args:
       labels: a tree of strings with the structure of the updates or a prefix of it, or
-        a function from the tree to such a tree (see `by_path`). None marks leaves that
-        are in no group and are left untouched.
+        a function that returns such a tree (see `by_path`); it is called with the
+        whole tree, at `init` and at `update`. None marks leaves that are in no group
+        and stay unchanged.
 
     Returns:
       A scope for `clip_by(over=...)`; its norms are a dict by label.

@@ -39,11 +39,11 @@ def mesh_of(shape, kind=AxisType.Auto):
     return jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(shape))
 
 
-def wanted(**options):
+def wanted(padding=PADDING, **options):
     f = jax.jit(clipped_grad(loss, BOUND, strict=False, **options))
-    found, info = f(PARAMS, BATCH, padding=PADDING)
-    assert 0 < (info.coefficients < 1)[~PADDING].sum() < 12
-    return found, info
+    grads, info = f(PARAMS, BATCH, padding=padding)
+    assert 0 < (info.coefficients < 1)[~info.padding].sum() < (~info.padding).sum()
+    return grads, info
 
 
 def assert_same(found, other):
@@ -123,16 +123,42 @@ def test_given_gradients_are_refused_where_devices_have_others():
         mapped(BATCH)
 
 
+@pytest.mark.parametrize("padding", [PADDING, None], ids=["padding", "no_padding"])
 @pytest.mark.parametrize("method", ["vmap", "auto"])
-@pytest.mark.parametrize("size", [None, 8, 6])
-def test_on_explicit_axes(size, method):
+@pytest.mark.parametrize("size", [None, 16, 8, 6])
+def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, padding):
     mesh = mesh_of((8,), AxisType.Explicit)
+    expected = wanted(padding, microbatch_size=size)
     with jax.set_mesh(mesh):
         params = placed(mesh, PARAMS, WHOLE)
-        batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+        batch = placed(mesh, BATCH, P("data"))
+        if padding is not None:
+            padding = placed(mesh, padding, P("data"))
         f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
+        assert_same(jax.jit(f)(params, batch, padding=padding), expected)
+
+
+@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+@pytest.mark.parametrize(
+    ("spec", "size"), [(P("data"), None), (P("data"), 1), (P(None, "model"), None)]
+)
+def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
+    mesh = mesh_of((2, 4), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, WHOLE | {"w": spec})
+        batch = placed(mesh, BATCH, P("data"))
+        with pytest.raises(ValueError, match="whole .* Explicit axes, got 'w'.*Auto"):
+            jax.jit(make(loss, microbatch_size=size))(params, batch)
+
+
+def test_sharded_parameter_on_explicit_axes_takes_single_examples():
+    mesh = mesh_of((2, 4), AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, WHOLE | {"w": P(None, "model")})
+        batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+        f = clipped_grad(loss, BOUND, strict=False, microbatch_size=1)
         found = jax.jit(f)(params, batch, padding=padding)
-        assert_same(found, wanted(microbatch_size=size))
+    assert_same(found, wanted(microbatch_size=1))
 
 
 def test_norms_alone_are_refused_on_explicit_axes():

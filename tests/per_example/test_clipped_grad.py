@@ -322,6 +322,22 @@ def test_a_response_of_your_own_is_cut_at_the_threshold():
     np.testing.assert_allclose(less, [0.5 + 0.2, 2 / 3 + 0.4 / 1.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("nonfinite", "method"),
+    [("zero", "vmap"), ("zero", "ghost"), ("drop", "vmap"), ("raise", "vmap")],
+)
+def test_nan_from_response_makes_sum_nan_under_each_policy(nonfinite, method):
+    """Policies are for gradients: a faulty response must not go unnoticed."""
+    f = clipped_grad(
+        loss, BOUND, nonfinite=nonfinite, method=method,
+        response=lambda n, c: jnp.where(n > 2 * c, jnp.nan, jnp.minimum(1, c / n)),
+    )  # fmt: skip
+    total, info = f(PARAMS, BATCH)
+    assert jnp.isnan(info.coefficients).any()
+    assert (info.coefficients < 1).any()
+    assert all(jnp.isnan(x).all() for x in jax.tree.leaves(total))
+
+
 def test_a_response_that_compares_norms_is_refused():
     with pytest.raises(ValueError, match="one that looks at one norm at a time"):
         clipped_grad(loss, 1.0, response=optclip.responses.detached("proportional"))
@@ -415,6 +431,21 @@ def test_a_loss_of_a_tuple_or_a_dict_is_refused():
     }.items():
         with pytest.raises(TypeError, match=f"for one example, got {kind}.*has_aux"):
             clipped_grad(wrong, 1.0)({"a": jnp.ones(())}, jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(lambda x: x, r"float32\[\]"), (lambda x: (x,) * 3, "tuple")]
+)
+def test_has_aux_loss_without_pair_raises(returned, kind):
+    f = clipped_grad(lambda w, x: returned(w * x), 1.0, has_aux=True)
+    with pytest.raises(TypeError, match=rf"must return \(value, aux\), got {kind}"):
+        f(jnp.ones(()), jnp.ones(3))
+
+
+@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+def test_loss_argument_passed_by_keyword_raises(make):
+    with pytest.raises(TypeError, match=r"must be positional, got .*\['example'\]"):
+        make(loss)(PARAMS, example=BATCH)
 
 
 @pytest.mark.parametrize("call", ["values", "grad"])

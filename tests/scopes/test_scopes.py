@@ -104,6 +104,26 @@ def test_groups_by_function_and_by_tree_agree():
     helpers.assert_identical(a["dense"]["bias"], tree["dense"]["bias"])
 
 
+def test_groups_function_gets_plain_leaves_at_init_and_update():
+    """Sparse, integer and repeated leaves too; a BCOO of labels labels the BCOO."""
+    trees = []
+
+    def labels(tree):
+        trees.append(tree)
+        return jax.tree.map(lambda x: "all" if x.ndim else "rest", tree)
+
+    w = jnp.array([3.0, 4.0])
+    sparse = BCOO((jnp.array([12.0]), jnp.array([[1]])), shape=(5,))
+    tree = {"a": w, "b": w, "n": jnp.int32(7), "s": sparse}
+    found = clip(optclip.clip_by_group_norm({"all": 1.0, "rest": None}, labels), tree)
+    np.testing.assert_allclose(found["a"], w / np.sqrt(2 * 25 + 144), rtol=1e-6)
+    np.testing.assert_allclose(found["s"].data, 12 / np.sqrt(194), rtol=1e-6)
+    assert found["n"] == 7
+    for each in trees:
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(each))
+        assert isinstance(each["s"], BCOO)
+
+
 def test_a_leaf_in_no_group_is_left_alone():
     tree = {"a": jnp.array([30.0]), "b": jnp.array([40.0])}
     found = clip(optclip.clip_by_group_norm(1.0, {"a": None, "b": "x"}), tree)

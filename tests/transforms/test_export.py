@@ -1,4 +1,4 @@
-"""`jax.export` of a clip whose leaves are of a size that is not known yet."""
+"""`jax.export` of clips whose leaves or batches have symbolic sizes."""
 
 import chex
 import jax
@@ -9,6 +9,7 @@ from jax import export
 
 import optclip
 from optclip import functional as F
+from optclip import per_example
 from tests.support import helpers
 
 CLIPS = {
@@ -42,3 +43,77 @@ def test_sizes_may_be_symbols(clip, dtype):
         found = exported.call(x)
         chex.assert_trees_all_close(found, function(x), rtol=2e-3)
         assert helpers.differs(found, x)
+
+
+def example_loss(w, x):
+    return jnp.sum(w * x)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "none"])
+def test_clipped_grad_exports_symbolic_batch(reduce):
+    clip = per_example.clipped_grad(example_loss, 1.0, reduce=reduce, strict=False)
+    measure = per_example.norms(example_loss)
+
+    def function(batch, padding):
+        w = jnp.zeros(3)
+        total, _ = per_example.clipped_sum(batch, 1.0, padding=padding, strict=False)
+        return total, clip(w, batch, padding=padding)[0], measure(w, batch)[1]
+
+    (b,) = export.symbolic_shape("b")
+    shapes = jax.ShapeDtypeStruct((b, 3), "float32"), jax.ShapeDtypeStruct((b,), "bool")
+    exported = export.export(jax.jit(function))(*shapes)
+    for size in (1, 50):
+        x = np.random.default_rng(0).normal(size=(size, 3)) * 3
+        padding = np.arange(size) % 4 == 3
+        norm = np.linalg.norm(x, axis=1)
+        clipped = np.where(padding[:, None], 0, x / np.maximum(norm, 1)[:, None])
+        assert (norm > 1).any()
+        expected = clipped.sum(0), clipped if reduce == "none" else clipped.sum(0), norm
+        found = exported.call(jnp.asarray(x, jnp.float32), jnp.asarray(padding))
+        chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_singular_values_export_larger_side_with_bound():
+    (b,) = export.symbolic_shape("b", constraints=["b >= 3"])
+    function = jax.jit(lambda x: F.clip_by_singular_value(x, 1.0))
+    exported = export.export(function)(jax.ShapeDtypeStruct((3, b), "float32"))
+    u, s, vh = np.linalg.svd(np.random.default_rng(0).normal(size=(3, 7)), False)
+    x = jnp.asarray(u * s @ vh, jnp.float32)
+    assert (s > 1).any()
+    np.testing.assert_allclose(
+        exported.call(x), u * np.minimum(s, 1) @ vh, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "words"),
+    [
+        (
+            lambda x: per_example.clipped_grad(
+                example_loss, 1.0, microbatch_size=2
+            )(jnp.ones(3), x),
+            "b, 3",
+            "static size .* symbolic size b, microbatch_size=2.*microbatch_size=None",
+        ),
+        (
+            lambda x: per_example.norms(example_loss, method="auto")(jnp.ones(3), x),
+            "b, 3",
+            "static size .* method='auto'.*method='vmap'",
+        ),
+        (
+            lambda x: F.clip_by_singular_value(x, 1.0),
+            "b, 3",
+            r"smaller side .* must be static .*\(b, 3\).*bound the symbol",
+        ),
+        (
+            lambda x: F.max_attention_logit(x, x),
+            "b, 2, 3",
+            r"length .* of `query` must be static .*\(b, 2, 3\)",
+        ),
+    ],
+    ids=["microbatches", "auto", "singular_values", "logits"],
+)  # fmt: skip
+def test_symbolic_size_that_must_be_static_raises(function, shape, words):
+    given = jax.ShapeDtypeStruct(export.symbolic_shape(shape), "float32")
+    with pytest.raises(ValueError, match=words):
+        export.export(jax.jit(function))(given)
