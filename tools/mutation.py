@@ -67,6 +67,8 @@ TESTS = {
     "per_example/_weighted": "ghost_sum",
     "per_example/_method": f"{API} no_example ghost_sum example_meshes",
     "per_example/_source": "no_example clipped_grad bad_input",
+    "per_example/_jaxprs": "ghost_custom_vjp example_meshes",
+    "per_example/_ghost/_backward": f"{GHOST} ghost_sum ghost_custom_vjp",
     "per_example/_ghost/_choice": f"{GHOST} ghost_sum",
     "per_example/_ghost/_formulas": GHOST,
     "per_example/_ghost/_plan": GHOST,
