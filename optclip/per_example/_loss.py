@@ -14,6 +14,7 @@ from optclip._arrays import _axis_names, _leaves, _validate
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._types import PyTree
 from optclip.per_example import _jaxprs
+from optclip.per_example._microbatches import batch_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ def apart(
                 " jax.lax.all_gather, or use jax.jit on Auto axes without shard_map."
             )
     moved = [_varying(x, axes) for x in flat.leaves]
-    if axes:
+    if axes and batch_size(examples):
         _check_separate(loss, flat.rebuild(moved), examples, axes)
     split = flat.rebuild([_sorted(names) for names in own])
     # A function of the tree: a tree that can be called itself would be taken for one.
@@ -142,8 +143,9 @@ def _check_separate(
     axes: frozenset[Any],
 ) -> None:
     """Raise if a collective makes the gradient of one example depend on others."""
-    of_each = jax.vmap(jax.grad(loss, has_aux=True), (None, 0))
-    backward = jax.make_jaxpr(of_each)(params, examples)
+    # Of one example: jax 0.8.3 has no psum in a vmap inside a shard_map.
+    one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
     if found := _jaxprs.collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
