@@ -139,7 +139,7 @@ def passed(
     define = "defvjp" if name is None else "defvjp_with_logs"
     getattr(function, define)(forward, pull_back)
     try:
-        return function(arrays, (traced, *closed_over), probe)
+        arrays, passed_on = function(arrays, (traced, *closed_over), probe)
     except TypeError as error:
         if "custom_vjp" not in str(error):
             raise
@@ -149,3 +149,6 @@ def passed(
             " jax.jacfwd: there is no clip of tangents. Leave clip_cotangent out of"
             " what is differentiated forwards."
         ) from error
+    if probe is None:
+        return arrays, None
+    return arrays, _probe.with_largest(probe, passed_on)
