@@ -151,11 +151,10 @@ class Bound:
         check_floats(layout.flat)
         for path, block in zip(layout.flat.paths, layout.owner, strict=True):
             if block is None:
-                path = _leaves.path_str(path)
                 raise ValueError(
-                    f"Each leaf must be in a group, got '{path}' in none: what an"
-                    " example adds to it would have no bound. Give it a label, or"
-                    " differentiate by the other leaves alone."
+                    f"Each leaf must be in a group, got {_leaves.named(path)} in none:"
+                    " its part of an example has no bound. Label it, or differentiate"
+                    " with respect to the other leaves only."
                 )
 
 
@@ -165,9 +164,9 @@ def check_floats(flat: Flat) -> None:
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
             kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(
-                "Each leaf must be a dense array of floats, got"
-                f" '{_leaves.path_str(path)}' of {kind}: its part of an example has no"
-                " bound. Take it out of the tree."
+                f"Each leaf must be a dense array of floats, got {_leaves.named(path)}"
+                f" of {kind}: its part of an example has no bound. Take it out of the"
+                " tree."
             )
 
 

@@ -86,8 +86,8 @@ def check_linear(kinds: PyTree) -> None:
         if kind == CUSTOM_VJP:
             raise ValueError(
                 "method='ghost' does not support a `jax.custom_vjp` between a"
-                " parameter and its first use with data, got one at the leaf"
-                f" '{_leaves.path_str(path)}': its rule need not be linear in the"
+                " parameter and its first use with data, got one at"
+                f" {_leaves.named(path)}: its rule need not be linear in the"
                 " cotangent. Use method='vmap'."
             )
 
