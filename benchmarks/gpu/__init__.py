@@ -22,7 +22,7 @@ from benchmarks.gpu import (
     models,
     profile,
     transfers,
-)  # fmt: skip
+)
 from benchmarks.timing import Row
 
 LIMIT = 480.0  # seconds
