@@ -1,6 +1,6 @@
 """Question `clip`: what a clip by global norm takes alone, outside any step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import optax
 
 import optclip
 from benchmarks import exact, foreign, trees
-from benchmarks.donated import Donated
+from benchmarks.donated import Donated, compiled_together
 from benchmarks.timing import Row, race
 
 CASES = [
@@ -22,28 +22,37 @@ CASES = [
 def rows(tiny: bool) -> Iterator[Row]:
     shapes = trees.workloads(tiny)
     for tree, dtype in CASES[-1:] if tiny else CASES:
-        for row in _raced(shapes[tree], dtype, 2 if tiny else 15):
+        source = trees.numbers(shapes[tree], dtype)
+        for row in raced(source, 2 if tiny else 15):
             yield {"tree": tree, "dtype": dtype, **row}
 
 
-def _raced(shapes: Any, dtype: str, rounds: int) -> list[Row]:
-    source = trees.numbers(shapes, dtype)
+def raced(source: Any, rounds: int) -> list[Row]:
+    """Race all contenders on a tree of NumPy arrays."""
     arrays = jax.tree.leaves(source)
+    limit, error = checked(arrays)
+    donated = Donated(source)
+    contenders = compiled_together(lambda tx: donated.clip(tx, error), clips(limit))
+    # The time in which JAX passes that many leaves.
+    contenders["identity"] = donated.clip(optax.identity(), lambda tree: 0.0)
+    contenders |= foreign.clips(arrays, limit, error)
+    return race(contenders, rounds, against="optclip")
+
+
+def checked(arrays: exact.Arrays) -> tuple[float, Callable[[Any], float]]:
+    """Choose a threshold that clips, and build the check of the result."""
     limit = exact.FRACTION * trees.exact_norm(arrays)
     factors = exact.by(limit, exact.global_norm)(arrays, arrays)
-    error = exact.clip_error(arrays, factors)
-    donated = Donated(source)
-    clips = {
+    return limit, exact.clip_error(arrays, factors)
+
+
+def clips(limit: float) -> dict[str, Any]:
+    return {
         "optclip": optclip.clip_by_global_norm(limit),
         "optclip, no record": optclip.clip_by_global_norm(limit, record=False),
         "optax": optax.clip_by_global_norm(limit),
         "formula": optax.stateless(lambda tree, _: formula(tree, limit)),
     }
-    contenders = {name: donated.clip(tx, error) for name, tx in clips.items()}
-    # The time in which JAX passes that many leaves.
-    contenders["identity"] = donated.clip(optax.identity(), lambda tree: 0.0)
-    contenders |= foreign.clips(arrays, limit, error)
-    return race(contenders, rounds, against="optclip")
 
 
 def formula(tree: Any, limit: float) -> Any:

@@ -5,8 +5,9 @@ memory depends on the pages that a buffer happens to lie on. They are filled aga
 place and untimed, before each call: every clip is of the same numbers.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 from benchmarks.timing import Contender
 
 Tree = Any
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 class Donated:
@@ -48,10 +51,29 @@ def _copied(into: Tree, source: Tree) -> Tree:
 def compiled(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """An executable, and what memory XLA says it needs and moves."""
+    """An executable, and the memory that XLA plans for it and moves."""
     executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     return executable, {
         "temporary MB": memory.temp_size_in_bytes / 1e6 if memory else None,
-        "accessed MB": cost["bytes accessed"] / 1e6 if cost else None,
+        # The compilers of some devices estimate nothing.
+        "accessed MB": cost["bytes accessed"] / 1e6
+        if cost and "bytes accessed" in cost
+        else None,
     }
+
+
+def compiled_together(
+    make: Callable[[Given], Made], given: Mapping[str, Given]
+) -> dict[str, Made]:
+    """Call `make`, which compiles, for each: first for one, then for all in parallel.
+
+    XLA times matrix products to choose their kernels while it compiles. The others then
+    read the choices of the first, and so differ from it in the clipping only.
+    """
+    first, *rest = given
+    done = {first: make(given[first])}
+    with ThreadPoolExecutor() as pool:
+        return done | dict(
+            zip(rest, pool.map(make, [given[name] for name in rest]), strict=True)
+        )

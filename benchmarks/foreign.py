@@ -1,7 +1,8 @@
 """The contenders outside JAX: PyTorch and TensorFlow, each where it is installed.
 
-They run on the CPU, on buffers of their own filled with the same numbers. TensorFlow
-cannot clip in place: it pays for fresh memory in every call, as its users do.
+They run on buffers of their own filled with the same numbers: PyTorch where JAX runs,
+TensorFlow on the CPU alone. TensorFlow cannot clip in place: it pays for fresh memory
+in every call, as its users do.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +19,58 @@ Arrays = Sequence[np.ndarray]
 Error = Callable[[Any], float]
 
 
-def has(package: str) -> bool:
-    return jax.default_backend() == "cpu" and find_spec(package) is not None
+def absent(package: str) -> str:
+    """Return why a library does not take part, "" if it does."""
+    if find_spec(package) is None:
+        return f"{package} is not installed"
+    if jax.default_backend() == "cpu":
+        return ""
+    if package == "torch":
+        import torch
+
+        return "" if torch.cuda.is_available() else "torch does not find the GPU"
+    return f"{package} runs on the CPU alone here"
 
 
 def clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
     """Clips by global norm."""
     found = {}
-    if has("torch"):
-        parameters, refill, clip = _torch(arrays, limit)
-        found["PyTorch"] = Contender(clip, refill, _torch_error(parameters, error))
-    if has("tensorflow"):
+    if not absent("torch"):
+        found |= _torch_clips(arrays, limit, error)
+    if not absent("tensorflow"):
         found["TensorFlow"] = _tensorflow_clip(arrays, limit, error)
     return found
+
+
+def _torch_clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
+    """The whole clipping, and its second half alone, given the norm."""
+    import torch
+
+    utils = torch.nn.utils
+    parameters, refill = _torch(arrays)
+    norm = utils.get_total_norm([p.grad for p in parameters], foreach=True)
+    calls = {
+        "PyTorch": lambda: utils.clip_grad_norm_(parameters, limit, foreach=True),
+        "PyTorch, norm given": lambda: utils.clip_grads_with_norm_(
+            parameters, limit, norm, foreach=True
+        ),
+    }
+    wrong = _torch_error(parameters, error)
+    return {
+        name: Contender(_finished(call), refill, wrong) for name, call in calls.items()
+    }
+
+
+def _finished(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call, and the wait for a GPU."""
+    import torch
+
+    def finished() -> None:
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return finished
 
 
 def _tensorflow_clip(arrays: Arrays, limit: float, error: Error) -> Contender:
@@ -50,25 +90,26 @@ def _tensorflow_clip(arrays: Arrays, limit: float, error: Error) -> Contender:
 
 def torch_steps(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
     """The fused AdamW of PyTorch, behind its clip and alone."""
-    if not has("torch"):
+    if absent("torch"):
         return {}
     import torch
 
-    parameters, refill, clip = _torch(arrays, limit)
+    parameters, refill = _torch(arrays)
     adamw = torch.optim.AdamW(parameters, 1e-4, fused=True)
 
     def clipped() -> None:
-        clip()
+        torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
         adamw.step()
 
+    wrong = _torch_error(parameters, error)
     return {
-        "PyTorch": Contender(clipped, refill, _torch_error(parameters, error)),
-        "PyTorch, unclipped": Contender(adamw.step, refill),
+        "PyTorch": Contender(_finished(clipped), refill, wrong),
+        "PyTorch, unclipped": Contender(_finished(adamw.step), refill),
     }
 
 
-def _torch(arrays: Arrays, limit: float) -> tuple[list[Any], Any, Any]:
-    """Parameters with gradients, what fills these again, and what clips them."""
+def _torch(arrays: Arrays) -> tuple[list[Any], Callable[[], None]]:
+    """Parameters with gradients, and a function that fills these again."""
     import torch
 
     source = [torch.from_dlpack(jnp.asarray(array)) for array in arrays]
@@ -79,11 +120,10 @@ def _torch(arrays: Arrays, limit: float) -> tuple[list[Any], Any, Any]:
     def refill() -> None:
         for parameter, gradient in zip(parameters, source, strict=True):
             parameter.grad.copy_(gradient)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
-    def clip() -> None:
-        torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
-
-    return parameters, refill, clip
+    return parameters, refill
 
 
 def _torch_error(parameters: list[Any], error: Error) -> Error:

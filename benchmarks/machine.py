@@ -4,13 +4,18 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import jax
 
-PACKAGES = ("optclip", "jax", "jaxlib", "optax", "numpy", "torch", "tensorflow")
+PACKAGES = (
+    "optclip", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "optax",
+    "numpy", "torch", "tensorflow",
+)  # fmt: skip
+DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe() -> dict[str, Any]:
@@ -20,7 +25,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory GB": round(pages / 1e9, 1),
-        "device": jax.devices()[0].device_kind,
+        **_device(),
         "python": platform.python_version(),
         "versions": {d.name: d.version for d in found if d.name in PACKAGES},
     }
@@ -31,6 +36,18 @@ def moment() -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC)
     load = round(os.getloadavg()[0], 2)
     return {"date": f"{now:%Y-%m-%d %H:%M} UTC", "load": load, "commit": _commit()}
+
+
+def _device() -> dict[str, Any]:
+    """The device, and for a GPU its memory in reach of JAX and its driver."""
+    device = jax.devices()[0]
+    found: dict[str, Any] = {"device": device.device_kind}
+    if memory := device.memory_stats():
+        found["device memory GB"] = round(memory["bytes_limit"] / 1e9, 1)
+    if device.platform == "gpu" and DRIVER.exists():
+        version = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+        found["driver"] = version[0] if version else None
+    return found
 
 
 def _cpu_model() -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 Row = dict[str, Any]
@@ -18,6 +19,9 @@ Row = dict[str, Any]
 # Relative errors, beyond what rounding to the dtype explains. A norm summed in bfloat16
 # is off by a few percent, and is timed all the same.
 EXACT, CLOSE = 1e-6, 0.1
+# Further untimed calls on a GPU: XLA runs a program once or twice before it records a
+# graph of its kernels, and an idle GPU has a low clock rate.
+WARMUPS = 5
 
 
 class Contender(NamedTuple):
@@ -29,14 +33,23 @@ class Contender(NamedTuple):
     facts: Mapping[str, Any] = {}  # known without running, as memory
 
 
-def race(contenders: Mapping[str, Contender], rounds: int, against: str) -> list[Row]:
-    """A row for each contender, with its time over that of one of them."""
+def race(
+    contenders: Mapping[str, Contender],
+    rounds: int,
+    against: str,
+    close: float = CLOSE,
+) -> list[Row]:
+    """Return a row for each contender, with its time over the time of one of them."""
     errors, right = {}, {}
     for name, each in contenders.items():
         each.prepare()
         errors[name] = each.error(each.call())
-        if errors[name] <= (EXACT if name.startswith("optclip") else CLOSE):
+        if errors[name] <= (EXACT if name.startswith("optclip") else close):
             right[name] = each
+    for _ in range(0 if jax.default_backend() == "cpu" else WARMUPS):
+        for each in right.values():
+            each.prepare()
+            each.call()
     samples: dict[str, list[float]] = {name: [] for name in right}
     rng = np.random.default_rng(0)
     for _ in range(rounds):

@@ -29,6 +29,9 @@ class Size(NamedTuple):
     batch: int
 
 
+TINY = Size(64, 64, 1, 8, 2)
+
+
 def init(key: jax.Array, letters: int, width: int, blocks: int, window: int) -> Any:
     """Gains 1, biases 0, weights that keep the size of numbers at this width."""
     shapes = trees.gpt2(width, blocks, letters, window)
@@ -78,13 +81,9 @@ def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
 
 
 def rows(tiny: bool) -> Iterator[Row]:
-    size = Size(64, 64, 1, 8, 2) if tiny else Size(16_384, 384, 6, 128, 2)
-    params = init(jax.random.key(0), *size[:-1])
-    shape = (size.batch, size.window + 1)
-    tokens = np.random.default_rng(1).integers(size.letters, size=shape)
-    stepping = Stepping(
-        params, optax.adamw(1e-4), jax.grad(loss), jnp.asarray(tokens), slack=SLACK
-    )
+    size = TINY if tiny else Size(16_384, 384, 6, 128, 2)
+    params, tokens = drawn(size)
+    stepping = Stepping(params, optax.adamw(1e-4), jax.grad(loss), tokens, slack=SLACK)
     clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
     clips |= step.by_global_norm(LIMIT)
     contenders = {name: stepping.contender(*each) for name, each in clips.items()}
@@ -92,7 +91,16 @@ def rows(tiny: bool) -> Iterator[Row]:
         yield {"tokens": size.batch * size.window, **row}
 
 
+def drawn(size: Size) -> tuple[Any, jax.Array]:
+    """Parameters, and a batch of random tokens with one more for the last target."""
+    shape = (size.batch, size.window + 1)
+    tokens = np.random.default_rng(1).integers(size.letters, size=shape)
+    return init(jax.random.key(0), *size[:-1]), jnp.asarray(tokens)
+
+
 def loss(params: Any, tokens: jax.Array) -> jax.Array:
     """The cross-entropy of each next token; heads of 64 numbers, as in GPT-2."""
     found = logits(params, tokens[:, :-1], heads=params["wpe"].shape[1] // 64)
+    # As in training: bfloat16 has too few digits for a sum over the vocabulary.
+    found = found.astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()

@@ -1,0 +1,120 @@
+"""Question `gpu`: equality with the CPU, times, launches and host transfers on one GPU.
+
+Each part imports only jax, optax and, where it is installed, torch. A part that raises
+is recorded as text and the next one runs. All parts also run on a CPU, with `--small`.
+"""
+
+import functools
+import gc
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from benchmarks import results
+from benchmarks.gpu import (
+    equality,
+    examples,
+    forms,
+    launches,
+    matrices,
+    models,
+    profile,
+    transfers,
+)
+from benchmarks.timing import Row
+
+LIMIT = 480.0  # seconds
+OUT_OF_TIME = "skipped: out of time"
+
+# By value: a run that is stopped has the first ones.
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "equality with the CPU": equality.rows,
+    "clipping alone": models.clipping,
+    "training step, bfloat16": functools.partial(models.training, dtype="bfloat16"),
+    "overflow guard": forms.guards,
+    "500 matrices of mixed dtypes": matrices.mixed,
+    "launches": launches.rows,
+    "transfers": transfers.rows,
+    "second reading": forms.readings,
+    "AdamW step": models.stepping,
+    "training step, float32": functools.partial(models.training, dtype="float32"),
+    "500 large matrices": matrices.large,
+    "other clipping, AdamW step": models.others,
+    "per-example norms": examples.rows,
+    "profile": profile.rows,
+}
+
+
+def rows(
+    tiny: bool, limit: float = LIMIT, parts: Sequence[str] = tuple(PARTS)
+) -> Iterator[Row]:
+    """Yield the rows of each part, and a row for each part that had no time.
+
+    The parts run in a thread, because a compilation cannot be interrupted: at the limit
+    the last part continues unobserved, and the results are complete.
+    """
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ValueError(
+            f"unknown part {unknown[0]!r}; choose from {', '.join(map(repr, PARTS))}"
+        )
+    deadline = time.monotonic() + limit
+    measured: queue.SimpleQueue[tuple[str, Row | None]] = queue.SimpleQueue()
+    arguments = (parts, tiny, deadline, measured.put)
+    threading.Thread(target=_measure, args=arguments, daemon=True).start()
+    waiting = list(parts)
+    while waiting:
+        try:
+            part, row = measured.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            yield from ({"part": part, "note": OUT_OF_TIME} for part in waiting)
+            return
+        if row is None:
+            waiting.remove(part)
+        else:
+            yield {"part": part, **row}
+
+
+def _measure(
+    parts: Sequence[str],
+    tiny: bool,
+    deadline: float,
+    put: Callable[[tuple[str, Row | None]], None],
+) -> None:
+    """Put each row with its part, and None after the last row of a part."""
+    for part in parts:
+        if time.monotonic() >= deadline:
+            return
+        start = time.perf_counter()
+        try:
+            for row in PARTS[part](tiny):
+                put((part, row))
+        except Exception as error:
+            put((part, {"note": f"{type(error).__name__}: {error}"[:1000]}))
+        put((part, {"note": f"{time.perf_counter() - start:.0f} s for this part"}))
+        put((part, None))
+        _release()
+
+
+def _release() -> None:
+    """Free the memory of the part, which the next part or the other library needs."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Format a table for each part, with its notes below."""
+    texts = []
+    for part in dict.fromkeys(row["part"] for row in rows):
+        own = [
+            {k: v for k, v in r.items() if k != "part"}
+            for r in rows
+            if r["part"] == part
+        ]
+        measured = [row for row in own if row.keys() != {"note"}]
+        texts += [f"### {part}", *([results.table(measured)] if measured else [])]
+        texts += [row["note"] for row in own if row.keys() == {"note"}]
+    return "\n\n".join(texts)

@@ -1,0 +1,52 @@
+"""Part `profile`: kernels and copies that one call puts on the GPU, by the profiler.
+
+It counts those of command buffers and of branches too, and copies to the host, by which
+a program waits for the host. A device without a profile has a note.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.gpu import launches, racing
+from benchmarks.timing import Row
+
+
+def rows(tiny: bool) -> Iterator[Row]:
+    source = jax.device_put(racing.numbers(tiny, "float32"))
+    for name, tx in launches.clips().items():
+        state, update = tx.init(source), jax.jit(tx.update)
+        # Twice: XLA records the graph that it replays after the first call.
+        for _ in range(2):
+            jax.block_until_ready(update(source, state, source))
+        events = profiled(lambda f=update, s=state: f(source, s, source))
+        if not events:
+            yield {"note": "the profile has no events of a GPU"}
+            return
+        copies = {kind: n for kind, n in events.items() if kind.startswith("Mem")}
+        yield {
+            "contender": name,
+            "kernels": events.total() - sum(copies.values()),
+            "copies": ", ".join(f"{n} {kind}" for kind, n in copies.items()) or "none",
+        }
+
+
+def profiled(call: Any) -> Counter[str]:
+    """Count the events on the streams of all GPUs by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(call())
+        (path,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+        return Counter(
+            event.name
+            for plane in data.planes
+            if plane.name.startswith("/device:GPU")
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+        )

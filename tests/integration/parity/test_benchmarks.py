@@ -1,0 +1,17 @@
+"""The rows of PyTorch in `python -m benchmarks gpu`, on the CPU."""
+
+from benchmarks.gpu import matrices, models
+
+from .libraries import load
+
+load("torch")
+
+
+def test_torch_rows_are_timed():
+    rows = [*models.clipping(True), *models.stepping(True), *matrices.mixed(True)]
+    found = [row for row in rows if row["contender"].startswith("PyTorch")]
+    assert [row["contender"] for row in found] == [
+        "PyTorch", "PyTorch, norm given", "PyTorch", "PyTorch, unclipped", "PyTorch",
+        "PyTorch, norm given",
+    ]  # fmt: skip
+    assert all(row["ms"] > 0 for row in found)
