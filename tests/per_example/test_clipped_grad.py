@@ -156,7 +156,7 @@ def test_sensitivity_is_computed_in_float64():
 
 def test_what_has_no_norm_is_refused():
     whole = {"w": jnp.ones((3, 2)), "n": jnp.arange(3)}
-    with pytest.raises(TypeError, match="dense array of floats, got 'n' of int32"):
+    with pytest.raises(TypeError, match="dense array of floats, got the leaf 'n' of int32"):
         clipped_sum(whole, 1.0)
 
 
