@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _validate
+from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _validate
 from optclip._arrays._types import AxisName, Number
 
 # Behind a causal mask the queries of each span are multiplied with the keys before its
@@ -80,7 +80,7 @@ def max_attention_logit(
     if axis_name is None:
         return found
     axes = _axis_names.split_axes(found, axis_name)
-    return _collectives.largest_or_nan({"": found}, axes)[""]
+    return _collectives.spanning(_maxima.over_devices, found, axes)
 
 
 def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
@@ -155,7 +155,7 @@ def _by_head(
             attended = attended.reshape(*lead, *ways, rows, columns)
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
-        return jnp.max(logits, axes, initial=-jnp.inf).reshape(heads)
+        return _maxima.largest(logits, axes, -math.inf).reshape(heads)
 
     # The last block begins earlier, where it would go over the end.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
@@ -164,7 +164,7 @@ def _by_head(
         end = key.shape[-3] if spans == 1 else int(span.max(initial=0)) + block
         one = functools.partial(largest, key[..., :end, :, :])
         found.append(lax.map(one, jnp.asarray(span)))
-    return jnp.max(jnp.concatenate(found), 0, initial=-jnp.inf)
+    return _maxima.largest(jnp.concatenate(found), (0,), -math.inf).reshape(heads)
 
 
 def _attended(
