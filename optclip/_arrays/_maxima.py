@@ -37,8 +37,6 @@ def largest(
     return select(jnp.isnan(total), total, peak)
 
 
-# Compiled, or each eager call would compile the branches of the platforms again.
-@jax.jit
 def _read_again(x: jax.Array) -> jax.Array:
     # Two reductions of one function of x would make XLA on CPU write it out, so there a
     # barrier hides that both read x. Elsewhere XLA computes both in one pass.
