@@ -1,7 +1,7 @@
 """The maximum of an array, and of values on devices: NaN if one of them is NaN.
 
-XLA on CPU (jaxlib 0.10.2 and 0.12.0.1) loses a NaN in the maximum of 4,096 or more
-numbers, and in any maximum over devices. A sum keeps it.
+XLA on CPU loses a NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1, in
+the maximum of 4,096 or more numbers. A sum keeps it.
 """
 
 import math

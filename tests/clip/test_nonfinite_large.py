@@ -1,6 +1,6 @@
 """A NaN among 4,096 elements or more is in each maximum of them.
 
-XLA on CPU loses it there (jaxlib 0.10.2 and 0.12.0.1), and in a maximum over devices.
+XLA on CPU loses it there (jaxlib 0.10.2 and 0.12.0.1), and in any maximum over devices.
 """
 
 import functools
