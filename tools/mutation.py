@@ -120,6 +120,7 @@ TESTS = {
     "_arrays/_placement": "sharding mapped",
     "_arrays/_leaves": "leaf_kinds sparse masks leaves",
     "_arrays/_collectives": "sharding mapped collectives",
+    "_arrays/_maxima": "nonfinite_large nonfinite_cells norms",
     "transforms/_state": "record metrics summary thresholds bad_answers",
     "transforms/_record": "record metrics summary thresholds",
     "transforms/_leaf_record": "leaf_record",

@@ -1,12 +1,12 @@
-"""Sums and maxima that span the devices a value is split over, and barriers."""
+"""Sums and maxima that span the devices a value is split over."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
+from optclip._arrays import _maxima
 from optclip._arrays._axis_names import Axes, split_axes
 
 
@@ -49,14 +49,4 @@ def spanning(
 
 def largest(value: jax.Array) -> jax.Array:
     """The maximum of an array, on all devices that hold some of it."""
-    return spanning(lax.pmax, jnp.max(value, initial=-jnp.inf))
-
-
-def largest_or_nan(values: dict[str, jax.Array], axes: Axes) -> dict[str, jax.Array]:
-    """The maxima over devices, NaN if one of them has NaN, whatever the backend."""
-    if not axes:
-        return values
-    known = {k: jnp.where(jnp.isnan(x), -jnp.inf, x) for k, x in values.items()}
-    has_nan = {k: jnp.isnan(x).astype(x.dtype) for k, x in values.items()}
-    found, had_nan = lax.pmax((known, has_nan), axes)
-    return {k: jnp.where(had_nan[k] > 0, jnp.nan, x) for k, x in found.items()}
+    return spanning(_maxima.over_devices, _maxima.largest(value, initial=-math.inf))

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
+from optclip._arrays import (
+    _axis_names,
+    _leaves,
+    _maxima,
+    _numerics,
+    _sparse,
+    _validate,
+    _xla,
+)
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
 from optclip._clip import _scale
@@ -126,7 +134,7 @@ class ElementClip(Clip[Sequence[Any], list[jax.Array]]):
         self, measured: Batched, limits: Sequence[Any], coefficients: list[jax.Array]
     ) -> tuple[Batched, Batched]:
         """For the record the least threshold of each leaf: each may have any shape."""
-        least = [jnp.min(_nearer(limit), initial=jnp.inf) for limit in limits]
+        least = [_maxima.smallest(_nearer(limit)) for limit in limits]
         shapes = [norm.shape for norm in measured.entries()]
         full = map(jnp.broadcast_to, coefficients, shapes)
         return measured.with_entries(least), measured.with_entries(list(full))
@@ -163,7 +171,7 @@ def _nearer(limit: jax.Array | Limits) -> jax.Array:
     if not isinstance(limit, Limits):
         return limit
     lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
-    return jnp.minimum(jnp.min(lower), jnp.min(upper))
+    return jnp.minimum(_maxima.smallest(lower), _maxima.smallest(upper))
 
 
 def _moved(x, lower, upper, response, like, strict):

@@ -56,7 +56,12 @@ def factors(split: Axes, x: jax.Array, lowest: jax.Array) -> Factors:
 
     Of a matrix whose largest is within the window of that by one decomposition.
     """
+    return _compiled(split, x, lowest)
 
+
+# Compiled, since an eager call would compile the loop each time.
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(split: Axes, x: jax.Array, lowest: jax.Array) -> Factors:
     def is_wide(left: _Left) -> jax.Array:
         return jnp.any(_is_wide(left, lowest)) & (left.stage < _MOST)
 

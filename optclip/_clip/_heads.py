@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _validate
+from optclip._arrays import _axis_names, _leaves, _maxima, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
 from optclip._clip._clip import Clip, ScalingClip
@@ -61,7 +61,7 @@ def logits_of(
         apart = _not_split(x, leaves[layer.query[0].number])
         by_axes.setdefault(apart, {})[layer.name] = x
     for axes, together in by_axes.items():
-        found |= _collectives.largest_or_nan(together, axes)
+        found |= _maxima.over_devices(together, axes) if axes else together
     usable = {k: jnp.isfinite(x) & (x > 0) for k, x in found.items()}
     return {k: jnp.where(usable[k], x, jnp.inf) for k, x in found.items()}
 

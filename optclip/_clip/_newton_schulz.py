@@ -40,6 +40,8 @@ def bound(x: jax.Array, split: Axes) -> jax.Array:
     return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
 
 
+# Compiled, since an eager call would compile its loops each time.
+@functools.partial(jax.jit, static_argnames=("split", "is_soft"))
 def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
     """Matrices with their singular values capped at `limit`, `(..., 1, 1)`."""
     top = bound(x, split)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _validate
+from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _validate
 from optclip._arrays._types import AxisName, Number
 
 # Behind a causal mask the queries of each span are multiplied with the keys before its
@@ -74,13 +74,14 @@ def max_attention_logit(
         _axis_names.check(axis_name, by_leaf=False)
     query, key = lax.stop_gradient((jnp.asarray(query), jnp.asarray(key)))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    attended, is_causal = _mask(mask, query, key), isinstance(mask, str)
     found = _by_head(
-        query, key, lax.stop_gradient(factor), _mask(mask, query, key), block_size
+        query, key, lax.stop_gradient(factor), attended, block_size, is_causal
     )
     if axis_name is None:
         return found
     axes = _axis_names.split_axes(found, axis_name)
-    return _collectives.largest_or_nan({"": found}, axes)[""]
+    return _collectives.spanning(_maxima.over_devices, found, axes)
 
 
 def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
@@ -114,10 +115,10 @@ def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
         )
 
 
-def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | str | None:
-    """The mask with all of its axes, of size 1 where it says the same."""
+def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | None:
+    """The mask with all of its axes, of size 1 where it says the same; None if none."""
     if mask is None or (isinstance(mask, str) and mask == "causal"):
-        return mask
+        return None
     wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
     if getattr(mask, "dtype", None) != jnp.bool_:
         advice = "Give mask > 0 of 0 and 1, mask > -1 of what is added to logits."
@@ -132,18 +133,21 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | str | N
     return found.reshape((1,) * (len(full) - found.ndim) + found.shape)
 
 
+# Compiled, since an eager call would compile the loop over blocks each time.
+@functools.partial(jax.jit, static_argnums=(4, 5))
 def _by_head(
     query: jax.Array,
     key: jax.Array,
     scale: Number,
-    mask: jax.Array | str | None,
+    mask: jax.Array | None,
     block_size: int,
+    is_causal: bool,
 ) -> jax.Array:
     *batch, length, heads, width = query.shape
     groups = key.shape[-2]
     dtype = _leaves.real_dtype(jnp.promote_types(query.dtype, key.dtype))
     grouped = query.reshape(*batch, length, groups, heads // groups, width)
-    spans = _SPANS if isinstance(mask, str) else 1
+    spans = _SPANS if is_causal else 1
     block = min(block_size, -(-length // spans))
     is_narrow = all(map(_leaves.is_narrow, (query, key)))
     precision = None if is_narrow else lax.Precision.HIGHEST
@@ -154,14 +158,17 @@ def _by_head(
             "...tgrd,...sgd->...grts", part, seen,
             precision=precision, preferred_element_type=dtype,
         ) * jnp.asarray(scale, dtype)  # fmt: skip
-        attended = _attended(mask, start, block, seen.shape[-3])
+        reach = seen.shape[-3]
+        attended = (
+            _before(start, block, reach) if is_causal else _rows(mask, start, block)
+        )
         if attended is not None:
             *lead, own, rows, columns = attended.shape
             ways = (groups, heads // groups) if own > 1 else (1, 1)
             attended = attended.reshape(*lead, *ways, rows, columns)
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
-        return jnp.max(logits, axes, initial=-jnp.inf).reshape(heads)
+        return _maxima.largest(logits, axes, -math.inf).reshape(heads)
 
     # The last block begins earlier, where it would go over the end.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
@@ -170,18 +177,17 @@ def _by_head(
         end = key.shape[-3] if spans == 1 else int(span.max(initial=0)) + block
         one = functools.partial(largest, key[..., :end, :, :])
         found.append(lax.map(one, jnp.asarray(span)))
-    return jnp.max(jnp.concatenate(found), 0, initial=-jnp.inf)
+    return _maxima.largest(jnp.concatenate(found), (0,), -math.inf).reshape(heads)
 
 
-def _attended(
-    mask: jax.Array | str | None, start: jax.Array, block: int, reach: int
-) -> jax.Array | None:
+def _before(start: jax.Array, block: int, reach: int) -> jax.Array:
+    """The rows of a causal mask for a block of queries."""
+    rows = start + jnp.arange(block)
+    return (jnp.arange(reach) <= rows[:, None])[None]
+
+
+def _rows(mask: jax.Array | None, start: jax.Array, block: int) -> jax.Array | None:
     """The rows of a mask for a block of queries."""
-    if mask is None:
-        return None
-    if isinstance(mask, str):
-        rows = start + jnp.arange(block)
-        return (jnp.arange(reach) <= rows[:, None])[None]
-    if mask.shape[-2] == 1:
+    if mask is None or mask.shape[-2] == 1:
         return mask
     return lax.dynamic_slice_in_dim(mask, start, block, -2)

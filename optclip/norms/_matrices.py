@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _placement
+from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _placement
 from optclip._arrays._numerics import root
 from optclip._arrays._types import AxisName
 from optclip.norms._norm import Block
@@ -134,8 +134,8 @@ def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
 
 def _scaled(x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]) -> Matrices:
     known = lax.stop_gradient(x)
-    size = jnp.max(jnp.abs(known), (-2, -1), keepdims=True, initial=0)
-    size = _collectives.spanning(lax.pmax, size, split)
+    size = _maxima.largest(known, (-2, -1), 0.0, jnp.abs)
+    size = _collectives.spanning(_maxima.over_devices, size, split)
     finite = jnp.isfinite(size)
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)

@@ -9,6 +9,8 @@ former by Jensen's inequality. No gap between singular values is asked for.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,16 +32,24 @@ def iterated(
     if not x.shape[-2]:
         return jnp.zeros_like(matrices.size[..., 0]), vectors
 
+    start = _start(lax.stop_gradient(x), lax.stop_gradient(vectors))
+    start = _placement.placed_as(start, vectors)
+    u = _turned(x, start[..., None], steps)
+    found = product(adjoint(x), u)
+    squares = jnp.sum(jnp.real(found * jnp.conj(found)), (-2, -1))[..., None]
+    return in_units(matrices, root(squares)), u[..., 0].astype(vectors.dtype)
+
+
+# Compiled, since an eager call would compile the loop each time.
+@functools.partial(jax.jit, static_argnums=2)
+def _turned(x: jax.Array, start: jax.Array, steps: int) -> jax.Array:
+    """The unit vectors after so many steps."""
+
     def step(_: int, u: jax.Array) -> jax.Array:
         longer = product(x, product(adjoint(x), u))
         return _placement.placed_as(_normalized(longer, u), u)
 
-    start = _start(lax.stop_gradient(x), lax.stop_gradient(vectors))
-    start = _placement.placed_as(start, vectors)
-    u = lax.fori_loop(0, steps, step, start[..., None])
-    found = product(adjoint(x), u)
-    squares = jnp.sum(jnp.real(found * jnp.conj(found)), (-2, -1))[..., None]
-    return in_units(matrices, root(squares)), u[..., 0].astype(vectors.dtype)
+    return lax.fori_loop(0, steps, step, start)
 
 
 def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:

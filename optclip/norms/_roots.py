@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _leaves, _numerics
+from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _numerics
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import select
 from optclip.norms import _sums
@@ -143,12 +143,13 @@ def _by_largest(arrays: list[jax.Array], plan: Plan) -> Batched:
     """
     peaks, powers = [], []
     for x, member in zip(arrays, plan.members, strict=True):
-        size = jnp.abs(_leaves.widen(x, plan.dtype))
-        peak = _reduce(functools.partial(jnp.max, initial=0.0), size, member)
+        modulus = _sums.Power(plan.ord, plan.dtype)
+        size, peak = modulus(x), _sums.max_over(x, member.axis, modulus)
         peaks.append(peak)
         fraction = _numerics.fraction(size, peak) ** plan.ord
         powers.append(_sums.exact_sum(fraction, member.axis))
-    peak = combined(lax.pmax, _sums.largest_of, peaks, plan.members, plan)
+    across = _maxima.over_devices
+    peak = combined(across, _sums.largest_of, peaks, plan.members, plan)
     relative = [
         power * _numerics.fraction(own, peak[member.block]) ** plan.ord
         for power, own, member in zip(powers, peaks, plan.members, strict=True)

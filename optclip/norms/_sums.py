@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _axis_names, _leaves, _xla
+from optclip._arrays import _axis_names, _leaves, _maxima, _xla
 from optclip._arrays._xla import Axis, Reduce
 
 # So many small arrays of one type are merged element by element, in pairs, before they
@@ -43,7 +43,7 @@ class Power(NamedTuple):
     ord: float
     dtype: str
 
-    def __call__(self, x: jax.Array, scale: Scale | None) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: Scale | None = None) -> jax.Array:
         x = _leaves.widen(x, self.dtype)
         if self.ord != 2:
             return lax.abs(x)
@@ -68,8 +68,12 @@ class Term(NamedTuple):
     scale: Scale | None = None
 
     def reduced(self, reduce: Reduce) -> jax.Array:
-        x = self.array if self.power is None else self.power(self.array, self.scale)
-        return reduce(x, self.axis)
+        if self.power is None:
+            return reduce(self.array, self.axis)
+        if reduce is max_over:
+            # A maximum reads the array twice, and on CPU a power of it would be a copy.
+            return max_over(self.array, self.axis, self.power)
+        return reduce(self.power(self.array, self.scale), self.axis)
 
 
 def by_pairs(merge: Merge, values: list[Any]) -> Any:
@@ -221,9 +225,9 @@ def sum_over(x: jax.Array, axis: Axis) -> jax.Array:
     return jnp.sum(x, axis=axis, keepdims=axis is not None)
 
 
-def max_over(x: jax.Array, axis: Axis) -> jax.Array:
-    """The maximum, 0 of nothing."""
-    return jnp.max(x, axis=axis, keepdims=axis is not None, initial=0.0)
+def max_over(x: jax.Array, axis: Axis, power: Power | None = None) -> jax.Array:
+    """The maximum of the elements or their powers, 0 of nothing."""
+    return _maxima.largest(x, axis, 0.0, power)
 
 
 def _type(term: Term) -> Hashable:

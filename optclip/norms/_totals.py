@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _axis_names, _collectives, _xla
+from optclip._arrays import _axis_names, _collectives, _maxima, _xla
 from optclip._arrays._batching import Batched
 from optclip.norms import _sums
 from optclip.norms._sums import Power, Reduce, Scale
@@ -54,7 +54,7 @@ class _Reduction(NamedTuple):
 def _reduction(ord: float) -> _Reduction:
     if ord == math.inf:
         each = _sums.max_over, _sums.max_over
-        return _Reduction(_sums.largest, each, lax.pmax, _sums.largest_of)
+        return _Reduction(_sums.largest, each, _maxima.over_devices, _sums.largest_of)
     each = _sums.sum_over, _xla.compensated_sum
     return _Reduction(_sums.total, each, lax.psum, _sums.exact_sum_of)
 

@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays import _batching, _collectives, _numerics, _validate, _xla
+from optclip._arrays import (
+    _batching,
+    _collectives,
+    _maxima,
+    _numerics,
+    _validate,
+    _xla,
+)
 from optclip._arrays._numerics import select
 from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 from optclip.thresholds import _running
@@ -107,7 +114,7 @@ def _peak_and_total(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     batched = _batching.Batched(norms)
     peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
     # Materialized, as below, or XLA on CPU computes all norms anew for each threshold.
-    peak = _xla.materialized(jnp.max(_joined(peaks), initial=0.0))
+    peak = _xla.materialized(_maxima.largest(_joined(peaks), None, 0.0))
 
     def square(x: jax.Array) -> jax.Array:
         found = jnp.square(_numerics.fraction(x, peak))

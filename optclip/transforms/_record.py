@@ -17,6 +17,7 @@ from optclip._arrays import (
     _by_path,
     _collectives,
     _leaves,
+    _maxima,
     _numerics,
     _xla,
 )
@@ -119,7 +120,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
     norm, threshold, coefficient, bad, clipped = zip(*found, strict=True)
 
     def largest(values: tuple[jax.Array, ...]) -> jax.Array:
-        return values[0] if len(values) == 1 else jnp.max(jnp.stack(values))
+        return values[0] if len(values) == 1 else _maxima.largest(jnp.stack(values))
 
     count = functools.reduce(jnp.add, clipped).astype(jnp.float32)
     number = sum(
@@ -131,15 +132,16 @@ def _summary(steps: list[Step]) -> ClipRecord:
         clip_coefficient=-largest(coefficient),
         clip_fraction=count / _leaves.count_as(number, jnp.float32),
         clip_clipped=count > 0,
-        clip_nonfinite=largest(bad) > 0,
+        clip_nonfinite=functools.reduce(jnp.add, bad) > 0,
     )
 
 
 def _across_devices(step: Step) -> list[jax.Array]:
     """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
     declared = step.declared.axis_name
-    how = [(x, lax.pmax) for x in (step.norm, step.threshold, step.coefficient)]
-    how += [(step.bad, lax.pmax), (step.clipped, lax.psum)]
+    across = _maxima.over_devices
+    how = [(x, across) for x in (step.norm, step.threshold, step.coefficient)]
+    how += [(x, lax.psum) for x in (step.bad, step.clipped)]
     return [
         _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
         for value, (of, collective) in zip(_reduced(step), how, strict=True)
@@ -147,16 +149,15 @@ def _across_devices(step: Step) -> list[jax.Array]:
 
 
 def _reduced(step: Step) -> tuple[jax.Array, ...]:
-    """The largest norm, -threshold, -coefficient and bad; how many are clipped."""
+    """The largest norm, -threshold and -coefficient; how many are bad, and clipped."""
     bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
     if _leaves.size_of(step.norm) > _CONCATENATED and _are_alone(step.norm, values):
         # Of elements, say. XLA on CPU would materialize what each reduction reads.
         spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
         values = list(_along_last(*spread))
-    *others, clipped = values
-    largest = (jnp.max(x) if x.ndim else x for x in others)
-    return *largest, jnp.sum(clipped)
+    largest = (_maxima.largest(x) if x.ndim else x for x in values[:3])
+    return *largest, *map(jnp.sum, values[3:])
 
 
 def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
@@ -170,16 +171,16 @@ def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
 
 @jax.custom_jvp
 def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
-    """Maxima, and the sum of the last, along the last axis, in one kernel for all."""
-    start = [-np.inf] * (len(values) - 1) + [0]
-    start = tuple(np.array(start, values[0].dtype))
+    """Three maxima and two sums along the last axis, in one kernel for all."""
+    start = tuple(np.array([-np.inf] * 3 + [0] * 2, values[0].dtype))
     return lax.reduce(values, start, _merged, [values[0].ndim - 1])
 
 
 @_along_last.defjvp
 def _along_last_jvp(primals: Any, tangents: Any) -> Any:
     def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
-        return *(jnp.max(x, -1) for x in values[:-1]), jnp.sum(values[-1], -1)
+        largest = (jnp.max(x, -1) for x in values[:3])
+        return *largest, *(jnp.sum(x, -1) for x in values[3:])
 
     return _along_last(*primals), jax.jvp(plain, primals, tangents)[1]
 
@@ -187,8 +188,8 @@ def _along_last_jvp(primals: Any, tangents: Any) -> Any:
 def _merged(
     one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, ...]:
-    largest = map(lax.max, one[:-1], other[:-1])
-    return *largest, one[-1] + other[-1]
+    largest = map(_maxima.of_two, one[:3], other[:3])
+    return *largest, *map(lax.add, one[3:], other[3:])
 
 
 def _concatenated(columns: list[Batched]) -> list[Batched]:

@@ -1,9 +1,8 @@
-"""What XLA makes of a clip: no copy, few reductions, nothing compiled twice.
+"""What XLA makes of a clip: no copy, few reductions.
 
 Clocks are in `benchmarks/`; what is here is the same on every run.
 """
 
-import contextlib
 import functools
 import itertools
 import math
@@ -21,7 +20,7 @@ from benchmarks import trees
 from optclip import functional, responses
 from optclip._clip import _scale
 from optclip.norms import _roots
-from tests.support import covering
+from tests.support import covering, helpers
 
 DTYPES = ["float32", "bfloat16", "mixed"]
 MIXED = ["float32", "bfloat16"]
@@ -304,41 +303,10 @@ def test_many_small_leaves_are_clipped_as_one_by_one(kind, ord):
     np.testing.assert_allclose(found, exact, rtol=1e-6)
 
 
-@contextlib.contextmanager
-def compilations():
-    """What is compiled meanwhile."""
-    found = []
-
-    def listen(event, *args, **kwargs):
-        if "backend_compile" in event:
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def test_eager_calls_compile_once():
-    tree = {"w": jnp.full((33, 77), 3.0), "b": jnp.full((5,), 2.0)}
-    tx = optclip.clip_by_global_norm(1.0)
-    state = tx.init(tree)
-    _, state = tx.update(tree, state)
-    _, state = tx.update(tree, state)
-    with compilations() as found:
-        jax.jit(lambda x: x * 41.0)(jnp.ones(43))
-        assert found
-        found.clear()
-        updates, _ = tx.update(tree, state)
-    assert not found
-    np.testing.assert_allclose(optax.tree.norm(updates), 1.0, rtol=1e-6)
-
-
 def test_an_eager_coefficient_is_one_program():
     """Operation by operation it would be twenty, each sent by itself."""
     norm, threshold = jnp.float32(5.0), jnp.float32(1.0)
     jax.clear_caches()
-    with compilations() as found:
+    with helpers.compilations() as found:
         _scale.coefficient_of(responses.Hard(), norm, threshold, 0.0)
     assert len(found) == 1

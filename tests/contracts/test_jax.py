@@ -176,6 +176,35 @@ def test_one_trace_in_a_thousand_steps(entry, kind):
 
 
 @pytest.mark.covering(entry=ENTRIES)
+def test_update_called_again_outside_jit_compiles_nothing(entry):
+    first, second = helpers.mixed_gradients(0), helpers.mixed_gradients(1)
+    tx = entry.make()
+    _, state = tx.update(first, tx.init(first))
+    with helpers.compilations() as found:
+        updates, _ = tx.update(second, state)
+    assert not found
+    assert helpers.differs(updates, second)
+
+
+@pytest.mark.covering(entry=[entry for entry in ENTRIES if entry.pure])
+def test_pure_function_called_again_outside_jit_compiles_nothing(entry):
+    first, second = helpers.mixed_gradients(0), helpers.mixed_gradients(1)
+    entry.pure(first)
+    with helpers.compilations() as found:
+        clipped = entry.pure(second)
+    assert not found
+    # Those of the tree and of groups return the norms too.
+    clipped = clipped[0] if isinstance(clipped, tuple) else clipped
+    assert helpers.differs(clipped, second)
+
+
+def test_compilations_are_counted():
+    with helpers.compilations() as found:
+        jax.jit(lambda x: x * 41.0)(jnp.ones(43))
+    assert found
+
+
+@pytest.mark.covering(entry=ENTRIES)
 def test_orbax_restores_the_state(entry, tmp_path):
     """A restored state is the saved one, and goes on as it would have."""
     tree = helpers.mixed_gradients()

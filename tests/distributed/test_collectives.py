@@ -30,7 +30,9 @@ KINDS = [
 # What has nothing to hold when an element is NaN.
 MEMORYLESS = {*(clip.id for clip in meshes.CLIPS), "share of parameters"} - {"skip"}
 # What passes a collective on, for whoever asked for it.
-PASSED_ON_BY = ("combine", "spanning", "largest", "combined", "_together", "spanned")
+PASSED_ON_BY = (
+    "combine", "spanning", "largest", "combined", "_together", "spanned", "over_devices",
+)  # fmt: skip
 MESH = meshes.mesh_of("2x4", "shard_map")
 SPECS = meshes.specs_of("mixed", MESH.axis_names)
 

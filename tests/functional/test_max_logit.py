@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from optclip.functional import max_attention_logit
+from tests.support import helpers
 
 RNG = np.random.default_rng(0)
 # Lengths before, at and past blocks of 4.
@@ -266,3 +267,14 @@ def test_what_cannot_be_is_refused(wrong, error, match):
     arguments = {"query": GOOD[0], "key": GOOD[1]} | wrong
     with pytest.raises(error, match=f"(?s){match}"):
         max_attention_logit(**arguments)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "array"])
+def test_max_attention_logit_called_again_outside_jit_compiles_nothing(mask):
+    query, key = arrays()
+    mask = {"none": None, "causal": "causal", "array": jnp.ones((9, 7), bool)}[mask]
+    max_attention_logit(query, key, mask=mask, block_size=4)
+    with helpers.compilations() as found:
+        again = max_attention_logit(2 * query, key, mask=mask, block_size=4)
+    assert not found
+    assert np.all(np.isfinite(again))

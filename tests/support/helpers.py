@@ -25,6 +25,22 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 @contextlib.contextmanager
+def compilations():
+    """List the compilations inside the context."""
+    found = []
+
+    def listen(event, *args, **kwargs):
+        if "backend_compile" in event:
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@contextlib.contextmanager
 def strict_modes():
     """No implicit dtype promotion, no implicit rank promotion."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

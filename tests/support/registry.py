@@ -4,6 +4,8 @@ A public name that is in neither `ENTRIES` nor `OTHER_NAMES` fails the build.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +70,16 @@ class Entry:
     def traits(self) -> tuple[str, ...]:
         """What of it meets every other setting of a test: see tests/support/covering.py."""
         return f"over {self.scope}", f"by {self.response}"
+
+    @property
+    def pure(self) -> Callable[[chex.ArrayTree], Any] | None:
+        """The pure function of the same name and arguments; None if there is none."""
+        function = getattr(optclip.functional, self.factory.__name__)
+        arguments = dict([self.threshold]) | self.kwargs
+        accepted = inspect.signature(function).parameters.keys()
+        if not (self.scalar_threshold and arguments.keys() <= accepted):
+            return None
+        return functools.partial(function, **arguments)
 
     def make(self, threshold: Any = None, **more: Any) -> Any:
         name, active = self.threshold

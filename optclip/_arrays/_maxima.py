@@ -1,0 +1,71 @@
+"""The maximum of an array, and of values on devices: NaN if one of them is NaN.
+
+XLA on CPU loses a NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1,
+in the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optclip._arrays._axis_names import Axes
+from optclip._arrays._numerics import select
+from optclip._arrays._types import PyTree
+from optclip._arrays._xla import Axis, may_be_split
+
+Of = Callable[[jax.Array], jax.Array] | None
+
+
+def largest(
+    x: jax.Array, axis: Axis = None, initial: float | None = None, of: Of = None
+) -> jax.Array:
+    """Compute the maximum of `of(x)`, or of `x`.
+
+    Args:
+      x: The array.
+      axis: The axes to reduce, kept as dimensions of 1; None reduces all to a scalar.
+      initial: The maximum of nothing; None rejects an array without elements.
+      of: An elementwise function.
+    """
+    kept = axis is not None
+    once, again = (x, x) if of is None else (of(x), of(_read_again(x)))
+    peak = jnp.max(once, axis, keepdims=kept, initial=initial)
+    if may_be_split(x):
+        # XLA sends two maxima in one all-reduce, but a sum by itself.
+        flag = jnp.max(_flagged(again), axis, keepdims=kept, initial=0.0)
+        return jnp.where(flag > 0, jnp.nan, peak)
+    # On CPU a sum reads x as it is, while flags would be written out.
+    total = jnp.sum(jnp.abs(again), axis, keepdims=kept)
+    return select(jnp.isnan(total), total, peak)
+
+
+def _flagged(x: jax.Array) -> jax.Array:
+    """1 where an element is NaN, else 0."""
+    return jnp.isnan(x).astype(x.dtype)
+
+
+def _read_again(x: jax.Array) -> jax.Array:
+    # Two reductions of one function of x would make XLA on CPU write it out, so there a
+    # barrier hides that both read x. Elsewhere XLA computes both in one pass.
+    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+
+
+def smallest(x: jax.Array) -> jax.Array:
+    """Compute the minimum of all elements, inf of nothing."""
+    return -largest(-x, initial=-math.inf) if x.ndim else x
+
+
+def over_devices(values: PyTree, axes: Axes) -> PyTree:
+    """Compute the maxima over mapped axes, all in one collective."""
+    flags = jax.tree.map(_flagged, values)
+    peaks, flags = lax.pmax((values, flags), axes)
+    return jax.tree.map(lambda x, nan: jnp.where(nan > 0, jnp.nan, x), peaks, flags)
+
+
+def of_two(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Compute the maximum of two numbers inside a reduction."""
+    # Written out, for `lax.max` alone is what XLA on CPU takes for its faulty maximum.
+    return jnp.where(jnp.isnan(a) | (a > b), a, b)
