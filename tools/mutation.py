@@ -123,6 +123,7 @@ TESTS = {
     "transforms/_leaf_record": "leaf_record",
     "transforms/_outline": "outline",
     "_arrays/_by_path": "outline record batching",
+    "_arrays/_closures": "relative_cotangents singular_value_derivatives",
     "_arrays/_batching": "batching mapped compiled",
     "thresholds/_memory": "thresholds window bad_answers sharding",
     "monitor/_metrics": "metrics summary skip",

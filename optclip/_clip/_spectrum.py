@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from optclip._arrays import _closures
 from optclip._arrays._axis_names import Axes
 from optclip._clip._factors import Factors, change_of_squares, factors, gaps
 from optclip.norms._matrices import (
@@ -40,9 +41,10 @@ def mapped(
     # Beyond the smaller side of a matrix there are zeros, at whatever threshold.
     beyond = matrices.x.shape[-2] - limit.shape[-1]
     limit = jnp.pad(limit, [*[(0, 0)] * (limit.ndim - 1), (beyond, 0)], mode="edge")
-    # What it closes over may be differentiated by, such as the value of a schedule.
-    converted, consts = jax.closure_convert(coefficient, limit, limit)
-    how = _How(converted, matrices.split, detached)
+    # The rule below runs later and differentiates by the arrays that the coefficient
+    # closes over, such as the value of a schedule, so it needs them as arguments.
+    function, consts = _closures.converted(coefficient, limit, limit)
+    how = _How(function, matrices.split, detached)
     found = factors(matrices.split, matrices.x, _lowest(limit, unit))
     return _mapped(how, found, matrices.x, unit, limit, *consts)
 

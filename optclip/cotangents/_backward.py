@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from optclip._arrays import _axis_names, _leaves, _validate
+from optclip._arrays import _axis_names, _closures, _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
@@ -109,12 +110,14 @@ def passed(
         now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
         return backward.apply(cotangents, now, is_recorded)
 
-    # It raises here, at the call, what the backward pass would raise; and it finds what
-    # a response or a reference has traced in it, which has to be an argument.
-    converted, closed_over = jax.closure_convert(apply, arrays, traced)
-    if not closed_over and not backward.spans_by_name():
-        # Called without jit it compiles nothing the second time.
-        converted = apply
+    # Tracing raises the errors of the backward pass here, at the user's call. It also
+    # finds the arrays that a response or a reference closes over, of any dtype: the
+    # rule below may only read the traced ones as arguments.
+    pulled, closed_over = _closures.converted(apply, arrays, traced)
+    is_closed = not any(isinstance(x, Tracer) for x in closed_over)
+    if is_closed and not backward.spans_by_name():
+        # Outside `jit`, a second call of the function itself compiles nothing.
+        pulled, closed_over = apply, []
 
     def identity(arrays: PyTree, given: PyTree, probe: Any) -> Any:
         del given
@@ -125,7 +128,7 @@ def passed(
 
     def pull_back(given: PyTree, cotangents: Any) -> Any:
         of_arrays, of_probe = cotangents
-        clipped, record = converted(of_arrays, *given)
+        clipped, record = pulled(of_arrays, *given)
         if of_probe is not None:
             of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
         found = clipped, None, of_probe

@@ -63,11 +63,13 @@ def clip_cotangent(
       response: what happens to a norm above its threshold: `"hard"` scales it to the
         threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
         `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two, which is traced.
+        function of those two. It is traced, and may close over traced values of any
+        dtype, such as the step of a `jax.lax.scan`.
       relative: what the threshold is `max_norm` times of: `"rms"` and `"median"` of all
         norms of the leaf, or a number from 0 to 1, that quantile of them; norms of 0,
         as of padding, and norms that are not finite are left out. Or a function that
-        returns one number of a vector of all norms, with 0 for one that is not finite.
+        returns one number of a vector of all norms, with 0 for one that is not finite;
+        it may close over traced values too.
         None is `max_norm` itself. A loss scale, and the mean of a loss, change a
         relative threshold along with the cotangents.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm

@@ -195,6 +195,26 @@ def test_under_scan_it_is_as_alone(method):
     np.testing.assert_allclose(found[smooth], alone[smooth], atol=2e-3)
 
 
+def test_clip_by_singular_value_response_of_traced_integer_has_its_derivative():
+    """The response closes over the step of a scan, and clips in one step only."""
+    x, along, _ = (a[:2] for a in some((4, 6)))
+
+    def by_scan(x):
+        def step(i, one):
+            def response(value, limit):
+                return jnp.where(i == 1, jnp.minimum(1, limit / value), 1.0)
+
+            return i + 1, F.clip_by_singular_value(one, 1.0, response=response)
+
+        return jax.lax.scan(step, 0, x)[1]
+
+    with jax.enable_x64(True):
+        values, changes = jax.jvp(by_scan, (x,), (along,))
+    assert helpers.differs(values[1], x[1])
+    expected = along[0], exact(x[1], along[1], "hard")
+    np.testing.assert_allclose(changes, expected, atol=1e-6)
+
+
 def test_detached_coefficients_are_constants():
     """The derivative is u k(s) u^T of the change, as if the vectors did not move."""
     x, along, _ = (a[0] for a in some((4, 6)))

@@ -137,6 +137,56 @@ def test_traced_numbers_may_stand_anywhere(wrapped, where):
             np.testing.assert_allclose(found, plain, rtol=1e-6)
 
 
+def scanned(value):
+    return lambda *args: jax.lax.scan(lambda t, row: (t + value(*row), None), 0.0, args)
+
+
+def in_turn(wrapped):
+    return lambda *args: [sum(wrapped(*row) for row in zip(*args, strict=True))]
+
+
+TRACED = {
+    "scan": scanned,
+    "checkpoint": lambda value: in_turn(jax.checkpoint(value)),
+    "vmap": lambda value: lambda *args: [jnp.sum(jax.vmap(value)(*args))],
+    "jit": lambda value: in_turn(jax.jit(value)),
+    "cond": lambda value: scanned(
+        lambda *row: jax.lax.cond(row[0][0, 0] == 0, value, lambda *_: 0.0, *row)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, bool])
+@pytest.mark.parametrize("under", TRACED)
+def test_clip_cotangent_function_of_traced_whole_numbers_clips_by_them(under, dtype):
+    """A response and a reference that close over an int or a bool, one per example."""
+
+    def value(x, flag, g):
+        def response(norm, limit):
+            return jnp.where(flag == 1, jnp.minimum(1, limit / norm), 1.0)
+
+        def relative(norms):
+            return jnp.where(flag == 1, jnp.max(norms), jnp.inf)
+
+        x = clip_cotangent(x, 4.0, response=response)
+        return jnp.sum(clip_cotangent(x, 0.5, relative=relative) * g)
+
+    flags = np.arange(6) % 2
+    total = TRACED[under](value)
+    with jax.check_tracer_leaks():
+        found = jax.grad(lambda x: total(x, jnp.asarray(flags, dtype), COTANGENT)[0])(
+            jnp.zeros(COTANGENT.shape)
+        )
+    expected = COTANGENT.astype(np.float64)
+    for i in np.flatnonzero(flags):
+        limit = 0.5 * norms_of(expected[i]).max()
+        halved = backprop.hard(limit)(expected[i])
+        expected[i] = backprop.hard(4.0)(halved)
+        assert helpers.differs(halved, COTANGENT[i])
+    assert np.any(norms_of(COTANGENT[flags == 1]) > 8)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
 def test_derivatives_go_through_the_reference():
     """Twice as large a loss has twice as large a gradient: that of degree 1."""
     for relative in ("rms", "median", 0.8):
