@@ -57,7 +57,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
 
       ========================= ======================================================
       ``cell/largest_norm``     float32, the largest finite norm before the clip; NaN
-                                if one probe went to several clips at once
+                                if several clips shared a probe in parallel, as all
+                                examples of a `jax.vmap` do
       ``cell/mean_coefficient`` float32, the mean of what was multiplied by
       ``cell/clipped``          int32, how many norms were clipped
       ``cell/fraction``         float32, the fraction of the norms that were clipped
