@@ -162,7 +162,7 @@ def check_reduced(path: KeyPath, leaf: Leaf) -> None:
     axes = _manual(kind, "unreduced") | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(
-            f"The leaf '{_leaves.path_str(path)}' is unreduced over the mesh axes"
+            f"{_leaves.named(path, 'The')} is unreduced over the mesh axes"
             f" {tuple(sorted(axes, key=str))}, so that its norm is not known. Reduce it"
             " before the clip: jax.reshard to a spec without unreduced, or"
             " jax.lax.psum inside shard_map."

@@ -120,6 +120,11 @@ def path_str(path: KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def named(path: KeyPath, article: str = "the") -> str:
+    """Name a leaf in an error: "the leaf 'head/bias'", or "the array" at the root."""
+    return f"{article} leaf '{path_str(path)}'" if path else f"{article} array"
+
+
 def names_of(paths: list[KeyPath]) -> list[str]:
     """The paths as strings, without the last key of a parameter in a box of Flax.
 
@@ -151,7 +156,8 @@ def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None or not hasattr(leaf, "shape"):
         wanted = "an array, a number, a BCOO matrix or None"
-        raise TypeError(_validate.must_be(_at(path), wanted, leaf, _REMOVE))
+        subject = named(path, "The") if path else "The tree"
+        raise TypeError(_validate.must_be(subject, wanted, leaf, _REMOVE))
     if jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jax.dtypes.float0:
         return False
     if jnp.issubdtype(dtype, jnp.inexact):
@@ -159,8 +165,8 @@ def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
         return False
     raise TypeError(
-        f"{_at(path)} must be of a real or complex floating-point dtype to be clipped,"
-        f" or of an integer or bool one to pass, got {dtype}. {_REMOVE}"
+        f"{named(path, 'The')} must be of a real or complex floating-point dtype to be"
+        f" clipped, or of an integer or bool one to pass, got {dtype}. {_REMOVE}"
     )
 
 
@@ -176,18 +182,14 @@ def are_floating(tree: PyTree) -> PyTree:
     return jax.tree.map(is_floating, tree)
 
 
-def _at(path: KeyPath) -> str:
-    return f"The leaf at '{path_str(path)}'" if path else "The tree, a single leaf,"
-
-
 def _check_batches(path: KeyPath, mat: BCOO) -> None:
     """Raise if one stored batch stands for several: they could be clipped apart."""
     batch = mat.shape[: mat.n_batch]
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
     if any(data == index == 1 < size for data, index, size in stored):
         raise ValueError(
-            f"{_at(path)} is a BCOO matrix of shape {mat.shape} with one batch stored"
-            " for several. Give data or indices their full batch axes, by"
+            f"{named(path, 'The')} is a BCOO matrix of shape {mat.shape} with one batch"
+            " stored for several. Give data or indices their full batch axes, by"
             " jnp.broadcast_to."
         )
 

@@ -193,7 +193,7 @@ def spread_mask(
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
     for path, value in zip(flat.paths, spread, strict=True):
         if not isinstance(value, (bool, np.bool_)):
-            subject = f"`{name}` at the leaf '{_leaves.path_str(path)}'"
+            subject = f"`{name}` for {_leaves.named(path)}"
             wanted = "True or False, known before tracing"
             advice = "Give a tree of bools or a function that returns one."
             advice = f"{advice} {_validate.static(name)}"

@@ -134,18 +134,18 @@ class ElementClip(Clip[Sequence[Any], list[jax.Array]]):
     def _bounded(self, layout, i, limit):
         x = jnp.asarray(layout.arrays[i])
         lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
-        path = _leaves.path_str(layout.flat.paths[i])
+        leaf = _leaves.named(layout.flat.paths[i])
         for which, bound in (("lower", lower), ("upper", upper)):
             _axis_names.check_replicated(which, bound, x)
             if i in layout.matrices and jnp.ndim(bound):
                 raise ValueError(
-                    f"`{which}` must be one number for the BCOO leaf '{path}', got an"
-                    f" array of shape {jnp.shape(bound)}. Give a number, or a rule that"
-                    " gives one, or make the leaf dense by todense()."
+                    f"`{which}` must be one number for {leaf}, a BCOO matrix, got"
+                    f" an array of shape {jnp.shape(bound)}. Give a number, or a rule"
+                    " that gives one, or make the leaf dense by todense()."
                 )
         cleaned = self.nonfinite in ("zero", "drop")
         out, shrunk = bounded(
-            f"the leaf '{path}'", x, lower, upper, self.response, layout.like(i),
+            leaf, x, lower, upper, self.response, layout.like(i),
             strict=self.strict, cleaned=cleaned,
         )  # fmt: skip
         if i not in layout.matrices:

@@ -36,8 +36,9 @@ def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
         # A debug check is inert outside checkify; a plain one would break jit.
         checkify.debug_check(
             jnp.all(jnp.isfinite(x)),
-            f"non-finite update in the leaf '{_leaves.path_str(path)}'"
-            " (nonfinite='raise')".replace("{", "{{").replace("}", "}}"),
+            f"non-finite update in {_leaves.named(path)} (nonfinite='raise')".replace(
+                "{", "{{"
+            ).replace("}", "}}"),
         )
 
 

@@ -29,11 +29,11 @@ class Chosen:
         """The arrays by path, or the one array; None for those that stay."""
         return self._keyed(self.flat.leaves)
 
-    def by_path(self) -> list[tuple[str, Any]]:
-        """The path and the array of each that is clipped."""
-        paths = map(_leaves.path_str, self.flat.paths)
-        leaves = zip(paths, self.flat.leaves, self.are_chosen, strict=True)
-        return [(path, leaf) for path, leaf, own in leaves if own]
+    def by_name(self) -> list[tuple[str, Any]]:
+        """Return the name in errors and the array of each clipped leaf."""
+        names = map(_leaves.named, self.flat.paths)
+        leaves = zip(names, self.flat.leaves, self.are_chosen, strict=True)
+        return [(name, leaf) for name, leaf, is_chosen in leaves if is_chosen]
 
     def spread(self, name: str, threshold: PyTree) -> PyTree:
         """A threshold for each of these arrays, in the same structure."""
@@ -78,7 +78,7 @@ def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
     live = flat.clippable()
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
-            subject = f"The leaf at '{_leaves.path_str(path)}'"
+            subject = _leaves.named(path, "The")
             advice = "Clip the cotangent of its data."
             raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
     taken = _prefix.spread_mask("mask", mask, flat, live)

@@ -176,12 +176,12 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
 
 def _check_leaves(chosen: Chosen, axis: Any) -> None:
     given = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
-    for path, leaf in chosen.by_path():
+    for name, leaf in chosen.by_name():
         if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in given):
             raise ValueError(
-                f"`axis` must name axes that each leaf has, got {given} for the leaf"
-                f" '{path}' of shape {leaf.shape}. Leave such leaves out with mask=, or"
-                " give axis=None for one norm a leaf."
+                f"`axis` must name axes that each leaf has, got {given} for {name} of"
+                f" shape {leaf.shape}. Exclude such leaves with mask=, or give"
+                " axis=None for one norm per leaf."
             )
 
 

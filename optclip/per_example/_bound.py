@@ -148,16 +148,16 @@ class Bound:
 
     def _check_all_bounded(self, layout: Layout) -> None:
         for i, block in enumerate(layout.owner):
-            path, leaf = _leaves.path_str(layout.flat.paths[i]), layout.leaves[i]
+            name, leaf = _leaves.named(layout.flat.paths[i]), layout.leaves[i]
             if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
                 raise TypeError(
-                    f"Each leaf must be a dense array of floats, got '{path}' of"
+                    f"Each leaf must be a dense array of floats, got {name} of"
                     f" {leaf.dtype}: what an example adds to it would have no bound."
                     " Take it out of the tree."
                 )
             if block is None:
                 raise ValueError(
-                    f"Each leaf must be in a group, got '{path}' in none: what an"
+                    f"Each leaf must be in a group, got {name} in none: what an"
                     " example adds to it would have no bound. Give it a label, or"
                     " differentiate by the other leaves alone."
                 )

@@ -99,7 +99,7 @@ def apart(
         if both := names & axes:
             raise ValueError(
                 f"A parameter must be whole on devices with different examples, got"
-                f" '{_leaves.path_str(path)}', split over the mesh axes"
+                f" {_leaves.named(path)}, split over the mesh axes"
                 f" {_sorted(both)} as the loss is. Gather it before, as by"
                 " jax.lax.all_gather, or use jax.jit without shard_map."
             )

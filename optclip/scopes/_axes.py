@@ -157,12 +157,12 @@ def _counted_from_zero(
     ndim = len(shape)
 
     def wrong(wanted: str) -> str:
-        leaf = f"the leaf '{_leaves.path_str(path)}' of shape {shape}"
+        leaf = f"{_leaves.named(path)} of shape {shape}"
         return f"`{name}` must name {wanted}, got {axis} for {leaf}."
 
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
-            f"{wrong('axes that each leaf has')} Leave such leaves out with mask=,"
+            f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
             " or give them to another transformation under optax.masked."
         )
     found = tuple(sorted(a % ndim for a in axis))

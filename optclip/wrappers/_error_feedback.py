@@ -109,7 +109,7 @@ def _dense_leaves(tree: PyTree) -> _leaves.Flat:
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
             raise TypeError(
-                f"The leaf at '{_leaves.path_str(path)}' must be dense, got a BCOO"
+                f"{_leaves.named(path, 'The')} must be dense, got a BCOO"
                 " matrix: what is cut off is kept as a dense array. Give its"
                 " todense(), or leave it out by optax.masked."
             )

@@ -22,7 +22,9 @@ def rows(data, **kwargs):
 def test_what_is_of_the_dense_shape_is_refused():
     mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
     upper = jnp.arange(10.0).reshape(5, 2)
-    with pytest.raises(ValueError, match=r"BCOO leaf 'a', got an array .*Give a"):
+    with pytest.raises(
+        ValueError, match=r"leaf 'a', a BCOO matrix, got an array .*Give a"
+    ):
         F.clip_by_value({"a": mat}, lower=None, upper={"a": upper})
     for axis in (0, -2):
         with pytest.raises(ValueError, match=r"BCOO leaf, got .* of shape \(5, 2\)"):
@@ -178,6 +180,6 @@ def test_the_slope_of_a_coefficient_of_one():
 def test_one_batch_stored_for_several_is_refused():
     mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
     with pytest.raises(
-        ValueError, match=r"leaf at 'w'.*one batch stored for several.*Give"
+        ValueError, match=r"The leaf 'w'.*one batch stored for several.*Give"
     ):
         F.global_norm({"w": mat})

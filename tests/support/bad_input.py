@@ -287,10 +287,10 @@ THRESHOLD = [
 ]
 _RETURNED = "The function given as `{p}` must return .*, got "
 MASK = [
-    Bad("x", T, r"`{p}` at the leaf 'a' must .* got 'x' \(str\)", "be True or False"),
-    Bad(1, T, r"`{p}` at .* got 1 \(int\)", "be True or False"),
-    Bad(math.nan, T, r"`{p}` at .* got nan \(float\)", "be True or False"),
-    Bad(jnp.array(True), T, r"`{p}` at .* got .*Array\(True", "static_args=.'{p}'"),
+    Bad("x", T, r"`{p}` for the leaf 'a' must .* got 'x' \(str\)", "be True or False"),
+    Bad(1, T, r"`{p}` for .* got 1 \(int\)", "be True or False"),
+    Bad(math.nan, T, r"`{p}` for .* got nan \(float\)", "be True or False"),
+    Bad(jnp.array(True), T, r"`{p}` for .* got .*Array\(True", "static_args=.'{p}'"),
     Bad({"a": True}, V, _PREFIX[0] + ".*lacks 'b/0'", _PREFIX[1]),
     Bad([], V, *_PREFIX),
     Bad(lambda tree: None, T, _RETURNED + "None", "a tree like the one", "Wrap"),
@@ -325,7 +325,7 @@ AXIS = [
         V,
         r"got \(5,\) for the leaf 'a' of shape \(2,\)",
         "`axis` must name axes that each leaf has",
-        "Leave",
+        "Exclude",
     ),
     Bad((0, -1), V, r"got \(0, -1\) for the leaf 'a'", "name each axis once", "`axis`"),
 ]
@@ -663,18 +663,18 @@ BY_PARAMETER = {
     ],
     "threshold": THRESHOLD,
     "tree": [
-        Bad("x", T, r"The tree, .* must .*got 'x' \(str\)", "an array", "Remove it"),
+        Bad("x", T, r"The tree must .*got 'x' \(str\)", "an array", "Remove it"),
         Bad(
             {"a": {"b": "x"}},
             T,
-            r"leaf at 'a/b' must .*got 'x' \(str\)",
+            r"The leaf 'a/b' must .*got 'x' \(str\)",
             "an array",
             "Remove it",
         ),
         Bad(
-            [np.array(["x"])], T, "leaf at '0' must .*got <U1", "floating", "Remove it"
+            [np.array(["x"])], T, "The leaf '0' must .*got <U1", "floating", "Remove it"
         ),
-        Bad([object()], T, r"leaf at '0' must .*\(object\)", "an array", "Remove it"),
+        Bad([object()], T, r"The leaf '0' must .*\(object\)", "an array", "Remove it"),
     ],
     "upper": [*BOUND, Bad(-2.0, V, "lower=-1.0 and upper=-2.0", _ORDER, "Swap")],
     "value": [
@@ -912,7 +912,7 @@ EXAMPLES = {
         Bad(
             optclip.groups({"a": "x", "b": None}),
             V,
-            "got 'b/0' in none",
+            "got the leaf 'b/0' in none",
             "must be in a group",
             "Give it a label",
         ),
