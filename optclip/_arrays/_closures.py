@@ -25,11 +25,16 @@ def converted(
       A function of the same arguments followed by the arrays; and the arrays.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
-    structure, number = jax.tree.structure(shapes), len(examples)
+    consts, number = list(traced.consts), len(examples)
 
     def evaluated(*args: Any) -> Any:
         leaves = jax.tree.leaves(args[:number])
         results = eval_jaxpr(traced.jaxpr, args[number:], *leaves)
-        return jax.tree.unflatten(structure, results)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return evaluated, list(traced.consts)
+    if consts:
+        # A jaxpr may hold its constants. Traced again with arguments in their place it
+        # holds no tracer, which would outlive its trace.
+        again, more = converted(evaluated, *examples, *consts)
+        return again, [*consts, *more]
+    return evaluated, consts

@@ -78,6 +78,16 @@ def divisible(x: jax.Array, size: int) -> jax.Array:
     return jax.reshard(x, NamedSharding(here.mesh, PartitionSpec(None, *here.spec[1:])))
 
 
+def stacked_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x` once per row of `like`, on Explicit axes with the rows split as its rows."""
+    stacked = jnp.broadcast_to(x, (like.shape[0], *x.shape))
+    there = jax.typeof(like).sharding
+    if AxisType.Explicit not in there.mesh.axis_types:
+        return stacked
+    spec = PartitionSpec(there.spec[0], *jax.typeof(x).sharding.spec)
+    return jax.reshard(stacked, NamedSharding(there.mesh, spec))
+
+
 def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
     """`x`, whose type forgot over which mapped axes it varies: those of `like`."""
     there, here = (_axis_names.varying(jax.typeof(each)) for each in (like, x))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from optclip._arrays import _axis_names, _closures, _leaves, _validate
+from optclip._arrays import _axis_names, _closures, _examples, _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import Clip
@@ -139,7 +139,9 @@ def passed(
     define = "defvjp" if name is None else "defvjp_with_logs"
     getattr(function, define)(forward, pull_back)
     try:
-        arrays, passed_on = function(arrays, (traced, *closed_over), probe)
+        given = traced, *closed_over
+        arrays, _, probe = _examples.batched_alike((arrays, given, probe))
+        return function(arrays, given, probe)
     except TypeError as error:
         if "custom_vjp" not in str(error):
             raise
@@ -149,6 +151,3 @@ def passed(
             " jax.jacfwd: there is no clip of tangents. Leave clip_cotangent out of"
             " what is differentiated forwards."
         ) from error
-    if probe is None:
-        return arrays, None
-    return arrays, _probe.with_largest(probe, passed_on)

@@ -105,6 +105,8 @@ def clip_cotangent(
     traced c below 0     0, as for c = 0
     cotangents of 0      0, whatever the threshold
     `jax.vmap`           each example has norms, and a reference, of its own
+    one array for all    clipped per example if another array, a threshold or the probe
+    examples of a vmap   has an axis of examples, otherwise once, after summation
     second derivatives   those of the clip: of what the backward pass computes
     `max_norm`           gets a gradient of 0
     ==================== =============================================================

@@ -98,16 +98,6 @@ def joined(one: CotangentRecord, other: CotangentRecord) -> CotangentRecord:
     )
 
 
-def with_largest(probe: CotangentRecord, passed_on: CotangentRecord) -> CotangentRecord:
-    """Return a probe whose largest numbers alone have been through a clip.
-
-    Under `vmap` a rule sums the cotangent of a probe over the examples. A count from
-    later clips must therefore bypass the rule, or each clip would count it once per
-    example.
-    """
-    return probe._replace(**{field: getattr(passed_on, field) for field in _LARGEST})
-
-
 def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
     """The record of all devices that have one probe in common."""
     found = []

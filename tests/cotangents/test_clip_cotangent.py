@@ -206,6 +206,24 @@ def test_a_traced_whole_number_is_a_threshold():
     np.testing.assert_allclose(found, backprop.hard(2.0)(COTANGENT), rtol=1e-6)
 
 
+def test_clip_cotangent_shared_array_under_vmap_is_clipped_per_example():
+    """An array without an axis of examples, beside arrays and thresholds with one."""
+    limits = np.array([1.0, 3.0], np.float32)
+
+    def one(w, limit, x):
+        out = clip_cotangent({"w": w, "x": x}, {"w": limit, "x": None})
+        return jnp.sum(out["w"] * out["x"])
+
+    def total(w):
+        of_examples = jax.vmap(one, (None, None, 0))
+        return jnp.sum(jax.vmap(of_examples, (None, 0, None))(w, limits, COTANGENT))
+
+    expected = sum(backprop.hard(c)(COTANGENT.astype(np.float64)) for c in limits)
+    assert helpers.differs(expected, 2 * COTANGENT)
+    found = jax.grad(total)(X[0])
+    np.testing.assert_allclose(found, expected.sum(0), rtol=1e-6, atol=1e-6)
+
+
 def test_a_threshold_has_no_gradient():
     def value(c, x):
         return jnp.sum(clip_cotangent(x, c) * COTANGENT)
@@ -241,9 +259,10 @@ def test_second_derivatives_are_those_of_the_clip():
     assert abs(float(jnp.vdot(free, COTANGENT[0])) - wanted) > 1
 
 
-def test_hessians_forward_over_reverse():
+@pytest.mark.parametrize("threshold", [0.5, jnp.float32(0.5)], ids=["known", "array"])
+def test_hessians_forward_over_reverse(threshold):
     def value(h):
-        return jnp.sum(clip_cotangent(h, 0.5) ** 3)
+        return jnp.sum(clip_cotangent(h, threshold) ** 3)
 
     found = jax.jit(jax.hessian(value))(X[0, 0])
     over = jax.jit(jax.jacrev(jax.grad(value)))(X[0, 0])

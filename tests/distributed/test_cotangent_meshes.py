@@ -103,6 +103,25 @@ def test_under_jit_xla_and_the_types_say_it(alone, name, spec, kind):
         assert_same(gradients(weighted_by(OPTIONS[name]), x, g), alone[name])
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_probe_of_a_vmap_over_split_examples_matches_one_device(kind):
+    def weighted(x, cotangent, probe):
+        def one(x, g):
+            x, passed = clip_cotangent(x, 2.0, probe=probe)
+            return clip_cotangent(3 * x, 4.0, probe=passed)[0] * g
+
+        return jax.vmap(one)(x, cotangent)
+
+    expected = gradients(weighted, X, COTANGENT)
+    assert expected[1].cotangent_norms == 2 * 8 * 6
+    assert expected[1].cotangent_clipped > 48
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        place = NamedSharding(mesh, P("data"))
+        x, g = (jax.device_put(a, place) for a in (X, COTANGENT))
+        assert_same(gradients(weighted, x, g), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "spec", "axis_name"),
     [

@@ -912,7 +912,7 @@ EXAMPLES = {
         Bad(
             optclip.groups({"a": "x", "b": None}),
             V,
-            "got 'b/0' in none",
+            "got the leaf 'b/0' in none",
             "must be in a group",
             "Give it a label",
         ),
