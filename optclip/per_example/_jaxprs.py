@@ -1,9 +1,13 @@
-"""What a function does, read off its jaxpr: rules of the user's, and collectives."""
+"""Find custom derivatives and collectives in a jaxpr."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from jax.extend.core import Jaxpr
+
+# Their derivatives are computed by functions of the user's, which need not be linear in
+# the cotangent: a rule may clip it, and an iterative solver may stop early.
+_CUSTOM = frozenset(["custom_vjp_call", "custom_linear_solve"])
 
 # By the first letters of their names, which have suffixes in some versions of JAX.
 _COLLECTIVES = (
@@ -12,9 +16,9 @@ _COLLECTIVES = (
 )  # fmt: skip
 
 
-def has_custom_vjp(eqn: Any) -> bool:
-    """Whether an equation calls a `custom_vjp`, or has such a call in its functions."""
-    return any(each.primitive.name == "custom_vjp_call" for each in _with_inner(eqn))
+def has_custom_derivative(eqn: Any) -> bool:
+    """Whether an equation, or one inside it, need not be linear in its cotangent."""
+    return any(each.primitive.name in _CUSTOM for each in _with_inner(eqn))
 
 
 def collectives(jaxpr: Jaxpr, axes: Any) -> list[str]:

@@ -117,7 +117,9 @@ def apart(
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
-    axes = _axis_names.varying(values)
+    # Of the examples too: a loss that is summed over devices is the same on all of them.
+    given = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
+    axes = frozenset().union(*map(_axis_names.varying, [values, *given]))
     flat = _leaves.flatten(params)
     own = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
     for path, names in zip(flat.paths, own, strict=True):

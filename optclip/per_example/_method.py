@@ -24,7 +24,8 @@ class Plan(NamedTuple):
       leaves: what `"ghost"` does about each leaf, a tree of words: `"gram"`,
         `"product"`, `"embedding"` have a formula; a `"bias"`, a `"gain"` and what is
         `"materialized"` has its gradient made; `"unused"` has none. `"ghost"` rejects a
-        leaf of `"custom_vjp"`, whose derivative passes through a `jax.custom_vjp`.
+        leaf marked `"custom"`: a `jax.custom_vjp` or `custom_linear_solve` lies between
+        it and its first use with data.
       vmap_bytes: what the gradients of a microbatch take, without activations.
       ghost_bytes: what the data and cotangents of its layers take, and their products.
         For complex parameters, which `"ghost"` rejects, it is `vmap_bytes`.
@@ -60,8 +61,9 @@ def planned(
     ghost_bytes = together * (found.kept + found.work)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
-        is_linear = _choice.CUSTOM_VJP not in jax.tree.leaves(found.kinds)
-        can_be = is_linear and not unsupported(source, bound)
+        is_linear = _choice.CUSTOM not in jax.tree.leaves(found.kinds)
+        is_rounded = bound.strict and found.is_narrow
+        can_be = is_linear and not is_rounded and not unsupported(source, bound)
         method = "ghost" if is_less and can_be else "vmap"
     return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
 
@@ -81,7 +83,7 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def unsupported(source: Source, bound: Bound) -> str:
-    """Why `"ghost"` would be wrong here, as an error message; empty if it is right."""
+    """Return the error message if `"ghost"` is unsupported here, else an empty string."""
     if not _is_real(source.params):
         return (
             "method='ghost' does not support complex parameters. Use method='vmap', or"
@@ -100,7 +102,7 @@ def unsupported(source: Source, bound: Bound) -> str:
             "method='ghost' does not support arrays that are split over Explicit mesh"
             " axes. Use method='vmap', or Auto axes."
         )
-    return _weighted.unsupported(source, bound)
+    return _weighted.unsupported(bound)
 
 
 def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> bool:

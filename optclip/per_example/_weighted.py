@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves, _validate
+from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.per_example._bound import Bound
@@ -22,20 +22,13 @@ from optclip.per_example._microbatches import OfMicrobatch
 from optclip.per_example._source import Source, without_padding
 
 
-def unsupported(source: Source, bound: Bound) -> str:
-    """Why `bound` needs the gradients themselves, as an error message, or nothing."""
-    if bound.nonfinite in ("drop", "raise"):
-        advice = "Give method='vmap', which has the gradient of each example."
-        wanted = "'zero' or 'propagate' for method='ghost'"
-        return _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
-    narrow = [x for x in jax.tree.leaves(source.params) if _leaves.is_narrow(x)]
-    if bound.strict and narrow:
-        return (
-            "`strict` must be False for method='ghost' and parameters of"
-            f" {narrow[0].dtype}: the sum is rounded to it. Give parameters in float32,"
-            " or method='vmap'."
-        )
-    return ""
+def unsupported(bound: Bound) -> str:
+    """Return the error message if `bound` needs gradients, else an empty string."""
+    if bound.nonfinite not in ("drop", "raise"):
+        return ""
+    advice = "Give method='vmap', which has the gradient of each example."
+    wanted = "'zero' or 'propagate' for method='ghost'"
+    return _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
 
 
 def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
@@ -43,6 +36,12 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
         back = backward(source.loss, source.params, examples, has_aux=True)
+        if bound.strict and back.trace.is_narrow():
+            raise ValueError(
+                "`strict` must be False for method='ghost' where parameters meet data in"
+                " fewer than 32 bits, such as bfloat16: the sum over examples is rounded"
+                " to it. Compute in float32, or use method='vmap'."
+            )
         squares = scaled_squares(back)
         about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
         norms, coefficients, bad, by_leaf = about
@@ -76,7 +75,7 @@ def _weighted_sum(clip: ScalingClip, back: Backward, by_leaf: PyTree) -> PyTree:
     leaves, treedef = jax.tree.flatten(back.params)
     weights = treedef.flatten_up_to(by_leaf)
     layout = clip.layout(back.params)
-    out = list(leaves)
+    out: list[Any] = [None] * len(leaves)
     for block in sorted({owner for _, owner in layout.owned()}):
         which = [i for i, owner in layout.owned() if owner == block]
         weight = weights[which[0]]

@@ -191,6 +191,7 @@ def test_norms_alone_in_shard_map_are_right_or_refused(method):
 
 
 COUPLED = {
+    "psum of the loss": lambda w, x: jax.lax.psum(jnp.sum(w * x[0]), "data"),
     "psum": lambda w, x: jnp.sum(w * x[0] * jax.lax.psum(jnp.sum(x[0]), "data")),
     "clip_cotangent": lambda w, x: jnp.sum(
         jax.jit(lambda h: optclip.clip_cotangent(h, 0.1, axis=None))(w * x[0]) ** 2

@@ -1,9 +1,9 @@
-"""One backward pass per example, as far as the places where parameters meet data.
+"""Run one backward pass per example, down to the sites where parameters meet data.
 
 Each starts from a cotangent of 1. A gradient is linear in the cotangents of its sites,
-so that cotangents times the coefficients of the examples give the clipped sum: every
-`jax.custom_vjp` between a site and the loss, such as cotangent clipping, has by then
-been applied to the cotangent of one example, unscaled.
+so that cotangents times the coefficients of the examples give the clipped sum. At that
+point every `jax.custom_vjp` between a site and the loss, such as cotangent clipping,
+has been applied to the unscaled cotangent of one example.
 
 Source: the book-keeping of Bu, Wang, Zha, Karypis, *Differentially Private Optimization
 on Large Model at Small Cost*, 2022, arXiv:2210.00038.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _walk
-from optclip.per_example._ghost._choice import CUSTOM_VJP, Trace, traced
+from optclip.per_example._ghost._choice import CUSTOM, Trace, traced
 from optclip.per_example._source import harmless
 
 # Derivatives by one operand are linear in the other, so that zeros give zeros.
@@ -83,12 +83,12 @@ def check_linear(kinds: PyTree) -> None:
     """Raise if the gradient of a leaf need not be linear in its cotangents."""
     flat = _leaves.flatten(kinds)
     for path, kind in zip(flat.paths, flat.leaves, strict=True):
-        if kind == CUSTOM_VJP:
+        if kind == CUSTOM:
             raise ValueError(
-                "method='ghost' does not support a `jax.custom_vjp` between a"
-                " parameter and its first use with data, got one at"
-                f" {_leaves.named(path)}: its rule need not be linear in the"
-                " cotangent. Use method='vmap'."
+                "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
+                " `jax.lax.custom_linear_solve`) between a parameter and its first use"
+                f" with data, got one at {_leaves.named(path)}: it need not be linear"
+                " in the cotangent. Use method='vmap'."
             )
 
 
@@ -138,7 +138,7 @@ def weighted_gradients(
 def _site_outputs(
     back: Backward, which: Sequence[int], own: list[jax.Array], records: dict
 ) -> dict:
-    """What comes out of the sites, as a function of some leaves."""
+    """Compute the outputs of the sites as a function of some leaves."""
     num_data = len(back.trace.plan.jaxpr.invars) - len(back.leaves)
     given = [*back.leaves, *[None] * num_data]
     for i, leaf in zip(which, own, strict=True):

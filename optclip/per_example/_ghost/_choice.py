@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _plan, _sites
 from optclip.per_example._ghost._plan import CONST, DATA, Plan, Site, Weight
 
 # A leaf whose gradient need not be linear in the cotangents of its sites.
-CUSTOM_VJP = "custom_vjp"
+CUSTOM = "custom"
 
 
 class Trace(NamedTuple):
@@ -24,20 +25,26 @@ class Trace(NamedTuple):
     # Of each leaf, what is done about it.
     kinds: list[str]
 
+    def is_narrow(self) -> bool:
+        """Whether a gradient is rounded to fewer than 32 bits after it was summed."""
+        return any(site.is_narrow() for sites in self.sites for site in sites)
+
 
 class Choice(NamedTuple):
     """What `scaled_squares` does about each leaf, and the memory that it takes.
 
     A leaf is of the kind `gram` (products of positions), `product` (a matrix product
     for each example), `embedding` (rows added up), `bias`, `gain` or `materialized`
-    (its gradient by itself), `unused`, or `custom_vjp`, which is not supported. `kept`
+    (its gradient by itself), `unused`, or `custom`, which is not supported. `kept`
     are the bytes of data and cotangents that are kept for an example, `work` those of
-    the largest products of positions.
+    the largest products of positions; `is_narrow` says whether a sum over examples is
+    rounded to fewer than 32 bits.
     """
 
     kinds: PyTree
     kept: int
     work: int
+    is_narrow: bool
 
 
 def choice_of(
@@ -55,7 +62,8 @@ def choice_of(
     pairs = zip(trace.sites, trace.kinds, strict=True)
     work = [_sites.num_work_bytes(sites[0]) for sites, kind in pairs if kind == "gram"]
     kinds = [_named(*pair) for pair in zip(trace.sites, trace.kinds, strict=True)]
-    return Choice(treedef.unflatten(kinds), kept, max(work, default=0))
+    most = max(work, default=0)
+    return Choice(treedef.unflatten(kinds), kept, most, trace.is_narrow())
 
 
 def _named(sites: list[Site], kind: str) -> str:
@@ -97,7 +105,9 @@ def _info(i: int, leaf: jax.Array) -> Any:
             f" {leaf.dtype}. Keep its real and its imaginary part as two leaves."
         )
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-    return Weight(frozenset([i])) if is_float else CONST
+    if not is_float:
+        return CONST
+    return Weight(frozenset([i]), is_narrow=_leaves.is_narrow(leaf))
 
 
 def _check_value(value: jax.Array) -> None:
@@ -113,6 +123,6 @@ def _kind(sites: list[Site]) -> str:
     if not sites:
         return "unused"
     if not all(site.is_linear() for site in sites):
-        return CUSTOM_VJP
+        return CUSTOM
     rule = _sites.rule_of(sites[0]) if len(sites) == 1 else None
     return rule or "materialized"

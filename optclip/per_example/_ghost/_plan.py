@@ -6,14 +6,15 @@ cotangent of what came out. `_walk` runs a plan.
 
 These two files are all that knows what a jaxpr looks like. They lean on
 `jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and
-of variables; on `Primitive.bind` and `get_bind_params`; on the name of custom_vjp_call;
+of variables; on `Primitive.bind` and `get_bind_params`; on the names in `_jaxprs`;
 and on the names and parameters of scan (`jaxpr`, `length`, `reverse`, `unroll`),
 checkpoint (`jaxpr`, `prevent_cse`, `policy`) and jit (`jaxpr`). An equation that they
 do not know is a site.
 
 The derivative from a site to a parameter is linear in the cotangent, so that a scaled
-cotangent gives a scaled gradient, unless a `jax.custom_vjp` is on the way: its rule may
-clip, round or filter. `is_linear` tells the two apart.
+cotangent gives a scaled gradient, unless a custom derivative is on the way: its rule may
+clip, round or filter. `is_linear` tells the two apart. It is rounded to the narrowest
+dtype on the way, after it was summed over examples: `is_narrow` finds these.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from optclip.per_example._jaxprs import has_custom_vjp
+from optclip._arrays import _leaves
+from optclip.per_example._jaxprs import has_custom_derivative
 
 DATA, CONST = "data", "const"
 
@@ -51,8 +53,10 @@ class Weight(NamedTuple):
     is_moved: bool = True
     # Of each scan around: whether it takes a slice a step, or the same one each time.
     stacked: tuple[bool, ...] = ()
-    # Computed without a `custom_vjp`, so that its gradient is linear in the cotangent.
+    # Computed without a custom derivative.
     is_linear: bool = True
+    # Computed in a dtype of fewer than 32 bits somewhere.
+    is_narrow: bool = False
 
 
 Info = Weight | str
@@ -97,7 +101,12 @@ class Site(NamedTuple):
     def is_linear(self) -> bool:
         """Whether the gradients of its leaves are linear in its cotangents."""
         weights_are = all(weight.is_linear for weight in self.weights.values())
-        return weights_are and (self.eqn is None or not has_custom_vjp(self.eqn))
+        return weights_are and (self.eqn is None or not has_custom_derivative(self.eqn))
+
+    def is_narrow(self) -> bool:
+        """Whether the gradients of its leaves are rounded to fewer than 32 bits."""
+        weights_are = any(weight.is_narrow for weight in self.weights.values())
+        return weights_are or any(_leaves.is_narrow(aval) for aval in self.avals)
 
     def is_plain(self) -> bool:
         """Whether its derivative by a weight that all steps use is one operation."""
@@ -184,8 +193,12 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
         and aval.size <= eqn.invars[0].aval.size
         and jnp.issubdtype(aval.dtype, jnp.floating)
     )
-    is_linear = all(weight.is_linear for weight in weights) and not has_custom_vjp(eqn)
-    return Weight(_leaves_of(weights), is_moved, weights[0].stacked, is_linear)
+    is_linear = all(
+        weight.is_linear for weight in weights
+    ) and not has_custom_derivative(eqn)
+    is_narrow = any(w.is_narrow for w in weights) or _leaves.is_narrow(aval)
+    leaves, stacked = _leaves_of(weights), weights[0].stacked
+    return Weight(leaves, is_moved, stacked, is_linear, is_narrow)
 
 
 def _demoted(

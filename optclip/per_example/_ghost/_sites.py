@@ -61,7 +61,7 @@ def sizes_of(site: Site) -> Dense:
 
 def num_kept_bytes(site: Site) -> int:
     """How much data of one example, and cotangents, are kept for a site."""
-    avals = [site.eqn.invars[i].aval for i in site.kept] if site.kept else []
+    avals = [site.eqn.invars[i].aval for i in site.kept]
     steps = math.prod(site.lengths)
     return steps * sum(x.size * x.dtype.itemsize for x in [*avals, *site.avals])
 
