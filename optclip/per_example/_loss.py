@@ -117,7 +117,7 @@ def apart(
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
-    # Of the examples too: a loss that is summed over devices is the same on all of them.
+    # Of the examples too: a loss that is summed over devices varies over none.
     given = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
     axes = frozenset().union(*map(_axis_names.varying, [values, *given]))
     flat = _leaves.flatten(params)

@@ -83,7 +83,7 @@ def _first(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def unsupported(source: Source, bound: Bound) -> str:
-    """Return the error message if `"ghost"` is unsupported here, else an empty string."""
+    """Return the error message if `"ghost"` is unsupported, else an empty string."""
     if not _is_real(source.params):
         return (
             "method='ghost' does not support complex parameters. Use method='vmap', or"

@@ -38,9 +38,9 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
         back = backward(source.loss, source.params, examples, has_aux=True)
         if bound.strict and back.trace.is_narrow():
             raise ValueError(
-                "`strict` must be False for method='ghost' where parameters meet data in"
-                " fewer than 32 bits, such as bfloat16: the sum over examples is rounded"
-                " to it. Compute in float32, or use method='vmap'."
+                "`strict` must be False for method='ghost' where parameters meet data"
+                " in fewer than 32 bits, such as bfloat16: the sum over examples is"
+                " rounded to it. Compute in float32, or use method='vmap'."
             )
         squares = scaled_squares(back)
         about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)

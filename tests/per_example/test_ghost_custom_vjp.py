@@ -49,6 +49,14 @@ def site(how):
 # What a layer does with a rule: on its way to the loss, and between a parameter and the
 # product with data, where it need not scale with the coefficient.
 ON_DATA = {
+    "linear solve": lambda how: (
+        lambda p, x: jax.lax.custom_linear_solve(
+            lambda v: v,
+            p["w"] @ x.T,
+            lambda _, b: b,
+            lambda _, g: jax.vjp(how, g)[1](g)[0],
+        )
+    ),
     "data": lambda how: lambda p, x: how(jnp.tanh(x @ p["w"])) + p["b"],
     "before": lambda how: lambda p, x: jnp.tanh(how(x)) @ p["w"] * p["b"],
     "scan": lambda how: (
@@ -64,14 +72,6 @@ ON_WEIGHT = {
     ),
     "weight in scan": lambda how: (
         lambda p, x: looped(lambda p, h: jnp.tanh(h @ how(p["w"])), p, x)
-    ),
-    "linear solve": lambda how: (
-        lambda p, x: jax.lax.custom_linear_solve(
-            lambda v: v,
-            p["w"] @ x.T,
-            lambda _, b: b,
-            lambda _, g: jax.vjp(how, g)[1](g)[0],
-        )
     ),
     "solved weight": lambda how: (
         lambda p, x: (

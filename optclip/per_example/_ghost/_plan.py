@@ -12,9 +12,9 @@ checkpoint (`jaxpr`, `prevent_cse`, `policy`) and jit (`jaxpr`). An equation tha
 do not know is a site.
 
 The derivative from a site to a parameter is linear in the cotangent, so that a scaled
-cotangent gives a scaled gradient, unless a custom derivative is on the way: its rule may
-clip, round or filter. `is_linear` tells the two apart. It is rounded to the narrowest
-dtype on the way, after it was summed over examples: `is_narrow` finds these.
+cotangent gives a scaled gradient, unless a custom derivative is on the way: its rule
+may clip, round or filter. `is_linear` tells the two apart. `is_narrow` finds derivatives
+that are rounded to fewer than 32 bits after they were summed over examples.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
