@@ -13,8 +13,8 @@ do not know is a site.
 
 The derivative from a site to a parameter is linear in the cotangent, so that a scaled
 cotangent gives a scaled gradient, unless a custom derivative is on the way: its rule
-may clip, round or filter. `is_linear` tells the two apart. `is_narrow` finds derivatives
-that are rounded to fewer than 32 bits after they were summed over examples.
+may clip, round or filter. `is_linear` tells the two apart. `is_narrow` finds those that
+are rounded to fewer than 32 bits after they were summed over examples.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,9 +193,8 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
         and aval.size <= eqn.invars[0].aval.size
         and jnp.issubdtype(aval.dtype, jnp.floating)
     )
-    is_linear = all(
-        weight.is_linear for weight in weights
-    ) and not has_custom_derivative(eqn)
+    is_custom = has_custom_derivative(eqn)
+    is_linear = all(weight.is_linear for weight in weights) and not is_custom
     is_narrow = any(w.is_narrow for w in weights) or _leaves.is_narrow(aval)
     leaves, stacked = _leaves_of(weights), weights[0].stacked
     return Weight(leaves, is_moved, stacked, is_linear, is_narrow)
