@@ -108,6 +108,8 @@ def clip_cotangent(
     one array for all    clipped per example if another array, a threshold or the probe
     examples of a vmap   has an axis of examples, otherwise once, after summation
     second derivatives   those of the clip: of what the backward pass computes
+    `value_and_grad`     inside another `grad`, its value is differentiated unclipped:
+                         call the function again for the value
     `max_norm`           gets a gradient of 0
     ==================== =============================================================
 

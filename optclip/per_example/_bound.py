@@ -25,6 +25,7 @@ from optclip.per_example._responses import response_of
 from optclip.responses import Response
 from optclip.scopes._groups import Groups
 from optclip.scopes._scope import LEAF, TREE, Scope, as_scope
+from optclip.typing import CotangentRecord
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
@@ -160,6 +161,13 @@ class Bound:
 
 def check_floats(flat: Flat) -> None:
     """Raise unless each leaf has a gradient with a bound: a dense array of floats."""
+    for x in jax.tree.leaves(flat.tree, is_leaf=_is_probe):
+        if _is_probe(x):
+            raise TypeError(
+                "Parameters must not contain a cotangent_probe: its counts would be"
+                " clipped as gradients. Pass it as another argument of the loss, and"
+                " differentiate the loss by it in a call of jax.grad."
+            )
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
             kind = getattr(leaf, "dtype", type(leaf).__name__)
@@ -168,6 +176,10 @@ def check_floats(flat: Flat) -> None:
                 f" of {kind}: its part of an example has no bound. Take it out of the"
                 " tree."
             )
+
+
+def _is_probe(x: Any) -> bool:
+    return isinstance(x, CotangentRecord)
 
 
 def bound_of(

@@ -29,6 +29,7 @@ class Plan(NamedTuple):
       vmap_bytes: what the gradients of a microbatch take, without activations.
       ghost_bytes: what the data and cotangents of its layers take, and their products.
         For complex parameters, which `"ghost"` rejects, it is `vmap_bytes`.
+      unsupported: why `"ghost"` raises here, whatever it needs; empty if it does not.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     leaves: PyTree
     vmap_bytes: int
     ghost_bytes: int
+    unsupported: str
 
 
 def planned(
@@ -55,17 +57,18 @@ def planned(
     vmap_bytes = together * wide
     if method != "ghost" and not _is_real(source.params):
         kinds = jax.tree.map(lambda _: "materialized", source.params)
-        return Plan("vmap", kinds, vmap_bytes, vmap_bytes)
+        why = unsupported(source, bound)
+        return Plan("vmap", kinds, vmap_bytes, vmap_bytes, why)
     one = jax.tree.map(_first, source.examples)
     found = _choice.choice_of(source.loss, source.params, one, has_aux=True)
     ghost_bytes = together * (found.kept + found.work)
+    is_rounded = bound.strict and found.is_narrow
+    why = unsupported(source, bound)
+    why = why or _choice.unsupported(found.kinds, is_rounded=is_rounded)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
-        is_linear = _choice.CUSTOM not in jax.tree.leaves(found.kinds)
-        is_rounded = bound.strict and found.is_narrow
-        can_be = is_linear and not is_rounded and not unsupported(source, bound)
-        method = "ghost" if is_less and can_be else "vmap"
-    return Plan(method, found.kinds, vmap_bytes, ghost_bytes)
+        method = "ghost" if is_less and not why else "vmap"
+    return Plan(method, found.kinds, vmap_bytes, ghost_bytes, why)
 
 
 def _is_real(params: PyTree) -> bool:

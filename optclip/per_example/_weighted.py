@@ -16,6 +16,7 @@ from optclip._arrays._types import PyTree
 from optclip._clip._clip import ScalingClip
 from optclip.per_example._bound import Bound
 from optclip.per_example._ghost._backward import Backward, backward, weighted_gradients
+from optclip.per_example._ghost._choice import unsupported as unsupported_leaf
 from optclip.per_example._ghost._squares import scaled_squares
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._microbatches import OfMicrobatch
@@ -35,13 +36,7 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
     """The clipped sum of a microbatch, and what each example had."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
-        back = backward(source.loss, source.params, examples, has_aux=True)
-        if bound.strict and back.trace.is_narrow():
-            raise ValueError(
-                "`strict` must be False for method='ghost' where parameters meet data"
-                " in fewer than 32 bits, such as bfloat16: the sum over examples is"
-                " rounded to it. Compute in float32, or use method='vmap'."
-            )
+        back = _checked_backward(source, examples, strict=bound.strict)
         squares = scaled_squares(back)
         about = jax.vmap(functools.partial(_about, bound, clip))(squares, padding)
         norms, coefficients, bad, by_leaf = about
@@ -52,11 +47,20 @@ def of_microbatch(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobat
     return function
 
 
+def _checked_backward(source: Source, examples: PyTree, *, strict: bool) -> Backward:
+    back = backward(source.loss, source.params, examples, has_aux=True)
+    kinds = jax.tree.unflatten(jax.tree.structure(back.params), back.trace.kinds)
+    is_rounded = strict and back.trace.is_narrow()
+    if why := unsupported_leaf(kinds, is_rounded=is_rounded):
+        raise ValueError(why)
+    return back
+
+
 def measured(source: Source, bound: Bound, clip: ScalingClip) -> OfMicrobatch:
     """The value and the norms of the examples of a microbatch."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
-        back = backward(source.loss, source.params, examples, has_aux=True)
+        back = _checked_backward(source, examples, strict=False)
         of_one = functools.partial(bound.norms_of_squares, clip)
         norms = jax.vmap(of_one)(scaled_squares(back))
         return None, jax.vmap(without_padding)((back.values, norms), padding)

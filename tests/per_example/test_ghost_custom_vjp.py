@@ -140,6 +140,7 @@ def test_ghost_custom_vjp_on_weight_raises_and_auto_takes_vmap(place):
     f = clipped_grad(loss, BOUND, method="auto", strict=False)
     plan = f.plan(PARAMS, EXAMPLES)
     assert (plan.method, plan.leaves["w"]) == ("vmap", "custom")
+    assert "leaf 'w'" in plan.unsupported
     # It is not for the memory.
     assert plan.ghost_bytes + plan.vmap_bytes // BATCH < plan.vmap_bytes
     sizes, expected = clipped_one_by_one(loss)

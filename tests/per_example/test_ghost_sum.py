@@ -158,7 +158,8 @@ def test_the_plan_of_complex_parameters_is_to_make_their_gradients(method):
 
     params, examples = jnp.ones(2, complex), jnp.ones((3, 2))
     plan = clipped_grad(loss, 1.0, method=method).plan(params, examples)
-    assert plan == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
+    assert plan[:4] == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
+    assert "complex parameters" in plan.unsupported
     clipped_grad(loss, 1.0, method=method)(params, examples)
 
 
@@ -169,6 +170,15 @@ def test_clipped_grad_integer_parameter_raises(method):
     for call in (f, f.plan):
         with pytest.raises(TypeError, match="dense array of floats, got the leaf 'n'"):
             call(params, jnp.ones((2, 3)))
+
+
+def test_clipped_grad_probe_among_parameters_raises():
+    def loss(p, e):
+        return jnp.sum(optclip.clip_cotangent(p["w"] * e, 1.0, probe=p["probe"])[0])
+
+    params = {"w": jnp.ones(3), "probe": optclip.cotangent_probe()}
+    with pytest.raises(TypeError, match="must not contain a cotangent_probe"):
+        clipped_grad(loss, 1.0)(params, jnp.ones((2, 3)))
 
 
 def test_ghost_sum_has_derivative_by_closed_over_value():
@@ -210,7 +220,9 @@ def test_ghost_sum_in_half_precision_keeps_bound_or_raises(casts, method):
         with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
             f(w, batch)
         return
-    assert f.plan(w, batch).method == ("vmap" if any(casts) else "ghost")
+    plan = f.plan(w, batch)
+    assert plan.method == ("vmap" if any(casts) else "ghost")
+    assert plan.unsupported.startswith("`strict`") == any(casts)
     whole, info = jax.jit(f)(w, batch)
     less, _ = jax.jit(f)(w, batch, padding=without)
     assert (info.norms > 0.01).all()

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _walk
-from optclip.per_example._ghost._choice import CUSTOM, Trace, traced
+from optclip.per_example._ghost._choice import Trace, traced
 from optclip.per_example._source import harmless
 
 # Derivatives by one operand are linear in the other, so that zeros give zeros.
@@ -57,7 +57,6 @@ def backward(
     leaves = [_varying(jnp.asarray(x), like) for x in leaves]
     params = treedef.unflatten(leaves)
     trace = traced(loss, params, example, has_aux)
-    check_linear(treedef.unflatten(trace.kinds))
 
     def one(example):
         given = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
@@ -77,19 +76,6 @@ def backward(
         return value, aux, records, cotangents
 
     return Backward(trace, params, *jax.vmap(one)(examples))
-
-
-def check_linear(kinds: PyTree) -> None:
-    """Raise if the gradient of a leaf need not be linear in its cotangents."""
-    flat = _leaves.flatten(kinds)
-    for path, kind in zip(flat.paths, flat.leaves, strict=True):
-        if kind == CUSTOM:
-            raise ValueError(
-                "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
-                " `jax.lax.custom_linear_solve`) between a parameter and its first use"
-                f" with data, got one at {_leaves.named(path)}: it need not be linear"
-                " in the cotangent. Use method='vmap'."
-            )
 
 
 def gradients(

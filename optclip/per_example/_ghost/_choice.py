@@ -47,6 +47,26 @@ class Choice(NamedTuple):
     is_narrow: bool
 
 
+def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
+    """Return the error message if a sum would be wrong, else an empty string."""
+    flat = _leaves.flatten(kinds)
+    for path, kind in zip(flat.paths, flat.leaves, strict=True):
+        if kind == CUSTOM:
+            return (
+                "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
+                " `jax.lax.custom_linear_solve`) between a parameter and its first use"
+                f" with data, got one at {_leaves.named(path)}: it need not be linear"
+                " in the cotangent. Use method='vmap'."
+            )
+    if not is_rounded:
+        return ""
+    return (
+        "`strict` must be False for method='ghost' where parameters meet data in fewer"
+        " than 32 bits, such as bfloat16: the sum over examples is rounded to it."
+        " Compute in float32, or use method='vmap'."
+    )
+
+
 def choice_of(
     loss: Callable[..., Any],
     params: PyTree,
