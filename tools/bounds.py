@@ -51,7 +51,7 @@ def batches(dtype: str, count: int, p: float) -> Iterator[Batch]:
 
 def room(dtype: str, p: float) -> float:
     """What is promised without `strict`: the bound, and the rounding of elements."""
-    bound = 2e-6 if p in (1, 2, math.inf) else 2e-5
+    bound = 2e-5 if p in (2, math.inf) else 2e-4
     if dtype == "float64":
         bound *= 2.0**-29
     return (1 + bound) * (1 + float(jnp.finfo(dtype).eps) / 2) - 1

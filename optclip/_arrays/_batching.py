@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
 
 from optclip._arrays import _xla
@@ -51,35 +50,6 @@ class Batched:
             )
         )
         self.values = self._stacked(entries)
-
-    @classmethod
-    def of_stacks(
-        cls,
-        stacks: dict[tuple[int, ...], jax.Array],
-        rest: dict[int, jax.Array],
-        declared: Sequence[Any],
-    ) -> Batched:
-        """From stacks of entries, by the indices of each, and from other entries."""
-        others, places = (
-            cls(list(rest.values()), [declared[i] for i in rest]),
-            list(rest),
-        )
-        found = dict(stacks)
-        for index, value in zip(others.indices, others.values, strict=True):
-            found[tuple(places[i] for i in index)] = value
-        by_type: dict[Any, list[tuple[int, ...]]] = {}
-        for index, value in found.items():
-            kind = _kind(value if len(index) == 1 else value[0])
-            key = index if kind is None else (kind, declared[index[0]])
-            by_type.setdefault(key, []).append(index)
-        merged: list[list[tuple[int, ...]]] = []
-        for same in by_type.values():
-            # Numbers that are not stacked yet are too few for that.
-            is_stacked = any(len(index) > 1 for index in same)
-            merged.extend([same] if is_stacked else [[index] for index in same])
-        indices = [sum(same, ()) for same in merged]
-        values = [_concatenated({i: found[i] for i in same}) for same in merged]
-        return cls.tree_unflatten(tuple(indices), values)
 
     def with_values(self, values: list[Any]) -> Batched:
         """Other values, stacked already, in the order of these."""
@@ -174,13 +144,6 @@ def _stacked(entries: list[Any]) -> Any:
         return jnp.stack(scalars)
 
     return jax.tree.map(stacked, *entries)
-
-
-def _concatenated(stacks: dict[tuple[int, ...], jax.Array]) -> jax.Array:
-    if len(stacks) == 1:
-        return next(iter(stacks.values()))
-    vectors = [x if len(index) > 1 else x[None] for index, x in stacks.items()]
-    return lax.concatenate(vectors, 0)
 
 
 def _unstacked(value: Any, size: int, as_slices: bool) -> list[Any]:

@@ -49,8 +49,11 @@ def _flagged(x: jax.Array) -> jax.Array:
 
 def _read_again(x: jax.Array) -> jax.Array:
     # Two reductions of one function of x would make XLA on CPU write it out, so there a
-    # barrier hides that both read x. Elsewhere XLA computes both in one pass.
-    return lax.platform_dependent(x, cpu=lax.optimization_barrier, default=lambda x: x)
+    # barrier hides that both read x. Elsewhere XLA computes both in one pass. The zero
+    # keeps XLA from merging the barrier with the one before scaling.
+    return lax.platform_dependent(
+        x, cpu=lambda x: lax.optimization_barrier((x, 0.0))[0], default=lambda x: x
+    )
 
 
 def smallest(x: jax.Array) -> jax.Array:

@@ -34,8 +34,10 @@ from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
 
-# Half the width of the band that a strict clip keeps clear: several times what a norm
-# of slices, or of an unusual order, was found to be off.
+# Half the width of the band that strict clipping keeps clear. XLA adds along one axis
+# in a tree of sums of 32, and optclip adds leaves in rows of 64. So 32**6 elements of
+# 4,096 leaves lose at most 6 * 32 + 2 * 64 + 5 roundings of 2**-24 of their sum: 2e-5
+# of the norm for p = 1, half of that for p = 2, twice for p = 0.5. The band is wider.
 _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
 # A smaller threshold counts as 0 in a strict clip: squares that were flushed to zero in
@@ -240,10 +242,9 @@ class ScalingClip(Clip[Batched, Batched]):
         )
         coefficients, limit_of = found.entries(), limits.entries()
         owned = dict(layout.owned())
-        arrays = {i: jnp.asarray(layout.arrays[i]) for i in owned}
         out = {}
-        for i, x in _xla.read_again(arrays, owned).items():
-            block = owned[i]
+        for i, block in owned.items():
+            x = _xla.read_again(jnp.asarray(layout.arrays[i]))
             out[i] = self._scaled(layout, i, x, coefficients[block], limit_of[block])
         return layout.rebuild(out), found
 

@@ -18,7 +18,6 @@ from optclip._arrays import (
     _numerics,
     _sparse,
     _validate,
-    _xla,
 )
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
@@ -205,7 +204,7 @@ def _moved(x, lower, upper, response, like, strict):
     elif selects and x.dtype == like.dtype:
         out = _between(x, wide, lower, upper)
     else:
-        out = _xla.chosen(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+        out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), kept)
     if strict:
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
         out = _scale.without_subnormals(out, near_side < tiny)
@@ -217,10 +216,10 @@ def _between(x, wide, lower, upper):
     """`x`, or the bound that it is past, rounded once: a third of the time."""
     upper = jnp.where(upper < lower, lower, upper)
     low, high = (_in_range(bound, x) for bound in (lower, upper))
-    out = _xla.chosen(wide < lower, low, x)
-    out = _xla.chosen(wide > upper, high, out)
+    out = jnp.where(wide < lower, low, x)
+    out = jnp.where(wide > upper, high, out)
     # Unless a bound is NaN, which must be seen.
-    return _xla.chosen(lower <= upper, out, jnp.maximum(low, high))
+    return jnp.where(lower <= upper, out, jnp.maximum(low, high))
 
 
 def _in_range(bound, x):

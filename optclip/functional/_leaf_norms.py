@@ -55,8 +55,8 @@ def clip_by_norm(
 
     Returns:
       A tree like `tree`. Leaves, or slices, inside the norm are kept to the bit. A
-      norm is right to 1e-6 for p = 1, 2 and inf; of slices, and for others from 0.5
-      up, to 1e-5.
+      norm is accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for others
+      from 0.5 up.
 
     Raises:
       ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks `axis`.

@@ -50,9 +50,10 @@ def global_norm(
       where the norm is above the largest float, NaN or inf if an entry is.
 
     Guarantees:
-      Right to 1e-6 for p = 1, 2 and inf, and to 1e-5 for others from 0.5 up, whatever
-      the dtypes of the leaves; squares never overflow on the way. A norm below 2**-60
-      counts as 0, and an element below 2**-63 in a norm. The derivative at zero is 0.
+      Accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for others from 0.5
+      up, whatever the dtypes of the leaves; squares never overflow on the way. A norm
+      below 2**-60 counts as 0, and an element below 2**-63 in a norm. The derivative at
+      zero is 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -201,9 +202,9 @@ def clip_by_global_norm(
     Guarantees:
       Inside the norm (with `eps` added) every leaf is kept to the bit, with `strict`
       up to 1.3e-4 of `max_norm` below it. Else the true norm of the output is at most
-      `max_norm * (1 + 2e-6)`, before each element is rounded to the dtype of its leaf,
+      `max_norm * (1 + 2e-5)`, before each element is rounded to the dtype of its leaf,
       and with `strict` at most `max_norm` after that; all leaves are scaled by one
-      factor, in float32 or wider. For other orders than 1, 2 and inf it is `1 + 2e-5`.
+      factor, in float32 or wider. For orders other than 2 and inf it is `1 + 2e-4`.
 
     ================ ================================================================
     edge             result

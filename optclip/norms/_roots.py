@@ -38,7 +38,10 @@ def roots(arrays: list[jax.Array], plan: Plan) -> Batched:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _compiled(arrays: list[jax.Array], plan: Plan) -> Batched:
-    # So that what branches is not compiled anew by each call outside of jax.jit.
+    # Compiled, or each call outside of jax.jit would compile the branches again.
+    if plan.ord != math.inf:
+        pairs = zip(arrays, plan.members, strict=True)
+        arrays = [_sums.joined(x, member.axis) for x, member in pairs]
     return (_guarded if plan.ord in (1, 2, math.inf) else _by_largest)(arrays, plan)
 
 
@@ -53,9 +56,9 @@ def _roots_jvp(plan, primals, tangents):
         direction, is_tie = _direction(x, norms[member.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), member))
         ties.append(_reduce(jnp.sum, is_tie, member))
-    slope = combined(lax.psum, _sums.plain_sum_of, slopes, plan.members, plan)
+    slope = combined(lax.psum, _sums.sum_of, slopes, plan.members, plan)
     if plan.ord == math.inf:
-        count = combined(lax.psum, _sums.plain_sum_of, ties, plan.members, plan)
+        count = combined(lax.psum, _sums.sum_of, ties, plan.members, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
     return found, found.with_entries(slope)
 
@@ -144,17 +147,16 @@ def _by_largest(arrays: list[jax.Array], plan: Plan) -> Batched:
     peaks, powers = [], []
     for x, member in zip(arrays, plan.members, strict=True):
         modulus = _sums.Power(plan.ord, plan.dtype)
-        size, peak = modulus(x), _sums.max_over(x, member.axis, modulus)
-        peaks.append(peak)
-        fraction = _numerics.fraction(size, peak) ** plan.ord
-        powers.append(_sums.exact_sum(fraction, member.axis))
+        peaks.append(_sums.max_over(x, member.axis, modulus))
+        fraction = _numerics.fraction(modulus(x), peaks[-1]) ** plan.ord
+        powers.append(_sums.sum_over(fraction, member.axis))
     across = _maxima.over_devices
     peak = combined(across, _sums.largest_of, peaks, plan.members, plan)
     relative = [
         power * _numerics.fraction(own, peak[member.block]) ** plan.ord
         for power, own, member in zip(powers, peaks, plan.members, strict=True)
     ]
-    totals = combined(lax.psum, _sums.exact_sum_of, relative, plan.members, plan)
+    totals = combined(lax.psum, _sums.sum_of, relative, plan.members, plan)
     found = [
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
         for t, p in zip(totals, peak, strict=True)
