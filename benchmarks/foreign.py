@@ -37,7 +37,8 @@ def clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
     found = {}
     if not absent("torch"):
         found |= _torch_clips(arrays, limit, error)
-    if not absent("tensorflow"):
+    # TensorFlow stacks the norms of leaves, which must have one dtype.
+    if not absent("tensorflow") and len({x.dtype for x in arrays}) == 1:
         found["TensorFlow"] = _tensorflow_clip(arrays, limit, error)
     return found
 

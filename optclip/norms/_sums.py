@@ -139,8 +139,6 @@ def _in_rows(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
 
 
 def _of_row(reduce: Reduce, row: list[jax.Array]) -> jax.Array:
-    if len(row) == 1:
-        return row[0]
     # Without the barrier XLA unrolls this to one chain over all values and the kernels
     # that compute them, which takes a minute to compile for 2,000.
     return reduce(lax.optimization_barrier(jnp.stack(row)), (0,))[0]

@@ -98,6 +98,7 @@ OF_ONE_DTYPE = {
     "test_orbax_restores_the_state",
     "test_other_leaves_pass_untouched",
     "test_python_scalars_come_back_as_jax_makes_them",
+    "test_update_called_again_outside_jit_compiles_nothing",
 }
 
 

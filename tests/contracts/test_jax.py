@@ -186,24 +186,6 @@ def test_update_called_again_outside_jit_compiles_nothing(entry):
     assert helpers.differs(updates, second)
 
 
-@pytest.mark.covering(entry=[entry for entry in ENTRIES if entry.pure])
-def test_pure_function_called_again_outside_jit_compiles_nothing(entry):
-    first, second = helpers.mixed_gradients(0), helpers.mixed_gradients(1)
-    entry.pure(first)
-    with helpers.compilations() as found:
-        clipped = entry.pure(second)
-    assert not found
-    # Those of the tree and of groups return the norms too.
-    clipped = clipped[0] if isinstance(clipped, tuple) else clipped
-    assert helpers.differs(clipped, second)
-
-
-def test_compilations_are_counted():
-    with helpers.compilations() as found:
-        jax.jit(lambda x: x * 41.0)(jnp.ones(43))
-    assert found
-
-
 @pytest.mark.covering(entry=ENTRIES)
 def test_orbax_restores_the_state(entry, tmp_path):
     """A restored state is the saved one, and goes on as it would have."""

@@ -11,7 +11,7 @@ import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
 from tests.support.covering import RUNS
-from tests.support.registry import numpy_tree
+from tests.support.registry import ENTRIES, numpy_tree
 
 SHARED = "response, eps, strict, nonfinite, mask"
 EXPERT = f"{SHARED}, norm_mask, clip_mask, axis_name)"
@@ -142,3 +142,21 @@ def test_a_response_with_a_schedule_has_no_step_in_a_pure_clip():
     moving = optclip.responses.band(lambda step: 0.5)
     with pytest.raises(ValueError, match="`response` must be without a schedule.*step"):
         F.clip_by(jnp.ones(2), 1.0, response=moving)
+
+
+@pytest.mark.covering(entry=[entry for entry in ENTRIES if entry.pure])
+def test_pure_function_called_again_outside_jit_compiles_nothing(entry):
+    first, second = helpers.mixed_gradients(0), helpers.mixed_gradients(1)
+    entry.pure(first)
+    with helpers.compilations() as found:
+        clipped = entry.pure(second)
+    assert not found
+    # Those of the tree and of groups return the norms too.
+    clipped = clipped[0] if isinstance(clipped, tuple) else clipped
+    assert helpers.differs(clipped, second)
+
+
+def test_compilations_are_counted():
+    with helpers.compilations() as found:
+        jax.jit(lambda x: x * 41.0)(jnp.ones(43))
+    assert found

@@ -914,7 +914,7 @@ EXAMPLES = {
             V,
             "got the leaf 'b/0' in none",
             "must be in a group",
-            "Give it a label",
+            "Label it",
         ),
     ],
     "method": [
