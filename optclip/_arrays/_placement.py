@@ -32,7 +32,7 @@ def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
 
 
 def no_flags(like: jax.Array) -> jax.Array:
-    """False for each entry of the first axis of `like`, sharded as that axis is."""
+    """Return False for each entry of the first axis of `like`, sharded like it."""
     if AxisType.Explicit not in jax.typeof(like).sharding.mesh.axis_types:
         return jnp.zeros(like.shape[0], bool)
     # Computed from the array: inside `jit` nothing else gives devices without a

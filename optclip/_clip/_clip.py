@@ -38,6 +38,7 @@ from optclip.scopes._scope import Scope
 # in a tree of sums of 32, and optclip adds leaves in rows of 64. So 32**6 elements of
 # 4,096 leaves lose at most 6 * 32 + 2 * 64 + 5 roundings of 2**-24 of their sum: 2e-5
 # of the norm for p = 1, half of that for p = 2, twice for p = 0.5. The band is wider.
+# Meshes of CPUs and slices over axes that are not adjacent are exceptions.
 _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
 # A smaller threshold counts as 0 in a strict clip: squares that were flushed to zero in

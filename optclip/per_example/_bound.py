@@ -166,7 +166,7 @@ def check_floats(flat: Flat) -> None:
             raise TypeError(
                 "Parameters must not contain a cotangent_probe: its counts would be"
                 " clipped as gradients. Pass it as another argument of the loss, and"
-                " differentiate the loss by it in a call of jax.grad."
+                " take its gradient in a separate call of jax.grad."
             )
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):

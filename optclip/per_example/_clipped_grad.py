@@ -183,7 +183,7 @@ def clipped_grad(
       bit.
 
       With `method="ghost"` a microbatch is summed over examples and positions after the
-      norms are measured. In float32 an example of T positions exceeds C by at most
+      norms are measured. In float32 an example of T positions exceeds C by about
       k (T + 1) 2**-24 beyond the band, where k is the sum of the norms of its positions
       over the norm of its gradient: cotangents that cancel to 1e-7 of their size gave
       22 %. Set `jax.default_matmul_precision("highest")` on accelerators, which else
