@@ -201,11 +201,8 @@ class ScalingClip(Clip[Batched, Batched]):
         limits: list[Any] = [None] * len(values)
         for index, m in zip(measured.indices, measured.values, strict=True):
             norm = m if len(index) == 1 else m[0]
-            known: dict[int, Any] = {}  # Most often all are one number.
             for i in index:
-                if id(values[i]) not in known:
-                    known[id(values[i])] = self._fitted(name, values[i], norm)
-                limits[i] = known[id(values[i])]
+                limits[i] = self._fitted(name, values[i], norm)
         fitted = measured.with_entries([limit for limit, _ in limits])
         if all(is_known for _, is_known in limits):
             return fitted
