@@ -186,8 +186,8 @@ def _smallest(dtype: str) -> float:
     return max(float(jnp.finfo(dtype).smallest_subnormal), 2.0**-60)
 
 
-# What is promised on any CPU, in units of float32's last place: 1e-6 relative for the
-# orders 1, 2 and inf, 1e-5 for the others and for slices.
+# The promise on any CPU, in units of float32's last place: 1e-5 relative for the orders 2
+# and inf, 1e-4 for the others and for slices.
 ROOM = {"exact": 1e-5 * 2**23, "others": 1e-4 * 2**23}
 
 
