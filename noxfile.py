@@ -137,6 +137,27 @@ def tpu(session: nox.Session) -> None:
 
 
 @nox.session
+def examples(session: nox.Session) -> None:
+    """Run the examples and the notebooks."""
+    install(session, "test")
+    tests(session, "tests/integration/examples")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Run each benchmark at a tiny size."""
+    install(session, "test")
+    tests(session, "tests/integration/benchmarks")
+
+
+@nox.session
+def processes(session: nox.Session) -> None:
+    """Train over several processes."""
+    install(session, "test")
+    tests(session, "tests/integration/processes")
+
+
+@nox.session
 def stacks(session: nox.Session) -> None:
     """The page of stacks: libraries of models, checkpoints and logs."""
     install(session, "stacks")

@@ -61,10 +61,12 @@ def holds(request):
     return check
 
 
-# Collected only if asked for by path: each wants a process or an environment of its own.
+# Collected only if named: each needs processes or an environment of its own, and is a
+# session of nox.
 ASIDE = [
-    pathlib.Path(__file__).parent / "integration" / name
-    for name in ("parity", "release", "site", "stacks", "tpu")
+    path
+    for path in (pathlib.Path(__file__).parent / "integration").iterdir()
+    if path.is_dir()
 ]
 
 

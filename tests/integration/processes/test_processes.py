@@ -1,4 +1,4 @@
-"""Training over several real processes is training in one; what dies can go on."""
+"""Training over several processes equals training in one, and continues after a crash."""
 
 import json
 import pathlib
@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.support.training_process import SAVE_AT, STEPS
+from tests.integration.processes.training_process import SAVE_AT, STEPS
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 # Seconds, for a process that hangs; four on two cores took 20, and 130 beside other work.
 LIMIT = 1200
 
@@ -25,7 +25,7 @@ def free_port():
 
 
 def run(count, folder, **more):
-    """Start all processes; what each returned and wrote, and the seconds of all."""
+    """Start all processes; return their exit codes and logs."""
     port, started = free_port(), time.monotonic()
     folder.mkdir(exist_ok=True)
     processes, logs = [], []
@@ -38,7 +38,7 @@ def run(count, folder, **more):
         }
         logs.append(folder / f"{process}.log")
         with logs[-1].open("w") as log:
-            command = [sys.executable, "-m", "tests.support.training_process"]
+            command = [sys.executable, "-m", "tests.integration.processes.training_process"]
             processes.append(
                 subprocess.Popen(
                     [*command, json.dumps(config | more)],
@@ -61,7 +61,7 @@ def result(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What so many processes make of it when none dies, each run once."""
+    """Return a function from a number of processes to their result, each run once."""
     found = {}
 
     def of(count):
@@ -76,7 +76,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_as_in_one_process(count, whole):
+def test_training_in_several_processes_equals_one(count, whole):
     alone, found = whole(1), whole(count)
     assert found["split"] > 4  # Parameters and momentum are in parts.
     assert found.keys() == alone.keys()
@@ -87,7 +87,7 @@ def test_as_in_one_process(count, whole):
         np.testing.assert_allclose(found[key], alone[key], rtol=1e-3, atol=1e-4)
 
 
-def test_the_others_end_when_one_dies_and_a_restart_goes_on(tmp_path, whole):
+def test_training_dead_process_ends_others_and_restart_continues(tmp_path, whole):
     broken = tmp_path / "broken"
     codes, logs = run(2, broken, die_at=SAVE_AT + 1)
     assert codes[1] == 17

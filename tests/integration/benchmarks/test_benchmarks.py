@@ -13,7 +13,7 @@ from benchmarks.timing import Contender
 @pytest.mark.parametrize(
     "question", ["clip", "step", "train", "compile", "scopes", "spikes"]
 )
-def test_question(question):
+def test_question_tiny_prints_complete_table(question):
     module = importlib.import_module(f"benchmarks.{question}")
     rows = list(module.rows(tiny=True))
     table = getattr(module, "table", results.table)(rows).splitlines()
@@ -24,7 +24,7 @@ def test_question(question):
     assert all("ms" in row or "seconds" in row for row in ours)
 
 
-def test_the_command_prints_a_table_and_saves_no_tiny_one(capsys, monkeypatch):
+def test_command_tiny_prints_table_and_saves_nothing(capsys, monkeypatch):
     monkeypatch.delattr(results, "save")
     __main__.main(["weight", "--tiny"])
     assert "| lines of code | " in capsys.readouterr().out
@@ -36,7 +36,7 @@ def contender(value):
     )
 
 
-def test_a_wrong_result_is_not_timed():
+def test_race_wrong_result_has_no_time():
     found = {
         "optclip": contender([np.full(3, 0.5)]),
         "a bit off": contender([np.full(3, 0.51)]),
@@ -49,7 +49,7 @@ def test_a_wrong_result_is_not_timed():
     assert rows["wrong"]["error"] == pytest.approx(1, abs=0.01)
 
 
-def test_a_table_is_replaced_whole(tmp_path):
+def test_results_save_replaces_whole_table(tmp_path):
     path = tmp_path / "cpu.json"
     results.save(path, "clip", {"commit": "a"}, [{"ms": 1.23456}, {"ms": math.nan}])
     results.save(path, "step", {"commit": "b"}, [{"ms": 2.0, "quartiles": [1.0, 3.0]}])

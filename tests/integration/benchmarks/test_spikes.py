@@ -13,7 +13,7 @@ from optclip import recipes
 
 PLAN = Plan(12, corrupted=(4,), bursts=(6,), mislabelled=(10,))
 TINY = spikes.RNN._replace(window=8, batch=2)
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "spikes.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "spikes.md"
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,12 @@ def trained():
     return spikes.train(TINY, method, PLAN, read_corpus(), range(2))
 
 
-def test_a_mislabelled_batch_raises_the_loss(trained):
+def test_train_mislabeled_batch_raises_loss(trained):
     losses, _ = trained
     assert (losses[:, 10] > 10 * losses[:, 9]).all()
 
 
-def test_seeds_differ_and_learning_goes_on_in_float32(trained):
+def test_train_seeds_differ_and_losses_are_finite_float32(trained):
     losses, final = trained
     chex.assert_shape(losses, (2, 12))
     assert final[0] != final[1]
@@ -35,7 +35,7 @@ def test_seeds_differ_and_learning_goes_on_in_float32(trained):
     assert losses.dtype == np.float32
 
 
-def test_a_burst_is_a_large_learning_rate_for_three_steps():
+def test_plan_burst_raises_learning_rate_for_three_steps():
     calm = Plan(40).rates(1e-3)
     hit = Plan(40, bursts=(20,)).rates(1e-3)
     np.testing.assert_allclose(np.nonzero(hit != calm)[0], [20, 21, 22])
@@ -43,30 +43,30 @@ def test_a_burst_is_a_large_learning_rate_for_three_steps():
     assert calm.max() == pytest.approx(1e-3)
 
 
-def test_every_kind_of_spike_is_in_the_plan():
+def test_spiked_plan_contains_every_kind():
     events = spikes.spiked(400).events()
     assert {kind for _, kind in events} == set(spikes.KINDS)
     assert [kind for _, kind in events].count("corrupted") == 4
     assert len({step for step, _ in events}) == len(events)
 
 
-def test_every_recipe_is_a_method():
+def test_methods_contain_every_recipe():
     assert set(recipes.__all__) <= spikes.methods().keys()
 
 
-def test_steps_lost_are_those_above_the_level_before_a_spike():
+def test_lost_to_counts_steps_above_level_before_spike():
     hit = Plan(8, corrupted=(2,), bursts=(5,))
     smooth = np.array([[3, 2, 4, 1, 1, 9, 1, np.nan], [3, 2, 1, 1, 1, 1, 1, 1]])
     assert spikes.lost_to(smooth, hit) == {"corrupted": [1, 0], "burst": [2, 0]}
     assert spikes.lost_to(smooth, Plan(8)) == {}
 
 
-def test_the_smoothed_loss_leaves_spikes_out():
+def test_smoothed_loss_skips_spikes():
     found = spikes.smoothed(np.array([[2.0, 100.0, 1.0]]), np.array([1, 0, 1]))
     np.testing.assert_allclose(found, [[2.0, 2.0, 1.9]])
 
 
-def test_nan_is_the_largest_loss():
+def test_table_nan_loss_ranks_last():
     rows = [
         {
             "model": "rnn", "method": method, "spikes": True, "held_out": losses,
@@ -80,7 +80,7 @@ def test_nan_is_the_largest_loss():
     ]
 
 
-def test_the_table_of_the_page_is_the_saved_one():
+def test_page_table_equals_saved_results():
     saved = results.read(results.FOLDER / "spikes.json")["spikes"]
     assert spikes.table(saved["rows"]) in PAGE.read_text()
     assert {row["method"] for row in saved["rows"]} == spikes.methods().keys()

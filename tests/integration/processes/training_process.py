@@ -1,6 +1,6 @@
 """One process of a training run that spans several; `test_processes.py` starts them.
 
-    python -m tests.support.training_process '{"process": 0, "count": 2, "port": 9000, ...}'
+    python -m tests.integration.processes.training_process '{"process": 0, "count": 2, "port": 9000, ...}'
 
 The main job's network, its parameters and momentum split over all devices of all
 processes. It starts from the last checkpoint in its folder, if there is one.

@@ -1,0 +1,139 @@
+"""The examples run from the command line, and their methods differ as they claim."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.contracts import typed_user
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+
+def run_quick(name, *arguments):
+    """Run an example with warnings as errors; return its output and error streams."""
+    command = [sys.executable, "-W", "error", EXAMPLES / name, "--quick", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+DRAWN = {
+    "train_char_rnn.py": ["lowest loss", "at rate", "clipped", "close at", "learns at"],
+    "train_muon.py": ["largest logit", "steps above 105", "clipped", "held out"],
+    "train_backward.py": ["learns at", "ratio: median", "above 1.01", "cosine: median"],
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_example_quick_run_prints_table_and_saves_plot(name, tmp_path):
+    plot = tmp_path / "plot.png"
+    table, progress = run_quick(name, "--out", str(plot))
+    assert plot.stat().st_size > 10_000
+    for column in DRAWN[name]:
+        assert column in table
+    if name == "train_char_rnn.py":
+        assert "networks learn" in progress
+    if name == "train_backward.py":
+        for arm in ("no clip", "global norm", "cotangent", "both"):
+            assert len(re.findall(rf"^{arm} +\d.* \d of 1 ", table, re.MULTILINE)) == 2
+
+
+# The first rows that each prints, after so many lines of heading.
+COSTS = {
+    "muon_cost.py": (1, [
+        "Muon", "and largest logits", "and QK-Clip", "max_attention_logit",
+        "clip_attention_logits", "an empty program",
+    ]),
+    "backward_cost.py": (1, [
+        "no clip", "each example", "the whole state", "each element",
+        "twice the median",
+    ]),
+    "private_cost.py": (3, [
+        "plain gradient", "vmap", "microbatches of 1", "microbatches of 4",
+        "ghost, norms alone", "ghost",
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_cost_quick_run_prints_each_row(name):
+    start, expected = COSTS[name]
+    lines = [x for x in run_quick(name)[0].splitlines() if "jax_privacy" not in x]
+    assert len(lines) == start + len(expected)
+    for line, row in zip(lines[start:], expected, strict=True):
+        assert re.match(rf"{row}\s", line)
+
+
+def test_train_sharded_quick_run_shards_parameters():
+    table, _ = run_quick("train_sharded.py")
+    assert "each device holds (16, 32)" in table
+    assert "The norms of the first step differ by" in table
+
+
+def learns(method, rates, bad_batches):
+    """Return at which rates the networks of both seeds learn, in a fifth of the steps."""
+    import train_char_rnn as job
+
+    corpus = job.read_corpus()
+    experiment = job.Experiment("", [method], np.array(rates), bad_batches)
+    losses = job.train(method, experiment, corpus, steps=60, seeds=2).losses
+    learned = losses < corpus.unigram_loss
+    assert (learned.all(axis=1) == learned.any(axis=1)).all()
+    return learned.all(axis=1).tolist()
+
+
+def test_char_rnn_large_rate_learns_only_if_clipped():
+    assert learns("no clip", [0.25, 2.0], bad_batches=0) == [True, False]
+    assert learns("leaf 0.1", [0.25, 2.0], bad_batches=0) == [True, True]
+
+
+def test_char_rnn_bad_batches_learns_only_if_clipped_or_skipped():
+    assert learns("no clip", [1 / 512, 1 / 4], bad_batches=3) == [False, False]
+    assert learns("leaf 0.1", [1 / 4], bad_batches=3) == [True]
+    assert learns("skip above 10", [1 / 4], bad_batches=3) == [True]
+
+
+def test_muon_qk_clip_lowers_logits_of_the_same_run(monkeypatch):
+    """Up to the first clipped head both runs are bit-identical."""
+    import train_muon as job
+
+    # The example trains six arms; two show the difference.
+    monkeypatch.setattr(job, "METHODS", {"without": np.inf, "with": 30.0})
+    corpus = job.with_rare_as_one(job.read_corpus())
+    runs = job.train(corpus, steps=2 * job.CHUNK, seeds=1)
+    (free,), (kept,) = runs["without"], runs["with"]
+    first = int(np.argmax(kept.clipped)) + 1
+    assert kept.clipped.any()
+    assert (free.peaks[:first] == kept.peaks[:first]).all()
+    assert kept.peaks[first:].max() < free.peaks[first:].max()
+    assert not free.clipped.any()
+
+
+def test_backward_arms_differ_only_in_thresholds():
+    import train_backward as job
+    from backward_tasks import adding_task
+
+    task = adding_task()
+    grids = job.grids(task)
+    norms, cotangents = (
+        {name: {setting[i] for setting in grid} for name, grid in grids.items()}
+        for i in (1, 2)
+    )
+    assert norms["no clip"] == norms["cotangent"] == {np.inf}
+    assert norms["global norm"] == set(task.max_norms)
+    assert cotangents["no clip"] == cotangents["global norm"] == {np.inf}
+    assert cotangents["cotangent"] == set(task.max_cotangents)
+    for grid in grids.values():
+        assert {setting.rate for setting in grid} == set(task.rates)
+
+
+def test_typed_user_prints_each_result():
+    """The file that the type checker reads computes what its types promise."""
+    lines = [x for x in typed_user.main().splitlines() if not x.startswith(" ")]
+    expected = ["clip", "halved", "leaves", "skip"]
+    assert [line.split(":")[0] for line in lines] == expected

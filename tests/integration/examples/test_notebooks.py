@@ -1,0 +1,38 @@
+"""Every notebook runs from top to bottom and keeps its plots."""
+
+import re
+
+import nbformat
+import pytest
+
+from tests.support import notebooks
+
+IN_SUITE, IN_STACKS = (notebooks.named(stacks=flag) for flag in (False, True))
+
+
+def test_notebooks_are_found():
+    assert len(IN_SUITE) > 5
+    assert {path.stem for path in IN_STACKS} == notebooks.IN_STACKS
+
+
+@pytest.mark.parametrize("path", IN_SUITE + IN_STACKS, ids=lambda path: path.stem)
+def test_notebook_shown_cells_have_no_assert(path):
+    shown = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code"
+        and "remove-cell" not in cell.metadata.get("tags", [])
+    ]
+    assert not [code for code in shown if re.search(r"^\s*assert ", code, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("path", IN_SUITE, ids=lambda path: path.stem)
+# The client's own clean-up of sockets and event loops warns on some platforms.
+@pytest.mark.filterwarnings("ignore")
+def test_notebook_runs_without_error(path, monkeypatch, tmp_path):
+    for name, value in {
+        "IPYTHONDIR": str(tmp_path),
+        **notebooks.environment(),
+    }.items():
+        monkeypatch.setenv(name, value)
+    notebooks.check(path, tmp_path)
