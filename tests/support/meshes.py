@@ -87,9 +87,16 @@ def _skip(**more: Any) -> Any:
     return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8))
 
 
-# A user's scope need not work here: the one of the registry has keys of one leaf each.
+def _groups(**more: Any) -> Any:
+    """Two leaves of one group are split over different axes if placed `mixed`."""
+    groups = {"bias": "a", "kernel": "a", "out": "b"}
+    return optclip.clip_by_group_norm({"a": 4.0, "b": 1.0}, groups, **more)
+
+
+# The groups and the user's scope of the registry have one leaf per key here.
 CLIPS = [
-    *(_of(entry) for entry in registry.ENTRIES if entry.id != "user-scope"),
+    *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
+    Clip("groups", _groups, ("groups",)),
     Clip("masked", _masked, ("masked",)),
     Clip("drop", _drop, ("drop",)),
     Clip("skip", _skip, ("skip",)),
@@ -122,6 +129,7 @@ LEARNED = [
     _learned("second moment", _by_element(thresholds.second_moment(0.5, warmup=0))),
     _learned("moment", _by_element(thresholds.moment(decay=0.5))),
     _learned("largest element", _by_element(thresholds.ema_of_max(0.5))),
+    _learned("ema of elements", _by_element(thresholds.ema(0.5, warmup=1))),
     _learned("skip", _skip),
 ]
 
