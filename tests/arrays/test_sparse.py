@@ -1,4 +1,4 @@
-"""BCOO leaves in all their layouts are clipped as the dense gradients they represent."""
+"""BCOO leaves of all layouts are clipped as the dense gradients they represent."""
 
 import dataclasses
 import functools
@@ -69,7 +69,7 @@ class OneBlock(optclip.scopes.Scope):
         return jax.tree.map(lambda _: values["all"], tree)
 
 
-@pytest.mark.parametrize("over", [OneBlock(), optclip.axes((0, 1))], ids=["user", "axes"])
+@pytest.mark.parametrize("over", [OneBlock(), optclip.axes((0, 1))], ids=type)
 def test_scope_gets_sparse_leaf_as_one_matrix(over):
     tx = optclip.clip_by(1.0, over=over)
     mat = rows([[3, 0], [0, 0], [0, 4]])

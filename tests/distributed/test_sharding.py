@@ -79,8 +79,8 @@ SPARSE = [
     ),
     meshes.Clip("value", _of(optclip.clip_by_value), ("elements",)),
     meshes.Clip("rows", _of(optclip.clip_by_norm, axis=-1), ("rows",), True),
-    meshes.Clip("drop", _of(optclip.clip_by_norm, nonfinite="drop"), ("drop",)),
-    meshes.Clip("strict", _of(optclip.clip_by_norm, strict=True), ("strict",)),
+    meshes.Clip("drop", _of(optclip.clip_by_norm, nonfinite="drop"), ("sums",)),
+    meshes.Clip("strict", _of(optclip.clip_by_norm, strict=True), ("sums",)),
 ]
 
 

@@ -111,26 +111,28 @@ def _by_element(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by_value(rule, **more)
 
 
-def _learned(id: str, make: Callable[..., Any], *, by_axis: bool = False) -> Clip:
-    # By itself a kind: what one remembers lies as nothing of the others does.
-    return Clip(id, make, (id,), by_axis)
-
-
-# What the second step depends on the first for: a memory that lies on many devices, one
-# that is the same on all, and both of them.
+# What the second step depends on the first for. The kind is where the memory lies: per
+# slice or element on many devices, per leaf, or one number that all devices share; and
+# whether, as in the warm-up of `ema`, the norms have a limit in common.
+EMA = thresholds.ema(0.5, warmup=1)
 LEARNED = [
-    _learned("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), by_axis=True),
-    _learned("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), by_axis=True),
-    _learned(
+    Clip("ema by unit", _by_unit(EMA), ("slices", "common"), True),
+    Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("slices",), True),
+    Clip(
         "share of parameters",
         lambda **more: optclip.recipes.agc(0.5, **more),
-        by_axis=True,
+        ("slices",),
+        True,
     ),
-    _learned("second moment", _by_element(thresholds.second_moment(0.5, warmup=0))),
-    _learned("moment", _by_element(thresholds.moment(decay=0.5))),
-    _learned("largest element", _by_element(thresholds.ema_of_max(0.5))),
-    _learned("ema of elements", _by_element(thresholds.ema(0.5, warmup=1))),
-    _learned("skip", _skip),
+    Clip(
+        "second moment",
+        _by_element(thresholds.second_moment(0.5, warmup=0)),
+        ("elements",),
+    ),
+    Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
+    Clip("ema of elements", _by_element(EMA), ("elements", "common")),
+    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("leaf",)),
+    Clip("skip", _skip, ("one",)),
 ]
 
 
