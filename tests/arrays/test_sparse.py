@@ -34,24 +34,39 @@ def global_norm_clip(mat, limit, **options):
     return F.clip_by_global_norm(mat, limit, **options)[0]
 
 
-def test_sparse_leaf_dense_bound_or_sparse_axis_raises():
-    mat = rows([[4, -4], [9, 1], [2, -3]])
-    upper = np.arange(10, dtype=np.float32).reshape(5, 2)
-    words = r"leaf 'a', a BCOO matrix, got an array .*Give a"
-    with pytest.raises(ValueError, match=words):
-        F.clip_by_value({"a": mat}, lower=None, upper={"a": upper})
-    for axis in (0, -2):
-        with pytest.raises(ValueError, match=r"BCOO leaf, got .* of shape \(5, 2\)"):
-            F.clip_by_norm(mat, 1.0, axis=axis)
-    with pytest.raises(ValueError, match=r"todense\(\)"):
-        F.clip_by_norm(mat.update_layout(n_dense=0), 1.0, axis=1)
+UPPER = np.arange(10, dtype=np.float32).reshape(5, 2)
+ENTRIES = BCOO((jnp.ones(1), jnp.zeros((1, 2), jnp.int32)), shape=(5, 2))
+ONE_FOR_FOUR = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
+MATRIX = rows([[3, 0], [0, 0], [0, 4]])
 
 
-def test_sparse_leaf_batch_stored_once_raises():
-    mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
-    words = r"The leaf 'w'.*one batch stored for several.*Give"
+@pytest.mark.parametrize(
+    ("clip", "mat", "words"),
+    [
+        (
+            lambda m: F.clip_by_value({"a": m}, lower=None, upper={"a": UPPER}),
+            MATRIX,
+            "leaf 'a', a BCOO matrix, got an array .*Give a",
+        ),
+        *(
+            (
+                lambda m, axis=axis: F.clip_by_norm(m, 1.0, axis=axis),
+                MATRIX,
+                r"BCOO leaf, got .* of shape \(5, 2\)",
+            )
+            for axis in (0, -2)
+        ),
+        (lambda m: F.clip_by_norm(m, 1.0, axis=1), ENTRIES, r"todense\(\)"),
+        (
+            lambda m: F.global_norm({"w": m}),
+            ONE_FOR_FOUR,
+            "The leaf 'w'.*one batch stored for several.*Give",
+        ),
+    ],
+)
+def test_sparse_leaf_that_must_be_dense_raises(clip, mat, words):
     with pytest.raises(ValueError, match=words):
-        F.global_norm({"w": mat})
+        jax.eval_shape(clip, mat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +87,8 @@ class OneBlock(optclip.scopes.Scope):
 @pytest.mark.parametrize("over", [OneBlock(), optclip.axes((0, 1))], ids=type)
 def test_scope_gets_sparse_leaf_as_one_matrix(over):
     tx = optclip.clip_by(1.0, over=over)
-    mat = rows([[3, 0], [0, 0], [0, 4]])
-    clipped, _ = helpers.quick_jit(tx.update)(mat, tx.init(mat))
-    np.testing.assert_allclose(dense(clipped), dense(mat) / 5, rtol=1e-6)
+    clip = helpers.quick_jit(lambda mat: tx.update(mat, tx.init(mat))[0])
+    np.testing.assert_allclose(dense(clip(MATRIX)), dense(MATRIX) / 5, rtol=1e-6)
 
 
 def test_sparse_leaf_without_sparse_axes_is_clipped():
@@ -116,19 +130,23 @@ def test_duplicates_narrow_dtypes_are_summed_in_float32():
     np.testing.assert_allclose(norm, 8e4, rtol=1e-3)
     np.testing.assert_allclose(dense(clipped)[1, 0], 1.0, rtol=1e-3)
     many = BCOO((jnp.ones(1001, jnp.bfloat16), jnp.zeros((1001, 1), int)), shape=(3,))
-    assert F.global_norm(many) == 1001
+    assert helpers.quick_jit(F.global_norm)(many) == 1001
 
 
 @pytest.mark.parametrize("options", [{}, {"strict": True}, {"nonfinite": "drop"}])
 def test_duplicates_sum_above_largest_float_is_clipped(options):
     """Two halves of a row whose sum float16 cannot represent."""
-    mat = BCOO((jnp.full(2, 6e4, jnp.float16), jnp.zeros((2, 1), int)), shape=(3,))
-    clipped, norm = F.clip_by_global_norm(mat, 1e5, **options)
+    halves = rows([[6e4, 0], [0, 0], [6e4, 0]], "float16")
+
+    @helpers.quick_jit
+    def clip(mat):
+        by_row = F.clip_by_norm(mat, np.inf, axis=1, **options)
+        return *F.clip_by_global_norm(mat, 1e5, **options), by_row
+
+    clipped, norm, by_row = clip(halves)
     np.testing.assert_allclose(norm, 1.2e5, rtol=1e-3)
     largest = 65504 if options else 1e5
-    np.testing.assert_allclose(dense(clipped)[0], largest, rtol=1e-3)
-    halves = rows(np.full((3, 2), 6e4), "float16")
-    by_row = F.clip_by_norm(halves, np.inf, axis=1, **options)
+    np.testing.assert_allclose(dense(clipped)[1, 0], largest, rtol=1e-3)
     helpers.assert_identical(by_row.data, halves.data)
 
 
@@ -148,29 +166,36 @@ def test_strict_holds_for_sums_of_duplicates(dtype):
         assert helpers.differs(clipped.data, mat.data)
 
 
-@pytest.mark.covering(dtype=["float32", "bfloat16"], run=["eager", "jit"])
-def test_duplicates_below_threshold_are_bit_identical(dtype, run):
+def test_duplicates_below_threshold_are_bit_identical(run):
     """They are neither summed nor rounded."""
-    mat = rows([[1, 1], [2, 3], [0.0041, 1]], dtype)
-    for clip in (
-        lambda m: F.clip_by_norm(m, 10.0, axis=1, nonfinite="drop"),
-        lambda m: F.clip_by_value(m, lower=-10.0, upper=10.0, nonfinite="zero"),
-    ):
-        helpers.assert_identical(run(clip)(mat), mat)
-    clip = run(global_norm_clip)
-    helpers.assert_identical(clip(mat, 10.0), mat)
-    np.testing.assert_allclose(oracles.norm(dense(clip(mat, 1.0))), 1.0, rtol=1e-2)
+    mat = rows([[1, 1], [2, 3], [0.0041, 1]], "bfloat16")
+
+    def clips(mat):
+        return [
+            F.clip_by_norm(mat, 10.0, axis=1, nonfinite="drop"),
+            F.clip_by_value(mat, lower=-10.0, upper=10.0, nonfinite="zero"),
+            global_norm_clip(mat, 10.0),
+            global_norm_clip(mat, 1.0),
+        ]
+
+    *untouched, clipped = run(clips)(mat)
+    helpers.assert_identical(untouched, [mat] * 3)
+    np.testing.assert_allclose(oracles.norm(dense(clipped)), 1.0, rtol=1e-2)
 
 
 @pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
 def test_infinite_threshold_keeps_entries_bit_identical(policy):
     mat = rows([[np.nan, 1], [2, 3], [4, np.inf]])
-    for clip in (
-        lambda m: F.clip_by_value(m, lower=-np.inf, upper=np.inf, nonfinite=policy),
-        lambda m: F.clip_by_norm(m, np.inf, nonfinite=policy),
-        lambda m: F.clip_by_norm(m, np.inf, axis=1, nonfinite=policy),
-    ):
-        helpers.assert_identical(helpers.quick_jit(clip)(mat), mat)
+
+    @helpers.quick_jit
+    def clips(mat):
+        return [
+            F.clip_by_value(mat, lower=-np.inf, upper=np.inf, nonfinite=policy),
+            F.clip_by_norm(mat, np.inf, nonfinite=policy),
+            F.clip_by_norm(mat, np.inf, axis=1, nonfinite=policy),
+        ]
+
+    helpers.assert_identical(clips(mat), [mat] * 3)
 
 
 def test_derivative_of_sparse_normalize_at_threshold_is_as_dense():

@@ -136,35 +136,29 @@ def test_spanning_clip_untyped_requires_whole_gradients(name):
         np.testing.assert_allclose(step(TREE["both"]), expected, rtol=1e-6)
 
 
-def test_axis_name_varying_leaf_that_is_no_shard_counts_once():
-    """Gathered and cast leaves vary by type, but each device has all of them."""
+def test_global_norm_varying_leaf_is_a_shard_unless_declared():
+    """Also where it is gathered, cast, or the term of a mean that is taken later."""
 
     def norms(x):
         leaves = {
             "gathered": lax.all_gather(x, "data", tiled=True),
             "cast": lax.pcast(jnp.asarray(TREE["whole"]), "data", to="varying"),
+            "unaveraged": x,
         }
-        as_shards = {key: global_norm(leaf) for key, leaf in leaves.items()}
-        as_wholes = {
-            key: lax.pmean(global_norm(leaf, axis_name=()), "data")
-            for key, leaf in leaves.items()
-        }
-        return as_shards, as_wholes
+        declared = jax.tree.map(lambda x: global_norm(x, axis_name=()), leaves)
+        whole = lax.pmean(declared, "data")
+        return jax.tree.map(global_norm, leaves), whole, global_norm(lax.pmean(x, "data"))
 
-    as_shards, as_wholes = mapped(norms, specs=P("data"))(TREE["split"])
-    for key, leaf in {"gathered": TREE["split"], "cast": TREE["whole"]}.items():
-        np.testing.assert_allclose(as_shards[key], 2 * square_norm(leaf), rtol=1e-6)
-        np.testing.assert_allclose(as_wholes[key], square_norm(leaf), rtol=1e-6)
-
-
-def test_global_norm_gradients_before_pmean_count_as_shards():
-    def norms(x):
-        gradient = x * jnp.ones(2)
-        return global_norm(gradient), global_norm(lax.pmean(gradient, "data"))
-
-    before, after = mapped(norms, specs=P("data"))(TREE["split"])
-    np.testing.assert_allclose(before, 2 * np.sqrt(8), rtol=1e-6)
-    np.testing.assert_allclose(after, 2 * np.sqrt(2), rtol=1e-6)
+    shards, whole, averaged = mapped(norms, specs=P("data"))(TREE["split"])
+    expected = {
+        "gathered": square_norm(TREE["split"]),
+        "cast": square_norm(TREE["whole"]),
+        "unaveraged": 2.0,
+    }
+    for key, norm in expected.items():
+        np.testing.assert_allclose(shards[key], 2 * norm, rtol=1e-6)
+        np.testing.assert_allclose(whole[key], norm, rtol=1e-6)
+    np.testing.assert_allclose(averaged, 2.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
