@@ -14,6 +14,7 @@ from tests.support import helpers, leaf_kinds
 from tests.support.helpers import quick_jit
 from tests.support.registry import ENTRIES
 
+
 def clip_of(entry):
     tx = leaf_kinds.make(entry)
     return lambda tree: tx.update(tree, tx.init(tree))[0]

@@ -35,9 +35,11 @@ def global_norm_clip(mat, limit, **options):
 
 
 UPPER = np.arange(10, dtype=np.float32).reshape(5, 2)
-ENTRIES = BCOO((jnp.ones(1), jnp.zeros((1, 2), jnp.int32)), shape=(5, 2))
-ONE_FOR_FOUR = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
 MATRIX = rows([[3, 0], [0, 0], [0, 4]])
+ENTRIES = BCOO((jnp.asarray(np.ones(3)), jnp.asarray(ROWS.repeat(2, 1))), shape=(5, 4))
+ONE_FOR_FOUR = BCOO(
+    (jnp.asarray(np.ones((1, 3))), jnp.asarray(ROWS[None])), shape=(4, 5)
+)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,9 @@ class OneBlock(optclip.scopes.Scope):
         return jax.tree.map(lambda _: values["all"], tree)
 
 
-@pytest.mark.parametrize("over", [OneBlock(), optclip.axes((0, 1))], ids=type)
+@pytest.mark.parametrize(
+    "over", [OneBlock(), optclip.axes((0, 1))], ids=["user", "axes"]
+)
 def test_scope_gets_sparse_leaf_as_one_matrix(over):
     tx = optclip.clip_by(1.0, over=over)
     clip = helpers.quick_jit(lambda mat: tx.update(mat, tx.init(mat))[0])
@@ -93,8 +97,8 @@ def test_scope_gets_sparse_leaf_as_one_matrix(over):
 
 def test_sparse_leaf_without_sparse_axes_is_clipped():
     """All axes of the matrix are batch or dense axes."""
-    indices = jnp.zeros((3, 1, 0), jnp.int32)
-    mat = BCOO((jnp.full((3, 1, 4), 2.0), indices), shape=(3, 4))
+    parts = np.full((3, 1, 4), 2, np.float32), np.zeros((3, 1, 0), np.int32)
+    mat = BCOO(tuple(map(jnp.asarray, parts)), shape=(3, 4))
     clipped, norm = helpers.quick_jit(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
     np.testing.assert_allclose(norm, np.sqrt(48), rtol=1e-6)
     np.testing.assert_allclose(oracles.norm(clipped.data), 1.0, rtol=1e-6)

@@ -1,6 +1,6 @@
 """Each collective matters: without it, devices get another result or an error.
 
-Inside `shard_map` optclip calls the collectives itself. Each line that does is given, in
+Inside `shard_map` optclip calls the collectives itself. Each line that does so gets, in
 turn, the least value of any device instead. This must show in an update or a record; or
 devices disagree on a common number without it, and JAX or optclip raises.
 """
@@ -31,7 +31,8 @@ KINDS = [
 MEMORYLESS = {*(clip.id for clip in meshes.CLIPS), "share of parameters"} - {"skip"}
 # Functions that pass on a collective of their caller.
 PASSED_ON_BY = (
-    "combine", "spanning", "largest", "combined", "_together", "spanned", "over_devices",
+    "combine", "spanning", "largest", "combined", "_together", "spanned",
+    "over_devices",
 )  # fmt: skip
 MESH = meshes.mesh_of("2x4", "shard_map")
 SPECS = meshes.specs_of("mixed", MESH.axis_names)

@@ -145,9 +145,9 @@ def test_global_norm_varying_leaf_is_a_shard_unless_declared():
             "cast": lax.pcast(jnp.asarray(TREE["whole"]), "data", to="varying"),
             "unaveraged": x,
         }
-        declared = jax.tree.map(lambda x: global_norm(x, axis_name=()), leaves)
-        whole = lax.pmean(declared, "data")
-        return jax.tree.map(global_norm, leaves), whole, global_norm(lax.pmean(x, "data"))
+        shards = jax.tree.map(global_norm, leaves)
+        alone = jax.tree.map(lambda x: global_norm(x, axis_name=()), leaves)
+        return shards, lax.pmean(alone, "data"), global_norm(lax.pmean(x, "data"))
 
     shards, whole, averaged = mapped(norms, specs=P("data"))(TREE["split"])
     expected = {
@@ -236,9 +236,7 @@ def test_norm_out_of_range_on_one_device_does_not_deadlock(clip, check_vma, scal
 
 def test_ema_nan_slice_on_one_device_keeps_memory_of_all():
     spec = P(None, "model")
-    tx = optclip.clip_by_norm(
-        optclip.thresholds.ema(warmup=0), axis=0, axis_name=spec
-    )
+    tx = optclip.clip_by_norm(optclip.thresholds.ema(warmup=0), axis=0, axis_name=spec)
 
     def learned(tree):
         first, bad = tree

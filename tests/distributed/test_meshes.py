@@ -21,8 +21,8 @@ WAYS = {
     ("2x2x2", "split"): 4, ("2x2x2", "mixed"): 3,
 }  # fmt: skip
 # At most so many all-reduces per way: one in the first pass and one in the branch for
-# norms out of range. The flags of a policy, the peak of a leaf, the record of slices and
-# each product over a split side of a matrix have their own.
+# norms out of range. The flags of a policy, the peak of a leaf, the record of slices
+# and each product over a split side of a matrix have their own.
 TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "matrices": 16}
 
 alone = functools.cache(meshes.on_one_device)

@@ -143,7 +143,7 @@ def assert_clipped(
     wanted: chex.ArrayTree,
     roundings: int = 0,
 ) -> None:
-    """Types and structure of `tree`; values of `wanted`, rounded once; none as it was."""
+    """Types are those of `tree`, values those of `wanted`; every leaf has changed."""
     helpers.assert_same_types(found, tree)
     pairs = zip(
         jax.tree.leaves_with_path(found, is_leaf=is_sparse),

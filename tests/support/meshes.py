@@ -1,7 +1,7 @@
 """Every transformation on every mesh, to compare with one device.
 
-Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split, some,
-and none. Leaves have unequal norms, so that a sum over one device alone is another one.
+Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split,
+some, or none. Leaves have unequal norms, so that each device has another sum.
 """
 
 import dataclasses
@@ -163,7 +163,7 @@ def mesh_of(shape: str, mode: str) -> Any:
 
 
 def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Kernels split both ways where the mesh has two axes, the first over two of three."""
+    """Kernels are split both ways on two axes, their rows over two axes of three."""
     rows, columns = (names[0], *names[2:]), names[1] if len(names) > 1 else None
     return {
         "split": {
