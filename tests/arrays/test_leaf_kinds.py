@@ -1,4 +1,4 @@
-"""Every transformation on every kind of leaf, in one tree, under what JAX does to it.
+"""Every transformation clips every kind of leaf, eagerly, in place and in batches.
 
 Dtype, weak type, structure and flags of each leaf are kept, and its values are those
 of the oracle.
@@ -12,9 +12,7 @@ from jax.experimental.sparse import BCOO
 
 from tests.support import helpers, leaf_kinds
 from tests.support.helpers import quick_jit
-from tests.support.registry import BY_SCOPE, ENTRIES
-
-every = pytest.mark.covering(entry=ENTRIES, group=tuple(leaf_kinds.GROUPS))
+from tests.support.registry import ENTRIES
 
 
 def clip_of(entry):
@@ -23,71 +21,73 @@ def clip_of(entry):
 
 
 def whole_tree(entry, group):
+    """The leaves of a group, and all those that are passed on."""
     tree = leaf_kinds.gradients(entry, group)
     tree["dense"]["beside"] = leaf_kinds.beside()
     return tree
 
 
-def assert_whole(found, entry, group):
-    """The leaves that pass are as they were, the others as the oracle has them."""
-    helpers.assert_same_types(found, whole_tree(entry, group))
-    beside = found["dense"].pop("beside")
-    for (path, a), b in zip(
-        jax.tree.leaves_with_path(beside),
-        jax.tree.leaves(leaf_kinds.beside()),
-        strict=True,
-    ):
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), path
+def assert_whole(clipped, entry, group):
+    """Passed leaves are bit-identical, the others as the oracle has them."""
+    helpers.assert_same_types(clipped, whole_tree(entry, group))
+
+    def bits(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
+
+    beside = clipped["dense"].pop("beside")
+    assert jax.tree.map(bits, beside) == jax.tree.map(bits, leaf_kinds.beside())
     tree = leaf_kinds.gradients(entry, group)
-    wanted = leaf_kinds.expected(entry, tree)
-    leaf_kinds.assert_clipped(found, tree, wanted, entry.roundings)
+    expected = leaf_kinds.expected(entry, tree)
+    leaf_kinds.assert_clipped(clipped, tree, expected, entry.roundings)
 
 
-def test_no_float_format_is_forgotten():
-    left_out = {"float_", "floating", "float8_e8m0fnu", "float64", "float_power"}
-    left_out |= {"float6_e2m3fn", "float6_e3m2fn"}
-    known = {n for n in dir(jnp) if n.startswith(("float", "bfloat"))}
-    assert known - left_out == set(leaf_kinds.FLOATS)
-    assert set(leaf_kinds.FLOATS) <= set().union(*leaf_kinds.GROUPS.values())
-
-
-@pytest.mark.covering(entry=BY_SCOPE, group=("a", "b"))
-def test_every_kind_of_leaf_is_clipped_eagerly(entry, group):
+def eager(entry, group):
     assert_whole(clip_of(entry)(whole_tree(entry, group)), entry, group)
 
 
-@every
-def test_every_kind_of_leaf_may_be_donated(entry, group):
+def donated(entry, group):
     tree = whole_tree(entry, group)
-    clip = jax.jit(clip_of(entry), donate_argnums=0)
-    assert_whole(clip(tree), entry, group)
-    # There is nothing to give away in a leaf without elements.
+    assert_whole(quick_jit(clip_of(entry), donate_argnums=0)(tree), entry, group)
+    # A leaf without elements has no buffer to donate.
     assert all(x.is_deleted() for x in jax.tree.leaves(tree) if x.size)
 
 
-@every
-def test_vmap_in_cond_in_scan(entry, group):
-    """A carry and a branch take nothing that differs in dtype, weak type or structure.
-
-    Each of a batch is clipped by its own norms; a batch of BCOO leaves is one BCOO.
-    """
+def batched(entry, group):
+    """In vmap in cond in scan, whose types must match; each has norms of its own."""
     batch = jax.vmap(clip_of(entry))
 
     def step(trees, _):
         return jax.lax.cond(jnp.array(True), batch, lambda t: t, trees), None
 
     trees = [
-        leaf_kinds.gradients(entry, group),
-        leaf_kinds.gradients(entry, group, flipped=True),
+        leaf_kinds.gradients(entry, group, flipped=flipped) for flipped in (False, True)
     ]
     both = stacked(trees)
-    found, _ = quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
-    helpers.assert_same_types(found, both)
+    clipped, _ = quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
+    helpers.assert_same_types(clipped, both)
     for i, tree in enumerate(trees):
-        wanted = leaf_kinds.expected(entry, tree)
-        leaf_kinds.assert_clipped(nth(found, i), tree, wanted, entry.roundings)
+        expected = leaf_kinds.expected(entry, tree)
+        leaf_kinds.assert_clipped(nth(clipped, i), tree, expected, entry.roundings)
+
+
+@pytest.mark.covering(
+    entry=ENTRIES,
+    group=tuple(leaf_kinds.GROUPS),
+    how=[donated, batched, eager],
+    # Each dtype compiles each operation of its own, so that one group is enough.
+    where=lambda entry, group, how: how is not eager or group == "b",
+)
+def test_leaf_of_each_kind_is_clipped_and_keeps_type(entry, group, how):
+    how(entry, group)
+
+
+def test_groups_have_every_float_format():
+    left_out = {"float_", "floating", "float8_e8m0fnu", "float64", "float_power"}
+    left_out |= {"float6_e2m3fn", "float6_e3m2fn"}
+    formats = {n for n in dir(jnp) if n.startswith(("float", "bfloat"))}
+    assert formats - left_out == set(leaf_kinds.FLOATS)
+    assert set(leaf_kinds.FLOATS) <= set().union(*leaf_kinds.GROUPS.values())
 
 
 def stacked(trees):

@@ -1,6 +1,7 @@
-"""BCOO leaves in all their layouts, as the dense gradients they stand for."""
+"""BCOO leaves of all layouts are clipped as the dense gradients they represent."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,174 +13,202 @@ import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
 
-ROWS = jnp.array([[1], [3], [1]])
+ROWS = np.array([[1], [3], [1]])
 
 
-def rows(data, **kwargs):
-    return BCOO((jnp.asarray(data), ROWS), shape=(5, 2), **kwargs)
+def rows(data, dtype=np.float32):
+    data = np.asarray(data, np.float32).astype(jnp.dtype(dtype))
+    return BCOO((jnp.asarray(data), jnp.asarray(ROWS)), shape=(5, 2))
 
 
-def test_what_is_of_the_dense_shape_is_refused():
-    mat = rows([[4.0, -4.0], [9.0, 1.0], [2.0, -3.0]])
-    upper = jnp.arange(10.0).reshape(5, 2)
-    with pytest.raises(
-        ValueError, match=r"leaf 'a', a BCOO matrix, got an array .*Give a"
-    ):
-        F.clip_by_value({"a": mat}, lower=None, upper={"a": upper})
-    for axis in (0, -2):
-        with pytest.raises(ValueError, match=r"BCOO leaf, got .* of shape \(5, 2\)"):
-            F.clip_by_norm(mat, 1.0, axis=axis)
-    with pytest.raises(ValueError, match=r"todense\(\)"):
-        F.clip_by_norm(mat.update_layout(n_dense=0), 1.0, axis=1)
+def dense(mat):
+    """In float64, without what is stored past the end."""
+    out = np.zeros(mat.shape)
+    indices = np.asarray(mat.indices).reshape(len(mat.indices), -1)
+    inside = np.all(indices < np.array(mat.shape[: indices.shape[1]]), axis=1)
+    np.add.at(out, tuple(indices[inside].T), helpers.as_float64(mat.data)[inside])
+    return out
 
 
-def test_a_scope_sees_a_matrix_as_one_leaf():
-    @dataclasses.dataclass(frozen=True)
-    class ByKind(optclip.scopes.Scope):
-        def blocks(self, tree):
-            block = optclip.norms.Block(jax.tree.leaves(tree))
-            (leaf,) = block.leaves
-            assert (leaf.shape, leaf.ndim, leaf.dtype) == ((5, 2), 2, jnp.float32)
-            assert leaf.size == 10
-            return {"all": block}
-
-        def spread(self, values, tree):
-            return jax.tree.map(lambda _: values["all"], tree)
-
-    tx = optclip.clip_by(1.0, over=ByKind())
-    mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
-    found, _ = tx.update(mat, tx.init(mat))
-    np.testing.assert_allclose(found.todense(), mat.todense() / 5, rtol=1e-6)
+def global_norm_clip(mat, limit, **options):
+    return F.clip_by_global_norm(mat, limit, **options)[0]
 
 
-def test_all_axes_are_the_leaf(run):
-    mat = rows([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
-    found = run(lambda m: F.clip_by_norm(m, 1.0, axis=(0, 1)))(mat)
-    np.testing.assert_allclose(found.todense(), mat.todense() / 5, rtol=1e-6)
+UPPER = np.arange(10, dtype=np.float32).reshape(5, 2)
+MATRIX = rows([[3, 0], [0, 0], [0, 4]])
+ENTRIES = BCOO((jnp.asarray(np.ones(3)), jnp.asarray(ROWS.repeat(2, 1))), shape=(5, 4))
+ONE_FOR_FOUR = BCOO(
+    (jnp.asarray(np.ones((1, 3))), jnp.asarray(ROWS[None])), shape=(4, 5)
+)
 
 
-def test_nothing_sparse_about_it(run):
-    """A matrix whose axes are all batch or dense axes."""
-    indices = jnp.zeros((3, 1, 0), jnp.int32)
-    mat = BCOO((jnp.full((3, 1, 4), 2.0), indices), shape=(3, 4))
-    found, norm = run(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
+@pytest.mark.parametrize(
+    ("clip", "mat", "words"),
+    [
+        (
+            lambda m: F.clip_by_value({"a": m}, lower=None, upper={"a": UPPER}),
+            MATRIX,
+            "leaf 'a', a BCOO matrix, got an array .*Give a",
+        ),
+        *(
+            (
+                lambda m, axis=axis: F.clip_by_norm(m, 1.0, axis=axis),
+                MATRIX,
+                r"BCOO leaf, got .* of shape \(5, 2\)",
+            )
+            for axis in (0, -2)
+        ),
+        (lambda m: F.clip_by_norm(m, 1.0, axis=1), ENTRIES, r"todense\(\)"),
+        (
+            lambda m: F.global_norm({"w": m}),
+            ONE_FOR_FOUR,
+            "The leaf 'w'.*one batch stored for several.*Give",
+        ),
+    ],
+)
+def test_sparse_leaf_that_must_be_dense_raises(clip, mat, words):
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(clip, mat)
+
+
+@dataclasses.dataclass(frozen=True)
+class OneBlock(optclip.scopes.Scope):
+    """A user's scope that checks the leaf it is given."""
+
+    def blocks(self, tree):
+        block = optclip.norms.Block(jax.tree.leaves(tree))
+        (leaf,) = block.leaves
+        assert (leaf.shape, leaf.ndim, leaf.dtype) == ((5, 2), 2, jnp.float32)
+        assert leaf.size == 10
+        return {"all": block}
+
+    def spread(self, values, tree):
+        return jax.tree.map(lambda _: values["all"], tree)
+
+
+@pytest.mark.parametrize(
+    "over", [OneBlock(), optclip.axes((0, 1))], ids=["user", "axes"]
+)
+def test_scope_gets_sparse_leaf_as_one_matrix(over):
+    tx = optclip.clip_by(1.0, over=over)
+    clip = helpers.quick_jit(lambda mat: tx.update(mat, tx.init(mat))[0])
+    np.testing.assert_allclose(dense(clip(MATRIX)), dense(MATRIX) / 5, rtol=1e-6)
+
+
+def test_sparse_leaf_without_sparse_axes_is_clipped():
+    """All axes of the matrix are batch or dense axes."""
+    parts = np.full((3, 1, 4), 2, np.float32), np.zeros((3, 1, 0), np.int32)
+    mat = BCOO(tuple(map(jnp.asarray, parts)), shape=(3, 4))
+    clipped, norm = helpers.quick_jit(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
     np.testing.assert_allclose(norm, np.sqrt(48), rtol=1e-6)
-    np.testing.assert_allclose(oracles.norm(found.data), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(oracles.norm(clipped.data), 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_batches_with_duplicates_and_nan(policy, run):
+def test_nonfinite_policy_takes_duplicates_as_one_entry(policy):
     indices = jnp.array([[[0], [2], [0]], [[1], [1], [4]]])
     data = jnp.array([[3.0, 4.0, jnp.nan], [3.0, 3.0, 8.0]])
     mat = BCOO((data, indices), shape=(2, 5))
-    found = run(lambda m: F.clip_by_norm(m, 5.0, nonfinite=policy))(mat)
-    exact = np.zeros((2, 5))
+    clip = helpers.quick_jit(lambda m: F.clip_by_norm(m, 5.0, nonfinite=policy))
+    expected = np.zeros((2, 5))
     if policy == "propagate":
-        exact[[0, 0, 1, 1], [0, 2, 1, 4]] = np.nan
+        expected[[0, 0, 1, 1], [0, 2, 1, 4]] = np.nan
     if policy == "drop":
-        # 3 + NaN, one entry of the dense gradient, is dropped as one.
-        exact[[0, 1, 1], [2, 1, 4]] = np.array([4, 6, 8]) * 5 / np.sqrt(116)
-    np.testing.assert_allclose(found.todense(), exact, rtol=1e-6)
+        # 3 + NaN is one entry of the dense gradient.
+        expected[[0, 1, 1], [2, 1, 4]] = np.array([4, 6, 8]) * 5 / np.sqrt(116)
+    np.testing.assert_allclose(clip(mat).todense(), expected, rtol=1e-6)
 
 
-def test_duplicates_are_summed_in_float32(run):
+def test_nonfinite_drop_below_threshold_drops_too():
+    mat = rows([[np.nan, 1], [2, np.inf], [4, 3]])
+    clip = helpers.quick_jit(lambda m: F.clip_by_norm(m, 100.0, nonfinite="drop"))
+    np.testing.assert_array_equal(
+        dense(clip(mat)), [[0, 0], [0, 4], [0, 0], [2, 0], [0, 0]]
+    )
+
+
+def test_duplicates_narrow_dtypes_are_summed_in_float32():
     """In float16 they would overflow, and in bfloat16 lose the small ones."""
-    mat = rows(jnp.array([[4e4, 0], [3.0, 0], [4e4, 0]], jnp.float16))
-    found, norm = run(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
+    mat = rows([[4e4, 0], [3, 0], [4e4, 0]], "float16")
+    clipped, norm = helpers.quick_jit(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
     np.testing.assert_allclose(norm, 8e4, rtol=1e-3)
-    np.testing.assert_allclose(found.todense()[1, 0], 1.0, rtol=1e-3)
+    np.testing.assert_allclose(dense(clipped)[1, 0], 1.0, rtol=1e-3)
     many = BCOO((jnp.ones(1001, jnp.bfloat16), jnp.zeros((1001, 1), int)), shape=(3,))
-    assert F.global_norm(many) == 1001
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_strict_holds_for_the_sums(dtype):
-    """Rounding duplicates one by one, towards zero, could make a sum larger."""
-    rng = np.random.default_rng(3)
-    clip = jax.jit(lambda m, c: F.clip_by_global_norm(m, c, strict=True)[0])
-    for _ in range(50):
-        data = rng.normal(size=(3, 2))
-        data[2] = -data[0] * (1 + 0.02 * rng.normal(size=2))
-        mat = rows(jnp.asarray(data, dtype))
-        # Rounded duplicates all but cancel.
-        c = np.float32(rng.uniform(0.05, 0.9) * float(F.global_norm(mat)))
-        out = clip(mat, c)
-        dense = np.zeros((5, 2))
-        inside = np.ravel(out.indices) < 5
-        values = helpers.as_float64(out.data)
-        np.add.at(dense, np.ravel(out.indices)[inside], values[inside])
-        assert oracles.norm(dense) <= c
-        assert helpers.differs(out.data, mat.data)
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_is_not_clipped_stays_to_the_bit(dtype, run):
-    """Duplicates are not summed then, nor rounded."""
-    mat = rows(jnp.asarray([[1.0, 1.0], [2.0, 3.0], [0.0041, 1.0]], dtype))
-    for clip in (
-        lambda m: F.clip_by_global_norm(m, 10.0)[0],
-        lambda m: F.clip_by_norm(m, 10.0, axis=1, nonfinite="drop"),
-        lambda m: F.clip_by_value(m, lower=-10.0, upper=10.0, nonfinite="zero"),
-    ):
-        helpers.assert_identical(run(clip)(mat), mat)
-    clipped = run(lambda m: F.clip_by_global_norm(m, 1.0)[0])(mat)
-    np.testing.assert_allclose(oracles.norm(clipped.todense()), 1.0, rtol=1e-2)
-
-
-def test_what_is_not_finite_is_dropped_inside_the_threshold_too(run):
-    mat = rows([[jnp.nan, 1.0], [2.0, jnp.inf], [4.0, 3.0]])
-    found = run(lambda m: F.clip_by_norm(m, 100.0, nonfinite="drop"))(mat)
-    exact = np.zeros((5, 2))
-    exact[1, 1] = 4
-    exact[3, 0] = 2
-    np.testing.assert_array_equal(found.todense(), exact)
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_infinite_thresholds_keep_entries_as_they_came(policy, run):
-    mat = rows([[jnp.nan, 1.0], [2.0, 3.0], [4.0, jnp.inf]])
-    clips = [
-        lambda m: F.clip_by_value(m, lower=-jnp.inf, upper=jnp.inf, nonfinite=policy),
-        lambda m: F.clip_by_norm(m, jnp.inf, nonfinite=policy),
-        lambda m: F.clip_by_norm(m, jnp.inf, axis=1, nonfinite=policy),
-    ]
-    for clip in clips:
-        helpers.assert_identical(run(clip)(mat), mat)
+    assert helpers.quick_jit(F.global_norm)(many) == 1001
 
 
 @pytest.mark.parametrize("options", [{}, {"strict": True}, {"nonfinite": "drop"}])
-def test_sums_above_the_largest_number_stay_finite(options):
-    """Two halves of a row that the dtype has no number for."""
-    mat = BCOO((jnp.full(2, 6e4, jnp.float16), jnp.zeros((2, 1), int)), shape=(3,))
-    found, norm = F.clip_by_global_norm(mat, 1e5, **options)
-    assert norm == pytest.approx(1.2e5, rel=1e-3)
-    dense = np.sum(np.asarray(found.data, np.float64))
-    assert dense == pytest.approx(1e5 if not options else 65504, rel=1e-3)
-    by_row = F.clip_by_norm(
-        rows(jnp.full((3, 2), 6e4, jnp.float16)), jnp.inf, axis=1, **options
-    )
-    helpers.assert_identical(by_row.data, jnp.full((3, 2), 6e4, jnp.float16))
+def test_duplicates_sum_above_largest_float_is_clipped(options):
+    """Two halves of a row whose sum float16 cannot represent."""
+    halves = rows([[6e4, 0], [0, 0], [6e4, 0]], "float16")
+
+    @helpers.quick_jit
+    def clip(mat):
+        by_row = F.clip_by_norm(mat, np.inf, axis=1, **options)
+        return *F.clip_by_global_norm(mat, 1e5, **options), by_row
+
+    clipped, norm, by_row = clip(halves)
+    np.testing.assert_allclose(norm, 1.2e5, rtol=1e-3)
+    largest = 65504 if options else 1e5
+    np.testing.assert_allclose(dense(clipped)[1, 0], largest, rtol=1e-3)
+    helpers.assert_identical(by_row.data, halves.data)
 
 
-def test_the_slope_of_a_coefficient_of_one():
-    """Of a response that bends there, as for a dense leaf."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_strict_holds_for_sums_of_duplicates(dtype):
+    """Rounding each duplicate towards zero could make their sum larger."""
+    rng = np.random.default_rng(3)
+    clip = helpers.quick_jit(functools.partial(global_norm_clip, strict=True))
+    for _ in range(50):
+        data = rng.normal(size=(3, 2))
+        # Rounded duplicates nearly cancel.
+        data[2] = -data[0] * (1 + 0.02 * rng.normal(size=2))
+        mat = rows(data, dtype)
+        limit = np.float32(rng.uniform(0.05, 0.9) * oracles.norm(dense(mat)))
+        clipped = clip(mat, limit)
+        assert oracles.norm(dense(clipped)) <= limit
+        assert helpers.differs(clipped.data, mat.data)
+
+
+def test_duplicates_below_threshold_are_bit_identical(run):
+    """They are neither summed nor rounded."""
+    mat = rows([[1, 1], [2, 3], [0.0041, 1]], "bfloat16")
+
+    def clips(mat):
+        return [
+            F.clip_by_norm(mat, 10.0, axis=1, nonfinite="drop"),
+            F.clip_by_value(mat, lower=-10.0, upper=10.0, nonfinite="zero"),
+            global_norm_clip(mat, 10.0),
+            global_norm_clip(mat, 1.0),
+        ]
+
+    *untouched, clipped = run(clips)(mat)
+    helpers.assert_identical(untouched, [mat] * 3)
+    np.testing.assert_allclose(oracles.norm(dense(clipped)), 1.0, rtol=1e-2)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+def test_infinite_threshold_keeps_entries_bit_identical(policy):
+    mat = rows([[np.nan, 1], [2, 3], [4, np.inf]])
+
+    @helpers.quick_jit
+    def clips(mat):
+        return [
+            F.clip_by_value(mat, lower=-np.inf, upper=np.inf, nonfinite=policy),
+            F.clip_by_norm(mat, np.inf, nonfinite=policy),
+            F.clip_by_norm(mat, np.inf, axis=1, nonfinite=policy),
+        ]
+
+    helpers.assert_identical(clips(mat), [mat] * 3)
+
+
+def test_derivative_of_sparse_normalize_at_threshold_is_as_dense():
+    """The coefficient is 1 there, and the response has a slope."""
     tx = optclip.clip_by(5.0, response="normalize")
 
-    def dense(data):
-        return tx.update(data, tx.init(data))[0][0]
-
-    def sparse(data):
+    def first(data):
         mat = BCOO((data, jnp.arange(2)[:, None]), shape=(2,), unique_indices=True)
         return tx.update(mat, tx.init(mat))[0].data[0]
 
-    x = jnp.array([3.0, 4.0])
-    np.testing.assert_allclose(jax.grad(dense)(x), [0.64, -0.48], rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(sparse)(x), [0.64, -0.48], rtol=1e-5)
-
-
-def test_one_batch_stored_for_several_is_refused():
-    mat = BCOO((jnp.ones((1, 2)), jnp.array([[[0], [1]]])), shape=(4, 3))
-    with pytest.raises(
-        ValueError, match=r"The leaf 'w'.*one batch stored for several.*Give"
-    ):
-        F.global_norm({"w": mat})
+    slope = helpers.quick_jit(jax.grad(first))(np.float32([3, 4]))
+    np.testing.assert_allclose(slope, [0.64, -0.48], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""`shard_map` together with the rest of JAX: partly manual, nested, vmap, grad, donated."""
+"""`shard_map` with the rest of JAX: partly manual, nested, vmap, grad, donated."""
 
 import chex
 import jax
@@ -13,24 +13,11 @@ import optclip
 from optclip._arrays import _axis_names
 from optclip.functional import clip_by_global_norm, global_norm
 from tests.support import helpers
-from tests.support.mapped import NORM, SPECS, TREE
-
-
-def tree():
-    return jax.tree.map(jnp.asarray, TREE)
-
-
-def mesh_of(kind=AxisType.Auto):
-    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
-
-
-def placed(mesh):
-    places = {key: NamedSharding(mesh, spec) for key, spec in SPECS.items()}
-    return jax.device_put(tree(), places)
+from tests.support.mapped import NORM, SPECS, TREE, mapped, mesh_of
 
 
 def only(axis):
-    """The specs as far as they name `axis`: what a map over it alone is given."""
+    """The specs reduced to `axis`, as a map over that axis alone takes them."""
     return {
         key: P(*(name if name == axis else None for name in spec))
         for key, spec in SPECS.items()
@@ -39,85 +26,77 @@ def only(axis):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("axis", ["data", "model"])
-def test_some_axes_manual_and_the_others_not(axis, kind):
+def test_global_norm_partly_manual_mesh_spans_all_axes(axis, kind):
     mesh, specs = mesh_of(kind), only(axis)
+    places = {key: NamedSharding(mesh, spec) for key, spec in SPECS.items()}
     with jax.set_mesh(mesh):
         step = jax.shard_map(
             lambda tree: clip_by_global_norm(tree, 1.0),
-            in_specs=(specs,), out_specs=(specs, P()), axis_names={axis},
-        )  # fmt: skip
-        clipped, norm = helpers.quick_jit(step)(placed(mesh))
+            in_specs=(specs,),
+            out_specs=(specs, P()),
+            axis_names={axis},
+        )
+        clipped, norm = helpers.quick_jit(step)(jax.device_put(TREE, places))
     np.testing.assert_allclose(norm, NORM, rtol=1e-6)
-    for key, x in tree().items():
+    for key, x in TREE.items():
         np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
 
 
-def test_a_map_in_a_map():
+def test_global_norm_nested_maps_spans_both_axes():
     inner = jax.shard_map(
         global_norm, in_specs=(only("model"),), out_specs=P(), axis_names={"model"}
     )
     outer = jax.shard_map(
-        inner, mesh=mesh_of(), in_specs=(only("data"),), out_specs=P(),
+        inner,
+        mesh=mesh_of(),
+        in_specs=(only("data"),),
+        out_specs=P(),
         axis_names={"data"},
-    )  # fmt: skip
+    )
     with jax.set_mesh(mesh_of()):
-        np.testing.assert_allclose(helpers.quick_jit(outer)(tree()), NORM, rtol=1e-6)
+        np.testing.assert_allclose(helpers.quick_jit(outer)(TREE), NORM, rtol=1e-6)
 
 
+# Private, because no public attribute of JAX tells these versions apart.
 @pytest.mark.skipif(_axis_names.IS_OLD, reason="jax 0.8.3 has no psum in such a vmap")
-def test_vmap_in_a_map():
-    """Each example has its norm, over all devices."""
-
+def test_global_norm_vmap_in_map_spans_devices_per_example():
     def norms(tree):
-        scaled = [jax.tree.map(lambda x, s=s: s * x, tree) for s in (1.0, 2.0)]
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *scaled)
-        return jax.vmap(global_norm)(stacked)
+        scales = jnp.array([1.0, 2.0])
+        return jax.vmap(lambda s: global_norm(jax.tree.map(lambda x: s * x, tree)))(
+            scales
+        )
 
-    found = helpers.quick_jit(
-        jax.shard_map(norms, mesh=mesh_of(), in_specs=(SPECS,), out_specs=P())
-    )(tree())
-    np.testing.assert_allclose(found, [NORM, 2 * NORM], rtol=1e-6)
+    np.testing.assert_allclose(mapped(norms)(TREE), [NORM, 2 * NORM], rtol=1e-6)
 
 
-@pytest.mark.parametrize("ord", [1.0, 2.0, 3.0, float("inf")])
-def test_the_derivative_in_a_map(ord):
-    """That of the whole norm, to what each device holds."""
-
-    def gradient(tree):
-        def loss(tree):
-            clipped, norm = clip_by_global_norm(tree, 2.0, ord=ord)
-            return norm + sum(jnp.sum(x**3) for x in jax.tree.leaves(clipped))
-
-        return jax.grad(loss)(tree)
-
-    def in_a_map(tree):
+@pytest.mark.parametrize("ord", [2.0, 3.0, float("inf")])
+def test_clip_derivative_in_map_goes_through_whole_norm(ord):
+    def gradient(total):
         def loss(tree):
             clipped, norm = clip_by_global_norm(tree, 2.0, ord=ord)
             cubes = {key: jnp.sum(x**3) for key, x in clipped.items()}
-            total = cubes["whole"] + jax.lax.psum(cubes["split"], "data")
-            return norm + total + jax.lax.psum(cubes["both"], ("data", "model"))
+            return norm + sum(total(key, cube) for key, cube in cubes.items())
 
-        return jax.grad(loss)(tree)
+        return jax.grad(loss)
 
-    step = jax.shard_map(in_a_map, mesh=mesh_of(), in_specs=(SPECS,), out_specs=SPECS)
-    found, expected = (
-        helpers.quick_jit(step)(tree()),
-        helpers.quick_jit(gradient)(tree()),
-    )
-    for key, x in expected.items():
-        assert np.any(x)
-        np.testing.assert_allclose(found[key], x, rtol=2e-6, atol=1e-6)
+    def over_devices(key, cube):
+        axes = {"both": ("data", "model"), "split": "data", "whole": ()}[key]
+        return jax.lax.psum(cube, axes) if axes else cube
+
+    found = mapped(gradient(over_devices), SPECS)(TREE)
+    expected = helpers.quick_jit(gradient(lambda key, cube: cube))(TREE)
+    assert all(np.any(x) for x in expected.values())
+    chex.assert_trees_all_close(found, expected, rtol=2e-6, atol=1e-6)
 
 
-def test_a_state_that_is_donated():
-    """Over MultiSteps, which changes a state in both branches of a condition."""
+def test_autoclip_donated_state_in_map_is_as_on_one_device():
+    """Inside MultiSteps, which changes a state in both branches of a condition."""
     clip = optclip.recipes.autoclip(0.5, window=4)
     tx = optax.MultiSteps(optax.chain(clip, optax.sgd(1.0)), every_k_schedule=2)
-    params = tree()
     specs = optax.tree_map_params(
         tx.gradient_transformation(),
         lambda _, spec: spec,
-        jax.eval_shape(tx.init, params),
+        jax.eval_shape(tx.init, TREE),
         SPECS,
         transform_non_params=lambda _: P(),
     )
@@ -133,13 +112,14 @@ def test_a_state_that_is_donated():
         is_leaf=lambda x: isinstance(x, P),
     )
     on_one_device = helpers.quick_jit(tx.update)
+    params = jax.tree.map(jnp.asarray, TREE)
     state, alone = jax.device_put(tx.init(params), places), tx.init(params)
     for scale in (1.0, 2.0, 30.0, 20.0):
-        grads = jax.tree.map(lambda x, scale=scale: scale * x, tree())
-        old, (found, state) = state, step(grads, state)
+        grads = jax.tree.map(lambda x, scale=scale: np.float32(scale) * x, TREE)
+        old, (updates, state) = state, step(grads, state)
         expected, alone = on_one_device(grads, alone)
         assert all(x.is_deleted() for x in jax.tree.leaves(old))
-        chex.assert_trees_all_close(found, expected, rtol=1e-6)
+        chex.assert_trees_all_close(updates, expected, rtol=1e-6)
     # The second mean, 25 times the tree, was clipped to between it and the first.
-    assert float(global_norm(found)) < 24 * NORM
+    assert float(global_norm(updates)) < 24 * NORM
     assert float(optclip.metrics(state)["clip/threshold"]) > 2 * NORM

@@ -1,166 +1,145 @@
-"""Matrices on a mesh: split on one side their Gram matrix is added over devices."""
+"""Matrices on a mesh: devices add the Gram matrices of a side that is split."""
 
 import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax import P
+from jax.sharding import NamedSharding
 
 import optclip
-from optclip.functional import clip_by_singular_value, clip_by_spectral_norm
+from optclip.functional import clip_by_singular_value
+from tests.support import helpers, meshes, oracles
 
 CLIPS = {
-    "spectral norm": functools.partial(clip_by_spectral_norm, max_norm=2.0),
-    "eigh": functools.partial(clip_by_singular_value, max_value=2.0),
+    "spectral norm": functools.partial(optclip.clip_by_spectral_norm, 2.0),
+    "eigh": functools.partial(optclip.clip_by_singular_value, 2.0),
     "products": functools.partial(
-        clip_by_singular_value, max_value=2.0, method="newton_schulz"
+        optclip.clip_by_singular_value, 2.0, method="newton_schulz"
+    ),
+    "power iteration": functools.partial(
+        optclip.clip_by_spectral_norm, 2.0, method="power_iteration", steps=20
     ),
 }
-each_clip = pytest.mark.parametrize("clip", CLIPS)
+LARGER, SMALLER, BOTH = P(None, ("data", "model")), P("data", None), P("data", "model")
+MATRIX = np.random.default_rng(0).standard_normal((8, 24)).astype(np.float32)
 
 
-def matrix():
-    return jnp.asarray(np.random.default_rng(0).standard_normal((16, 48)), jnp.float32)
+def update_of(tx):
+    return helpers.quick_jit(meshes.update_of(tx))
 
 
-def mesh():
-    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
-
-
-def same(got, want):
-    np.testing.assert_allclose(got, want, atol=1e-5 * np.abs(want).max())
-    assert np.abs(np.asarray(want) - matrix()).max() > 0.1
-
-
-@each_clip
-@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None), P(None, ("a", "b"))])
-def test_in_shard_map_a_matrix_split_on_one_side_is_clipped_as_a_whole(clip, spec):
-    clip = CLIPS[clip]
-    mapped = jax.shard_map(
-        functools.partial(clip, axis_name=spec), mesh=mesh(), in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    same(jax.jit(mapped)(matrix()), clip(matrix()))
-
-
-@pytest.mark.parametrize("method", ["eigh", "newton_schulz"])
-def test_in_shard_map_as_many_singular_values_are_recorded_as_there_are(method):
-    """Also where the smaller side is split, so that the Gram matrix is the large one."""
-    spec = P("b", None)
-
-    def record(x, axis_name):
-        tx = optclip.clip_by_singular_value(2.0, method=method, axis_name=axis_name)
-        return optclip.metrics(tx.update(x, tx.init(x))[1])
-
-    mapped = jax.shard_map(
-        lambda x: record(x, spec), mesh=mesh(), in_specs=spec, out_specs=P()
+def mapped(function, spec, out, count=1):
+    return helpers.quick_jit(
+        jax.shard_map(
+            function,
+            mesh=meshes.mesh_of("2x4", "shard_map"),
+            in_specs=(spec,) * count,
+            out_specs=out,
+        )
     )
-    got, want = jax.jit(mapped)(matrix()), record(matrix(), None)
-    assert want["clip/fraction"] == 1
-    chex.assert_trees_all_close(got, want, rtol=1e-6)
 
 
-def test_on_explicit_axes_power_iteration_takes_a_matrix_split_on_either_side():
-    devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
-    tx = optclip.clip_by_spectral_norm(2.0, method="power_iteration", steps=100)
-
-    def twice(x):
-        _, state = tx.update(x, tx.init(x))
-        return tx.update(x, state)[0]
-
-    with jax.set_mesh(devices):
-        for spec in (P(None, "a"), P("b", None), P("b", "a")):
-            x = jax.device_put(matrix(), NamedSharding(devices, spec))
-            same(jax.jit(twice)(x), clip_by_spectral_norm(matrix(), 2.0))
+@functools.cache
+def on_one_device(clip):
+    return update_of(CLIPS[clip]())(MATRIX)
 
 
-@each_clip
-def test_in_shard_map_a_matrix_split_on_both_sides_is_refused(clip):
-    spec = P("b", "a")
-    mapped = jax.shard_map(
-        functools.partial(CLIPS[clip], axis_name=spec), mesh=mesh(), in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    words = r"whole on one of its sides.* axes \('b',\) and \('a',\)"
+@pytest.mark.covering(
+    clip=list(CLIPS),
+    spec=[LARGER, SMALLER, BOTH],
+    mode=meshes.MODES,
+    where=lambda clip, spec, mode: (
+        mode != "shard_map" or (spec != BOTH and clip != "power iteration")
+    ),
+)
+def test_matrix_clip_split_matches_one_device(clip, spec, mode):
+    """Also the number of singular values, where the larger Gram matrix is used."""
+    mesh, given = meshes.mesh_of("2x4", mode), MATRIX
+    if mode == "shard_map":
+        tx = CLIPS[clip](axis_name=spec)
+        update = mapped(meshes.update_of(tx), spec, (spec, P()))
+    else:
+        update = update_of(CLIPS[clip]())
+        given = jax.device_put(MATRIX, NamedSharding(mesh, spec))
+    with jax.set_mesh(mesh):
+        updates, metrics = update(given)
+    expected, expected_metrics = on_one_device(clip)
+    assert np.max(np.abs(expected - MATRIX)) > 0.1
+    np.testing.assert_allclose(updates, expected, atol=2e-5)
+    chex.assert_trees_all_close(metrics, expected_metrics, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip", list(CLIPS)[:3])
+def test_matrix_clip_larger_split_side_is_not_gathered(clip):
+    place = NamedSharding(meshes.mesh_of("2x4", "auto"), LARGER)
+    update = helpers.quick_jit(
+        meshes.update_of(CLIPS[clip]()),
+        in_shardings=place,
+        out_shardings=(place, None),
+    )
+    program = update.lower(MATRIX).compile().as_text()
+    assert "all-reduce" in program
+    gathered = [line for line in program.splitlines() if " all-gather" in line]
+    assert not any("8,24]" in line for line in gathered), gathered
+
+
+@pytest.mark.parametrize(
+    ("clip", "spec", "words"),
+    [
+        *((clip, BOTH, "whole on one of its sides") for clip in list(CLIPS)[:3]),
+        ("power iteration", LARGER, "method='exact'"),
+    ],
+)
+def test_matrix_clip_shard_map_missing_side_raises(clip, spec, words):
+    tx = CLIPS[clip](axis_name=spec)
     with pytest.raises(ValueError, match=words):
-        jax.jit(mapped)(matrix())
+        jax.eval_shape(mapped(meshes.update_of(tx), spec, (spec, P())), MATRIX)
+
+
+def change(axis_name, x, along):
+    def clip(x):
+        return clip_by_singular_value(x, 2.0, axis_name=axis_name)
+
+    return jax.jvp(clip, (x,), (along,))[1]
+
+
+@functools.cache
+def change_under_jit():
+    return helpers.quick_jit(functools.partial(change, None))
+
+
+@functools.cache
+def change_in_shard_map(spec):
+    return mapped(functools.partial(change, spec), spec, spec, count=2)
 
 
 @pytest.mark.parametrize("largest", [10, 2000])
-@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None)])
-def test_derivatives_are_those_on_one_device(spec, largest):
-    """In shard_map, and on Explicit axes, which ask where each product is to be.
+@pytest.mark.parametrize("spec", [LARGER, SMALLER])
+def test_singular_value_derivative_split_matches_one_device(spec, largest):
+    """In shard_map, and on Explicit axes, where each product needs a sharding.
 
     Where the smaller side is split, two thirds of the singular values are zeros.
     """
-    u, s, vt = np.linalg.svd(matrix(), full_matrices=False)
-    x = jnp.asarray(u * np.append(largest, s[1:]) @ vt, jnp.float32)
-    along = matrix()[::-1]
-
-    def change(clip, x, along):
-        return jax.jvp(clip, (x,), (along,))[1]
-
-    want = jax.jit(functools.partial(change, CLIPS["eigh"]))(x, along)
-    clip = functools.partial(CLIPS["eigh"], axis_name=spec)
-    mapped = jax.shard_map(
-        functools.partial(change, clip), mesh=mesh(), in_specs=(spec, spec),
-        out_specs=spec,
-    )  # fmt: skip
-    np.testing.assert_allclose(jax.jit(mapped)(x, along), want, atol=1e-4)
-    devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(devices):
-        place = NamedSharding(devices, spec)
-        given = (jax.device_put(each, place) for each in (x, along))
-        found = jax.jit(functools.partial(change, CLIPS["eigh"]))(*given)
-    np.testing.assert_allclose(found, want, atol=1e-4)
+    u, s, vt = np.linalg.svd(MATRIX, full_matrices=False)
+    x = np.float32(u * np.append(largest, s[1:]) @ vt)
+    along = MATRIX[::-1]
+    expected = change_under_jit()(x, along)
+    assert np.max(np.abs(expected - along)) > 0.1
+    np.testing.assert_allclose(change_in_shard_map(spec)(x, along), expected, atol=1e-4)
+    mesh = meshes.mesh_of("2x4", "explicit")
+    with jax.set_mesh(mesh):
+        place = NamedSharding(mesh, spec)
+        derivative = change_under_jit()(*jax.device_put((x, along), place))
+    np.testing.assert_allclose(derivative, expected, atol=1e-4)
 
 
-def test_in_shard_map_power_iteration_wants_whole_matrices():
-    spec = P(None, "a")
-    tx = optclip.clip_by_spectral_norm(2.0, method="power_iteration", axis_name=spec)
-    mapped = jax.shard_map(
-        lambda x: tx.update(x, tx.init(x))[0], mesh=mesh(), in_specs=spec,
-        out_specs=spec,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="method='exact'"):
-        jax.jit(mapped)(matrix())
-
-
-@each_clip
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None), P("b", "a")])
-def test_under_jit_split_matrices_are_clipped_as_on_one_device(clip, kind, spec):
-    clip = CLIPS[clip]
-    devices = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind, kind))
-    with jax.set_mesh(devices):
-        x = jax.device_put(matrix(), NamedSharding(devices, spec))
-        got = jax.jit(clip)(x)
-    same(got, clip(matrix()))
-
-
-@each_clip
-def test_a_larger_side_that_is_split_is_not_gathered(clip):
-    place = NamedSharding(mesh(), P(None, "a"))
-    compiled = jax.jit(
-        CLIPS[clip], in_shardings=place, out_shardings=place
-    ).lower(matrix()).compile()  # fmt: skip
-    text = compiled.as_text()
-    assert "all-reduce" in text
-    gathered = [line for line in text.splitlines() if " all-gather" in line]
-    assert not any("16,48]" in line for line in gathered), gathered
-
-
-@pytest.mark.parametrize("spec", [P(None, "a"), P("b", None)])
-def test_in_shard_map_spectra_scales_by_the_shape_of_the_whole(spec):
-    def step(x):
-        tx = optclip.recipes.spectra(optax.identity(), 2.0, axis_name=spec)
-        return tx.update(x, tx.init(x))[0]
-
-    mapped = jax.shard_map(step, mesh=mesh(), in_specs=spec, out_specs=spec)
-    want = np.sqrt(3) * CLIPS["products"](matrix(), response="soft")
-    same(jax.jit(mapped)(matrix()), want)
+@pytest.mark.parametrize("spec", [LARGER, SMALLER])
+def test_spectra_in_shard_map_scales_by_whole_shape(spec):
+    tx = optclip.recipes.spectra(optax.identity(), 2.0, axis_name=spec)
+    updates, _ = mapped(meshes.update_of(tx), spec, (spec, P()))(MATRIX)
+    soft = oracles.by_singular_value(np.float64(MATRIX), 2.0, oracles.smooth)
+    np.testing.assert_allclose(updates, np.sqrt(3) * soft, atol=5e-5)

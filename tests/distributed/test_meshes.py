@@ -1,10 +1,10 @@
-"""Every transformation on meshes is as on one device, to 1e-6."""
+"""Every transformation on meshes gives the result of one device, to within 1e-6."""
 
+import contextlib
 import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
@@ -14,15 +14,15 @@ import optclip
 from optclip import thresholds
 from tests.support import helpers, meshes
 
-# In how many ways leaves are split: each takes XLA an all-reduce of its own, and in
-# shard_map each set of mesh axes one. However many leaves there are.
+# The number of ways in which leaves are split. XLA uses one all-reduce for each of
+# them, and shard_map one for each set of mesh axes, however many leaves there are.
 WAYS = {
     ("8", "split"): 1, ("8", "mixed"): 1, ("2x4", "split"): 3, ("2x4", "mixed"): 2,
     ("2x2x2", "split"): 4, ("2x2x2", "mixed"): 3,
 }  # fmt: skip
-# At most: one in the pass that is taken and one in the branch for norms out of range;
-# the flags of a policy, the peak of a leaf and the record of slices have their own. So
-# has each product over a side that is split: those of one matrix are not added together.
+# At most so many all-reduces per way: one in the first pass and one in the branch for
+# norms out of range. The flags of a policy, the peak of a leaf, the record of slices
+# and each product over a split side of a matrix have their own.
 TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "matrices": 16}
 
 alone = functools.cache(meshes.on_one_device)
@@ -35,7 +35,7 @@ alone = functools.cache(meshes.on_one_device)
     mode=meshes.MODES,
     where=lambda clip, **how: clip.takes(**how),
 )
-def test_as_on_one_device(clip, shape, placement, mode):
+def test_clip_on_mesh_matches_one_device(clip, shape, placement, mode):
     expected = alone(clip, meshes.update_of)
     found = meshes.on_a_mesh(clip, shape, placement, mode, meshes.update_of)
     assert helpers.differs(expected.updates, meshes.gradients())
@@ -54,8 +54,8 @@ def test_as_on_one_device(clip, shape, placement, mode):
 @pytest.mark.covering(
     clip=meshes.LEARNED, mode=meshes.MODES, placement=["split", "mixed"]
 )
-def test_what_is_learned_is_the_same(clip, mode, placement):
-    """The whole run, from `init` on: its state keeps its type, as a scan asks for."""
+def test_learned_threshold_on_mesh_matches_one_device(clip, mode, placement):
+    """Over a scan from `init` on, so that the state keeps its type."""
     expected = alone(clip, meshes.run_of)
     found = meshes.on_a_mesh(clip, "2x4", placement, mode, meshes.run_of)
     assert helpers.differs(expected.updates["out"][1], 10 * meshes.gradients()["out"])
@@ -63,34 +63,29 @@ def test_what_is_learned_is_the_same(clip, mode, placement):
 
 
 @pytest.mark.parametrize("where", ["eager", "eager on auto", "in a mesh", "traced"])
-def test_a_memory_lies_where_its_norms_do(where):
-    """From `init` on, if that can know: traced, and outside of a mesh, it cannot."""
+def test_memory_lies_where_its_norms_do(where):
+    """From `init` on, unless that is traced outside a mesh or the axes are Auto."""
     kind = AxisType.Auto if where == "eager on auto" else AxisType.Explicit
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
     place = NamedSharding(mesh, P("data", "model"))
     tree = {
         "alone": np.ones(3, np.float32),
-        "split": jax.device_put(jnp.ones((8, 4)), place),
+        "split": jax.device_put(np.ones((8, 4), np.float32), place),
     }
     tx = optclip.clip_by_value(thresholds.moment(decay=0.5))
 
-    def of_the_split(state):
-        memory = [x for x in jax.tree.leaves(state) if x.shape == (8, 4)]
-        assert len(memory) == 1
-        return memory[0]
+    def memory_of_split(state):
+        (memory,) = [x for x in jax.tree.leaves(state) if x.shape == (8, 4)]
+        return memory
 
-    if where == "in a mesh":
-        with jax.set_mesh(mesh):
-            state = jax.jit(tx.init)(tree)
-    else:
-        state = (jax.jit(tx.init) if where == "traced" else tx.init)(tree)
-    known = of_the_split(state).sharding.is_equivalent_to(place, 2)
-    assert known == (where in ("eager", "in a mesh"))
+    init = tx.init if where.startswith("eager") else helpers.quick_jit(tx.init)
+    with jax.set_mesh(mesh) if where == "in a mesh" else contextlib.nullcontext():
+        state = init(tree)
+    lies_there = memory_of_split(state).sharding.is_equivalent_to(place, 2)
+    assert lies_there == (where in ("eager", "in a mesh"))
     update = helpers.quick_jit(tx.update)
     for step in (1, 2):
-        out, state = update(tree, state)
-        assert out["split"].sharding.is_equivalent_to(place, 2)
-        # A state that has been updated lies where it will lie from then on.
-        assert of_the_split(state).sharding.is_equivalent_to(place, 2)
-        np.testing.assert_allclose(of_the_split(state), 1 - 0.5**step)
-        np.testing.assert_allclose(out["split"], 1 - 0.5**step)
+        updates, state = update(tree, state)
+        for x in (updates["split"], memory_of_split(state)):
+            assert x.sharding.is_equivalent_to(place, 2)
+            np.testing.assert_allclose(x, 1 - 0.5**step)

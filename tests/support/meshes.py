@@ -1,7 +1,7 @@
 """Every transformation on every mesh, to compare with one device.
 
-Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split, some,
-and none. Leaves have unequal norms, so that a sum over one device alone is another one.
+Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split,
+some, or none. Leaves have unequal norms, so that each device has another sum.
 """
 
 import dataclasses
@@ -87,9 +87,16 @@ def _skip(**more: Any) -> Any:
     return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8))
 
 
-# A user's scope need not work here: the one of the registry has keys of one leaf each.
+def _groups(**more: Any) -> Any:
+    """Two leaves of one group are split over different axes if placed `mixed`."""
+    groups = {"bias": "a", "kernel": "a", "out": "b"}
+    return optclip.clip_by_group_norm({"a": 4.0, "b": 1.0}, groups, **more)
+
+
+# The groups and the user's scope of the registry have one leaf per key here.
 CLIPS = [
-    *(_of(entry) for entry in registry.ENTRIES if entry.id != "user-scope"),
+    *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
+    Clip("groups", _groups, ("groups",)),
     Clip("masked", _masked, ("masked",)),
     Clip("drop", _drop, ("drop",)),
     Clip("skip", _skip, ("skip",)),
@@ -104,25 +111,28 @@ def _by_element(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by_value(rule, **more)
 
 
-def _learned(id: str, make: Callable[..., Any], *, by_axis: bool = False) -> Clip:
-    # By itself a kind: what one remembers lies as nothing of the others does.
-    return Clip(id, make, (id,), by_axis)
-
-
-# What the second step depends on the first for: a memory that lies on many devices, one
-# that is the same on all, and both of them.
+# What the second step depends on the first for. The kind is where the memory lies: per
+# slice or element on many devices, per leaf, or one number that all devices share; and
+# whether, as in the warm-up of `ema`, the norms have a limit in common.
+EMA = thresholds.ema(0.5, warmup=1)
 LEARNED = [
-    _learned("ema by unit", _by_unit(thresholds.ema(0.5, warmup=1)), by_axis=True),
-    _learned("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), by_axis=True),
-    _learned(
+    Clip("ema by unit", _by_unit(EMA), ("slices", "common"), True),
+    Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("slices",), True),
+    Clip(
         "share of parameters",
         lambda **more: optclip.recipes.agc(0.5, **more),
-        by_axis=True,
+        ("slices",),
+        True,
     ),
-    _learned("second moment", _by_element(thresholds.second_moment(0.5, warmup=0))),
-    _learned("moment", _by_element(thresholds.moment(decay=0.5))),
-    _learned("largest element", _by_element(thresholds.ema_of_max(0.5))),
-    _learned("skip", _skip),
+    Clip(
+        "second moment",
+        _by_element(thresholds.second_moment(0.5, warmup=0)),
+        ("elements",),
+    ),
+    Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
+    Clip("ema of elements", _by_element(EMA), ("elements", "common")),
+    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("leaf",)),
+    Clip("skip", _skip, ("one",)),
 ]
 
 
@@ -153,7 +163,7 @@ def mesh_of(shape: str, mode: str) -> Any:
 
 
 def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Kernels split both ways where the mesh has two axes, the first over two of three."""
+    """Kernels are split both ways on two axes, their rows over two axes of three."""
     rows, columns = (names[0], *names[2:]), names[1] if len(names) > 1 else None
     return {
         "split": {
