@@ -68,9 +68,12 @@ def test_recipe_over_steps_donates_state_and_remembers_no_nan(name):
     """Traced once; the state inside an optimizer without `skip` may become NaN."""
     tx = make(name)
     chex.clear_trace_counter()
-    update = helpers.quick_jit(
-        chex.assert_max_traces(functools.partial(updated, tx), n=1), donate_argnums=1
-    )
+
+    @functools.partial(helpers.quick_jit, donate_argnums=1)
+    @chex.assert_max_traces(n=1)
+    def update(grads, state):
+        return updated(tx, grads, state)
+
     out, state = update(GRADIENTS[0], helpers.quick_jit(tx.init)(PARAMS))
     for grads in GRADIENTS[1:]:
         old, (out, state) = state, update(grads, state)
