@@ -52,13 +52,15 @@ def by_leaf(make, **more):
 
     def run(gradients):
         oracles = {key: make() for key in PARAMS}
-        expected = []
-        for tree, finite in zip(gradients, FINITE, strict=True):
-            for key, oracle in oracles.items():
-                given = {name: trees[key] for name, trees in more.items()}
-                tree = tree | {key: oracle.step(tree[key], **given)} if finite else tree
-            expected.append(tree)
-        return expected
+
+        def step(key, x):
+            given = {name: trees[key] for name, trees in more.items()}
+            return oracles[key].step(x, **given)
+
+        return [
+            {key: step(key, x) for key, x in tree.items()} if finite else tree
+            for tree, finite in zip(gradients, FINITE, strict=True)
+        ]
 
     return run
 
@@ -152,7 +154,9 @@ class Method:
 METHODS = {
     "spam": Method(
         # The authors count the first 19 steps as warm-up, optclip 20.
-        optclip.skip(recipes.spam(optax.identity(), theta=25.0, b2=0.9, every=50, warmup=0)),
+        optclip.skip(
+            recipes.spam(optax.identity(), theta=25.0, b2=0.9, every=50, warmup=0)
+        ),
         by_leaf(lambda: methods.Spam(25.0, 0.9, 20, 50)),
         least=0.05,
         most=0.9,

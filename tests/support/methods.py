@@ -69,9 +69,6 @@ class Oracle:
         self.steps += 1
         return self.take(g, **more)
 
-    def take(self, g: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
 
 @dataclasses.dataclass
 class Spam(Oracle):

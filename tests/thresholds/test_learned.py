@@ -1,4 +1,4 @@
-"""Test each learned rule against its paper in float64, and in what all have in common."""
+"""Test each learned rule against its paper in float64, and what all have in common."""
 
 import chex
 import jax
@@ -53,9 +53,8 @@ def test_learned_threshold_follows_its_paper(case):
 def test_adagc_follows_its_paper(warmup, max_norm):
     sizes = [rules.NORMS, rules.NORMS[::-1] / 7, np.sin(np.arange(240)) ** 2]
     norms = np.stack(sizes, axis=1)
-    rule = thresholds.ema(1.05, 0.9, warmup, max_norm)
     oracle = rules.AdaGC(1.05, 0.9, warmup, max_norm)
-    tx = optclip.clip_by_norm(rule, record="leaves")
+    tx = optclip.recipes.adagc(1.05, 0.9, warmup, max_norm, record="leaves")
     columns = [np.stack([gradient(n) for n in column]) for column in norms.T]
     _, metrics, _ = scanned(tx)(columns)
     limits = np.stack([metrics[f"clip/threshold/{i}"] for i in range(3)], axis=1)

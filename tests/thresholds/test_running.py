@@ -58,7 +58,7 @@ def test_mean_over_rms_adds_eps_to_root(eps, norms, expected):
 
 
 def test_average_of_equal_norms_is_that_norm():
-    """Weights that are rounded separately would let it drift, which reads as clipping."""
+    """Weights rounded separately would let it drift, which reads as clipping."""
     rtols = {
         thresholds.ema_of_max(): 2e-7,
         thresholds.ema(1.0, decay=0.9999, warmup=0): 1e-6,

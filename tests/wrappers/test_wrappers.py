@@ -171,13 +171,9 @@ def test_periodic_reset_before_warm_up_is_bit_identical():
 
 
 def test_periodic_reset_reads_parameters_at_the_reset():
-    def init(params):
-        return params
-
-    def update(updates, state, params=None):
-        return updates + state, state
-
-    inner = optax.GradientTransformation(init, update)
+    inner = optax.GradientTransformation(
+        lambda params: params, lambda updates, state, params: (updates + state, state)
+    )
     tx = optclip.with_periodic_reset(inner, 2, warmup=0)
     (params,), zero = vectors(5.0), np.zeros(1, np.float32)
     step = helpers.quick_jit(tx.update)
