@@ -103,8 +103,7 @@ def test_recipe_in_multi_steps_and_chain_keeps_types(name):
         assert new == state
 
 
-# With a window, with moments, around an optimizer, and with a carry.
-@pytest.mark.parametrize("name", ["autoclip", "acclip", "olmo_skip", "uclip"])
+@pytest.mark.parametrize("name", ["autoclip", "olmo_skip"])
 def test_recipe_outside_jit_takes_numpy_state(name):
     """A checkpoint may restore the state as NumPy arrays."""
     tx = make(name)
