@@ -1,198 +1,269 @@
-"""Recipes by hand: one step whose threshold depends on each number that they fix."""
+"""Test recipes by hand: their options and defaults, and leaves that they exclude."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import recipes
 from tests.support import helpers
 
-
-def history(tx, norms, params=None, **extra):
-    """The updates and metrics of each step, the gradient one number."""
-    update = helpers.quick_jit(lambda g, s: tx.update(g, s, params, **extra))
-    state, found = tx.init(jnp.zeros(1) if params is None else params), []
-    for norm in norms:
-        updates, state = update(jnp.array([norm]), state)
-        found.append((float(updates[0]), optclip.metrics(state)))
-    return found
+INF = float("inf")
 
 
-def test_olmo_skip_from_half_a_window_on():
-    """Of 9 with the current one: from three norms before it, 1, 3 and 2."""
-    tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, 9, use_value=False)
-    found = history(tx, [1.0, 3.0, 2.0, 4.1, 2.0])
-    limits = [float(metrics["skip/threshold"]) for _, metrics in found]
-    assert limits[:3] == [np.inf] * 3
-    # Their mean is 2, their deviation 1, by n - 1.
-    np.testing.assert_allclose(limits[3], 4.0, rtol=1e-6)
-    assert [updates for updates, _ in found] == [-1.0, -3.0, -2.0, 0.0, -2.0]
-    # The skipped one is learned from.
-    learned = np.array([1.0, 3.0, 2.0, 4.1])
-    wanted = learned.mean() + 2 * learned.std(ddof=1)
-    np.testing.assert_allclose(limits[4], wanted, rtol=1e-6)
+def once(tx, updates, params=None):
+    """Return the first updates and the metrics after them, of one program."""
+
+    def run(updates, params):
+        given = updates if params is None else params
+        out, state = tx.update(updates, tx.init(given), params)
+        return out, optclip.metrics(state)
+
+    return jax.device_get(helpers.quick_jit(run)(updates, params))
+
+
+def history(tx, norms):
+    """Return the updates and metrics of each step, the gradient one number."""
+
+    def step(state, norm):
+        updates, state = tx.update(norm, state, value=jnp.float32(1.0))
+        return state, (updates, optclip.metrics(state))
+
+    run = helpers.quick_jit(lambda x: jax.lax.scan(step, tx.init(x[0]), x)[1])
+    return jax.device_get(run(np.float32(norms)))
 
 
 @pytest.mark.parametrize("window", [2, 3])
-def test_olmo_skip_of_so_few_knows_from_two_on(window):
+def test_olmo_skip_short_window_starts_after_two_steps(window):
     tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, window, use_value=False)
-    found = history(tx, [1.0, 3.0, 5.0])
-    limits = [float(metrics["skip/threshold"]) for _, metrics in found]
-    np.testing.assert_allclose(limits, [np.inf, np.inf, 2 + 2 * 2**0.5], rtol=1e-6)
-    assert found[2][0] == 0.0
+    updates, metrics = history(tx, [1.0, 3.0, 5.0])
+    limits = [INF, INF, 2 + 2 * 2**0.5]
+    np.testing.assert_allclose(metrics["skip/threshold"], limits, rtol=1e-6)
+    np.testing.assert_array_equal(updates, [-1.0, -3.0, 0.0])
 
 
-def test_olmo_skip_by_the_loss_too():
-    tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, 4)
-    state, update = tx.init(jnp.zeros(1)), helpers.quick_jit(tx.update)
-    for value, taken in ((1.0, True), (2.0, True), (9.0, False)):
-        updates, state = update(jnp.ones(1), state, value=value)
-        assert bool(updates[0] != 0) == taken
-    limit = optclip.metrics(state)["skip/value_threshold"]
-    np.testing.assert_allclose(limit, 1.5 + 2 * np.sqrt(0.5), rtol=1e-6)
+def test_axlearn_skip_learns_skipped_norms_if_told_to():
+    """With a decay of 1 the average is the mean of the three steps."""
+    tx = recipes.axlearn_skip(optax.sgd(1.0), decay=1.0, learn_skipped=True)
+    updates, metrics = history(tx, [1.0, 101.0, 3.0, 1.0])
+    limits = [INF, 20.0, 20.0, 20 * (1 + 2 / 3)]
+    np.testing.assert_allclose(metrics["skip/threshold"], limits, rtol=1e-6)
+    np.testing.assert_array_equal(updates, [-1.0, 0.0, -3.0, -1.0])
 
 
-@pytest.mark.parametrize(("told", "steps"), [({}, 2), ({"learn_skipped": True}, 3)])
-def test_axlearn_skip_does_not_count_what_it_skips(told, steps):
-    """By a decay of 1, the plain mean of so many steps: 3 is its second or its third."""
-    tx = recipes.axlearn_skip(optax.sgd(1.0), decay=1.0, **told)
-    found = history(tx, [1.0, 101.0, 3.0, 1.0])
-    limits = [float(metrics["skip/threshold"]) for _, metrics in found]
-    last = 20 * (1 + 2 / steps)
-    np.testing.assert_allclose(limits, [np.inf, 20.0, 20.0, last], rtol=1e-6)
-    assert [updates for updates, _ in found] == [-1.0, 0.0, -3.0, -1.0]
+@pytest.mark.parametrize(
+    "tx",
+    [
+        recipes.olmo_skip(),
+        recipes.axlearn_skip(),
+        recipes.megatron_skip(max_norm=4.0),
+        recipes.spam(b2=0.5),
+        recipes.stable_spam(),
+        recipes.spectra(max_value=INF),
+    ],
+    ids=["olmo", "axlearn", "megatron", "spam", "stable_spam", "spectra"],
+)
+def test_recipe_around_nothing_uses_adam(tx):
+    updates, _ = history(tx, [3.0])
+    np.testing.assert_allclose(updates, 1.0, rtol=1e-4)
 
 
-@pytest.mark.parametrize("recipe", ["olmo_skip", "axlearn_skip", "megatron_skip"])
-def test_skips_are_around_adam_if_around_nothing(recipe):
-    make = getattr(recipes, recipe)
-    adam = history(make(), [3.0], value=1.0)
-    np.testing.assert_allclose(adam[0][0], 1.0, rtol=1e-4)
-    given = history(make(optax.sgd(2.0)), [3.0], value=1.0)
-    assert given[0][0] == -6.0
+def test_stable_spam_resets_adam_and_its_counts():
+    tx = recipes.stable_spam(every=2)
+    state, update = tx.init(np.zeros(1)), helpers.quick_jit(tx.update)
+    for _ in range(2):
+        _, state = update(np.ones(1, np.float32), state)
+    assert optax.tree.get(state, "count") == 1
 
 
 def test_uclip_clips_at_one():
-    tx = recipes.uclip()
-    updates, state = tx.update(jnp.array([2.5]), tx.init(jnp.zeros(1)))
-    assert (updates[0], state.feedback_residual[0]) == (1.0, 1.5)
-    half = recipes.uclip(optclip.clip_by_value(0.5))
-    updates, _ = half.update(jnp.array([2.5]), half.init(jnp.zeros(1)))
-    assert updates[0] == 0.5
+    updates, _ = history(recipes.uclip(), [2.5, 0.0, 0.0])
+    np.testing.assert_array_equal(updates, [1.0, 1.0, 0.5])
 
 
-def test_clippy_by_hand():
-    """A step of at most a half of |w| plus 0.1: here 0.6, 1.1 and 0.1; 3 times less."""
+def test_clippy_divides_leaf_by_largest_excess():
+    """Steps of 0.6, 1.1 and 0.1 are allowed: half of |w| plus 0.1."""
     tx = recipes.clippy(0.5, 0.1)
-    update = helpers.quick_jit(tx.update)
-    params = {"w": jnp.array([1.0, -2.0, 0.0]), "n": jnp.arange(2)}
-    updates = {"w": jnp.array([1.2, 1.1, 0.3]), "n": jnp.arange(2)}
-    found, state = update(updates, tx.init(params), params)
-    np.testing.assert_allclose(found["w"], updates["w"] / 3, rtol=1e-6)
-    np.testing.assert_array_equal(found["n"], updates["n"])
-    # The norm of the step, and the one that it may have.
-    found = optclip.metrics(state)
-    np.testing.assert_allclose(found["clip/norm"], 1.2, rtol=1e-6)
-    np.testing.assert_allclose(found["clip/threshold"], 0.4, rtol=1e-6)
-    inside = {"w": updates["w"] / 4, "n": updates["n"]}
-    found, _ = update(inside, tx.init(params), params)
-    np.testing.assert_array_equal(found["w"], inside["w"])
+    params = {"w": np.float32([1.0, -2.0, 0.0]), "n": np.arange(2)}
+    updates = {"w": np.float32([1.2, 1.1, 0.3]), "n": np.arange(2)}
+    clipped, metrics = once(tx, updates, params)
+    np.testing.assert_allclose(clipped["w"], updates["w"] / 3, rtol=1e-6)
+    np.testing.assert_array_equal(clipped["n"], updates["n"])
+    # The largest step, and the one that is allowed.
+    np.testing.assert_allclose(metrics["clip/norm"], 1.2, rtol=1e-6)
+    np.testing.assert_allclose(metrics["clip/threshold"], 0.4, rtol=1e-6)
     with pytest.raises(ValueError, match="`params` must be the parameters"):
         tx.update(updates, tx.init(params))
 
 
-def test_clippy_where_nothing_may_move():
-    """A step of 0 there is no step too far; any other makes all of the leaf still."""
+@pytest.mark.parametrize(
+    ("updates", "expected"), [([0.0, 0.5], [0.0, 0.5]), ([1.0, 0.5], [0.0, 0.0])]
+)
+def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter(updates, expected):
+    """An update of 0 there is no step too far."""
     tx = recipes.clippy(1.0, 0.0)
-    update = helpers.quick_jit(tx.update)
-    params = jnp.array([0.0, 1.0])
-    for updates, wanted in (([0.0, 0.5], [0.0, 0.5]), ([1.0, 0.5], [0.0, 0.0])):
-        found, _ = update(jnp.array(updates), tx.init(params), params)
-        np.testing.assert_allclose(found, wanted, atol=1e-30)
+    clipped, _ = once(tx, np.float32(updates), np.float32([0.0, 1.0]))
+    np.testing.assert_allclose(clipped, expected, atol=1e-30)
 
 
-def test_olmo_ratio_by_hand():
-    """Twice the average, from the second step on; eps is 1e-6 and can be given."""
-    for options, eps in (({}, 1e-6), ({"eps": 0.0}, 0.0)):
-        tx = recipes.olmo_ratio(2.0, 0.5, **options)
-        found = history(tx, [1e-5, 8e-5])
-        assert found[0][0] == jnp.float32(1e-5)
-        np.testing.assert_allclose(found[1][0], 8e-5 * 2e-5 / (8e-5 + eps), rtol=1e-5)
+def test_clippy_python_number_is_a_leaf():
+    tx = recipes.clippy()
+    out, _ = tx.update({"w": -3.0}, tx.init({"w": 4.0}), {"w": 4.0})
+    np.testing.assert_allclose(out["w"], -2.01, rtol=1e-6)
 
 
-def test_spam_without_grace_clips_from_the_second_step_on():
-    tx = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=0)
-    found = history(tx, [1.0, 100.0])
-    np.testing.assert_allclose([updates for updates, _ in found], [1.0, 2.0], rtol=1e-6)
-    patient = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=2)
-    found = history(patient, [1.0, 100.0])
-    np.testing.assert_allclose([updates for updates, _ in found], [1.0, 100.0])
+@pytest.mark.parametrize("name", ["acclip", "stable_adamw"])
+def test_optimizer_recipe_leaves_whole_numbers_unchanged(name):
+    """In the state too, where optax would make floats of them."""
+    tx = getattr(recipes, name)()
+    tree = {"w": np.float32([3.0, 4.0]), "n": np.arange(3)}
+    state = tx.init(tree)
+    out, after = helpers.quick_jit(tx.update)(tree, state, tree)
+    np.testing.assert_array_equal(out["n"], tree["n"])
+    helpers.assert_same_types(after, state)
+    assert helpers.differs(out["w"], tree["w"])
 
 
-# What the docstring of agc gives for attention kernels, and for embeddings.
+def test_stable_adamw_without_decay_needs_no_parameters():
+    tx = recipes.stable_adamw()
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    out, _ = jax.eval_shape(lambda x: tx.update(x, tx.init(x)), shape)
+    assert out == shape
+
+
+def test_sclip_array_for_a_number_keeps_dtype():
+    tx = recipes.sclip(jnp.float32(2.0), jnp.float32(4.0))
+    shape = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
+    out, _ = jax.eval_shape(lambda x: tx.update(x, tx.init(x)), shape)
+    assert out == shape
+
+
+@pytest.mark.parametrize(("options", "eps"), [({}, 1e-6), ({"eps": 0.0}, 0.0)])
+def test_olmo_ratio_adds_eps_to_norm(options, eps):
+    updates, _ = history(recipes.olmo_ratio(2.0, 0.5, **options), [1e-5, 8e-5])
+    expected = [1e-5, 8e-5 * 2e-5 / (8e-5 + eps)]
+    np.testing.assert_allclose(updates, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("grace", "second"), [(0, 2.0), (2, 100.0)])
+def test_spam_clips_after_grace(grace, second):
+    tx = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=grace)
+    updates, _ = history(tx, [1.0, 100.0])
+    np.testing.assert_allclose(updates, [1.0, second], rtol=1e-6)
+
+
+def test_aggc_groups_by_module_without_its_number():
+    tree = {
+        "blocks": [{"attn": {"kernel": 1.0}}],
+        "blocks_12": {"mlp_1": {"bias": 2.0}},
+        "layers": [{"kernel": 4.0}],
+        "dense3": {"kernel": 8.0},
+        "12x": {"kernel": 16.0},
+        "embedding": 3.0,
+        "0": [{"kernel": 4.0}],
+        "_1": {"kernel": 12.0},
+    }
+    _, metrics = once(recipes.aggc(), tree)
+    norms = {
+        "attn": 1.0, "mlp": 2.0, "layers": 4.0, "dense": 8.0, "12x": 16.0, "all": 13.0,
+    }  # fmt: skip
+    assert {k: metrics[f"clip/norm/{k}"] for k in norms} == pytest.approx(norms)
+
+
+# The docstring of agc has these for attention kernels, and for embeddings.
 OUTPUTS = lambda path, shape: 0 if len(shape) == 3 else None  # noqa: E731
 WORDS = lambda path, shape: -1 if "embed" in path else None  # noqa: E731
-SHAPES = {"embed": (6, 4), "attention": (5, 2, 3), "conv": (2, 2, 3, 4), "bias": (4,)}
 
 
-def one_agc_step(tx, shapes, seed=0):
-    rng = np.random.default_rng(seed)
+def one_agc_step(tx):
+    rng = np.random.default_rng(0)
+    shapes = {
+        "embed": (6, 4), "attention": (5, 2, 3), "conv": (2, 2, 3, 4), "bias": (4,),
+        "row": (1, 64),
+    }  # fmt: skip
     params, grads = (
-        {key: jnp.asarray(rng.normal(size=s), jnp.float32) for key, s in shapes.items()}
+        {key: np.float32(rng.normal(size=shape)) for key, shape in shapes.items()}
         for _ in range(2)
     )
-    return tx.update(grads, tx.init(params), params)[0], params
-
-
-def ratios(updates, params, axis):
-    """Of norms over these axes, in float64."""
-    norms = [
-        np.sqrt(np.sum(np.square(np.asarray(x, np.float64)), axis))
-        for x in (updates, params)
-    ]
-    return norms[0] / norms[1]
+    out = helpers.quick_jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
+    return helpers.as_float64(out), helpers.as_float64(params)
 
 
 @pytest.mark.parametrize(
-    ("axis", "leaf", "over"),
+    ("axis", "over"),
     [
-        (None, "attention", (0, 1)),
-        (OUTPUTS, "attention", 0),
-        (None, "embed", 0),
-        (WORDS, "embed", -1),
+        (None, {"attention": (0, 1), "embed": 0, "row": 0}),
+        (OUTPUTS, {"attention": 0}),
+        (WORDS, {"embed": -1}),
     ],
 )
-def test_agc_takes_norms_over_the_axes_that_it_says(axis, leaf, over):
-    found, params = one_agc_step(recipes.agc(0.01, axis=axis), SHAPES)
-    np.testing.assert_allclose(ratios(found[leaf], params[leaf], over), 0.01, rtol=1e-5)
+def test_agc_axis_option_sets_axes_of_norms(axis, over):
+    out, params = one_agc_step(recipes.agc(0.01, axis=axis))
+    for key, axes in over.items():
+        norms = np.sqrt([np.sum(x[key] ** 2, axes) for x in (out, params)])
+        np.testing.assert_allclose(norms[0] / norms[1], 0.01, rtol=1e-5)
 
 
-def test_agc_is_that_of_optax_but_for_attention_and_for_one_long_axis():
-    theirs = optax.adaptive_grad_clip(0.01)
-    expected, _ = one_agc_step(theirs, SHAPES)
-    found, _ = one_agc_step(recipes.agc(0.01, axis=OUTPUTS), SHAPES)
-    for key, x in expected.items():
-        np.testing.assert_allclose(found[key], x, rtol=1e-5, err_msg=key)
-    plain, _ = one_agc_step(recipes.agc(0.01), SHAPES)
-    differ = {k for k, x in plain.items() if not np.allclose(x, expected[k], rtol=1e-3)}
-    assert differ == {"attention"}
-    row = {"row": (1, 64)}
-    expected, params = one_agc_step(theirs, row)
-    np.testing.assert_allclose(
-        ratios(expected["row"], params["row"], None), 0.01, rtol=1e-5
-    )
-    found, _ = one_agc_step(recipes.agc(0.01), row)
-    np.testing.assert_allclose(np.abs(found["row"] / params["row"]).max(), 0.01, 1e-5)
+def test_agc_equals_optax_except_for_one_long_axis():
+    out, _ = one_agc_step(recipes.agc(0.01, axis=OUTPUTS))
+    expected, _ = one_agc_step(optax.adaptive_grad_clip(0.01))
+    for key in ("embed", "attention", "conv", "bias"):
+        np.testing.assert_allclose(out[key], expected[key], rtol=1e-5, err_msg=key)
+    assert not np.allclose(out["row"], expected["row"], rtol=1e-2)
 
 
-def test_zclip_leaves_no_norm_above_its_ceiling_however_usual():
-    """Norms near 3 are clipped to 1 in every step, and are its mean without a ceiling."""
-    norms = [3.0, 3.1] * 20
-    ceiling, none = (
-        history(recipes.zclip(max_norm=top), norms) for top in (1.0, float("inf"))
-    )
-    np.testing.assert_allclose([update for update, _ in ceiling], 1.0, rtol=1e-6)
-    assert ceiling[-1][1]["clip/rate"] == 1
-    assert [update for update, _ in none] == [np.float32(norm) for norm in norms]
+EMBED = {"transposed": lambda path: path == "embed"}
+SHAPES = {
+    "wide": (2, 8), "tall": (8, 2), "batch": (7, 2, 18), "row": (1, 4), "empty": (0, 5),
+    "vector": (3,), "scalar": (), "embed": (8, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "factors"),
+    [
+        ({}, {"wide": 2.0, "batch": 3.0, "row": 2.0}),
+        (EMBED, {"wide": 2.0, "batch": 3.0, "row": 2.0, "embed": 2.0}),
+        ({"matrix_axes": (0, -1)}, {"wide": 2.0, "batch": (18 / 7) ** 0.5, "row": 2.0}),
+        ({"matrix_axes": (1, 0)}, {"tall": 2.0, "batch": (7 / 2) ** 0.5, "embed": 2.0}),
+    ],
+)
+def test_spectra_scales_by_root_of_outputs_over_inputs(options, factors):
+    least = 2 if "matrix_axes" in options else 0
+    shapes = {key: shape for key, shape in SHAPES.items() if len(shape) >= least}
+    tree = {key: np.full(shape, 0.5, np.float32) for key, shape in shapes.items()}
+    out, _ = once(recipes.spectra(optax.identity(), INF, **options), tree)
+    for key, x in tree.items():
+        np.testing.assert_allclose(out[key], factors.get(key, 1.0) * x, rtol=1e-6)
+
+
+def test_spectra_leaves_masked_and_whole_leaves_unchanged():
+    wide = np.zeros((2, 8), np.float32)
+    wide[0, 0], wide[1, 1] = 30.0, 0.4
+    tree = {"a": wide, "b": wide, "n": np.arange(16).reshape(2, 8)}
+    mask = optclip.by_path(lambda path: path != "b")
+    tx = recipes.spectra(optax.identity(), 1.0, max_gradient=1.0, mask=mask)
+    out, metrics = once(tx, tree)
+    assert helpers.differs(out["a"], tree["a"])
+    for key in ("b", "n"):
+        np.testing.assert_array_equal(out[key], tree[key])
+    assert metrics["gradient/threshold"] == metrics["clip/threshold"] == 1.0
+
+
+def test_spectra_cap_times_learning_rate_is_constant_in_warm_up():
+    """With a rate of 0 it is as large as the authors' least rate of 1e-10 makes it."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.5, 4, 10)
+    tx = recipes.spectra(optax.identity(), 2.0, learning_rate=rate, warmup=4)
+    _, metrics = history(tx, np.ones((8, 1)))
+    limits = np.array([0.5e10, 4.0, 2.0, 4 / 3, 1, 1, 1, 1]) * 2.0
+    np.testing.assert_allclose(metrics["clip/threshold"], limits, rtol=1e-5)
+
+
+def test_spectra_rejects_sparse_matrix():
+    tx = recipes.spectra(optax.identity(), max_gradient=1.0)
+    tree = {"w": BCOO.fromdense(jnp.eye(3))}
+    with pytest.raises(ValueError, match="A leaf must be dense"):
+        jax.eval_shape(lambda: tx.update(tree, tx.init(tree)))

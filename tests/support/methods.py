@@ -1,14 +1,12 @@
-"""Whole methods in NumPy float64, from their papers' equations; nothing here is ours.
+"""Implement whole methods in NumPy float64, from their papers' equations.
 
-Each oracle keeps its own state and takes one step's arrays. Papers say nothing about
-NaN and inf: a step whose input holds either gets NaN for an answer, and leaves the
-memory, its count of steps included, as it was.
-
-`GRADIENTS` and `LOSSES` are what they are tried on: heavy tails, spikes of a thousand,
-zeros, NaN, inf and a shift of level. Oracles that skip steps are in `methods_steps`.
+Nothing here imports optclip. Each oracle keeps its own state and takes one step's
+arrays. `GRADIENTS` and `LOSSES` have heavy tails, spikes of a thousand, zeros, NaN, inf
+and a shift of level.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,37 +15,34 @@ import numpy as np
 STEPS = 240
 
 
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32).astype(np.float64)
+
+
 def _gradients() -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
-    found = []
-    for step in range(STEPS):
-        level = 6.0 if step >= 120 else 1.0
-        if step in (30, 150):
-            level *= 1000.0
-        if step in (40, 41, 160):
-            level = 0.0
-        w = level * rng.standard_t(2.5, size=(4, 3))
-        b = level * rng.standard_t(2.5, size=(3,))
-        found.append({"w": w, "b": b})
-    found[50]["w"][1, 2] = np.nan
-    found[170]["b"][0] = np.nan
-    found[60]["w"][3, 0] = np.inf
-    found[61]["b"][2] = -np.inf
-    found[180]["w"][0, 1] = np.inf
-    return [{k: _as_float32(v) for k, v in tree.items()} for tree in found]
+    levels = np.where(np.arange(STEPS) < 120, 1.0, 6.0)
+    levels[[30, 150]] *= 1000.0
+    levels[[40, 41, 160]] = 0.0
+    trees = [
+        {"w": n * rng.standard_t(2.5, (4, 3)), "b": n * rng.standard_t(2.5, 3)}
+        for n in levels
+    ]
+    trees[50]["w"][1, 2] = np.nan
+    trees[170]["b"][0] = np.nan
+    trees[60]["w"][3, 0] = np.inf
+    trees[61]["b"][2] = -np.inf
+    trees[180]["w"][0, 1] = np.inf
+    return [{k: _as_float32(x) for k, x in tree.items()} for tree in trees]
 
 
 def _losses() -> np.ndarray:
     rng = np.random.default_rng(1)
-    found = 3.0 * np.exp(-np.arange(STEPS) / 200) + 0.1 * rng.standard_normal(STEPS)
-    found[[20, 110]] *= 2.0
-    found[140] *= 50.0
-    found[200] = np.nan
-    return _as_float32(found)
-
-
-def _as_float32(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32).astype(np.float64)
+    losses = 3.0 * np.exp(-np.arange(STEPS) / 200) + 0.1 * rng.standard_normal(STEPS)
+    losses[[20, 110]] *= 2.0
+    losses[140] *= 50.0
+    losses[200] = np.nan
+    return _as_float32(losses)
 
 
 GRADIENTS = _gradients()
@@ -55,12 +50,28 @@ LOSSES = _losses()
 
 
 def sound(*arrays: Any) -> bool:
-    """Whether all of them are finite throughout."""
+    """Return whether all of the arrays are finite throughout."""
     return all(bool(np.all(np.isfinite(array))) for array in arrays)
 
 
 @dataclasses.dataclass
-class Spam:
+class Oracle:
+    """Answer NaN to a step with NaN or inf, of which no paper says anything.
+
+    Such a step leaves the memory, its count of steps included, unchanged.
+    """
+
+    steps: int = dataclasses.field(default=0, init=False)
+
+    def step(self, g: np.ndarray, **more: np.ndarray) -> np.ndarray:
+        if not sound(g, *more.values()):
+            return np.full_like(g, np.nan)
+        self.steps += 1
+        return self.take(g, **more)
+
+
+@dataclasses.dataclass
+class Spam(Oracle):
     """Huang et al. 2025, arXiv:2501.06842: elements cut to sqrt(theta v).
 
     v is the second moment before this step. As in its code, nothing is cut in the
@@ -72,13 +83,9 @@ class Spam:
     b2: float = 0.999
     warmup: int = 20
     every: int = 500
-    steps: int = 0
     v: Any = None
 
-    def step(self, g: np.ndarray) -> np.ndarray:
-        if not sound(g):
-            return np.full_like(g, np.nan)
-        self.steps += 1
+    def take(self, g: np.ndarray) -> np.ndarray:
         if self.v is None or self.steps % self.every == 0:
             self.v = np.zeros_like(g)
         left = g
@@ -90,17 +97,13 @@ class Spam:
 
 
 @dataclasses.dataclass
-class StableSpamMax:
+class StableSpamMax(Oracle):
     """Huang et al. 2025, arXiv:2502.17055, AdaClip: by an average of the largest."""
 
     theta: float = 0.999
-    steps: int = 0
     m: float = 0.0
 
-    def step(self, g: np.ndarray) -> np.ndarray:
-        if not sound(g):
-            return np.full_like(g, np.nan)
-        self.steps += 1
+    def take(self, g: np.ndarray) -> np.ndarray:
         top = float(np.max(np.abs(g)))
         self.m = self.theta * self.m + (1 - self.theta) * top
         limit = self.m / (1 - self.theta**self.steps)
@@ -109,20 +112,16 @@ class StableSpamMax:
 
 
 @dataclasses.dataclass
-class StableSpamNorm:
+class StableSpamNorm(Oracle):
     """The same paper's AdaGN: the norm becomes mhat / (sqrt(vhat) + eps)."""
 
     g1: float = 0.7
     g2: float = 0.9
     eps: float = 1e-8
-    steps: int = 0
     m: float = 0.0
     v: float = 0.0
 
-    def step(self, g: np.ndarray) -> np.ndarray:
-        if not sound(g):
-            return np.full_like(g, np.nan)
-        self.steps += 1
+    def take(self, g: np.ndarray) -> np.ndarray:
         norm = float(np.sqrt(np.sum(g**2)))
         self.m = self.g1 * self.m + (1 - self.g1) * norm
         self.v = self.g2 * self.v + (1 - self.g2) * norm**2
@@ -132,33 +131,27 @@ class StableSpamNorm:
 
 
 @dataclasses.dataclass
-class Aggc:
+class Aggc(Oracle):
     """AGGC: norms of groups held between two multiples of their averages.
 
-    `high` and `low` are numbers, or functions of the step counted from 0. The average
-    starts at 0, and until it has seen a norm nothing is scaled.
+    The average starts at 0; a group whose average is 0 is not scaled.
     """
 
-    high: float | Callable[[int], float]
-    low: float | Callable[[int], float]
+    high: float
+    low: float
     decay: float
     min_norm: float = 0.0
     max_shrink: float = 0.0
     max_growth: float = np.inf
-    steps: int = 0
     average: Any = None
 
-    def step(self, norms: np.ndarray) -> np.ndarray:
-        if not sound(norms):
-            return np.full_like(norms, np.nan)
+    def take(self, norms: np.ndarray) -> np.ndarray:
         if self.average is None:
             self.average = np.zeros_like(norms)
-        high = self.high(self.steps) if callable(self.high) else self.high
-        low = self.low(self.steps) if callable(self.low) else self.low
-        self.steps += 1
         scales = np.ones_like(norms)
         for i, (n, average) in enumerate(zip(norms, self.average, strict=True)):
-            upper, lower = high * average, max(self.min_norm, low * average)
+            upper = self.high * average
+            lower = max(self.min_norm, self.low * average)
             if average > 0 and n > upper:
                 scales[i] = max(upper / n, self.max_shrink)
             elif average > 0 and 0 < n < lower:
@@ -169,7 +162,7 @@ class Aggc:
 
 
 @dataclasses.dataclass
-class Acclip:
+class Acclip(Oracle):
     """Zhang et al. 2020, arXiv:1912.03194: the momentum cut by a moment of |g|."""
 
     b1: float = 0.9
@@ -179,9 +172,7 @@ class Acclip:
     m: Any = 0.0
     power: Any = 0.0
 
-    def step(self, g: np.ndarray) -> np.ndarray:
-        if not sound(g):
-            return np.full_like(g, np.nan)
+    def take(self, g: np.ndarray) -> np.ndarray:
         self.m = self.b1 * self.m + (1 - self.b1) * g
         self.power = self.b2 * self.power + (1 - self.b2) * np.abs(g) ** self.alpha
         tau = self.power ** (1 / self.alpha)
@@ -189,7 +180,7 @@ class Acclip:
 
 
 @dataclasses.dataclass
-class OlmoRatio:
+class OlmoRatio(Oracle):
     """OLMo's clipping by ratio: each tensor's norm to `ratio` times its average."""
 
     ratio: float
@@ -197,9 +188,7 @@ class OlmoRatio:
     eps: float = 1e-6
     average: Any = None
 
-    def step(self, norms: np.ndarray) -> np.ndarray:
-        if not sound(norms):
-            return np.full_like(norms, np.nan)
+    def take(self, norms: np.ndarray) -> np.ndarray:
         if self.average is None:
             self.average = norms
         scales = np.minimum(1.0, self.ratio * self.average / (norms + self.eps))
@@ -209,21 +198,17 @@ class OlmoRatio:
 
 
 @dataclasses.dataclass
-class StableAdamW:
+class StableAdamW(Oracle):
     """Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: -lr times the answer."""
 
     b1: float = 0.9
     b2: float = 0.99
     eps: float = 1e-6
     weight_decay: float = 0.0
-    steps: int = 0
     m: Any = 0.0
     v: Any = 0.0
 
-    def step(self, g: np.ndarray, w: np.ndarray) -> np.ndarray:
-        if not sound(g, w):
-            return np.full_like(g, np.nan)
-        self.steps += 1
+    def take(self, g: np.ndarray, w: np.ndarray) -> np.ndarray:
         self.m = self.b1 * self.m + (1 - self.b1) * g
         self.v = self.b2 * self.v + (1 - self.b2) * g**2
         mean = self.m / (1 - self.b1**self.steps)
@@ -237,23 +222,19 @@ def clippy(
     delta: np.ndarray, w: np.ndarray, rel: float = 0.5, abs_: float = 0.01
 ) -> float:
     """Tang et al. 2023, arXiv:2302.09178: the one scale for a tensor's update."""
-    if not sound(delta, w):
-        return float("nan")
     moved = delta != 0
     allowed = rel * np.abs(w[moved]) + abs_
     return float(np.min(allowed / np.abs(delta[moved]), initial=1.0))
 
 
 @dataclasses.dataclass
-class UClip:
+class UClip(Oracle):
     """Elesedy & Hutter 2023, arXiv:2302.02971: what is cut off is added next time."""
 
     clip: Callable[[np.ndarray], np.ndarray]
     carry: Any = 0.0
 
-    def step(self, g: np.ndarray) -> np.ndarray:
-        if not sound(g):
-            return np.full_like(g, np.nan)
+    def take(self, g: np.ndarray) -> np.ndarray:
         whole = g + self.carry
         left = self.clip(whole)
         self.carry = whole - left
@@ -261,15 +242,13 @@ class UClip:
 
 
 @dataclasses.dataclass
-class SClip:
+class SClip(Oracle):
     """Yu, Jakovetić & Kar 2023, arXiv:2310.16920: c y / sqrt(y^2 + tau)."""
 
     c: float
     tau: float
 
-    def step(self, y: np.ndarray) -> np.ndarray:
-        if not sound(y):
-            return np.full_like(y, np.nan)
+    def take(self, y: np.ndarray) -> np.ndarray:
         return self.c * y / np.sqrt(y**2 + self.tau)
 
 
@@ -279,9 +258,58 @@ def spectra(u: np.ndarray, c: float) -> np.ndarray:
     Of a kernel `(inputs, outputs)`, times the root of their ratio; of a vector as of a
     matrix of one row.
     """
-    if not sound(u):
-        return np.full_like(u, np.nan)
     left, values, right = np.linalg.svd(np.atleast_2d(u), full_matrices=False)
     capped = (left * (values / np.sqrt(1 + (values / c) ** 2))) @ right
     scale = max(1.0, u.shape[-1] / u.shape[-2]) ** 0.5 if u.ndim > 1 else 1.0
     return scale * capped.reshape(u.shape)
+
+
+@dataclasses.dataclass
+class OlmoSkip:
+    """OLMo-core: skip a loss or a norm far above the last ones, in deviations.
+
+    The deviation is the unbiased one. Each finite value is remembered, of a skipped
+    step too. Before half a window no value is too large.
+    """
+
+    window: int = 128
+    sigma: float = 6.0
+    losses: list[float] = dataclasses.field(default_factory=list)
+    norms: list[float] = dataclasses.field(default_factory=list)
+
+    def step(self, loss: float, norm: float) -> bool:
+        pairs = ((loss, self.losses), (norm, self.norms))
+        is_skipped = not all(value <= self._limit(seen) for value, seen in pairs)
+        for value, seen in pairs:
+            if sound(value):
+                seen.append(value)
+        return is_skipped or not sound(loss, norm)
+
+    def _limit(self, seen: list[float]) -> float:
+        last = seen[-self.window :]
+        if len(last) < max(2, self.window // 2 - 1):
+            return math.inf
+        return float(np.mean(last) + self.sigma * np.std(last, ddof=1))
+
+
+@dataclasses.dataclass
+class AxlearnSkip:
+    """axlearn: skip a norm of `multiplier` times the average of those not skipped.
+
+    The average's decay is corrected for its start, so it is the plain mean at first.
+    axlearn starts the average at 1; here nothing is skipped before the first norm.
+    """
+
+    multiplier: float = 20.0
+    decay: float = 0.99
+    count: int = 0
+    mean: float = math.inf
+
+    def step(self, norm: float) -> bool:
+        if not sound(norm) or norm >= self.multiplier * self.mean:
+            return True
+        d, t = self.decay, self.count
+        old = d * (1 - d**t) / (1 - d ** (t + 1))
+        self.mean = norm if t == 0 else old * self.mean + (1 - old) * norm
+        self.count += 1
+        return False

@@ -1,7 +1,7 @@
-"""The published rules in NumPy float64, from their papers; nothing here is ours.
+"""Implement the published rules in NumPy float64, from their papers.
 
-Each oracle takes one norm a step and says where the paper clips. `NORMS` is the
-sequence they are tried on: heavy tails, a spike of a thousand, NaN, inf, zeros and a
+Nothing here imports optclip. Each oracle takes one norm per step and returns the
+paper's threshold. `NORMS` has heavy tails, spikes of a thousand, NaN, inf, zeros and a
 shift of level.
 """
 
@@ -14,15 +14,15 @@ import numpy as np
 
 def _norms() -> np.ndarray:
     rng = np.random.default_rng(0)
-    found = np.abs(rng.standard_t(2.5, size=240)) + 0.2
-    found[120:] *= 6.0
-    found[[30, 150]] *= 1000.0
-    found[[40, 41, 160]] = 0.0
-    found[[50, 170]] = np.nan
-    found[[60, 61, 180]] = np.inf
+    norms = np.abs(rng.standard_t(2.5, size=240)) + 0.2
+    norms[120:] *= 6.0
+    norms[[30, 150]] *= 1000.0
+    norms[[40, 41, 160]] = 0.0
+    norms[[50, 170]] = np.nan
+    norms[[60, 61, 180]] = np.inf
     # The end of a warm-up of 25 steps comes at a spike.
-    found[25] = 50.0
-    return found.astype(np.float32).astype(np.float64)
+    norms[25] = 50.0
+    return norms.astype(np.float32).astype(np.float64)
 
 
 NORMS = _norms()
@@ -30,7 +30,7 @@ NORMS = _norms()
 
 @dataclasses.dataclass
 class AutoClip:
-    """Seetharaman et al. 2020: the percentile of all norms, the current one included."""
+    """Seetharaman et al. 2020: the percentile of all norms, this one included."""
 
     q: float
     window: int

@@ -1,4 +1,4 @@
-"""Rules by themselves, handed norms and memories, and in a clip over many steps."""
+"""Run rules alone on norms and memories, and in a clipping transformation."""
 
 import functools
 import math
@@ -12,18 +12,15 @@ from optclip.thresholds import Seen
 from tests.support import helpers
 
 INF = math.inf
+DIRECTION = np.array([0.6, -0.8])
 
 
 def seen(norm, *, step=0, finite=True):
     norm = jax.tree.map(jnp.float32, norm)
-
-    def keep(limits):
-        return jax.tree.map(jnp.minimum, norm, limits)
-
-    finite = jax.tree.map(lambda x: jnp.full(x.shape, finite), norm)
     return Seen(
-        norm, finite, keep, lambda tree: tree, updates=None, params=None,
-        step=jnp.int32(step), extra={},
+        norm, jax.tree.map(lambda x: jnp.full(x.shape, finite), norm),
+        lambda limits: jax.tree.map(jnp.minimum, norm, limits), lambda tree: tree,
+        updates=None, params=None, step=jnp.int32(step), extra={},
     )  # fmt: skip
 
 
@@ -36,23 +33,20 @@ def compiled(rule):
 
 
 def updated(rule, norm, memory, *, step=0, finite=True):
-    """The threshold and the new memory, of a program that all steps share."""
+    """Return the threshold and the new memory, of a program that all steps share."""
     norm = jax.tree.map(np.float32, norm)
     return compiled(rule)(norm, finite, np.int32(step), memory)
 
 
-DIRECTION = np.array([0.6, -0.8])
-
-
 def gradient(norm):
-    """A vector of that norm; what is not finite in one entry only."""
-    found = norm * DIRECTION if math.isfinite(norm) else [1.0, norm]
-    return np.asarray(found, np.float32)
+    """Return a vector of that norm, which has one NaN or inf if the norm is one."""
+    vector = norm * DIRECTION if math.isfinite(norm) else [1.0, norm]
+    return np.asarray(vector, np.float32)
 
 
 @functools.cache
 def scanned(tx, jit=helpers.quick_jit):
-    """All steps in one program: outputs, metrics and the last state."""
+    """Compile all steps to one program: outputs, metrics and the last state."""
 
     def step(state, row):
         out, state = tx.update(row, state)
@@ -67,13 +61,21 @@ def scanned(tx, jit=helpers.quick_jit):
 
 
 def thresholds_of(tx, norms, jit=helpers.quick_jit):
-    """The threshold of each step, its gradient clipped or not, and the last state."""
-    rows = np.stack([gradient(n) for n in norms])
-    outs, metrics, state = scanned(tx, jit)(rows)
-    found, seen = (
+    """Return each step's threshold, whether it clipped, and the last state."""
+    outs, metrics, state = scanned(tx, jit)(np.stack([gradient(n) for n in norms]))
+    limits, measured = (
         np.asarray(metrics[f"clip/{key}"], np.float64) for key in ("threshold", "norm")
     )
-    finite = np.isfinite(seen)
+    finite = np.isfinite(measured)
     left = np.linalg.norm(np.asarray(outs, np.float64)[finite], axis=1)
-    np.testing.assert_allclose(left, np.minimum(seen, found)[finite], rtol=1e-6)
-    return found, seen > found, state
+    np.testing.assert_allclose(left, np.minimum(measured, limits)[finite], rtol=1e-6)
+    return limits, measured > limits, state
+
+
+def limits_of(rule, norms):
+    """Return the threshold of each step; numbers of the rule may be traced."""
+
+    def step(memory, norm):
+        return rule.update(seen(norm), memory)[::-1]
+
+    return jax.lax.scan(step, rule.init(jnp.float32(0)), jnp.float32(norms))[1]

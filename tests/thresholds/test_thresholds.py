@@ -1,4 +1,4 @@
-"""Constants, schedules, and what a rule is shown."""
+"""Test what a rule is given and may return, and the rules without running averages."""
 
 import dataclasses
 from typing import Any
@@ -7,21 +7,17 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import optclip
 from optclip import thresholds
-from optclip.thresholds._resolve import is_rule
 from tests.support import helpers
-from tests.support.running_rules import (
-    INF,
-)
+from tests.support.running_rules import DIRECTION, INF, scanned
 
 
 @dataclasses.dataclass(frozen=True)
 class Watcher:
-    """A rule that writes down all it is shown."""
+    """A user's rule that logs what it is given."""
 
     log: list[Any] = dataclasses.field(default_factory=list, compare=False)
 
@@ -34,22 +30,41 @@ class Watcher:
         return 1.0, {"seen": memory["seen"] + 1}
 
 
-def test_a_rule_sees_norms_step_parameters_and_what_else_update_got():
+@dataclasses.dataclass(frozen=True)
+class Returning:
+    """A user's rule made of a first memory and a function."""
+
+    memory: Any
+    function: Any
+
+    def init(self, norm):
+        return self.memory
+
+    def update(self, seen, memory):
+        return self.function(seen, memory)
+
+
+def clipped_once(tx, updates, params=None):
+    given = updates if params is None else params
+    run = helpers.quick_jit(lambda u, p: tx.update(u, tx.init(given), p)[0])
+    return run(updates, params)
+
+
+def test_rule_is_given_norm_step_parameters_and_extra_arguments():
     rule = Watcher()
     tx = optclip.clip_by_global_norm(rule)
-    grads, params = jnp.array([3.0, 4.0]), jnp.array([6.0, 8.0])
+    grads, params = np.float32([3.0, 4.0]), np.float32([6.0, 8.0])
     state = tx.init(params)
-    (shape,) = rule.log
-    assert shape.shape == ()
+    assert rule.log[0].shape == ()
 
     @helpers.quick_jit
-    def shown(state):
+    def given(state):
         tx.update(grads, state, params, value=jnp.float32(7.0))
         seen = rule.log[-1]
         kept = [seen.keep(jnp.float32(limit)) for limit in (2.0, 9.0)]
         return seen._replace(keep=kept, measure=seen.measure(params))
 
-    seen = shown(state)
+    seen = given(state)
     assert (seen.norm, seen.finite, seen.step) == (5.0, True, 0)
     assert seen.keep == [2.0, 5.0]
     assert seen.measure == 10.0
@@ -57,90 +72,87 @@ def test_a_rule_sees_norms_step_parameters_and_what_else_update_got():
     assert seen.extra == {"value": 7.0}
 
 
-def test_a_rule_in_a_tree_sees_its_own_part():
+def test_rule_in_tree_is_given_its_own_subtree():
     rule = Watcher()
-    tree = {"a": jnp.array([3.0, 4.0]), "b": [jnp.array([1.0]), jnp.array([2.0])]}
+    a, one, two = np.float32([3.0, 4.0]), np.float32([1.0]), np.float32([2.0])
+    tree = {"a": a, "b": [one, two]}
     tx = optclip.clip_by_norm({"a": None, "b": rule})
 
     @helpers.quick_jit
-    def shown(tree):
-        found, _ = tx.update(tree, tx.init(tree), tree)
+    def given(tree):
+        clipped, _ = tx.update(tree, tx.init(tree), tree)
         seen = rule.log[-1]
-        return found, seen.norm, seen.measure(tree), seen.keep(1.5)
+        return clipped, seen.norm, seen.measure(tree), seen.keep(1.5)
 
-    found, norm, measured, kept = shown(tree)
+    clipped, norm, measured, kept = given(tree)
     assert norm == measured == [1.0, 2.0]
     assert kept == [1.0, 1.5]
-    assert found["b"] == [1.0, 1.0]
-    helpers.assert_identical(found["a"], tree["a"])
+    assert clipped["b"] == [1.0, 1.0]
+    helpers.assert_identical(clipped["a"], tree["a"])
 
 
-def test_a_rule_may_return_a_threshold_for_each_norm():
-    @dataclasses.dataclass(frozen=True)
-    class Half:
-        def init(self, norm):
-            return ()
-
-        def update(self, seen, memory):
-            return jax.tree.map(lambda n: n / 2, seen.norm), memory
-
-    tree = {"a": jnp.array([3.0, 4.0]), "b": jnp.array([10.0])}
-    tx = optclip.clip_by_norm(Half())
-    found, _ = helpers.quick_jit(tx.update)(tree, tx.init(tree))
-    chex.assert_trees_all_close(found, jax.tree.map(lambda x: x / 2, tree))
+def test_rule_may_return_a_threshold_per_norm():
+    halves = Returning(
+        (), lambda seen, memory: (jax.tree.map(lambda n: n / 2, seen.norm), memory)
+    )
+    tree = {"a": np.float32([3.0, 4.0]), "b": np.float32([10.0])}
+    clipped = clipped_once(optclip.clip_by_norm(halves), tree)
+    chex.assert_trees_all_close(clipped, jax.tree.map(lambda x: x / 2, tree))
 
 
-def test_memory_keeps_its_dtype():
-    """A rule that widens its memory does not change the state's type."""
+def test_rule_may_return_a_whole_number():
+    whole = Returning((), lambda seen, memory: (jnp.int32(2), memory))
+    clipped = clipped_once(optclip.clip_by_global_norm(whole), np.float32([5.0]))
+    np.testing.assert_allclose(clipped, [2.0])
 
-    @dataclasses.dataclass(frozen=True)
-    class Counter:
-        def init(self, norm):
-            return jnp.zeros((), jnp.bfloat16)
 
-        def update(self, seen, memory):
-            return 1.0, memory.astype(jnp.float32) + 1.0
-
-    tx = optclip.clip_by_global_norm(Counter())
-    state = jax.eval_shape(tx.init, jnp.ones(2))
-    _, after = jax.eval_shape(tx.update, jnp.ones(2), state)
+def test_rule_memory_keeps_its_dtype():
+    """A rule that widens its memory does not change the type of the state."""
+    wide = Returning(
+        jnp.zeros((), jnp.bfloat16), lambda seen, m: (1.0, m.astype(jnp.float32) + 1)
+    )
+    tx = optclip.clip_by_global_norm(wide)
+    state = jax.eval_shape(tx.init, np.ones(2))
+    _, after = jax.eval_shape(tx.update, np.ones(2), state)
     assert after == state
 
 
-def test_memory_is_not_cut_to_whole_numbers():
-    class Mean:
-        def init(self, norm):
-            return jnp.zeros((), jnp.int32)
+@pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
+def test_rule_memory_is_float32_beside_updates_of_float64(rule):
+    over = "element" if rule == "second_moment" else "leaf"
+    tx = optclip.clip_by(getattr(thresholds, rule)(), over=over)
+    with jax.enable_x64(True):
+        state = jax.eval_shape(tx.init, np.ones(2, np.float32))
+        _, new = jax.eval_shape(tx.update, np.ones(2, np.float64), state)
+    assert new.clip_memory == state.clip_memory
 
-        def update(self, seen, memory):
-            return 1.0, 0.9 * memory + 0.1 * seen.norm
 
-    tx = optclip.clip_by_global_norm(Mean())
+def test_rule_rejects_memory_of_whole_numbers():
+    mean = Returning(
+        jnp.zeros((), jnp.int32), lambda seen, m: (1.0, 0.9 * m + 0.1 * seen.norm)
+    )
+    tx = optclip.clip_by_global_norm(mean)
     with pytest.raises(ValueError, match="must be floats, got int32"):
-        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+        jax.eval_shape(lambda x: tx.update(x, tx.init(x)), np.ones(2))
 
 
-def test_a_transformation_or_a_class_is_no_rule():
-    assert is_rule(thresholds.constant(1.0))
-    assert not is_rule(optax.adam(1e-3))
-    assert not is_rule(Watcher)
-    with pytest.raises(
-        TypeError, match="max_norm` must be .*whole clip.*Give a rule, such"
-    ):
-        optclip.clip_by_global_norm(optclip.recipes.zclip())
-    with pytest.raises(
-        TypeError, match="max_norm` must be .*Give an instance of the class, Watcher"
-    ):
-        optclip.clip_by_global_norm(Watcher)
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (optclip.recipes.zclip(), "whole clip.*Give a rule, such"),
+        (Watcher, "Give an instance of the class, Watcher"),
+    ],
+)
+def test_threshold_rejects_transformation_and_class(value, words):
+    with pytest.raises(TypeError, match=f"max_norm` must be .*{words}"):
+        optclip.clip_by_global_norm(value)
 
 
-def test_a_rule_that_was_not_called_is_named():
-    tx = optclip.clip_by_global_norm(optclip.thresholds.quantile)
-    with pytest.raises(
-        TypeError,
-        match="schedule .* returns must be a real number.*Quantile.*the rule itself",
-    ):
-        tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+def test_threshold_rejects_rule_that_was_not_called():
+    tx = optclip.clip_by_global_norm(thresholds.quantile)
+    words = "schedule .* returns must be a real number.*Quantile.*the rule itself"
+    with pytest.raises(TypeError, match=words):
+        jax.eval_shape(lambda x: tx.update(x, tx.init(x)), np.ones(2))
 
 
 def test_constants_are_compared_and_hashed():
@@ -152,49 +164,32 @@ def test_constants_are_compared_and_hashed():
     assert thresholds.constant(1.0) != 1.0
 
 
-@pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
-def test_a_memory_of_float32_beside_updates_of_float64(rule):
-    over = "element" if rule == "second_moment" else "leaf"
-    tx = optclip.clip_by(getattr(thresholds, rule)(), over=over)
-    with jax.enable_x64(True):
-        state = tx.init(jnp.ones(2, jnp.float32))
-        _, new = tx.update(jnp.ones(2, jnp.float64), state)
-    chex.assert_trees_all_equal_shapes_and_dtypes(new.clip_memory, state.clip_memory)
+@pytest.mark.parametrize(
+    ("over", "policy", "expected"),
+    [
+        ("tree", "propagate", [np.nan, np.nan]),
+        ("tree", "zero", [0.0, 0.0]),
+        ("tree", "drop", [0.0, 1.0]),
+        ("element", "propagate", [np.nan, 1.0]),
+        ("element", "zero", [0.0, 1.0]),
+        ("element", "drop", [0.0, 1.0]),
+    ],
+)
+def test_rule_in_warm_up_applies_nonfinite_policy(over, policy, expected):
+    """Its inf does not clip; a user's inf touches nothing, NaN included."""
+    updates = np.float32([np.nan, 1.0])
+    for limit, left in ((thresholds.mean_plus_std(3.0, 8), expected), (INF, updates)):
+        tx = optclip.clip_by(limit, over=over, nonfinite=policy)
+        np.testing.assert_array_equal(clipped_once(tx, updates), left)
 
 
-class Whole:
-    """A user's rule whose threshold is a whole number."""
-
-    def init(self, norm):
-        return ()
-
-    def update(self, seen, memory):
-        return jnp.int32(2), memory
-
-
-def test_a_rule_may_return_a_whole_number():
-    tx = optclip.clip_by_global_norm(Whole())
-    update = helpers.quick_jit(tx.update)
-    found, _ = update(jnp.array([5.0]), tx.init(jnp.zeros(1)))
-    np.testing.assert_allclose(found, [2.0])
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-@pytest.mark.parametrize("over", ["tree", "leaf", "element"])
-def test_a_rule_that_knows_nothing_yet_leaves_the_policy_in_force(policy, over):
-    """Its inf means that it does not clip; a user's means not to touch."""
-    rule = thresholds.mean_plus_std(3.0, 8)
-    tx = optclip.clip_by(rule, over=over, nonfinite=policy)
-    untouched = optclip.clip_by(INF, over=over, nonfinite=policy)
-    updates = jnp.array([jnp.nan, 1.0])
-    found, _ = helpers.quick_jit(tx.update)(updates, tx.init(updates))
-    good = jnp.nan if policy == "propagate" and over != "element" else 1.0
-    if policy == "zero" and over != "element":
-        good = 0.0
-    bad = jnp.nan if policy == "propagate" else 0.0
-    np.testing.assert_array_equal(found, [bad, good])
-    found, _ = helpers.quick_jit(untouched.update)(updates, untouched.init(updates))
-    np.testing.assert_array_equal(found, updates)
+@pytest.mark.parametrize("policy", ["zero", "drop"])
+def test_rule_in_warm_up_zeroes_finite_gradient_of_infinite_norm(policy):
+    tx = optclip.clip_by_global_norm(thresholds.zscore(), nonfinite=policy)
+    updates, metrics, state = scanned(tx)(np.full((1, 4), 3e38, np.float32))
+    np.testing.assert_array_equal(updates, np.zeros((1, 4)))
+    assert metrics["clip/nonfinite"] == 1
+    assert not np.any(state.clip_memory[0][0].mean)
 
 
 @pytest.mark.parametrize(
@@ -203,23 +198,62 @@ def test_a_rule_that_knows_nothing_yet_leaves_the_policy_in_force(policy, over):
         (lambda n: thresholds.second_moment(warmup=n), 0),
         (lambda n: thresholds.ema(warmup=n), 0),
         (lambda n: thresholds.zscore(warmup=n), 1),
-        (lambda n: thresholds.quantile(window=n), 1),
         (lambda n: thresholds.mean_plus_std(window=8, warmup=n), 1),
         (lambda n: thresholds.mean_plus_std(window=8, ddof=n), 0),
     ],
 )
-def test_lengths_have_a_least(make, least):
+def test_rule_rejects_length_below_its_least(make, least):
     make(least)
     with pytest.raises(ValueError, match=f"an int from {least} to"):
         make(least - 1)
 
 
-def test_a_finite_gradient_of_an_infinite_norm_in_a_warm_up():
-    """A rule that lets all pass does not let it pass, and it counts as not finite."""
-    for policy in ("zero", "drop"):
-        tx = optclip.clip_by_global_norm(optclip.thresholds.zscore(), nonfinite=policy)
-        x = jnp.full(4, 3e38)
-        clipped, state = tx.update(x, tx.init(x))
-        np.testing.assert_array_equal(clipped, np.zeros(4))
-        assert optclip.metrics(state)["clip/nonfinite"] == 1
-        assert not np.any(state.clip_memory[0][0].mean)
+@pytest.mark.parametrize(
+    ("bounds", "expected"), [({"upper": 1.0}, [-9, 1]), ({"lower": -1.0}, [-1, 9])]
+)
+def test_bounds_leaves_side_without_bound_unclipped(bounds, expected):
+    tx = optclip.clip_by(thresholds.bounds(**bounds), over="element")
+    clipped = clipped_once(tx, np.float32([-9.0, 9.0]))
+    np.testing.assert_array_equal(clipped, expected)
+
+
+@pytest.mark.parametrize("over", ["tree", "leaf"])
+def test_previous_norm_scales_by_norm_before(over):
+    """The first by its own norm; a zero and a NaN are not the norm before."""
+    norms = np.array([5.0, 20.0, 0.1, 0.0, 3.0, 1e10, 7.0, np.nan, 0.2, 0.5])
+    judged = np.array([5.0, 5.0, 20.0, 0.1, 3.0, 3.0, 1e10, 7.0, 7.0, 0.2])
+    tx = optclip.clip_by(thresholds.previous_norm(2.0), over=over, nonfinite="zero")
+    updates = np.float32(norms[:, None] * DIRECTION)
+    clipped, _, _ = scanned(tx)(updates)
+    factors = np.nan_to_num(norms) * np.minimum(1.0, 2.0 / judged)
+    np.testing.assert_allclose(clipped, factors[:, None] * DIRECTION, rtol=2e-6)
+    np.testing.assert_array_equal(clipped[-1], updates[-1])
+
+
+def test_relative_to_params_clips_each_slice_to_ratio():
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=(3, 4)), "b": np.zeros((2, 4))}
+    updates = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
+    params, updates = (jax.tree.map(np.float32, x) for x in (params, updates))
+    rule = thresholds.relative_to_params(0.1, 0.5)
+    clipped = clipped_once(
+        optclip.clip_by(rule, over=optclip.axes(0)), updates, params
+    )
+    for name, update in helpers.as_float64(updates).items():
+        size = np.linalg.norm(np.float64(params[name]), axis=0)
+        limit, norm = 0.1 * np.maximum(size, 0.5), np.linalg.norm(update, axis=0)
+        assert np.any(norm > limit)
+        expected = update * np.minimum(1, limit / norm)
+        np.testing.assert_allclose(clipped[name], expected, rtol=1e-5)
+
+
+def test_relative_to_params_rejects_update_without_params():
+    tx = optclip.clip_by_norm(thresholds.relative_to_params())
+    with pytest.raises(ValueError, match="`params` must be .*Give.*params"):
+        clipped_once(tx, np.ones(2))
+
+
+def test_rule_of_gradients_takes_tree_without_leaves():
+    rule = thresholds.of_gradients(thresholds.moment())
+    tx = optclip.clip_by(rule, over="leaf")
+    assert tx.update({}, tx.init({}), gradients={})[0] == {}

@@ -1,4 +1,4 @@
-"""Carries, resets, and clips behind an optimizer."""
+"""Test error feedback, periodic resets, and clipping after an optimizer."""
 
 import chex
 import jax
@@ -12,14 +12,23 @@ import optclip
 from tests.support import helpers
 
 
-def steps_of(tx, updates, params=None):
-    update = helpers.quick_jit(lambda u, s: tx.update(u, s, params))
-    state = tx.init(updates[0] if params is None else params)
-    found = []
-    for u in updates:
-        out, state = update(u, state)
-        found.append(out)
-    return found, state
+def steps_of(tx, updates):
+    """Return the updates of each step, and the last state."""
+    stacked = jax.tree.map(lambda *x: np.stack(x), *updates)
+
+    def run(rows):
+        def step(state, row):
+            return tx.update(row, state)[::-1]
+
+        return jax.lax.scan(step, tx.init(updates[0]), rows)
+
+    state, outs = jax.device_get(helpers.quick_jit(run)(stacked))
+    steps = range(len(updates))
+    return [jax.tree.map(lambda x, i=i: x[i], outs) for i in steps], state
+
+
+def vectors(*numbers):
+    return [np.float32([number]) for number in numbers]
 
 
 @pytest.mark.parametrize(
@@ -31,204 +40,189 @@ def steps_of(tx, updates, params=None):
         (lambda inner: optclip.clip_after(inner, inner), "ClipAfterState"),
     ],
 )
-def test_the_state_of_what_is_wrapped_is_refused(wrap, name):
+def test_wrapper_rejects_state_of_inner(wrap, name):
     inner = optclip.clip_by_global_norm(1.0)
-    with pytest.raises(
-        TypeError, match=f"`state` must be the {name} of .*got Clip.*Give"
-    ):
-        wrap(inner).update(jnp.ones(2), inner.init(jnp.ones(2)))
+    words = f"`state` must be the {name} of .*got Clip.*Give"
+    with pytest.raises(TypeError, match=words):
+        wrap(inner).update(np.ones(2), inner.init(np.ones(2)))
 
 
-def test_carry_keeps_its_dtypes_and_what_is_not_clipped():
-    tree = {"h": jnp.array([3.0, 0.1], jnp.bfloat16), "n": jnp.arange(2), "none": None}
+def test_error_feedback_carries_rounding_and_keeps_dtypes():
+    half = jnp.array([3.0, 0.1], jnp.bfloat16)
+    tree = {"h": np.asarray(half), "n": np.arange(2), "none": None}
     tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
-    found, state = steps_of(tx, [tree, tree])
-    assert found[0]["h"].dtype == jnp.bfloat16
-    assert state.feedback_residual["h"].dtype == jnp.float32
-    assert state.feedback_residual["n"] is None
-    chex.assert_trees_all_equal(found[0]["n"], tree["n"])
-    # What bfloat16 could not hold is carried too.
-    left = sum(x["h"].astype(jnp.float32) for x in found) + state.feedback_residual["h"]
-    np.testing.assert_allclose(left, 2 * tree["h"].astype(jnp.float32), rtol=1e-6)
-    assert jax.tree.structure(state) == jax.tree.structure(tx.init(tree))
+    updates, state = steps_of(tx, [tree, tree])
+    assert updates[0]["h"].dtype == jnp.bfloat16
+    residual = state.feedback_residual
+    assert residual["h"].dtype == np.float32
+    assert residual["n"] is None
+    np.testing.assert_array_equal(updates[0]["n"], tree["n"])
+    total = sum(x["h"].astype(np.float32) for x in updates) + residual["h"]
+    np.testing.assert_allclose(total, 2 * tree["h"].astype(np.float32), rtol=1e-6)
 
 
-def test_carry_around_what_remembers():
-    """Its memory keeps the type it began with, so that loops take it."""
+def test_error_feedback_around_memory_keeps_types():
     tx = optclip.with_error_feedback(optax.trace(0.9))
-    grads = {"h": jnp.ones(2, jnp.bfloat16)}
+    grads = {"h": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}
     state = jax.eval_shape(tx.init, grads)
     _, after = jax.eval_shape(tx.update, grads, state)
     assert after == state
 
 
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_carry_is_never_poisoned(bad):
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_error_feedback_keeps_residual_at_nonfinite_step(bad):
     tx = optclip.with_error_feedback(optclip.clip_by_global_norm(1.0))
-    found, state = steps_of(tx, [jnp.array([3.0]), jnp.array([bad]), jnp.array([0.0])])
-    assert not np.isfinite(found[1][0])
-    np.testing.assert_allclose(found[2], [1.0])
+    updates, state = steps_of(tx, vectors(3.0, bad, 0.0))
+    assert not np.isfinite(updates[1])
+    np.testing.assert_allclose(updates[2], [1.0])
     np.testing.assert_allclose(state.feedback_residual, [1.0])
 
 
-def test_what_was_paid_out_is_not_carried():
-    """A bad leaf does not keep what the others carried, nor make it come twice."""
-    tx = optclip.with_error_feedback(optclip.clip_by_norm(1.0, nonfinite="zero"))
-    steps = [(3.0, 1.0), (0.0, jnp.nan), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
-    found, _ = steps_of(
-        tx, [{"a": jnp.array([a]), "b": jnp.array([b])} for a, b in steps]
-    )
-    np.testing.assert_allclose([float(x["a"][0]) for x in found], [1, 1, 1, 0, 0])
-    assert found[1]["b"][0] == 0
-    # By the tree, what the policy held back comes later.
-    tx = optclip.with_error_feedback(
-        optclip.clip_by_global_norm(10.0, nonfinite="zero")
-    )
-    steps = [(3.0, jnp.nan), (0.0, 0.0)]
-    found, _ = steps_of(
-        tx, [{"a": jnp.array([a]), "b": jnp.array([b])} for a, b in steps]
-    )
-    assert [float(x["a"][0]) for x in found] == [0, 3]
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        # What the other leaf paid out is not carried, nor does it come twice.
+        (optclip.clip_by_norm(1.0, nonfinite="zero"), [1, 1, 1, 0]),
+        # What the policy held back comes later.
+        (optclip.clip_by_global_norm(2.0, nonfinite="zero"), [2, 0, 1, 0]),
+    ],
+)
+def test_error_feedback_beside_bad_leaf_pays_out_once(clip, expected):
+    steps = [(3.0, 0.0), (0.0, np.nan), (0.0, 0.0), (0.0, 0.0)]
+    trees = [{"a": np.float32(a), "b": np.float32(b)} for a, b in steps]
+    updates, _ = steps_of(optclip.with_error_feedback(clip), trees)
+    np.testing.assert_allclose([x["a"] for x in updates], expected)
+    assert updates[1]["b"] == 0
 
 
-def test_carry_refuses_what_is_sparse():
+def test_error_feedback_rejects_sparse_leaf():
     mat = BCOO((jnp.ones(2), jnp.array([[0, 0], [1, 1]])), shape=(2, 2))
     tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
-    with pytest.raises(
-        TypeError, match="'m' must be dense, got a BCOO matrix.*todense"
-    ):
+    words = "'m' must be dense, got a BCOO matrix.*todense"
+    with pytest.raises(TypeError, match=words):
         tx.init({"m": mat})
 
 
-def test_a_carry_takes_a_tree_without_leaves():
+def test_error_feedback_leaves_python_int_unchanged():
     tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
     assert tx.update({"n": 3}, tx.init({"n": 3}))[0] == {"n": 3}
 
 
-def test_reset_begins_the_moments_anew():
-    grads = [jnp.array([float(i + 1)]) for i in range(7)]
+def test_periodic_reset_restarts_moments_and_counts():
+    grads = vectors(*range(1, 8))
     tx = optclip.with_periodic_reset(optax.scale_by_adam(), 4, warmup=0, keep=None)
-    found, state = steps_of(tx, grads)
+    updates, state = steps_of(tx, grads)
     first, _ = steps_of(optax.scale_by_adam(), grads[:3])
-    anew, _ = steps_of(optax.scale_by_adam(), grads[3:])
-    np.testing.assert_allclose(found, first + anew, rtol=1e-6)
+    second, _ = steps_of(optax.scale_by_adam(), grads[3:])
+    np.testing.assert_allclose(updates, first + second, rtol=1e-6)
     assert optax.tree.get(state, "count") == 4
 
 
-def test_reset_keeps_counts_and_records():
+def test_periodic_reset_keeps_counts_and_records():
     clip = optclip.clip_by_global_norm(optclip.thresholds.quantile(0.5, 8))
-    tx = optclip.with_periodic_reset(
-        optax.chain(clip, optax.scale_by_adam()), 3, warmup=0
-    )
-    _, state = steps_of(tx, [jnp.array([9.0]), jnp.array([1.0]), jnp.array([2.0])])
+    chain = optax.chain(clip, optax.scale_by_adam())
+    tx = optclip.with_periodic_reset(chain, 3, warmup=0)
+    _, state = steps_of(tx, vectors(9.0, 1.0, 2.0))
     assert optax.tree.get(state, "count") == 3
-    memory = state.reset_inner[0].clip_memory[0][0]
-    assert memory.num_known == 1
-    assert state.reset_inner[0].clip_step == 3
-    mu = optax.tree.get(state, "mu")
+    clip_state = state.reset_inner[0]
+    assert clip_state.clip_memory[0][0].num_known == 1
+    assert clip_state.clip_step == 3
     # Only the third update, of norm 2, and b1 = 0.9.
-    np.testing.assert_allclose(mu, [0.2], rtol=1e-6)
+    np.testing.assert_allclose(optax.tree.get(state, "mu"), [0.2], rtol=1e-6)
 
 
-def test_a_parameter_called_count_is_no_count():
-    tree = {"count": jnp.ones(1), "clip_step": jnp.ones(1)}
-    tx = optclip.with_periodic_reset(optax.trace(1.0), 2, warmup=0)
-    found, _ = steps_of(tx, [tree] * 3)
-    for name in tree:
-        np.testing.assert_array_equal([x[name][0] for x in found], [1.0, 1.0, 2.0])
-
-
-@pytest.mark.parametrize(("keep", "count"), [("counts", 3), (None, 1)])
-def test_counts_are_reset_unless_kept(keep, count):
-    tx = optclip.with_periodic_reset(optax.scale_by_adam(), 3, warmup=0, keep=keep)
-    _, state = steps_of(tx, [jnp.ones(1)] * 3)
-    assert optax.tree.get(state, "count") == count
+def test_periodic_reset_keeps_paths_it_is_given():
     tx = optclip.with_periodic_reset(
         optax.scale_by_adam(), 3, warmup=0, keep=lambda path: "mu" in path
     )
-    _, state = steps_of(tx, [jnp.ones(1)] * 3)
+    _, state = steps_of(tx, vectors(1.0, 1.0, 1.0))
     np.testing.assert_allclose(optax.tree.get(state, "mu"), [1 - 0.9**3], rtol=1e-6)
+    assert optax.tree.get(state, "count") == 1
 
 
-def test_reset_warms_up_again():
+def test_periodic_reset_resets_parameter_called_count():
+    tree = {"count": np.float32(1), "clip_step": np.float32(1)}
+    tx = optclip.with_periodic_reset(optax.trace(1.0), 2, warmup=0)
+    updates, _ = steps_of(tx, [tree] * 3)
+    for name in tree:
+        assert [x[name] for x in updates] == [1.0, 1.0, 2.0]
+
+
+def test_periodic_reset_warms_up_again():
+    """The first reset is before the tenth update."""
     tx = optclip.with_periodic_reset(optax.identity(), 10, warmup=4, floor=0.2)
-    found, _ = steps_of(tx, [{"x": jnp.ones(1, jnp.bfloat16), "n": 3}] * 16)
-    factors = [float(tree["x"][0]) for tree in found]
-    k = np.arange(4)
-    cosine = 1 - 0.8 * (1 + np.cos(np.pi * k / 5)) / 2
+    half = np.asarray(jnp.ones((), jnp.bfloat16))
+    updates, _ = steps_of(tx, [{"x": half, "n": np.int32(3)}] * 16)
+    factors = [float(tree["x"]) for tree in updates]
+    cosine = 1 - 0.8 * (1 + np.cos(np.pi * np.arange(4) / 5)) / 2
     np.testing.assert_allclose(factors[9:13], cosine, rtol=4e-3)
-    assert factors[:9] == [1.0] * 9
-    assert factors[13:] == [1.0] * 3
-    assert found[0]["n"] == 3
-    assert found[0]["x"].dtype == jnp.bfloat16
+    assert factors[:9] + factors[13:] == [1.0] * 12
+    assert updates[9]["n"] == 3
+    assert updates[0]["x"].dtype == jnp.bfloat16
 
 
-def test_reset_leaves_what_it_does_not_scale_to_the_bit():
+def test_periodic_reset_before_warm_up_is_bit_identical():
     """A product with 1 would make zeros of subnormal numbers."""
     tx = optclip.with_periodic_reset(optax.identity(), 2, warmup=2, floor=0.5)
-    tiny = jnp.array([1e-40, 1.0], jnp.float32)
-    found, _ = steps_of(tx, [tiny] * 3)
-    bits = [np.asarray(x).view(np.uint32) for x in (tiny, *found)]
-    np.testing.assert_array_equal(bits[1], bits[0])
-    assert found[1][1] == 0.5
+    tiny = np.float32([1e-40, 1.0])
+    updates, _ = steps_of(tx, [tiny] * 3)
+    helpers.assert_identical(updates[0], tiny)
+    assert updates[1][1] == 0.5
 
 
-def test_what_is_kept_of_parameters_is_of_those_at_the_reset():
-    """What an optimizer keeps of the parameters is of those at the reset."""
-
-    def init(params):
-        return params
-
-    def update(updates, state, params=None):
-        del params
-        return jax.tree.map(jnp.add, updates, state), state
-
-    tx = optclip.with_periodic_reset(
-        optax.GradientTransformation(init, update), 2, warmup=0
+def test_periodic_reset_reads_parameters_at_the_reset():
+    inner = optax.GradientTransformation(
+        lambda params: params, lambda updates, state, params: (updates + state, state)
     )
-    params = jnp.array([5.0])
+    tx = optclip.with_periodic_reset(inner, 2, warmup=0)
+    (params,), zero = vectors(5.0), np.zeros(1, np.float32)
     step = helpers.quick_jit(tx.update)
-    out, state = step(jnp.zeros(1), tx.init(params), params)
-    out, state = step(jnp.zeros(1), state, 2 * params)
+    _, state = step(zero, tx.init(params), params)
+    out, _ = step(zero, state, 2 * params)
     np.testing.assert_array_equal(out, [10.0])
 
 
-class OfWhatItWasGiven:
-    """The norm of the gradients; it keeps what else it was shown."""
+class NormOfGradients:
+    """A user's rule: the norm of the gradients. It keeps what else it was given."""
 
     def __init__(self):
-        self.shown = {}
+        self.given = {}
 
     def init(self, norm):
         return ()
 
     def update(self, seen, memory):
-        self.shown = {**seen.extra, "updates": seen.updates}
+        self.given = {**seen.extra, "updates": seen.updates}
         return seen.measure(seen.extra["gradients"]), memory
 
 
-def test_after_shows_the_gradients():
-    rule = OfWhatItWasGiven()
+def test_clip_after_passes_gradients_to_rule():
+    rule = NormOfGradients()
     tx = optclip.clip_after(optax.scale(3.0), optclip.clip_by_global_norm(rule))
-    grads = jnp.array([0.0, 2.0])
-    found, state = tx.update(grads, tx.init(grads), None, value=1.0)
-    np.testing.assert_allclose(found, [0.0, 2.0])
-    assert set(rule.shown) == {"gradients", "inner_state", "updates", "value"}
-    np.testing.assert_array_equal(rule.shown["updates"], [0.0, 6.0])
-    assert optclip.metrics(state)["clip/norm"] == 6
-    assert optclip.metrics(state)["clip/threshold"] == 2
+    grads = np.float32([0.0, 2.0])
+    updates, state = tx.update(grads, tx.init(grads), None, value=1.0)
+    np.testing.assert_allclose(updates, [0.0, 2.0])
+    assert set(rule.given) == {"gradients", "inner_state", "updates", "value"}
+    np.testing.assert_array_equal(rule.given["updates"], [0.0, 6.0])
+    metrics = optclip.metrics(state)
+    assert (metrics["clip/norm"], metrics["clip/threshold"]) == (6, 2)
 
 
-def test_a_rule_of_gradients_needs_them():
-    rule = optclip.thresholds.of_gradients(optclip.thresholds.moment())
-    tx = optclip.clip_by_value(rule)
-    with pytest.raises(
-        ValueError, match=r"`gradients` must be .*Wrap.*optclip.clip_after"
-    ):
-        tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
-    # What is not finite in them counts as 0, and is not learned from.
-    update = helpers.quick_jit(tx.update)
-    _, state = update(jnp.ones(1), tx.init(jnp.ones(1)), gradients=jnp.ones(1))
-    found, after = update(jnp.ones(1), state, gradients=jnp.array([jnp.nan]))
-    np.testing.assert_allclose(found, [0.0099], rtol=1e-5)
+OF_GRADIENTS = optclip.thresholds.of_gradients(optclip.thresholds.moment())
+
+
+def test_rule_of_gradients_rejects_update_without_them():
+    tx = optclip.clip_by_value(OF_GRADIENTS)
+    one = np.ones(1, np.float32)
+    words = r"`gradients` must be .*Wrap.*optclip.clip_after"
+    with pytest.raises(ValueError, match=words):
+        tx.update(one, tx.init(one))
+
+
+def test_rule_of_gradients_ignores_nonfinite_gradient():
+    tx = optclip.clip_by_value(OF_GRADIENTS)
+    (one, bad), update = vectors(1.0, np.nan), helpers.quick_jit(tx.update)
+    _, state = update(one, tx.init(one), gradients=one)
+    updates, after = update(one, state, gradients=bad)
+    np.testing.assert_allclose(updates, [0.0099], rtol=1e-5)
     chex.assert_trees_all_equal(after.clip_memory, state.clip_memory)
