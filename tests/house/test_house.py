@@ -62,66 +62,6 @@ def test_imports_go_down():
     assert not {path: found for path, found in wrong.items() if found}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import optclip.recipes",
-        "import optclip.recipes as r",
-        "import optclip.recipes._plain",
-        "import jax, optclip.recipes",
-        "from optclip import recipes",
-        "from optclip import norms, recipes as r",
-        "from optclip.recipes import agc",
-        "from optclip.recipes._plain import uclip as u",
-        "from optclip.recipes import *",
-        "from .. import recipes",
-        "from ..recipes import agc",
-        "from ..recipes._plain import *",
-        "def late():\n    from optclip import recipes",
-        "if typing.TYPE_CHECKING:\n    from ..recipes import agc",
-        "importlib.import_module('optclip.recipes')",
-        "import_module('optclip.recipes._plain')",
-        "__import__('optclip.recipes')",
-    ],
-)
-def test_each_form_of_an_upward_import_is_found(source):
-    found = imports.names_in(source, "optclip.norms")
-    assert "recipes" in wrong_way("norms", found)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import optclip",
-        "import optclip as o",
-        "import optclip._arrays",
-        "from optclip import clip_by",
-        "from optclip import *",
-        "from .. import clip_by",
-        "from .. import *",
-    ],
-)
-def test_an_import_of_the_whole_package_is_found(source):
-    """Its face has every folder in it: `optclip.recipes` could then be reached."""
-    found = imports.names_in(source, "optclip.norms")
-    assert wrong_way("norms", found) == {imports.FACE}
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["import_module(name)", "__import__(name)", "import_module('..recipes', package)"],
-)
-def test_an_import_that_cannot_be_read_is_refused(source):
-    with pytest.raises(ValueError, match="cannot be read off"):
-        imports.names_in(source, "optclip.norms")
-
-
-def test_imports_from_below_and_from_the_same_folder_are_right():
-    source = "import jax\nfrom . import _sums\nfrom .._arrays import _leaves"
-    assert len(found := imports.names_in(source, "optclip.norms")) == 3
-    assert not wrong_way("norms", found)
-
-
 def test_the_longest_chain_goes_through_every_floor_once():
     assert len(imports.longest_chain()) == len(floors())
 
@@ -165,25 +105,6 @@ def test_three_folders_alone_build_transformations():
         if list(builders_in(ast.parse(path.read_text())))
     }
     assert building == {"transforms", "wrappers", "per_example"}
-
-
-@pytest.mark.parametrize(
-    ("source", "builds"),
-    [
-        ("optax.GradientTransformation(init, update)", True),
-        ("from optax import stateless\nstateless(update)", True),
-        ("from optax import stateless as s\ndef f(): return s(update)", True),
-        ("o.GradientTransformationExtraArgs(init, update)", True),
-        ("make = optax.stateless_with_tree_map", True),
-        ("class Clip(optax.GradientTransformationExtraArgs): ...", True),
-        ("optax.GradientTransformation._make([init, update])", True),
-        ("def f(x: optax.GradientTransformation) -> optax.stateless: ...", False),
-        ("isinstance(x, optax.GradientTransformation)", False),
-        ("optax.chain(clip, optax.scale(0.1))", False),
-    ],
-)
-def test_each_form_of_building_a_transformation_is_found(source, builds):
-    assert bool(list(builders_in(ast.parse(source)))) == builds
 
 
 def test_programs_that_are_no_tests_are_not_among_them():
