@@ -29,7 +29,7 @@ def test_public_names_are_registered_and_have_a_test_file():
     assert not [f for f in OTHER_NAMES.values() if not list(here.rglob(f))]
 
 
-def test_public_api_equals_its_file():
+def test_the_public_api_is_as_written():
     """`python -m tools.public_api` writes the file: a changed default is reviewed."""
     assert public_api.text() == public_api.FILE.read_text()
 
