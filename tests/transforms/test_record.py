@@ -9,7 +9,7 @@ import optclip
 from optclip import thresholds
 from optclip.norms import Block
 from optclip.typing import ClipState
-from tests.support import helpers
+from tests.support import covering, helpers
 from tests.support.registry import ENTRIES
 
 PAIR = np.float32([3.0, 4.0])
@@ -101,7 +101,12 @@ def oracle(tree, axis, limit):
     }
 
 
-@pytest.mark.parametrize("axis", [(), (0,), (1,)])
+@pytest.mark.covering(
+    axis=[(), (0,), (1,)],
+    run=covering.RUNS,
+    # Eager, each operation on each large leaf is a program of its own.
+    where=lambda axis, run: run == "jit" or axis == (1,),
+)
 def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis, run):
     """Those of a large leaf, 70,000 or more, are reduced apart from the others."""
     shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
