@@ -1,5 +1,9 @@
-"""Every transformation under every transformation of JAX."""
+"""Every transformation under every transformation of JAX.
 
+The tests share one compiled `update` per entry, on leaves of three dtypes.
+"""
+
+import functools
 import re
 
 import chex
@@ -12,190 +16,158 @@ import pytest
 
 from tests.support import helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import ENTRIES, SCALAR, numpy_tree
+from tests.support.registry import ENTRIES, numpy_tree
 
-every = pytest.mark.covering(entry=ENTRIES, kind=helpers.KINDS)
-scalar = pytest.mark.covering(entry=SCALAR, kind=helpers.KINDS)
+every = pytest.mark.covering(entry=ENTRIES)
+TREE = helpers.mixed_gradients()
+OTHER = helpers.mixed_gradients(1)
+ZEROS = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), TREE)
 
 
-def clip(tx, tree):
-    updates, _ = tx.update(tree, tx.init(tree))
-    return updates
+@functools.cache
+def compiled_update(entry):
+    """`update`, donated its arguments, which fails if JAX traces it twice."""
+    chex.clear_trace_counter()
+    update = chex.assert_max_traces(helpers.strict(entry.make()).update, n=1)
+    return quick_jit(update, donate_argnums=(0, 1))
+
+
+def fresh(tree=TREE):
+    """A copy of the tree that may be donated."""
+    return jax.tree.map(lambda x: jax.device_put(np.array(x)), tree)
 
 
 def stack(trees):
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-@pytest.mark.covering(entry=ENTRIES)
-def test_jit_is_eager(entry):
-    tree = helpers.mixed_gradients()
-    tx = helpers.strict(entry.make())
-    eager, eager_state = tx.update(tree, tx.init(tree))
-    jitted, jitted_state = quick_jit(tx.update)(tree, tx.init(tree))
-    assert helpers.differs(eager, tree)
-    helpers.assert_close(jitted, eager, ulps=4)
-    helpers.assert_close(jitted_state, eager_state, ulps=8)
-
-
-@every
-def test_loops_and_branches_take_the_state(entry, kind):
-    """The state has one structure, shape and dtype for ever, so all loops take it."""
+@pytest.mark.covering(entry=ENTRIES, kind=helpers.KINDS)
+def test_state_types_do_not_depend_on_values_or_step(entry, kind):
+    """`init` reads shapes and dtypes; `update` keeps the types and leaks no tracer."""
     tree = helpers.typed(kind)
     tx = helpers.strict(entry.make())
-
-    def step(carry, _=None):
-        state, _ = carry
-        updates, state = tx.update(tree, state)
-        return (state, updates), None
-
-    def scanned(carry):
-        return jax.lax.scan(step, carry, None, length=5)[0]
-
-    def looped(carry):
-        return jax.lax.while_loop(
-            lambda carry: carry[0].clip_step < 5, lambda carry: step(carry)[0], carry
-        )
-
-    def branched(carry):
-        return jax.lax.cond(carry[0].clip_step > 0, scanned, looped, carry)
-
-    state, last = quick_jit(branched)((tx.init(tree), tree))
-    assert int(state.clip_step) == 5
-    assert helpers.differs(last, tree)
-    helpers.assert_same_types((state, last), (tx.init(tree), tree))
-    again, last = quick_jit(branched)((state, tree))
-    assert int(again.clip_step) == 10
-    assert helpers.differs(last, tree)
-
-
-@every
-def test_state_is_stable(entry, kind):
-    """Also where the gradients have other dtypes than the parameters."""
-    tx = helpers.strict(entry.make())
-    state = jax.eval_shape(tx.init, helpers.typed("bfloat16"))
-    _, after = jax.eval_shape(tx.update, helpers.typed(kind), state)
-    helpers.assert_same_types(after, state)
-    chex.assert_tree_has_only_ndarrays(tx.init(helpers.typed(kind)))
-
-
-@every
-def test_init_looks_at_shapes_and_dtypes_only(entry, kind):
-    """`init` looks at shapes and dtypes only."""
-    tree = helpers.typed(kind)
-    tx = helpers.strict(entry.make())
+    state = tx.init(tree)
+    chex.assert_tree_has_only_ndarrays(state)
     shapes = jax.eval_shape(lambda: tree)
-    state = tx.init(tree)
-    helpers.assert_same_types(jax.eval_shape(tx.init, shapes), state)
     helpers.assert_same_types(tx.init(shapes), state)
-
-
-@every
-def test_vmap_clips_each_example_by_itself(entry, kind):
-    """Per-example clipping: each of a batch by its own norms."""
-    trees = [helpers.typed(kind, seed) for seed in range(3)]
-    tx = helpers.strict(entry.make())
-    found = quick_jit(jax.vmap(lambda t: clip(tx, t)))(stack(trees))
-    assert helpers.differs(found, stack(trees))
-    expected = [entry.expected(numpy_tree(t)) for t in trees]
-    helpers.assert_close(found, jax.tree.map(lambda *x: np.stack(x), *expected))
-
-
-@scalar
-def test_thresholds_may_be_vmapped(entry, kind):
-    tree = helpers.typed(kind)
-    c = entry.threshold[1]
-    values = jnp.array([c, 0.5 * c, 0.25 * c])
-    clips = jax.vmap(lambda t: clip(helpers.strict(entry.make(t)), tree))
-    found = quick_jit(clips)(values)
-    expected = [entry.expected(numpy_tree(tree), float(v)) for v in values]
-    helpers.assert_close(found, jax.tree.map(lambda *x: np.stack(x), *expected))
-
-
-@every
-def test_gradients_and_state_may_be_donated(entry, kind):
-    """Gradients and state may be donated: the clip works in place."""
-    tree = helpers.typed(kind)
-    expected = entry.expected(numpy_tree(tree))
-    assert helpers.differs(expected, tree)
-    tx = entry.make()
-    update = quick_jit(tx.update, donate_argnums=(0, 1))
-    found, _ = update(tree, tx.init(tree))
-    helpers.assert_close(found, expected)
-    assert all(x.is_deleted() for x in jax.tree.leaves(tree))
-
-
-@every
-def test_nothing_is_sent_to_the_host(entry, kind):
-    tree = helpers.typed(kind)
-    tx = entry.make()
-    state = tx.init(tree)
-    update = quick_jit(tx.update).lower(tree, state).compile()
-    with jax.transfer_guard("disallow"):
-        found, _ = jax.block_until_ready(update(tree, state))
-    assert helpers.differs(found, tree)
-    text = update.as_text()
-    assert not re.search(r"callback|infeed|outfeed| send\(| recv\(", text)
-
-
-@every
-def test_debug_nans_finds_nothing(entry, kind):
-    """Nothing hidden in a branch not taken is NaN: zeros, op by op."""
-    tx = entry.make()
-    tree = helpers.typed(kind)
-    zeros = jax.tree.map(jnp.zeros_like, tree)
-    with jax.debug_nans(True):
-        found, _ = tx.update(zeros, tx.init(zeros))
-        clipped, _ = tx.update(tree, tx.init(tree))
-    chex.assert_trees_all_equal(found, zeros)
-    assert helpers.differs(clipped, tree)
-
-
-@pytest.mark.covering(entry=ENTRIES)
-def test_no_tracer_leaks(entry):
-    """Traced only: while leaks are looked for, JAX keeps nothing that it compiled."""
-    tx = entry.make()
-    tree = helpers.mixed_gradients()
-    state = tx.init(tree)
+    helpers.assert_same_types(jax.eval_shape(tx.init, shapes), state)
+    # The parameters may have another dtype than the gradients.
+    state = jax.eval_shape(tx.init, helpers.typed("bfloat16"))
     with jax.checking_leaks():
         traced = jax.jit(tx.update).trace(tree, state)
-    assert traced.jaxpr.eqns
+    helpers.assert_same_types(traced.out_info, (tree, state))
 
 
 @every
-def test_one_trace_in_a_thousand_steps(entry, kind):
-    tree = helpers.typed(kind)
+def test_eager_update_equals_compiled_and_compiles_once(entry):
+    tx = helpers.strict(entry.make())
+    found, state = tx.update(TREE, tx.init(TREE))
+    helpers.assert_close(found, entry.expected(numpy_tree(TREE)), ulps=4)
+    _, compiled_state = compiled_update(entry)(fresh(), tx.init(TREE))
+    helpers.assert_close(state, compiled_state, ulps=8)
+    with helpers.compilations() as compilations:
+        updates, _ = tx.update(OTHER, state)
+    assert not compilations
+    assert helpers.differs(updates, OTHER)
+
+
+@every
+def test_debug_nans_finds_nothing(entry):
+    """A zero gradient divides by zero in no branch, taken or not."""
     tx = entry.make()
-    chex.clear_trace_counter()
-    update = quick_jit(chex.assert_max_traces(tx.update, n=1))
-    state = tx.init(tree)
-    for _ in range(1000):
+    with jax.debug_nans(True):
+        zeros, _ = tx.update(ZEROS, tx.init(ZEROS))
+        clipped, _ = tx.update(TREE, tx.init(TREE))
+    chex.assert_trees_all_equal(zeros, ZEROS)
+    assert helpers.differs(clipped, TREE)
+
+
+@every
+def test_compiled_update_works_in_place_without_host_or_retrace(entry):
+    update, tree = compiled_update(entry), fresh()
+    state = entry.make().init(tree)
+    text = update.lower(tree, state).as_text()
+    assert not re.search(r"callback|infeed|outfeed|\.send|\.recv", text)
+    with jax.transfer_guard("disallow"):
         updates, state = update(tree, state)
-    assert helpers.differs(updates, tree)
+        assert all(x.is_deleted() for x in jax.tree.leaves(tree))
+        clipped = jax.device_get(updates)
+        for _ in range(999):
+            updates, state = update(updates, state)
     assert int(state.clip_step) == 1000
+    assert helpers.differs(clipped, TREE)
+    helpers.assert_close(clipped, entry.expected(numpy_tree(TREE)))
 
 
-@pytest.mark.covering(entry=ENTRIES)
-def test_update_called_again_outside_jit_compiles_nothing(entry):
-    first, second = helpers.mixed_gradients(0), helpers.mixed_gradients(1)
-    tx = entry.make()
-    _, state = tx.update(first, tx.init(first))
-    with helpers.compilations() as found:
-        updates, _ = tx.update(second, state)
-    assert not found
-    assert helpers.differs(updates, second)
+@every
+def test_loops_and_branches_carry_the_state(entry):
+    tx = helpers.strict(entry.make())
+
+    def step(carry, is_live):
+        def update(carry):
+            state, _ = carry
+            updates, state = tx.update(TREE, state)
+            return state, updates
+
+        return jax.lax.cond(is_live, update, lambda carry: carry, carry), None
+
+    @quick_jit
+    def loop(carry):
+        live = jnp.array([True, False, True])
+        return jax.lax.while_loop(
+            lambda carry: carry[0].clip_step < 5,
+            lambda carry: jax.lax.scan(step, carry, live)[0],
+            carry,
+        )
+
+    state, last = loop((tx.init(TREE), TREE))
+    assert int(state.clip_step) == 6
+    assert helpers.differs(last, TREE)
+    helpers.assert_same_types((state, last), (tx.init(TREE), TREE))
 
 
-@pytest.mark.covering(entry=ENTRIES)
-def test_orbax_restores_the_state(entry, tmp_path):
-    """A restored state is the saved one, and goes on as it would have."""
-    tree = helpers.mixed_gradients()
-    tx = optax.chain(entry.make(), optax.scale(-1.0))
-    update = quick_jit(tx.update)
-    _, state = update(tree, tx.init(tree))
+@every
+def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
+    trees = [helpers.mixed_gradients(seed) for seed in range(3)]
+
+    def clip(tree, threshold=None):
+        tx = helpers.strict(entry.make(threshold))
+        return tx.update(tree, tx.init(tree))[0]
+
+    c = entry.threshold[1]
+    thresholds = np.float32([c, 0.5 * c, 0.25 * c] if entry.scalar_threshold else [])
+
+    @quick_jit
+    def both(trees, thresholds):
+        by_tree = jax.vmap(clip)(trees)
+        if not entry.scalar_threshold:
+            return (by_tree,)
+        return by_tree, jax.vmap(lambda c: clip(TREE, c))(thresholds)
+
+    found = both(stack(trees), thresholds)
+    expected = (
+        [entry.expected(numpy_tree(tree)) for tree in trees],
+        [entry.expected(numpy_tree(TREE), float(c)) for c in thresholds],
+    )
+    assert helpers.differs(found[0], stack(trees))
+    for clipped, each in zip(found, expected, strict=False):
+        helpers.assert_close(clipped, stack(each))
+
+
+def test_orbax_restores_the_state_of_every_entry(tmp_path):
+    """All states in one checkpoint, each leaf filled with numbers of its own."""
+    rng = np.random.default_rng(0)
+
+    def filled(x):
+        return jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype))
+
+    blank = {
+        entry.id: optax.chain(entry.make(), optax.scale(-1.0)).init(TREE)
+        for entry in ENTRIES
+    }
+    states = jax.tree.map(filled, blank)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", state)
+        checkpointer.save(tmp_path / "states", states)
         checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "state", tx.init(tree))
-    helpers.assert_identical(restored, state)
-    helpers.assert_identical(update(tree, restored), update(tree, state))
+        restored = checkpointer.restore(tmp_path / "states", blank)
+    helpers.assert_identical(restored, states)

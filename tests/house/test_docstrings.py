@@ -1,4 +1,4 @@
-"""What an editor shows of a public function explains each of its parameters there."""
+"""The docstring of each public function explains each of its parameters."""
 
 import inspect
 import re
@@ -8,35 +8,35 @@ import pytest
 import optclip
 
 MODULES = (optclip, *filter(inspect.ismodule, map(vars(optclip).get, optclip.__all__)))
-# What sends who hovers over a name somewhere else.
+# A reader who hovers over a name should not have to look elsewhere.
 ELSEWHERE = re.compile(r"\blikewise\b|see `clip_by`", re.IGNORECASE)
-FEWEST = 4
+FEWEST_WORDS = 4
 
 
 def documented():
-    """Every public function and class by its path, but types for annotations."""
+    """Yield each public function and class with its path, except types."""
     for module in MODULES:
         for name in module.__all__:
-            found = getattr(module, name)
-            is_ours = getattr(found, "__module__", "").startswith("optclip")
-            if is_ours and (inspect.isfunction(found) or inspect.isclass(found)):
-                yield f"{module.__name__}.{name}", found
+            member = getattr(module, name)
+            is_ours = getattr(member, "__module__", "").startswith("optclip")
+            if is_ours and (inspect.isfunction(member) or inspect.isclass(member)):
+                yield f"{module.__name__}.{name}", member
 
 
 PUBLIC = dict(documented())
 
 
-def has_parameters(found):
-    """Whether one calls it: no protocol, and no dict of types."""
-    is_type = getattr(found, "_is_protocol", False) or hasattr(found, "__total__")
-    return not is_type and bool(inspect.signature(found).parameters)
+def has_parameters(member):
+    """Return whether users call it: not a protocol, nor a dict of types."""
+    is_type = getattr(member, "_is_protocol", False) or hasattr(member, "__total__")
+    return not is_type and bool(inspect.signature(member).parameters)
 
 
-CALLED = [path for path, found in PUBLIC.items() if has_parameters(found)]
+CALLED = [path for path, member in PUBLIC.items() if has_parameters(member)]
 
 
 def entries(doc):
-    """The texts of the parameters in the section `Args` or `Attributes`, by name."""
+    """Return the texts of the section `Args` or `Attributes` by parameter."""
     section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)+)", f"{doc}\n", re.M)
     parts = re.split(r"^  (?=\S)", section[1], flags=re.M)[1:] if section else []
     pairs = (part.partition(": ") for part in parts)
@@ -44,25 +44,15 @@ def entries(doc):
 
 
 @pytest.mark.parametrize("path", CALLED)
-def test_each_parameter_has_a_clause_of_its_own(path):
-    found = entries(inspect.getdoc(PUBLIC[path]))
-    assert list(found) == list(inspect.signature(PUBLIC[path]).parameters)
-    for name, text in found.items():
-        assert len(text.split()) >= FEWEST, name
+def test_docstring_explains_each_parameter(path):
+    texts = entries(inspect.getdoc(PUBLIC[path]))
+    assert list(texts) == list(inspect.signature(PUBLIC[path]).parameters)
+    for name, text in texts.items():
+        assert len(text.split()) >= FEWEST_WORDS, name
         assert "as in " not in text, name
 
 
-@pytest.mark.parametrize("path", PUBLIC)
-def test_it_sends_nobody_to_another_docstring(path):
-    assert not ELSEWHERE.search(inspect.getdoc(PUBLIC[path]))
-
-
-def test_all_of_the_package_is_looked_at():
+def test_docstrings_refer_to_no_other_and_cover_the_package():
+    assert not [p for p, x in PUBLIC.items() if ELSEWHERE.search(inspect.getdoc(x))]
     assert len(CALLED) > 70
     assert {path.split(".")[1] for path in CALLED} > {"functional", "recipes", "plot"}
-
-
-def test_entries_that_go_over_lines_are_read_whole():
-    doc = "One.\n\nArgs:\n  a: what is\n    kept.\n  b: 1.\n\nReturns:\n  c: it."
-    assert entries(doc) == {"a": "what is kept.", "b": "1."}
-    assert entries("One.") == {}

@@ -1,52 +1,58 @@
-"""The names of the package, and what it answers to those of others."""
+"""The names of the package, and its answers to names of other libraries."""
 
 import pytest
 
 import optclip
 
-CALLED_OTHERWISE = {
+EQUIVALENTS = {
+    # Of a submodule.
     "zclip": "optclip.recipes.zclip",
     "quantile": "optclip.thresholds.quantile",
     "global_norm": "optclip.functional.global_norm",
-    "clip": "optclip.clip_by_value",
+    # Of other libraries.
     "adaptive_grad_clip": "optclip.recipes.agc",
-    "clip_by_block_rms": "optclip.clip_by_rms",
-    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
     "apply_if_finite": "optclip.skip",
+    "clip": "optclip.clip_by_value",
+    "clip_by_block_rms": "optclip.clip_by_rms",
+    "clip_grad_norm": "optclip.functional.clip_by_global_norm",
+    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
+    "clip_grad_value_": "optclip.functional.clip_by_value",
+    "qk_clip": "optclip.clip_attention_logits",
+    "skip_not_finite": "optclip.skip",
+    # Of before 0.1.0.
+    "ELEMENT": "over='element'",
+    "LEAF": "over='leaf'",
     "TREE": "over='tree'",
+    "after": "optclip.clip_after",
     "with_carry": "optclip.with_error_feedback",
+    "with_reset": "optclip.with_periodic_reset",
 }
 
 
-@pytest.mark.parametrize("name", CALLED_OTHERWISE)
-def test_a_name_of_others_or_of_before_says_what_it_is_here(name):
-    wanted = CALLED_OTHERWISE[name]
+@pytest.mark.parametrize("name", EQUIVALENTS)
+def test_missing_name_raises_with_its_equivalent(name):
+    equivalent = EQUIVALENTS[name]
     with pytest.raises(AttributeError) as caught:
         getattr(optclip, name)
     assert str(caught.value) == (
-        f"module 'optclip' has no attribute '{name}'. Did you mean {wanted}?"
+        f"module 'optclip' has no attribute '{name}'. Did you mean {equivalent}?"
     )
-
-
-@pytest.mark.parametrize("name", optclip._ELSEWHERE)
-def test_what_it_names_is_there(name):
-    found = optclip
-    place = optclip._ELSEWHERE[name]
-    if place.startswith("over="):
-        optclip.clip_by(1.0, over=place.removeprefix("over=").strip("'"))
+    if equivalent.startswith("over="):
+        optclip.clip_by(1.0, over=equivalent.removeprefix("over=").strip("'"))
         return
-    for part in place.split(".")[1:]:
+    found = optclip
+    for part in equivalent.split(".")[1:]:
         found = getattr(found, part)
     assert callable(found)
 
 
-def test_a_name_that_nobody_has_is_missing_as_usual():
+def test_missing_name_without_equivalent_raises_as_usual():
     assert not hasattr(optclip, "clop")
     with pytest.raises(AttributeError, match=r"has no attribute 'clop'$"):
         optclip.clop  # noqa: B018
 
 
-def test_dir_has_the_public_names_only():
+def test_dir_lists_the_public_names():
     names = [name for name in dir(optclip) if name != "__version__"]
     assert names == sorted(optclip.__all__)
     assert all(getattr(optclip, name) is not None for name in names)

@@ -1,4 +1,4 @@
-"""`metrics` finds every clip, tells what it did, and works inside jit."""
+"""`metrics` finds every clip in a state and returns what it recorded."""
 
 import chex
 import jax
@@ -13,6 +13,14 @@ from tests.support import helpers, oracles
 from tests.support.registry import numpy_tree
 
 KEYS = {"norm", "threshold", "coefficient", "rate", "nonfinite"}
+TREE = helpers.gradients()
+WIDE = numpy_tree(TREE)
+SIZES = {
+    "dense/bias": oracles.norm(WIDE["dense"]["bias"]),
+    "dense/kernel": oracles.norm(WIDE["dense"]["kernel"]),
+    "out/0": oracles.norm(WIDE["out"][0]),
+}
+PAIR = np.float32([3.0, 4.0])
 
 
 def after(tx, *trees):
@@ -22,138 +30,97 @@ def after(tx, *trees):
     return state
 
 
-def test_the_metrics_of_one_norm():
-    tree = helpers.gradients()
-    norm = oracles.tree_norm(numpy_tree(tree))
-    found = optclip.metrics(after(optclip.clip_by_global_norm(2.0), tree))
-    assert set(found) == {f"clip/{key}" for key in KEYS}
-    np.testing.assert_allclose(found["clip/norm"], norm, rtol=1e-6)
-    np.testing.assert_allclose(found["clip/coefficient"], 2.0 / norm, rtol=1e-6)
-    assert found["clip/threshold"] == 2.0
-    assert found["clip/rate"] == 1.0
-    assert found["clip/nonfinite"] == 0
-
-
-def test_groups_have_a_key_each():
-    tree = helpers.gradients()
+def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
+    """The numbers of one step, by float64; each clip of the chain alone."""
     labels = {"dense": "body", "out": "head"}
-    tx = optclip.clip_by_group_norm({"body": 10.0, "head": 1.0}, labels)
-    found = optclip.metrics(after(tx, tree))
-    assert set(found) == {f"clip/{k}/{g}" for k in KEYS for g in ("body", "head")}
-    head = oracles.tree_norm(numpy_tree(tree["out"]))
-    np.testing.assert_allclose(found["clip/norm/head"], head, rtol=1e-6)
-    assert (found["clip/rate/body"], found["clip/rate/head"]) == (0.0, 1.0)
-    assert found["clip/threshold/body"] == 10.0
+    clips = {
+        "tree": optclip.clip_by_global_norm(2.0, name="tree"),
+        "group": optclip.clip_by_group_norm(
+            {"body": 1e4, "head": 1.0}, labels, name="group"
+        ),
+        "leaf": optclip.clip_by_norm(2.0, name="leaf"),
+        "leaves": optclip.clip_by_norm(2.0, record="leaves", name="leaves"),
+        "element": optclip.clip_by_value(0.5, name="element"),
+    }
+
+    @helpers.quick_jit
+    def step(tree):
+        states = [clip.update(tree, clip.init(tree))[1] for clip in clips.values()]
+        return optclip.metrics(states)
+
+    found = step(TREE)
+    chex.assert_shape(list(found.values()), ())
+    extremes = KEYS | {"fraction"}
+    keys = {f"tree/{k}" for k in KEYS}
+    keys |= {f"group/{k}/{label}" for k in KEYS for label in ("body", "head")}
+    keys |= {f"leaves/{k}/{path}" for k in extremes for path in SIZES}
+    keys |= {f"{name}/{k}" for name in ("leaf", "element") for k in extremes}
+    assert found.keys() == keys
+    elements = np.abs(np.concatenate([x.ravel() for x in jax.tree.leaves(WIDE)]))
+    total, largest = oracles.tree_norm(WIDE), max(SIZES.values())
+    expected = {
+        "tree/norm": total, "tree/coefficient": 2 / total, "tree/threshold": 2,
+        "tree/rate": 1, "tree/nonfinite": 0,
+        "group/norm/head": oracles.tree_norm(WIDE["out"]),
+        "group/rate/body": 0, "group/rate/head": 1, "group/threshold/body": 1e4,
+        "leaf/norm": largest, "leaf/coefficient": 2 / largest,
+        "leaf/fraction": np.mean([size > 2 for size in SIZES.values()]),
+        "leaves/rate/dense/bias": 0, "leaves/rate/out/0": 1,
+        "element/norm": elements.max(), "element/threshold": 0.5,
+        "element/coefficient": 0.5 / elements.max(),
+        "element/fraction": np.mean(elements > 0.5),
+    }  # fmt: skip
+    expected |= {f"leaves/norm/{path}": size for path, size in SIZES.items()}
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-6, err_msg=key)
+    assert 0 < expected["leaf/fraction"] < 1
+    assert 0 < expected["element/fraction"] < 1
 
 
-def test_leaf_scope_gives_extremes_and_the_clipped_share():
-    tree = helpers.gradients()
-    sizes = [oracles.norm(x) for x in jax.tree.leaves(numpy_tree(tree))]
-    found = optclip.metrics(after(optclip.clip_by_norm(2.0), tree))
-    assert set(found) == {f"clip/{key}" for key in KEYS | {"fraction"}}
-    np.testing.assert_allclose(found["clip/norm"], max(sizes), rtol=1e-6)
-    np.testing.assert_allclose(found["clip/coefficient"], 2 / max(sizes), rtol=1e-6)
-    share = np.mean([size > 2.0 for size in sizes])
-    assert 0 < share < 1
-    np.testing.assert_allclose(found["clip/fraction"], share, rtol=1e-6)
-
-
-def test_leaves_have_a_key_each_on_request():
-    tree = helpers.gradients()
-    tx = optclip.clip_by_norm(2.0, record="leaves")
-    found = optclip.metrics(after(tx, tree))
-    kernel = oracles.norm(numpy_tree(tree)["dense"]["kernel"])
-    np.testing.assert_allclose(found["clip/norm/dense/kernel"], kernel, rtol=1e-6)
-    assert found["clip/rate/dense/bias"] == 0
-    assert found["clip/rate/out/0"] == 1
-
-
-def test_a_watch_tells_which_leaf_was_bad():
+def test_metrics_of_watch_name_the_nonfinite_leaf():
     watch = optclip.clip_by_norm(float("inf"), record="leaves", name="watch")
     tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, nonfinite="zero"))
-    state = tx.init({"a": jnp.ones(2), "b": jnp.ones(2)})
-    bad = {"a": jnp.ones(2), "b": jnp.array([1.0, jnp.nan])}
-    updates, state = helpers.quick_jit(tx.update)(bad, state)
-    found = optclip.metrics(state)
-    assert found["watch/nonfinite/a"] == 0
-    assert found["watch/nonfinite/b"] == 1
-    assert not np.any(updates["a"])
-    assert not np.any(updates["b"])
+    found = optclip.metrics(after(tx, {"a": PAIR, "b": PAIR * np.float32([1, np.nan])}))
+    assert (found["watch/nonfinite/a"], found["watch/nonfinite/b"]) == (0, 1)
 
 
-def test_element_scope_gives_the_largest_modulus_and_the_share_moved():
-    x = jnp.array([-3.0, 0.1, 0.5, 4.0])
-    found = optclip.metrics(after(optclip.clip_by_value(0.5), x))
-    assert found["clip/norm"] == 4.0
-    assert found["clip/fraction"] == 0.5
-    assert found["clip/coefficient"] == 0.125
-    assert found["clip/threshold"] == 0.5
-
-
-def test_clips_are_found_however_nested():
-    params = helpers.gradients()
+def test_metrics_find_clips_however_nested():
     name = iter(["a", "b", "c", "d", "e"])
 
     def clip():
         return optclip.clip_by_global_norm(1.0, name=next(name))
 
     inner = optax.chain(clip(), optax.adam(1e-3), clip())
+    labels = {"dense": "x", "out": "y"}
+    injected = optax.inject_hyperparams(optclip.clip_by_global_norm)
     tx = optax.MultiSteps(
         optax.chain(
             optax.masked(clip(), {"dense": True, "out": False}),
-            optax.partition(
-                {"x": inner, "y": optax.sgd(0.1)}, {"dense": "x", "out": "y"}
-            ),
-            optax.inject_hyperparams(optclip.clip_by_global_norm)(1.0, name=next(name)),
+            optax.partition({"x": inner, "y": optax.sgd(0.1)}, labels),
+            injected(1.0, name=next(name)),
             optax.apply_if_finite(optax.chain(clip()), 3),
         ),
         every_k_schedule=2,
     )
-    state = tx.init(params)
-    found = helpers.quick_jit(optclip.metrics)(state)
+    found = jax.eval_shape(lambda tree: optclip.metrics(tx.init(tree)), TREE)
     assert {key.split("/")[0] for key in found} == set("abcde")
 
 
-def test_names_tell_clips_apart():
-    tx = optax.chain(
-        optclip.clip_by_value(1.0),
-        optclip.clip_by_global_norm(1.0),
-        optclip.clip_by_global_norm(jnp.inf, name="raw"),
-    )
-    found = optclip.metrics(after(tx, jnp.array([3.0, 4.0])))
-    assert {key.split("/")[0] for key in found} == {"clip", "clip_2", "raw"}
-    np.testing.assert_allclose(found["clip_2/norm"], np.sqrt(2), rtol=1e-6)
-
-
-def test_a_given_name_is_never_taken_by_a_number():
+def test_metrics_number_clips_of_one_name_around_given_names():
     tx = optax.chain(
         optclip.clip_by_global_norm(4.0),
         optclip.clip_by_global_norm(2.0),
         optclip.clip_by_global_norm(1.0, name="clip_2"),
     )
-    found = optclip.metrics(after(tx, jnp.array([3.0, 4.0])))
-    limits = {k: float(v) for k, v in found.items() if "threshold" in k}
-    assert sorted(limits.values()) == [1.0, 2.0, 4.0]
-    assert limits["clip_2/threshold"] == 1.0
+    found = optclip.metrics(after(tx, PAIR))
+    limits = {key: float(x) for key, x in found.items() if "threshold" in key}
+    assert limits == {
+        "clip/threshold": 4.0, "clip_3/threshold": 2.0, "clip_2/threshold": 1.0
+    }  # fmt: skip
+    np.testing.assert_allclose(found["clip_3/norm"], 4.0, rtol=1e-6)
 
 
-def test_metrics_may_be_taken_inside_jit():
-    tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.sgd(0.1))
-
-    @helpers.quick_jit
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, optclip.metrics(state)
-
-    params = jnp.zeros(2)
-    state = tx.init(params)
-    for _ in range(3):
-        params, state, logged = step(params, state, jnp.array([3.0, 4.0]))
-    assert float(logged["clip/norm"]) == 5.0
-    chex.assert_shape(list(logged.values()), ())
-
-
-def test_metrics_are_found_in_an_nnx_optimizer():
+def test_metrics_of_nnx_optimizer_are_found():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     tx = optax.chain(optclip.clip_by_global_norm(0.1), optax.sgd(0.1))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
@@ -164,23 +131,21 @@ def test_metrics_are_found_in_an_nnx_optimizer():
         optimizer.update(model, grads)
         return optclip.metrics(optimizer.opt_state)
 
-    logged = step(model, optimizer, jnp.ones((4, 2)))
+    logged = step(model, optimizer, np.ones((4, 2), np.float32))
     assert float(logged["clip/rate"]) == 1.0
     assert float(logged["clip/norm"]) > 0.1
 
 
-def test_a_state_without_a_clip_says_so():
-    with pytest.raises(
-        ValueError, match="an optclip clip in it, or the gradient of a cotangent_probe"
-    ):
-        optclip.metrics(optax.adam(1e-3).init(jnp.zeros(2)))
+@pytest.mark.parametrize("read", [optclip.metrics, optclip.summary])
+def test_state_without_clip_raises(read):
+    words = "an optclip clip in it, or the gradient of a cotangent_probe"
+    with pytest.raises(ValueError, match=words):
+        read(optax.sgd(1e-3).init(PAIR))
 
 
-def test_a_state_of_plain_dicts_is_read():
-    """As a checkpoint comes back without a target: what is None may be left out."""
-    tx = optclip.skip(optax.sgd(1.0), max_norm=10.0)
-    tree = jnp.array([3.0, 4.0])
-    _, state = tx.update(tree, tx.init(tree))
+def test_metrics_of_plain_dicts_equal_those_of_the_state():
+    """A checkpoint restored without a target is plain dicts, and may lack the Nones."""
+    state = after(optclip.skip(optax.sgd(1.0), max_norm=10.0), PAIR)
 
     def plain(x):
         if hasattr(x, "_fields"):

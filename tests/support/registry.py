@@ -19,7 +19,8 @@ import optclip
 from tests.support import oracles
 
 
-@dataclasses.dataclass(frozen=True)
+# Compared by identity, so that a compiled function can be cached per entry.
+@dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
     """A transformation with a threshold that clips some of `helpers.gradients`.
 
@@ -30,8 +31,6 @@ class Entry:
       oracle: from float64 gradients and the threshold to the clipped ones.
       kwargs: structural arguments.
       statics: arguments that optax.inject_hyperparams must be told are static.
-      per_leaf: whether each leaf is clipped by itself, so that masks and partitions
-        do not change what the others become.
       takes_flat: whether clipping the concatenation of all leaves is the same.
       scalar_threshold: whether the threshold is one number that may be traced,
         scheduled and vmapped (a rule is not).
@@ -48,7 +47,6 @@ class Entry:
     oracle: Callable[[Any, Any], Any]
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     statics: tuple[str, ...] = ()
-    per_leaf: bool = True
     takes_flat: bool = False
     scalar_threshold: bool = True
     slope_at_zero: float = 1.0
@@ -257,7 +255,6 @@ ENTRIES = [
         _by_both,
         {"groups": top_key},
         statics=("groups",),
-        per_leaf=False,
         scope="groups",
     ),
     Entry(
@@ -265,7 +262,6 @@ ENTRIES = [
         optclip.clip_by_global_norm,
         ("max_norm", 2.0),
         oracles.by_tree,
-        per_leaf=False,
         takes_flat=True,
         scope="tree",
     ),
@@ -276,7 +272,6 @@ ENTRIES = [
         lambda tree, c: oracles.by_tree(tree, c, math.inf),
         {"ord": math.inf},
         statics=("ord",),
-        per_leaf=False,
         takes_flat=True,
         scope="tree",
     ),
@@ -287,7 +282,6 @@ ENTRIES = [
         lambda tree, c: oracles.by_tree(tree, c, 3.0),
         {"ord": 3.0},
         statics=("ord",),
-        per_leaf=False,
         takes_flat=True,
         scope="tree",
     ),
@@ -297,7 +291,6 @@ ENTRIES = [
         ("threshold", 2.0),
         lambda tree, c: oracles.by_tree(tree, c, response=oracles.smooth),
         {"response": "smooth"},
-        per_leaf=False,
         takes_flat=True,
         scope="tree",
         response="smooth",
@@ -308,7 +301,6 @@ ENTRIES = [
         ("threshold", 2.0),
         lambda tree, c: oracles.by_tree(tree, c, response=oracles.normalized),
         {"response": "normalize"},
-        per_leaf=False,
         takes_flat=True,
         scope="tree",
         response="normalize",
@@ -328,7 +320,6 @@ ENTRIES = [
         ("threshold", 4.0),
         _by_both,
         {"over": TopKeys()},
-        per_leaf=False,
         scope="user",
     ),
     Entry(
@@ -336,7 +327,6 @@ ENTRIES = [
         optclip.clip_by,
         ("threshold", LargestSoFar()),
         _half_of_own,
-        per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,
         slope_at_zero=0.0,
@@ -347,7 +337,6 @@ ENTRIES = [
         optclip.clip_by_global_norm,
         ("max_norm", optclip.thresholds.zscore(max_norm=2.0)),
         _to_two,
-        per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,
         scope="tree",
@@ -383,7 +372,6 @@ ENTRIES = [
         optclip.clip_by_norm,
         ("max_norm", optclip.thresholds.ema(max_norm=2.0)),
         _together_to_two,
-        per_leaf=False,
         takes_flat=True,
         scalar_threshold=False,
     ),

@@ -1,4 +1,4 @@
-"""What `optax.tree_map_params` takes for parameters in a state."""
+"""Which parts of a state `optax.tree_map_params` takes for parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,8 @@ from tests.support.registry import ENTRIES
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": [jnp.ones(3)]}
 
 
-def of_params(tx):
-    """The leaves of a state that are like the parameters, and the others."""
-    state = tx.init(PARAMS)
+def split(tx, state):
+    """Return the shapes of the leaves that are like parameters, and of the others."""
     marked = optax.tree_map_params(
         tx, lambda x: True, state, transform_non_params=lambda x: False
     )
@@ -32,31 +31,35 @@ def of_params(tx):
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_no_number_of_a_norm_is_taken_for_a_parameter(entry):
-    like, _ = of_params(entry.make(record=True))
+def test_tree_map_params_of_record_marks_only_trees_like_parameters(entry):
+    tx = entry.make(record=True)
+    like, _ = split(tx, jax.eval_shape(tx.init, PARAMS))
     assert set(like) <= {(4, 3), (3,)}
 
 
-@pytest.mark.parametrize(
-    "rule", [thresholds.ema(), thresholds.quantile(0.5, 4), thresholds.zscore()]
-)
+RULES = [thresholds.ema(), thresholds.quantile(0.5, 4), thresholds.zscore()]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["ema", "quantile", "zscore"])
 @pytest.mark.parametrize("over", ["leaf", optclip.units()], ids=["leaf", "units"])
-def test_what_a_rule_learns_of_norms_is_like_no_parameter(rule, over):
-    like, others = of_params(optclip.clip_by(rule, over=over, record="leaves"))
+def test_tree_map_params_of_rule_over_norms_marks_nothing(rule, over):
+    tx = optclip.clip_by(rule, over=over, record="leaves")
+    like, others = split(tx, jax.eval_shape(tx.init, PARAMS))
     assert not like
     assert len(others) > 10
 
 
-def test_what_a_rule_learns_of_elements_is_like_the_parameters():
-    """As large as they are, it is to be sharded as they are."""
-    like, _ = of_params(optclip.clip_by(thresholds.second_moment(), over="element"))
+def test_tree_map_params_of_rule_over_elements_marks_its_memory():
+    """It is as large as the parameters and has to be sharded as they are."""
+    tx = optclip.clip_by(thresholds.second_moment(), over="element")
+    like, _ = split(tx, jax.eval_shape(tx.init, PARAMS))
     assert sorted(like) == [(3,), (4, 3)]
 
 
-def test_the_norms_of_leaves_of_a_global_clip_are_like_no_parameter():
-    like, others = of_params(optclip.clip_by_global_norm(1.0, record="leaves"))
-    assert not like
-    assert others == [()] * 8
+def test_tree_map_params_of_leaf_norms_marks_nothing():
+    tx = optclip.clip_by_global_norm(1.0, record="leaves")
+    like, others = split(tx, jax.eval_shape(tx.init, PARAMS))
+    assert (like, others) == ([], [()] * 8)
 
 
 class Counted:
@@ -69,13 +72,10 @@ class Counted:
         return seen.norm, (memory[0] + 1, seen.norm)
 
 
-def test_a_memory_is_not_taken_for_norms_where_it_is_as_long():
+def test_tree_map_params_of_memory_as_long_as_parameters_marks_nothing():
     tx, params = optclip.clip_by_norm(Counted()), (jnp.ones(3), jnp.ones(2))
     _, state = tx.update(params, tx.init(params))
-    specs = optax.tree_map_params(
-        tx, lambda x: "like", state, transform_non_params=lambda x: "other"
-    )
-    assert set(jax.tree.leaves(specs)) == {"other"}
+    assert not split(tx, state)[0]
     ((count, norms),) = state.clip_memory[0]
     assert count == 1
     assert sorted(norms.by_path) == ["0", "1"]

@@ -1,4 +1,4 @@
-"""What the state of a clip says of its last step, and counts of all."""
+"""The record in the state of a clip: its last step, and its counts of all steps."""
 
 import jax
 import jax.numpy as jnp
@@ -9,53 +9,51 @@ import optclip
 from optclip import thresholds
 from optclip.norms import Block
 from optclip.typing import ClipState
-from tests.support import helpers
+from tests.support import covering, helpers
 from tests.support.registry import ENTRIES
+
+PAIR = np.float32([3.0, 4.0])
+RNG = np.random.default_rng(0)
 
 
 def after(tx, *trees):
     update, state = helpers.quick_jit(tx.update), tx.init(trees[0])
     for tree in trees:
         _, state = update(tree, state, tree)
-    return state
+    return optclip.metrics(state)
 
 
 @pytest.mark.parametrize("record", [True, "leaves"])
-def test_before_the_first_step_nothing_was_clipped(record):
-    state = optclip.clip_by_norm(1.0, record=record).init({"a": jnp.ones(2)})
+def test_record_before_the_first_step_is_unclipped(record):
+    state = optclip.clip_by_norm(1.0, record=record).init({"a": PAIR})
     for key, number in optclip.metrics(state).items():
         assert number == ("coefficient" in key), key
 
 
-def test_the_record_of_a_rule_is_by_its_threshold():
+def test_record_of_rule_has_its_threshold():
     """The median of 1 and 3 is 2."""
     tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=2))
-    found = optclip.metrics(after(tx, jnp.array([1.0]), jnp.array([3.0])))
+    found = after(tx, np.float32([1.0]), np.float32([3.0]))
     assert found["clip/threshold"] == 2
     np.testing.assert_allclose(found["clip/coefficient"], 2 / 3, rtol=1e-6)
     assert found["clip/rate"] == 0.5
 
 
-def test_rate_and_nonfinite_count_steps():
-    big, small = jnp.array([3.0, 4.0]), jnp.array([0.3, 0.4])
-    bad, worse = jnp.array([jnp.nan, 1.0]), jnp.array([jnp.inf, 1.0])
-    for policy in ("propagate", "zero", "drop"):
-        tx = optclip.clip_by_global_norm(2.0, nonfinite=policy)
-        found = optclip.metrics(after(tx, big, small, bad, big, worse, small))
-        assert found["clip/nonfinite"] == 2, policy
-        np.testing.assert_allclose(found["clip/rate"], 2 / 6, rtol=1e-6)
-
-
-def test_a_zeroed_step_has_coefficient_zero_and_is_not_a_clipped_one():
-    tx = optclip.clip_by_global_norm(2.0, nonfinite="zero")
-    found = optclip.metrics(after(tx, jnp.array([jnp.nan, 1.0])))
-    assert found["clip/coefficient"] == 0.0
-    assert found["clip/rate"] == 0.0
-    assert found["clip/nonfinite"] == 1
+@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+def test_record_counts_clipped_and_nonfinite_steps(policy):
+    """A zeroed step has the coefficient 0, and counts as not finite, not as clipped."""
+    tx = optclip.clip_by_global_norm(2.0, nonfinite=policy)
+    bad, worse = np.float32([np.nan, 1]), np.float32([np.inf, 1])
+    small = np.float32([0.3, 0.4])
+    found = after(tx, PAIR, small, bad, PAIR, small, worse)
+    assert found["clip/nonfinite"] == 2
+    np.testing.assert_allclose(found["clip/rate"], 2 / 6, rtol=1e-6)
+    if policy == "zero":
+        assert found["clip/coefficient"] == 0.0
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_record_false_is_lean_and_clips_the_same(entry):
+def test_record_false_keeps_less_and_clips_the_same(entry):
     tree = helpers.gradients()
 
     @helpers.quick_jit
@@ -67,12 +65,11 @@ def test_record_false_is_lean_and_clips_the_same(entry):
     assert helpers.differs(found, tree)
     helpers.assert_identical(found, expected)
     assert len(jax.tree.leaves(lean_state)) < len(jax.tree.leaves(state))
-    kept = jax.tree.leaves(lean_state, is_leaf=lambda x: isinstance(x, ClipState))
-    assert all(x.clip_record == {} for x in kept if isinstance(x, ClipState))
+    states = jax.tree.leaves(lean_state, is_leaf=lambda x: isinstance(x, ClipState))
+    assert all(x.clip_record == {} for x in states if isinstance(x, ClipState))
 
 
-def test_a_model_of_more_elements_than_an_int32_counts():
-    """Traced only: three bfloat16 leaves of 2**30 elements."""
+def test_record_of_more_elements_than_int32_counts_is_traced():
     tree = {key: jax.ShapeDtypeStruct((2**30,), jnp.bfloat16) for key in "abc"}
     for tx in (optclip.clip_by_value(1.0), optclip.clip_by_norm(1.0, axis=())):
         state = jax.eval_shape(tx.init, tree)
@@ -80,19 +77,19 @@ def test_a_model_of_more_elements_than_an_int32_counts():
         helpers.assert_same_types(out, tree)
 
 
-def test_counts_stay_at_the_largest_number():
+def test_record_counts_saturate():
     tx = optclip.clip_by_global_norm(1.0, nonfinite="zero")
     last = jnp.int32(2**31 - 1)
-    for updates, field in ((3.0, "clip_clipped"), (jnp.nan, "clip_nonfinite")):
-        state = tx.init(jnp.zeros(2))
+    for value, field in ((3.0, "clip_clipped"), (np.nan, "clip_nonfinite")):
+        state = tx.init(PAIR)
         record = state.clip_record["clip"]._replace(**{field: last})
         state = state._replace(clip_record={"clip": record})
-        _, state = tx.update(jnp.full(2, updates), state)
+        _, state = tx.update(np.full(2, value, np.float32), state)
         assert getattr(state.clip_record["clip"], field) == last
 
 
-def by_hand(tree, axis, limit):
-    """The record of a clip of slices or, for (), of elements, in float64."""
+def oracle(tree, axis, limit):
+    """Return the record of a clip of slices or, for (), of elements, in float64."""
     wide = [np.asarray(x, np.float64) for x in tree]
     norms = [np.ravel(np.sqrt(np.sum(x**2, axis)) if axis else np.abs(x)) for x in wide]
     norms = np.concatenate(norms)
@@ -104,68 +101,64 @@ def by_hand(tree, axis, limit):
     }
 
 
-@pytest.mark.parametrize("axis", [(), (0,), (1,)])
-def test_slices_and_elements_of_small_and_large_leaves_are_one_record(axis, run):
-    """Of a large leaf, 70,000 of either, they are looked through by themselves."""
-    rng = np.random.default_rng(0)
+@pytest.mark.covering(
+    axis=[(), (0,), (1,)],
+    run=covering.RUNS,
+    # Eager, each operation on each large leaf is a program of its own.
+    where=lambda axis, run: run == "jit" or axis == (1,),
+)
+def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis, run):
+    """Those of a large leaf, 70,000 or more, are reduced apart from the others."""
     shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
-    tree = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    tree = [np.float32(RNG.normal(size=shape)) for shape in shapes]
     make = optclip.clip_by_value if not axis else optclip.clip_by_norm
     tx = make(1.5, **({"axis": axis} if axis else {}))
     found = run(lambda tree: optclip.metrics(tx.update(tree, tx.init(tree))[1]))(tree)
-    for key, value in by_hand(tree, axis, 1.5).items():
+    for key, value in oracle(tree, axis, 1.5).items():
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(70_000,), (70, 1000), (7, 100, 100)])
-def test_the_derivative_of_the_record_of_many_elements_is_that_of_the_largest(shape):
-    """Of none is there a NaN."""
+@pytest.mark.parametrize("shape", [(70_000,), (7, 100, 100)])
+def test_record_of_many_elements_has_the_derivative_of_the_largest(shape):
     tx = optclip.clip_by_value(1.5)
-    x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    x = np.float32(RNG.normal(size=shape))
 
     def norm(x):
         return optclip.metrics(tx.update(x, tx.init(x))[1])["clip/norm"]
 
-    slope = np.asarray(jax.grad(norm)(x))
+    slope = np.asarray(helpers.quick_jit(jax.grad(norm))(x))
     at = np.unravel_index(np.argmax(np.abs(x)), x.shape)
     assert slope[at] == np.sign(x[at])
     assert np.count_nonzero(slope) == 1
 
 
-def test_elements_of_two_dtypes_are_one_record():
+def test_record_of_elements_spans_two_dtypes():
     with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        tree = [jnp.asarray(rng.normal(size=80_000), d) for d in ("float32", "float64")]
-        for tx in (
-            optclip.clip_by_value(1.5),
-            optclip.clip_by_value(lower=-1, upper=2),
-        ):
-            found = optclip.metrics(tx.update(tree, tx.init(tree))[1])
-            largest = max(float(jnp.max(jnp.abs(x))) for x in tree)
+        tree = [RNG.normal(size=80_000).astype(d) for d in ("float32", "float64")]
+        largest = max(float(np.max(np.abs(x))) for x in tree)
+        for bounds in ({"limit": 1.5}, {"lower": -1, "upper": 2}):
+            found = after(optclip.clip_by_value(**bounds), tree)
             np.testing.assert_allclose(found["clip/norm"], largest, rtol=1e-6)
             assert 0.1 < found["clip/fraction"] < 0.3
 
 
-def test_nothing_is_clipped_of_a_leaf_of_zeros():
-    """By leaf a rule's threshold of it is 0 too; the record says that it was left."""
+def test_record_of_zero_leaf_is_unclipped():
+    """A rule's threshold of it is 0, too."""
     tx = optclip.clip_by_norm(thresholds.quantile(0.5, window=4), record="leaves")
-    tree = {"a": jnp.zeros(3), "b": jnp.ones(3), "c": jnp.zeros(0)}
-    _, state = tx.update(tree, tx.init(tree))
-    _, state = tx.update(tree, state)
-    found = optclip.metrics(state)
+    tree = {"a": 0 * PAIR, "b": PAIR, "c": PAIR[:0]}
+    found = after(tx, tree, tree)
     assert found["clip/threshold/a"] == 0
     for leaf in "abc":
         assert found[f"clip/coefficient/{leaf}"] == 1
         assert found[f"clip/rate/{leaf}"] == 0
 
 
-def test_a_nan_threshold_is_recorded_as_such():
+def test_record_of_nan_threshold_has_nan_coefficient():
     tx = optclip.clip_by_global_norm(lambda step: jnp.nan)
-    _, state = tx.update(jnp.zeros(2), tx.init(jnp.zeros(2)))
-    assert np.isnan(optclip.metrics(state)["clip/coefficient"])
+    assert np.isnan(after(tx, 0 * PAIR)["clip/coefficient"])
 
 
-def test_the_record_of_a_scope_of_ones_own_is_of_all_its_norms():
+def test_record_of_user_scope_has_its_largest_norm():
     class Halves(optclip.scopes.Scope):
         def blocks(self, tree):
             return [Block([tree[0]]), Block([tree[1]])]
@@ -174,14 +167,12 @@ def test_the_record_of_a_scope_of_ones_own_is_of_all_its_norms():
             return list(values)
 
     tx = optclip.clip_by(1.0, over=Halves())
-    updates = [jnp.array([3.0]), jnp.array([4.0])]
-    _, state = tx.update(updates, tx.init(updates))
-    assert optclip.metrics(state)["clip/norm"] == 4.0
+    assert after(tx, [PAIR[:1], PAIR[1:]])["clip/norm"] == 4.0
 
 
-def test_an_infinite_coefficient_is_applied_as_recorded(run):
+def test_record_of_infinite_coefficient_is_as_applied(run):
     tx = optclip.clip_by(1.0, response=lambda norm, limit: norm * jnp.inf)
-    updates = [jnp.array([3.0, -4.0]), jnp.ones(2)]
+    updates = [PAIR * np.float32([1, -1]), np.ones(2, np.float32)]
     clipped, state = run(tx.update)(updates, tx.init(updates))
     np.testing.assert_array_equal(clipped[0], [np.inf, -np.inf])
     np.testing.assert_array_equal(clipped[1], [np.inf, np.inf])

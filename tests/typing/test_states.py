@@ -1,24 +1,24 @@
-"""States and records outlive a move of the file that they are written in."""
+"""States and records stay readable after their file has moved."""
 
 import pickle
 
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import optclip
 
 PUBLIC = {name: getattr(optclip.typing, name) for name in optclip.typing.__all__}
-STATES = {name: found for name, found in PUBLIC.items() if hasattr(found, "_fields")}
+STATES = {name: x for name, x in PUBLIC.items() if hasattr(x, "_fields")}
 
 
-def test_all_states_are_looked_at():
+def test_states_are_named_tuples():
     assert STATES.keys() > {name for name in PUBLIC if name.endswith("State")}
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_pickle_names_no_private_module(name):
-    state = STATES[name](*(jnp.ones(()) for _ in STATES[name]._fields))
-    kept = pickle.dumps(state)
-    assert b"optclip.typing" in kept
-    assert b"optclip.typing._" not in kept
-    assert pickle.loads(kept) == state
+def test_state_pickle_names_no_private_module(name):
+    state = STATES[name](*(np.float32(1) for _ in STATES[name]._fields))
+    pickled = pickle.dumps(state)
+    assert b"optclip.typing" in pickled
+    assert b"optclip.typing._" not in pickled
+    assert pickle.loads(pickled) == state
