@@ -157,21 +157,6 @@ def test_traced_nan_threshold_gives_nan_under_every_policy(scope):
             assert np.all(np.isnan(leaf))
 
 
-@scopes
-def test_scheduled_nan_threshold_gives_nan_under_every_policy(scope):
-    tree = {name: numbers(3.0, 8.0) for name in nf.GROUPS}
-
-    def clips(tree):
-        for policy in nf.POLICIES:
-            tx = optclip.clip_by(
-                lambda step: step * jnp.nan, over=OVER[scope], nonfinite=policy
-            )
-            yield tx.update(tree, tx.init(tree))[0]
-
-    clipped = quick_jit(lambda tree: list(clips(tree)))(tree)
-    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(clipped))
-
-
 @pytest.mark.parametrize("scope", ["tree", "leaf", "axes", "element"])
 def test_rule_memory_ignores_nonfinite_norms(scope):
     txs = [
@@ -261,30 +246,10 @@ def test_raise_inside_optax_wrappers_names_leaf():
         optclip.clip_by_global_norm(1.0, nonfinite="raise"), optax.sgd(0.5)
     )
     tx = optax.partition({"a": inner, "b": optax.sgd(0.5)}, {"sick": "a", "well": "b"})
-    update = quick_jit(checkify.checkify(tx.update))
-    params = {"sick": numbers(0.0, 0.0), "well": numbers(0.0)}
-    bad = {"sick": numbers(np.nan, 6.0), "well": numbers(8.0)}
-    error, _ = update(bad, tx.init(params), params)
+    update = quick_jit(checkify.checkify(lambda t: tx.update(t, tx.init(t), t)))
+    error, _ = update({"sick": numbers(np.nan, 6.0), "well": numbers(8.0)})
     with pytest.raises(checkify.JaxRuntimeError, match="leaf 'sick'"):
         error.throw()
-    good = {"sick": numbers(0.0, 6.0), "well": numbers(8.0)}
-    error, (updates, _) = update(good, tx.init(params), params)
-    assert error.get() is None
-    np.testing.assert_array_equal(updates["sick"], [0.0, -0.5])
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_policy_before_multi_steps_sees_mean_of_gradients(policy):
-    """A NaN stays in the accumulator, which optax empties by a product with 0."""
-    clip = optclip.clip_by_global_norm(1.0, nonfinite=policy)
-    tx = optax.MultiSteps(clip, every_k_schedule=2)
-    update, state = quick_jit(tx.update), tx.init(numbers(0.0, 0.0, 0.0))
-    after = {"propagate": [np.nan] * 3, "zero": [0.0] * 3, "drop": [0.0, 0.6, 0.8]}
-    for count, first in enumerate((np.nan, 0.0), 1):
-        _, state = update(numbers(first, 6.0, 8.0), state)
-        updates, state = update(numbers(0.0, 6.0, 8.0), state)
-        np.testing.assert_allclose(updates, after[policy], rtol=1e-6)
-        assert int(optclip.metrics(state)["clip/nonfinite"]) == count
 
 
 def test_zero_raises_no_alarm_under_debug_nans():
