@@ -32,7 +32,7 @@ def typed(shapes, dtype):
 
 
 def some_leaves(dtype, width=768, words=8000):
-    """Leaves of a transformer: an embedding, matrices and vectors, 10 million elements."""
+    """Leaves of a transformer, of 10 million elements."""
     d = width
     return typed([(words, d), (d,), (d, 3 * d), (3 * d,), (d, 4 * d)], dtype)
 
@@ -136,7 +136,7 @@ def test_adamw_step_of_gpt2_with_clipping_takes_no_more_memory():
 
 @pytest.mark.parametrize("watch", [optclip.clip_by_global_norm, optclip.clip_by_norm])
 def test_infinite_threshold_makes_no_copy(watch):
-    """Adam squares the same elements as the norm: XLA on CPU would store the squares."""
+    """Adam squares the same elements: XLA on CPU would store the squares."""
     watched = room_of(step_with(watch(np.inf), some_leaves("float32")))
     room = ROOM * num_bytes(some_leaves("float32"))
     assert watched <= room_of(plain_step()) + room

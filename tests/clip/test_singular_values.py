@@ -1,6 +1,6 @@
 """Capped singular values against a float64 SVD, and all else that is per matrix.
 
-The threshold c of a matrix is its own scale, so that one call has matrices of all scales.
+Each matrix has its own scale c as its threshold, so one call has matrices of all scales.
 """
 
 import functools

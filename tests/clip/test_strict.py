@@ -1,4 +1,4 @@
-"""The coefficient and its product: rounded once, with `strict` never above the threshold."""
+"""The coefficient and its product: rounded once, and with `strict` never above."""
 
 import functools
 
@@ -107,7 +107,7 @@ def test_eps_is_added_to_norm(norm, c, eps):
 
 
 def test_traced_eps_below_zero_counts_as_zero():
-    """No error can be raised for it, and added to the norm it would prevent clipping."""
+    """It cannot raise an error, and added to the norm it would prevent clipping."""
 
     def by_eps(x, eps):
         return F.clip_by_global_norm(x, 1.0, eps=eps, strict=True)[0]

@@ -53,7 +53,7 @@ def test_norm_of_numbers_rounded_one_way_is_accurate(shapes):
 
 
 slices = pytest.mark.parametrize(
-    ("name", "p"), [(name, 2.0) for name in accuracy.SLICES] + [("columns", 1.0)]
+    ("name", "p"), [*((name, 2.0) for name in accuracy.SLICES), ("columns", 1.0)]
 )
 
 
@@ -78,14 +78,14 @@ def test_norm_of_ten_million_is_accurate():
 
 def _dtypes():
     # XLA on CPU converts eight bits number by number.
-    quick = [d for d in bounds.DTYPES if "float8" not in d] + ["float8_e4m3fn"]
+    quick = [*(d for d in bounds.DTYPES if "float8" not in d), "float8_e4m3fn"]
     for dtype in bounds.DTYPES if covering.full else quick:
         wrong = dtype == "float8_e5m2fnuz" and jax.__version_info__ >= (0, 12)
         why = "XLA of jax 0.12, on CPU and inside a loop, rounds to this format wrongly"
         yield pytest.param(dtype, marks=pytest.mark.xfail(wrong, reason=why))
 
 
-@pytest.mark.parametrize("dtype", _dtypes())
+@pytest.mark.parametrize("dtype", list(_dtypes()))
 def test_strict_norm_is_never_above_threshold(dtype):
     count = 4_000 if covering.full else 2_500
     with jax.enable_x64(dtype == "float64"):

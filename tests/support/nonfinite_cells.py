@@ -159,7 +159,7 @@ def unit(scope: str, entry: Entry) -> Any:
 def expected(cell: Cell) -> dict[Entry, float]:
     """The result by entry (of `raise`: without `checkify`).
 
-    A leaf outside `clip_mask` is unchanged, and so is one outside `norm_mask` whose norm
+    A leaf outside `clip_mask` is unchanged. So is a leaf outside `norm_mask` whose norm
     covers no other leaf: nothing scales it.
     """
     before = dense(cell.input)
@@ -196,7 +196,7 @@ def wrong(cell: Cell) -> list[Entry]:
 
 
 def measured(cell: Cell) -> bool:
-    """Whether a norm covers the wrong entry, so that `clip/nonfinite` counts the step."""
+    """Whether a norm covers the wrong entry and `clip/nonfinite` counts the step."""
     return not cell.input.outside_norm
 
 
@@ -207,7 +207,7 @@ def is_error(cell: Cell) -> bool:
 
 
 def words(cell: Cell) -> str:
-    """The outcome in a few words; entries that they do not name are clipped as usual."""
+    """The outcome in a few words; entries they do not name are clipped as usual."""
     if cell.policy == "raise" and is_error(cell):
         return "error"
     before, found = dense(cell.input), expected(cell)
