@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
 from jax.experimental.sparse import BCOO
 
 import optclip
@@ -505,9 +506,11 @@ def test_smooth_clip_bends_at_tiny_updates():
     np.testing.assert_allclose(bend(x), -2 / (1 + x) ** 3, rtol=1e-5)
 
 
-@pytest.mark.parametrize("response", ["hard", "smooth"])
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", "normalize", square_root_capper]
+)
 def test_derivatives_compute_no_nan_on_the_way(response):
-    """Eagerly, so that unused results are checked too."""
+    """`checkify` checks each operation, those with unused results too."""
 
     def number(x, c):
         return weighed(clip(x, c, response=response))
@@ -516,7 +519,8 @@ def test_derivatives_compute_no_nan_on_the_way(response):
         slope = jax.grad(number, (0, 1))
         return slope(x, 1.0), jax.jvp(lambda x: slope(x, 1.0), (x,), (x,))
 
-    with jax.debug_nans(True):
-        for scale in (0.0, 1e-15, 0.1, 10.0, 1e8):
-            found = derivatives(jnp.asarray(float32(3.0, 4.0, 0.0) * scale))
-            assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))
+    checked = quick_jit(checkify.checkify(derivatives, errors=checkify.nan_checks))
+    for scale in (0.0, 1e-15, 0.1, 10.0, 1e8):
+        error, found = checked(float32(3.0, 4.0, 0.0) * np.float32(scale))
+        error.throw()
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))
