@@ -1,218 +1,156 @@
-"""First and second derivatives, both modes, under vmap, against differences.
+"""First and second derivatives of clipping, in both modes.
 
-The oracle is NumPy's, in float64, on one long vector cut into blocks by index.
+The reference is the difference quotient of a NumPy float64 formula; at kinks, zeros and
+the ends of the range it is the exact derivative.
 """
 
-import dataclasses
 import functools
-import math
-from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import checkify
+from jax.experimental.sparse import BCOO
 
 import optclip
+from optclip import functional as F
 from optclip import responses
 from optclip.norms import Norm
 from tests.support import differences, helpers, oracles
+from tests.support.helpers import quick_jit
 from tests.support.registry import ENTRIES, square_root_capper
 
+POLICIES = ("propagate", "zero", "drop", "raise")
+UNIT = np.array([0.6, -0.8, 0.0])
+
+
+def clip(x, c, **kwargs):
+    tx = optclip.clip_by(c, record=False, **kwargs)
+    return tx.update(x, tx.init(x))[0]
+
+
+def float32(*values):
+    return np.array(values, np.float32)
+
+
+# Against differences.
+
 KERNEL, BIAS = [0, 1, 2, 3, 4, 5], [6, 7]
+# The scope, and the elements of each norm.
+SCOPES = {
+    "tree": ("tree", [KERNEL + BIAS]),
+    "axes": (optclip.axes(0), [[0, 2, 4], [1, 3, 5], BIAS]),
+    "groups": (optclip.groups({"bias": "b", "kernel": "k"}), [KERNEL, BIAS]),
+    "element": ("element", [[i] for i in range(8)]),
+}
+RESPONSES = {
+    "hard": oracles.hard,
+    "smooth": oracles.smooth,
+    "normalize": oracles.normalized,
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A value of one setting: what optclip is given, and what the oracle needs.
-
-    Attributes:
-      name: what the tests call it.
-      given: the scope, response or norm.
-      oracle: which elements share a norm, or the formula of a response.
-      traits: what of it meets the other settings: see tests/support/covering.py.
-    """
-
-    name: str
-    given: Any
-    oracle: Any
-    traits: tuple[str, ...]
-
-
-SCOPES = [
-    Choice("tree", "tree", [KERNEL + BIAS], ("tree",)),
-    Choice("leaf", "leaf", [KERNEL, BIAS], ("leaf",)),
-    Choice("axes", optclip.axes(0), [[0, 2, 4], [1, 3, 5], BIAS], ("axes",)),
-    Choice(
-        "groups",
-        optclip.groups({"bias": "b", "kernel": "k"}),
-        [KERNEL, BIAS],
-        ("groups",),
-    ),
-    Choice("element", "element", [[i] for i in range(8)], ("element",)),
-]
-# Those with a kink at the threshold or with a curve; those that move an element to the
-# bound itself or scale it.
-RESPONSES = [
-    Choice("hard", "hard", oracles.hard, ("kink", "moves")),
-    Choice("smooth", "smooth", oracles.smooth, ("curve", "scales")),
-    Choice(
-        "smooth-1",
-        responses.Smooth(1.0),
-        lambda n, c: 1 / (1 + n / c),
-        ("curve", "scales"),
-    ),
-    Choice("normalize", "normalize", oracles.normalized, ("curve", "moves")),
-    Choice(
-        "user",
-        square_root_capper,
-        lambda n, c: math.sqrt(c / n) if n > c else 1.0,
-        ("kink", "scales"),
-    ),
-]
-# Measured in two passes, or relative to the largest element; the L2 norm over a count.
-NORMS = [
-    Choice("l1", Norm(1.0), None, ("two-pass",)),
-    Choice("l2", Norm(2.0), None, ("two-pass",)),
-    Choice("inf", Norm(np.inf), None, ("two-pass",)),
-    Choice("rms", Norm(2.0, 0.5), None, ("count",)),
-    Choice("average", Norm(2.0, 1.0), None, ("count",)),
-    Choice("4", Norm(4.0), None, ("largest",)),
-    Choice("half", Norm(0.5), None, ("largest",)),
-]
-
-
-def is_new(scope, response, norm):
-    """Elements have one norm; one by count is the L2 norm over a number."""
-    if scope.name == "element":
-        return norm.name == "l2"
-    return norm.given.per_count == 0 or response.name == "hard"
-
-
-@dataclasses.dataclass(frozen=True)
 class Case:
-    """One clip of a vector of eight: by optclip, and by its formula."""
+    """One clipping of a vector of eight: by optclip, and by its formula."""
 
-    scope: Choice
-    response: Choice
-    norm: Choice
+    def __init__(self, scope, response, order):
+        self.scope, self.blocks = SCOPES[scope]
+        self.response, self.order = response, order
+        # These move an element to the bound itself.
+        self.ignores_eps = scope == "element" and response != "smooth"
 
-    @property
-    def blocks(self) -> list[list[int]]:
-        return self.scope.oracle
-
-    def clip(self, x: Any, c: Any, eps: Any = 0.0) -> Any:
-        tx = optclip.clip_by(
-            c,
-            over=self.scope.given,
-            response=self.response.given,
-            norm=self.norm.given,
-            eps=eps,
-            record=False,
-        )
-        tree = {
-            "kernel": x[jnp.array(KERNEL)].reshape(3, 2),
-            "bias": x[jnp.array(BIAS)],
-        }
-        out, _ = tx.update(tree, tx.init(tree))
+    def clip(self, x, c, eps=0.0):
+        tree = {"kernel": x[jnp.array(KERNEL)].reshape(3, 2), "bias": x[6:]}
+        norm = Norm(self.order)
+        how = {"over": self.scope, "response": self.response, "norm": norm}
+        out = clip(tree, c, eps=eps, **how)
         return jnp.concatenate([out["kernel"].ravel(), out["bias"]])
 
-    def formula(self, x: np.ndarray, c: float, eps: float = 0.0) -> np.ndarray:
+    def formula(self, x, c=1.0, eps=0.0):
         out = x.copy()
-        if self.scope.name == "element" and "moves" in self.response.traits:
-            eps = 0.0
         for block in self.blocks:
-            n = self.measure(x[block])
-            out[block] *= self.response.oracle(n + eps, c) if n else 1.0
+            n = oracles.norm(x[block], self.order)
+            more = 0.0 if self.ignores_eps else eps
+            out[block] *= RESPONSES[self.response](n + more, c) if n else 1.0
         return out
 
-    def measure(self, values: np.ndarray) -> float:
-        norm = self.norm.given
-        count = len(values) ** norm.per_count
-        return oracles.norm(values, norm.ord) / count
-
-    def scaled(self, x: np.ndarray, wanted: list[float]) -> np.ndarray:
-        """`x` with norms as wanted, block by block, in turns."""
+    def scaled(self, x, norms):
+        """`x` with these norms, block by block, in turns."""
         out = x.copy()
         for i, block in enumerate(self.blocks):
-            n = self.measure(x[block])
-            out[block] *= wanted[i % len(wanted)] / n if n else 0.0
+            n = oracles.norm(x[block], self.order)
+            out[block] *= norms[i % len(norms)] / n if n else 0.0
         return out
 
-    def without_kinks(self, x: np.ndarray) -> np.ndarray:
-        """Where differences can tell two derivatives: not at the kinks at zero."""
-        smooth = np.ones(x.shape, bool)
-        if self.norm.given.ord < 2 and self.scope.name != "element":
-            smooth &= x != 0
-        if "curve" in self.response.traits:
-            for block in self.blocks:
-                smooth[block] &= bool(np.any(x[block]))
+    def points(self):
+        """By name: elements apart from each other and from the threshold of 1."""
+        rng = np.random.default_rng(11)
+        x = rng.permutation(np.linspace(0.5, 1.2, 8)) * rng.choice([-1, 1], 8)
+        gaps = x * (np.arange(8) % 3 != 1)
+        return {
+            "inside": self.scaled(x, [0.5]),
+            "outside": self.scaled(x, [3.0]),
+            "both": self.scaled(x, [0.5, 3.0]),
+            "far": self.scaled(x, [1e6]),
+            "zero leaf": self.scaled(x * (np.arange(8) < 6), [3.0, 0.5]),
+            "zeros in a leaf": self.scaled(gaps, [3.0, 0.5]),
+        }
+
+    def smooth(self, x):
+        """Coordinates without a kink, for which differences have one limit."""
+        smooth = (self.order != 1) | (x != 0)
+        for block in self.blocks:
+            smooth[block] &= self.response == "hard" or bool(np.any(x[block]))
         return smooth
 
 
-def points(case: Case) -> dict[str, np.ndarray]:
-    """By name: all eight elements apart from each other and from the threshold of 1."""
-    rng = np.random.default_rng(11)
-    x = rng.permutation(np.linspace(0.5, 1.2, 8)) * rng.choice([-1, 1], 8)
-    no_bias, gaps = x.copy(), x.copy()
-    no_bias[BIAS] = 0.0
-    gaps[[1, 4, 7]] = 0.0
-    return {
-        "inside": case.scaled(x, [0.5]),
-        "outside": case.scaled(x, [3.0]),
-        "both": case.scaled(x, [0.5, 3.0]),
-        "far": case.scaled(x, [1e6]),
-        "zero leaf": case.scaled(no_bias, [3.0, 0.5]),
-        "zeros in a leaf": case.scaled(gaps, [3.0, 0.5]),
-    }
-
-
-@pytest.mark.covering(scope=SCOPES, response=RESPONSES, norm=NORMS, where=is_new)
-def test_by_updates_threshold_and_eps(scope, response, norm):
-    """Both orders and modes, under vmap over the points."""
-    case = Case(scope, response, norm)
-    named = points(case)
-    xs = np.stack(list(named.values()))
-    smooth = np.stack([case.without_kinks(x) for x in xs])
-    turns = np.random.default_rng(5).uniform(-1, 1, xs.shape)
-    along = np.where(smooth, turns * np.stack([differences.sizes(x) for x in xs]), 0.0)
-
-    def derivatives(x, along):
-        return differences.by_jax(case.clip, x, along, 1.0, 0.0)
-
-    with jax.enable_x64(True):
-        found = jax.device_get(helpers.quick_jit(jax.vmap(derivatives))(xs, along))
-    for i, (name, x) in enumerate(named.items()):
-        own = jax.tree.map(lambda part, i=i: part[i], found)
-        formula = functools.partial(case.formula, c=1.0)
-        _compare(name, own, formula, x, along[i], smooth[i])
-        _compare_numbers(name, own.by_numbers, case, x)
-
-
-def _compare(name, found, formula, x, along, smooth):
-    """In units of the coordinates, so that large and small ones weigh alike."""
+def assert_derivatives(name, derivatives, formula, x, along, smooth=True):
+    """Compare in units of the coordinates, so that all weigh alike."""
     expected = differences.by_differences(formula, x, along)
     unit = np.where(smooth, differences.sizes(x), 0.0)
     for part in differences.OF_UPDATES:
-        assert np.all(np.isfinite(getattr(found, part))), (name, part)
         by = 1.0 if part == "tangent" else unit
-        a, b = getattr(found, part) * by, getattr(expected, part) * by
-        differences.assert_close(a, b, f"{name}: {part}")
+        a, b = (getattr(side, part) for side in (derivatives, expected))
+        assert np.all(np.isfinite(a)), (name, part)
+        differences.assert_close(a * by, b * by, f"{name}: {part}")
 
 
-def _compare_numbers(name, found, case, x):
-    """By the threshold and by eps, which is moved by a share of the smallest norm."""
-    measured = [case.measure(x[block]) for block in case.blocks]
-    unit = min(n for n in measured if n)
-    by_threshold = differences.slope_along(
-        lambda c: differences.loss(case.formula(x, c)), 1.0, 1.0
-    )
-    by_eps = differences.slope_along(
-        lambda eps: differences.loss(case.formula(x, 1.0, eps)), 0.0, unit
-    )
-    differences.assert_close(found[0], by_threshold, f"{name}: by the threshold")
-    differences.assert_close(found[1] * unit, by_eps, f"{name}: by eps")
+@pytest.mark.covering(
+    scope=tuple(SCOPES),
+    response=tuple(RESPONSES),
+    order=(1.0, 2.0, 4.0),
+    where=lambda scope, response, order: scope != "element" or order == 2,
+)
+def test_derivatives_match_differences(scope, response, order):
+    """By updates, threshold and eps, under vmap over the points."""
+    case = Case(scope, response, order)
+    points = case.points()
+    xs = np.stack(list(points.values()))
+    smooth = np.stack([case.smooth(x) for x in xs])
+    turns = np.random.default_rng(5).uniform(-1, 1, xs.shape)
+    along = np.where(smooth, turns * np.stack([differences.sizes(x) for x in xs]), 0.0)
+
+    def by_jax(x, along):
+        return differences.by_jax(case.clip, x, along, 1.0, 0.0)
+
+    with jax.enable_x64(True):
+        found = jax.device_get(quick_jit(jax.vmap(by_jax))(xs, along))
+    for i, (name, x) in enumerate(points.items()):
+        derivatives = jax.tree.map(lambda part, i=i: part[i], found)
+        assert_derivatives(name, derivatives, case.formula, x, along[i], smooth[i])
+        by_threshold = differences.slope_along(
+            lambda c, x=x: differences.loss(case.formula(x, c)), 1.0, 1.0
+        )
+        norms = [oracles.norm(x[block], order) for block in case.blocks]
+        unit = min(n for n in norms if n)
+        by_eps = differences.slope_along(
+            lambda eps, x=x: differences.loss(case.formula(x, 1.0, eps)), 0.0, unit
+        )
+        numbers = derivatives.by_numbers
+        differences.assert_close(numbers[0], by_threshold, f"{name}: by threshold")
+        differences.assert_close(numbers[1] * unit, by_eps, f"{name}: by eps")
 
 
 def small_gradients():
@@ -220,73 +158,369 @@ def small_gradients():
     rng = np.random.default_rng(1)
     bias, kernel = rng.normal(size=3), 5.0 * rng.normal(size=(3, 2))
     bias[1] = kernel[2, 0] = 0.0
-    return {"dense": {"bias": bias}, "out": [kernel]}
+    return np.concatenate([bias, kernel.ravel()])
 
 
-def clip_of(entry, to_tree):
-    """A transformation as a function from a vector to a vector."""
+def to_tree(x):
+    return {"dense": {"bias": x[:3]}, "out": [x[3:].reshape(3, 2)]}
+
+
+def to_vector(tree):
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+
+
+def clip_of(entry):
+    """Return the transformation as a function from a vector to a vector."""
 
     def clip(x):
         tx = helpers.strict(entry.make())
         out, _ = tx.update(to_tree(x), tx.init(to_tree(x)))
-        return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(out)])
+        return to_vector(out)
 
     return clip
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_every_transformation_has_the_derivative_of_differences(entry):
-    """Not under vmap, so that branches stay branches; at zero the identity."""
-    flat, to_tree = _flat(small_gradients())
-    smooth = flat != 0
-    unit = differences.sizes(flat)
-    along = np.random.default_rng(5).uniform(-1, 1, flat.shape) * unit * smooth
+def test_registered_derivatives_match_differences(entry):
+    """Without vmap, so that branches stay branches; at zero it is the identity."""
+    x = small_gradients()
+    smooth = x != 0
+    along = np.random.default_rng(5).uniform(-1, 1, x.shape)
+    along *= differences.sizes(x) * smooth
 
     def formula(x):
-        return _flat(entry.expected(to_tree(x)))[0]
+        leaves = jax.tree.leaves(entry.expected(to_tree(x)))
+        return np.concatenate([leaf.ravel() for leaf in leaves])
 
     with jax.enable_x64(True), jax.debug_nans(True):
-        by_jax = functools.partial(differences.by_jax, clip_of(entry, to_tree))
-        by_jax = helpers.quick_jit(by_jax)
-        found = jax.device_get(by_jax(flat, along))
-        at_zero = jax.device_get(by_jax(0 * flat, along))
-    assert helpers.differs(formula(flat), flat)
-    _compare(entry.id, found, formula, flat, along, smooth)
-    identity = entry.slope_at_zero
-    weights = differences.weights(flat.size)[0]
-    np.testing.assert_array_equal(at_zero.tangent, identity * along)
-    np.testing.assert_array_equal(at_zero.slope, identity * weights)
+        by_jax = quick_jit(functools.partial(differences.by_jax, clip_of(entry)))
+        derivatives = jax.device_get(by_jax(x, along))
+        at_zero = jax.device_get(by_jax(0 * x, along))
+    assert helpers.differs(formula(x), x)
+    assert_derivatives(entry.id, derivatives, formula, x, along, smooth)
+    weights = differences.weights(x.size)[0]
+    np.testing.assert_array_equal(at_zero.tangent, entry.slope_at_zero * along)
+    np.testing.assert_array_equal(at_zero.slope, entry.slope_at_zero * weights)
     assert np.all(np.isfinite([at_zero.forward, at_zero.reverse]))
 
 
-# One with the branch to a second pass, one with slices, one of elements.
-REMATERIALIZED = [e for e in ENTRIES if e.id in ("global-norm", "norm-axis", "value")]
+# One with the branch to a second pass, one with slices.
+REMATERIALIZED = [e for e in ENTRIES if e.id in ("global-norm", "norm-axis")]
 
 
 @pytest.mark.parametrize("entry", REMATERIALIZED, ids=lambda e: e.id)
-def test_a_rematerialized_clip_is_the_same(entry):
-    """What the backward pass computes once more is what the forward pass had."""
-    flat, to_tree = _flat(small_gradients())
-    clip = clip_of(entry, to_tree)
-    weights = differences.weights(flat.size)[0]
+def test_checkpoint_keeps_derivatives(entry):
+    x = small_gradients()
+    clip, weights = clip_of(entry), differences.weights(x.size)[0]
 
     def slopes(x):
         return [jax.vjp(f, x)[1](weights)[0] for f in (clip, jax.checkpoint(clip))]
 
     with jax.enable_x64(True):
-        plain, remat = helpers.quick_jit(slopes)(flat)
+        plain, remat = quick_jit(slopes)(x)
     assert helpers.differs(plain, weights)
     chex.assert_trees_all_close(remat, plain, rtol=1e-12, atol=1e-15)
 
 
-def _flat(tree):
-    """A tree as one vector, and the way back."""
-    leaves, treedef = jax.tree.flatten(tree)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+def check(clipped, formula, x):
+    """Compare all orders and modes of a function of a vector, in float64."""
+    along = np.random.default_rng(5).uniform(-1, 1, x.shape) * differences.sizes(x)
+    by_jax = quick_jit(functools.partial(differences.by_jax, clipped))
+    with jax.enable_x64(True):
+        derivatives = jax.device_get(by_jax(x, along))
+    expected = differences.by_differences(formula, x, along)
+    for part in differences.OF_UPDATES:
+        a, b = getattr(derivatives, part), getattr(expected, part)
+        differences.assert_close(a, b, part)
 
-    def to_tree(x):
-        split = jnp.split if isinstance(x, jax.Array) else np.split
-        parts = zip(split(x, ends), leaves, strict=True)
-        return jax.tree.unflatten(treedef, [a.reshape(b.shape) for a, b in parts])
 
-    return np.concatenate([np.ravel(leaf) for leaf in leaves]), to_tree
+ONE, OTHER = {"a": True, "b": False}, {"a": False, "b": True}
+
+
+@pytest.mark.parametrize(("norm_mask", "clip_mask"), [(ONE, None), (None, OTHER)])
+def test_masked_derivatives_match_differences(norm_mask, clip_mask):
+    def clipped(x):
+        tree = {"a": x[:2], "b": x[2:]}
+        masks = {"norm_mask": norm_mask, "clip_mask": clip_mask}
+        return to_vector(F.clip_by_global_norm(tree, 1.0, **masks)[0])
+
+    def formula(x):
+        k = oracles.hard(oracles.norm(x[:2] if norm_mask else x), 1.0)
+        return x * np.array([1 if clip_mask else k] * 2 + [k] * 3)
+
+    check(clipped, formula, np.array([1.0, -2.0, 0.5, 3.0, 0.0]))
+
+
+ROWS = np.array([0, 2, 0, 1])
+
+
+def global_clip(x):
+    return F.clip_by_global_norm(x, 1.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("clip_rows", "clip_dense"),
+    [
+        (global_clip, lambda g: oracles.by_tree(g, 1.0)),
+        (
+            functools.partial(F.clip_by_norm, max_norm=1.0, axis=1),
+            lambda g: oracles.by_first_axis(g.T, 1.0).T,
+        ),
+        (
+            functools.partial(F.clip_by_value, lower=-0.4, upper=0.7),
+            lambda g: oracles.by_value(g, -0.4, 0.7),
+        ),
+    ],
+    ids=["global", "rows", "value"],
+)
+def test_sparse_derivatives_match_dense_differences(clip_rows, clip_dense):
+    """Two of the stored entries are duplicates."""
+
+    def clipped(data):
+        rows = BCOO((data.reshape(4, 2), jnp.asarray(ROWS)[:, None]), shape=(4, 2))
+        return clip_rows(rows).todense().ravel()
+
+    def formula(data):
+        dense = np.zeros((4, 2))
+        np.add.at(dense, ROWS, data.reshape(4, 2))
+        return clip_dense(dense).ravel()
+
+    check(clipped, formula, np.random.default_rng(3).normal(size=8))
+
+
+def by_modulus(z):
+    return z / np.maximum(np.abs(z), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("clip_complex", "expected"),
+    [
+        (global_clip, lambda z: oracles.by_tree(z, 1.0)),
+        (functools.partial(F.clip_by_value, limit=1.0), by_modulus),
+        (functools.partial(F.clip_by_value, limit=1.0, strict=True), by_modulus),
+    ],
+    ids=["global", "value", "strict"],
+)
+def test_complex_derivatives_match_differences(clip_complex, expected):
+    """By the real and the imaginary part, a complex zero among them."""
+
+    def clipped(x):
+        out = clip_complex(x[:4] + 1j * x[4:])
+        return jnp.concatenate([jnp.real(out), jnp.imag(out)])
+
+    def formula(x):
+        out = expected(x[:4] + 1j * x[4:])
+        return np.concatenate([out.real, out.imag])
+
+    check(clipped, formula, np.array([3.0, -0.3, 0.0, 1.0, -4.0, 0.2, 0.0, 2.0]))
+
+
+# In narrow dtypes and mixed trees.
+
+
+def weighed(x):
+    """A sum in which each element has its own weight."""
+    return jnp.sum(jnp.asarray(x, jnp.float32) * jnp.arange(1.0, x.size + 1))
+
+
+@functools.partial(quick_jit, static_argnames=("over", "strict"))
+def slopes(x, over, strict):
+    def number(x, c):
+        return weighed(clip(x, c, over=over, strict=strict))
+
+    return jax.grad(number, (0, 1))(x, jnp.float32(1.3))
+
+
+@pytest.mark.covering(
+    over=["tree", "element"],
+    dtype=["float32", "bfloat16", "float16"],
+    strict=[False, True],
+)
+def test_derivative_ignores_casts(over, dtype, strict):
+    """Rounding, to nearest or towards zero, is not part of the derivative."""
+    x = np.linspace(-3, 3, 16).astype(jnp.dtype(dtype))
+    by_updates, by_threshold = slopes(x, over, strict)
+    wide, wide_by_threshold = slopes(x.astype(np.float32), over, False)
+    assert by_updates.dtype == dtype
+    tolerance = 4 * float(jnp.finfo(dtype).eps) + (1.3e-4 if strict else 0)
+    atol = tolerance * np.max(np.abs(wide))
+    np.testing.assert_allclose(np.asarray(by_updates, np.float32), wide, atol=atol)
+    np.testing.assert_allclose(by_threshold, wide_by_threshold, rtol=1e-2)
+
+
+def test_mixed_tree_derivative_matches_float32_under_every_policy():
+    """With leaves that are not clipped: None, integers and keys."""
+    x = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
+
+    def number(x, mixed, policy="propagate"):
+        kinds = (jnp.bfloat16, jnp.float16, jnp.float32)
+        leaves = [a.astype(k) if mixed else a for a, k in zip(x, kinds, strict=True)]
+        rows = BCOO((leaves[2], jnp.asarray(ROWS)[:, None]), shape=(3,))
+        tree = [leaves[0], leaves[1], rows, None, jnp.arange(3), jax.random.key(0)]
+        out, _ = F.clip_by_global_norm(tree, 1.0, nonfinite=policy)
+        parts = [*out[:2], out[2].todense()]
+        return sum(weighed(part) for part in parts)
+
+    def slopes(x):
+        by_policy = [jax.grad(number)(x, True, policy) for policy in POLICIES]
+        return by_policy, jax.grad(number)(x, False)
+
+    by_policy, wide = quick_jit(slopes)(x)
+    for slope in by_policy:
+        np.testing.assert_allclose(slope, wide, atol=0.02)
+    assert helpers.differs(wide, np.tile(np.arange(1.0, 5.0), (3, 1)))
+
+
+# At the threshold, at zero and at infinity.
+
+
+@pytest.mark.parametrize(
+    ("response", "coefficient", "change"),
+    [
+        ("hard", 1.0, 0.0),
+        (square_root_capper, 1.0, 0.0),
+        ("smooth", 2**-0.5, -(2**-1.5)),
+        (responses.Smooth(1.0), 0.5, -0.25),
+        ("normalize", 1.0, -1.0),
+    ],
+    ids=["hard", "user", "smooth", "smooth-1", "normalize"],
+)
+def test_derivative_at_threshold_is_from_inside(response, coefficient, change):
+    """`change` is the coefficient times its slope by n / c; at a kink from inside."""
+    slopes = jax.jacobian(lambda x, c: clip(x, c, response=response), (0, 1))
+    by_updates, by_threshold = quick_jit(slopes)(
+        float32(3.0, -4.0, 0.0), np.float32(5.0)
+    )
+    expected = coefficient * np.eye(3) + change * np.outer(UNIT, UNIT)
+    np.testing.assert_allclose(by_updates, expected, atol=1e-6)
+    np.testing.assert_allclose(by_threshold, -change * UNIT, atol=1e-6)
+
+
+def test_derivative_of_elements_at_bound_is_from_inside():
+    slopes = jax.jacobian(lambda x, c: clip(x, c, over="element"), (0, 1))
+    by_updates, by_bound = quick_jit(slopes)(float32(0.5, 1.0, -1.0, 2.0, -2.0), 1.0)
+    np.testing.assert_array_equal(by_updates, np.diag([1, 1, 1, 0, 0]))
+    np.testing.assert_array_equal(by_bound, [0, 0, 0, 1, -1])
+
+
+@pytest.mark.covering(
+    response=["hard", "normalize", responses.Smooth(0.5)], over=["element", "tree"]
+)
+def test_derivative_at_threshold_of_zero_is_from_above(response, over):
+    slopes = jax.jacobian(lambda x, c: clip(x, c, over=over, response=response), (0, 1))
+    by_updates, by_threshold = quick_jit(slopes)(float32(3.0, -4.0, 0.0), 0.0)
+    np.testing.assert_array_equal(by_updates[:2], np.zeros((2, 3)))
+    direction = np.sign(UNIT) if over == "element" else UNIT
+    np.testing.assert_allclose(by_threshold, direction, rtol=1e-6)
+
+
+def test_derivative_at_infinite_threshold_is_identity():
+    def clips(x, c):
+        return {policy: clip(x, c, nonfinite=policy) for policy in POLICIES}
+
+    slopes = quick_jit(jax.jacobian(clips))
+    for policy, slope in slopes(float32(1.0, np.inf, 1e30, 0.0), np.inf).items():
+        np.testing.assert_array_equal(slope, np.eye(4), err_msg=policy)
+    # The same program clips at a finite threshold.
+    for slope in slopes(float32(3.0, 4.0, 0.0, 0.0), 1.0).values():
+        np.testing.assert_allclose(slope[:2, :2] @ np.array([3, 4]), 0, atol=1e-6)
+
+
+# At the ends of the range.
+
+SCALES = float32(1e-5, 1.0, 1e12, 1e25)
+# Thresholds as fractions of the norm.
+FRACTIONS = float32(2.0, 0.5, 1e-6, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("response", "p"),
+    [
+        ("hard", 1.0),
+        ("hard", 2.0),
+        ("hard", 3.0),
+        ("hard", np.inf),
+        ("smooth", 2.0),
+        ("normalize", 2.0),
+    ],
+)
+def test_derivatives_scale_with_updates_and_threshold(response, p):
+    """Clipping scales with updates and threshold together, and so do its slopes."""
+    n = np.float32(oracles.norm(UNIT, p))
+
+    def derivatives(scale, fraction):
+        def clipped(x):
+            return clip(x, fraction * (scale * n), response=response, norm=p)
+
+        x = scale * jnp.asarray(UNIT, jnp.float32)
+        # Forward over reverse, along the updates: the result has no unit.
+        return jax.jvp(jax.jacobian(clipped), (x,), (x,))
+
+    compiled = quick_jit(jax.vmap(jax.vmap(derivatives, (None, 0)), (0, None)))
+    slope, bend = (np.asarray(part, np.float64) for part in compiled(SCALES, FRACTIONS))
+    # The test against differences holds scale 1; the other scales must agree with it.
+    for part in (slope, bend):
+        assert np.all(np.isfinite(part))
+        size = np.max(np.abs(part[1]), axis=(-2, -1), keepdims=True)
+        assert np.max(np.abs(part - part[1]) / np.maximum(size, 1e-30)) < 1e-5
+    k = FRACTIONS if response == "normalize" else np.minimum(FRACTIONS, 1)
+    k = FRACTIONS / np.hypot(FRACTIONS, 1) if response == "smooth" else k
+    # The slope of the zero element is the coefficient.
+    across = slope[..., 2, 2]
+    np.testing.assert_allclose(across, np.broadcast_to(k, across.shape), rtol=1e-5)
+
+
+def test_derivative_far_above_threshold_is_across_updates_only():
+    x = np.ldexp(float32(1.0, 0.0), 60)
+
+    def clips(x):
+        return [clip(x, 1.0, response=r) for r in ("hard", "smooth", "normalize")]
+
+    times = float32(0.99, 1.0, 1.01, 1e6, 1e18)[:, None]
+    for slope in quick_jit(jax.vmap(jax.jacobian(clips)))(times * x):
+        scaled = np.asarray(slope, np.float64) * 2.0**60 * times[..., None]
+        exact = np.broadcast_to([[0, 0], [0, 1]], scaled.shape)
+        np.testing.assert_allclose(scaled, exact, atol=1e-5)
+
+
+def test_derivative_of_hard_clip_matches_formula_at_every_size():
+    """Of x c / n the slope is (w - u (u.w)) c / n with u = x / n."""
+    x, w = np.array([4.0, -3.0, 1.0]), float32(1.0, -2.0, 0.5)
+    n = oracles.norm(x)
+    expected = (w - x * (x @ w) / n**2) * 0.5 / n
+    loss = jax.grad(lambda x, c: jnp.sum(F.clip_by_norm(x, c) * w))
+    slope = quick_jit(loss)
+    for size in (1e-15, 1e-4, 1.0, 1e4, 1e18, 1e30):
+        found = slope(np.float32(x * size), 0.5 * size)
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
+def test_smooth_clip_bends_at_tiny_updates():
+    """The second derivative of g / (1 + n) is -2 near zero, where it rounds to g."""
+
+    def smooth(x):
+        return clip(x, 1.0, response=responses.Smooth(1.0))
+
+    bend = quick_jit(jax.vmap(jax.grad(jax.grad(smooth))))
+    x = float32(1e-2, 1e-6, 1e-9, 1e-15)
+    np.testing.assert_allclose(bend(x), -2 / (1 + x) ** 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "response", ["hard", "smooth", "normalize", square_root_capper]
+)
+def test_derivatives_compute_no_nan_on_the_way(response):
+    """`checkify` checks each operation, those with unused results too."""
+
+    def number(x, c):
+        return weighed(clip(x, c, response=response))
+
+    def derivatives(x):
+        slope = jax.grad(number, (0, 1))
+        return slope(x, 1.0), jax.jvp(lambda x: slope(x, 1.0), (x,), (x,))
+
+    checked = quick_jit(checkify.checkify(derivatives, errors=checkify.nan_checks))
+    for scale in (0.0, 1e-15, 0.1, 10.0, 1e8):
+        error, found = checked(float32(3.0, 4.0, 0.0) * np.float32(scale))
+        error.throw()
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))

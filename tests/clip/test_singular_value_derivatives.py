@@ -1,6 +1,6 @@
-"""Derivatives of a function of singular values, where some are equal or zero too.
+"""Derivatives of functions of singular values, also where some are equal or zero.
 
-The oracle is the first divided difference of s -> f(s): in the basis of the singular
+The reference is the first divided difference of s -> f(s): in the basis of the singular
 vectors, the symmetric and the antisymmetric part of a change each have a factor.
 """
 
@@ -16,10 +16,11 @@ from optclip import functional as F
 from optclip import responses
 from tests.clip.test_singular_values import METHODS, matrix
 from tests.support import helpers
+from tests.support.helpers import quick_jit
 from tools import derivatives as spiked
 from tools.derivatives import CAPS, exact
 
-SPECTRA = {
+TIED = {
     "distinct": [0.2, 0.6, 1.7, 3.0],
     "all above": [1.2, 1.5, 2.0, 7.0],
     "all below": [0.1, 0.2, 0.4, 0.7],
@@ -31,6 +32,7 @@ SPECTRA = {
     "near the kink": [0.9, 0.99, 1.01, 1.1],
     "far": [0.5, 0.8, 3.0, 30.0],
 }
+caps = pytest.mark.parametrize("cap", CAPS)
 
 
 @functools.cache
@@ -40,164 +42,160 @@ def derivatives(method, cap):
     def one(x, along, weights):
         clip = functools.partial(F.clip_by_singular_value, method=method, response=cap)
         _, forward = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
-        by_x = jax.grad(lambda x: jnp.sum(weights * clip(x, 1.0)))(x)
-        by_c = jax.grad(lambda c: jnp.sum(weights * clip(x, c)))(jnp.ones((), x.dtype))
-        return forward, by_x, by_c
 
-    return helpers.quick_jit(jax.vmap(one))
+        def loss(x, c):
+            return jnp.sum(weights * clip(x, c))
+
+        return forward, *jax.grad(loss, (0, 1))(x, jnp.ones((), x.dtype))
+
+    return quick_jit(jax.vmap(one))
 
 
-def some(shape):
+def batch(shape=(4, 6), dtype=np.float64):
+    """Matrices of each spectrum, directions and weights."""
     rng = np.random.default_rng(6)
-    x = np.stack([matrix(rng, np.array(s), shape) for s in SPECTRA.values()])
-    return x, rng.normal(size=x.shape), rng.normal(size=x.shape)
+    x = np.stack([matrix(rng, np.array(s), shape) for s in TIED.values()])
+    parts = x, rng.normal(size=x.shape), rng.normal(size=x.shape)
+    return [part.astype(dtype) for part in parts]
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (4, 4)], ids=str)
-@pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("method", METHODS)
-def test_it_is_that_of_divided_differences(method, cap, shape):
+@pytest.mark.covering(shape=[(4, 6), (4, 4)], cap=tuple(CAPS), method=METHODS)
+def test_derivative_matches_divided_differences(shape, cap, method):
     """By the matrix in both modes and by the threshold, under vmap and jit."""
-    x, along, weights = some(shape)
+    x, along, weights = batch(shape)
     with jax.enable_x64(True), jax.debug_nans(True):
         found = jax.device_get(derivatives(method, cap)(x, along, weights))
-    for i, name in enumerate(SPECTRA):
+    # Newton-Schulz iterates until float32 has the sign.
+    room = 1e-6 if method == "eigh" else 1e-4
+    for i, name in enumerate(TIED):
         forward, by_x, by_c = (part[i] for part in found)
         want = exact(x[i], along[i], cap)
-        size = np.linalg.norm(along[i])
-        # Products find a sign by steps that end where float32 has it.
-        room = 1e-6 if method == "eigh" else 1e-4
-        np.testing.assert_allclose(forward, want, atol=room * size, err_msg=name)
-        reverse = np.sum(by_x * along[i])
-        np.testing.assert_allclose(
-            reverse, np.sum(weights[i] * want), atol=room * size, err_msg=name
-        )
+        atol = room * np.linalg.norm(along[i])
+        np.testing.assert_allclose(forward, want, atol=atol, err_msg=name)
+        reverse, expected = np.sum(by_x * along[i]), np.sum(weights[i] * want)
+        np.testing.assert_allclose(reverse, expected, atol=atol, err_msg=name)
         u, s, vt = np.linalg.svd(x[i], full_matrices=False)
         by_limit = np.sum(weights[i] * ((u * CAPS[cap][2](s)) @ vt))
         np.testing.assert_allclose(by_c, by_limit, atol=room * 10, err_msg=name)
 
 
-@pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("method", METHODS)
-def test_in_float32_it_is_finite_at_any_spectrum(method, cap):
-    x, along, weights = (np.float32(a) for a in some((4, 6)))
-    x = np.concatenate([x, np.tile(np.eye(4, 6, dtype=np.float32), (2, 1, 1))])
-    x[-1] *= 1000
+@pytest.mark.parametrize(
+    ("method", "cap"), [("eigh", "hard"), ("newton_schulz", "soft")]
+)
+def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
+    x, along, weights = batch(dtype=np.float32)
+    ties = np.eye(4, 6, dtype=np.float32) * np.float32([1, 1000])[:, None, None]
+    x = np.concatenate([x, ties])
     along, weights = (np.concatenate([a, a[:2]]) for a in (along, weights))
     found = derivatives(method, cap)(x, along, weights)
     for part in found:
-        assert np.all(np.isfinite(part)), part
-    forward = np.stack([exact(np.float64(a), b, cap) for a, b in zip(x[:-2], along[:-2], strict=True)])  # fmt: skip
-    smooth = np.array([name not in ("far", "near the kink") for name in SPECTRA])
-    np.testing.assert_allclose(found[0][:-2][smooth], forward[smooth], atol=5e-3)
+        assert np.all(np.isfinite(part))
+    for i, name in enumerate(TIED):
+        if name not in ("far", "near the kink"):
+            want = exact(np.float64(x[i]), along[i], cap)
+            np.testing.assert_allclose(found[0][i], want, atol=5e-3, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", spiked.DTYPES)
-@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (4, 100)], ids=str)
-@pytest.mark.parametrize("cap", CAPS)
-def test_in_float32_it_is_right_beside_singular_values_of_1000_thresholds(
-    cap, shape, dtype
-):
-    """Forwards, and backwards by a product with any weights, to 5e-5 of its norm."""
-    for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
+@pytest.mark.parametrize(
+    ("cap", "shape", "dtype"),
+    [
+        ("hard", (16, 24), "float32"),
+        ("soft", (24, 16), "complex64"),
+        ("hard", (4, 40), "complex64"),
+        ("soft", (4, 40), "float32"),
+    ],
+)
+def test_float32_derivative_beside_large_singular_values_is_accurate(cap, shape, dtype):
+    """Up to 1000 thresholds: to within 5e-5 of the norm, in both modes."""
+    for name, error in spiked.errors(cap, shape, dtype, quick_jit).items():
         assert error <= spiked.ROOM, name
 
 
-@pytest.mark.parametrize("cap", CAPS)
-def test_value_and_derivative_are_of_one_decomposition(cap):
+def test_value_and_derivative_share_one_decomposition():
     def value(x):
-        return jnp.sum(F.clip_by_singular_value(x, 1.0, response=cap))
+        return jnp.sum(F.clip_by_singular_value(x, 1.0))
 
     def decompositions(function):
-        compiled = jax.jit(function).lower(jnp.ones((4, 6))).compile()
-        return compiled.as_text().count("syevd")
+        lowered = jax.jit(function).lower(jnp.ones((4, 6)))
+        return lowered.compile().as_text().count("syevd")
 
     assert 0 < decompositions(jax.value_and_grad(value)) <= decompositions(value)
 
 
-@pytest.mark.parametrize("spectrum", ["distinct", "far"])
-@pytest.mark.parametrize("cap", CAPS)
-@pytest.mark.parametrize("method", METHODS)
-def test_second_derivatives_are_finite_away_from_ties(method, cap, spectrum):
-    """And right: by differences of the first, along one direction."""
-    x, along, weights = (a[list(SPECTRA).index(spectrum)] for a in some((4, 6)))
+def weighted(weights, **how):
+    """The weighted sum of the capped matrix."""
+    return lambda x: jnp.sum(weights * F.clip_by_singular_value(x, 1.0, **how))
 
-    def slope(x):
-        clip = functools.partial(F.clip_by_singular_value, method=method, response=cap)
-        return jax.grad(lambda x: jnp.sum(weights * clip(x, 1.0)))(x)
 
+# Newton-Schulz approximates the sign by a polynomial.
+@pytest.mark.parametrize(
+    ("method", "cap", "room"), [("eigh", "hard", 1e-4), ("newton_schulz", "soft", 1e-2)]
+)
+def test_second_derivative_away_from_ties_matches_differences(method, cap, room):
+    def curves(x, along, weights):
+        slope = jax.grad(weighted(weights, method=method, response=cap))
+        ahead, behind = (slope(x + step * along) for step in (1e-5, -1e-5))
+        return jax.jvp(slope, (x,), (along,))[1], (ahead - behind) / 2e-5
+
+    places = [list(TIED).index(name) for name in ("distinct", "far")]
     with jax.enable_x64(True):
-        curve = helpers.quick_jit(lambda x: jax.jvp(slope, (x,), (along,))[1])(x)
-        ahead, behind = (helpers.quick_jit(slope)(x + h * along) for h in (1e-5, -1e-5))
-        by_differences = np.asarray((ahead - behind) / 2e-5)
-    assert np.all(np.isfinite(curve))
-    # Of products, those of a polynomial that comes near to a sign.
-    room = 1e-4 if method == "eigh" else 1e-2
-    size = np.max(np.abs(by_differences))
-    np.testing.assert_allclose(curve, by_differences, atol=room * size)
+        found = quick_jit(jax.vmap(curves))(*(part[places] for part in batch()))
+    for curve, by_differences in zip(*map(np.asarray, found), strict=True):
+        atol = room * np.max(np.abs(by_differences))
+        np.testing.assert_allclose(curve, by_differences, atol=atol)
 
 
-@pytest.mark.parametrize("cap", CAPS)
-def test_second_derivatives_are_finite_at_any_spectrum(cap):
-    """In float32, backwards twice: which no loop takes that has no rule of its own."""
-    x, _, weights = (np.float32(a) for a in some((4, 6)))
+@caps
+def test_second_derivative_in_reverse_mode_is_finite_at_any_spectrum(cap):
+    """Reverse over reverse in float32: no loop without its own rule allows it."""
+    x, _, weights = batch(dtype=np.float32)
     x[0] *= 1000
     x[1] *= 1e15
 
     def slope(x, weights):
-        clip = functools.partial(F.clip_by_singular_value, response=cap)
-        by_x = jax.grad(lambda x: jnp.sum(weights * clip(x, 1.0)))(x)
-        return jnp.sum(by_x**2)
+        return jnp.sum(jax.grad(weighted(weights, response=cap))(x) ** 2)
 
     with jax.debug_nans(True):
-        curve = helpers.quick_jit(jax.vmap(jax.grad(slope)))(x, weights)
+        curve = quick_jit(jax.vmap(jax.grad(slope)))(x, weights)
     assert np.all(np.isfinite(curve))
 
 
-def test_the_spectral_norm_has_a_derivative_at_ties():
-    """A mean of those of the vectors that share it: finite, and of length at most 1."""
-    weights = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
-
-    def loss(x):
-        return jnp.sum(weights * F.clip_by_spectral_norm(x, 1.0))
-
-    for x in (2 * jnp.eye(4, 6), jnp.zeros((4, 6)), jnp.eye(4, 6)):
-        assert np.all(np.isfinite(helpers.quick_jit(jax.grad(loss))(x)))
+def test_spectral_norm_derivative_at_ties_is_finite():
+    x, along, weights = (a[0] for a in batch())
+    slope = quick_jit(
+        jax.grad(lambda x: jnp.sum(weights * F.clip_by_spectral_norm(x, 1.0)))
+    )
     with jax.enable_x64(True):
-        rng = np.random.default_rng(1)
-        x = matrix(rng, np.array([0.2, 0.6, 1.7, 3.0]), (4, 6))
-        along = rng.normal(size=x.shape)
-        found = jnp.sum(jax.grad(loss)(x) * along)
-        wide = jnp.float64(weights)
+        for tied in (2 * np.eye(4, 6), np.zeros((4, 6)), np.eye(4, 6)):
+            assert np.all(np.isfinite(slope(tied)))
+        found = np.sum(slope(x) * along)
 
-        def exactly(x):
-            return np.sum(wide * x) / np.linalg.norm(x, 2)
+    def exactly(x):
+        return np.sum(weights * x) / np.linalg.norm(x, 2)
 
-        slope = (exactly(x + 1e-6 * along) - exactly(x - 1e-6 * along)) / 2e-6
-    np.testing.assert_allclose(found, slope, rtol=1e-7)
+    expected = (exactly(x + 1e-6 * along) - exactly(x - 1e-6 * along)) / 2e-6
+    np.testing.assert_allclose(found, expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_under_scan_it_is_as_alone(method):
-    x, _, weights = (np.float32(a) for a in some((4, 6)))
-    clip = functools.partial(F.clip_by_singular_value, method=method)
+def test_derivative_under_scan_matches_vmap():
+    x, along, weights = batch(dtype=np.float32)
 
     def by_scan(x):
         def step(carry, part):
             one, weight = part
-            return carry + jnp.sum(weight * clip(one, 1.0)), None
+            return carry + weighted(weight)(one), None
 
         return jax.lax.scan(step, jnp.float32(0), (x, weights))[0]
 
-    found = helpers.quick_jit(jax.grad(by_scan))(x)
-    alone = jax.grad(lambda x: jnp.sum(weights * clip(x, 1.0)))(x)
-    smooth = np.array(["kink" not in name for name in SPECTRA])
-    np.testing.assert_allclose(found[smooth], alone[smooth], atol=2e-3)
+    scanned = quick_jit(jax.grad(by_scan))(x)
+    alone = derivatives("eigh", "hard")(x, along, weights)[1]
+    smooth = np.array(["kink" not in name for name in TIED])
+    np.testing.assert_allclose(scanned[smooth], alone[smooth], atol=2e-3)
 
 
-def test_clip_by_singular_value_response_of_traced_integer_has_its_derivative():
+def test_response_of_traced_integer_has_derivative():
     """The response closes over the step of a scan, and clips in one step only."""
-    x, along, _ = (a[:2] for a in some((4, 6)))
+    x, along, _ = (a[:2] for a in batch())
 
     def by_scan(x):
         def step(i, one):
@@ -209,41 +207,44 @@ def test_clip_by_singular_value_response_of_traced_integer_has_its_derivative():
         return jax.lax.scan(step, 0, x)[1]
 
     with jax.enable_x64(True):
-        values, changes = jax.jvp(by_scan, (x,), (along,))
+        values, changes = quick_jit(lambda *a: jax.jvp(by_scan, a[:1], a[1:]))(x, along)
     assert helpers.differs(values[1], x[1])
     expected = along[0], exact(x[1], along[1], "hard")
     np.testing.assert_allclose(changes, expected, atol=1e-6)
 
 
-def test_detached_coefficients_are_constants():
+def test_detached_response_has_constant_coefficients():
     """The derivative is u k(s) u^T of the change, as if the vectors did not move."""
-    x, along, _ = (a[0] for a in some((4, 6)))
-    with jax.enable_x64(True):
+    x, along, _ = (a[0] for a in batch())
+
+    def change(x, along):
         clip = functools.partial(
             F.clip_by_singular_value, response=responses.detached("hard")
         )
-        _, found = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
+        return jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))[1]
+
+    with jax.enable_x64(True):
+        found = quick_jit(change)(x, along)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     np.testing.assert_allclose(found, (u / np.maximum(s, 1)) @ (u.T @ along), atol=1e-9)
 
 
-def test_the_value_of_a_schedule_has_a_derivative():
-    """What a response closes over reaches through the rule for singular values."""
-    x, _, weights = (a[0] for a in some((4, 6)))
+def test_values_in_closures_of_schedule_and_response_have_derivatives():
+    """They reach through the rule for singular values."""
+    x, _, weights = (a[0] for a in batch())
 
     def loss(c):
         tx = optclip.clip_by_singular_value(lambda step: c + 0 * step)
         return jnp.sum(weights * tx.update(x, tx.init(x))[0])
 
     def by_sharpness(p):
-        found = F.clip_by_singular_value(x, 1.0, response=lambda n, c: (c / n) ** p)
-        return jnp.sum(weights * found)
+        return weighted(weights, response=lambda n, c: (c / n) ** p)(x)
 
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(
-            jax.grad(loss)(1.0), np.sum(weights * ((u * (s > 1)) @ vt)), atol=1e-7
-        )
-        slope = jax.grad(by_sharpness)(0.5)
-    exactly = np.sum(weights * ((u * (-np.log(s) * np.sqrt(s))) @ vt))
-    np.testing.assert_allclose(slope, exactly, atol=1e-7)
+        slopes = quick_jit(lambda c, p: (jax.grad(loss)(c), jax.grad(by_sharpness)(p)))
+        by_threshold, by_power = slopes(1.0, 0.5)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    expected = np.sum(weights * ((u * (s > 1)) @ vt))
+    np.testing.assert_allclose(by_threshold, expected, atol=1e-7)
+    expected = np.sum(weights * ((u * (-np.log(s) * np.sqrt(s))) @ vt))
+    np.testing.assert_allclose(by_power, expected, atol=1e-7)

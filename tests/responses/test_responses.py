@@ -1,5 +1,6 @@
-"""The shipped responses, names, and what a user's own may be."""
+"""The shipped responses, their names, and responses that users write."""
 
+import functools
 import math
 
 import jax
@@ -8,80 +9,106 @@ import numpy as np
 import pytest
 
 import optclip
+from optclip import functional as F
 from optclip import responses
-from tests.support import oracles
+from tests.support import helpers, oracles
+from tests.support.helpers import quick_jit
+from tests.support.registry import LargestSoFar, square_root_capper
 
-NORMS = [0.0, 1e-30, 0.5, 1.0, 1.0000001, 3.0, 1e10, 1e36]
+NORMS = np.float32([0.0, 1e-30, 0.5, 1.0, 1.0000001, 3.0, 1e10, 1e36])
+THRESHOLDS = np.float32([1.0, 0.25, 7.0])
 F32 = float(np.finfo(np.float32).max)
+
+
+def smooth_8(n, c):
+    return min(1, c / n) / (1 + min(n / c, c / n) ** 8) ** (1 / 8) if n else 1.0
+
+
+def into_band(n, c, low=0.0, shrink=0.0, growth=F32):
+    if n > c:
+        return max(c / n, shrink)
+    return max(1.0, min(max(0.5 * c, low) / n, growth)) if n else 1.0
+
+
 FORMULAS = [
     (responses.Hard(), oracles.hard),
     (responses.Smooth(), oracles.smooth),
     (responses.Normalize(), oracles.normalized),
     (responses.Smooth(1.0), lambda n, c: 1 / (1 + n / c)),
-    (responses.Smooth(8.0), lambda n, c: min(1, c / n) / (1 + min(n / c, c / n) ** 8) ** (1 / 8) if n else 1),
+    (responses.Smooth(8.0), smooth_8),
     (responses.Drop(), lambda n, c: float(n <= c)),
-    (responses.Tanh(), lambda n, c: c * math.tanh(n / c) / n if n else 1),
-    (responses.band(0.5), lambda n, c: c / n if n > c else max(1.0, min(0.5 * c / n, F32)) if n else 1),
-    (responses.band(0.5, min_norm=0.6, max_shrink=0.2, max_growth=3.0), lambda n, c: max(c / n, 0.2) if n > c else max(1.0, min(max(0.5 * c, 0.6) / n, 3.0)) if n else 1),
-]  # fmt: skip
+    (responses.Tanh(), lambda n, c: c * math.tanh(n / c) / n if n else 1.0),
+    (responses.band(0.5), into_band),
+    (
+        responses.band(0.5, min_norm=0.6, max_shrink=0.2, max_growth=3.0),
+        functools.partial(into_band, low=0.6, shrink=0.2, growth=3.0),
+    ),
+]
+
+
+def compiled(tx):
+    return quick_jit(lambda x: tx.update(x, tx.init(x))[0])
 
 
 @pytest.mark.parametrize(("response", "formula"), FORMULAS)
-def test_responses_follow_their_formulas(response, formula, run):
-    coefficient = run(lambda n, c: response.coefficient(n, c))
-    for c in (1.0, 0.25, 7.0):
-        for n in NORMS:
-            expected = formula(float(np.float32(n)), c)
-            found = coefficient(jnp.float32(n), jnp.float32(c))
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+def test_coefficient_matches_formula(response, formula):
+    """With thresholds of 0, inf and NaN, and finite slopes at a norm of zero."""
+    slopes = jax.value_and_grad(response.coefficient, (0, 1))
+    compiled = jax.jit(jax.vmap(jax.vmap(slopes, (0, None)), (None, 0)))
+    edges = np.float32([0.0, np.inf, np.nan])
+    found, (by_norm, by_c) = compiled(NORMS, np.append(THRESHOLDS, edges))
+    expected = [[formula(float(n), float(c)) for n in NORMS] for c in THRESHOLDS]
+    np.testing.assert_allclose(found[:3], expected, rtol=1e-6)
+    at_zero = np.float32(getattr(response, "max_shrink", 0.0))
+    np.testing.assert_array_equal(found[3][3:], at_zero)
+    np.testing.assert_array_equal(found[4], 1.0)
+    assert np.all(np.isnan(found[5][1:]))
+    assert np.all(np.isfinite([by_norm[:3, 0], by_c[:3, 0]]))
 
 
-@pytest.mark.parametrize("response", [r for r, _ in FORMULAS])
-def test_responses_at_zero_and_inf(response):
-    one, zero, inf = jnp.float32(1), jnp.float32(0), jnp.float32(jnp.inf)
-    shrink = getattr(response, "max_shrink", 0.0)
-    assert response.coefficient(one, zero) == np.float32(shrink)
-    assert response.coefficient(one, inf) == 1
-    assert response.coefficient(zero, one) == 1
-    assert np.isnan(response.coefficient(one, jnp.float32(jnp.nan)))
-    slopes = jax.grad(response.coefficient, (0, 1))(zero, one)
-    assert np.all(np.isfinite(slopes))
+@pytest.mark.parametrize("response", [responses.Hard(), responses.Smooth()])
+def test_coefficient_of_zero_norm_uncompiled_is_one(response):
+    zero = jnp.float32(0.0)
+    with jax.debug_nans(True):
+        assert response.coefficient(zero, zero) == 1.0
+        assert response.coefficient(zero, jnp.float32(2.0)) == 1.0
 
 
 @pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
-def test_norms_far_above_the_threshold_have_a_coefficient(response):
-    """A coefficient next to the smallest float."""
-    x = jnp.full(1024, 1e30)
-    tx = optclip.clip_by(1e-6, response=response)
-    found, _ = tx.update(x, tx.init(x))
-    np.testing.assert_allclose(oracles.norm(found), 1e-6, rtol=1e-5)
+def test_coefficient_near_smallest_float_is_accurate(response):
+    x = np.full(1024, 1e30, np.float32)
+    clipped = compiled(optclip.clip_by(1e-6, response=response))(x)
+    np.testing.assert_allclose(oracles.norm(clipped), 1e-6, rtol=1e-5)
 
 
-def test_a_plain_function_and_an_object():
-    x = jnp.array([3.0, 4.0])
+class Halve:
+    def coefficient(self, norm, threshold):
+        return jnp.full_like(norm, 0.5)
 
-    class Halve:
-        def coefficient(self, norm, threshold):
-            return jnp.full_like(norm, 0.5)
 
-    for response in (lambda norm, threshold: 0.5, Halve()):
-        tx = optclip.clip_by(1.0, response=response)
-        np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], x / 2)
+@pytest.mark.parametrize("response", [lambda norm, threshold: 0.5, Halve()])
+def test_user_response_is_applied(response):
+    x = np.float32([3.0, 4.0])
+    clipped = compiled(optclip.clip_by(1.0, response=response))(x)
+    np.testing.assert_array_equal(clipped, x / 2)
 
 
 @pytest.mark.parametrize("c", [0.0, 1.0])
-def test_a_response_is_not_asked_about_zeros(c):
-    """So c / n, which is 0 / 0 there, does no harm, nor does its derivative."""
-    tx = optclip.clip_by(c, response=lambda n, c: jnp.minimum(1.0, c / n))
-    x = jnp.zeros(3)
-    np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], x)
-    slope = jax.grad(lambda x: jnp.sum(tx.update(x, tx.init(x))[0]))(x)
-    # At a threshold of 0 the clip is 0 everywhere.
+def test_user_response_is_not_applied_to_zeros(c):
+    """So c / n, which is 0 / 0 there, gives no NaN, nor does its derivative."""
+    zeros = np.zeros(3, np.float32)
+
+    def total(x):
+        clipped = clip(x, c, lambda n, c: jnp.minimum(1.0, c / n))
+        return jnp.sum(clipped), clipped
+
+    slope, clipped = quick_jit(jax.grad(total, has_aux=True))(zeros)
+    np.testing.assert_array_equal(clipped, zeros)
+    # At a threshold of 0 the result is 0 everywhere.
     np.testing.assert_array_equal(slope, np.full(3, c > 0))
 
 
-def test_responses_are_values():
-    """Equal if they say the same, so that jit caches and comparisons work."""
+def test_equal_responses_compare_and_hash_equal():
     for kind in (responses.Hard, responses.Smooth, responses.Normalize):
         assert kind() == kind()
         assert hash(kind()) == hash(kind())
@@ -89,88 +116,167 @@ def test_responses_are_values():
     assert responses.detached("hard") == responses.detached(responses.Hard())
 
 
-@pytest.mark.parametrize("response", [responses.Hard(), responses.Smooth()])
-def test_a_zero_norm_asked_about_directly(response):
-    zero = jnp.float32(0.0)
-    with jax.debug_nans(True):
-        assert response.coefficient(zero, zero) == 1.0
-        assert response.coefficient(zero, jnp.float32(2.0)) == 1.0
-
-
-def test_an_element_at_its_bound_keeps_its_sign():
+def test_hard_element_at_bound_keeps_sign_of_zero():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
     assert np.signbit(responses.Hard().element(x, -one, jnp.float32(0.0)))
     assert not np.signbit(responses.Hard().element(-x, jnp.float32(-0.0), one))
 
 
-def test_normalized_elements():
-    x = jnp.array([-0.5, -2.0, 0.0, 0.5, 3.0])
-    found = responses.Normalize().element(x, jnp.float32(-1.0), jnp.float32(2.0))
-    np.testing.assert_array_equal(found, [-1, -1, 0, 2, 2])
+def test_normalize_elements_move_to_bounds():
+    x = np.float32([-0.5, -2.0, 0.0, 0.5, 3.0])
+    moved = responses.Normalize().element(x, np.float32(-1.0), np.float32(2.0))
+    np.testing.assert_array_equal(moved, [-1, -1, 0, 2, 2])
 
 
-@pytest.mark.parametrize("name", ["softsign", "tanh"])
-@pytest.mark.parametrize("size", [1e-10, 1e-3, 1.0, 1e30])
-def test_curves_of_elements(name, size, run):
-    """In every size the same curve, odd, and straight at zero."""
+CURVES = {"softsign": lambda r: r / (1 + np.abs(r)), "tanh": np.tanh}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("size", [1e-10, 1.0, 1e30])
+def test_curves_of_elements_match_formula(name, size):
+    """At every size the same curve, odd, and straight far below the threshold."""
     x = np.array([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 40.0])
-    curve = {
-        "softsign": lambda r: r / (1 + np.abs(r)),
-        "tanh": np.tanh,
-    }[name]
-    tx = optclip.clip_by_value(size, response=name)
-    given = jnp.asarray(x * size, jnp.float32)
-    found = run(lambda t: tx.update(t, tx.init(t))[0])(given)
-    expected = size * curve(np.asarray(given, np.float64) / float(np.float32(size)))
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=size * 1e-20)
+    given = np.append(x * size, 1e-15).astype(np.float32)
+    clipped = compiled(optclip.clip_by_value(size, response=name))(given)
+    threshold = float(np.float32(size))
+    expected = threshold * CURVES[name](given.astype(np.float64) / threshold)
+    np.testing.assert_allclose(clipped, expected, rtol=2e-6, atol=size * 1e-20)
+    if size > 1:
+        np.testing.assert_allclose(clipped[-1], 1e-15, rtol=1e-6)
 
 
-def test_dropped_elements(run):
-    tx = optclip.clip_by_value(lower=-1.0, upper=2.0, response="drop")
-    x = jnp.array([-1.5, -1.0, 0.0, 2.0, 2.5, jnp.inf, jnp.nan])
-    found = run(lambda t: tx.update(t, tx.init(t))[0])(x)
-    np.testing.assert_array_equal(found, [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, jnp.nan])
-    bounds = jnp.array([jnp.nan, 1.0])
+def test_drop_elements_zeroes_those_beyond_bounds():
+    clip = compiled(optclip.clip_by_value(lower=-1.0, upper=2.0, response="drop"))
+    x = np.float32([-1.5, -1.0, 0.0, 2.0, 2.5, np.inf, np.nan])
+    np.testing.assert_array_equal(clip(x), [0.0, -1.0, 0.0, 2.0, 0.0, 0.0, np.nan])
+    bounds = np.float32([np.nan, 1.0])
     for lower, upper in ((-bounds, 1.0), (-1.0, bounds)):
-        found = responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
-        np.testing.assert_array_equal(np.isnan(found), [True, False])
+        kept = responses.Drop().element(jnp.zeros(2), jnp.asarray(lower), upper)
+        np.testing.assert_array_equal(np.isnan(kept), [True, False])
 
 
-@pytest.mark.parametrize("name", ["softsign", "tanh"])
-def test_curves_are_straight_far_below_the_threshold(name):
-    tx = optclip.clip_by_value(1e30, response=name)
-    x = jnp.array([1e-15, -1.0, 1e10])
-    np.testing.assert_allclose(tx.update(x, tx.init(x))[0], x, rtol=1e-6)
+def test_proportional_scales_elements_of_leaf_together():
+    """Elements at the threshold are kept, and so is every sign."""
+    clip = compiled(optclip.clip_by_value(0.25, response="proportional"))
+    tree = {
+        "a": np.float32([-0.5, 0.25, -0.25, 1.0]),
+        "b": np.float32([0.125]),
+        "c": np.zeros(0, np.float32),
+    }
+    clipped = clip(tree)
+    np.testing.assert_array_equal(clipped["a"], [-0.125, 0.25, -0.25, 0.25])
+    np.testing.assert_array_equal(clipped["b"], tree["b"])
 
 
-def test_proportional_keeps_what_is_at_the_threshold_and_every_sign(run):
-    tx = optclip.clip_by_value(0.25, response="proportional")
-    x = jnp.array([-0.5, 0.25, -0.25, 1.0])
-    found = run(lambda t: tx.update(t, tx.init(t))[0])(x)
-    np.testing.assert_array_equal(found, [-0.125, 0.25, -0.25, 0.25])
+def test_proportional_coefficient_is_of_each_element():
+    """A rule reads these."""
+    norms = np.float32([4.0, 0.5, 2.0])
+    coefficients = responses.Proportional().coefficient(norms, np.ones(3, np.float32))
+    np.testing.assert_allclose(coefficients, [0.25, 1.0, 0.25])
 
 
-def test_proportional_elements(run):
-    tx = optclip.clip_by_value(1.0, response="proportional")
-    tree = {"a": jnp.array([-4.0, 0.5, 2.0]), "b": jnp.array([0.9]), "c": jnp.zeros(0)}
-    found = run(lambda t: tx.update(t, tx.init(t))[0])(tree)
-    np.testing.assert_allclose(found["a"], [-1.0, 0.5, 0.5])
-    np.testing.assert_array_equal(found["b"], tree["b"])
-
-
-def test_a_band_s_lower_edge_may_be_scheduled():
+def test_band_with_scheduled_lower_edge_follows_schedule():
     band = responses.band(lambda step: 0.25 * (step + 1))
     for response in (band, responses.detached(band)):
         tx = optclip.clip_by_global_norm(4.0, response=response)
-        state = tx.init(jnp.zeros(1))
-        found = []
-        for _ in range(3):
-            out, state = jax.jit(tx.update)(jnp.array([0.1]), state)
-            found.append(float(out[0]))
-        np.testing.assert_allclose(found, [1.0, 2.0, 3.0], rtol=1e-6)
+        update, state = quick_jit(tx.update), tx.init(np.zeros(1, np.float32))
+        for expected in (1.0, 2.0, 3.0):
+            clipped, state = update(np.float32([0.1]), state)
+            np.testing.assert_allclose(clipped, [expected], rtol=1e-6)
 
 
-def test_what_a_rule_sees_of_proportional_elements():
-    norms = jnp.array([4.0, 0.5, 2.0])
-    found = responses.Proportional().coefficient(norms, jnp.ones(3))
-    np.testing.assert_allclose(found, [0.25, 1.0, 0.25])
+# `detached`: the coefficient is a constant to JAX.
+
+X = np.float32([[3.0, 0.1], [4.0, 0.2]])
+SCOPES = {
+    "tree": "tree",
+    "leaf": "leaf",
+    "axes": optclip.axes(0),
+    "element": "element",
+}
+
+
+def clip(x, c, response, **kwargs):
+    tx = optclip.clip_by(c, response=response, record=False, **kwargs)
+    return tx.update(x, tx.init(x))[0]
+
+
+def value_and_slope(function, x):
+    """The Jacobian as a matrix, in forward mode, which must agree with reverse mode."""
+
+    def both(x):
+        return function(x), jax.jacfwd(function)(x), jax.jacrev(function)(x)
+
+    n = x.size
+    value, *sides = quick_jit(both)(x)
+    forward, reverse = (np.float64(side).reshape(n, n) for side in sides)
+    atol = 1e-6 * np.max(np.abs(forward))
+    np.testing.assert_allclose(forward, reverse, rtol=0, atol=atol)
+    return value, forward
+
+
+@pytest.mark.covering(
+    over=tuple(SCOPES),
+    response=("hard", "smooth", "normalize", square_root_capper),
+    # The tree with all four, the other scopes with two.
+    where=lambda over, response: over == "tree" or response in ("hard", "normalize"),
+)
+def test_detached_derivative_is_coefficient(over, response):
+    def clipped(x, response):
+        return clip(x, 1.0, response, over=SCOPES[over], norm="l2")
+
+    attached, with_clip = value_and_slope(lambda x: clipped(x, response), X)
+    detached = responses.detached(response)
+    found, slope = value_and_slope(lambda x: clipped(x, detached), X)
+    helpers.assert_close(found, attached, ulps=2)
+    assert helpers.differs(found, X)
+    exact = np.diag(np.ravel(np.float64(attached) / X))
+    np.testing.assert_allclose(slope, exact, rtol=1e-6)
+    assert np.max(np.abs(with_clip - exact)) > 0.05
+
+
+def test_detached_derivative_is_coefficient_at_every_distance():
+    """Also where the coefficient is held as two factors, and at zero."""
+    slope = quick_jit(jax.jacobian(lambda x: clip(x, 1.0, responses.detached())))
+    for times in (0.0, 0.5, 1.0, 1e6, 2.0**60, 1e25):
+        exact = np.eye(2, dtype=np.float32) * min(1.0, 1 / max(times, 1))
+        x = np.float32(times) * np.float32([0.6, -0.8])
+        np.testing.assert_allclose(slope(x), exact, rtol=1e-6)
+
+
+def test_detached_threshold_has_zero_derivative():
+    """And a rule, which computes the threshold from the updates, has none either."""
+    by_threshold = jax.grad(lambda c: jnp.sum(clip(X, c, responses.detached())))
+    assert quick_jit(by_threshold)(1.0) == 0
+    _, slope = value_and_slope(
+        lambda x: clip(x, LargestSoFar(), responses.detached()), X
+    )
+    np.testing.assert_allclose(slope, 0.5 * np.eye(4), rtol=1e-6)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_detached_clip_is_linear_in_updates(strict):
+    """A strict result is up to 1.3e-4 smaller."""
+
+    def clipped(x):
+        return clip(x, 1.0, responses.detached(), strict=strict)
+
+    x = X.astype(jnp.bfloat16)
+    exact = np.eye(4) / np.linalg.norm(x.astype(np.float32))
+    np.testing.assert_allclose(value_and_slope(clipped, x)[1], exact, rtol=2**-7)
+    bend = quick_jit(jax.hessian(lambda x: jnp.sum(clipped(x) * x)))(X)
+    exact = 2 * np.eye(4) / np.linalg.norm(X)
+    np.testing.assert_allclose(bend.reshape(4, 4), exact, rtol=1.3e-4)
+
+
+def test_use_norm_may_be_detached_by_caller():
+    """The threshold keeps its derivative."""
+
+    def clipped(x, c):
+        norm = jax.lax.stop_gradient(F.global_norm(x))
+        return F.clip_by_global_norm(x, c, use_norm=norm)[0]
+
+    n = np.linalg.norm(X)
+    by_x, by_c = quick_jit(jax.jacobian(clipped, (0, 1)))(X, 1.0)
+    np.testing.assert_allclose(by_x.reshape(4, 4), np.eye(4) / n, rtol=1e-6)
+    np.testing.assert_allclose(by_c, X / n, rtol=1e-6)

@@ -1,13 +1,12 @@
-"""The table policy x input x scope: what `nonfinite=` makes of NaN and inf.
+"""The table policy x input x scope: how `nonfinite=` treats NaN and inf.
 
-`expected` says what must come out, in NumPy float64, from the words of each policy and
-from nothing else. `tests/clip/test_nonfinite_cells.py` holds both layers of optclip to it;
+`expected` computes each outcome in NumPy float64 from the definition of each policy.
+`tests/clip/test_nonfinite.py` compares the transformations with it, and
 `tools/nonfinite_page.py` writes the table of `docs/nonfinite.md` from it.
 """
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,11 +19,8 @@ POLICIES = ("propagate", "zero", "drop", "raise")
 SCOPES = ("tree", "leaf", "axes", "groups", "element")
 LIMIT = 1.0
 GROUPS = {"kernel": "a", "rows": "a", "head": "b"}
-# A large kernel has zeros up to 64 rows and columns. The oracle computes with one of each:
-# the others become what the last one does.
-LARGE = 64
-# The shape of the BCOO leaf and the rows it stores: row 1 twice, rows 0 and 3 not, and
-# one past the end. That is padding, no part of the gradient: its NaN must not be seen.
+# The BCOO leaf stores row 1 twice and rows 0 and 3 never. Its last stored row is past
+# the end: padding, whose NaN is not part of the gradient.
 SHAPE = (4, 2)
 PADDING = 9
 ROWS = [1, 2, 1, PADDING]
@@ -34,14 +30,14 @@ Entry = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A tree with something wrong in it.
+    """A tree with non-finite entries.
 
     Attributes:
-      title: what the table calls it.
-      leaf: where it is; None is everywhere.
-      at: index and value of each stored entry that is replaced.
-      outside_norm: whether `norm_mask` leaves that leaf out, or `mask`.
-      outside_clip: whether `clip_mask` does, or `mask`.
+      title: Name of the input in the table.
+      leaf: The leaf that has them; None for every leaf.
+      at: Index and value of each stored entry that is replaced.
+      outside_norm: Whether `norm_mask` (or `mask`) excludes that leaf.
+      outside_clip: Whether `clip_mask` (or `mask`) excludes that leaf.
     """
 
     title: str
@@ -49,6 +45,19 @@ class Input:
     at: dict[Any, float]
     outside_norm: bool = False
     outside_clip: bool = False
+
+    @property
+    def masks(self) -> dict[str, dict[str, bool]]:
+        """The mask argument that excludes the leaf, if any."""
+        excluded = (self.outside_norm, self.outside_clip)
+        names = {
+            (True, True): "mask",
+            (True, False): "norm_mask",
+            (False, True): "clip_mask",
+        }
+        if excluded not in names:
+            return {}
+        return {names[excluded]: {leaf: leaf != self.leaf for leaf in GROUPS}}
 
 
 NAN, INF = float("nan"), float("inf")
@@ -64,7 +73,8 @@ INPUTS = {
         "NaN in a leaf outside `clip_mask`", "kernel", {(0, 1): NAN}, False, True
     ),
     "mask": Input("NaN in a leaf outside `mask`", "kernel", {(0, 1): NAN}, True, True),
-    "sparse": Input("NaN in a `BCOO` leaf", "rows", {(1, 1): NAN}),
+    # One of two duplicates.
+    "sparse": Input("NaN in a `BCOO` leaf", "rows", {(0, 1): NAN}),
     "overflow": Input(
         "`BCOO` duplicates that add up to inf", "rows", {(0, 0): 3e38, (2, 0): 3e38}
     ),
@@ -78,9 +88,6 @@ class Cell:
     policy: str
     given: str
     scope: str
-    # Whether the kernel is large, and its norm its largest element: XLA on CPU takes the
-    # maximum of so many in another way.
-    large: bool = False
 
     @property
     def input(self) -> Input:
@@ -88,27 +95,16 @@ class Cell:
 
     @property
     def id(self) -> str:
-        size = "-large" if self.large else ""
-        return f"{self.policy}-{self.given}-{self.scope}{size}"
-
-    @property
-    def ord(self) -> float:
-        return math.inf if self.large else 2.0
+        return f"{self.policy}-{self.given}-{self.scope}"
 
 
-CELLS = [
-    Cell(*key) for key in itertools.product(POLICIES, INPUTS, SCOPES, (False, True))
-]
+CELLS = [Cell(*key) for key in itertools.product(POLICIES, INPUTS, SCOPES)]
 
 
-def stored(given: Input | None, zeros: int = 0) -> dict[str, np.ndarray]:
-    """The values of the leaves, float32; clean for None.
-
-    The kernel has so many more rows and columns of zeros.
-    """
-    kernel = np.array([[6, 8], [0.3, 0.4]], np.float32)
+def stored(given: Input | None) -> dict[str, np.ndarray]:
+    """The values of the leaves, float32; finite (except for padding) for None."""
     tree = {
-        "kernel": np.pad(kernel, (0, zeros)),
+        "kernel": np.array([[6, 8], [0.3, 0.4]], np.float32),
         "rows": np.array([[3, 2], [0.2, 5], [1, 4], [NAN, NAN]], np.float32),
         "head": np.array([0.5, 2], np.float32),
     }
@@ -118,54 +114,39 @@ def stored(given: Input | None, zeros: int = 0) -> dict[str, np.ndarray]:
     return tree
 
 
-def gradients(given: Input | None, *, large: bool) -> dict[str, Any]:
+def gradients(given: Input | None) -> dict[str, Any]:
     """The tree to clip."""
-    leaves = stored(given, LARGE - 2 if large else 0)
-    tree = {name: jnp.asarray(x) for name, x in leaves.items()}
+    tree = {name: jnp.asarray(x) for name, x in stored(given).items()}
     tree["rows"] = BCOO((tree["rows"], jnp.array(ROWS)[:, None]), shape=SHAPE)
     return tree
 
 
-def dense(given: Input | None, zeros: int = 0) -> dict[Entry, float]:
-    """The gradients that the tree stands for, by entry; sums overflow as float32's."""
-    found: dict[Entry, np.float32] = {}
-    for name, leaf in stored(given, zeros).items():
+def dense(given: Input | None) -> dict[Entry, float]:
+    """The dense gradient, by entry; duplicates are added in float32."""
+    entries: dict[Entry, np.float32] = {}
+    for name, leaf in stored(given).items():
         for index, x in np.ndenumerate(leaf):
             entry = (name, *index)
             if name == "rows":
                 entry = (name, ROWS[index[0]], index[1])
                 with np.errstate(over="ignore"):
-                    x = found.get(entry, np.float32(0)) + x
-            found[entry] = x
-    inside = {e: float(x) for e, x in found.items() if e[:2] != ("rows", PADDING)}
+                    x = entries.get(entry, np.float32(0)) + x
+            entries[entry] = x
+    inside = {e: float(x) for e, x in entries.items() if e[:2] != ("rows", PADDING)}
     return dict(sorted(inside.items()))
 
 
 def array(cell: Cell, name: str) -> np.ndarray:
-    """One leaf of what must come out; zero where nothing is stored."""
-    out = np.zeros(
-        SHAPE if name == "rows" else stored(None, int(cell.large))[name].shape
-    )
+    """One expected leaf; zero where nothing is stored."""
+    out = np.zeros(SHAPE if name == "rows" else stored(None)[name].shape)
     for entry, x in expected(cell).items():
         if entry[0] == name:
             out[entry[1:]] = x
-    is_padded = cell.large and name == "kernel"
-    return np.pad(out, (0, LARGE - 3), mode="edge") if is_padded else out
-
-
-def masks(given: Input) -> dict[str, dict[str, bool]]:
-    """The mask that leaves out what the input does, if any."""
-    asked = {
-        (True, True): "mask",
-        (True, False): "norm_mask",
-        (False, True): "clip_mask",
-    }
-    name = asked.get((given.outside_norm, given.outside_clip))
-    return {name: {leaf: leaf != given.leaf for leaf in GROUPS}} if name else {}
+    return out
 
 
 def unit(scope: str, entry: Entry) -> Any:
-    """What the entries that share a norm have in common."""
+    """The key that all entries of one norm share."""
     return {
         "tree": (),
         "groups": GROUPS[entry[0]],
@@ -176,12 +157,12 @@ def unit(scope: str, entry: Entry) -> Any:
 
 
 def expected(cell: Cell) -> dict[Entry, float]:
-    """What comes out (of `raise`: where no error stops it), by entry.
+    """The result by entry (of `raise`: without `checkify`).
 
-    A leaf outside `clip_mask` is left alone, and so is one outside `norm_mask` if its
-    norm is its own: then nothing scales it.
+    A leaf outside `clip_mask` is unchanged. So is a leaf outside `norm_mask` whose norm
+    covers no other leaf: nothing scales it.
     """
-    before = dense(cell.input, int(cell.large))
+    before = dense(cell.input)
     out = dict(before)
     masked = {e for e in before if e[0] == cell.input.leaf}
     for share in {unit(cell.scope, e): None for e in before}:
@@ -195,7 +176,7 @@ def expected(cell: Cell) -> dict[Entry, float]:
 
 
 def _settled(cell, values, measured, scaled):
-    """The entries that are scaled by one norm, by the words of the policy."""
+    """The entries that one norm scales, by the definition of the policy."""
     if cell.policy == "drop":
         values = {e: x if np.isfinite(x) else 0.0 for e, x in values.items()}
     sound = all(np.isfinite(values[e]) for e in measured)
@@ -205,28 +186,28 @@ def _settled(cell, values, measured, scaled):
         return {e: np.clip(values[e], -LIMIT, LIMIT) for e in scaled}
     if not sound:
         return dict.fromkeys(scaled, NAN)
-    norm = oracles.norm(np.array([values[e] for e in sorted(measured)]), cell.ord)
+    norm = oracles.norm(np.array([values[e] for e in sorted(measured)]))
     return {e: values[e] * oracles.hard(norm, LIMIT) for e in scaled}
 
 
 def wrong(cell: Cell) -> list[Entry]:
-    """The entries that are not finite, as the dense gradient has them."""
+    """The non-finite entries of the dense gradient."""
     return [e for e, x in dense(cell.input).items() if not np.isfinite(x)]
 
 
 def measured(cell: Cell) -> bool:
-    """Whether a norm sees the wrong entry, and `clip/nonfinite` counts the step."""
+    """Whether a norm covers the wrong entry and `clip/nonfinite` counts the step."""
     return not cell.input.outside_norm
 
 
 def is_error(cell: Cell) -> bool:
-    """Whether `raise` raises: it looks at what is measured or scaled."""
+    """Whether `raise` raises: it checks the measured and the scaled entries."""
     shared = cell.scope in ("tree", "groups")
     return measured(cell) or (shared and not cell.input.outside_clip)
 
 
 def words(cell: Cell) -> str:
-    """The outcome in a few words; what they do not name is clipped as ever."""
+    """The outcome in a few words; entries they do not name are clipped as usual."""
     if cell.policy == "raise" and is_error(cell):
         return "error"
     before, found = dense(cell.input), expected(cell)
@@ -245,7 +226,7 @@ def words(cell: Cell) -> str:
 
 
 def _name(lost: set[Entry], bad: list[Entry]) -> str:
-    """A set of entries, seen from the bad ones."""
+    """Name a set of entries relative to the bad ones."""
 
     def around(scope):
         return {e for e in dense(None) if unit(scope, e) == unit(scope, bad[0])}
