@@ -122,11 +122,6 @@ def test_rule_number_as_memory_is_accepted():
     assert state.clip_memory[0][0] == 2.0
 
 
-def test_pure_function_group_thresholds_name_exactly_the_labels():
-    with pytest.raises(V, match=f"(?s){GROUPED}"):
-        functional.clip_by_group_norm(TREE, ONLY_X, LABELS)
-
-
 def test_prefix_error_lists_first_five_leaves():
     with pytest.raises(V, match=r"lacks 'l0', 'l1', 'l2', 'l3', 'l4', \.\.\."):
         functional.clip_by_norm({f"l{i}": jnp.ones(1) for i in range(9)}, {})

@@ -18,6 +18,10 @@ RESPONSES = {
     "smooth": oracles.smooth,
     "normalize": oracles.normalized,
 }
+# Smaller norms and thresholds count as 0, and a larger norm is not finite, as
+# docs/numerics.md says.
+LEAST = 2.0**-60
+LARGEST = float(np.finfo(np.float32).max)
 # Options that do not change the output of a finite tree.
 IRRELEVANT = {"nonfinite", "record", "name"}
 MASKS = ("mask", "norm_mask", "clip_mask")
@@ -54,9 +58,13 @@ def formula(name, tree, arguments, options):
         low, high = limits if len(limits) == 2 else (-limits[0], limits[0])
         plain = not options.keys() - {"over"}
         return [oracles.by_value(x, low, high) for _, x in leaves] if plain else None
+    # The quotient of the threshold and a larger norm may be flushed to zero.
+    if sum(np.sum(np.abs(x)) for _, x in leaves) > 2.0**120:
+        return None
+    limit = float(limits[0]) if limits[0] >= LEAST else 0.0
     if options.get("axis") is not None:
-        return _by_slice(name, leaves, float(limits[0]), options)
-    return _by_block(name, leaves, float(limits[0]), arguments[1:], options)
+        return _by_slice(name, leaves, limit, options)
+    return _by_block(name, leaves, limit, arguments[1:], options)
 
 
 def _by_slice(name, leaves, limit, options):
@@ -87,7 +95,8 @@ def _by_block(name, leaves, limit, groups, options):
     for label, (_, x), is_taken, _, is_scaled in rows:
         members = [y.ravel() for k, (_, y), a, b, _ in rows if k == label and a and b]
         norm = measure(np.concatenate(members)) if members else 0.0
-        factor = response(norm + options.get("eps", 0.0), limit) if norm else 1.0
+        eps = options.get("eps", 0.0)
+        factor = response(norm + eps, limit) if norm >= LEAST else np.sign(limit)
         is_clipped = is_taken and is_scaled and label is not None
         clipped.append(x * factor if is_clipped else x)
     return clipped
