@@ -1,193 +1,134 @@
-"""What the calls of the fuzzer must give, in NumPy float64, where a formula says it.
+"""The outputs of the drawn clips in NumPy float64, where a formula covers the call.
 
-Covered are thresholds that are numbers, trees of finite real arrays, every scope but
-units, the responses that have an oracle, `eps`, and masks that are bools or trees. For
-matrices it is an SVD.
+Covered are numbers as thresholds, finite real trees, the scopes of elements, leaves,
+groups, the whole tree and slices along one axis, and masks that are bools or trees of
+bools.
 """
 
-import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.support import fuzz, helpers, oracles
+from tests.support import helpers, oracles, strategies
 
 RESPONSES = {
-    "hard": oracles.hard, "smooth": oracles.smooth, "normalize": oracles.normalized,
-}  # fmt: skip
-NORMS = ("l1", "l2", "rms", 2)
-MATRICES = ("clip_by_spectral_norm", "clip_by_singular_value")
-# They do not change what a finite tree becomes.
-IRRELEVANT = {"nonfinite", "record", "name"}
-TOLD = {
-    "ord",
-    "axis",
-    "eps",
-    "response",
-    "mask",
-    "clip_mask",
-    "norm_mask",
-    "over",
-    "norm",
-    "lower",
-    "upper",
+    "hard": oracles.hard,
+    "smooth": oracles.smooth,
+    "normalize": oracles.normalized,
 }
+# Smaller norms and thresholds count as 0, and a larger norm is not finite, as
+# docs/numerics.md says.
+LEAST = 2.0**-60
+LARGEST = float(np.finfo(np.float32).max)
+# Options that do not change the output of a finite tree.
+IRRELEVANT = {"nonfinite", "record", "name"}
+MASKS = ("mask", "norm_mask", "clip_mask")
+COVERED = {"ord", "axis", "eps", "response", "over", "norm", "lower", "upper", *MASKS}
 
 
-def is_plain(tree: Any) -> bool:
-    """Whether there are numbers in a tree, all of them finite and in real arrays."""
+def is_finite(tree):
+    """Whether a tree has floating leaves, all of them finite and in real arrays."""
     leaves = [x for x in jax.tree.leaves(tree) if not isinstance(x, (bool, int))]
     if not all(hasattr(x, "dtype") for x in leaves):
         return False
-    # These count in a norm too, but have no oracle here.
-    if any(jnp.issubdtype(x.dtype, jnp.complexfloating) for x in leaves):
-        return False
-    floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-    finite = [np.all(np.isfinite(helpers.as_float64(x))) for x in floating]
-    return bool(finite) and all(finite)
-
-
-def formula(name: str, tree: Any, arguments: Any, options: Any) -> list[Any] | None:
-    """The floating leaves that the clip must give; None if no oracle covers the call."""
-    given = {k: v for k, v in options.items() if k not in IRRELEVANT}
-    if given.pop("strict", False) or given.keys() - TOLD or not is_plain(tree):
-        return None
-    if given.get("norm", "l2") not in NORMS:
-        return None
-    if name == "clip_by_value" and not arguments:
-        arguments = [given.pop(side, None) for side in ("lower", "upper")]
-    bounds = arguments if name != "clip_by_group_norm" else arguments[:1]
-    if not all(isinstance(c, (int, float, np.floating)) for c in bounds):
-        return None
-    leaves = floating(tree)
-    if name in MATRICES:
-        return _by_matrix(name, leaves, float(bounds[0]), given)
-    if name == "clip_by_value" or given.get("over") == "element":
-        if given.keys() - {"over"}:
-            return None
-        low, high = (-bounds[0], bounds[0]) if len(bounds) == 1 else bounds
-        return [oracles.by_value(x, float(low), float(high)) for _, x in leaves]
-    if "axis" in given and given["axis"] is not None:
-        return _by_slice(name, leaves, float(bounds[0]), given)
-    return _by_block(name, leaves, float(bounds[0]), arguments[1:], given)
-
-
-def norm(tree: Any, options: Any) -> float | None:
-    """The global norm of a tree; None if no oracle covers it."""
-    if options.keys() - {"ord"} or not is_plain(tree):
-        return None
-    return oracles.tree_norm([x for _, x in floating(tree)], options.get("ord") or 2.0)
-
-
-def floating(tree: Any) -> list[tuple[Any, np.ndarray]]:
-    """The paths of the floating leaves, and these as XLA sees them, in float64."""
-    return jax.tree.leaves_with_path(helpers.as_xla_sees(tree))
-
-
-def _by_matrix(name: str, leaves: Any, limit: float, given: Any) -> list[Any] | None:
-    taken = [_told(given.get("mask"), path) for path, _ in leaves]
-    if given.keys() - {"mask", "response"} or None in taken:
-        return None
-    # A threshold counts as 0 below the first, a norm as inf far above the second.
-    largest = max((np.max(np.abs(x), initial=0) for _, x in leaves), default=0)
-    if 0 < limit < 2.0**-60 or largest > 1e30:
-        return None
-    response = given.get("response", "hard")
-    if name == "clip_by_spectral_norm":
-        known, oracle = ("hard",), oracles.by_matrix
-    else:
-        # Others make more of what float32 leaves in place of a zero.
-        known = ("hard",) if math.isinf(limit) else ("hard", "smooth")
-        kept = RESPONSES.get(response)
-        oracle = functools.partial(oracles.by_singular_value, response=kept)
-    if response not in known:
-        return None
-    found = [oracle(x, limit) for _, x in leaves]
-    pairs = zip(found, leaves, taken, strict=True)
-    return [clipped if mine else x for clipped, (_, x), mine in pairs]
-
-
-def _by_slice(name: str, leaves: Any, limit: float, given: Any) -> list[Any] | None:
-    axis = np.ravel(given["axis"])
-    if given.keys() - {"ord", "axis"} or len(axis) != 1:
-        return None
-
-    def clipped(x: np.ndarray) -> np.ndarray:
-        if not x.size:
-            return x
-        first = np.moveaxis(x, axis[0], 0)
-        measure = _measure(name, given)
-        (found,) = oracles.by_first_axis([first], limit, measure)
-        return np.moveaxis(found, 0, axis[0])
-
-    return [clipped(x) for _, x in leaves]
-
-
-def _by_block(
-    name: str, leaves: Any, limit: float, groups: Any, given: Any
-) -> list[Any] | None:
-    response = RESPONSES.get(given.get("response", "hard"))
-    if response is None or (math.isinf(limit) and response is not oracles.hard):
-        return None
-    labels = _labels(name, leaves, groups, given.get("over", "tree"))
-    taken, counts, scales = (
-        [_told(given.get(key), path) for path, _ in leaves]
-        for key in ("mask", "norm_mask", "clip_mask")
+    floating = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return bool(floating) and all(
+        not jnp.iscomplexobj(x) and np.all(np.isfinite(helpers.as_float64(x)))
+        for x in floating
     )
-    if labels is None or None in (*taken, *counts, *scales):
+
+
+def formula(name, tree, arguments, options):
+    """The floating leaves that the clip must return; None if no formula covers it."""
+    name = name.removeprefix("functional.")
+    options = {k: v for k, v in options.items() if k not in IRRELEVANT}
+    if options.pop("strict", False) or options.keys() - COVERED or not is_finite(tree):
         return None
-    counts = [a and b for a, b in zip(taken, counts, strict=True)]
-    scales = [a and b for a, b in zip(taken, scales, strict=True)]
-    out = []
-    for label, (_, x), scaled in zip(labels, leaves, scales, strict=True):
-        members = zip(labels, counts, leaves, strict=True)
-        parts = [
-            np.ravel(y) for k, counted, (_, y) in members if k == label and counted
-        ]
-        n = _measure(name, given)(np.concatenate(parts) if parts else np.zeros(0))
-        factor = response(n + given.get("eps", 0.0), limit) if n else 1.0
-        out.append(x * factor if scaled and label is not None else x)
-    return out
+    if name == "clip_by_value":
+        sides = [options.pop(side, None) for side in ("lower", "upper")]
+        limits = arguments or sides
+    else:
+        limits = arguments[:1]
+    if not all(isinstance(c, (int, float, np.floating)) for c in limits):
+        return None
+    leaves = jax.tree.leaves_with_path(helpers.as_xla_sees(tree))
+    if name == "clip_by_value" or options.get("over") == "element":
+        low, high = limits if len(limits) == 2 else (-limits[0], limits[0])
+        plain = not options.keys() - {"over"}
+        return [oracles.by_value(x, low, high) for _, x in leaves] if plain else None
+    # The quotient of the threshold and a larger norm may be flushed to zero.
+    if sum(np.sum(np.abs(x)) for _, x in leaves) > 2.0**120:
+        return None
+    limit = float(limits[0]) if limits[0] >= LEAST else 0.0
+    if options.get("axis") is not None:
+        return _by_slice(name, leaves, limit, options)
+    return _by_block(name, leaves, limit, arguments[1:], options)
 
 
-def _measure(name: str, given: Any) -> Any:
-    p = given.get("ord") or 2.0
-    if given.get("norm") == "l1":
-        p = 1.0
-    if name == "clip_by_rms" or given.get("norm") == "rms":
-        return oracles.rms
+def _by_slice(name, leaves, limit, options):
+    axis = np.ravel(options["axis"])
+    if options.keys() - {"ord", "axis"} or len(axis) != 1:
+        return None
+    measure = _measure(name, options)
+
+    def clip(x):
+        first = np.moveaxis(x, axis[0], 0)
+        clipped = oracles.by_first_axis(first, limit, measure) if x.size else first
+        return np.moveaxis(clipped, 0, axis[0])
+
+    return [clip(x) for _, x in leaves]
+
+
+def _by_block(name, leaves, limit, groups, options):
+    response = RESPONSES.get(options.get("response", "hard"))
+    labels = _labels(name, leaves, groups, options.get("over", "tree"))
+    masks = [[_at(options.get(k, True), path) for path, _ in leaves] for k in MASKS]
+    is_known = all(isinstance(value, bool) for mask in masks for value in mask)
+    no_limit = math.isinf(limit) and response is not oracles.hard
+    measure = _measure(name, options)
+    if None in (response, labels, measure) or no_limit or not is_known:
+        return None
+    clipped = []
+    rows = list(zip(labels, leaves, *masks, strict=True))
+    for label, (_, x), is_taken, _, is_scaled in rows:
+        members = [y.ravel() for k, (_, y), a, b, _ in rows if k == label and a and b]
+        norm = measure(np.concatenate(members)) if members else 0.0
+        eps = options.get("eps", 0.0)
+        factor = response(norm + eps, limit) if norm >= LEAST else np.sign(limit)
+        is_clipped = is_taken and is_scaled and label is not None
+        clipped.append(x * factor if is_clipped else x)
+    return clipped
+
+
+def _measure(name, options):
+    """The norm of a block; None for spectral and unknown ones."""
+    if "spectral" in name or "singular" in name:
+        return None
     if name == "clip_by_average_norm":
         return oracles.average_norm
-    return lambda x: oracles.norm(x, p)
+    if name == "clip_by_rms" or options.get("norm") == "rms":
+        return oracles.rms
+    order = 1.0 if options.get("norm") == "l1" else options.get("ord") or 2.0
+    return lambda x: oracles.norm(x, order)
 
 
-def _labels(name: str, leaves: Any, groups: Any, over: Any) -> list[Any] | None:
-    """For each leaf what it shares a norm with."""
-    if name == "clip_by_global_norm" or (name == "clip_by" and over == "tree"):
+def _labels(name, leaves, groups, over):
+    """For each leaf the label of its block; None if unknown."""
+    if name == "clip_by_group_norm":
+        (groups,) = groups
+        if callable(groups):
+            over = "leaf" if groups is strategies.APART else "tree"
+        else:
+            return [_at(groups, path) for path, _ in leaves]
+    elif name not in ("clip_by", "clip_by_global_norm"):
+        over = "leaf"
+    if over == "tree":
         return ["all"] * len(leaves)
-    if name != "clip_by_group_norm":
-        plain = name != "clip_by" or over == "leaf"
-        return list(range(len(leaves))) if plain else None
-    if groups[0] is fuzz.APART:
-        return list(range(len(leaves)))
-    if groups[0] is fuzz.TOGETHER:
-        return ["all"] * len(leaves)
-    labels = [_entry(groups[0], path) for path, _ in leaves]
-    return None if any(callable(label) for label in labels) else labels
+    return list(range(len(leaves))) if over == "leaf" else None
 
 
-def _told(mask: Any, path: Any) -> bool | None:
-    if mask is None:
-        return True
-    found = _entry(mask, path)
-    return found if isinstance(found, bool) else None
-
-
-def _entry(prefix: Any, path: Any) -> Any:
-    """What a prefix tree of one level says of a leaf."""
-    if isinstance(prefix, dict):
-        return prefix[path[0].key]
-    return prefix[path[0].idx] if isinstance(prefix, tuple) else prefix
+def _at(prefix, path):
+    """The value for a leaf in a prefix tree of one level."""
+    return prefix[path[0].key] if isinstance(prefix, dict) else prefix

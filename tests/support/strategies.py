@@ -1,0 +1,328 @@
+"""Hypothesis strategies of hostile trees, thresholds, options and histories.
+
+Three in four draws of an argument are accepted, so that many calls succeed and their
+answers can be checked. Shapes and structures are few, because each one is compiled.
+"""
+
+import inspect
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from hypothesis import strategies as st
+
+import optclip
+from optclip import functional, recipes, thresholds
+from tests.support import covering
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def fraction(full, quick):
+    """The fraction of the examples to try, with `--full` and without."""
+    return full if covering.full else quick
+
+
+class Range(NamedTuple):
+    """The largest number with a norm in range, the least normal and the resolution."""
+
+    top: float
+    low: float
+    eps: float
+
+
+def _one(_):
+    return 1.0
+
+
+# From normal samples, the index of the leaf and the range of the dtype to the leaf; and
+# the factor of the threshold.
+PATTERNS = {
+    "zeros": (lambda x, i, r: 0.0, _one),
+    "negative zeros": (lambda x, i, r: -0.0, _one),
+    "one element": (lambda x, i, r: np.where(x == x.max(), 300.0, 0.0), _one),
+    "one leaf": (lambda x, i, r: [3.0 * (i == 2), -4.0 * (i == 2)], _one),
+    "equal": (lambda x, i, r: 0.7, _one),
+    "alternating": (lambda x, i, r: [1.0, -1.0], _one),
+    "largest": (lambda x, i, r: r.top * (-1) ** i, _one),
+    "largest, large threshold": (lambda x, i, r: r.top, lambda r: r.top / 8),
+    "largest, least threshold": (
+        lambda x, i, r: r.top,
+        lambda r: max(r.low, r.top * 2.0**-126) * 64,
+    ),
+    "large": (lambda x, i, r: x * r.top / 64, lambda r: r.top / 64),
+    "squares just overflow": (lambda x, i, r: x * 4 * r.top**0.5, lambda r: r.top**0.5),
+    "squares just fit": (lambda x, i, r: x * r.top**0.5 / 64, _one),
+    "squares just vanish": (
+        lambda x, i, r: x * r.low**0.5 / 4,
+        lambda r: r.low**0.5 / 4,
+    ),
+    "small": (lambda x, i, r: x * r.low * 256, lambda r: r.low * 256),
+    "smallest normals": (lambda x, i, r: r.low * (-1) ** i, lambda r: r.low * 0.75),
+    "subnormals": (lambda x, i, r: x * r.low * 4 * r.eps, lambda r: r.low),
+    "apart within leaves": (
+        lambda x, i, r: x * (min(r.top, 1e30) ** 0.5 / 16) ** np.sign(x[::-1]),
+        _one,
+    ),
+    "apart between leaves": (
+        lambda x, i, r: [r.low * 8, 1.0, min(r.top / 32, 2.0**25)][i],
+        _one,
+    ),
+    "large and zeros": (lambda x, i, r: r.top * (i == 0), _one),
+    "exactly at": (lambda x, i, r: [2.0 * (i == 0), 0, 0, 0], _one),
+    "just above": (
+        lambda x, i, r: [[2 * (1 + r.eps), 0, 0, 0], 0.0, 0.5 + r.eps][i],
+        _one,
+    ),
+    "just below": (
+        lambda x, i, r: [[2 * (1 - r.eps), 0, 0, 0], 0.0, 0.5 - r.eps][i],
+        _one,
+    ),
+    "integers": (lambda x, i, r: np.round(x * 90), lambda r: 7.0),
+    "powers of two": (lambda x, i, r: np.exp2(x // 0.3), _one),
+    "heavy tails": (lambda x, i, r: x**7, _one),
+    "ascending": (lambda x, i, r: np.sort(x, axis=None) + 2, _one),
+}
+LEAVES = {"dense": {"bias": (4,), "kernel": (3, 4)}, "out": [(2, 4)]}
+
+
+def _leaf(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def tree_like(leaf):
+    """The tree of `LEAVES`, each leaf made from its index and shape."""
+    shapes, treedef = jax.tree.flatten(LEAVES, is_leaf=lambda x: isinstance(x, tuple))
+    return treedef.unflatten([leaf(i, shape) for i, shape in enumerate(shapes)])
+
+
+def pattern(name, dtype):
+    """A tree of hostile magnitudes, and the factor of the threshold."""
+    info = jnp.finfo(dtype)
+    span = Range(float(info.max), float(info.tiny), float(info.eps))
+    if dtype != "float16":
+        span = Range(span.top / 32, 2.0**-30, span.eps)
+    values, scale = PATTERNS[name]
+
+    def leaf(i, shape):
+        x = np.asarray(values(_leaf(*shape, seed=i).astype(float), i, span))
+        return np.resize(x, shape).astype(info.dtype)
+
+    return tree_like(leaf), scale(span)
+
+
+STRUCTURES = {
+    "nothing": {"dense": {}, "out": [None]},
+    "every kind of leaf": {
+        "dense": [np.zeros((0, 4), np.float32), _leaf(2, 1, 3, 1, 2), np.arange(5), 7],
+        "out": ((_leaf(1),), {}, None, [[{"a": True}]], np.ones((3, 4), jnp.bfloat16)),
+    },
+    "many leaves": {
+        "dense": [_leaf(2, seed=k) for k in range(40)],
+        "out": [np.full((30, 50), 0.1, np.float32), np.full(5000, 1e-4, np.float32)],
+    },
+    "three dtypes": {
+        "dense": [np.full(3, 300, np.float16), np.full(3, 1e30, jnp.bfloat16)],
+        "out": np.full((2, 2), 1e-12, np.float32),
+    },
+    "eight bits": {
+        "dense": (_leaf(3, 4) * 16).astype(jnp.float8_e4m3fn),
+        "out": (_leaf(6) * 4096).astype(jnp.float8_e5m2),
+    },
+}
+
+
+@st.composite
+def finite_trees(draw, dtype, lowest=None, highest=None):
+    """Leaves around one power of two, some of them zero or of other magnitudes."""
+    info = jnp.finfo(dtype)
+    lowest = max(info.minexp + 20, -40) if lowest is None else lowest
+    highest = min(info.maxexp - 2, 100) if highest is None else highest
+    center = draw(st.integers(lowest, highest))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    zeros = draw(st.sampled_from([0.0, 0.0, 0.5, 0.95]))
+    spread = draw(st.sampled_from([0, 0, 3, 10]))
+    is_equal = draw(st.booleans())
+    largest = float(info.max) / 2
+
+    def leaf(_, shape):
+        x = np.ones(shape) if is_equal else rng.normal(size=shape)
+        x = np.ldexp(x, center + rng.integers(-spread, 1, size=shape))
+        x = np.where(rng.random(shape) < zeros, 0.0, x)
+        return np.clip(x, -largest, largest).astype(info.dtype)
+
+    return tree_like(leaf)
+
+
+class Point(NamedTuple):
+    """A container that is neither a dict nor a list."""
+
+    x: object
+    y: object
+
+
+class Stranger:
+    """An object that is no argument of anything."""
+
+    def __repr__(self):
+        return "Stranger()"
+
+
+def mostly(right, wrong):
+    return st.one_of(*[st.sampled_from(right)] * 3, st.sampled_from(wrong))
+
+
+@st.composite
+def arrays(draw, shapes, kinds):
+    """Around a power of two; zeros, largest numbers, NaN and inf among them."""
+    info = jnp.finfo(draw(st.sampled_from(["float32", "float16"])))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    center = draw(st.sampled_from([0, 0, 0, info.minexp + 4, info.maxexp - 3, 9]))
+    shape = draw(st.sampled_from(shapes))
+    x = np.ldexp(rng.normal(size=shape), center).clip(float(info.min), float(info.max))
+    kind = draw(st.sampled_from(["plain", "plain", "zeros", "largest", "special"]))
+    if kind == "zeros":
+        x = x * 0.0
+    if kind == "largest":
+        x = np.full(shape, float(info.max))
+    if kind == "special" and x.size:
+        x.flat[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    return draw(st.sampled_from(kinds))(x.astype(info.dtype))
+
+
+def trees(x):
+    return st.one_of(
+        x,
+        st.builds(lambda a, b, c: {"a": a, "b": [b, c]}, x, x, x),
+        st.builds(lambda a, b: {"a": {"w": a, "n": None}, "b": Point(b, {})}, x, x),
+        st.sampled_from([{}, None, {"a": {}}]),
+    )
+
+
+PASSING = [None, 3, np.arange(3), jnp.array([True]), jax.random.key(0), 1.5, -2.0]
+HOSTILE = ["text", Stranger(), b"bytes", np.array(["a"]), np.array([None]), {1, 2}, len]
+# JAX arrays for what computes with optax, which promotes those of NumPy.
+FLOATING = trees(arrays([(2, 3), ()], [jnp.asarray]))
+ANYTHING = trees(
+    st.one_of(
+        *[arrays([(2, 3), (), (0,)], [np.asarray, jnp.asarray])] * 8,
+        mostly(PASSING, HOSTILE),
+    )
+)
+LIMITS = mostly(
+    [
+        *(1.0, 0.5, 2, 0.0, 1e-30, 1e30, math.inf, np.float32(0.25), jnp.float32(3.0)),
+        *(lambda step: 1.0 / (step + 1), {"a": 1.0, "b": 2.0}, None),
+        *(thresholds.quantile(0.5, 4), thresholds.bounds(-1.0, 2.0)),
+    ],
+    [
+        *(-1.0, math.nan, -math.inf, True, "x", 1j, 10**400, Stranger(), np.zeros(0)),
+        *([], {}, {"a": "x"}, {"c": 1.0}, np.ones((7, 7)), np.array(["a"]), range(3)),
+        *(lambda step: "x", lambda: 1.0, lambda step: np.ones(9), thresholds.ema),
+    ],
+)
+# Labels that fit every tree: all leaves in one group, each in its own.
+TOGETHER = optclip.by_path(lambda path: "all")
+APART = optclip.by_path(str)
+MASKS = mostly(
+    [True, False, {"a": True, "b": False}, lambda tree: True],
+    ["x", 3, Stranger(), {"c": True}, lambda: True, lambda tree: "x", [None]],
+)
+LOWER = mostly([-1.0, None, -math.inf, 0], [3.0, math.nan, "x", {"c": 1}])
+UPPER = mostly([1.0, None, math.inf, 0], [-3.0, math.nan, "x", {"c": 1}])
+GROUPS = mostly(
+    [{"a": "x", "b": "y"}, TOGETHER, APART],
+    [3, None, ("x", None), {"c": "x"}, {"a": 1, "b": 2}, lambda: "x", Stranger()],
+)
+OPTIONS = {
+    "ord": mostly([None, 1, 2.0, math.inf, 3], [0, -1, math.nan, "x", True, [2]]),
+    "axis": mostly([None, 0, -1, (0,)], [5, "x", (0, 0), 1.5, (), True, [0]]),
+    "eps": mostly([0.0, 1e-6, 1], [-1.0, math.nan, "x", math.inf, None, np.ones(2)]),
+    "strict": mostly([True, False], ["x", None, 1]),
+    "nonfinite": mostly(["propagate", "zero", "drop"], ["raise", "nan", None, 3]),
+    "response": mostly(
+        ["hard", "smooth", "normalize", "tanh", optclip.responses.band(0.5)],
+        ["x", None, 3, lambda n: n, lambda n, c: "x", lambda n, c: np.ones(7)],
+    ),
+    "mask": MASKS,
+    "norm_mask": MASKS,
+    "clip_mask": MASKS,
+    "axis_name": mostly([None, ()], ["data", 3, ("x", "y"), {"a": "x"}, Stranger()]),
+    "record": mostly([True, False, "leaves"], ["x", None, 3]),
+    "name": mostly(["clip", "other"], ["", None, 3]),
+    "over": mostly(
+        ["tree", "leaf", "element", optclip.axes(0), optclip.units()],
+        [None, optclip.axes(7), optclip.groups(lambda tree: 3), Stranger()],
+    ),
+    "norm": mostly(["l1", "rms"], [-2, "x", None, Stranger()]),
+}
+NUMBERS = mostly(
+    [0.5, 0.9, 1.0, 2, 5, 100, 0.01],
+    [-1, 0, math.nan, math.inf, "x", None, True, np.ones(2), 10**400, Stranger(), 1j],
+)
+
+
+def named(module, accepts):
+    return {name: getattr(module, name) for name in module.__all__ if accepts(name)}
+
+
+# Attention has arguments and formulas of its own.
+FUNCTIONS = named(functional, lambda name: "attention" not in name)
+FACTORIES = named(optclip, lambda name: name.startswith("clip_by"))
+CLIPS = {f"functional.{k}": v for k, v in FUNCTIONS.items()} | FACTORIES
+NO_RULES = ("bounds", "constant", "schedule", "of_gradients")
+RULES = named(thresholds, lambda name: name[0].islower() and name not in NO_RULES)
+RECIPES = named(recipes, lambda name: True)
+# Arguments of recipes that are no numbers.
+STRUCTURAL = {
+    "options", "stacked", "axis", "inner", "clip", "groups", "when", "use_value",
+}  # fmt: skip
+
+
+@st.composite
+def clips(draw):
+    """A clip by name, its arguments after the tree, at most three options."""
+    name = draw(st.sampled_from(sorted(CLIPS)))
+    accepted = set(inspect.signature(CLIPS[name]).parameters)
+    names = st.sampled_from(sorted(accepted & set(OPTIONS)))
+    chosen = draw(st.lists(names, max_size=3, unique=True))
+    options = {option: draw(OPTIONS[option]) for option in chosen}
+    if name == "functional.global_norm":
+        return name, (), options
+    if name == "functional.clip_by_value":
+        return name, (), options | {"lower": draw(LOWER), "upper": draw(UPPER)}
+    grouped = (draw(GROUPS),) if name.endswith("clip_by_group_norm") else ()
+    return name, (draw(LIMITS), *grouped), options
+
+
+@st.composite
+def made(draw, functions):
+    """A rule or recipe by name, at most two of its numbers given."""
+    name = draw(st.sampled_from(sorted(functions)))
+    parameters = set(inspect.signature(functions[name]).parameters) - STRUCTURAL
+    if not parameters:
+        return name, {}
+    names = st.sampled_from(sorted(parameters))
+    chosen = draw(st.lists(names, max_size=2, unique=True))
+    return name, {each: draw(NUMBERS) for each in chosen}
+
+
+COMPLETE = ["norm", "threshold", "coefficient"]
+STEPS = st.sampled_from([1.0, 0.0, math.nan, math.inf, 1e-30, 3])
+
+
+@st.composite
+def metrics_histories(draw):
+    """Lists of dicts, dicts of lists, and other objects."""
+    fields = draw(st.sampled_from([COMPLETE, [*COMPLETE, "rate"], ["norm/a", "rate"]]))
+    name = draw(st.sampled_from(["clip", "other", ""]))
+    count = draw(st.sampled_from([0, 1, 20]))
+    columns = {f"{name}/{x}": draw(st.lists(STEPS, max_size=30)) for x in fields}
+    if draw(st.sampled_from([True, True, False])):
+        columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
+    rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
+    hostile = [3, None, {"clip/norm": "x"}, [{"clip/norm": None}], [3], [[]]]
+    return draw(mostly([columns, rows], hostile))
