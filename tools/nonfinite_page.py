@@ -1,4 +1,4 @@
-"""The table of `docs/nonfinite.md`, whose cells `tests/clip/test_nonfinite_cells.py` runs.
+"""The table of `docs/nonfinite.md`, whose cells `tests/clip/test_nonfinite.py` runs.
 
 python -m tools.nonfinite_page     # writes the page with the table as it should be
 """
