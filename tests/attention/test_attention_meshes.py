@@ -1,4 +1,6 @@
-"""QK-Clip on 8 devices is QK-Clip on one."""
+"""Test QK-Clip on 8 devices against its formula in NumPy float64."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +11,23 @@ from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip.functional import clip_attention_logits, max_attention_logit
-from tests.support import helpers
+from tests.support import attention, helpers
 
-HEADS, GROUPS, MODEL, WIDTH = 8, 4, 16, 4
+HEADS, GROUPS, D, WIDTH = 8, 4, 16, 4
 RNG = np.random.default_rng(0)
 PARAMS = {
-    "query": RNG.normal(size=(MODEL, HEADS, WIDTH)).astype(np.float32),
-    "key": RNG.normal(size=(MODEL, GROUPS, WIDTH)).astype(np.float32),
+    "query": RNG.normal(size=(D, HEADS, WIDTH)).astype(np.float32),
+    "key": RNG.normal(size=(D, GROUPS, WIDTH)).astype(np.float32),
 }
 LAYERS = {"attn": optclip.Heads("query", "key")}
-# What each of the four shards of the data saw; NaN and negative ones among it.
+# The largest logits of four shards of the data, with NaN and negative ones.
 SEEN = np.geomspace(10, 1000, 4 * HEADS).astype(np.float32).reshape(4, HEADS)
 SEEN[1, 3], SEEN[:, 5] = np.nan, -1.0
-LARGEST = {"attn": np.max(SEEN, 0)}
+LARGEST = np.max(SEEN, 0)
+GAMMA = attention.coefficients(LARGEST, 100.0)
+FACTORS = dict(
+    zip(("query", "key"), attention.factors(GAMMA, GROUPS, 0.5), strict=True)
+)
 TX = optclip.clip_attention_logits(100.0, LAYERS)
 
 PLACES = {
@@ -31,83 +37,107 @@ PLACES = {
 }
 
 
+@functools.cache
 def mesh(kind=AxisType.Auto):
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
-def step(params, logits):
-    updates = jax.tree.map(lambda x: -0.1 * x, params)
-    out, state = TX.update(updates, TX.init(params), params, max_logits=logits)
+def put(arrays, specs, kind=AxisType.Auto):
+    there = {k: NamedSharding(mesh(kind), specs[k]) for k in arrays}
+    return jax.device_put(arrays, there)
+
+
+def mapped(function, in_specs, out_specs, **options):
+    return helpers.quick_jit(
+        jax.shard_map(
+            function, mesh=mesh(), in_specs=in_specs, out_specs=out_specs, **options
+        )
+    )
+
+
+def step(params, largest):
+    """Clip as a pure function, and as a transformation after a step of -0.1."""
+    logits = {"attn": largest}
     clipped, found = clip_attention_logits(params, logits, 100.0, LAYERS)
-    return out, clipped, found, optclip.metrics(state)
+    updates = jax.tree.map(lambda x: -0.1 * x, params)
+    updates, state = TX.update(updates, TX.init(params), params, max_logits=logits)
+    return clipped, found["attn"], updates, optclip.metrics(state)
 
 
-def same(found, wanted):
-    for x, y in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+def every_logit(params):
+    """Compute all logits of two positions in float64, (heads, queries, keys)."""
+    x = np.random.default_rng(1).normal(size=(2, D))
+    query, key = (
+        np.einsum("td,dhn->htn", x, np.float64(params[k])) for k in ("query", "key")
+    )
+    return np.einsum("htn,hsn->hts", query, np.repeat(key, len(query) // len(key), 0))
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return jax.jit(step)(PARAMS, LARGEST)
+def assert_clipped(clipped, found, params=PARAMS, gamma=GAMMA):
+    """Compare coefficients, weights and recomputed logits with the formula."""
+    np.testing.assert_allclose(found, gamma, rtol=1e-6)
+    by_head = attention.factors(gamma, params["key"].shape[1], 0.5)
+    for name, factor in zip(("query", "key"), by_head, strict=True):
+        wanted = factor[:, None] * np.float64(params[name])
+        np.testing.assert_allclose(clipped[name], wanted, rtol=1e-6)
+    wanted = gamma[:, None, None] * every_logit(params)
+    error = np.abs(every_logit(clipped) - wanted).max((1, 2))
+    assert np.all(error <= 1e-6 * np.abs(wanted).max((1, 2)))
 
 
-def test_something_is_clipped(alone):
-    assert helpers.differs(alone[1], PARAMS)
-    np.testing.assert_array_equal(alone[2]["attn"][np.array([3, 5])], 1)
+def assert_stepped(clipped, found, updates, metrics):
+    assert_clipped(clipped, found)
+    for name, factor in FACTORS.items():
+        wanted = (factor[:, None] * 0.9 - 1) * PARAMS[name]
+        np.testing.assert_allclose(updates[name], wanted, rtol=1e-6, atol=1e-6)
+    least = metrics["attention/coefficient/attn"]
+    np.testing.assert_allclose(least, GAMMA.min(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("place", PLACES)
-def test_under_jit(place, kind, alone):
-    there = mesh(kind)
-    params = {
-        k: jax.device_put(x, NamedSharding(there, PLACES[place][k]))
-        for k, x in PARAMS.items()
-    }
-    logits = jax.device_put(LARGEST, NamedSharding(there, P()))
-    with jax.set_mesh(there):
-        found = jax.jit(step)(params, logits)
-    same(found, alone)
-    for k, x in found[1].items():
+def test_logits_are_clipped_and_unclipped():
+    assert np.any(GAMMA < 0.2)
+    np.testing.assert_array_equal(GAMMA[[3, 5]], 1)
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "logits"),
+    [
+        ("by head", AxisType.Auto, P("model")),
+        ("by head", AxisType.Explicit, P("model")),
+        ("by feature", AxisType.Auto, P()),
+        ("by feature", AxisType.Explicit, P()),
+        ("whole", AxisType.Explicit, P()),
+    ],
+    ids=str,
+)
+def test_clip_under_jit_equals_formula_and_keeps_shardings(place, kind, logits):
+    params = put(PARAMS, PLACES[place], kind)
+    largest = jax.device_put(LARGEST, NamedSharding(mesh(kind), logits))
+    with jax.set_mesh(mesh(kind)):
+        found = jax.jit(step)(params, largest)
+    assert_stepped(*found)
+    for k, x in found[0].items():
         assert x.sharding.is_equivalent_to(params[k].sharding, x.ndim)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_heads_and_logits_may_be_split_together(kind, alone):
-    there = mesh(kind)
-    spec = NamedSharding(there, P(None, "model"))
-    params = {k: jax.device_put(x, spec) for k, x in PARAMS.items()}
-    logits = jax.device_put(LARGEST, NamedSharding(there, P("model")))
-    with jax.set_mesh(there):
-        same(jax.jit(step)(params, logits), alone)
-
-
 @pytest.mark.parametrize("place", ["by head", "whole"])
-def test_what_a_shard_of_the_data_saw_is_reduced(place, alone):
-    """By the types: over `data`, and over `model` unless heads are split over it."""
+def test_clip_under_shard_map_reduces_logits_over_axes_of_the_data(place):
+    """Types specify these: `data`, and `model` unless heads are split over it."""
     specs = PLACES[place]
     heads = "model" if place == "by head" else None
 
     def local(params, seen):
-        if not heads:
-            # As if each device had seen something else.
-            seen = seen - 1e3 * lax.axis_index("model")
-        out, clipped, found, metrics = step(params, {"attn": seen[0]})
-        return out, clipped, found, metrics
+        # Each device has other logits unless heads are split.
+        seen = seen if heads else seen - 1e3 * lax.axis_index("model")
+        return step(params, seen[0])
 
-    mapped = jax.shard_map(
-        local,
-        mesh=mesh(),
-        in_specs=(specs, P("data", heads)),
-        out_specs=(specs, specs, {"attn": P(heads)}, P()),
-    )
-    same(jax.jit(mapped)(PARAMS, SEEN), alone)
+    out_specs = (specs, P(heads), specs, P())
+    assert_stepped(*mapped(local, (specs, P("data", heads)), out_specs)(PARAMS, SEEN))
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-def test_query_heads_may_be_split_over_one_whole_key_head(by_group):
-    """As tensor parallel layers have it: the key must be scaled alike everywhere."""
+def test_clip_query_heads_split_over_one_whole_key_head_scale_it_alike(by_group):
+    """As in tensor-parallel layers."""
     params = PARAMS | {"key": PARAMS["key"][:, :1]}
 
     def clip(params, largest):
@@ -115,92 +145,90 @@ def test_query_heads_may_be_split_over_one_whole_key_head(by_group):
         return clip_attention_logits(params, logits, 100.0, LAYERS, by_group=by_group)
 
     specs = {"query": P(None, "model"), "key": P()}
-    mapped = jax.shard_map(
-        clip,
-        mesh=mesh(),
-        in_specs=(specs, P("model")),
-        out_specs=(specs, {"attn": P("model")}),
-    )
-    same(jax.jit(mapped)(params, LARGEST["attn"]), clip(params, LARGEST["attn"]))
-    with pytest.raises(
-        ValueError, match=r"must be split over .*\('model',\).*got 4 on"
-    ):
-        jax.jit(mapped)(PARAMS, LARGEST["attn"])
+    split = mapped(clip, (specs, P("model")), (specs, {"attn": P("model")}))
+    out, found = split(params, LARGEST)
+    gamma = np.full_like(GAMMA, GAMMA.min()) if by_group else GAMMA
+    assert_clipped(out, found["attn"], params, gamma)
+    with pytest.raises(ValueError, match=r"split over .*\('model',\).*got 4 on"):
+        split(PARAMS, LARGEST)
 
 
-def test_layers_are_reduced_in_one_collective():
-    params = {f"layer_{i}": PARAMS for i in range(6)}
+def test_clip_reduces_logits_of_all_layers_in_one_collective():
+    params = {f"layer_{i}": PARAMS for i in range(3)}
     layers = optclip.find_heads(params, query="query", key="key")
 
     def clip(params, seen):
         logits = dict.fromkeys(layers, seen[0])
         return clip_attention_logits(params, logits, 100.0, layers)[0]
 
-    mapped = jax.shard_map(clip, mesh=mesh(), in_specs=(P(), P("data")), out_specs=P())
-    program = jax.jit(mapped).lower(params, SEEN).compile().as_text()
+    split = jax.shard_map(clip, mesh=mesh(), in_specs=(P(), P("data")), out_specs=P())
+    program = jax.jit(split).lower(params, SEEN).compile().as_text()
     assert program.count(" all-reduce(") == 1
 
 
-def test_where_types_say_nothing_logits_are_reduced_before(alone):
+def test_clip_without_typed_axes_takes_logits_reduced_before():
     def local(params, seen):
-        return step(params, {"attn": lax.pmax(jnp.nan_to_num(seen[0], nan=-1), "data")})
+        return step(params, lax.pmax(seen[0], "data"))
 
-    mapped = jax.shard_map(
-        local, mesh=mesh(), in_specs=(P(), P("data")), out_specs=P(), check_vma=False
-    )
-    found = jax.jit(mapped)(PARAMS, np.where(np.isnan(LARGEST["attn"]), np.nan, SEEN))
-    same(found[1], alone[1])
+    seen = np.where(np.isnan(LARGEST), np.nan, SEEN)
+    split = mapped(local, (P(), P("data")), P(), check_vma=False)
+    assert_stepped(*split(PARAMS, seen))
 
 
-def test_a_rule_learns_where_types_say_nothing():
-    tx = optclip.clip_attention_logits(
-        optclip.thresholds.previous_norm(max_norm=100.0), LAYERS
-    )
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_rule_learns_under_shard_map(check_vma):
+    rule = optclip.thresholds.previous_norm(max_norm=100.0)
+    tx = optclip.clip_attention_logits(rule, LAYERS)
 
     def local(params, largest):
         state = tx.init(params)
-        return tx.update(params, state, params, max_logits={"attn": largest})[0]
+        for scale in (1, 2):
+            logits = {"attn": scale * largest}
+            updates, state = tx.update(params, state, params, max_logits=logits)
+        return jax.tree.map(jnp.add, params, updates)
 
-    for check in (True, False):
-        mapped = jax.shard_map(
-            local, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=check
-        )
-        found = jax.jit(mapped)(PARAMS, LARGEST["attn"])
-        same(found, local(PARAMS, LARGEST["attn"]))
+    usable = np.where(GAMMA < 1, LARGEST, np.float32(50))
+    new = mapped(local, P(), P(), check_vma=check_vma)(PARAMS, usable)
+    # The second step clips by the logits of the first, which were half as large.
+    for name, factor in FACTORS.items():
+        wanted = factor[:, None] * 2 * PARAMS[name]
+        np.testing.assert_allclose(new[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+QUERY = RNG.normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)
+KEY = RNG.normal(size=(8, 5, GROUPS, WIDTH)).astype(np.float32)
+QUERY[3, 4, 1] = np.nan
+QUERY[:, :, 2], KEY[7, :, 1] = -1.0, 1.0
+
+
+def largest_of(query, key, mask):
+    """Compute the largest scaled logit of each head in float64."""
+    key = np.repeat(np.float64(key), HEADS // GROUPS, 2)
+    logits = np.einsum("bthd,bshd->hbts", np.float64(query), key) / np.sqrt(WIDTH)
+    attended = np.tril(np.ones((5, 5), bool)) if mask else True
+    return np.where(attended, logits, -np.inf).max((1, 2, 3))
 
 
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_the_largest_over_the_axes_that_are_named(mask):
-    query = RNG.normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)
-    key = RNG.normal(size=(8, 5, GROUPS, WIDTH)).astype(np.float32)
-    query[3, 4, 1] = np.nan
-    query[:, :, 2], key[7, :, 1] = -1.0, 1.0
-    specs = P("data", None, "model")
+def test_max_logit_under_shard_map_reduces_over_named_axes_only(mask):
+    def local(query, key):
+        options = {"mask": mask, "block_size": 2}
+        named = max_attention_logit(query, key, axis_name="data", **options)
+        return named, max_attention_logit(query, key, **options)[None]
 
-    def local(q, k):
-        return max_attention_logit(q, k, mask=mask, axis_name="data", block_size=2)
-
-    mapped = jax.shard_map(
-        local, mesh=mesh(), in_specs=(specs, specs), out_specs=P("model")
-    )
-    found = jax.jit(mapped)(query, key)
-    same(found, max_attention_logit(query, key, mask=mask))
-    np.testing.assert_array_equal(np.isnan(found), np.arange(HEADS) == 1)
-    own = jax.shard_map(
-        lambda q, k: max_attention_logit(q, k, mask=mask)[None],
-        mesh=mesh(),
-        in_specs=(specs, specs),
-        out_specs=P("data", "model"),
-    )
-    by_shard = jax.jit(own)(query, key)
-    for i, x in enumerate(by_shard):
+    spec = P("data", None, "model")
+    out_specs = (P("model"), P("data", "model"))
+    found, by_shard = mapped(local, (spec, spec), out_specs)(QUERY, KEY)
+    wanted = largest_of(QUERY, KEY, mask)
+    assert list(np.flatnonzero(np.isnan(wanted))) == [1]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    for i, row in enumerate(by_shard):
         rows = slice(2 * i, 2 * i + 2)
-        same(x, max_attention_logit(query[rows], key[rows], mask=mask))
+        wanted = largest_of(QUERY[rows], KEY[rows], mask)
+        np.testing.assert_allclose(row, wanted, rtol=1e-6)
 
 
-def test_the_largest_under_jit_on_a_mesh():
-    query = RNG.normal(size=(8, 6, HEADS, WIDTH)).astype(np.float32)
-    key = RNG.normal(size=(8, 6, GROUPS, WIDTH)).astype(np.float32)
+def test_max_logit_under_jit_on_a_mesh_equals_numpy():
     spec = NamedSharding(mesh(), P("data", None, "model"))
-    found = jax.jit(max_attention_logit)(*jax.device_put((query, key), spec))
-    same(found, max_attention_logit(query, key))
+    found = jax.jit(max_attention_logit)(*jax.device_put((QUERY, KEY), spec))
+    np.testing.assert_allclose(found, largest_of(QUERY, KEY, None), rtol=1e-6)
