@@ -12,28 +12,23 @@ from jax.sharding import AxisType, NamedSharding
 import optclip
 from optclip.functional import clip_attention_logits, max_attention_logit
 from tests.support import attention, helpers
+from tests.support.attention import Kind, Layout, Model
 
-HEADS, GROUPS, D, WIDTH = 8, 4, 16, 4
+HEADS, GROUPS, WIDTH = 8, 4, 4
+MODEL = Model(Layout("bare", "dhn", biased=False), Kind("mesh", HEADS, GROUPS))
+PARAMS, LAYERS = MODEL.params(), MODEL.layers()
 RNG = np.random.default_rng(0)
-PARAMS = {
-    "query": RNG.normal(size=(D, HEADS, WIDTH)).astype(np.float32),
-    "key": RNG.normal(size=(D, GROUPS, WIDTH)).astype(np.float32),
-}
-LAYERS = {"attn": optclip.Heads("query", "key")}
 # The largest logits of four shards of the data, with NaN and negative ones.
 SEEN = np.geomspace(10, 1000, 4 * HEADS).astype(np.float32).reshape(4, HEADS)
 SEEN[1, 3], SEEN[:, 5] = np.nan, -1.0
 LARGEST = np.max(SEEN, 0)
-GAMMA = attention.coefficients(LARGEST, 100.0)
-FACTORS = dict(
-    zip(("query", "key"), attention.factors(GAMMA, GROUPS, 0.5), strict=True)
-)
+GAMMA = attention.coefficients(LARGEST[None], 100.0)
 TX = optclip.clip_attention_logits(100.0, LAYERS)
 
 PLACES = {
-    "by head": {"query": P(None, "model"), "key": P(None, "model")},
-    "by feature": {"query": P("model"), "key": P("data")},
-    "whole": {"query": P(), "key": P()},
+    "by head": {"query": P(None, "model"), "key": P(None, "model"), "shared": P()},
+    "by feature": {"query": P("model"), "key": P("data"), "shared": P()},
+    "whole": {"query": P(), "key": P(), "shared": P()},
 }
 
 
@@ -42,16 +37,10 @@ def mesh(kind=AxisType.Auto):
     return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
-def put(arrays, specs, kind=AxisType.Auto):
-    there = {k: NamedSharding(mesh(kind), specs[k]) for k in arrays}
-    return jax.device_put(arrays, there)
-
-
 def mapped(function, in_specs, out_specs, **options):
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
     return helpers.quick_jit(
-        jax.shard_map(
-            function, mesh=mesh(), in_specs=in_specs, out_specs=out_specs, **options
-        )
+        jax.shard_map(function, mesh=mesh(), **specs, **options)
     )
 
 
@@ -61,42 +50,20 @@ def step(params, largest):
     clipped, found = clip_attention_logits(params, logits, 100.0, LAYERS)
     updates = jax.tree.map(lambda x: -0.1 * x, params)
     updates, state = TX.update(updates, TX.init(params), params, max_logits=logits)
-    return clipped, found["attn"], updates, optclip.metrics(state)
+    new = jax.tree.map(jnp.add, params, updates)
+    return clipped, found["attn"], new, optclip.metrics(state)
 
 
-def every_logit(params):
-    """Compute all logits of two positions in float64, (heads, queries, keys)."""
-    x = np.random.default_rng(1).normal(size=(2, D))
-    query, key = (
-        np.einsum("td,dhn->htn", x, np.float64(params[k])) for k in ("query", "key")
-    )
-    return np.einsum("htn,hsn->hts", query, np.repeat(key, len(query) // len(key), 0))
-
-
-def assert_clipped(clipped, found, params=PARAMS, gamma=GAMMA):
+def assert_stepped(clipped, found, new, metrics):
     """Compare coefficients, weights and recomputed logits with the formula."""
-    np.testing.assert_allclose(found, gamma, rtol=1e-6)
-    by_head = attention.factors(gamma, params["key"].shape[1], 0.5)
-    for name, factor in zip(("query", "key"), by_head, strict=True):
-        wanted = factor[:, None] * np.float64(params[name])
-        np.testing.assert_allclose(clipped[name], wanted, rtol=1e-6)
-    wanted = gamma[:, None, None] * every_logit(params)
-    error = np.abs(every_logit(clipped) - wanted).max((1, 2))
-    assert np.all(error <= 1e-6 * np.abs(wanted).max((1, 2)))
-
-
-def assert_stepped(clipped, found, updates, metrics):
-    assert_clipped(clipped, found)
-    for name, factor in FACTORS.items():
-        wanted = (factor[:, None] * 0.9 - 1) * PARAMS[name]
-        np.testing.assert_allclose(updates[name], wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, GAMMA[0], rtol=1e-6)
     least = metrics["attention/coefficient/attn"]
     np.testing.assert_allclose(least, GAMMA.min(), rtol=1e-6)
-
-
-def test_logits_are_clipped_and_unclipped():
-    assert np.any(GAMMA < 0.2)
-    np.testing.assert_array_equal(GAMMA[[3, 5]], 1)
+    assert metrics["attention/norm/attn"] == np.nanmax(LARGEST)
+    MODEL.assert_clipped(PARAMS, clipped, GAMMA, 0.5)
+    moved = jax.tree.map(lambda x: np.float32(0.9) * x, PARAMS)
+    moved["shared"] = np.asarray(new["shared"])
+    MODEL.assert_clipped(moved, new, GAMMA, 0.5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +78,14 @@ def test_logits_are_clipped_and_unclipped():
     ids=str,
 )
 def test_clip_under_jit_equals_formula_and_keeps_shardings(place, kind, logits):
-    params = put(PARAMS, PLACES[place], kind)
-    largest = jax.device_put(LARGEST, NamedSharding(mesh(kind), logits))
+    specs = (PLACES[place], logits)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh(kind), spec), specs)
+    params, largest = jax.device_put((PARAMS, LARGEST), shardings)
     with jax.set_mesh(mesh(kind)):
         found = jax.jit(step)(params, largest)
     assert_stepped(*found)
-    for k, x in found[0].items():
-        assert x.sharding.is_equivalent_to(params[k].sharding, x.ndim)
+    for x, y in zip(*map(jax.tree.leaves, (found[0], params)), strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
 
 
 @pytest.mark.parametrize("place", ["by head", "whole"])
@@ -138,17 +106,18 @@ def test_clip_under_shard_map_reduces_logits_over_axes_of_the_data(place):
 @pytest.mark.parametrize("by_group", [False, True])
 def test_clip_query_heads_split_over_one_whole_key_head_scale_it_alike(by_group):
     """As in tensor-parallel layers."""
-    params = PARAMS | {"key": PARAMS["key"][:, :1]}
+    one = Model(MODEL.layout, Kind("one key head", HEADS, 1))
 
     def clip(params, largest):
         logits = {"attn": largest}
         return clip_attention_logits(params, logits, 100.0, LAYERS, by_group=by_group)
 
-    specs = {"query": P(None, "model"), "key": P()}
+    specs = {"query": P(None, "model"), "key": P(), "shared": P()}
     split = mapped(clip, (specs, P("model")), (specs, {"attn": P("model")}))
-    out, found = split(params, LARGEST)
+    out, found = split(one.params(), LARGEST)
     gamma = np.full_like(GAMMA, GAMMA.min()) if by_group else GAMMA
-    assert_clipped(out, found["attn"], params, gamma)
+    np.testing.assert_allclose(found["attn"], gamma[0], rtol=1e-6)
+    one.assert_clipped(one.params(), out, gamma, 0.5)
     with pytest.raises(ValueError, match=r"split over .*\('model',\).*got 4 on"):
         split(PARAMS, LARGEST)
 
@@ -181,18 +150,16 @@ def test_rule_learns_under_shard_map(check_vma):
     tx = optclip.clip_attention_logits(rule, LAYERS)
 
     def local(params, largest):
-        state = tx.init(params)
+        state, zeros = tx.init(params), jax.tree.map(jnp.zeros_like, params)
         for scale in (1, 2):
             logits = {"attn": scale * largest}
-            updates, state = tx.update(params, state, params, max_logits=logits)
+            updates, state = tx.update(zeros, state, params, max_logits=logits)
         return jax.tree.map(jnp.add, params, updates)
 
-    usable = np.where(GAMMA < 1, LARGEST, np.float32(50))
+    usable = np.where(GAMMA[0] < 1, LARGEST, np.float32(50))
     new = mapped(local, P(), P(), check_vma=check_vma)(PARAMS, usable)
     # The second step clips by the logits of the first, which were half as large.
-    for name, factor in FACTORS.items():
-        wanted = factor[:, None] * 2 * PARAMS[name]
-        np.testing.assert_allclose(new[name], wanted, rtol=1e-5, atol=1e-6)
+    MODEL.assert_clipped(PARAMS, new, GAMMA, 0.5, atol=1e-6)
 
 
 QUERY = RNG.normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)

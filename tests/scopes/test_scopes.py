@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.experimental.sparse import BCOO
 
@@ -39,15 +38,6 @@ def test_axes_out_of_range_error_names_the_leaf():
     tx = optclip.clip_by_norm(1.0, axis=1)
     with pytest.raises(ValueError, match="'bias' of shape.*mask="):
         tx.init({"bias": np.ones(3), "kernel": np.ones((2, 3))})
-
-
-def test_axis_traced_by_inject_hyperparams_must_be_static():
-    factory = optax.inject_hyperparams(optclip.clip_by_norm)
-    with pytest.raises(TypeError, match="static_args"):
-        factory(max_norm=1.0, axis=0).init(jnp.ones((2, 2)))
-    static = optax.inject_hyperparams(optclip.clip_by_norm, static_args=("axis",))
-    found = clip(static(max_norm=1.0, axis=0), np.float32([[3, 0.1], [4, 0.1]]))
-    np.testing.assert_allclose(found, [[0.6, 0.1], [0.8, 0.1]], rtol=1e-6)
 
 
 def test_axes_clip_each_row_of_a_sparse_leaf():

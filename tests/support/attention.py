@@ -8,7 +8,8 @@ import numpy as np
 import optclip
 
 MODEL, WIDTH, ROTARY, VALUES = 12, 8, 4, 6
-# The largest logits of two layers: above 100, at it and below it in each group of GQA.
+# The largest logits of two layers. Each group of GQA has some above 100 and some not, or
+# the exact form and Megatron's could not be told apart.
 LARGEST = np.array(
     [[150, 100, 20, 400, 3000, 50], [60, 1000, 250, 100, 101, 7]], np.float32
 )
@@ -24,15 +25,11 @@ class Layout:
     id: str
     axes: str
     options: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    biased: bool = True
 
     @property
     def layers(self) -> int:
         return 2 if "l" in self.axes else 1
-
-    @property
-    def biased(self) -> bool:
-        """Whether the axes of a bias have the numbers of the axes of its kernel."""
-        return self.options.get("stacked") != 1
 
     def pack(self, x: np.ndarray) -> np.ndarray:
         present = "ldhn" if x.ndim == 4 else "lhn"
@@ -58,9 +55,10 @@ LAYOUTS = [
     Layout("haiku", "dhn", {"axis": -1, "head_dim": WIDTH}),
     Layout("equinox", "hnd", {"axis": 0, "head_dim": WIDTH}),
     Layout("scanned", "ldhn", {"stacked": 0}),
-    Layout("maxtext", "dlhn", {"stacked": 1}),
+    # The biases of these would have the layers in another axis.
+    Layout("maxtext", "dlhn", {"stacked": 1}, biased=False),
     Layout("heads first", "hnd", {"axis": 0}),
-    Layout("flat stack", "dlhn", {"axis": -1, "head_dim": WIDTH, "stacked": 1}),
+    Layout("flat stack", "dlhn", {"axis": -1, "head_dim": WIDTH, "stacked": 1}, False),
     Layout("layers last", "hndl", {"axis": 0, "stacked": -1}),
 ]
 
@@ -74,12 +72,8 @@ class Kind:
     groups: int
 
 
-MHA, GQA, MQA, MLA = (
-    Kind("mha", 4, 4),
-    Kind("gqa", 6, 2),
-    Kind("mqa", 4, 1),
-    Kind("mla", 4, 4),
-)
+MHA, GQA = Kind("mha", 4, 4), Kind("gqa", 6, 2)
+MQA, MLA = Kind("mqa", 4, 1), Kind("mla", 4, 4)
 KINDS = [MHA, GQA, MQA, MLA]
 
 
@@ -139,7 +133,9 @@ class Model:
         self, params: Any, gamma: np.ndarray, balance: float
     ) -> dict[tuple[str, str], np.ndarray]:
         """The parts that QK-Clip gives for the coefficients (layers, heads)."""
-        query, key = factors(gamma, self.kind.groups, balance)
+        grouped = gamma.reshape(*gamma.shape[:-1], self.kind.groups, -1)
+        key = grouped.min(-1) ** (1 - balance)
+        query = (grouped / key[..., None]).reshape(gamma.shape)
         found = {}
         for (name, leaf), x in self.parts(params).items():
             factor = query if name == "query" else key
@@ -171,6 +167,19 @@ class Model:
             query, key = rotated(query), np.repeat(rotated(key), ways, 1)
         return np.einsum("lhtn,lhsn->lhts", query, key) / np.sqrt(WIDTH)
 
+    def assert_clipped(
+        self, params: Any, out: Any, gamma: np.ndarray, balance: float, atol: float = 0
+    ) -> None:
+        """Compare weights with the formula, and logits computed from these."""
+        parts = self.parts(out)
+        for part, wanted in self.clipped(params, gamma, balance).items():
+            np.testing.assert_allclose(parts[part], wanted, rtol=1e-6, atol=atol)
+        np.testing.assert_array_equal(out["shared"], params["shared"])
+        wanted = gamma[..., None, None] * self.logits(params)
+        error = np.abs(self.logits(out) - wanted).max((-1, -2))
+        room = max(1e-6, 20 * atol) * np.abs(wanted).max((-1, -2))
+        assert np.all(error <= room)
+
 
 def rotated(x: np.ndarray) -> np.ndarray:
     """Rotary position embedding of (..., positions, features)."""
@@ -187,12 +196,3 @@ def coefficients(largest: Any, max_logit: Any) -> np.ndarray:
     is_usable = np.isfinite(s) & (s > 0)
     ratio = max_logit / np.where(is_usable, s, 1)
     return np.where(is_usable, np.minimum(1, ratio), 1.0)
-
-
-def factors(
-    gamma: np.ndarray, groups: int, balance: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The factors of query heads and of key heads."""
-    grouped = gamma.reshape(*gamma.shape[:-1], groups, -1)
-    key = grouped.min(-1) ** (1 - balance)
-    return (grouped / key[..., None]).reshape(gamma.shape), key
