@@ -1,7 +1,6 @@
 """Test `Heads`, and `find_heads` by the names of many libraries."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -20,23 +19,6 @@ def attention(module, names=("query", "key", "value")):
     return dict.fromkeys(names, module)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Linear:
-    """A projection of Equinox: attributes, inputs last."""
-
-    weight: Any
-    bias: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class MultiheadAttention:
-    query_proj: Linear
-    key_proj: Linear
-    value_proj: Linear
-
-
 @jax.tree_util.register_pytree_with_keys_class
 class Boxed:
     """A parameter as Flax NNX boxes it."""
@@ -52,13 +34,10 @@ class Boxed:
         return cls(*children)
 
 
-def equinox():
-    one = Linear(np.ones((8, 3), np.float32), np.ones(8, np.float32))
-    return {"attn": MultiheadAttention(one, one, one)}
-
-
+EQUINOX = {"weight": np.ones((8, 3), np.float32), "bias": np.ones(8, np.float32)}
 HAIKU = {"w": np.ones((3, 8), np.float32), "b": np.ones(8, np.float32)}
 MAXTEXT = {"kernel": np.ones((3, 5, 2, 4), np.float32)}
+PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 NAMES = {"query": "query", "key": "key"}
 LINEN = {"MultiHeadDotProductAttention_0": attention(BIASED)}
 # The tree, the arguments of `find_heads`, and the paths of each layer, where {} stands
@@ -80,12 +59,12 @@ LIBRARIES = {
         },
     ),
     "equinox": (
-        {"layers": [equinox(), equinox()]},
+        {"layers": [{"attn": attention(EQUINOX, PROJECTIONS)}] * 2},
         {"query": "query_proj", "key": "key_proj", "axis": 0, "head_dim": 4},
         {
             f"layers/{i}/attn": (
-                f"layers/{i}/attn/{{}}/weight",
                 f"layers/{i}/attn/{{}}/bias",
+                f"layers/{i}/attn/{{}}/weight",
             )
             for i in range(2)
         },
@@ -120,7 +99,9 @@ LIBRARIES = {
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_find_heads_finds_layers_that_are_clipped(library):
     tree, options, layers = LIBRARIES[library]
-    query, key = (options[k].split("/")[-2:][0].strip("*/") for k in NAMES)
+    query, key = (
+        options[k].removeprefix("*/").removesuffix("/kernel") for k in NAMES
+    )
     layout = {k: v for k, v in options.items() if k not in NAMES}
     found = find_heads(tree, **options)
     assert list(found) == list(layers)

@@ -147,7 +147,10 @@ class Model:
         return found
 
     def logits(self, params: Any) -> np.ndarray:
-        """Each logit, (layers, heads, queries, keys), with rotary embeddings."""
+        """Each logit, (layers, heads, queries, keys).
+
+        Rotary embeddings are left out: scaling a head commutes with a rotation.
+        """
         x = np.random.default_rng(2).normal(size=(5, MODEL))
         parts = self.parts(params)
         query, key = (
@@ -156,15 +159,11 @@ class Model:
             for p in self.heads
         )
         if self.is_mla:
-            split = WIDTH - ROTARY
-            shared = rotated(x @ np.float64(params["shared"]))
-            shared = np.broadcast_to(shared, (*key.shape[:-1], ROTARY))
-            key = np.concatenate([key[..., :split], shared], -1)
-            rotary = rotated(query[..., split:])
-            query = np.concatenate([query[..., :split], rotary], -1)
-        else:
-            ways = self.kind.heads // self.kind.groups
-            query, key = rotated(query), np.repeat(rotated(key), ways, 1)
+            shared = np.broadcast_to(
+                x @ np.float64(params["shared"]), (*key.shape[:-1], ROTARY)
+            )
+            key = np.concatenate([key[..., : WIDTH - ROTARY], shared], -1)
+        key = np.repeat(key, self.kind.heads // self.kind.groups, 1)
         return np.einsum("lhtn,lhsn->lhts", query, key) / np.sqrt(WIDTH)
 
     def assert_clipped(
@@ -179,15 +178,6 @@ class Model:
         error = np.abs(self.logits(out) - wanted).max((-1, -2))
         room = max(1e-6, 20 * atol) * np.abs(wanted).max((-1, -2))
         assert np.all(error <= room)
-
-
-def rotated(x: np.ndarray) -> np.ndarray:
-    """Rotary position embedding of (..., positions, features)."""
-    half = x.shape[-1] // 2
-    angle = np.arange(x.shape[-2])[:, None] * 10.0 ** -np.arange(half)
-    a, b = x[..., :half], x[..., half:]
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
 
 
 def coefficients(largest: Any, max_logit: Any) -> np.ndarray:
