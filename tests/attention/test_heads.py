@@ -75,7 +75,7 @@ LIBRARIES = {
         {"net/attn": ("net/attn/{}/b", "net/attn/{}/w")},
     ),
     "maxtext": (
-        {"decoder": {"attn": attention(MAXTEXT), "decoder_norm": {"scale": np.ones(3)}}},
+        {"decoder": {"attn": attention(MAXTEXT), "norm": {"scale": np.ones(3)}}},
         NAMES | {"stacked": 1},
         {"decoder/attn": ("decoder/attn/{}/kernel",)},
     ),
@@ -137,7 +137,7 @@ BLOCKS = {f"block_{i}": {"attn": attention(KERNEL)} for i in range(3)}
         ("Query", "key", "`query` must be"),
         ("*/query/w*", "key", "`query` must be"),
         ("block_[02]/attn/query/*", "key", "key/kernel' with no query under"),
-        ("query", "block_1/*/key/*", "'block_0/attn/query/kernel' with no key under ''"),
+        ("query", "block_1/*/key/*", "0/attn/query/kernel' with no key under ''"),
     ],
 )
 def test_find_heads_queries_without_keys_are_rejected(query, key, match):

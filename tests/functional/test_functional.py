@@ -63,7 +63,8 @@ def test_global_norm_of_each_order_equals_numpy(p):
 def test_global_norm_clipping_uses_the_norm_given(norm):
     tree = helpers.gradients()
     found, returned = F.clip_by_global_norm(tree, 2.0, use_norm=norm)
-    helpers.assert_close(found, jax.tree.map(lambda x: np.asarray(x) * (2 / 7), tree), 2)
+    expected = jax.tree.map(lambda x: np.asarray(x) * (2 / 7), tree)
+    helpers.assert_close(found, expected, 2)
     assert returned == 7.0
 
 
@@ -102,7 +103,7 @@ THRESHOLDS = {
     kind=tuple(GRADIENTS),
     run=covering.RUNS,
 )
-def test_threshold_before_gradients_error_says_to_exchange_them(name, number, kind, run):
+def test_threshold_before_gradients_error_asks_for_exchange(name, number, kind, run):
     words = f"must come first, then `{THRESHOLDS[name]}`, .* Exchange the two arguments"
     with pytest.raises(TypeError, match=f"(?s){words}"):
         run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])

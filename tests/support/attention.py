@@ -8,8 +8,8 @@ import numpy as np
 import optclip
 
 MODEL, WIDTH, ROTARY, VALUES = 12, 8, 4, 6
-# The largest logits of two layers. Each group of GQA has some above 100 and some not, or
-# the exact form and Megatron's could not be told apart.
+# The largest logits of two layers. Each group of GQA has some above 100 and some not;
+# otherwise the exact form and Megatron's could not be told apart.
 LARGEST = np.array(
     [[150, 100, 20, 400, 3000, 50], [60, 1000, 250, 100, 101, 7]], np.float32
 )
