@@ -1,119 +1,97 @@
-"""AGC's units: each output of a layer by itself, whatever its rank, stacked or not."""
+"""Test the units of AGC: each output of a layer, of any rank, stacked or not."""
 
-import jax
-import jax.numpy as jnp
+import functools
+
 import numpy as np
-import optax
 import pytest
 
 import optclip
 from optclip import recipes
+from tests.support import helpers
+
+RNG = np.random.default_rng(0)
+CLOSE = {"rtol": 1e-5, "atol": 1e-9}
+SHAPES = [(), (5,), (4, 5), (3, 4, 5), (2, 3, 4, 5), (2, 2, 2, 3, 4, 5)]
 
 
-def arrays(shape, seed=0):
-    rng = np.random.default_rng(seed)
-    params, grads = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
-    return params, grads * rng.choice([1e-3, 1.0], size=shape[-1:])
+def arrays(shape):
+    """Return gradients and parameters; some units are past the threshold."""
+    grads, params = (np.asarray(RNG.normal(size=shape), np.float32) for _ in range(2))
+    return grads * np.float32(RNG.choice([1e-3, 1.0], size=shape[-1:])), params
 
 
 def expected_of(grads, params, axis, ratio=0.01, least=1e-3):
-    """Brock et al. 2021, equation 3, in float64."""
+    """Equation 3 of Brock et al. (2021) in float64."""
     grads, params = (np.asarray(x, np.float64) for x in (grads, params))
-    n = np.sqrt(np.sum(grads**2, axis=axis, keepdims=True))
-    size = np.sqrt(np.sum(params**2, axis=axis, keepdims=True))
+    norm, size = (
+        np.sqrt(np.sum(x**2, axis=axis, keepdims=True)) for x in (grads, params)
+    )
     limit = ratio * np.maximum(size, least)
-    return np.where(n > limit, grads * limit / np.where(n > 0, n, 1), grads)
+    return np.where(norm > limit, grads * limit / np.where(norm > 0, norm, 1), grads)
 
 
-def clipped(tx, grads, params):
-    return jax.jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
+@functools.cache
+def compiled(tx):
+    return helpers.quick_jit(lambda g, p: tx.update(g, tx.init(p), p)[0])
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"),
-    [
-        ((), ()),
-        ((5,), (0,)),
-        ((4, 5), (0,)),
-        ((3, 4, 5), (0, 1)),
-        ((2, 3, 4, 5), (0, 1, 2)),
-        ((2, 2, 2, 3, 4, 5), (0, 1, 2, 3, 4)),
-    ],
-)
-def test_units_of_every_rank_are_those_of_the_paper(shape, axis):
-    params, grads = arrays(shape) if shape else (np.float32(2.0), np.float32(3.0))
-    found = clipped(recipes.agc(), grads, params)
-    expected = expected_of(grads, params, axis)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
-    assert not np.allclose(found, grads)
+AGC = recipes.agc()
 
 
-@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 4, 5)])
-def test_units_are_as_in_optax_where_that_is_right(shape):
-    params, grads = arrays(shape)
-    theirs = optax.adaptive_grad_clip(0.01)
-    expected, _ = theirs.update(grads, theirs.init(params), params)
-    found = clipped(recipes.agc(), grads, params)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+def test_units_of_every_rank_equal_the_paper():
+    grads, params = zip(*map(arrays, SHAPES), strict=True)
+    found = compiled(AGC)(grads, params)
+    for clipped, g, p in zip(found, grads, params, strict=True):
+        axis = () if g.ndim == 0 else (0,) if g.ndim == 1 else tuple(range(g.ndim - 1))
+        np.testing.assert_allclose(clipped, expected_of(g, p, axis), **CLOSE)
+        assert g.ndim == 0 or not np.allclose(clipped, g)
 
 
-def test_stacked_layers_are_as_if_apart():
-    layers = {"kernel": (4, 5), "bias": (5,), "scale": ()}
-    pairs = {
-        name: [arrays(shape, i) if shape else (np.float32(i), np.float32(1)) for i in range(3)]
-        for name, shape in layers.items()
-    }  # fmt: skip
-    apart = {
-        name: [np.asarray(clipped(recipes.agc(), g, p)) for p, g in rows]
-        for name, rows in pairs.items()
-    }
-    stacked = {
-        i: {"layers": {name: np.stack([row[i] for row in rows]) for name, rows in pairs.items()}}
-        for i in range(2)
-    }  # fmt: skip
-    tx = recipes.agc(stacked=lambda path: path.startswith("layers"))
-    found = clipped(tx, stacked[1], stacked[0])["layers"]
-    for name, rows in apart.items():
-        np.testing.assert_allclose(found[name], np.stack(rows), rtol=1e-6, atol=1e-9)
-    plain = clipped(recipes.agc(), stacked[1], stacked[0])["layers"]
+def test_stacked_layers_are_clipped_as_if_apart():
+    shapes = {"kernel": (3, 4, 5), "bias": (3, 5), "scale": (3,)}
+    pairs = {name: arrays(shape) for name, shape in shapes.items()}
+    grads, params = ({"net": {k: v[i] for k, v in pairs.items()}} for i in range(2))
+    tx = recipes.agc(stacked=lambda path: path.startswith("net"))
+    found = compiled(tx)(grads, params)["net"]
+    for name, axis in (("kernel", (1,)), ("bias", (1,)), ("scale", ())):
+        expected = expected_of(grads["net"][name], params["net"][name], axis)
+        np.testing.assert_allclose(found[name], expected, **CLOSE)
+    plain = compiled(AGC)(grads, params)["net"]
     assert not np.allclose(plain["bias"], found["bias"])
 
 
-def test_axes_of_units_may_go_by_path_and_shape():
-    params, grads = arrays((4, 2, 5))
+def test_axes_of_units_depend_on_path_and_shape():
+    grads, params = arrays((4, 2, 5))
 
     def axis(path, shape):
         assert len(shape) == 3
         return 0 if "attention" in path else None
 
-    tx = recipes.agc(axis=axis)
-    tree = {"attention": grads, "conv": grads}
-    found = clipped(tx, tree, {"attention": params, "conv": params})
-    heads, conv = expected_of(grads, params, (0,)), expected_of(grads, params, (0, 1))
-    np.testing.assert_allclose(found["attention"], heads, rtol=1e-5, atol=1e-9)
-    np.testing.assert_allclose(found["conv"], conv, rtol=1e-5, atol=1e-9)
+    trees = ({"attention": x, "conv": x} for x in (grads, params))
+    found = compiled(recipes.agc(axis=axis))(*trees)
+    for name, axes in (("attention", (0,)), ("conv", (0, 1))):
+        np.testing.assert_allclose(
+            found[name], expected_of(grads, params, axes), **CLOSE
+        )
 
 
-def test_a_zero_parameter_can_move_and_the_head_is_left_out():
-    params = {"body": jnp.zeros((3, 2)), "head": jnp.zeros((3, 2))}
-    grads = {"body": jnp.ones((3, 2)), "head": jnp.ones((3, 2))}
+def test_agc_moves_zero_parameters_and_skips_masked_head():
+    params, grads = (
+        dict.fromkeys(("body", "head"), np.full((3, 2), x, np.float32)) for x in (0, 1)
+    )
     mask = optclip.by_path(lambda path: "head" not in path)
-    found = clipped(recipes.agc(mask=mask), grads, params)
+    found = compiled(recipes.agc(mask=mask))(grads, params)
     norms = np.linalg.norm(found["body"], axis=0)
     np.testing.assert_allclose(norms, 1e-5, rtol=1e-5)
     np.testing.assert_array_equal(found["head"], grads["head"])
 
 
-def test_parameters_of_a_dead_run_clip_nothing():
-    """Their squares are not kept in range; those of the gradients are."""
-    tx = optclip.clip_by_norm(optclip.thresholds.relative_to_params(0.5))
-    grads, huge = jnp.array([6e25, 8e25]), jnp.full(2, 1e25)
-    found, _ = tx.update(grads, tx.init(grads), huge)
-    np.testing.assert_array_equal(found, grads)
-    dropping = optclip.clip_by_norm(
-        optclip.thresholds.relative_to_params(0.5), nonfinite="drop"
-    )
-    found, _ = dropping.update(grads, dropping.init(grads), huge)
-    np.testing.assert_array_equal(found, grads)
-    found, _ = tx.update(grads, tx.init(grads), jnp.array([6.0, 8.0]))
+@pytest.mark.parametrize("nonfinite", ["propagate", "drop"])
+def test_relative_threshold_of_infinite_parameter_norm_clips_nothing(nonfinite):
+    """The squares of parameters are not kept in range; those of gradients are."""
+    rule = optclip.thresholds.relative_to_params(0.5)
+    clip = compiled(optclip.clip_by_norm(rule, nonfinite=nonfinite))
+    grads = np.float32([6e25, 8e25])
+    np.testing.assert_array_equal(clip(grads, np.float32([1e25, 1e25])), grads)
+    found = clip(grads, np.float32([6, 8]))
     np.testing.assert_allclose(found, [3.0, 4.0], rtol=1e-6)

@@ -8,48 +8,58 @@ import numpy as np
 import optclip
 
 MODEL, WIDTH, ROTARY, VALUES = 12, 8, 4, 6
-RNG = np.random.default_rng(0)
+# The largest logits of two layers. Each group of GQA has some above 100 and some not;
+# otherwise the exact form and Megatron's could not be told apart.
+LARGEST = np.array(
+    [[150, 100, 20, 400, 3000, 50], [60, 1000, 250, 100, 101, 7]], np.float32
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a library keeps kernels `(model, heads, n)` and biases `(heads, n)`."""
+    """How a library arranges kernels of (layers, model, heads, features).
+
+    `axes` are the first letters of these axes in their order; biases have no `d`.
+    """
 
     id: str
-    options: dict[str, Any]
+    axes: str
+    options: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     biased: bool = True
 
-    def pack(self, x: np.ndarray) -> np.ndarray:
-        if self.id == "haiku":
-            return x.reshape(*x.shape[:-2], -1)
-        if self.id == "equinox":
-            flat = x.reshape(*x.shape[:-2], -1)
-            return np.moveaxis(flat, -1, 0)
-        if self.id == "maxtext":
-            return x[:, None]
-        return x[None] if self.id == "scanned" else x
-
-    def unpack(self, leaf: Any, heads: int) -> np.ndarray:
-        x = np.asarray(leaf).astype(np.float64)
-        if self.id == "equinox":
-            x = np.moveaxis(x, 0, -1)
-        if self.id in ("haiku", "equinox"):
-            return x.reshape(*x.shape[:-1], heads, -1)
-        if self.id == "maxtext":
-            return x[:, 0]
-        return x[0] if self.id == "scanned" else x
-
     @property
-    def stacks(self) -> bool:
-        return "stacked" in self.options
+    def layers(self) -> int:
+        return 2 if "l" in self.axes else 1
+
+    def pack(self, x: np.ndarray) -> np.ndarray:
+        present = "ldhn" if x.ndim == 4 else "lhn"
+        axes = "".join(a for a in self.axes if a in present)
+        x = np.einsum(f"{present}->{axes}", x)
+        at = axes.index("h")
+        is_flat = "head_dim" in self.options
+        return x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :]) if is_flat else x
+
+    def unpack(self, leaf: Any, heads: int, present: str) -> np.ndarray:
+        """The leaf in float64 with the axes (layers, model, heads, features)."""
+        x = np.asarray(leaf).astype(np.float64)
+        axes = "".join(a for a in self.axes if a in present)
+        at = axes.index("h")
+        if "head_dim" in self.options:
+            x = x.reshape(*x.shape[:at], heads, -1, *x.shape[at + 1 :])
+        missing = "".join(a for a in present if a not in axes)
+        return np.einsum(f"{missing}{axes}->{present}", x[None] if missing else x)
 
 
 LAYOUTS = [
-    Layout("flax", {}),
-    Layout("haiku", {"axis": -1, "head_dim": WIDTH}),
-    Layout("equinox", {"axis": 0, "head_dim": WIDTH}),
-    Layout("scanned", {"stacked": 0}),
-    Layout("maxtext", {"stacked": 1}, biased=False),
+    Layout("flax", "dhn"),
+    Layout("haiku", "dhn", {"axis": -1, "head_dim": WIDTH}),
+    Layout("equinox", "hnd", {"axis": 0, "head_dim": WIDTH}),
+    Layout("scanned", "ldhn", {"stacked": 0}),
+    # The biases of these would have the layers in another axis.
+    Layout("maxtext", "dlhn", {"stacked": 1}, biased=False),
+    Layout("heads first", "hnd", {"axis": 0}),
+    Layout("flat stack", "dlhn", {"axis": -1, "head_dim": WIDTH, "stacked": 1}, False),
+    Layout("layers last", "hndl", {"axis": 0, "stacked": -1}),
 ]
 
 
@@ -62,91 +72,117 @@ class Kind:
     groups: int
 
 
-KINDS = [Kind("mha", 4, 4), Kind("gqa", 6, 2), Kind("mqa", 4, 1), Kind("mla", 4, 4)]
+MHA, GQA = Kind("mha", 4, 4), Kind("gqa", 6, 2)
+MQA, MLA = Kind("mqa", 4, 1), Kind("mla", 4, 4)
+KINDS = [MHA, GQA, MQA, MLA]
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """One attention layer: its leaves, and its logits from them."""
+    """Attention layers: their parameters, and the logits computed from these."""
 
-    layout: Layout
-    kind: Kind
+    layout: Layout = LAYOUTS[0]
+    kind: Kind = GQA
 
     @property
     def is_mla(self) -> bool:
         return self.kind.id == "mla"
 
+    @property
+    def heads(self) -> dict[str, int]:
+        return {"query": self.kind.heads, "key": self.kind.groups}
+
     def params(self, dtype: Any = np.float32) -> dict[str, Any]:
         rng = np.random.default_rng(1)
-        more = VALUES if self.is_mla else 0
-        shapes = {
-            "query": (self.kind.heads, WIDTH),
-            "key": (self.kind.groups, WIDTH - (ROTARY if self.is_mla else 0) + more),
-        }
-        found = {}
-        for name, shape in shapes.items():
-            found[name] = {"kernel": rng.normal(size=(MODEL, *shape))}
+        # A key leaf of MLA has the values in place of the shared rotary entries.
+        widths = {"query": WIDTH, "key": WIDTH + self.is_mla * (VALUES - ROTARY)}
+        params = {"shared": rng.normal(size=(MODEL, ROTARY)).astype(dtype)}
+        layers = self.layout.layers
+        for name, heads in self.heads.items():
+            shapes = {"kernel": (layers, MODEL, heads, widths[name])}
             if self.layout.biased:
-                found[name]["bias"] = rng.normal(size=shape)
-            found[name] = {k: self.layout.pack(x) for k, x in found[name].items()}
-        found["shared"] = rng.normal(size=(MODEL, ROTARY))
-        return {
-            k: {n: x.astype(dtype) for n, x in v.items()}
-            if isinstance(v, dict)
-            else v.astype(dtype)
-            for k, v in found.items()
-        }
+                shapes["bias"] = (layers, heads, widths[name])
+            params[name] = {
+                leaf: self.layout.pack(rng.normal(size=shape)).astype(dtype)
+                for leaf, shape in shapes.items()
+            }
+        return params
 
     def layers(self) -> dict[str, optclip.Heads]:
-        names = ["kernel", "bias"] if self.layout.biased else ["kernel"]
-        query, key = (tuple(f"{p}/{n}" for n in names) for p in ("query", "key"))
+        leaves = ["kernel", "bias"] if self.layout.biased else ["kernel"]
+        query, key = (tuple(f"{p}/{leaf}" for leaf in leaves) for p in self.heads)
         rope = ROTARY if self.is_mla else 0
         return {"attn": optclip.Heads(query, key, rope=rope, **self.layout.options)}
 
-    def parts(self, params: Any) -> dict[str, dict[str, np.ndarray]]:
-        heads = {"query": self.kind.heads, "key": self.kind.groups}
+    def largest(self, largest: Any = LARGEST) -> dict[str, np.ndarray]:
+        """Largest logits in the shape that the layers take."""
+        rows = largest[: self.layout.layers, : self.kind.heads]
+        return {"attn": rows if "stacked" in self.layout.options else rows[0]}
+
+    def parts(self, params: Any) -> dict[tuple[str, str], np.ndarray]:
+        """Projections in float64 as (layers, heads, features, ...)."""
         return {
-            name: {k: self.layout.unpack(x, n) for k, x in params[name].items()}
-            for name, n in heads.items()
+            (name, leaf): self.layout.unpack(
+                x, heads, "lhnd" if leaf == "kernel" else "lhn"
+            )
+            for name, heads in self.heads.items()
+            for leaf, x in params[name].items()
         }
 
+    def clipped(
+        self, params: Any, gamma: np.ndarray, balance: float
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """The parts that QK-Clip gives for the coefficients (layers, heads)."""
+        grouped = gamma.reshape(*gamma.shape[:-1], self.kind.groups, -1)
+        key = grouped.min(-1) ** (1 - balance)
+        query = (grouped / key[..., None]).reshape(gamma.shape)
+        found = {}
+        for (name, leaf), x in self.parts(params).items():
+            factor = query if name == "query" else key
+            rest = gamma if name == "query" else np.ones_like(key)
+            split = WIDTH - ROTARY if self.is_mla else WIDTH
+            is_first = np.arange(x.shape[2]) < split
+            by_feature = np.where(is_first, factor[..., None], rest[..., None])
+            found[name, leaf] = (x.T * by_feature.T).T
+        return found
+
     def logits(self, params: Any) -> np.ndarray:
-        """Each logit, `(heads, queries, keys)`, with rotary embeddings."""
+        """Each logit, (layers, heads, queries, keys).
+
+        Rotary embeddings are left out: scaling a head commutes with a rotation.
+        """
         x = np.random.default_rng(2).normal(size=(5, MODEL))
         parts = self.parts(params)
         query, key = (
-            np.einsum("td,dhn->thn", x, parts[p]["kernel"]) + parts[p].get("bias", 0)
-            for p in ("query", "key")
+            np.einsum("td,lhnd->lhtn", x, parts[p, "kernel"])
+            + parts.get((p, "bias"), np.zeros(1))[..., None, :]
+            for p in self.heads
         )
-        ways = self.kind.heads // self.kind.groups
         if self.is_mla:
-            width = WIDTH - ROTARY
-            shared = rotated((x @ np.float64(params["shared"]))[:, None])
-            key = np.concatenate(
-                [key[..., :width], np.repeat(shared, self.kind.heads, 1)], -1
+            shared = np.broadcast_to(
+                x @ np.float64(params["shared"]), (*key.shape[:-1], ROTARY)
             )
-            query = np.concatenate(
-                [query[..., :width], rotated(query[..., width:])], -1
-            )
-        else:
-            query, key = rotated(query), np.repeat(rotated(key), ways, 1)
-        return np.einsum("thn,shn->hts", query, key) / np.sqrt(WIDTH)
+            key = np.concatenate([key[..., : WIDTH - ROTARY], shared], -1)
+        key = np.repeat(key, self.kind.heads // self.kind.groups, 1)
+        return np.einsum("lhtn,lhsn->lhts", query, key) / np.sqrt(WIDTH)
 
-
-def rotated(x: np.ndarray) -> np.ndarray:
-    """Rotary position embedding of `(positions, heads, n)`."""
-    half = x.shape[-1] // 2
-    angle = np.arange(len(x))[:, None, None] * 10.0 ** -np.arange(half)
-    a, b = x[..., :half], x[..., half:]
-    turned = [
-        a * np.cos(angle) - b * np.sin(angle),
-        a * np.sin(angle) + b * np.cos(angle),
-    ]
-    return np.concatenate(turned, -1)
+    def assert_clipped(
+        self, params: Any, out: Any, gamma: np.ndarray, balance: float, atol: float = 0
+    ) -> None:
+        """Compare weights with the formula, and logits computed from these."""
+        parts = self.parts(out)
+        for part, wanted in self.clipped(params, gamma, balance).items():
+            np.testing.assert_allclose(parts[part], wanted, rtol=1e-6, atol=atol)
+        np.testing.assert_array_equal(out["shared"], params["shared"])
+        wanted = gamma[..., None, None] * self.logits(params)
+        error = np.abs(self.logits(out) - wanted).max((-1, -2))
+        room = max(1e-6, 20 * atol) * np.abs(wanted).max((-1, -2))
+        assert np.all(error <= room)
 
 
 def coefficients(largest: Any, max_logit: Any) -> np.ndarray:
-    """Algorithm 1 of Kimi K2, of logits above 0."""
+    """Algorithm 1 of Kimi K2 in float64; 1 where a largest logit is not usable."""
     s = np.asarray(largest, np.float64)
-    usable = np.isfinite(s) & (s > 0)
-    return np.where(usable, np.minimum(1, max_logit / np.where(usable, s, 1)), 1.0)
+    is_usable = np.isfinite(s) & (s > 0)
+    ratio = max_logit / np.where(is_usable, s, 1)
+    return np.where(is_usable, np.minimum(1, ratio), 1.0)

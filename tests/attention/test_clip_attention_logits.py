@@ -1,0 +1,632 @@
+"""Test QK-Clip as a pure function and as the last transformation of a chain."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import functional as F
+from optclip import thresholds
+from tests.support import attention, helpers
+from tests.support.attention import GQA, KINDS, LARGEST, LAYOUTS, MHA, MLA, MQA, Model
+
+MODEL = Model()
+LAYERS, LOGITS = MODEL.layers(), MODEL.largest()
+PARAMS = MODEL.params()
+FLAX, HAIKU, _, SCANNED, MAXTEXT = LAYOUTS[:5]
+
+
+@functools.cache
+def compiled(model, by_group=False):
+    """Compile the pure function once per model; thresholds and balance are traced."""
+    layers = model.layers()
+
+    def clip(params, largest, max_logit=100.0, balance=0.5):
+        return F.clip_attention_logits(
+            params, largest, max_logit, layers, balance=balance, by_group=by_group
+        )
+
+    return helpers.quick_jit(clip)
+
+
+def gamma_of(model, by_group=False):
+    """Return the coefficients (layers, heads) of `LARGEST` at a threshold of 100."""
+    largest = LARGEST[: model.layout.layers, : model.kind.heads]
+    gamma = attention.coefficients(largest, 100.0)
+    if not by_group:
+        return gamma
+    least = gamma.reshape(len(gamma), model.kind.groups, -1).min(-1)
+    return np.repeat(least, model.kind.heads // model.kind.groups, 1)
+
+
+@pytest.mark.covering(
+    layout=LAYOUTS, kind=KINDS, balance=(0.0, 0.3, 0.5, 1.0), by_group=(False, True)
+)
+def test_clip_scales_logits_of_each_head_by_its_coefficient(
+    layout, kind, balance, by_group
+):
+    """By group as Megatron, MLA as `maxtext/utils/qk_clip_utils.py`."""
+    model = Model(layout, kind)
+    params, gamma = model.params(), gamma_of(model, by_group)
+    clip = compiled(model, by_group)
+    out, found = clip(params, model.largest(), 100.0, balance)
+    np.testing.assert_allclose(np.ravel(found["attn"]), gamma.ravel(), rtol=1e-6)
+    model.assert_clipped(params, out, gamma, balance)
+
+
+UNUSABLE = (0.0, -0.0, -3.0, -np.inf, np.inf, np.nan)
+UNCLIPPED = [(100.0, 100.0), (100.0, 20.0), *itertools.product((100.0, 0.0), UNUSABLE)]
+
+
+@pytest.mark.parametrize(("max_logit", "logit"), UNCLIPPED)
+@pytest.mark.parametrize("kind", [GQA, MLA], ids=lambda kind: kind.id)
+def test_clip_small_or_unusable_logits_keep_weights_bit_identical(
+    kind, max_logit, logit
+):
+    """The published code gives NaN for a negative logit, and zeros for -inf."""
+    model = Model(kind=kind)
+    # A product with 1 would flush subnormal weights.
+    params = jax.tree.map(
+        lambda x: np.where(x > 1, np.float32(1e-41), x), model.params()
+    )
+    logits = np.full_like(LARGEST, logit)
+    out, found = compiled(model)(params, model.largest(logits), max_logit)
+    helpers.assert_identical(out, params)
+    np.testing.assert_array_equal(found["attn"], 1)
+    logits[:, 0] = 300.0
+    out, found = compiled(model)(params, model.largest(logits), max_logit)
+    np.testing.assert_array_equal(found["attn"][1:], 1)
+    after = model.parts(out)
+    for part, before in model.parts(params).items():
+        in_group = kind.heads // kind.groups if part[0] == "query" else 1
+        assert np.all(np.isfinite(after[part]))
+        assert np.any(after[part][:, 0] != before[:, 0])
+        np.testing.assert_array_equal(after[part][:, in_group:], before[:, in_group:])
+
+
+def test_clip_traced_nan_threshold_keeps_weights_bit_identical():
+    out, found = compiled(MODEL)(PARAMS, LOGITS, np.nan)
+    helpers.assert_identical(out, PARAMS)
+    np.testing.assert_array_equal(found["attn"], 1)
+
+
+@pytest.mark.covering(
+    max_logit=(0.0, 1e-30, 1e-12), balance=(0.0, 0.5, 1.0), by_group=(False, True)
+)
+def test_clip_tiny_coefficients_stay_finite(max_logit, balance, by_group):
+    """A coefficient of 0 must not make the others of its group infinite."""
+    largest = np.array([1e20, -1.0, 1e-13, 1e20, 1e10, 1.0], np.float32)
+    clip = compiled(MODEL, by_group)
+    out, found = clip(PARAMS, {"attn": largest}, max_logit, balance)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(out))
+    wanted = np.float64(found["attn"])[:, None, None] * MODEL.logits(PARAMS)
+    # float32 flushes smaller weights and coefficients.
+    np.testing.assert_allclose(MODEL.logits(out), wanted, rtol=1e-5, atol=1e-25)
+    if not by_group:
+        assert found["attn"][1] == 1
+        assert found["attn"][2] == (1 if max_logit >= 1e-13 else 0)
+
+
+BY_HEAD = np.array([1.0, np.inf, 10.0, 100.0, 50.0, 100.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("max_logit", "limits"),
+    [({"attn": 10.0}, 10.0), (BY_HEAD, BY_HEAD), ({"attn": None}, np.inf)],
+    ids=["layer", "head", "none"],
+)
+def test_clip_takes_thresholds_per_layer_and_per_head(max_logit, limits):
+    out, found = F.clip_attention_logits(PARAMS, LOGITS, max_logit, LAYERS)
+    gamma = attention.coefficients(LARGEST[:1], limits)
+    np.testing.assert_allclose(found["attn"], gamma[0], rtol=1e-6)
+    MODEL.assert_clipped(PARAMS, out, gamma, 0.5)
+
+
+def test_clip_bfloat16_weights_are_rounded_once():
+    params = MODEL.params(jnp.bfloat16)
+    wide = jax.tree.map(lambda x: x.astype(np.float32), params)
+    out, exact = (compiled(MODEL)(p, LOGITS)[0] for p in (params, wide))
+    rounded = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), exact)
+    helpers.assert_identical(out, rounded)
+    assert helpers.differs(out, params)
+
+
+def test_clip_float64_weights_stay_accurate_in_float64():
+    with jax.enable_x64(True):
+        params = MODEL.params(np.float64)
+        logits = {"attn": LOGITS["attn"].astype(np.float64)}
+        out, _ = compiled(MODEL)(params, logits)
+    wanted = gamma_of(MODEL)[..., None, None] * MODEL.logits(params)
+    np.testing.assert_allclose(MODEL.logits(out), wanted, rtol=1e-11, atol=1e-12)
+
+
+def test_clip_keeps_structure_and_dtypes():
+    params = {
+        "q": jnp.ones((2, 3), jnp.float16),
+        "k": [jnp.full((2, 3), 2.0) * 1, None],
+        "step": 3,
+    }
+    layers = {"a": optclip.Heads("q", "k/0")}
+    logits = {"a": np.array([400, 50])}
+    out, found = F.clip_attention_logits(params, logits, 100, layers)
+    helpers.assert_same_types(out, params)
+    assert found["a"].dtype == jnp.float32
+    np.testing.assert_allclose(out["q"], [[0.5] * 3, [1] * 3])
+
+
+def test_clip_derivatives_are_finite():
+    largest = {"attn": np.array([150, np.nan, -1, np.inf, 3000, 50], np.float32)}
+
+    def loss(params, limit):
+        out, _ = F.clip_attention_logits(params, largest, limit, LAYERS)
+        return sum(jnp.sum(x) for x in jax.tree.leaves(out))
+
+    gradient = helpers.quick_jit(jax.grad(loss, (0, 1)))
+    for limit in (100.0, 0.0):
+        slopes = jax.tree.leaves(gradient(PARAMS, limit))
+        assert all(np.all(np.isfinite(x)) for x in slopes)
+        assert any(np.any(x != 0) for x in slopes)
+
+
+def test_clip_unusable_logits_under_debug_nans_raise_nothing():
+    """Op by op: no operation gives a NaN."""
+    logits = {"attn": np.array([150.0, -np.inf, -1.0, np.inf, 50, 0], np.float32)}
+    with jax.debug_nans(True):
+        F.clip_attention_logits(PARAMS, logits, 100.0, LAYERS)
+
+
+TREE = {
+    "attn": {
+        "q": np.ones((3, 4, 2)),
+        "q2": np.ones((4, 2)),
+        "k": np.ones((3, 4, 2)),
+        "one": np.ones(()),
+    },
+    "ints": np.ones((4, 2), int),
+    "flat": np.ones((3, 8)),
+    "odd": np.ones((3, 3, 2)),
+    "odd2": np.ones((3, 2)),
+    "none": np.ones((3, 0, 2)),
+    "wide": np.ones((3, 4, 3)),
+    "narrow": np.ones((3, 4, 1)),
+    "values": np.ones((3, 4, 9)),
+    "tall": np.ones((5, 4, 2)),
+}
+Q, K = "attn/q", "attn/k"
+FLAT = {"axis": 1, "rope": 1, "head_dim": 2}
+# `tests/contracts/test_bad_input.py` has more.
+MISFITS = [
+    (Q, "attn/keys", {}, r"'a' must name leaves .* got 'attn/keys'.* Near it .*attn/k"),
+    ("zzz", K, {}, r"got 'zzz'. Near it there are \['attn/k', 'attn/one'"),
+    (Q, Q, {}, "name each leaf once, got 'attn/q' in 'a' and 'a'.* keep them in two"),
+    (Q, "ints", {}, "'ints' that `layers` names must be a dense array .* got int"),
+    (Q, "attn/one", {}, r"`axis` must be an axis of 'attn/one' of shape \(\), got -2"),
+    (Q, "odd", {}, "must divide its query heads, got 3 in 'odd' and 4 in 'attn/q'"),
+    ((Q, "attn/q2"), ("odd", "odd2"), {}, "got 3 in 'odd' and 4 in 'attn/q'"),
+    (Q, "none", {}, "got 0 in 'none' and 4 in"),
+    ("none", "odd", {}, "got 3 in 'odd' and 0 in 'none'"),
+    ("none", "odd", FLAT, "got 1 in 'odd' and 0 in 'none'"),
+    (Q, "none", FLAT, "got 0 in 'none' and 2 in 'attn/q'"),
+    ((Q, "odd"), K, {}, "one number of heads .* got 3 and 1 in 'odd', not 4 as 'attn"),
+    (Q, (K, "odd"), {}, "got 3 and 1 in 'odd', not 4 as 'attn/k' and 1 as 'attn/q'"),
+    (Q, "tall", {"stacked": 0}, "got 4 and 5 in 'tall', not 4 as 'tall' and 3 as"),
+    (Q, "values", {}, r"'a' must be of one size.*rope="),
+    ("wide", "narrow", {"rope": 1}, "'narrow' must have at least 2 entries.* got 1"),
+    (Q, K, {"axis": -4}, "`axis` must be an axis of 'attn/q'"),
+    (Q, K, {"stacked": 3}, "`stacked` must be an axis of 'attn/q'"),
+    (Q, K, {"stacked": 2, "rope": 1}, "`stacked` must be another axis .* got 2"),
+    (Q, K, {"axis": -1, "rope": 1}, "'attn/q' must have at least 2 entries.* got 0"),
+]
+
+
+@pytest.mark.parametrize(("query", "key", "options", "match"), MISFITS)
+def test_clip_leaves_that_do_not_fit_are_rejected(query, key, options, match):
+    layers = {"a": optclip.Heads(query, key, **options)}
+    with pytest.raises(ValueError, match=match):
+        F.clip_attention_logits(TREE, {"a": np.ones(4)}, 1.0, layers)
+
+
+def test_clip_keys_may_have_other_inputs_than_queries():
+    tree = {"q": np.ones((2, 3, 6)), "k": np.ones((2, 5, 6))}
+    layers = {"a": optclip.Heads("q", "k", axis=0)}
+    found, _ = F.clip_attention_logits(tree, {"a": np.full(2, 4.0)}, 1.0, layers)
+    np.testing.assert_array_equal(found["k"], tree["k"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"max_logits": {"a": 1, "b": 1}}, ValueError, r"got \['a', 'b'\]"),
+        ({"max_logits": {"a": np.ones((1, 4))}}, ValueError, r"got \(1, 4\)"),
+        ({"max_logits": {"a": 1j * np.ones(4)}}, TypeError, "array of real numbers"),
+        ({"max_logits": {"a": [1] * 4}}, TypeError, "`max_logits` at 'a' must be"),
+        (
+            {"layers": {"a": optclip.Heads(Q, K, stacked=0)}},
+            ValueError,
+            r"\(3, 4\) of layers and query heads",
+        ),
+        ({"layers": {1: 2}}, TypeError, "A name in `layers` must be a string, got 1"),
+        ({"max_logit": {"b": 1.0}}, ValueError, "`max_logit`"),
+        ({"max_logit": np.ones(3)}, ValueError, "`max_logit`"),
+    ],
+)
+def test_clip_arguments_that_do_not_fit_are_rejected(wrong, error, match):
+    arguments = {
+        "max_logits": {"a": np.ones(4)},
+        "max_logit": 1.0,
+        "layers": {"a": optclip.Heads(Q, K)},
+    }
+    with pytest.raises(error, match=match):
+        F.clip_attention_logits(TREE, **(arguments | wrong))
+
+
+KERNEL = {"kernel": np.ones((3, 2, 4))}
+NORMS = (
+    "q_norm query_norm q_ln query_ln q_layernorm qk_norm k_norm key_norm key_ln"
+    " queryNorm QNorm key_layer_norm q_rms_norm KeyNorm_0 norm_q query_norm_1"
+    " _query_norm queries_norm query_rms k_l2norm query_normalization attn_q_norm"
+    " normk q_norm_scale"
+).split()
+OTHER_NORMS = "norm kv_norm q_a_layernorm pre_norm LayerNorm_0 knorms ln".split()
+# Latents of MLA may be normalized, its keys may not.
+MLA_NORMS = "k_norm key_norm key_ln qk_norm norm_k".split()
+LATENT_NORMS = "q_norm kv_norm q_a_layernorm query_norm".split()
+
+
+def clip_two_heads(tree, path, rope=0):
+    """Trace QK-Clip of one layer with two heads; the values do not matter."""
+    query, key = (path.format(name) for name in ("query", "key"))
+    layers = {"a": optclip.Heads(query, key, rope=rope)}
+    logits = {"a": np.ones(2)}
+    jax.eval_shape(lambda t: F.clip_attention_logits(t, logits, 1.0, layers), tree)
+
+
+@pytest.mark.parametrize(
+    ("norm", "rope"), [(n, 0) for n in NORMS] + [(n, 2) for n in MLA_NORMS]
+)
+def test_clip_normalized_queries_or_keys_are_rejected(norm, rope):
+    tree = {"attn": {"query": KERNEL, "key": KERNEL, norm: {"scale": np.ones(4)}}}
+    match = f"'a' .* must not normalize .* the norm 'attn/{norm}/scale.*Leave"
+    with pytest.raises(ValueError, match=match):
+        clip_two_heads(tree, "attn/{}/kernel", rope)
+
+
+LEAF = KERNEL["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "path", "norm"),
+    [
+        ({"query": KERNEL, "key": KERNEL}, "{}/kernel", "q_norm"),
+        ({"attn/query": KERNEL, "attn/key": KERNEL}, "attn/{}/kernel", "attn/q_norm"),
+        ({"attn/query": LEAF, "attn/key": LEAF}, "attn/{}", "attn/q_norm"),
+        ({"0/attn": {"query": LEAF, "key": LEAF}}, "0/attn/{}", "0/attn/q_norm"),
+    ],
+    ids=["root", "slashes", "leaves", "deep"],
+)
+def test_clip_finds_norms_in_every_kind_of_tree(tree, path, norm):
+    with pytest.raises(ValueError, match=f"the norm '{norm}'"):
+        clip_two_heads(tree | {norm: np.ones(4)}, path)
+
+
+@pytest.mark.parametrize(
+    ("norm", "rope"), [(n, 0) for n in OTHER_NORMS] + [(n, 2) for n in LATENT_NORMS]
+)
+def test_clip_accepts_other_norms(norm, rope):
+    tree = {
+        "attn": {"query": KERNEL, "key": KERNEL, norm: {"scale": np.ones(4)}},
+        # Norms of another layer, and within other modules.
+        "attn_2": {"q_norm": np.ones(4), "mlp": {"q_norm": np.ones(4)}},
+        "attn_3": {"deep": {"query": {"q_norm": np.ones(4)}}},
+    }
+    clip_two_heads(tree, "attn/{}/kernel", rope)
+
+
+@functools.cache
+def compiled_update(model=MODEL, **options):
+    """Compile the first update of the transformation."""
+    tx = optclip.clip_attention_logits(100.0, model.layers(), **options)
+
+    def update(updates, params, logits):
+        return tx.update(updates, tx.init(params), params, max_logits=logits)
+
+    return helpers.quick_jit(update)
+
+
+def updates_of(params, size=0.1):
+    rng = np.random.default_rng(3)
+    return jax.tree.map(
+        lambda x: (size * rng.normal(size=x.shape)).astype(x.dtype), params
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "options"),
+    [
+        (FLAX, GQA, {}),
+        (HAIKU, MHA, {"balance": 0.2}),
+        (SCANNED, MQA, {"by_group": True}),
+        (MAXTEXT, MLA, {}),
+    ],
+    ids=["gqa", "mha", "mqa", "mla"],
+)
+def test_update_gives_the_clipped_new_parameters(layout, kind, options):
+    model = Model(layout, kind)
+    params = model.params()
+    updates = updates_of(params)
+    found, state = compiled_update(model, **options)(updates, params, model.largest())
+    moved = jax.tree.map(np.add, params, updates)
+    new = jax.tree.map(np.add, params, found)
+    gamma = gamma_of(model, options.get("by_group", False))
+    balance = options.get("balance", 0.5)
+    # The difference to a weight has the rounding error of the weight.
+    model.assert_clipped(moved, new, gamma, balance, atol=1e-6)
+    metrics = optclip.metrics(state)
+    least = metrics["attention/coefficient/attn"]
+    np.testing.assert_allclose(least, gamma.min(), rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics["attention/fraction/attn"], np.mean(gamma < 1), rtol=1e-6
+    )
+
+
+def test_update_of_unclipped_heads_is_bit_identical():
+    updates = updates_of(PARAMS, 1e-9)
+    largest = np.array([150.0, 20, 20, 100, 99, -1], np.float32)
+    found, _ = compiled_update()(updates, PARAMS, {"attn": largest})
+    after = MODEL.parts(found)
+    for part, before in MODEL.parts(updates).items():
+        clipped = 3 if part[0] == "query" else 1
+        np.testing.assert_array_equal(after[part][:, clipped:], before[:, clipped:])
+        assert np.all(after[part][:, :clipped] != before[:, :clipped])
+    helpers.assert_identical(found["shared"], updates["shared"])
+
+
+def ulp_of(x):
+    """Return the unit in the last place of bfloat16."""
+    return 2.0 ** (np.floor(np.log2(np.abs(x))) - 7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_update_of_bfloat16_weights_is_accurate(dtype):
+    """To half a ULP of the weight, and of the update if that is in bfloat16."""
+    params = MODEL.params(jnp.bfloat16)
+    updates = jax.tree.map(lambda x: x.astype(dtype), updates_of(params, 0.01))
+    largest = np.array([150, 120, 20, 190, 101, 50], np.float32)
+    found, _ = compiled_update()(updates, params, {"attn": largest})
+    assert all(x.dtype == dtype for x in jax.tree.leaves(found))
+    new = jax.tree.map(
+        lambda p, u: (np.float32(p) + np.float32(u)).astype(jnp.bfloat16), params, found
+    )
+    moved = jax.tree.map(lambda p, u: np.float64(p) + np.float64(u), params, updates)
+    gamma = attention.coefficients(largest[None], 100.0)
+    before, after = MODEL.parts(params), MODEL.parts(new)
+    for part, wanted in MODEL.clipped(moved, gamma, 0.5).items():
+        room = ulp_of(wanted)
+        if dtype == jnp.bfloat16:
+            room = room + ulp_of(wanted - before[part])
+        assert np.all(np.abs(after[part] - wanted) <= 0.51 * room)
+
+
+TWO_LAYERS = {
+    name: {k: np.ones((3, 2, 4), np.float32) for k in ("query", "key")} for name in "ab"
+}
+# The largest logits of two steps, and the record after each.
+RECORDS = [
+    (
+        {"a": [400.0, 50.0], "b": [np.nan, 60.0]},
+        {
+            "norm": (400, 60),
+            "threshold": (100, np.inf),
+            "coefficient": (0.25, 1),
+            "fraction": (0.5, 0),
+            "nonfinite": (0, 1),
+        },
+    ),
+    (
+        {"a": [30.0, -2.0], "b": [np.inf, -np.inf]},
+        {"norm": (30, 0), "rate": (0.5, 0), "nonfinite": (1, 2)},
+    ),
+]
+
+
+def test_update_records_each_layer():
+    layers = optclip.find_heads(TWO_LAYERS, query="query", key="key")
+    tx = optclip.clip_attention_logits({"a": 100.0, "b": None}, layers)
+    update = helpers.quick_jit(tx.update)
+    state = tx.init(TWO_LAYERS)
+    names = optclip.metrics(state).keys()
+    for logits, expected in RECORDS:
+        logits = {k: np.float32(v) for k, v in logits.items()}
+        _, state = update(TWO_LAYERS, state, TWO_LAYERS, max_logits=logits)
+        metrics = optclip.metrics(state)
+        assert metrics.keys() == names
+        for quantity, values in expected.items():
+            seen = tuple(metrics[f"attention/{quantity}/{layer}"] for layer in "ab")
+            assert seen == values
+    assert state.clip_step == 2
+
+
+def update_once(tx):
+    update = helpers.quick_jit(tx.update)
+    return update(PARAMS, tx.init(PARAMS), PARAMS, max_logits=LOGITS)
+
+
+def test_update_without_record_keeps_only_memory():
+    tx = optclip.clip_attention_logits(100.0, LAYERS, record=False)
+    updates, state = update_once(tx)
+    assert state == optax.EmptyState()
+    assert helpers.differs(updates, PARAMS)
+    tx = optclip.clip_attention_logits(thresholds.ema(), LAYERS, record=False)
+    _, state = update_once(tx)
+    assert not state.clip_record
+    assert jax.tree.leaves(state.clip_memory)
+
+
+@pytest.mark.parametrize(
+    ("max_logit", "rows", "coefficients"),
+    [
+        (
+            optax.linear_schedule(100.0, 50.0, 2),
+            [LARGEST[0]] * 3,
+            [100 / 3000, 75 / 3000, 50 / 3000],
+        ),
+        # The second step has unusable logits, which leave the memory of their layer;
+        # the third clips by the logits of the first, which were half as large.
+        (
+            thresholds.previous_norm(max_norm=100.0),
+            [LARGEST[0], [np.nan, 200, -1, 400, 60, 0], 2 * LARGEST[0]],
+            [100 / 3000] * 3,
+        ),
+    ],
+    ids=["schedule", "rule"],
+)
+def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
+    tx = optclip.clip_attention_logits(max_logit, LAYERS, record="leaves", name="qk")
+    update, state = helpers.quick_jit(tx.update), tx.init(PARAMS)
+    for row, coefficient in zip(rows, coefficients, strict=True):
+        logits = {"attn": np.array(row, np.float32)}
+        updates, state = update(PARAMS, state, PARAMS, max_logits=logits)
+        leaves = jax.tree.leaves((updates, state.clip_memory))
+        assert all(np.all(np.isfinite(x)) for x in leaves)
+        least = optclip.metrics(state)["qk/coefficient/attn"]
+        np.testing.assert_allclose(least, coefficient, rtol=1e-6)
+
+
+def test_update_in_chain_and_scan_clips_at_each_step():
+    tx = optax.chain(optax.sgd(0.1), optclip.clip_attention_logits(100.0, LAYERS))
+
+    def step(carry, scale):
+        params, state = carry
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        logits = {"attn": scale * LARGEST[0]}
+        updates, state = tx.update(zeros, state, params, max_logits=logits)
+        return (optax.apply_updates(params, updates), state), None
+
+    def train(params):
+        return jax.lax.scan(step, (params, tx.init(params)), jnp.arange(1.0, 4.0))[0]
+
+    new, state = helpers.quick_jit(train)(PARAMS)
+    gamma = [attention.coefficients(k * LARGEST[:1], 100.0) for k in (1, 2, 3)]
+    before = MODEL.logits(PARAMS)
+    wanted = np.prod(gamma, 0)[..., None, None] * before
+    # The difference to a weight has the rounding error of the weight.
+    assert np.max(np.abs(MODEL.logits(new) - wanted)) < 1e-5 * np.max(np.abs(before))
+    assert optclip.metrics(state)["attention/rate/attn"] == 1
+
+
+def test_update_within_multisteps_clips_by_logits_of_last_microbatch():
+    """The user passes the maximum over all microbatches."""
+    clip = optax.chain(optax.sgd(0.1), optclip.clip_attention_logits(100.0, LAYERS))
+    tx = optax.MultiSteps(clip, 2)
+    update, state = helpers.quick_jit(tx.update), tx.init(PARAMS)
+    zeros = jax.tree.map(np.zeros_like, PARAMS)
+    updates, state = update(zeros, state, PARAMS, max_logits={"attn": 0 * LARGEST[0]})
+    assert not helpers.differs(updates, zeros)
+    updates, state = update(zeros, state, PARAMS, max_logits=LOGITS)
+    new = jax.tree.map(np.add, PARAMS, updates)
+    wanted = gamma_of(MODEL)[..., None, None] * MODEL.logits(PARAMS)
+    np.testing.assert_allclose(MODEL.logits(new), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_update_under_vmap_equals_loop():
+    rows = [(scale, jax.tree.map(lambda x: scale * x, PARAMS)) for scale in (1, 2)]
+    both = jax.tree.map(lambda *xs: np.stack(xs), *(params for _, params in rows))
+    logits = {"attn": np.stack([scale * LARGEST[0] for scale, _ in rows])}
+    batched, _ = jax.vmap(compiled_update())(both, both, logits)
+    for i, (scale, params) in enumerate(rows):
+        largest = {"attn": scale * LARGEST[0]}
+        alone, _ = compiled_update()(params, params, largest)
+        for x, y in zip(*map(jax.tree.leaves, (batched, alone)), strict=True):
+            np.testing.assert_allclose(x[i], y, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "max_logit", [100.0, thresholds.ema(), {"attn": thresholds.ema()}]
+)
+def test_tree_map_params_changes_nothing_in_the_state(max_logit):
+    tx = optclip.clip_attention_logits(max_logit, LAYERS)
+    state = tx.init(PARAMS)
+    mapped = optax.tree_map_params(tx, lambda x: x + 1, state)
+    helpers.assert_identical(mapped, state)
+
+
+def test_update_takes_injected_hyperparameters():
+    make = optax.inject_hyperparams(optclip.clip_attention_logits)
+    schedule = optax.constant_schedule(50.0)
+    _, state = update_once(make(max_logit=schedule, layers=LAYERS, balance=0.5))
+    assert optclip.metrics(state)["attention/threshold/attn"] == 50
+
+
+def test_update_under_mask_clips_other_leaves():
+    mask = {"query": True, "key": True, "shared": False}
+    tx = optax.masked(optclip.clip_attention_logits(100.0, LAYERS), mask)
+    updates, _ = update_once(tx)
+    wanted, _ = compiled_update()(PARAMS, PARAMS, LOGITS)
+    helpers.assert_identical(updates, wanted)
+    assert helpers.differs(updates["key"], PARAMS["key"])
+
+
+PARTIAL = PARAMS | {
+    "key": {"kernel": PARAMS["key"]["kernel"], "bias": None},
+    "more": dict.fromkeys("abcdef", np.ones(())),
+}
+FIVE = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
+
+
+@pytest.mark.parametrize(
+    ("updates", "params", "given", "error", "match"),
+    [
+        (PARAMS, None, LOGITS, ValueError, "`params` must be the parameters.* None"),
+        (PARAMS, PARAMS, None, TypeError, "`max_logits` must be a dict .* None.*optax"),
+        (PARAMS, PARAMS, {"b": LARGEST}, ValueError, "must have the names of `layers`"),
+        (PARTIAL, PARAMS, LOGITS, ValueError, f"the leaf 'key/bias' .* got {FIVE}"),
+    ],
+    ids=["params", "no logits", "other logits", "updates"],
+)
+def test_update_without_its_arguments_is_rejected(
+    updates, params, given, error, match
+):
+    tx = optax.chain(optclip.clip_attention_logits(100.0, LAYERS))
+    with pytest.raises(error, match=match):
+        tx.update(updates, tx.init(PARAMS), params, max_logits=given)
+
+
+def test_init_rejects_parameters_and_thresholds_that_do_not_fit():
+    with pytest.raises(ValueError, match="`max_logit` must be a prefix"):
+        optclip.clip_attention_logits({"other": 1.0}, LAYERS).init(PARAMS)
+    for record in (True, False):
+        tx = optclip.clip_attention_logits(100.0, LAYERS, record=record)
+        with pytest.raises(ValueError, match="must name leaves of the parameters"):
+            tx.init({"query": PARAMS["query"]})
+
+
+def traced(layers, width=8, others=0):
+    """Trace an update of layers, and of other leaves without heads."""
+    attn = {name: np.ones((width, 4, 8), np.float32) for name in ("query", "key")}
+    params = {f"block_{i}": attn for i in range(layers)}
+    params["others"] = [np.ones((width, width), np.float32)] * others
+    found = optclip.find_heads(params, query="query", key="key")
+    tx = optclip.clip_attention_logits(100.0, found)
+    logits = {name: jnp.ones(4) for name in found}
+
+    def update(updates, state, params):
+        return tx.update(updates, state, params, max_logits=logits)
+
+    return jax.make_jaxpr(update)(params, tx.init(params), params).jaxpr
+
+
+def test_update_cost_grows_with_layers_only():
+    counts = [len(traced(layers).eqns) for layers in (2, 3, 4)]
+    (added,) = {b - a for a, b in itertools.pairwise(counts)}
+    assert 0 < added < 120
+    wide = traced(2, width=64, others=20)
+    assert len(wide.eqns) == counts[0]
+    # Leaves without heads are outputs as they are.
+    leaves = wide.invars[2 * 2 : 2 * 2 + 20]
+    assert not {id(x) for e in wide.eqns for x in e.invars} & set(map(id, leaves))
+    assert set(map(id, leaves)) <= set(map(id, wide.outvars))

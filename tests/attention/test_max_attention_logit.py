@@ -1,0 +1,234 @@
+"""Test the largest logit of each head against NumPy float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip.functional import max_attention_logit
+from tests.support import helpers
+
+RNG = np.random.default_rng(0)
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def arrays(lengths=(9, 7), heads=(6, 2), batch=(2,), dtype=np.float32):
+    (t, s), (h, g) = lengths, heads
+    query = RNG.normal(size=(*batch, t, h, 5)).astype(dtype)
+    return query, RNG.normal(size=(*batch, s, g, 5)).astype(dtype)
+
+
+QUERY, KEY = arrays()
+
+
+def largest(query, key, mask=True):
+    """Compute the largest attended logit of each head in float64, unscaled."""
+    query, key = (np.asarray(x).astype(np.float64) for x in (query, key))
+    key = np.repeat(key, query.shape[-2] // key.shape[-2], -2)
+    logits = np.einsum("...thd,...shd->...hts", query, key)
+    attended = np.where(mask, logits, -np.inf)
+    axes = tuple(a for a in range(attended.ndim) if a != attended.ndim - 3)
+    return attended.max(axes, initial=-np.inf)
+
+
+@functools.cache
+def compiled(block_size=4):
+    def find(query, key, mask=None, scale=None):
+        return max_attention_logit(
+            query, key, mask=mask, scale=scale, block_size=block_size
+        )
+
+    return helpers.quick_jit(find, static_argnames=("mask",))
+
+
+# Lengths before, at and past blocks of 4, and of the fewer rows of a causal block.
+@pytest.mark.covering(
+    lengths=((1, 3), (4, 4), (9, 7), (8, 2), (10, 12)),
+    heads=((4, 4), (6, 2), (4, 1)),
+    batch=((), (2,), (2, 3)),
+    mask=(None, "causal"),
+    block_size=(4, 128),
+    scale=(None, 1.0, -2.0, 0),
+)
+def test_max_logit_equals_numpy(lengths, heads, batch, mask, block_size, scale):
+    """Causal as `is_causal` of `jax.nn.dot_product_attention`."""
+    query, key = arrays(lengths, heads, batch)
+    # One key too many would have the largest logit.
+    key = key * np.float32(4.0) ** np.arange(lengths[1])[:, None, None]
+    found = compiled(block_size)(query, key, mask=mask, scale=scale)
+    assert found.dtype == np.float32
+    attended = np.tril(np.ones(lengths, bool)) if mask else True
+    factor = 1 / np.sqrt(5) if scale is None else scale
+    wanted = largest(factor * query.astype(np.float64), key, attended)
+    np.testing.assert_allclose(found, wanted, **CLOSE)
+
+
+@pytest.mark.covering(
+    shape=((), "bhts", "ts", "t1", "1s", "hts", "11s", "b1ts", "bh1s", "bht1"),
+    heads=((6, 2), (2, 1), (2, 2)),
+)
+def test_max_logit_masks_broadcast(shape, heads):
+    query, key = arrays((9, 7), heads)
+    sizes = {"b": 2, "h": heads[0], "t": 9, "s": 7, "1": 1}
+    mask = RNG.random([sizes[axis] for axis in shape]) < 0.3
+
+    def find(query, key, mask):
+        return max_attention_logit(query, key, scale=1.0, mask=mask, block_size=4)
+
+    found = helpers.quick_jit(find)(query, key, np.asarray(mask))
+    wanted = largest(query, key, mask)
+    np.testing.assert_allclose(found, wanted, **CLOSE)
+
+
+def test_max_logit_masked_entries_count_for_nothing():
+    query, mask = QUERY.copy(), np.ones((6, 9, 7), bool)
+    mask[1], mask[:, 2] = False, False
+    query[:, 2] = np.nan
+    found = max_attention_logit(query, KEY, mask=mask, block_size=4)
+    assert found[1] == -np.inf
+    assert np.all(np.isfinite(np.delete(found, 1)))
+    # The maximum of negative logits is negative.
+    negative = -np.abs(KEY)
+    found = max_attention_logit(np.abs(query), negative, mask=mask, block_size=4)
+    assert np.all(found < 0)
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 8])
+def test_max_logit_nan_reads_nan_and_inf_reads_inf(at):
+    query = QUERY.copy()
+    query[1, at, 2, 0] = np.nan
+    query[0, at, 4, :] = np.inf
+    found = compiled()(query, np.abs(KEY))
+    np.testing.assert_array_equal(np.isnan(found), np.arange(6) == 2)
+    np.testing.assert_array_equal(np.isinf(found), np.arange(6) == 4)
+
+
+@pytest.mark.parametrize("mask", [None, "causal"])
+@pytest.mark.parametrize(
+    ("lengths", "batch"), [((0, 3), (2,)), ((3, 0), ()), ((3, 2), (0,))]
+)
+def test_max_logit_of_nothing_is_minus_infinity(lengths, batch, mask):
+    query, key = arrays(lengths, batch=batch)
+    found = compiled(128)(query, key, mask=mask)
+    np.testing.assert_array_equal(found, np.full(6, -np.inf))
+
+
+@pytest.mark.parametrize("dtypes", [(jnp.bfloat16,) * 2, (np.float32, np.float16)])
+def test_max_logit_of_narrow_inputs_is_accurate_in_float32(dtypes):
+    query, key = (x.astype(d) for x, d in zip((QUERY, KEY), dtypes, strict=True))
+    found = compiled()(query, key, scale=1.0)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, largest(query, key), **CLOSE)
+
+
+def test_max_logit_of_float64_is_float64():
+    with jax.enable_x64(True):
+        query, key = arrays(dtype=np.float64)
+        found = compiled()(query, key)
+        assert found.dtype == np.float64
+    np.testing.assert_allclose(found, largest(query, key) / np.sqrt(5), rtol=1e-14)
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        parameters = list(equation.params.values())
+        for inner in jax.tree.leaves(parameters, is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def traced(query, key, **options):
+    """List the equations of `max_attention_logit`, those of loops included."""
+    find = functools.partial(max_attention_logit, **options)
+    return list(equations(jax.make_jaxpr(find)(query, key).jaxpr))
+
+
+def products(*args, **options):
+    return [e for e in traced(*args, **options) if e.primitive.name == "dot_general"]
+
+
+@pytest.mark.parametrize("query_dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("key_dtype", [np.float32, jnp.bfloat16])
+def test_max_logit_multiplies_float32_in_full_precision(query_dtype, key_dtype):
+    """The default on TPUs and GPUs has a third of the digits."""
+    (product,) = products(QUERY.astype(query_dtype), KEY.astype(key_dtype))
+    is_narrow = query_dtype == key_dtype == jnp.bfloat16
+    highest = None if is_narrow else (jax.lax.Precision.HIGHEST,) * 2
+    assert product.params["precision"] == highest
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "array"])
+@pytest.mark.parametrize("options", [{"block_size": 16}, {}], ids=str)
+def test_max_logit_memory_is_linear_in_queries(mask, options):
+    length = 512
+    query, key = arrays((length, length))
+    mask = np.ones((1, length), bool) if mask == "array" else mask
+    sizes = [
+        x.aval.size
+        for equation in traced(query, key, mask=mask, **options)
+        for x in equation.outvars
+    ]
+    assert max(sizes) == 2 * 6 * options.get("block_size", 128) * length
+
+
+def test_max_logit_causal_mask_skips_three_eighths_of_products():
+    """Each of four spans of queries has its own last key."""
+    query, key = arrays((32, 32), (2, 2), (1,))
+
+    def sizes(mask):
+        return [e.outvars[0].aval.size for e in products(query, key, mask=mask)]
+
+    assert sizes(None) == [2 * 32 * 32]
+    assert sizes("causal") == [2 * 8 * reach for reach in (8, 16, 24, 32)]
+
+
+def test_max_logit_derivative_is_zero():
+    def loss(query, key, scale):
+        return jnp.sum(max_attention_logit(query, key, scale=scale, block_size=4))
+
+    for slope in helpers.quick_jit(jax.grad(loss, (0, 1, 2)))(QUERY, KEY, 1.0):
+        np.testing.assert_array_equal(slope, np.zeros_like(slope))
+
+
+def test_max_logit_under_vmap_equals_each_example():
+    found = jax.vmap(compiled())(QUERY, KEY)
+    wanted = [largest(q, k) / np.sqrt(5) for q, k in zip(QUERY, KEY, strict=True)]
+    np.testing.assert_allclose(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("mask", [None, "causal", "array"])
+def test_max_logit_called_again_outside_jit_compiles_nothing(mask):
+    mask = np.ones((9, 7), bool) if mask == "array" else mask
+    max_attention_logit(QUERY, KEY, mask=mask, block_size=4)
+    with helpers.compilations() as compiled_again:
+        again = max_attention_logit(2 * QUERY, KEY, mask=mask, block_size=4)
+    assert not compiled_again
+    assert np.all(np.isfinite(again))
+
+
+FOUR_HEADS, NO_HEADS = (np.ones((2, 7, n, 5), np.float32) for n in (4, 0))
+ONE_MORE_AXIS = np.ones((1, 2, 6, 9, 7), bool)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "match"),
+    [
+        ({"key": 1j * KEY}, TypeError, "`key` must be a floating-point .*S, G, D"),
+        ({"query": QUERY[..., :0], "key": KEY[..., :0]}, ValueError, "`query`"),
+        ({"key": KEY[:1]}, ValueError, r"batch axes .*\(1, 7, 2, 5\) and"),
+        ({"key": KEY[..., :3]}, ValueError, r"`key` must have .* features"),
+        ({"key": FOUR_HEADS}, ValueError, "got 4 and 6"),
+        ({"key": NO_HEADS}, ValueError, "got 0 and 6"),
+        ({"mask": ONE_MORE_AXIS[..., :6]}, ValueError, r"here \(2, 6, 9, 7\), got"),
+        ({"mask": ONE_MORE_AXIS}, ValueError, "`mask` must be bools"),
+        ({"axis_name": {"a": "data"}}, TypeError, "`axis_name` must be"),
+        ({"axis_name": "data"}, ValueError, "`axis_name` must be an axis of"),
+    ],
+)
+def test_max_logit_arguments_that_do_not_fit_are_rejected(wrong, error, match):
+    """`tests/contracts/test_bad_input.py` has the other arguments."""
+    with pytest.raises(error, match=f"(?s){match}"):
+        max_attention_logit(**({"query": QUERY, "key": KEY} | wrong))
