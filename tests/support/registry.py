@@ -419,7 +419,7 @@ SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 # Public names that are no transformation, and the file that tests each.
 OTHER_NAMES = {
     "Heads": "test_heads.py",
-    "clip_attention_logits": "test_clip_logits_last.py",
+    "clip_attention_logits": "test_clip_attention_logits.py",
     "clip_cotangent": "test_clip_cotangent.py",
     "cotangent_probe": "test_probe.py",
     "with_clipped_cotangent": "test_clip_cotangent.py",
