@@ -120,12 +120,9 @@ def test_clipped_grad_equals_formula(over, response, size, method):
 def test_clipped_sum_response_equals_formula(response):
     grads = {key: np.float32(x) for key, x in gradients().items()}
 
-    def clipped(threshold):
-        return clipped_sum(
-            grads, threshold, over="leaf", response=response, strict=False
-        )
-
-    found, info = quick_jit(jax.vmap(clipped))(jnp.array([BOUND, 0, jnp.inf]))
+    f = functools.partial(clipped_sum, over="leaf", response=response, strict=False)
+    thresholds = np.float32([BOUND, 0, np.inf])
+    found, info = quick_jit(jax.vmap(f, (None, 0)))(grads, thresholds)
     first, zero, infinite = ({key: x[i] for key, x in found.items()} for i in range(3))
     assert_close(first, expected("leaf", response))
     times = BOUND if response == "unit" else 1

@@ -132,7 +132,7 @@ def test_ghost_sum_in_float32_keeps_bound(method):
 
 def test_ghost_sum_has_derivative_by_closed_over_value():
     """Through the norms too: `c` scales gradients, of which one of two is clipped."""
-    w, x = np.eye(3) / 3, np.arange(6.0).reshape(2, 3) / 6
+    w, x = np.float32(np.eye(3) / 3), np.float32(np.arange(6).reshape(2, 3) / 6)
 
     def total(c, method):
         f = clipped_grad(
