@@ -100,10 +100,3 @@ def test_ghost_norm_of_canceling_positions_keeps_precision(rest):
     found, expected = found_and_expected(x, d)
     least = 1e-7 * np.linalg.norm(x) * np.linalg.norm(d)
     np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6, atol=least)
-
-
-def test_ghost_norm_of_partly_canceling_positions_is_accurate():
-    x, d = np.zeros((T, K)), np.zeros((T, P))
-    x[:2, 0], d[:2, 0] = 1, (1, -0.6)
-    found, _ = found_and_expected(x, d)
-    np.testing.assert_allclose(found["w"], 0.4, rtol=1e-6)
