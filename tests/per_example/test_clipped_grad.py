@@ -175,10 +175,12 @@ def test_clipped_sum_of_half_precision_is_float32(dtype):
     np.testing.assert_allclose(info.norms, 200 * np.sqrt(2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [None, 3])
-def test_padding_changes_no_bit(size):
+@pytest.mark.parametrize(
+    ("size", "method"), [(None, "vmap"), (3, "vmap"), (None, "ghost")]
+)
+def test_padding_changes_no_bit(size, method):
     padding = np.array([False, True, False, False, True, False, False])
-    f = jax.jit(clipped_grad(loss, BOUND, microbatch_size=size))
+    f = jax.jit(clipped_grad(loss, BOUND, microbatch_size=size, method=method))
     first, info = f(PARAMS, BATCH, padding=padding)
     for junk in (np.nan, np.inf, 1e30, 0.0):
         batch = np.where(padding[:, None], np.float32(junk), BATCH)
@@ -475,12 +477,14 @@ ERRORS = {
         (AttributeError, "no attribute 'clip'"),
     ),
     **{
-        f"padding {i}": (
+        f"padding of {kind}": (
             functools.partial(clipped_grad(loss, 1.0), PARAMS, BATCH, padding=padding),
             (error, "`padding` must be an array of 7 bools"),
         )
-        for i, (padding, error) in enumerate(
-            [(np.zeros(7), TypeError), ("x", TypeError), (np.zeros(6, bool), ValueError)]
+        for kind, padding, error in (
+            ("floats", np.zeros(7), TypeError),
+            ("no array", "x", TypeError),
+            ("six", np.zeros(6, bool), ValueError),
         )
     },
 }

@@ -164,7 +164,7 @@ def test_ghost_loop_of_unknown_length_raises_error_of_jax():
 
 
 def test_backward_rejects_complex_parameters_and_losses_that_are_no_number():
-    """Public functions check this before; it is for those who call `backward` itself."""
+    """Public functions check this before they call `backward`."""
     with pytest.raises(TypeError, match="must be real.*complex64.*two leaves"):
         backward(lambda p, x: p.real.sum(), jnp.ones(2, complex), PLACE_EXAMPLES)
     for loss in (lambda p, x: x @ p["w"], lambda p, x: jnp.int32(3)):

@@ -1,4 +1,4 @@
-"""A `jax.custom_vjp` in the loss: ghost clipping equals a loop over examples, or raises."""
+"""A `jax.custom_vjp` in the loss: ghost clipping equals a loop, or raises."""
 
 import jax
 import jax.numpy as jnp

@@ -28,10 +28,10 @@ def test_ghost_norms_allocate_no_batch_of_gradients():
     params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
     ids = jax.ShapeDtypeStruct((BATCH, T), jnp.int32)
     f = norms(loss, method="ghost")
-    zeros = [jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), x) for x in (params, ids)]
-    kinds = f.plan(*zeros).leaves
+    given = params, ids
+    kinds = f.plan(*jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), given)).leaves
     assert kinds == {"words": "embedding", "layers": "gram", "head": "gram"}
-    program = jax.jit(f).lower(params, ids).compile()
+    program = jax.jit(f).lower(*given).compile()
     found = re.findall(r"f32\[([0-9,]+)\]", program.as_text())
     largest = max(math.prod(map(int, shape.split(","))) for shape in found)
     # The leaves themselves are the largest arrays, and the gradients of few examples.

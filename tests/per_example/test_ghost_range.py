@@ -91,7 +91,7 @@ def test_ghost_norm_of_nonfinite_data_is_nonfinite(bad, place):
 
 @pytest.mark.parametrize("rest", [0, 1e-6, 1e-4, 1e-2, 0.1, 0.5])
 def test_ghost_norm_of_canceling_positions_keeps_precision(rest):
-    """As accurate as the gradient in float32; products would keep half of the digits."""
+    """As accurate as float32; products would keep half of the digits."""
     x, d = normal(T, K), normal(T, P, seed=1)
     x[1], d[1] = x[0] + rest * x[1], -d[0]
     d[2] *= rest

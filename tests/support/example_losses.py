@@ -277,7 +277,8 @@ def scan_of_scalar(p, x):
 
 def rows_out_of_bounds(p, x):
     ids = jnp.round(8 * x).astype(jnp.int32)
-    return jnp.sum(jnp.sin(p["w"].at[ids].get(mode="fill", fill_value=0)) * x[..., None])
+    rows = p["w"].at[ids].get(mode="fill", fill_value=0)
+    return jnp.sum(jnp.sin(rows) * x[..., None])
 
 
 def rows_by_two_indices(p, x):
