@@ -45,7 +45,7 @@ def mesh_of(shape, kind=AxisType.Auto):
 def one_device(is_padded=True):
     """Return the clipped sum and what each example had, on one device."""
     f = quick_jit(clipped_grad(loss, BOUND, strict=False))
-    grads, info = f(PARAMS, BATCH, padding=PADDING if is_padded else 0 * PADDING > 0)
+    grads, info = f(PARAMS, BATCH, padding=PADDING & is_padded)
     assert 0 < (info.coefficients < 1)[~info.padding].sum() < (~info.padding).sum()
     return grads, info
 

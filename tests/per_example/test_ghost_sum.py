@@ -157,14 +157,29 @@ def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
     def loss(p, x):
         return jnp.sum(p["w"] / x) + jnp.sum(p["v"] * x)
 
-    found, wanted = (
-        quick_jit(clipped_grad(loss, 1.0, over=over, method=method))(
-            params, x, padding=padding
-        )
+    ghost, vmap = (
+        quick_jit(clipped_grad(loss, 1.0, over=over, method=method))
         for method in ("ghost", "vmap")
     )
-    coefficients = jax.tree.leaves(found[1].coefficients)[-1]
+    found, info = ghost(params, x, padding=padding)
+    wanted, _ = vmap(params, x, padding=padding)
+    coefficients = jax.tree.leaves(info.coefficients)[-1]
     np.testing.assert_array_equal(coefficients == 0, [True, False, False, True])
     assert (coefficients < 1).all()
-    for key, right in wanted[0].items():
-        np.testing.assert_allclose(found[0][key], right, rtol=1e-5)
+    for key, right in wanted.items():
+        np.testing.assert_allclose(found[key], right, rtol=1e-5)
+    nothing, _ = ghost(params, x, padding=np.ones(4, bool))
+    for total in nothing.values():
+        np.testing.assert_array_equal(total, 0)
+
+
+def test_ghost_propagate_makes_rows_nan_that_example_does_not_use():
+    def loss(rows, example):
+        ids, x = example
+        return jnp.sum(rows[ids] * x)
+
+    rows = np.ones((4, 2), np.float32)
+    ids, x = np.array([0, 1]), np.array([[np.nan, 1], [1, 1]], np.float32)
+    f = clipped_grad(loss, 1.0, method="ghost", nonfinite="propagate")
+    found, _ = quick_jit(f)(rows, (ids, x))
+    assert np.isnan(found).all()
