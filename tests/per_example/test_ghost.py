@@ -104,7 +104,7 @@ def test_ghost_low_precision_equals_gradients(dtype):
     per_example_oracle.check(loss, params, PLACE_EXAMPLES, rtol=rtol)
 
 
-def large_loop(w, x):
+def large_loop(p, x):
     """The loop changes a weight of over 2**20 elements, and so is one site."""
 
     def step(_, carry):
@@ -112,21 +112,25 @@ def large_loop(w, x):
         x = jnp.tanh(x @ w)
         return x, w + 0.1 * x.mean()
 
-    return jnp.sum(lax.fori_loop(0, 2, step, (x, w))[0])
+    return jnp.sum(lax.fori_loop(0, 2, step, (x, p["w"]))[0])
 
 
-def large_tied_head(w, x):
-    """Two uses of a leaf; gradients of over 2**22 elements are made one by one."""
-    return jnp.sum(jnp.tanh(x @ w) @ w.T)
+def large_tied_head(p, x):
+    """Two uses of a leaf; gradients of over 2**22 elements are made one by one.
+
+    Beside it a small leaf, the first state of a scan, is measured by itself.
+    """
+    states = lax.scan(lambda state, x: (state * x, state), p["v"], x)[1]
+    return jnp.sum(jnp.tanh(x @ p["w"]) @ p["w"].T) + jnp.sum(states * x)
 
 
 @pytest.mark.parametrize(
     ("loss", "shape"), [(large_loop, (1025, 1025)), (large_tied_head, (1025, 2050))]
 )
 def test_ghost_large_leaf_equals_gradients(loss, shape):
-    w = example_losses.normal(*shape) / 16
+    params = {"w": example_losses.normal(*shape) / 16, "v": example_losses.normal(1025)}
     examples = example_losses.normal(2, 1, shape[0])
-    per_example_oracle.check(loss, w, examples, rtol=1e-5)
+    per_example_oracle.check(loss, params, examples, rtol=1e-5)
 
 
 CHANGES = {
