@@ -1,4 +1,4 @@
-"""Gradients of examples on meshes are those of one device, each example counted once."""
+"""Gradients of examples on meshes equal one device, and each example counts once."""
 
 import functools
 
@@ -12,16 +12,18 @@ from jax.sharding import AxisType, NamedSharding
 import optclip
 from optclip import per_example
 from optclip.per_example import QuantileThreshold, clipped_grad, norms
+from tests.support.helpers import quick_jit
 
-BATCH = jax.random.normal(jax.random.key(0), (16, 6))
+RNG = np.random.default_rng(0)
+BATCH = RNG.normal(size=(16, 6)).astype(np.float32)
 PARAMS = {
-    "w": jax.random.normal(jax.random.key(1), (6, 8)) / 2,
-    "v": jax.random.normal(jax.random.key(2), (8, 3)) / 2,
-    "b": jnp.ones(3),
+    "w": np.float32(RNG.normal(size=(6, 8)) / 2),
+    "v": np.float32(RNG.normal(size=(8, 3)) / 2),
+    "b": np.ones(3, np.float32),
 }
 SPLIT = {"w": P(None, "model"), "v": P("model", None), "b": P()}
 WHOLE = {"w": P(), "v": P(), "b": P()}
-PADDING = jnp.arange(16) % 5 == 3
+PADDING = np.arange(16) % 5 == 3
 BOUND = 10.5
 
 
@@ -39,9 +41,11 @@ def mesh_of(shape, kind=AxisType.Auto):
     return jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(shape))
 
 
-def wanted(padding=PADDING, **options):
-    f = jax.jit(clipped_grad(loss, BOUND, strict=False, **options))
-    grads, info = f(PARAMS, BATCH, padding=padding)
+@functools.cache
+def one_device(is_padded=True):
+    """Return the clipped sum and what each example had, on one device."""
+    f = quick_jit(clipped_grad(loss, BOUND, strict=False))
+    grads, info = f(PARAMS, BATCH, padding=PADDING & is_padded)
     assert 0 < (info.coefficients < 1)[~info.padding].sum() < (~info.padding).sum()
     return grads, info
 
@@ -60,23 +64,27 @@ def placed(mesh, tree, specs):
     )
 
 
-@pytest.mark.parametrize("method", ["vmap", "ghost"])
-@pytest.mark.parametrize("size", [None, 4, 6])
-@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
-def test_under_jit_each_example_counts_once(shape, size, method):
-    mesh = mesh_of(shape)
+def sharded(mesh, specs, padding=PADDING):
+    with jax.set_mesh(mesh):
+        params = placed(mesh, PARAMS, specs)
+        return params, *placed(mesh, (BATCH, padding), (P("data"), P("data")))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "method"),
+    [((8,), None, "ghost"), ((8,), 6, "vmap"), ((2, 4), 4, "vmap")]
+    + [((2, 4), 6, "ghost"), ((2, 4), None, "vmap")],
+    ids=str,
+)
+def test_clipped_grad_under_jit_equals_one_device(shape, size, method):
     specs = SPLIT if len(shape) == 2 else WHOLE
-    params = placed(mesh, PARAMS, specs)
-    batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
+    params, batch, padding = sharded(mesh_of(shape), specs)
     f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
-    found = jax.jit(f)(params, batch, padding=padding)
-    assert_same(found, wanted(microbatch_size=size))
+    assert_same(quick_jit(f)(params, batch, padding=padding), one_device())
 
 
-@pytest.mark.parametrize("size", [None, 1])
-@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
-def test_in_shard_map_each_example_counts_once(shape, size):
-    mesh = mesh_of(shape)
+@pytest.mark.parametrize(("shape", "size"), [((8,), 1), ((2, 4), None)], ids=str)
+def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
     split = len(shape) == 2
     specs = SPLIT if split else WHOLE
     own = functools.partial(loss, axis_name="model" if split else None)
@@ -92,50 +100,45 @@ def test_in_shard_map_each_example_counts_once(shape, size):
     rows = P("data")
     info_specs = per_example.ExampleInfo(*[rows] * 5, aux=None)
     mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(specs, rows, rows),
+        step, mesh=mesh_of(shape), in_specs=(specs, rows, rows),
         out_specs=(specs, info_specs, rows, P()),
     )  # fmt: skip
-    found, info, measured, state = jax.jit(mapped)(PARAMS, BATCH, PADDING)
-    grads, one = wanted()
+    found, info, measured, state = quick_jit(mapped)(PARAMS, BATCH, PADDING)
+    grads, one = one_device()
     assert_same((found, info, measured), (grads, one, one.norms))
     assert_same(state, rule.update(rule.init(), one))
 
 
-def test_a_threshold_learns_from_all_devices_without_padding():
+def on_data(function, **how):
+    """Map a function of parameters and a batch over eight devices."""
+    return jax.shard_map(
+        function, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P(), **how
+    )
+
+
+def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
     rule = QuantileThreshold(0.5, init_value=BOUND)
 
     def step(params, batch):
         _, info = clipped_grad(loss, BOUND)(params, batch)
         return rule.update(rule.init(), info)
 
-    mapped = jax.shard_map(
-        step, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P()
-    )
-    assert_same(mapped(PARAMS, BATCH), step(PARAMS, BATCH))
+    found = quick_jit(on_data(step))(PARAMS, BATCH)
+    assert_same(found, quick_jit(step)(PARAMS, BATCH))
 
 
-def test_given_gradients_are_refused_where_devices_have_others():
-    mapped = jax.shard_map(
-        lambda g: per_example.clipped_sum(g, 1.0)[0], mesh=mesh_of((8,)),
-        in_specs=P("data"), out_specs=P(),
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="must be whole on each device.*clipped_grad"):
-        mapped(BATCH)
-
-
-@pytest.mark.parametrize("padding", [PADDING, None], ids=["padding", "no_padding"])
-@pytest.mark.parametrize("method", ["vmap", "auto"])
-@pytest.mark.parametrize("size", [None, 16, 8, 6])
-def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, padding):
+@pytest.mark.parametrize(
+    ("size", "method", "is_padded"),
+    [(None, "vmap", True), (16, "auto", False), (8, "auto", True), (6, "vmap", False)],
+)
+def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded):
     mesh = mesh_of((8,), AxisType.Explicit)
-    expected = wanted(padding, microbatch_size=size)
+    params, batch, padding = sharded(mesh, WHOLE)
+    options = {"padding": padding} if is_padded else {}
+    f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
     with jax.set_mesh(mesh):
-        params = placed(mesh, PARAMS, WHOLE)
-        batch = placed(mesh, BATCH, P("data"))
-        if padding is not None:
-            padding = placed(mesh, padding, P("data"))
-        f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
-        assert_same(jax.jit(f)(params, batch, padding=padding), expected)
+        found = quick_jit(f)(params, batch, **options)
+    assert_same(found, one_device(is_padded))
 
 
 @pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
@@ -153,41 +156,38 @@ def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
 
 def test_sharded_parameter_on_explicit_axes_takes_single_examples():
     mesh = mesh_of((2, 4), AxisType.Explicit)
+    given = sharded(mesh, WHOLE | {"w": P(None, "model")})
+    f = clipped_grad(loss, BOUND, strict=False, microbatch_size=1)
     with jax.set_mesh(mesh):
-        params = placed(mesh, PARAMS, WHOLE | {"w": P(None, "model")})
-        batch, padding = placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
-        f = clipped_grad(loss, BOUND, strict=False, microbatch_size=1)
-        found = jax.jit(f)(params, batch, padding=padding)
-    assert_same(found, wanted(microbatch_size=1))
+        found = quick_jit(f)(*given[:2], padding=given[2])
+    assert_same(found, one_device())
 
 
-def test_norms_alone_are_refused_on_explicit_axes():
+def test_ghost_on_explicit_axes_raises():
     mesh = mesh_of((8,), AxisType.Explicit)
     with jax.set_mesh(mesh):
-        batch = placed(mesh, BATCH, P("data"))
         f = clipped_grad(loss, BOUND, method="ghost")
         with pytest.raises(ValueError, match="over Explicit mesh axes"):
-            f(placed(mesh, PARAMS, WHOLE), batch)
+            f(*sharded(mesh, WHOLE)[:2])
 
 
-@pytest.mark.parametrize("method", ["ghost", "auto"])
-def test_norms_alone_in_shard_map_are_right_or_refused(method):
-    def of(own, specs, mesh):
-        f = clipped_grad(own, BOUND, strict=False, method=method)
-        return jax.shard_map(
-            lambda *given: f(*given)[0], mesh=mesh, in_specs=(specs, P("data")),
-            out_specs=specs,
-        )  # fmt: skip
+def split_parameters(method):
+    own = functools.partial(loss, axis_name="model")
+    f = clipped_grad(own, BOUND, strict=False, method=method)
+    return jax.shard_map(
+        lambda *given: f(*given)[0], mesh=mesh_of((2, 4)), out_specs=SPLIT,
+        in_specs=(SPLIT, P("data")),
+    )  # fmt: skip
 
-    found = jax.jit(of(loss, WHOLE, mesh_of((8,))))(PARAMS, BATCH)
-    plain, _ = clipped_grad(loss, BOUND, strict=False)(PARAMS, BATCH)
-    assert_same(found, plain)
-    split = of(functools.partial(loss, axis_name="model"), SPLIT, mesh_of((2, 4)))
-    if method == "ghost":
-        with pytest.raises(ValueError, match="split inside shard_map"):
-            split(PARAMS, BATCH)
-    else:
-        assert_same(jax.jit(split)(PARAMS, BATCH), plain)
+
+def test_ghost_in_shard_map_equals_one_device_or_raises():
+    f = clipped_grad(loss, BOUND, strict=False, method="ghost")
+    found = quick_jit(on_data(lambda *given: f(*given)[0]))(PARAMS, BATCH)
+    expected, _ = one_device(is_padded=False)
+    assert_same(found, expected)
+    with pytest.raises(ValueError, match="split inside shard_map"):
+        split_parameters("ghost")(PARAMS, BATCH)
+    assert_same(quick_jit(split_parameters("auto"))(PARAMS, BATCH), expected)
 
 
 COUPLED = {
@@ -202,41 +202,33 @@ COUPLED = {
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_clipped_grad_with_collective_over_examples_raises(name, method):
-    """In shard_map an example would change the gradients of others, unseen by a clip."""
+    """In shard_map an example would change the gradients of others, undetected."""
     f = clipped_grad(COUPLED[name], 1.0, method=method)
-    step = jax.shard_map(
-        lambda *given: f(*given)[0], mesh=mesh_of((8,)), in_specs=(P(), P("data")),
-        out_specs=P(),
-    )  # fmt: skip
     with pytest.raises(ValueError, match=r"must not combine examples .*`psum"):
-        step(jnp.ones(3), (jnp.ones((8, 3)),))
+        on_data(lambda *given: f(*given)[0])(jnp.ones(3), (jnp.ones((8, 3)),))
 
 
-def test_parameters_split_as_examples_are_refused_in_shard_map():
-    mesh = mesh_of((8,))
-
-    def step(w, batch):
-        def one(w, x):
-            return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
-
-        return clipped_grad(one, 1.0)(w, batch)[0]
+def test_clipped_grad_of_parameter_split_like_examples_raises():
+    def one(w, x):
+        return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
 
     mapped = jax.shard_map(
-        step, mesh=mesh, in_specs=(P("data"), P("data")), out_specs=P("data")
-    )
-    with pytest.raises(
-        ValueError, match=r"must be whole .* split over .*'data'.*Gather"
-    ):
+        lambda *given: clipped_grad(one, 1.0)(*given)[0], mesh=mesh_of((8,)),
+        in_specs=(P("data"), P("data")), out_specs=P("data"),
+    )  # fmt: skip
+    message = r"must be whole .* split over .*'data'.*Gather"
+    with pytest.raises(ValueError, match=message):
         mapped(jnp.ones(8), BATCH)
 
 
-def test_without_types_it_is_refused():
-    def step(params, batch):
-        return clipped_grad(loss, 1.0)(params, batch)[0]
+def test_clipped_sum_of_split_gradients_raises():
+    mapped = on_data(lambda _, grads: per_example.clipped_sum(grads, 1.0)[0])
+    with pytest.raises(ValueError, match="must be whole on each device.*clipped_grad"):
+        mapped(PARAMS, BATCH)
 
-    mapped = jax.shard_map(
-        step, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P(),
-        check_vma=False,
-    )  # fmt: skip
+
+def test_clipped_grad_without_check_vma_raises():
+    f = clipped_grad(loss, 1.0)
+    mapped = on_data(lambda *given: f(*given)[0], check_vma=False)
     with pytest.raises(ValueError, match="Leave check_vma on"):
         mapped(PARAMS, BATCH)

@@ -1,4 +1,6 @@
-"""Clipping with norms alone gives what clipping gradients gives."""
+"""When method="ghost" is taken, what it rejects, and its sum where data are unusual."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,244 +9,177 @@ import pytest
 
 import optclip
 from optclip.per_example import clipped_grad, norms
+from tests.support.helpers import quick_jit
 
-KEYS = jax.random.split(jax.random.key(0), 6)
-PARAMS = {
-    "embed": jax.random.normal(KEYS[0], (11, 6)),
-    "layer": {
-        "kernel": jax.random.normal(KEYS[1], (6, 40)) / 2,
-        "bias": jnp.full(40, 0.1),
-    },
-    "head": jax.random.normal(KEYS[2], (40, 11)) / 3,
-}
-TOKENS = jax.random.randint(KEYS[3], (9, 5), 0, 11)
-WEIGHTS = jnp.linspace(0.2, 3, 9)
-PADDING = jnp.arange(9) == 4
-LABELS = {"embed": "first", "layer": "first", "head": "last"}
-SCOPES = {"tree": "tree", "leaf": "leaf", "groups": optclip.groups(LABELS)}
-BOUND = 1.5
+ONES, BATCH = np.ones(2, np.float32), np.ones((3, 2), np.float32)
+RNG = np.random.default_rng(0)
 
 
-def loss(params, tokens, weight):
-    x = params["embed"][tokens]
-    x = jnp.tanh(x @ params["layer"]["kernel"] + params["layer"]["bias"])
-    logits = x[:-1] @ params["head"]
-    own = jnp.take_along_axis(logits, tokens[1:, None], axis=1)[:, 0]
-    value = jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
-    return weight * value, {"length": jnp.float32(len(tokens))}
+def linear(w, x):
+    return jnp.sum(w * x)
 
 
-def both(padding=PADDING, weights=WEIGHTS, **options):
-    options = {"strict": False, "batch_argnums": (1, 2), "has_aux": True} | options
-    for method in ("ghost", "vmap"):
-        f = jax.jit(clipped_grad(loss, BOUND, method=method, **options))
-        yield f(PARAMS, TOKENS, weights, padding=padding)
+def modulus(w, x):
+    return jnp.sum(jnp.abs(w * x))
 
 
-def assert_same(found, wanted, rtol=1e-5):
-    def same(a, b):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_allclose(a, b, rtol, rtol * np.abs(b[b == b]).max(initial=0))
-
-    jax.tree.map(same, found, wanted)
+def dense(w, x):
+    return jnp.sum(jnp.tanh(x @ w))
 
 
-@pytest.mark.covering(
-    over=[*SCOPES],
-    response=["hard", "auto_s", "normalize", "drop", "smooth", "unit"],
-    size=[None, 1, 4],
-    strict=[True, False],
+@pytest.mark.parametrize("make", [functools.partial(clipped_grad, threshold=1), norms])
+def test_auto_takes_method_with_less_memory(make):
+    w, x = np.ones((256, 256), np.float32), np.ones((8, 256), np.float32)
+    plan = make(dense, method="auto").plan(w, x)
+    assert (plan.method, plan.leaves) == ("ghost", "gram")
+    assert plan.vmap_bytes == 8 * 256 * 256 * 4
+    assert plan.ghost_bytes < plan.vmap_bytes / 10
+    one_by_one = make(dense, method="auto", microbatch_size=1)
+    assert one_by_one.plan(w, x).method == "vmap"
+    assert make(dense).plan(w, x).method == "vmap"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nonfinite": "drop"}, "'zero' or 'propagate' for method='ghost'"),
+        ({"nonfinite": "raise"}, "'zero' or 'propagate' for method='ghost'"),
+        ({"reduce": "none"}, "must be 'vmap' for reduce='none'"),
+    ],
 )
-def test_it_is_the_sum_by_gradients(over, response, size, strict):
-    ours, wanted = both(
-        over=SCOPES[over], response=response, microbatch_size=size, strict=strict
-    )
-    assert_same(ours, wanted)
-    coefficients = np.stack(jax.tree.leaves(ours[1].coefficients))
-    assert (coefficients[:, ~PADDING] != 1).any()
+def test_ghost_rejects_options_that_need_gradients(options, message):
+    with pytest.raises(ValueError, match=message):
+        clipped_grad(linear, 1.0, method="ghost", **options)(ONES, BATCH)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("size", [None, 3])
-def test_a_bad_example_adds_nothing(bad, size):
-    spoiled = WEIGHTS.at[2].set(bad)
-    ours, wanted = both(weights=spoiled, microbatch_size=size)
-    assert_same(ours[0], wanted[0])
-    assert bool(ours[1].nonfinite[2])
-    assert np.isfinite(ours[0]["head"]).all()
-    loud, _ = both(weights=spoiled, nonfinite="propagate")
-    assert all(np.isnan(x).all() for x in jax.tree.leaves(loud[0]))
-
-
-@pytest.mark.parametrize("padding", [np.ones(9, bool), np.zeros(9, bool)])
-def test_all_padding_and_none(padding):
-    ours, wanted = both(padding=padding)
-    assert_same(ours[0], wanted[0])
-
-
-@pytest.mark.parametrize("over", SCOPES)
-def test_norms_are_those_of_gradients(over):
-    found, wanted = (
-        norms(
-            loss, method=method, over=SCOPES[over], microbatch_size=4, has_aux=True,
-            batch_argnums=(1, 2),
-        )(PARAMS, TOKENS, WEIGHTS, padding=PADDING)
-        for method in ("ghost", "vmap")
-    )  # fmt: skip
-    assert_same(found, wanted, 2e-6)
-
-
-def test_auto_takes_what_needs_less_memory_and_says_so():
-    def dense(w, x):
-        return jnp.sum(jnp.tanh(x @ w))
-
-    f = clipped_grad(dense, 1.0, method="auto")
-    one = f.plan(jnp.ones((256, 256)), jnp.ones((8, 256)))
-    assert (one.method, one.leaves) == ("ghost", "gram")
-    assert one.vmap_bytes == 8 * 256 * 256 * 4
-    assert one.ghost_bytes < one.vmap_bytes / 10
-    alone = clipped_grad(dense, 1.0, method="auto", microbatch_size=1)
-    assert alone.plan(jnp.ones((256, 256)), jnp.ones((8, 256))).method == "vmap"
-    assert (
-        clipped_grad(dense, 1.0).plan(jnp.ones((3, 3)), jnp.ones((2, 3)))[0] == "vmap"
-    )
-    alone = norms(dense, method="auto", microbatch_size=1)
-    for g, wanted in ((norms(dense, method="auto"), "ghost"), (alone, "vmap")):
-        assert g.plan(jnp.ones((256, 256)), jnp.ones((8, 256))).method == wanted
-    x = jax.random.normal(KEYS[5], (8, 256))
-    w = jax.random.normal(KEYS[4], (256, 256)) / 16
-    auto, _ = f(w, x)
-    wanted, _ = clipped_grad(dense, 1.0)(w, x)
-    np.testing.assert_allclose(
-        auto, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max()
-    )
-
-
-def test_what_would_break_a_promise_is_refused():
-    def f(params, **options):
-        g = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, method="ghost", **options)
-        return g(params, jnp.ones((3, 2), params.dtype))
-
-    half = jnp.ones(2, jnp.bfloat16)
-    with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
-        f(half)
-    assert f(half, strict=False)[0].dtype == jnp.float32
-    auto = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, method="auto")
-    assert auto.plan(half, jnp.ones((3, 2), half.dtype)).method == "vmap"
-    assert auto(half, jnp.ones((3, 2), half.dtype))[0].dtype == jnp.float32
-    for policy in ("drop", "raise"):
-        with pytest.raises(
-            ValueError, match="'zero' or 'propagate' for method='ghost'"
-        ):
-            f(jnp.ones(2), nonfinite=policy)
-    with pytest.raises(ValueError, match="must be 'vmap' for reduce='none'"):
-        f(jnp.ones(2), reduce="none")
+def test_ghost_rejects_complex_parameters_and_auto_takes_vmap():
+    params = np.ones(2, np.complex64)
     with pytest.raises(ValueError, match="complex parameters.*method='vmap'"):
-        clipped_grad(
-            lambda w, x: jnp.sum(jnp.abs(w * x)), 1.0, method="ghost", strict=False
-        )(jnp.ones(2, complex), jnp.ones((3, 2)))
-
-
-def test_norms_alone_of_half_precision_need_no_sum():
-    f = norms(lambda w, x: jnp.sum(w * x), method="ghost")
-    _, found = f(jnp.ones(2, jnp.bfloat16), jnp.ones((3, 2), jnp.bfloat16))
-    np.testing.assert_allclose(found, np.sqrt(2), rtol=1e-2)
-
-
-@pytest.mark.parametrize("method", ["vmap", "auto"])
-def test_the_plan_of_complex_parameters_is_to_make_their_gradients(method):
-    def loss(w, x):
-        return jnp.sum(jnp.abs(w * x))
-
-    params, examples = jnp.ones(2, complex), jnp.ones((3, 2))
-    plan = clipped_grad(loss, 1.0, method=method).plan(params, examples)
-    assert plan[:4] == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
-    assert "complex parameters" in plan.unsupported
-    clipped_grad(loss, 1.0, method=method)(params, examples)
+        clipped_grad(modulus, 1.0, method="ghost", strict=False)(params, BATCH)
+    for method in ("vmap", "auto"):
+        f = clipped_grad(modulus, 1.0, method=method)
+        plan = f.plan(params, BATCH)
+        assert plan[:4] == ("vmap", "materialized", 3 * 2 * 8, 3 * 2 * 8)
+        assert "complex parameters" in plan.unsupported
+    found, _ = quick_jit(f)(params, BATCH)
+    np.testing.assert_allclose(found, 3 * ONES / np.sqrt(2), rtol=1e-3)
 
 
 @pytest.mark.parametrize("method", ["vmap", "ghost", "auto"])
 def test_clipped_grad_integer_parameter_raises(method):
-    f = clipped_grad(lambda p, e: jnp.sum(e * p["w"]), 1.0, method=method)
-    params = {"w": jnp.ones(3), "n": jnp.int32(300)}
+    f = clipped_grad(lambda p, x: linear(p["w"], x), 1.0, method=method)
+    params = {"w": ONES, "n": np.int32(300)}
     for call in (f, f.plan):
         with pytest.raises(TypeError, match="dense array of floats, got the leaf 'n'"):
-            call(params, jnp.ones((2, 3)))
+            call(params, BATCH)
 
 
 def test_clipped_grad_probe_among_parameters_raises():
     def loss(p, e):
         return jnp.sum(optclip.clip_cotangent(p["w"] * e, 1.0, probe=p["probe"])[0])
 
-    params = {"w": jnp.ones(3), "probe": optclip.cotangent_probe()}
+    params = {"w": ONES, "probe": optclip.cotangent_probe()}
     with pytest.raises(TypeError, match="must not contain a cotangent_probe"):
-        clipped_grad(loss, 1.0)(params, jnp.ones((2, 3)))
+        clipped_grad(loss, 1.0)(params, BATCH)
 
 
-def test_ghost_sum_has_derivative_by_closed_over_value():
-    """Through the norms too: `c` scales gradients, of which one of two is clipped."""
-    w, x = jnp.eye(3) / 3, jnp.arange(6.0).reshape(2, 3) / 6
-
-    def total(c, method):
-        f = clipped_grad(
-            lambda w, e: c * jnp.sum(jnp.tanh(e @ w)), 0.5, method=method, strict=False
-        )
-        grads, info = f(w, x)
-        return jnp.sum(grads * w), info.coefficients
-
-    (found, coefficients), (wanted, _) = (
-        jax.grad(total, has_aux=True)(0.4, method) for method in ("ghost", "vmap")
-    )
-    np.testing.assert_array_equal(coefficients < 1, [False, True])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "casts", [(None, None), ("bfloat16", None), (None, "float16")], ids=str
-)
-@pytest.mark.parametrize("method", ["ghost", "auto"])
-def test_ghost_sum_in_half_precision_keeps_bound_or_raises(casts, method):
-    """The sum over examples is rounded to the dtype in which parameters meet data."""
-    of_data, of_weight = casts
-    w = jnp.asarray(np.random.default_rng(0).normal(size=(32, 32)) / 9, jnp.float32)
-    x = jnp.asarray(np.random.default_rng(1).normal(size=(1, 32)), jnp.float32)
-    batch, without = jnp.tile(x, (512, 1)), jnp.arange(512) == 7
-
+def square_in(of_data=None, of_weight=None):
     def loss(w, x):
         w = w.astype(of_weight).astype(w.dtype) if of_weight else w
         x, w = (x.astype(of_data), w.astype(of_data)) if of_data else (x, w)
         return jnp.sum(jnp.tanh(x @ w).astype(jnp.float32) ** 2)
 
-    f = clipped_grad(loss, 0.01, method=method)
-    if any(casts) and method == "ghost":
+    return loss
+
+
+WIDE = (RNG.normal(size=(32, 32)) / 9).astype(np.float32)
+SAME = np.tile(RNG.normal(size=(1, 32)).astype(np.float32), (512, 1))
+
+
+@pytest.mark.parametrize("casts", [("bfloat16", None), (None, "float16")], ids=str)
+def test_strict_ghost_in_half_precision_raises_and_auto_takes_vmap(casts):
+    """The sum over examples is rounded to the dtype in which parameters meet data."""
+    loss = square_in(*casts)
+    for params in (WIDE, jnp.asarray(WIDE, jnp.bfloat16)):
         with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
-            f(w, batch)
-        return
-    plan = f.plan(w, batch)
-    assert plan.method == ("vmap" if any(casts) else "ghost")
-    assert plan.unsupported.startswith("`strict`") == any(casts)
-    whole, info = jax.jit(f)(w, batch)
-    less, _ = jax.jit(f)(w, batch, padding=without)
+            clipped_grad(loss, 0.01, method="ghost")(params, SAME)
+        plan = clipped_grad(loss, 0.01, method="auto").plan(params, SAME)
+        assert plan.method == "vmap"
+        assert plan.unsupported.startswith("`strict`")
+
+
+def test_ghost_of_half_precision_parameters_is_float32_without_strict():
+    half = jnp.ones(2, jnp.bfloat16)
+    f = clipped_grad(linear, 1.0, method="ghost", strict=False)
+    found, info = quick_jit(f)(half, BATCH)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(info.norms, np.sqrt(2), rtol=1e-2)
+    # Norms alone need no sum.
+    assert norms(linear, method="ghost").plan(half, BATCH).unsupported == ""
+
+
+@pytest.mark.parametrize("method", ["ghost", "auto"])
+def test_ghost_sum_in_float32_keeps_bound(method):
+    f = clipped_grad(square_in(), 0.01, method=method)
+    assert f.plan(WIDE, SAME).method == "ghost"
+    run = jax.jit(f)
+    whole, info = run(WIDE, SAME, padding=np.zeros(512, bool))
+    less, _ = run(WIDE, SAME, padding=np.arange(512) == 7)
     assert (info.norms > 0.01).all()
     change = np.linalg.norm(np.float64(whole) - np.float64(less))
     assert 0.0099 < change <= f.sensitivity() * (1 + 512 * 515 * 2.0**-23)
 
 
+def test_ghost_sum_has_derivative_by_closed_over_value():
+    """Through the norms too: `c` scales gradients, of which one of two is clipped."""
+    w, x = np.float32(np.eye(3) / 3), np.float32(np.arange(6).reshape(2, 3) / 6)
+
+    def total(c, method):
+        f = clipped_grad(
+            lambda w, e: c * dense(w, e), 0.5, method=method, strict=False
+        )
+        grads, info = f(w, x)
+        return jnp.sum(grads * w), info.coefficients
+
+    run = quick_jit(jax.grad(total, has_aux=True), static_argnums=1)
+    found, coefficients = run(0.4, "ghost")
+    np.testing.assert_array_equal(coefficients < 1, [False, True])
+    np.testing.assert_allclose(found, run(0.4, "vmap")[0], rtol=1e-5)
+
+
 @pytest.mark.parametrize("over", ["tree", "leaf"])
 def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
-    """Of the first example a derivative is infinite, of the last all is padding."""
-    x = jnp.array([[1.0, 0.0], [1.0, 2.0], [2.0, 0.5], [0.0, 0.0]])
-    params = {"w": jnp.ones(2), "v": jnp.ones(2)}
-    padding = jnp.array([False, False, False, True])
+    """The first example has an infinite derivative, the last is padding."""
+    x = np.array([[1.0, 0.0], [1.0, 2.0], [2.0, 0.5], [0.0, 0.0]], np.float32)
+    params = {"w": ONES, "v": ONES}
+    padding = np.arange(4) == 3
 
     def loss(p, x):
         return jnp.sum(p["w"] / x) + jnp.sum(p["v"] * x)
 
-    found, wanted = (
-        clipped_grad(loss, 1.0, over=over, method=method)(params, x, padding=padding)
+    ghost, vmap = (
+        quick_jit(clipped_grad(loss, 1.0, over=over, method=method))
         for method in ("ghost", "vmap")
     )
-    coefficients = jax.tree.leaves(found[1].coefficients)[-1]
+    found, info = ghost(params, x, padding=padding)
+    wanted, _ = vmap(params, x, padding=padding)
+    coefficients = jax.tree.leaves(info.coefficients)[-1]
     np.testing.assert_array_equal(coefficients == 0, [True, False, False, True])
     assert (coefficients < 1).all()
-    assert_same(found[0], wanted[0])
+    for key, right in wanted.items():
+        np.testing.assert_allclose(found[key], right, rtol=1e-5)
+    nothing, _ = ghost(params, x, padding=np.ones(4, bool))
+    for total in nothing.values():
+        np.testing.assert_array_equal(total, 0)
+
+
+def test_ghost_propagate_makes_rows_nan_that_example_does_not_use():
+    def loss(rows, example):
+        ids, x = example
+        return jnp.sum(rows[ids] * x)
+
+    rows = np.ones((4, 2), np.float32)
+    ids, x = np.array([0, 1]), np.array([[np.nan, 1], [1, 1]], np.float32)
+    f = clipped_grad(loss, 1.0, method="ghost", nonfinite="propagate")
+    found, _ = quick_jit(f)(rows, (ids, x))
+    assert np.isnan(found).all()

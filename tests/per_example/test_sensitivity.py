@@ -1,28 +1,90 @@
-"""No example adds more than its bound: the change of a sum by one, in float64."""
+"""The sensitivity, and that no example changes a sum by more, in float64."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip.per_example import clipped_grad, clipped_sum
 
-# Of each: pairs of batches that differ in one example, made by an adversary.
-PAIRS, EXAMPLES, SIZE = 5000, 4, 6
+# Pairs of batches that differ in one example; 200,000 in all, half of them adversarial.
+PAIRS, EXAMPLES, SIZE = 12_500, 4, 6
 RESPONSES = ("hard", "auto_s", "normalize", "drop", "smooth", "unit")
-DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float32)
+PARAMS = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+GROUPS = optclip.groups({"w": "matrix", "b": "vector"})
+
+
+def linear(w, x):
+    return jnp.sum(w * x)
+
+
+BY_GROUP = {"threshold": {"matrix": 0.5, "vector": 1.0}, "over": GROUPS}
+SENSITIVITIES = {
+    "leaf": ({"threshold": 2.0, "over": "leaf"}, 2 * math.sqrt(2)),
+    "each leaf": (
+        {"threshold": {"w": 0.5, "b": 1.0}, "over": "leaf"},
+        math.sqrt(1.25),
+    ),
+    "unbounded leaf": ({"threshold": {"w": 0.5, "b": None}, "over": "leaf"}, math.inf),
+    "groups": (BY_GROUP | {"normalize_by": 4.0}, math.sqrt(1.25) / 4),
+    "unit": ({"threshold": 5.0, "response": "unit"}, 1),
+    "unit groups": (BY_GROUP | {"response": "unit"}, math.sqrt(2)),
+    "int8": ({"threshold": np.int8(100)}, 100),
+    "bfloat16": ({"threshold": jnp.bfloat16(1.0), "normalize_by": 7}, 1 / 7),
+}
+
+
+@pytest.mark.parametrize("name", SENSITIVITIES)
+def test_sensitivity_equals_formula_in_float64(name):
+    options, expected = SENSITIVITIES[name]
+    f = clipped_grad(linear, **options)
+    found = f.sensitivity(params=PARAMS)
+    assert isinstance(found, float)
+    assert found == pytest.approx(expected, rel=1e-15)
+    assert f.sensitivity("zero_out", PARAMS) == found
+    assert f.sensitivity("replace_one", PARAMS) == 2 * found
+
+
+def test_sensitivity_takes_relations_of_dp_accounting():
+    f = clipped_grad(linear, 3.0)
+    for relation in ("add_or_remove_one", "REPLACE_SPECIAL"):
+        assert f.sensitivity(relation) == 3
+    with pytest.raises(ValueError, match="`relation` must be 'add_or_remove', "):
+        f.sensitivity("near")
+
+
+def test_sensitivity_of_several_leaves_needs_params():
+    with pytest.raises(ValueError, match=r"`params` must be given.*params=params"):
+        clipped_grad(linear, 2.0, over="leaf").sensitivity()
+    groups = clipped_grad(linear, 2.0, over=optclip.groups(lambda tree: "all"))
+    with pytest.raises(TypeError, match="must return a tree"):
+        groups.sensitivity(params=PARAMS)
+    assert clipped_grad(linear, **BY_GROUP).sensitivity() == math.sqrt(1.25)
+
+
+def test_sensitivity_of_traced_threshold_is_array():
+    def of(threshold):
+        tree = clipped_grad(linear, threshold).sensitivity("replace_one")
+        leaf = clipped_grad(linear, {"w": threshold, "b": 1.0}, over="leaf")
+        return tree, leaf.sensitivity(params=PARAMS)
+
+    of = jax.jit(of)
+    np.testing.assert_allclose(of(3.0), [6, math.sqrt(10)], rtol=1e-6)
+    np.testing.assert_array_equal(of(-1.0), [0, 1])
 
 
 def cast(x, dtype):
-    """As a computation in that dtype would have it: inf above its largest number."""
+    """Round as a computation in that dtype does, to inf above its largest number."""
     with np.errstate(over="ignore"):
         return x.astype(dtype)
 
 
 def adversarial(rng, dtype, count):
-    """Gradients from 1e-45 to the largest number, zeros, inf and NaN among them."""
+    """Draw gradients from 1e-45 to the largest number, with zeros, inf and NaN."""
     info = jnp.finfo(dtype)
     low, high = np.log(float(info.smallest_subnormal)), np.log(float(info.max))
     shape = (count, EXAMPLES, SIZE)
@@ -36,7 +98,7 @@ def adversarial(rng, dtype, count):
 
 
 def near_the_threshold(rng, dtype, count, threshold):
-    """Norms of the threshold, but for the last few bits."""
+    """Draw gradients whose norms differ from the threshold in the last bits."""
     x = rng.normal(size=(count, EXAMPLES, SIZE))
     x *= threshold[:, None, None] / np.linalg.norm(x, axis=-1, keepdims=True)
     x *= 1 + rng.integers(-8, 9, (count, EXAMPLES, 1)) * 2.0**-24
@@ -47,72 +109,87 @@ def length(x):
     return np.linalg.norm(np.asarray(x, np.float64), axis=-1)
 
 
+# All examples, without the last one, and the last one alone.
+LAST = np.arange(EXAMPLES) == EXAMPLES - 1
+WITHOUT = np.stack([np.zeros_like(LAST), LAST, ~LAST])
+
+
 @functools.partial(jax.jit, static_argnames="response")
 def sums(grads, threshold, response):
-    def one(grads, threshold):
-        whole, _ = clipped_sum(grads, threshold, response=response)
-        without = jnp.arange(EXAMPLES) == EXAMPLES - 1
-        less, _ = clipped_sum(grads, threshold, response=response, padding=without)
-        own, _ = clipped_sum(grads[-1:], threshold, response=response)
-        return whole, less, own
+    def one(grads, threshold, padding):
+        return clipped_sum(grads, threshold, response=response, padding=padding)[0]
 
-    return jax.vmap(one)(grads, threshold)
+    per_padding = jax.vmap(one, (None, None, 0))
+    return jax.vmap(per_padding, (0, 0, None))(grads, threshold, WITHOUT)
 
 
-@pytest.mark.parametrize("response", RESPONSES)
-def test_no_pair_of_neighbours_is_further_apart_than_the_bound(response):
+# The gradients are converted to float32 before a response is applied.
+@pytest.mark.parametrize(
+    ("response", "dtype"),
+    [
+        *((response, jnp.float32) for response in RESPONSES),
+        ("hard", jnp.float16), ("hard", jnp.bfloat16),
+    ],
+)  # fmt: skip
+def test_neighboring_sums_differ_by_at_most_threshold(response, dtype):
     rng = np.random.default_rng(1)
+    # A threshold below 2**-36 counts as 0: nothing is added.
+    threshold = np.exp(rng.uniform(np.log(2.0**-40), np.log(1e37), PAIRS))
+    threshold = threshold.astype(np.float32).astype(np.float64)
+    most = np.where(threshold < 2.0**-36, 0, threshold)
+    most = most > 0 if response == "unit" else most
     clipped = 0
-    for dtype in DTYPES:
-        # A threshold below 2**-36 counts as 0: nothing is added.
-        threshold = np.exp(rng.uniform(np.log(2.0**-40), np.log(1e37), PAIRS))
-        threshold = threshold.astype(np.float32).astype(np.float64)
-        wild = adversarial(rng, dtype, PAIRS)
-        near = near_the_threshold(rng, dtype, PAIRS, threshold)
-        for grads in (wild, near):
-            whole, less, own = sums(grads, jnp.float32(threshold), response)
-            change = length(
-                np.asarray(whole, np.float64) - np.asarray(less, np.float64)
-            )
-            most = np.where(threshold < 2.0**-36, 0, threshold)
-            most = most > 0 if response == "unit" else most
-            assert (change <= most).all()
-            assert (length(own) <= most).all()
-            norms = length(grads[:, -1])
-            clipped += ((norms > threshold) & np.isfinite(norms)).sum()
-    assert clipped > PAIRS
+    for grads in (
+        adversarial(rng, dtype, PAIRS),
+        near_the_threshold(rng, dtype, PAIRS, threshold),
+    ):
+        found = sums(grads, np.float32(threshold), response)
+        whole, less, alone = np.moveaxis(np.float64(found), 1, 0)
+        assert (length(whole - less) <= most).all()
+        assert (length(alone) <= most).all()
+        norms = length(grads[:, -1])
+        clipped += ((norms > threshold) & np.isfinite(norms)).sum()
+    assert clipped > PAIRS / 4
 
 
-def test_rounding_of_the_sum_stays_within_what_is_stated():
+@pytest.mark.parametrize("size", [1, 64])
+def test_rounding_of_sum_stays_within_stated_bound(size):
     """1 + B (max(m, 8) + 3) 2**-23 times the sensitivity: B examples, m at a time."""
-    rng = np.random.default_rng(2)
-    for size in (1, 4, 64):
-        batch = rng.normal(size=(1024, 3)) + 3
-        f = clipped_grad(lambda w, x: jnp.sum(w * x), 1.0, microbatch_size=size)
-        g = jax.jit(f)
-        whole = np.asarray(g(jnp.zeros(3), batch)[0], np.float64)
-        for i in range(5):
-            less, _ = g(jnp.zeros(3), batch, padding=np.arange(1024) == i)
-            most = f.sensitivity() * (1 + 1024 * (max(size, 8) + 3) * 2.0**-23)
-            assert length(whole - np.asarray(less, np.float64)) <= most
+    batch = np.float32(np.random.default_rng(2).normal(size=(1024, 3)) + 3)
+    f = clipped_grad(linear, 1.0, microbatch_size=size)
+    run = jax.jit(f)
+    zeros = np.zeros(3, np.float32)
+
+    def sum_without(i):
+        return np.float64(run(zeros, batch, padding=np.arange(1024) == i)[0])
+
+    whole = sum_without(-1)
+    most = f.sensitivity() * (1 + 1024 * (max(size, 8) + 3) * 2.0**-23)
+    for i in range(5):
+        assert 0.99 < length(whole - sum_without(i)) <= most
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_many_microbatches_are_not_summed_plainly(size):
+def test_sum_of_many_microbatches_is_more_accurate_than_plain(size):
     """A plain sum of so many equal numbers is off by twice as much."""
     batch = np.full(4096, 0.3000001, np.float32)
-    f = clipped_grad(lambda w, x: w * x, 1.0, microbatch_size=size)
-    found = float(jax.jit(f)(jnp.float32(0), batch)[0])
+    f = clipped_grad(linear, 1.0, microbatch_size=size)
+    found = float(jax.jit(f)(np.float32(0), batch)[0])
     most = 4096 * (max(size, 8) + 3) * 2.0**-24
     assert abs(found - 4096 * float(batch[0])) <= most
     plain = float(np.cumsum(batch)[-1])
     assert abs(plain - 4096 * float(batch[0])) > most
 
 
-def test_not_strict_it_may_be_above_by_a_rounding():
+def test_sum_without_strict_exceeds_threshold_by_rounding():
     rng = np.random.default_rng(3)
-    grads = jnp.asarray(rng.normal(size=(4096, 1, 3)), jnp.float32)
-    loose = jax.vmap(lambda g: clipped_sum(g, 0.1, strict=False)[0])(grads)
-    strict = jax.vmap(lambda g: clipped_sum(g, 0.1)[0])(grads)
-    assert 0.1 < length(loose).max() <= 0.1 * (1 + 2e-6)
-    assert length(strict).max() <= np.float32(0.1)
+    grads = np.float32(rng.normal(size=(4096, 1, 3)))
+
+    def longest(strict):
+        def one(g):
+            return clipped_sum(g, 0.1, strict=strict)[0]
+
+        return length(jax.jit(jax.vmap(one))(grads)).max()
+
+    assert 0.1 < longest(strict=False) <= 0.1 * (1 + 2e-6)
+    assert longest(strict=True) <= np.float32(0.1)

@@ -1,7 +1,8 @@
-"""Losses of one example, as models have them, written in plain JAX.
+"""Losses of one example in plain JAX: those of models, and unusual uses of parameters.
 
-`MODELS[name]()` gives a loss, its parameters and a batch, in float32; each is scaled as
-a model is that starts to train, so that float32 is enough for its gradient.
+`MODELS[name]()` returns a loss, its parameters and a batch, in float32. They are scaled
+like a model at the start of training, so that float32 suffices for the gradient.
+`PLACES[name]` is a loss of `PLACE_PARAMS` and one of `PLACE_EXAMPLES`.
 """
 
 import jax
@@ -223,3 +224,100 @@ MODELS = {
     "experts": experts,
     "nested": nested,
 }
+
+N = 4
+
+
+def normal(*shape, seed=0):
+    rng = np.random.default_rng(seed + len(shape))
+    return (rng.normal(size=shape) / 2).astype(np.float32)
+
+
+PLACE_PARAMS = {"w": normal(N, N), "v": normal(N), "s": normal(2, N, N)}
+PLACE_EXAMPLES = normal(2, 3, N, seed=5)
+
+
+def callback(p, x):
+    jax.debug.callback(lambda w: None, p["w"])
+    return jnp.sum(x @ p["w"])
+
+
+def reference(p, x):
+    ref = jax.new_ref(p["w"])
+    ref[...] = ref[...] * x.sum()
+    return jnp.sum(jnp.tanh(x @ ref[...]))
+
+
+def index(p, x):
+    """No site is where an integer comes out."""
+    chosen = jnp.argmax(x[0] * p["v"])
+    return jnp.sum(jnp.where(x > p["v"], x, 0) @ p["w"]) + x[0, chosen]
+
+
+def branch_in_scan(p, x):
+    def step(x, w):
+        x = lax.cond(x.sum() > 0, lambda w: x @ w, lambda w: x - w[0], p["w"])
+        return jnp.tanh(x @ w), None
+
+    return jnp.sum(lax.scan(step, x, p["s"])[0])
+
+
+def scan_output_of_parameters(p, x):
+    def step(x, w):
+        return jnp.tanh(x @ w), (jnp.sin(w), jnp.arange(N))
+
+    x, (made, steps) = lax.scan(step, x, p["s"])
+    return jnp.sum(x @ made[0] + made[1].sum() + steps.sum())
+
+
+def scan_of_scalar(p, x):
+    """A number of the parameters that is carried and reaches no output."""
+    return jnp.sum(lax.scan(lambda c, x: (c * p["v"][0], x @ p["w"]), 1.0, x)[1])
+
+
+def rows_out_of_bounds(p, x):
+    ids = jnp.round(8 * x).astype(jnp.int32)
+    rows = p["w"].at[ids].get(mode="fill", fill_value=0)
+    return jnp.sum(jnp.sin(rows) * x[..., None])
+
+
+def rows_by_two_indices(p, x):
+    ids = jnp.abs(jnp.round(8 * x).astype(jnp.int32)) % N
+    return jnp.sum(jnp.sin(p["s"][ids % 2, ids]) * x[..., None])
+
+
+def complex_product(p, x):
+    y = jnp.fft.fft(x) @ p["w"].astype(jnp.complex64)
+    return jnp.sum(jnp.abs(y) ** 2) + jnp.sum(x[:0] @ p["s"][0]) + p["v"].sum()
+
+
+def convolution_of_parameters(p, x):
+    """A batch of images, and an image of parameters, whose kernel is data."""
+    numbers = ("NHC", "HIO", "NHC")
+
+    def one(x):
+        return lax.conv_general_dilated(
+            x[None], p["s"], (1,), "SAME", dimension_numbers=numbers
+        )
+
+    y = lax.conv_general_dilated(
+        p["w"][None], x[:, None], (1,), "SAME",
+        dimension_numbers=numbers, feature_group_count=N,
+    )  # fmt: skip
+    return jnp.sum(jax.vmap(one)(jnp.stack([x, 2 * x])) ** 2) + jnp.sum(y**2)
+
+
+PLACES = {
+    "parameters_alone": lambda p, x: jnp.sum(p["w"] ** 2),
+    "no_parameters": lambda p, x: jnp.sum(x),
+    "bool_data": lambda p, x: jnp.sum(jnp.tanh((x > 0) @ p["w"])),
+    "two_products": lambda p, x: jnp.sum(jnp.tanh(x @ p["s"][0]) @ p["s"][1]),
+    **{
+        loss.__name__: loss
+        for loss in (
+            callback, reference, index, branch_in_scan, scan_output_of_parameters,
+            scan_of_scalar, rows_out_of_bounds, rows_by_two_indices, complex_product,
+            convolution_of_parameters,
+        )
+    },
+}  # fmt: skip

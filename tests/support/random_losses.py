@@ -54,6 +54,72 @@ def bent(x):
 bent.defvjp(lambda x: (bent(x), x), lambda x, g: (jnp.tanh(3 * g * x),))
 
 
+# Views of a matrix `w`, of parameters alone, by the other parameters, another matrix
+# of the same shape and the index of a layer.
+MATRIX_VIEWS = {
+    "plain": lambda w, p, other, layer: w,
+    "T": lambda w, p, other, layer: w.T,
+    "rev": lambda w, p, other, layer: w[::-1],
+    "twice": lambda w, p, other, layer: 2 * w,
+    "sum": lambda w, p, other, layer: w + p["bias"][:, None] * p["gain"],
+    "soft": lambda w, p, other, layer: jax.nn.softmax(w),
+    "unit": lambda w, p, other, layer: w / jnp.linalg.norm(w),
+    "slice": lambda w, p, other, layer: jnp.concatenate([w[:1], w[1:]]),
+    "round": lambda w, p, other, layer: w.reshape(-1).reshape(N, N).transpose(1, 0),
+    "stop": lambda w, p, other, layer: lax.stop_gradient(w),
+    "name": lambda w, p, other, layer: checkpoint_name(
+        lax.optimization_barrier(-w), "w"
+    ),
+    "jit": lambda w, p, other, layer: jax.jit(lambda w: jnp.swapaxes(w, 0, 1))(w),
+    "fft": lambda w, p, other, layer: jnp.fft.ifft(
+        jnp.fft.fft(w) * jnp.arange(1, N + 1)
+    ).real,
+    "qk": lambda w, p, other, layer: jnp.stack([w, other])[layer % 2],
+    "scan": lambda w, p, other, layer: lax.scan(
+        lambda c, x: (jnp.tanh(c + x), x), w, p["stack"]
+    )[0],
+    "gauss": lambda w, p, other, layer: jnp.where(jnp.arange(N) % 2 == 0, w, other),
+}
+VECTOR_VIEWS = {
+    "plain": lambda w, p: w,
+    "rev": lambda w, p: jnp.flip(w),
+    "double": lambda w, p: w + w,
+    "scaled": lambda w, p: w * p["scale"],
+}
+ELEMENTWISE = {
+    "add": lambda h, w, mask: h + w,
+    "sub": lambda h, w, mask: w - h,
+    "mul": lambda h, w, mask: h * w,
+    "div": lambda h, w, mask: h / (1 + w**2),
+    "max": lambda h, w, mask: jnp.maximum(h, w),
+    "where": lambda h, w, mask: jnp.where(mask, h, w),
+    "pow": lambda h, w, mask: (1.5 + h) ** w,
+    "flipped": lambda h, w, mask: h * w[::-1][None] + w,
+}
+WORDS = {
+    "take": lambda h, w, ids: h + jnp.nan_to_num(jnp.take(w, ids, axis=0)),
+    "fill": lambda h, w, ids: h + w.at[ids + 4].get(mode="fill", fill_value=0),
+    "clip": lambda h, w, ids: h + w.at[ids + 4].get(mode="clip"),
+    "index": lambda h, w, ids: h * w[ids],
+    "onehot": lambda h, w, ids: h + jax.nn.one_hot(ids, V, dtype=h.dtype) @ w,
+    "pairs": lambda h, w, ids: h + w[ids, ids % N][:, None],
+    "columns": lambda h, w, ids: h + w[:, ids % N].sum(0)[:, None],
+}
+SLICED = {
+    "row": lambda p, h, ids: h + p["words"][ids[0]],
+    "layer": lambda p, h, ids: h @ p["stack"][ids[0] % LAYERS],
+    "dynamic": lambda p, h, ids: h + lax.dynamic_slice_in_dim(p["words"], ids[-1], 1),
+}
+MIXING = {
+    "attention": lambda h: jax.nn.softmax(h @ h.T) @ h,
+    "cumsum": lambda h: jnp.cumsum(h, axis=0),
+    "norm": lambda h: (h - h.mean(-1, keepdims=True)) / (1 + h.var(-1))[:, None],
+    "sort": lambda h: jnp.sort(h, axis=-1),
+    "mean": lambda h: h + h.mean(0),
+    "nothing": jax.nn.relu,
+}
+
+
 class Maker:
     """Draws operations; each is a function of (p, h, ids)."""
 
@@ -87,42 +153,7 @@ class Maker:
                 return w[:, layer * N : (layer + 1) * N]
             return w[:N]
 
-        def view(p):
-            w = base(p)
-            match how:
-                case "T":
-                    return w.T
-                case "rev":
-                    return w[::-1]
-                case "twice":
-                    return 2 * w
-                case "sum":
-                    return w + p["bias"][:, None] * p["gain"]
-                case "soft":
-                    return jax.nn.softmax(w)
-                case "unit":
-                    return w / jnp.linalg.norm(w)
-                case "slice":
-                    return jnp.concatenate([w[:1], w[1:]])
-                case "round":
-                    return w.reshape(-1).reshape(N, N).transpose(1, 0)
-                case "stop":
-                    return lax.stop_gradient(w)
-                case "name":
-                    return checkpoint_name(lax.optimization_barrier(-w), "w")
-                case "jit":
-                    return jax.jit(lambda w: jnp.swapaxes(w, 0, 1))(w)
-                case "fft":
-                    return jnp.fft.ifft(jnp.fft.fft(w) * jnp.arange(1, N + 1)).real
-                case "qk":
-                    return jnp.stack([w, p[other]])[layer % 2]
-                case "scan":
-                    return lax.scan(lambda c, x: (jnp.tanh(c + x), x), w, p["stack"])[0]
-                case "gauss":
-                    return jnp.where(jnp.arange(N) % 2 == 0, w, p[other])
-            return w
-
-        return view
+        return lambda p: MATRIX_VIEWS[how](base(p), p, p[other], layer)
 
     def vector(self):
         name, layer = self.pick(VECTORS), int(self.rng.integers(LAYERS))
@@ -130,14 +161,7 @@ class Maker:
 
         def view(p):
             w = p[name] if p[name].ndim == 1 else p[name][layer]
-            match how:
-                case "rev":
-                    return jnp.flip(w)
-                case "double":
-                    return w + w
-                case "scaled":
-                    return w * p["scale"]
-            return w
+            return VECTOR_VIEWS[how](w, p)
 
         return view
 
@@ -185,52 +209,12 @@ class Maker:
     def elementwise(self, depth):
         v = self.vector()
         mask = self.rng.random(N) < 0.5
-        how = self.pick(["add", "sub", "mul", "div", "max", "where", "pow", "flipped"])
-
-        def apply(p, h, ids):
-            w = v(p)
-            match how:
-                case "add":
-                    return h + w
-                case "sub":
-                    return w - h
-                case "mul":
-                    return h * w
-                case "div":
-                    return h / (1 + w**2)
-                case "max":
-                    return jnp.maximum(h, w)
-                case "where":
-                    return jnp.where(mask, h, w)
-                case "pow":
-                    return (1.5 + h) ** w
-            return h * w[::-1][None] + w
-
-        return apply
+        how = self.pick([*ELEMENTWISE])
+        return lambda p, h, ids: ELEMENTWISE[how](h, v(p), mask)
 
     def words(self, depth):
-        mode = self.pick(
-            ["take", "fill", "clip", "index", "onehot", "pairs", "columns"]
-        )
-
-        def apply(p, h, ids):
-            w = p["words"]
-            match mode:
-                case "take":
-                    return h + jnp.nan_to_num(jnp.take(w, ids, axis=0))
-                case "fill":
-                    return h + w.at[ids + 4].get(mode="fill", fill_value=0)
-                case "clip":
-                    return h + w.at[ids + 4].get(mode="clip")
-                case "index":
-                    return h * w[ids]
-                case "onehot":
-                    return h + jax.nn.one_hot(ids, V, dtype=h.dtype) @ w
-                case "pairs":
-                    return h + w[ids, ids % N][:, None]
-            return h + w[:, ids % N].sum(0)[:, None]
-
-        return apply
+        mode = self.pick([*WORDS])
+        return lambda p, h, ids: WORDS[mode](h, p["words"], ids)
 
     def convolution(self, depth):
         grouped, stride, dilation = (
@@ -256,35 +240,11 @@ class Maker:
         return apply
 
     def sliced(self, depth):
-        how = self.pick(["row", "layer", "dynamic"])
-
-        def apply(p, h, ids):
-            if how == "row":
-                return h + p["words"][ids[0]]
-            if how == "layer":
-                return h @ p["stack"][ids[0] % LAYERS]
-            return h + lax.dynamic_slice_in_dim(p["words"], ids[-1], 1)
-
-        return apply
+        return SLICED[self.pick([*SLICED])]
 
     def mixing(self, depth):
-        how = self.pick(["attention", "cumsum", "norm", "sort", "mean", "nothing"])
-
-        def apply(p, h, ids):
-            match how:
-                case "attention":
-                    return jax.nn.softmax(h @ h.T) @ h
-                case "cumsum":
-                    return jnp.cumsum(h, axis=0)
-                case "norm":
-                    return (h - h.mean(-1, keepdims=True)) / (1 + h.var(-1))[:, None]
-                case "sort":
-                    return jnp.sort(h, axis=-1)
-                case "mean":
-                    return h + h.mean(0)
-            return jax.nn.relu(h)
-
-        return apply
+        how = self.pick([*MIXING])
+        return lambda p, h, ids: MIXING[how](h)
 
     def custom(self, depth):
         v, w, how = self.vector(), self.matrix(), self.pick(["jvp", "vjp", "relu"])

@@ -1,0 +1,102 @@
+"""The threshold of Andrew et al.: its limit, its formula, its noise and its errors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip.per_example import ExampleInfo, QuantileThreshold
+
+DISTRIBUTIONS = {
+    "normal": lambda rng, size: np.abs(rng.normal(size=size)),
+    "lognormal": lambda rng, size: np.exp(2 * rng.normal(size=size)),
+    "uniform": lambda rng, size: rng.uniform(3, 5, size),
+}
+
+
+def info_of(norms, padding=None):
+    norms = jnp.asarray(norms, jnp.float32)
+    padding = jnp.zeros(norms.shape, bool) if padding is None else padding
+    return ExampleInfo(None, norms, norms, norms > jnp.inf, jnp.asarray(padding))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def one_step(rule, norms, padding=None, key=None):
+    return rule.update(rule.init(), info_of(norms, padding), key)
+
+
+@pytest.mark.parametrize(("quantile", "noise"), [(0.2, 50.0), (0.5, 0.0), (0.9, 50.0)])
+def test_quantile_threshold_converges_to_quantile_in_200_steps(quantile, noise):
+    rng = np.random.default_rng(0)
+    size = 1000
+    rule = QuantileThreshold(quantile, count_noise=noise, expected_batch_size=size)
+    norms = [draw(rng, (200, size)) for draw in DISTRIBUTIONS.values()]
+    keys = jax.random.split(jax.random.key(1), 200)
+
+    @jax.jit
+    @jax.vmap
+    def thresholds(norms):
+        def step(state, seen):
+            of_step, key = seen
+            state = rule.update(state, info_of(of_step), key if noise else None)
+            return state, state.threshold
+
+        return jax.lax.scan(step, rule.init(), (norms, keys))[1]
+
+    # One noisy step more or less is a percent.
+    reached = np.median(thresholds(np.float32(norms))[:, -20:], 1)
+    for limit, draw in zip(reached, DISTRIBUTIONS.values(), strict=True):
+        assert abs((draw(rng, 100_000) <= limit).mean() - quantile) < 0.02
+
+
+def test_quantile_threshold_step_equals_formula_without_padding():
+    rule = QuantileThreshold(0.7, learning_rate=0.3, init_value=2.0)
+    norms = np.array([1.0, 2.0, 3.0, np.nan, np.inf, 0.5])
+    padding = np.array([False] * 5 + [True])
+    state = one_step(rule, norms, padding)
+    fraction = ((norms[:5] <= 2) - 0.5).sum() / 5 + 0.5
+    np.testing.assert_allclose(state.fraction, fraction, rtol=1e-6)
+    np.testing.assert_allclose(
+        state.threshold, 2 * np.exp(-0.3 * (fraction - 0.7)), rtol=1e-6
+    )
+    none = one_step(rule, norms, np.ones(6, bool))
+    np.testing.assert_allclose(none.threshold, 2.0, rtol=1e-6)
+
+
+def test_quantile_threshold_divides_noisy_count_by_expected_size():
+    rule = QuantileThreshold(count_noise=3.0, expected_batch_size=20, init_value=1.0)
+    key = jax.random.key(7)
+    state = one_step(rule, np.array([0.5, 0.6, 2.0]), None, key)
+    noise = 3 * float(jax.random.normal(key))
+    np.testing.assert_allclose(state.fraction, (0.5 + noise) / 20 + 0.5, rtol=1e-5)
+
+
+def test_noise_multiplier_splits_budget():
+    rule = QuantileThreshold(count_noise=10.0, expected_batch_size=200)
+    for relation, moves in (("add_or_remove", 0.5), ("replace_one", 1)):
+        found = rule.noise_multiplier(1.1, relation)
+        both = (found**-2 + (10.0 / moves) ** -2) ** -0.5
+        assert both == pytest.approx(1.1, rel=1e-12)
+    with pytest.raises(ValueError, match="`count_noise` must be above .* got 0.0"):
+        QuantileThreshold().noise_multiplier(1.1)
+    few = QuantileThreshold(count_noise=0.5, expected_batch_size=200)
+    with pytest.raises(ValueError, match="above 0.5 times the noise multiplier, 0.55"):
+        few.noise_multiplier(1.1)
+
+
+def test_quantile_threshold_bad_argument_raises():
+    rule, ones = QuantileThreshold(), info_of(np.ones(2))
+    with pytest.raises(TypeError, match="`info` must be what a clip with over='tree'"):
+        rule.update(rule.init(), np.ones(3))
+    by_leaf = ones._replace(norms={"w": np.ones(2)})
+    with pytest.raises(TypeError, match="one norm an example"):
+        rule.update(rule.init(), by_leaf)
+    with pytest.raises(ValueError, match="`key` must be a PRNG key .*None without"):
+        rule.update(rule.init(), ones, jax.random.key(0))
+    noisy = QuantileThreshold(count_noise=1.0, expected_batch_size=8)
+    with pytest.raises(ValueError, match="`key` must be a PRNG key of this step"):
+        noisy.update(noisy.init(), ones)
+    with pytest.raises(ValueError, match="expected_batch_size.*The actual number is"):
+        QuantileThreshold(count_noise=1.0)
