@@ -157,7 +157,9 @@ def main() -> int:
 def drawn(folders: list[str], sample: int, seed: int) -> list[Fault]:
     """Draw faults at even distances over the files, in their order."""
     paths = sorted((ROOT / "optclip").rglob("*.py"))
-    wanted = [p for p in paths if not folders or p.parts[len(ROOT.parts) + 1] in folders]
+    wanted = [
+        p for p in paths if not folders or p.parts[len(ROOT.parts) + 1] in folders
+    ]
     faults = [fault for path in wanted for fault in _faults_of(path)]
     step = max(len(faults) / sample, 1.0)
     start = random.Random(seed).uniform(0, step)
@@ -188,7 +190,9 @@ def _faults_of(path: pathlib.Path) -> Iterator[Fault]:
     nodes = list(ast_nodes(get_ast(source)))
     found = []
     for name, operator in _operators().items():
-        positions = [place for node in nodes for place in operator.mutation_positions(node)]
+        positions = [
+            place for node in nodes for place in operator.mutation_positions(node)
+        ]
         for i, ((line, column), _) in enumerate(positions):
             if not _is_annotation(lines[line - 1]):
                 where = str(path.relative_to(ROOT))
@@ -206,9 +210,7 @@ def _operators() -> dict[str, Any]:
 
 def _is_annotation(line: str) -> bool:
     """Whether a line has `X | None` or `*,` of a signature, which computes nothing."""
-    return bool(
-        re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: \w+ \| \w+", line)
-    )
+    return bool(re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: \w+ \| \w+", line))
 
 
 def _copy(target: pathlib.Path) -> pathlib.Path:
@@ -228,7 +230,16 @@ def _stages(fault: Fault, copy: pathlib.Path) -> Iterator[list[str]]:
 
 
 def _first_failure(tests: list[str], copy: pathlib.Path) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-rfE",
+        "-p",
+        "no:cacheprovider",
+    ]
     try:
         result = subprocess.run(
             [*command, *tests], cwd=copy, capture_output=True, text=True,

@@ -39,9 +39,7 @@ def mesh(kind=AxisType.Auto):
 
 def mapped(function, in_specs, out_specs, **options):
     specs = {"in_specs": in_specs, "out_specs": out_specs}
-    return helpers.quick_jit(
-        jax.shard_map(function, mesh=mesh(), **specs, **options)
-    )
+    return helpers.quick_jit(jax.shard_map(function, mesh=mesh(), **specs, **options))
 
 
 def step(params, largest):

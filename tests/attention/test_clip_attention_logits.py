@@ -588,9 +588,7 @@ FIVE = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
     ],
     ids=["params", "no logits", "other logits", "updates"],
 )
-def test_update_without_its_arguments_is_rejected(
-    updates, params, given, error, match
-):
+def test_update_without_its_arguments_is_rejected(updates, params, given, error, match):
     tx = optax.chain(optclip.clip_attention_logits(100.0, LAYERS))
     with pytest.raises(error, match=match):
         tx.update(updates, tx.init(PARAMS), params, max_logits=given)

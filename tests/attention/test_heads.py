@@ -99,9 +99,7 @@ LIBRARIES = {
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_find_heads_finds_layers_that_are_clipped(library):
     tree, options, layers = LIBRARIES[library]
-    query, key = (
-        options[k].removeprefix("*/").removesuffix("/kernel") for k in NAMES
-    )
+    query, key = (options[k].removeprefix("*/").removesuffix("/kernel") for k in NAMES)
     layout = {k: v for k, v in options.items() if k not in NAMES}
     found = find_heads(tree, **options)
     assert list(found) == list(layers)

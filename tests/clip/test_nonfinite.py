@@ -54,9 +54,7 @@ def clip_with_each_policy(scope, given):
         outcomes = {}
         for policy in nf.POLICIES:
             masks = nf.INPUTS[given].masks
-            tx = optclip.clip_by(
-                nf.LIMIT, over=OVER[scope], nonfinite=policy, **masks
-            )
+            tx = optclip.clip_by(nf.LIMIT, over=OVER[scope], nonfinite=policy, **masks)
             clipped, state = tx.update(tree, tx.init(tree))
             outcomes[policy] = clipped, optclip.metrics(state)
         return outcomes

@@ -1,6 +1,6 @@
 """Clipping follows its formula on hostile trees, and keeps its invariants on any tree.
 
-    pytest tests/contracts/test_properties.py --full    # 20,000 examples of each
+pytest tests/contracts/test_properties.py --full    # 20,000 examples of each
 """
 
 import functools

@@ -28,9 +28,7 @@ def pulled(cotangent, *args, **options):
 @functools.cache
 def clipped(relative, **options):
     """Return a compiled function of the cotangent and the factor."""
-    return quick_jit(
-        lambda g, factor: pulled(g, factor, relative=relative, **options)
-    )
+    return quick_jit(lambda g, factor: pulled(g, factor, relative=relative, **options))
 
 
 def norms_of(cotangent, axis=-1):

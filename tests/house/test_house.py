@@ -10,7 +10,7 @@ import sys
 import typing
 
 import optclip
-from tools import imports, mutation
+from tools import imports
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 BUILDERS = {
@@ -86,19 +86,6 @@ def test_three_folders_build_transformations():
         if list(builders_in(ast.parse(path.read_text())))
     }
     assert building == {"transforms", "wrappers", "per_example"}
-
-
-def test_mutation_testing_names_existing_tests_for_each_module():
-    modules = {str(p.relative_to(imports.ROOT).with_suffix("")) for p in files(*FLOOR)}
-    with_code = {m for m in modules if "/_" in m and not m.endswith("/__init__")}
-    # Types of arguments and states: nothing is computed there.
-    types = {"_arrays/_types", "typing/_options", "typing/_states"}
-    assert set(mutation.TESTS) == with_code - types
-    for name in {name for tests in mutation.TESTS.values() for name in tests.split()}:
-        file, _, test = name.partition("::")
-        (path,) = CHECKOUT.glob(f"tests/**/test_{file}.py")
-        function = test.split("[")[0] or r"test_\w+"
-        assert re.search(rf"^def {function}\(", path.read_text(), re.MULTILINE), name
 
 
 def test_public_classes_name_their_public_path():

@@ -135,9 +135,7 @@ def test_ghost_sum_has_derivative_by_closed_over_value():
     w, x = np.float32(np.eye(3) / 3), np.float32(np.arange(6).reshape(2, 3) / 6)
 
     def total(c, method):
-        f = clipped_grad(
-            lambda w, e: c * dense(w, e), 0.5, method=method, strict=False
-        )
+        f = clipped_grad(lambda w, e: c * dense(w, e), 0.5, method=method, strict=False)
         grads, info = f(w, x)
         return jnp.sum(grads * w), info.coefficients
 

@@ -71,9 +71,9 @@ MATRIX_VIEWS = {
         lax.optimization_barrier(-w), "w"
     ),
     "jit": lambda w, p, other, layer: jax.jit(lambda w: jnp.swapaxes(w, 0, 1))(w),
-    "fft": lambda w, p, other, layer: jnp.fft.ifft(
-        jnp.fft.fft(w) * jnp.arange(1, N + 1)
-    ).real,
+    "fft": lambda w, p, other, layer: (
+        jnp.fft.ifft(jnp.fft.fft(w) * jnp.arange(1, N + 1)).real
+    ),
     "qk": lambda w, p, other, layer: jnp.stack([w, other])[layer % 2],
     "scan": lambda w, p, other, layer: lax.scan(
         lambda c, x: (jnp.tanh(c + x), x), w, p["stack"]

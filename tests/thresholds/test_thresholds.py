@@ -236,9 +236,7 @@ def test_relative_to_params_clips_each_slice_to_ratio():
     updates = jax.tree.map(lambda x: rng.normal(size=x.shape), params)
     params, updates = (jax.tree.map(np.float32, x) for x in (params, updates))
     rule = thresholds.relative_to_params(0.1, 0.5)
-    clipped = clipped_once(
-        optclip.clip_by(rule, over=optclip.axes(0)), updates, params
-    )
+    clipped = clipped_once(optclip.clip_by(rule, over=optclip.axes(0)), updates, params)
     for name, update in helpers.as_float64(updates).items():
         size = np.linalg.norm(np.float64(params[name]), axis=0)
         limit, norm = 0.1 * np.maximum(size, 0.5), np.linalg.norm(update, axis=0)

@@ -38,7 +38,11 @@ def run(count, folder, **more):
         }
         logs.append(folder / f"{process}.log")
         with logs[-1].open("w") as log:
-            command = [sys.executable, "-m", "tests.integration.processes.training_process"]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.integration.processes.training_process",
+            ]
             processes.append(
                 subprocess.Popen(
                     [*command, json.dumps(config | more)],
