@@ -266,16 +266,44 @@ def test_clip_arguments_that_do_not_fit_are_rejected(wrong, error, match):
 
 
 KERNEL = {"kernel": np.ones((3, 2, 4))}
-NORMS = (
-    "q_norm query_norm q_ln query_ln q_layernorm qk_norm k_norm key_norm key_ln"
-    " queryNorm QNorm key_layer_norm q_rms_norm KeyNorm_0 norm_q query_norm_1"
-    " _query_norm queries_norm query_rms k_l2norm query_normalization attn_q_norm"
-    " normk q_norm_scale"
-).split()
-OTHER_NORMS = "norm kv_norm q_a_layernorm pre_norm LayerNorm_0 knorms ln".split()
+NORMS = [
+    "q_norm",
+    "query_norm",
+    "q_ln",
+    "query_ln",
+    "q_layernorm",
+    "qk_norm",
+    "k_norm",
+    "key_norm",
+    "key_ln",
+    "queryNorm",
+    "QNorm",
+    "key_layer_norm",
+    "q_rms_norm",
+    "KeyNorm_0",
+    "norm_q",
+    "query_norm_1",
+    "_query_norm",
+    "queries_norm",
+    "query_rms",
+    "k_l2norm",
+    "query_normalization",
+    "attn_q_norm",
+    "normk",
+    "q_norm_scale",
+]
+OTHER_NORMS = [
+    "norm",
+    "kv_norm",
+    "q_a_layernorm",
+    "pre_norm",
+    "LayerNorm_0",
+    "knorms",
+    "ln",
+]
 # Latents of MLA may be normalized, its keys may not.
-MLA_NORMS = "k_norm key_norm key_ln qk_norm norm_k".split()
-LATENT_NORMS = "q_norm kv_norm q_a_layernorm query_norm".split()
+MLA_NORMS = ["k_norm", "key_norm", "key_ln", "qk_norm", "norm_k"]
+LATENT_NORMS = ["q_norm", "kv_norm", "q_a_layernorm", "query_norm"]
 
 
 def clip_two_heads(tree, path, rope=0):
