@@ -28,7 +28,7 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 
-# The notebooks keep what they printed and drew; tests/integration/examples/test_notebooks.py runs them.
+# The notebooks keep what they printed and drew; the nox session `examples` runs them.
 # Cells tagged "remove-cell" are asserts for that test, and are not shown.
 nb_execution_mode = "off"
 nb_merge_streams = True

@@ -72,8 +72,13 @@ def sharded(mesh, specs, padding=PADDING):
 
 @pytest.mark.parametrize(
     ("shape", "size", "method"),
-    [((8,), None, "ghost"), ((8,), 6, "vmap"), ((2, 4), 4, "vmap")]
-    + [((2, 4), 6, "ghost"), ((2, 4), None, "vmap")],
+    [
+        ((8,), None, "ghost"),
+        ((8,), 6, "vmap"),
+        ((2, 4), 4, "vmap"),
+        ((2, 4), 6, "ghost"),
+        ((2, 4), None, "vmap"),
+    ],
     ids=str,
 )
 def test_clipped_grad_under_jit_equals_one_device(shape, size, method):

@@ -43,9 +43,11 @@ def found_and_expected(x, d):
 
 @pytest.mark.parametrize(
     ("of_x", "of_d"),
-    [(1, 1), (0, 0), (1e-25, 1e15), (1e25, 1e-20), (1e10, 1e20), (1e-12, 1e-6)]
-    + [(1, 1e30), (1e20, 1e20), (1e-20, 1e-20), (1e-30, 1e20), (1e-30, 1e30)],
-)
+    [
+        (1, 1), (0, 0), (1e-25, 1e15), (1e25, 1e-20), (1e10, 1e20), (1e-12, 1e-6),
+        (1, 1e30), (1e20, 1e20), (1e-20, 1e-20), (1e-30, 1e20), (1e-30, 1e30),
+    ],
+)  # fmt: skip
 def test_ghost_norm_of_any_size_is_accurate_or_inf_or_0(of_x, of_d):
     found, expected = found_and_expected(
         normal(T, K) * of_x, normal(T, P, seed=1) * of_d
