@@ -43,6 +43,9 @@ class Clip:
 
     def transformation(self, leaves: Leaves, limit: Any) -> Leaves:
         """Return the updates of the first step."""
+        if "use_norm" in self.options:
+            # No transformation accepts a norm.
+            return self.functional(leaves, limit)[: len(leaves)]
         tx = getattr(optclip, self.name)(limit, **self.options)
         return tx.update(leaves, tx.init(leaves))[0]
 
@@ -164,7 +167,7 @@ CLIPS = {
         lambda leaves, c: tf.clip_by_global_norm(
             leaves, c, use_norm=tf.constant(GIVEN_NORM, leaves[0].dtype)
         )[0],
-        "clip_by_global_norm", {"use_norm": GIVEN_NORM},
+        "clip_by_global_norm", {"use_norm": GIVEN_NORM}, lambda leaves: GIVEN_NORM,
     ),
     "tf average": Clip(per_tensor(tf.compat.v1.clip_by_average_norm), "clip_by_average_norm"),
     "keras norm": Clip(in_keras("clipnorm"), "clip_by_norm"),
@@ -177,7 +180,7 @@ CLIPS = {
     },
     "torch given": Clip(
         in_torch(utils.clip_grads_with_norm_, total_norm=torch.tensor(GIVEN_NORM)),
-        "clip_by_global_norm", {"use_norm": GIVEN_NORM, "eps": 1e-6},
+        "clip_by_global_norm", {"use_norm": GIVEN_NORM, "eps": 1e-6}, lambda leaves: GIVEN_NORM,
     ),
     "torch value": Clip(in_torch(utils.clip_grad_value_), "clip_by_value"),
     "optax norm": Clip(

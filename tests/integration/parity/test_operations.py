@@ -97,8 +97,11 @@ def check(name, cases, prepare=lambda leaves: leaves):
 
 @pytest.mark.parametrize(
     ("name", "dtype", "shapes"),
-    [(name, dtype, shapes) for name, dtypes, shapes in OPERATIONS for dtype in dtypes],
-    ids=str,
+    [
+        pytest.param(name, dtype, shapes, id=f"{name}-{dtype}-{len(shapes)}")
+        for name, dtypes, shapes in OPERATIONS
+        for dtype in dtypes
+    ],
 )
 def test_clip_of_random_tree_matches_library(name, dtype, shapes):
     check(name, many(COUNT, dtype, shapes))
