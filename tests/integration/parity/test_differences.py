@@ -8,7 +8,7 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import optclip
-from optclip import functional
+from optclip import functional, per_example
 
 from .cases import BF16, wide
 from .clips import (
@@ -30,6 +30,9 @@ ONES = np.ones((2, 3, 1), np.float32)
 Z = np.array([3j, 3 + 4j], np.complex64)
 MIXED = [np.float16([3]), np.float32([4])]
 LIMITS = np.float32([1, 2])
+RAMP = np.float16([[1, 2, 3], [4, 5, 6]])
+BROADCAST = [[2, 3, 4], [4, 5, 5]]
+EXAMPLES = np.float32([[3, 4], [0, 0.5]])
 # One row twice, which TensorFlow and Keras clip as two rows.
 TWICE = rows(np.float32([[3], [4]]), [1, 1], (3, 1))
 ROWS = rows(np.float32([[1], [2]]), [1, 2], (3, 1))
@@ -128,6 +131,14 @@ CASES = {
     "bounds that cross": (
         lambda: tf.clip_by_value(X, 5.0, 1.0), [5, 5],
         lambda: by_value(X, lower=5.0, upper=1.0), ValueError,
+    ),
+    "bounds that broadcast agree": (
+        lambda: tf.clip_by_value(RAMP, RAMP[0] + 1, RAMP[1, :2, None]), BROADCAST,
+        lambda: by_value(RAMP, lower=RAMP[0] + 1, upper=RAMP[1, :2, None]), BROADCAST,
+    ),
+    "sum of clipped examples, optax agrees": (
+        lambda: optax.per_example_global_norm_clip([jnp.asarray(EXAMPLES)], 1.0)[0][0],
+        [0.6, 1.3], lambda: per_example.clipped_sum(EXAMPLES, 1.0, strict=False)[0], [0.6, 1.3],
     ),
     "bounds that cross, arrays agree": (
         lambda: tf.clip_by_value(X, np.float32([5, 0]), 1.0), [5, 1],
