@@ -19,8 +19,10 @@ KEYS = {
 ALL = {"scalars": 0, "tensors": 0}
 
 
-@pytest.fixture(scope="module")
-def logged_run():
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    """Return the names of the run that the page logs, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
     names = page.run("A run to log")
     history = names["history"]
     assert len(history) == 20
@@ -29,13 +31,6 @@ def logged_run():
     assert len({logged["clip/norm"] for logged in history}) == 20
     assert 0 < history[-1]["clip/rate"] < 1
     return names
-
-
-@pytest.fixture
-def names(logged_run, tmp_path, monkeypatch):
-    """Return the names of the run that the page logs, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return dict(logged_run)
 
 
 def check(found, history):
