@@ -1,4 +1,4 @@
-"""The code of the pages runs, prints what it says, and the pages name what there is."""
+"""Tests of the pages: their code, figures, plots, tables and links."""
 
 import pathlib
 import re
@@ -20,44 +20,31 @@ PAGES = (
     "sharp_edges.md",
     "which_clip.md",
 )
-BLOCKS = [
-    pytest.param(code, id=f"{page}-{i}")
-    for page in PAGES
-    for i, code in enumerate(
-        re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    )
-]
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]\d+)?")
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_blocks_print_what_they_say(code, capsys):
-    exec(code, {})
-    said = re.findall(r"^# (.*)$", code, re.MULTILINE)
-    assert capsys.readouterr().out.splitlines() == said
-
-
-def test_the_pages_are_few():
-    assert len(list(DOCS.glob("*.md"))) <= 12
-
-
-def test_there_are_blocks():
-    assert len(BLOCKS) == 44
+@pytest.mark.parametrize("page", PAGES)
+def test_page_code_prints_its_comments(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(code, {})
+        comments = re.findall(r"^# (.*)$", code, re.MULTILINE)
+        assert capsys.readouterr().out.splitlines() == comments, code
 
 
 @pytest.mark.parametrize(
     "words", ["DDP", "Gradient accumulation", "loss scale", "Mixed precision"]
 )
-def test_what_people_search_for_is_a_section_with_code(words):
+def test_common_search_words_have_a_section_with_code(words):
     pages = "\n".join((DOCS / page).read_text() for page in PAGES)
     sections = re.split(r"^## ", pages, flags=re.MULTILINE)
-    found = [text for text in sections if words in text.split("\n")[0]]
-    assert len(found) == 1
-    assert "```python" in found[0]
+    (section,) = (text for text in sections if words in text.split("\n")[0])
+    assert "```python" in section
 
 
-def test_the_pictures_are_the_notebooks():
-    """`python -m tools.pictures` takes them out of it."""
+def test_plots_of_logging_page_equal_those_of_notebook():
+    """`python -m tools.pictures` extracts them."""
     page = (DOCS / "logging.md").read_text()
     shown = re.findall(r"\(images/(which_\w+\.png)\)", page)
     kept = pictures.named()
@@ -67,8 +54,8 @@ def test_the_pictures_are_the_notebooks():
         assert len(picture) < 60_000
 
 
-def test_the_figures_were_measured():
-    """Losses of three seeds are in a notebook's output, others on the pages named."""
+def test_figures_of_choosing_page_occur_where_measured():
+    """Losses of three seeds are in a notebook's output, others on two pages."""
     page = " ".join((DOCS / "which_clip.md").read_text().split())
     printed = ""
     for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
@@ -89,14 +76,14 @@ def test_the_figures_were_measured():
     assert set(said) - set(NUMBER.findall(printed + pages)) == rest
 
 
-def test_every_recipe_has_a_row():
+def test_methods_page_has_a_row_for_every_recipe():
     page = (DOCS / "methods.md").read_text()
     rows = re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)
     assert sorted(rows) == sorted(recipes.__all__)
 
 
 @pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
-def test_links_lead_somewhere(page):
+def test_page_links_lead_to_files(page):
     text = (DOCS / page).read_text()
     linked = re.findall(r"\]\((?!http)([^)#]+)\)", text)
     assert not [name for name in linked if not (DOCS / name).exists()]

@@ -1,4 +1,4 @@
-"""What is written in several places: versions, oldest, newest, and the parts of CI."""
+"""Tests of values written in several places: versions and the parts of CI."""
 
 import re
 import tomllib
@@ -14,7 +14,7 @@ PYTHONS = [
 ]
 
 
-def test_one_version():
+def test_version_is_the_same_everywhere():
     version = PROJECT["version"]
     assert optclip.__version__ == version
     citation = (ROOT / "CITATION.cff").read_text()
@@ -25,7 +25,7 @@ def test_one_version():
     assert headings[0] == version
 
 
-def test_one_oldest_python():
+def test_oldest_python_is_the_same_everywhere():
     oldest = PROJECT["requires-python"].removeprefix(">=")
     assert f"CPython {oldest}+" in (ROOT / "README.md").read_text()
     major, minor = oldest.split(".")
@@ -33,14 +33,14 @@ def test_one_oldest_python():
     assert PYTHONS[0] == oldest
 
 
-def test_ci_has_the_oldest_python_and_the_newest():
+def test_ci_runs_oldest_and_newest_python():
     assert f'NEWEST = run.find("{PYTHONS[-1]}")' in (ROOT / "noxfile.py").read_text()
     found = re.findall(r"\b3\.\d+", (FLOWS / "ci.yml").read_text())
     assert set(found) == {PYTHONS[0], PYTHONS[-1]}
 
 
 def test_ci_runs_every_session():
-    """Those that plain `nox` runs, that is: the workflow, and .ci/run after the suite."""
+    """Compare the workflow and .ci/run with the sessions that plain `nox` runs."""
     sessions = re.findall(
         r"^@nox\.session(?:\(python=NEWEST\))?\ndef (\w+)",
         (ROOT / "noxfile.py").read_text(),
@@ -52,12 +52,12 @@ def test_ci_runs_every_session():
     assert sorted(parts.split()) == sorted(["suite", *sessions])
 
 
-def test_run_time_needs_three_packages():
+def test_package_depends_on_three_packages():
     names = {re.split(r"[<>=]", each)[0] for each in PROJECT["dependencies"]}
     assert names == {"jax", "jaxlib", "optax"}
 
 
-def test_the_workflow_runs_the_oldest_that_is_promised():
+def test_workflow_pins_oldest_dependencies():
     flow = (FLOWS / "jax.yml").read_text()
     (oldest,) = re.findall(r"name: oldest\n.*\n +packages: (.+)", flow)
     bounds = dict(each.split(">=") for each in PROJECT["dependencies"])

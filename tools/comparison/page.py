@@ -31,7 +31,7 @@ def observed(row: Row, side: Side) -> str:
 def made() -> str:
     """The table of a run."""
     head = f"| # | input | optax {optax.__version__} | optclip |\n|---|---|---|---|\n"
-    return head + "".join(_line(row) for row in ROWS if row.on_page)
+    return head + "".join(map(_line, ROWS))
 
 
 def kept() -> str:
@@ -50,14 +50,3 @@ def _line(row: Row) -> str:
     theirs, ours = observed(row, row.theirs), observed(row, row.ours)
     note = f" ({row.note})" if row.note else ""
     return f"| {row.number} | {row.text} | `{theirs}` | `{ours}`{note} |\n"
-
-
-def optax_version(text: str) -> str:
-    """The version that a table names."""
-    return re.search(r"\| optax (\S+) \|", text).group(1)
-
-
-def without_optax(text: str) -> list[str]:
-    """A table short of the column that depends on the version of optax."""
-    column = re.compile(r"^(\|(?:[^|]*\|){2})[^|]*\|")
-    return [column.sub(r"\1", line) for line in text.splitlines()]

@@ -51,26 +51,25 @@ class _Sparse:
 
 
 def on_device(tree: Any) -> Any:
-    """NumPy's arrays as jax's; Python numbers and float0 stay what they are."""
+    """Convert NumPy arrays to JAX arrays; Python numbers stay unchanged."""
 
     def put(x):
         if isinstance(x, _Sparse):
             return BCOO.fromdense(x.matrix)
-        known = isinstance(x, np.ndarray) and x.dtype != jax.dtypes.float0
-        return jnp.asarray(x) if known else x
+        return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
     return jax.tree.map(put, tree)
 
 
-def clip(make: Callable[[], Any], updates: Any, params: Any = None, **extra) -> Side:
-    """What a transformation makes of some updates in its first step."""
+def clip(make: Callable[[], Any], updates: Any, params: Any = None) -> Side:
+    """Return the updates of a transformation's first step."""
 
     def side(run):
         tx = make()
 
         def step(updates, params):
             state = tx.init(updates if params is None else params)
-            return tx.update(updates, state, params, **extra)[0]
+            return tx.update(updates, state, params)[0]
 
         return run(step)(on_device(updates), on_device(params))
 
@@ -82,19 +81,8 @@ def of(factory: Callable[[Any], Any], limit: Any, updates: Any) -> Side:
 
 
 def globally(limit, updates):
-    return _both(optax.clip_by_global_norm, optclip.clip_by_global_norm, limit, updates)
-
-
-def by_rms(limit, updates):
-    return _both(optax.clip_by_block_rms, optclip.clip_by_rms, limit, updates)
-
-
-def by_value(limit, updates):
-    return _both(optax.clip, optclip.clip_by_value, limit, updates)
-
-
-def _both(theirs, ours, limit, updates):
-    return of(theirs, limit, updates), of(ours, limit, updates)
+    clips = optax.clip_by_global_norm, optclip.clip_by_global_norm
+    return tuple(of(factory, limit, updates) for factory in clips)
 
 
 def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
@@ -107,11 +95,10 @@ def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
 
 
 def adaptively(updates, params):
-    """One norm over all axes but the last of a leaf, or its only one; a fraction of 0.1."""
-    axis = tuple(range(max(updates.ndim - 1, 1)))
+    """Clip vectors to a fraction of 0.1 of the norm of their parameters."""
 
     def ours():
-        return optclip.clip_by(ShareOfParams(0.1), over=optclip.axes(axis))
+        return optclip.clip_by(ShareOfParams(0.1), over=optclip.axes(0))
 
     theirs = clip(lambda: optax.adaptive_grad_clip(0.1), updates, params)
     return theirs, clip(ours, updates, params)
@@ -233,18 +220,6 @@ def state_of(make, read, updates=X) -> Side:
         return read(run(tx.update)(grads, tx.init(grads))[1])
 
     return side
-
-
-def ulps_apart(factory, updates) -> Side:
-    """Eager and jit: the largest distance, in units in the last place."""
-
-    def apart(limit):
-        one, other = (
-            np.asarray(of(factory, limit, updates)(way)) for way in (eager, jax.jit)
-        )
-        return np.max(np.abs(one - other) / np.spacing(np.abs(one)))
-
-    return lambda run: {"unclipped": apart(1e9), "clipped": apart(0.3)}
 
 
 def above_the_bound(make, vectors) -> Side:

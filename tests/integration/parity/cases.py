@@ -1,4 +1,4 @@
-"""The random cases: NumPy only, each the same for its seed on every machine."""
+"""Random cases by NumPy, the same on every machine."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -12,25 +12,17 @@ F32, F64 = np.dtype("float32"), np.dtype("float64")
 F16, BF16 = np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)
 DTYPES = [F32, F64, BF16, F16]
 
-# Few, because each is one compilation: scalars to 4-D, alone and together. Dtypes but
-# float32 have the last one only.
-TREES = [
-    [()],
-    [(7,)],
-    [(3, 4)],
-    [(2, 3, 2, 4)],
-    [(4, 3), (3,), ()],
-    [(), (5,), (2, 3, 2, 4), (3, 4), (60,)],
-]
+# From scalars to four dimensions.
+TREE = [(), (5,), (2, 3, 2, 4), (3, 4), (60,)]
 
 
 def eps(dtype: Any) -> float:
-    """The distance from 1 to the next number of a dtype: one ULP, relatively."""
+    """Return one unit in the last place of 1."""
     return float(ml_dtypes.finfo(dtype).eps)
 
 
 def wide(leaf: Any) -> np.ndarray:
-    """An array of NumPy, JAX, TensorFlow or PyTorch, exactly, in float64."""
+    """Convert an array of any of the libraries to float64, exactly."""
     if hasattr(leaf, "detach"):
         leaf = leaf.detach().double()
     if hasattr(leaf, "numpy"):
@@ -39,7 +31,7 @@ def wide(leaf: Any) -> np.ndarray:
 
 
 def norm(leaves: Sequence[np.ndarray], ord: float = 2.0) -> float:
-    """The norm of all leaves together, in float64."""
+    """Return the norm of all leaves together, in float64."""
     flat = np.concatenate([np.abs(wide(x)).ravel() for x in leaves] or [np.zeros(0)])
     peak = flat.max(initial=0.0)
     if peak == 0 or ord == np.inf:
@@ -49,10 +41,10 @@ def norm(leaves: Sequence[np.ndarray], ord: float = 2.0) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Arrays, and where the threshold is to lie: `factor` times their norm.
+    """Arrays and a threshold of `factor` times their norm.
 
-    `where` is "above" the threshold (the norm is, so it clips), "inside" it, or "near"
-    it, `near` ULP off, where either side is right: that many more they may be apart.
+    `where` tells whether the norm is "above" the threshold, "inside" it, or `near` ULP
+    from it, where both results are correct and the tolerance is that much larger.
     """
 
     seed: int
@@ -64,11 +56,11 @@ class Case:
 
     @property
     def rng(self) -> np.random.Generator:
-        """For what else a test draws."""
+        """Return a generator for other draws of a test."""
         return np.random.default_rng([self.seed, 1])
 
     def threshold(self, norm: float) -> float:
-        """A Python number that the dtype has, so that no library rounds it."""
+        """Return a threshold that the dtype represents exactly."""
         return float(np.asarray((norm or 1.0) * self.factor).astype(self.dtype))
 
     def __str__(self) -> str:
@@ -77,7 +69,7 @@ class Case:
 
 
 def draw(seed: int, shapes: Sequence[tuple[int, ...]], dtype: np.dtype) -> Case:
-    """One case: magnitudes 1e-6 to 1e6, a norm above, inside or near the threshold."""
+    """Draw a case with magnitudes from 1e-6 to 1e6."""
     rng = np.random.default_rng([seed, 0])
     half = dtype in (F16, BF16)
     scale = 10.0 ** (rng.uniform(-1.0, 0.3) if half else rng.uniform(-6, 6))
@@ -102,9 +94,10 @@ def _leaf(rng, shape, scale, dtype) -> np.ndarray:
     return np.asarray(x * scale * (rng.random() > 0.03)).astype(dtype)
 
 
-def many(count: int, dtype: np.dtype, start: int, trees=None) -> Iterator[Case]:
-    """`count` cases over the shapes in turn, with x64 on for float64."""
-    trees = trees or (TREES if dtype == F32 else TREES[-1:])
+def many(
+    count: int, dtype: np.dtype, shapes: Sequence[tuple[int, ...]], start: int = 1000
+) -> Iterator[Case]:
+    """Yield `count` cases, with x64 enabled for float64."""
     with jax.enable_x64(dtype == F64):
         for seed in range(start, start + count):
-            yield draw(seed, trees[seed % len(trees)], dtype)
+            yield draw(seed, shapes, dtype)

@@ -1,179 +1,328 @@
-"""Where optclip differs on purpose: both are run, and what each gives is asserted.
+"""Deliberate differences beyond numbers: dtypes, sparsity, arguments, derivatives."""
 
-The tables hold what thresholds and gradients of odd values give: the result as numbers,
-or the error. What takes more than a line is in `test_differences_of_kind.py`.
-"""
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
+from optclip import functional, per_example
 
-from .libraries import load
+from .cases import BF16, wide
+from .clips import (
+    CLIPS,
+    in_optax,
+    keras,
+    rows,
+    tensor,
+    tf,
+    to_tf,
+    torch,
+    utils,
+    with_grads,
+)
+from .test_operations import dense
 
-tf = load("tensorflow")
-keras = load("keras")
-torch = load("torch")
-
-INF, NAN = np.inf, np.nan
-X, ZEROS = [np.float32([3, 4])], [np.float32([0, 0])]
-BAD = [np.float32([INF, 4]), np.float32([1])]
-LARGE, SMALL = [np.float32([3e30, 4e30])], [np.float32([3e-30, 4e-30])]
-HALF = [np.float16([300, 400])]
-SIGNS = [np.float32([-3, 0.5, 3])]
-UNIT = [0.6, 0.8]
-
-
-def each(function):
-    """One tensor at a time."""
-    return lambda leaves, limit: [function(x, limit) for x in leaves]
-
-
-def in_torch(function):
-    """On the gradients of parameters, in place."""
-
-    def clip(leaves, limit):
-        params = [torch.nn.Parameter(torch.tensor(x * 0)) for x in leaves]
-        for param, x in zip(params, leaves, strict=True):
-            param.grad = torch.tensor(x)
-        function(params, limit)
-        return [param.grad.numpy() for param in params]
-
-    return clip
-
-
-def in_optax(make):
-    def clip(leaves, limit):
-        tx = make(limit)
-        return tx.update(leaves, tx.init(leaves))[0]
-
-    return clip
+X, WHOLE = np.float32([3, 4]), np.array([3, 4])
+ONES = np.ones((2, 3, 1), np.float32)
+Z = np.array([3j, 3 + 4j], np.complex64)
+MIXED = [np.float16([3]), np.float32([4])]
+LIMITS = np.float32([1, 2])
+RAMP = np.float16([[1, 2, 3], [4, 5, 6]])
+BROADCAST = [[2, 3, 4], [4, 5, 5]]
+EXAMPLES = np.float32([[3, 4], [0, 0.5]])
+# One row twice, which TensorFlow and Keras clip as two rows.
+TWICE = rows(np.float32([[3], [4]]), [1, 1], (3, 1))
+ROWS = rows(np.float32([[1], [2]]), [1, 2], (3, 1))
+REFUSED = tf.errors.InvalidArgumentError
+RMS, RMS_LIMIT = in_optax(optax.clip_by_block_rms), 0.5**0.5
+VALUE, NORM = in_optax(optax.clip), in_optax(optax.clip_by_global_norm)
 
 
-def in_keras(name):
-    """One step of SGD from zero at a rate of 1."""
-
-    def clip(leaves, limit):
-        variables = [keras.Variable(x * 0, dtype=str(x.dtype)) for x in leaves]
-        optimizer = keras.optimizers.SGD(1.0, **{name: limit})
-        optimizer.apply([tf.constant(x) for x in leaves], variables)
-        return [-v.numpy() for v in variables]
-
-    return clip
+def ours(name, leaf, limit):
+    return CLIPS[name].transformation([leaf], limit)[0]
 
 
-VALUE, NORM = in_optax(optclip.clip_by_value), in_optax(optclip.clip_by_norm)
-GLOBAL, RMS = in_optax(optclip.clip_by_global_norm), in_optax(optclip.clip_by_rms)
-AVERAGE = in_optax(optclip.clip_by_average_norm)
+def of_torch(function, *args, **kwargs):
+    """Return the first gradient after a function of PyTorch has clipped it in place."""
 
-# Each clip of theirs, and ours.
-CLIPS = {
-    "tf value": (each(lambda x, c: tf.clip_by_value(x, -c, c)), VALUE),
-    "tf norm": (each(tf.clip_by_norm), NORM),
-    "tf global": (lambda leaves, c: tf.clip_by_global_norm(leaves, c)[0], GLOBAL),
-    "tf average": (each(tf.compat.v1.clip_by_average_norm), AVERAGE),
-    "keras norm": (in_keras("clipnorm"), NORM),
-    "keras global": (in_keras("global_clipnorm"), GLOBAL),
-    "keras value": (in_keras("clipvalue"), VALUE),
-    "torch norm": (in_torch(torch.nn.utils.clip_grad_norm_), GLOBAL),
-    "torch value": (in_torch(torch.nn.utils.clip_grad_value_), VALUE),
-    "optax norm": (in_optax(optax.clip_by_global_norm), GLOBAL),
-    "optax value": (in_optax(optax.clip), VALUE),
-    "optax rms": (in_optax(optax.clip_by_block_rms), RMS),
-}
+    def call(leaf):
+        (param,) = with_grads([leaf])
+        function([param], *args, **kwargs)
+        return param.grad
 
-# clip, gradients, threshold, what the library gives, what ours gives.
-THRESHOLDS = [
-    # Negative: ours raises. (One that is traced counts as 0.)
-    ("tf norm", X, -1.0, [0, 0], ValueError),
-    ("tf global", X, -1.0, [3, 4], ValueError),
-    ("tf average", X, -1.0, [3, 4], ValueError),
-    ("tf value", SIGNS, -1.0, [1, 1, 1], ValueError),
-    ("keras norm", X, -1.0, [3, 4], ValueError),
-    ("keras global", X, -1.0, [3, 4], ValueError),
-    ("keras value", X, -1.0, [3, 4], ValueError),
-    ("torch norm", X, -1.0, [-0.6, -0.8], ValueError),
-    ("torch value", SIGNS, -1.0, [-1, -1, -1], ValueError),
-    ("optax norm", X, -1.0, [-0.6, -0.8], ValueError),
-    ("optax rms", X, -1.0, [3, 4], ValueError),
-    ("optax value", SIGNS, -1.0, [-1, -1, -1], ValueError),
-    # NaN: ours raises.
-    ("tf norm", X, NAN, [NAN, NAN], ValueError),
-    ("tf global", X, NAN, [NAN, NAN], ValueError),
-    ("tf value", X, NAN, [NAN, NAN], ValueError),
-    ("keras norm", X, NAN, [3, 4], ValueError),
-    ("torch norm", X, NAN, [NAN, NAN], ValueError),
-    ("optax norm", X, NAN, [NAN, NAN], ValueError),
-    # 0: ours clips to zero, zeros too; for Keras it is no clip.
-    ("keras norm", X, 0.0, [3, 4], [0, 0]),
-    ("keras global", X, 0.0, [3, 4], [0, 0]),
-    ("keras value", X, 0.0, [3, 4], [0, 0]),
-    ("tf norm", ZEROS, 0.0, [NAN, NAN], [0, 0]),
-    ("optax norm", ZEROS, 0.0, [NAN, NAN], [0, 0]),
-    ("optax rms", ZEROS, 0.0, [NAN, NAN], [0, 0]),
-    # inf: ours touches nothing, whatever the gradients hold.
-    ("tf norm", X, INF, [NAN, NAN], [3, 4]),
-    ("tf global", X, INF, [NAN, NAN], [3, 4]),
-    ("tf average", X, INF, [NAN, NAN], [3, 4]),
-    ("keras norm", X, INF, [NAN, NAN], [3, 4]),
-    ("keras global", X, INF, [NAN, NAN], [3, 4]),
-    ("torch norm", BAD, INF, [NAN, NAN, NAN], [INF, 4, 1]),
-    ("optax norm", BAD, INF, [NAN, NAN, NAN], [INF, 4, 1]),
-    ("optax rms", BAD, INF, [NAN, NAN, 1], [INF, 4, 1]),
-]
-
-GRADIENTS = [
-    # inf: ours makes all that share the norm NaN, as TensorFlow's global norm does.
-    ("tf norm", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
-    ("tf average", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
-    ("keras norm", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
-    ("torch norm", BAD, 1.0, [NAN, 0, 0], [NAN, NAN, NAN]),
-    ("optax norm", BAD, 1.0, [NAN, 0, 0], [NAN, NAN, NAN]),
-    ("optax rms", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
-    # Large: the sum of squares overflows for them, and the gradients are lost.
-    ("tf norm", LARGE, 1.0, [0, 0], UNIT),
-    ("tf global", LARGE, 1.0, [NAN, NAN], UNIT),
-    ("tf average", LARGE, 0.5, [0, 0], UNIT),
-    ("keras norm", LARGE, 1.0, [0, 0], UNIT),
-    ("keras global", LARGE, 1.0, [NAN, NAN], UNIT),
-    ("torch norm", LARGE, 1.0, [0, 0], UNIT),
-    ("optax norm", LARGE, 1.0, [0, 0], UNIT),
-    ("optax rms", LARGE, 0.5**0.5, [0, 0], UNIT),
-    # float16: already at 256.
-    ("tf norm", HALF, 1.0, [0, 0], UNIT),
-    ("tf global", HALF, 1.0, [NAN, NAN], UNIT),
-    ("keras norm", HALF, 1.0, [0, 0], UNIT),
-    ("keras global", HALF, 1.0, [NAN, NAN], UNIT),
-    ("optax norm", HALF, 1.0, [0, 0], UNIT),
-    ("optax rms", HALF, np.float16(0.5**0.5), [0, 0], UNIT),
-    ("torch norm", [np.float16([6e4] * 4)], 1.0, [0] * 4, [0.5] * 4),
-    # Small: the sum of squares vanishes, and the clip with it.
-    ("tf global", SMALL, 1e-30, [3e-30, 4e-30], [0.0, 0.0]),
-    ("optax norm", SMALL, 1e-30, [3e-30, 4e-30], [0.0, 0.0]),
-    # PyTorch's 1e-6, in every norm: it is far too much here; ours is `eps=1e-6`.
-    ("torch norm", [X[0] * 1e-9], 1e-9, [2.985e-12, 3.98e-12], [6e-10, 8e-10]),
-]
+    return call
 
 
-def check(result, expected, rtol):
+def of_keras(name):
+    variable = keras.Variable(np.zeros((3, 1)), dtype="float32")
+    keras.optimizers.SGD(1.0, **{name: 3.5}).apply([to_tf(TWICE)], [variable])
+    return -variable.numpy()
+
+
+def embedding_clipped(function):
+    """Clip the sparse gradient of an embedding."""
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    table(torch.tensor([1, 3])).sum().backward()
+    function(table.parameters(), 1.0)
+
+
+def torch_order(ord, x=X):
+    return utils.get_total_norm([tensor(x)], norm_type=ord)
+
+
+by_value = functional.clip_by_value
+# Case: call of the library, its result or error, our call, its result or error.
+CASES = {
+    "integers, tf value": (
+        lambda: tf.clip_by_value(WHOLE, -1, 1), [1, 1],
+        lambda: ours("tf value", WHOLE, 1.0), WHOLE,
+    ),
+    "integers, optax value": (
+        lambda: VALUE([WHOLE], 1), [[1, 1]], lambda: ours("optax value", WHOLE, 1.0), WHOLE
+    ),
+    "integers, optax rms": (
+        lambda: RMS([jnp.asarray(WHOLE)], RMS_LIMIT), [[0.6, 0.8]],
+        lambda: ours("optax rms", WHOLE, 1.0), WHOLE,
+    ),
+    "integers, tf norm": (
+        lambda: tf.clip_by_norm(WHOLE, 1), REFUSED, lambda: ours("tf norm", WHOLE, 1.0), WHOLE
+    ),
+    "integers, tf global": (
+        lambda: tf.clip_by_global_norm([WHOLE], 1), REFUSED,
+        lambda: functional.global_norm([WHOLE, X]), 5.0,
+    ),
+    "integers, optax norm": (
+        lambda: NORM([jnp.asarray(WHOLE)], 1.0), TypeError,
+        lambda: ours("optax norm", WHOLE, 1.0), WHOLE,
+    ),
+    "complex, tf value": (
+        lambda: tf.clip_by_value(Z, -1.0, 1.0), REFUSED, lambda: by_value(Z, 1.0), Z / np.abs(Z)
+    ),
+    "complex, tf norm": (
+        lambda: tf.clip_by_norm(Z, 1.0), REFUSED,
+        lambda: functional.clip_by_norm(Z, 1.0), Z / 34**0.5,
+    ),
+    "complex, tf global": (
+        lambda: tf.clip_by_global_norm([Z], 1.0), REFUSED,
+        lambda: functional.clip_by_global_norm(Z, 1.0)[0], Z / 34**0.5,
+    ),
+    "complex, torch value": (
+        lambda: of_torch(utils.clip_grad_value_, 1.0)(Z), NotImplementedError,
+        lambda: ours("torch value", Z, 1.0), Z / np.abs(Z),
+    ),
+    "complex, torch norm agrees": (
+        lambda: of_torch(utils.clip_grad_norm_, 1.0)(Z), Z / 34**0.5,
+        lambda: ours("torch norm", Z, 1.0), Z / 34**0.5,
+    ),
+    "complex, optax value": (
+        lambda: VALUE([Z], 1.0), ValueError, lambda: ours("optax value", Z, 1.0), Z / np.abs(Z)
+    ),
+    "several dtypes, tf global": (
+        lambda: tf.clip_by_global_norm(MIXED, 1.0), REFUSED,
+        lambda: functional.clip_by_global_norm(MIXED, jnp.float32(1))[1], 5.0,
+    ),
+    "array threshold of another dtype, optax norm": (
+        lambda: NORM([jnp.asarray(X, BF16)], jnp.float32(1)), TypeError,
+        lambda: ours("optax norm", jnp.asarray(X, BF16), jnp.float32(5)), X,
+    ),
+    "bounds that cross": (
+        lambda: tf.clip_by_value(X, 5.0, 1.0), [5, 5],
+        lambda: by_value(X, lower=5.0, upper=1.0), ValueError,
+    ),
+    "bounds that broadcast agree": (
+        lambda: tf.clip_by_value(RAMP, RAMP[0] + 1, RAMP[1, :2, None]), BROADCAST,
+        lambda: by_value(RAMP, lower=RAMP[0] + 1, upper=RAMP[1, :2, None]), BROADCAST,
+    ),
+    "sum of clipped examples, optax agrees": (
+        lambda: optax.per_example_global_norm_clip([jnp.asarray(EXAMPLES)], 1.0)[0][0],
+        [0.6, 1.3], lambda: per_example.clipped_sum(EXAMPLES, 1.0, strict=False)[0], [0.6, 1.3],
+    ),
+    "bounds that cross, arrays agree": (
+        lambda: tf.clip_by_value(X, np.float32([5, 0]), 1.0), [5, 1],
+        lambda: by_value(X, lower=np.float32([5, 0]), upper=1.0), [5, 1],
+    ),
+    "a bound is NaN": (
+        lambda: tf.clip_by_value(X, np.nan, 1.0), [np.nan, np.nan],
+        lambda: optclip.clip_by_value(lower=np.nan, upper=1.0), ValueError,
+    ),
+    "bounds of another shape": (
+        lambda: tf.clip_by_value(ONES, -LIMITS, LIMITS), ValueError,
+        lambda: by_value(ONES, lower=-LIMITS, upper=LIMITS), ValueError,
+    ),
+    "threshold of another shape": (
+        lambda: tf.clip_by_norm(ONES, LIMITS), ValueError,
+        lambda: functional.clip_by_norm(ONES, LIMITS), ValueError,
+    ),
+    "global threshold with a shape": (
+        lambda: tf.clip_by_global_norm([X], tf.constant(LIMITS))[0][0], [0.6, 1.6],
+        lambda: functional.clip_by_global_norm(X, LIMITS), ValueError,
+    ),
+    "an axis too large": (
+        lambda: tf.clip_by_norm(ONES, 1.0, [3]), REFUSED,
+        lambda: functional.clip_by_norm(ONES, 1.0, axis=3), ValueError,
+    ),
+    "an axis twice": (
+        lambda: tf.clip_by_norm(ONES, 1.0, [1, 1]), REFUSED,
+        lambda: functional.clip_by_norm(ONES, 1.0, axis=(1, 1)), ValueError,
+    ),
+    "a given norm below 0, tf": (
+        lambda: tf.clip_by_global_norm([X], 1.0, use_norm=tf.constant(-10.0))[0][0], -X / 10,
+        lambda: functional.clip_by_global_norm(X, 1.0, use_norm=-10.0), ValueError,
+    ),
+    "order 0": (
+        lambda: torch_order(0), 1.0, lambda: functional.global_norm(X, ord=0), ValueError
+    ),
+    "order -inf": (
+        lambda: torch_order(-np.inf), 3.0,
+        lambda: functional.global_norm(X, ord=-np.inf), ValueError,
+    ),
+    "order -1": (
+        lambda: torch_order(-1), 12 / 7, lambda: functional.global_norm(X, ord=-1), ValueError
+    ),
+    "order inf of an empty leaf": (
+        lambda: torch_order(np.inf, X[:0]), RuntimeError,
+        lambda: functional.global_norm(X[:0], ord=np.inf), 0.0,
+    ),
+    "two clips": (
+        lambda: keras.optimizers.SGD(1.0, clipnorm=1.0, clipvalue=0.7), ValueError,
+        lambda: in_optax(
+            lambda c: optax.chain(optclip.clip_by_norm(1.0), optclip.clip_by_value(c))
+        )([X], 0.7), [[0.6, 0.7]],
+    ),
+    "a row twice, norm": (
+        lambda: tf.linalg.global_norm([to_tf(TWICE)]), 5.0,
+        lambda: functional.global_norm(TWICE), 7.0,
+    ),
+    "a row twice, tf value": (
+        lambda: tf.clip_by_value(to_tf(TWICE), -3.5, 3.5), [[0], [6.5], [0]],
+        lambda: by_value(TWICE, 3.5), [[0], [3.5], [0]],
+    ),
+    "a row twice, tf norm": (
+        lambda: tf.clip_by_norm(to_tf(TWICE), 3.5), [[0], [4.9], [0]],
+        lambda: functional.clip_by_norm(TWICE, 3.5), [[0], [3.5], [0]],
+    ),
+    **{
+        f"a row twice, keras {name}": (
+            lambda name=name: of_keras(name), [[0], [left], [0]],
+            lambda clip=clip: ours(clip, TWICE, 3.5), [[0], [3.5], [0]],
+        )
+        for name, left, clip in (
+            ("clipnorm", 4.9, "keras norm"), ("global_clipnorm", 4.9, "keras global"),
+            ("clipvalue", 6.5, "keras value"),
+        )
+    },
+    "sparse rows, bounds that are arrays": (
+        lambda: tf.clip_by_value(to_tf(ROWS), -1.0, np.float32([[0.5], [1]])),
+        [[0], [0.5], [1]],
+        lambda: by_value(ROWS, lower=-1.0, upper=np.float32([[0.5], [1]])), ValueError,
+    ),
+    "sparse rows, optax": (
+        lambda: NORM([ROWS], 1.0), TypeError,
+        lambda: ours("optax norm", ROWS, 0.2 * 5**0.5), [[0], [0.2], [0.4]],
+    ),
+    "sparse rows, torch norm": (
+        lambda: embedding_clipped(utils.clip_grad_norm_), NotImplementedError,
+        lambda: ours("torch norm", ROWS, 0.2 * 5**0.5), [[0], [0.2], [0.4]],
+    ),
+    "sparse rows, torch value": (
+        lambda: embedding_clipped(utils.clip_grad_value_), NotImplementedError,
+        lambda: ours("torch value", ROWS, 1.5), [[0], [1], [1.5]],
+    ),
+}  # fmt: skip
+
+
+def check(call, expected):
     if isinstance(expected, type):
         with pytest.raises(expected):
-            result()
+            call()
         return
-    found = np.concatenate([np.asarray(x, np.float64).ravel() for x in result()])
-    np.testing.assert_allclose(found, expected, rtol=rtol)
+    result = jax.tree.map(dense, call(), is_leaf=lambda x: isinstance(x, BCOO))
+    if hasattr(result, "resolve_conj"):
+        result = result.numpy()
+    np.testing.assert_allclose(np.asarray(result), expected, rtol=1e-6)
 
 
-def named(row):
-    return f"{row[0]}, {row[1][0]} at {row[2]}"
+@pytest.mark.parametrize("case", CASES)
+def test_difference_gives_both_results(case):
+    theirs, their_result, our, our_result = CASES[case]
+    check(theirs, their_result)
+    check(our, our_result)
 
 
-@pytest.mark.parametrize("row", [*THRESHOLDS, *GRADIENTS], ids=named)
-def test_table(row):
-    name, leaves, limit, their_result, our_result = row
-    theirs, mine = CLIPS[name]
-    rtol = 1e-3 if leaves[0].dtype == np.float16 or limit == 1e-9 else 5e-7
-    with np.errstate(all="ignore"):
-        check(lambda: theirs(leaves, limit), their_result, rtol)
-        check(lambda: mine(leaves, limit), our_result, rtol)
+def test_average_norm_of_sparse_leaf_stays_sparse():
+    theirs = tf.compat.v1.clip_by_average_norm(to_tf(ROWS), 0.1)
+    result = functional.clip_by_average_norm(ROWS, 0.1)
+    assert isinstance(theirs, tf.Tensor)
+    assert isinstance(result, BCOO)
+    np.testing.assert_allclose(result.todense(), theirs, rtol=1e-6)
+
+
+def test_clip_of_several_dtypes_keeps_each():
+    clipped, _ = functional.clip_by_global_norm(MIXED, jnp.float32(1))
+    assert [x.dtype for x in clipped] == [np.float16, np.float32]
+
+
+def test_norm_of_bfloat16_is_float32():
+    x = np.full(1000, 0.01).astype(BF16)
+    exact = np.sqrt(np.sum(wide(x) ** 2))
+    for theirs in (
+        tf.linalg.global_norm([x]),
+        utils.get_total_norm([tensor(x)]),
+        optax.tree.norm(jnp.asarray(x)),
+    ):
+        assert "bfloat16" in str(theirs.dtype)
+        assert abs(float(theirs) - exact) > 1e-4 * exact
+    result = functional.global_norm(x)
+    assert result.dtype == np.float32
+    assert abs(float(result) - exact) < 1e-6 * exact
+
+
+def test_weak_type_is_kept():
+    weak = jnp.asarray(3.0)
+    assert not NORM([weak], 1.0)[0].weak_type
+    assert ours("optax norm", weak, 1.0).weak_type
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "limit"),
+    [
+        *(
+            (name, 0.1 * np.arange(1, 6), 41.0)
+            for name in ("tf norm", "tf global", "tf average")
+        ),
+        ("torch norm", X, 5.0),
+        *(
+            (name, [3e-40, -4e-40], 1.0)
+            for name in ("tf norm", "tf global", "optax rms")
+        ),
+    ],
+)
+def test_leaf_inside_threshold_keeps_bits(name, x, limit):
+    """PyTorch and TensorFlow round it; TensorFlow and optax flush subnormal numbers."""
+    leaf = np.float32(x)
+    assert np.any(np.asarray(CLIPS[name].theirs([leaf], limit)[0]) != leaf)
+    assert np.asarray(ours(name, leaf, limit)).tobytes() == leaf.tobytes()
+
+
+def test_derivatives_at_zero_are_finite():
+    """Ours: 0 of the norm, the identity of the clip."""
+    zeros = tf.zeros(2)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(zeros)
+        by_norm = tf.clip_by_norm(zeros, 1.0)
+        results = [
+            tf.linalg.global_norm([zeros]), CLIPS["tf global"].theirs([zeros], 1.0)[0]
+        ]  # fmt: skip
+    assert np.all(np.isnan([tape.gradient(y, zeros) for y in results]))
+    np.testing.assert_array_equal(tape.gradient(by_norm, zeros), [1, 1])
+
+    def slope(function):
+        return jax.grad(lambda x: jnp.sum(function(x)))(jnp.zeros(2))
+
+    assert np.all(np.isnan(slope(lambda x: NORM([x], 1.0)[0])))
+    np.testing.assert_array_equal(slope(functional.global_norm), [0, 0])
+    for name in ("tf global", "tf norm"):
+        np.testing.assert_array_equal(slope(lambda x, n=name: ours(n, x, 1.0)), [1, 1])

@@ -1,4 +1,4 @@
-"""What is released: a wheel and an sdist that install where nothing else is."""
+"""The wheel and the sdist install in an empty environment."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with the sdist of the checkout, and the wheel made of that sdist."""
+    """Build the sdist of the checkout, and the wheel from that sdist."""
     folder = tmp_path_factory.mktemp("dist")
     run(
         sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT,
@@ -31,7 +31,7 @@ def built(tmp_path_factory):
     return folder
 
 
-def test_the_wheel_is_the_package_alone(built):
+def test_wheel_contains_only_the_package(built):
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"optclip-{VERSION}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -45,7 +45,7 @@ def test_the_wheel_is_the_package_alone(built):
     assert {name for name in names if name.endswith(".py")} == sources
 
 
-def test_the_sdist_has_what_a_tester_needs(built):
+def test_sdist_contains_tests_and_tools(built):
     (sdist,) = built.glob("*.tar.gz")
     start = f"optclip-{VERSION}/"
     with tarfile.open(sdist) as file:
@@ -62,7 +62,7 @@ def test_the_sdist_has_what_a_tester_needs(built):
 
 
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
-def test_it_installs_where_nothing_else_is(kind, built, tmp_path):
+def test_file_installs_in_empty_environment(kind, built, tmp_path):
     venv.create(tmp_path / "empty", with_pip=True)
     python = tmp_path / "empty" / "bin" / "python"
     (file,) = built.glob(kind)

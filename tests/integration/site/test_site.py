@@ -1,4 +1,4 @@
-"""The site builds without a doubt, and has all it should: `nox -s site`."""
+"""The site builds without warnings and is complete: `nox -s site`."""
 
 import html.parser
 import inspect
@@ -24,7 +24,7 @@ NAMES = [
 
 
 class Page(html.parser.HTMLParser):
-    """What a page names, leads to, and loads."""
+    """The anchors, links and resources of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -44,7 +44,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """Built anew: what warned before is not read again, and would not warn again."""
+    """Build from scratch, since a cached page does not repeat its warnings."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-E"]
     environment = {k: v for k, v in os.environ.items() if k != "READTHEDOCS"}
@@ -64,28 +64,28 @@ def pages(site):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_has_its_page(name, pages):
+def test_public_name_has_a_page(name, pages):
     own = [f"api/{name}.html", f"api/{name}-class.html"]
     assert [page for page in own if page in pages and name in pages[page].ids]
 
 
-def test_there_are_names():
+def test_public_names_are_collected():
     assert len(NAMES) > 100
     assert {m.__name__ for m in MODULES} >= {"optclip", "optclip.recipes"}
 
 
-def test_pages_are_apart_where_case_does_not_count(pages):
-    """As on macOS and Windows, for which `Drop` and `drop` were one page."""
+def test_page_names_differ_without_case(pages):
+    """On macOS and Windows, `Drop` and `drop` were one page."""
     assert len({page.lower() for page in pages}) == len(pages) > len(NAMES)
 
 
-def test_every_module_has_its_page(pages):
+def test_module_has_a_page(pages):
     for module in MODULES:
         assert f"module-{module.__name__}" in pages[f"api/{module.__name__}.html"].ids
 
 
-def test_a_name_without_page_is_found(monkeypatch):
-    """The build's own check warns of it, and a warning ends the build."""
+def test_name_without_page_warns(monkeypatch):
+    """The warning of the check ends the build."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     import api_pages
 
@@ -107,7 +107,7 @@ def test_a_name_without_page_is_found(monkeypatch):
     assert "optclip.skip " in said[0]
 
 
-def test_every_link_leads_somewhere(pages, site):
+def test_links_lead_to_pages_and_anchors(pages, site):
     broken = []
     for here, page in pages.items():
         for link in page.links:
@@ -123,31 +123,31 @@ def test_every_link_leads_somewhere(pages, site):
     assert not broken
 
 
-def test_it_can_be_read_offline(pages):
-    """Formulas, fonts and scripts are on the site itself."""
+def test_site_loads_nothing_from_elsewhere(pages):
+    """Formulas, fonts and scripts are part of the site."""
     loads = set.union(*(page.loads for page in pages.values()))
     assert len(loads) > 10
     assert not [source for source in loads if "//" in source]
 
 
-def test_formulas_are_drawn(site):
+def test_formulas_are_rendered(site):
     assert "<mfrac>" in (site / "api" / "optclip.recipes.zclip.html").read_text()
 
 
-def test_notebooks_show_what_they_printed(site):
+def test_notebooks_show_their_outputs(site):
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         text = (site / "notebooks" / f"{notebook.stem}.html").read_text()
         assert 'class="output' in text
         assert "cell_output" in text
 
 
-def test_names_are_links(site):
+def test_names_link_to_their_pages(site):
     text = (site / "methods.html").read_text()
     assert 'href="api/optclip.recipes.zclip.html#optclip.recipes.zclip"' in text
     text = (site / "api" / "optclip.recipes.zclip.html").read_text()
     assert 'href="optclip.clip_by.html#optclip.clip_by"' in text
 
 
-def test_a_name_can_be_searched(site):
+def test_search_index_has_names(site):
     index = (site / "searchindex.js").read_text()
     assert "clip_by_global_norm" in index

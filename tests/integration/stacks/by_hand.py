@@ -1,4 +1,4 @@
-"""What a run must have done, and a step of clipped SGD by NumPy in float64."""
+"""Checks of a training, and a step of clipped SGD by NumPy in float64."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ import optclip
 
 
 def wide(tree: Any) -> list[np.ndarray]:
-    """The leaves in float64."""
+    """Convert the leaves to float64."""
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
 
 
 def norm(tree: Any) -> float:
-    """The L2 norm of all leaves."""
+    """Return the L2 norm of all leaves."""
     return float(np.sqrt(sum((leaf**2).sum() for leaf in wide(tree))))
 
 
 def clip(tree: Any, max_norm: float) -> list[np.ndarray]:
-    """The leaves, scaled to at most this norm."""
+    """Scale the leaves to at most this norm."""
     return [leaf * min(1.0, max_norm / norm(tree)) for leaf in wide(tree)]
 
 
 def check_trained(losses: list[float], opt_state: Any) -> None:
-    """The loss fell to less than half; some steps were clipped, and some were not."""
+    """The loss fell to less than half; some steps were clipped, others not."""
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0] / 2
     logged = optclip.metrics(opt_state)
@@ -33,11 +33,11 @@ def check_trained(losses: list[float], opt_state: Any) -> None:
 
 
 def check_sgd_step(before: Any, after: Any, grads: Any, rate: float) -> None:
-    """From `before` to `clip_after` is SGD on gradients clipped to 1, which were larger."""
+    """The step is SGD on gradients clipped to 1, which were larger."""
     assert norm(grads) > 2
     steps = [-rate * leaf for leaf in clip(grads, 1.0)]
     went = [b - a for a, b in zip(wide(before), wide(after), strict=True)]
-    # Parameters of about 1 are float32, so that their difference has this error.
+    # The difference of float32 parameters of about 1 has this error.
     for step, moved in zip(steps, went, strict=True):
         np.testing.assert_allclose(moved, step, rtol=1e-4, atol=5e-7)
     assert np.isclose(norm(went), rate, rtol=1e-4)

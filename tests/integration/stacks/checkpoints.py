@@ -1,4 +1,4 @@
-"""The run whose checkpoints are kept, one of each released version, and its numbers.
+"""The run whose checkpoints are kept, one per released version, and its numbers.
 
 `tools/checkpoint.py` makes that of a version.
 """
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 
 import optclip
 from optclip import thresholds
@@ -25,9 +26,9 @@ ALWAYS = {"smooth", "steady"}
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Every kind of state at once: each rule that learns, each scope, each wrapper.
+    """Chain all kinds of state: each learned rule, each scope, each wrapper.
 
-    Of things that 0.1.0 has: a checkpoint of it is to be restored into this for ever.
+    All parts are in 0.1.0, since this restores its checkpoint.
     """
     adam = optclip.with_periodic_reset(optax.adam(0.05), every=9, warmup=2)
     usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
@@ -67,7 +68,7 @@ def clips() -> list[optax.GradientTransformation]:
 
 
 def start() -> dict[str, Any]:
-    """The parameters and the state of a run that has taken no step."""
+    """Return the parameters and the state before the first step."""
     params = {"body": {"bias": jnp.zeros(2), "kernel": jnp.ones((3, 2))}}
     params["head"] = jnp.ones(2)
     return {"params": params, "opt_state": optimizer().init(params)}
@@ -75,7 +76,7 @@ def start() -> dict[str, Any]:
 
 @jax.jit
 def step(run: dict[str, Any], noise: Any) -> dict[str, Any]:
-    """Towards 0 with noise; one step in eight is so far off that it is left out."""
+    """Step towards 0 with noise; one step in eight is skipped."""
     grads = jax.tree.map(jnp.add, run["params"], noise)
     loss = optclip.functional.global_norm(grads) ** 2
     updates, opt_state = optimizer().update(
@@ -86,7 +87,7 @@ def step(run: dict[str, Any], noise: Any) -> dict[str, Any]:
 
 
 def go_on(run: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """The run after the steps from first to last. NumPy's noise is the same anywhere."""
+    """Take the steps from first to last, with noise from NumPy."""
     for i in range(first, last):
         random = np.random.default_rng(i)
         size = 40.0 if i % 8 == 7 else 1.0 + i % 3
@@ -98,8 +99,26 @@ def go_on(run: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 
 def numbers(run: dict[str, Any]) -> dict[str, Any]:
-    """What is compared: all metrics and parameters."""
+    """Return all metrics and parameters."""
     logged = optclip.metrics(run["opt_state"])
     leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(run["params"])]
     params = np.concatenate(leaves).tolist()
     return {key: float(x) for key, x in logged.items()} | {"params": params}
+
+
+def restore(path, like=None):
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path, like)
+
+
+def assert_identical(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def by_orbax(state, like, path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "state", state)
+        checkpointer.wait_until_finished()
+    return restore(path / "state", like)

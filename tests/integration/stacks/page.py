@@ -1,6 +1,7 @@
-"""docs/stacks.md, run block by block: what the page shows is what the tests look into."""
+"""The blocks of docs/stacks.md, executed for the tests."""
 
 import contextlib
+import functools
 import io
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "stacks.md").read_text()
 
 
 def blocks() -> dict[str, str]:
-    """The code under each heading that has some."""
+    """Return the code under each heading that has some."""
     # A heading has a blank line before it, so that no comment of a block is one.
     parts = re.split(r"(?:^|\n\n)#{1,3} (.+)\n", TEXT)
     found = {}
@@ -23,9 +24,9 @@ def blocks() -> dict[str, str]:
 
 
 def run(title: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Execute the block under a heading, behind `names`; what it defined.
+    """Execute the block under a heading after `names`; return what it defined.
 
-    It prints the words that the comments at its end say. Their numbers may differ: each
+    It prints the words of the comments at its end. Their numbers may differ, since each
     version of a library initializes its layers in its own way.
     """
     code = blocks()[title]
@@ -38,8 +39,14 @@ def run(title: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     return names
 
 
+@functools.cache
+def names(title: str) -> dict[str, Any]:
+    """Return what a block defines, executed once: do not change it in place."""
+    return run(title)
+
+
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table whose first line starts with this cell."""
+    """Return the cells of the table whose first line starts with this cell."""
     table = re.search(rf"^\| {heading} \|.*\n\|[-|]*\n((?:\|.*\n)+)", TEXT, re.M)
     assert table, f"no table of {heading}"
     return [

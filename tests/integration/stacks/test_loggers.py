@@ -1,4 +1,4 @@
-"""Every logger of the page, and what it kept read back."""
+"""Each logger of the page: its records are read back."""
 
 import json
 import sys
@@ -21,27 +21,27 @@ ALL = {"scalars": 0, "tensors": 0}
 
 @pytest.fixture
 def names(tmp_path, monkeypatch):
-    """The run that the page logs, in an empty folder."""
+    """Return the names of the run that the page logs, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     names = page.run("A run to log")
     history = names["history"]
     assert len(history) == 20
     assert all(set(logged) == KEYS for logged in history)
-    # Numbers that differ from step to step, so that none can stand for another.
+    # All steps differ, so that none can stand for another.
     assert len({logged["clip/norm"] for logged in history}) == 20
     assert 0 < history[-1]["clip/rate"] < 1
     return names
 
 
 def check(found, history):
-    """`found` has for each key the numbers of all steps, as float32 has them."""
+    """Compare each key at all steps in float32."""
     assert set(found) == KEYS
     for key, values in found.items():
         expected = np.float32([logged[key] for logged in history])
         np.testing.assert_array_equal(np.float32(values), expected, err_msg=key)
 
 
-def test_tensorboard(names):
+def test_tensorboard_reads_back_all_steps(names):
     page.run("TensorBoard", names)
     events = EventAccumulator("logs/tensorboard", ALL)
     events.Reload()
@@ -50,7 +50,7 @@ def test_tensorboard(names):
     check({k: [e.value for e in each] for k, each in scalars.items()}, names["history"])
 
 
-def test_weights_and_biases(names):
+def test_weights_and_biases_reads_back_all_steps(names):
     page.run("Weights & Biases", names)
     settings = names["run"].settings
     assert settings.mode == "offline"
@@ -64,7 +64,7 @@ def test_weights_and_biases(names):
 )
 # Aim 3.29 makes its tables by a name that SQLAlchemy has moved.
 @pytest.mark.filterwarnings("ignore:The ``declarative_base:DeprecationWarning")
-def test_aim(names):
+def test_aim_reads_back_all_steps(names):
     page.run("Aim", names)
     aim = names["aim"]
     quiet = {"system_tracking_interval": None, "capture_terminal_logs": False}
@@ -73,12 +73,12 @@ def test_aim(names):
     again.close()
     assert set(found) == KEYS
     for key, values in found.items():
-        # Aim keeps the steps of a run in no order.
+        # Aim does not keep the order of steps.
         expected = [logged[key] for logged in names["history"]]
         np.testing.assert_allclose(np.sort(values), np.sort(expected), rtol=1e-6)
 
 
-def test_clu(names):
+def test_clu_reads_back_all_steps(names):
     page.run("clu", names)
     events = EventAccumulator("logs/clu", ALL)
     events.Reload()
@@ -91,17 +91,13 @@ def test_clu(names):
     check(found, names["history"])
 
 
-def test_json_lines(names):
+def test_json_lines_are_read_back_and_plotted(names):
     page.run("JSON lines", names)
     lines = Path("logs/clip.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == names["history"]
     optclip.plot.save(names["history"], "logs/saved.jsonl")
     saved = Path("logs/saved.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in saved] == names["history"]
-
-
-def test_a_file_of_json_lines_can_be_drawn(names):
-    page.run("JSON lines", names)
     line = optclip.plot.norms("logs/clip.jsonl").get_lines()[0]
     norms = [logged["clip/norm"] for logged in names["history"]]
     np.testing.assert_allclose(line.get_ydata(), norms)

@@ -1,4 +1,4 @@
-"""The notebook of private training, which needs libraries that the suite has not."""
+"""The notebook of private training, whose libraries the suite does not install."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from tests.support import notebooks
 @pytest.mark.parametrize(
     "path", notebooks.named(stacks=True), ids=lambda path: path.stem
 )
-# The client's own socket and event loop clean-up warns on some platforms.
+# The client's socket and event loop clean-up warns on some platforms.
 @pytest.mark.filterwarnings("ignore")
-def test_notebook(path, monkeypatch, tmp_path):
+def test_notebook_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebooks.check(path, tmp_path)

@@ -1,4 +1,4 @@
-"""The page and the tests are about the same blocks, packages and versions."""
+"""The page and the tests have the same blocks, packages and versions."""
 
 import importlib.metadata
 import re
@@ -12,13 +12,13 @@ from tests.integration.stacks import page
 
 ROOT = Path(__file__).parents[3]
 VERSIONS = dict(page.rows("package"))
-# What the tests themselves need, beside what the page is about.
+# Packages that only the tests need.
 TOOLS = {
     "ipykernel", "matplotlib", "nbclient", "nbformat", "pytest", "scikit-learn",
 }  # fmt: skip
 
 
-def test_every_block_is_run_by_a_test():
+def test_every_block_of_page_is_run():
     sources = "\n".join(p.read_text() for p in Path(__file__).parent.glob("test_*.py"))
     titles = list(page.blocks())
     assert len(titles) == 19
@@ -26,7 +26,7 @@ def test_every_block_is_run_by_a_test():
     assert named == titles
 
 
-def test_the_versions_are_of_what_is_installed_for_it():
+def test_page_lists_versions_of_every_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     group = project["dependency-groups"]["stacks"]
     names = {re.split(r"[<>=;\[ ]", each)[0] for each in group}
@@ -35,8 +35,7 @@ def test_the_versions_are_of_what_is_installed_for_it():
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_what_is_installed_is_not_older_than_the_page_says(name):
-    """A newer one may be here any day; an older one was not what the page was run with."""
+def test_installed_version_is_not_older_than_on_page(name):
     if name == "aim" and sys.version_info >= (3, 13):
         pytest.skip("Aim's storage has no wheel for Python 3.13")
     installed = importlib.metadata.version(name)

@@ -1,4 +1,4 @@
-"""libtpu wants an environment of its own."""
+"""Settings for the TPU compiler."""
 
 import os
 
@@ -8,6 +8,6 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def compiler_alone():
-    """No TPU is looked for, and no program kept: without one it cannot be read."""
+    """Search no TPU, and cache no program, since only a TPU could load it."""
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     jax.config.update("jax_enable_compilation_cache", False)

@@ -1,5 +1,6 @@
-"""Clip and AdamW on sharded trees, compiled for TPUs that need not be there."""
+"""Clipping and AdamW on sharded trees, compiled for TPUs without a TPU."""
 
+import functools
 import re
 
 import jax
@@ -17,21 +18,30 @@ def transformer(dtype, num_layers=1, d=768):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
-def program(mesh, clip, dtype):
-    return tpu.lowered(mesh, transformer(dtype), clip).compile()
+CLIPS = {
+    "none": optax.identity(),
+    "ours": optclip.clip_by_global_norm(1.0),
+    "optax": optax.clip_by_global_norm(1.0),
+}
+
+
+@functools.cache
+def program(clip, topology, kind, dtype):
+    mesh = tpu.mesh_of(topology, kind)
+    return tpu.lowered(mesh, transformer(dtype), CLIPS[clip]).compile()
 
 
 def accessed(program):
-    """The bytes that a step reads and writes on one chip, by XLA's own account."""
+    """Return the bytes that a step accesses on one chip, as XLA estimates."""
     return program.cost_analysis()["bytes accessed"]
 
 
 def numbers_sent(program):
-    """How many float32 scalars each all-reduce has; there is no other collective."""
-    found = tpu.collectives(program.as_text())
-    assert {kind for _, kind in found} <= {"all-reduce"}
+    """Return the number of float32 scalars of each all-reduce, the only collective."""
+    collectives = tpu.collectives(program.as_text())
+    assert {kind for _, kind in collectives} <= {"all-reduce"}
     counts = []
-    for shapes, _ in found:
+    for shapes, _ in collectives:
         sizes = re.findall(r"([a-z]+\d+)\[(\d*)\]", shapes)
         assert all(name == "f32" and size in ("", "1") for name, size in sizes)
         counts.append(len(sizes))
@@ -49,12 +59,9 @@ def numbers_sent(program):
         ("v5e:16x16", AxisType.Explicit, "bfloat16"),
     ],
 )
-def test_one_all_reduce_of_scalars(topology, kind, dtype):
-    """For both sums, the plain one and that which cannot overflow; and no branch."""
-    mesh = tpu.mesh_of(topology, kind)
-    plain = program(mesh, optax.identity(), dtype)
-    ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
-    theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
+def test_clip_adds_one_all_reduce_of_scalars(topology, kind, dtype):
+    """The plain sum and the one that cannot overflow share it; there is no branch."""
+    plain, ours, theirs = (program(c, topology, kind, dtype) for c in CLIPS)
     assert numbers_sent(plain) == []
     assert len(numbers_sent(ours)) == 1
     assert " conditional(" not in ours.as_text()
@@ -71,26 +78,24 @@ def test_one_all_reduce_of_scalars(topology, kind, dtype):
         ("v5p:2x2x4", AxisType.Auto, "float32", 1.005),
         ("v5p:2x2x4", AxisType.Explicit, "bfloat16", 1.015),
         ("v5e:16x16", AxisType.Auto, "float32", 1.005),
-        # Of 256 parts, 356 kB each: what small leaves take to be joined shows.
+        # Each of 256 parts has 356 kB, so that joining small leaves matters.
         ("v5e:16x16", AxisType.Auto, "bfloat16", 1.15),
         ("v5e:16x16", AxisType.Explicit, "bfloat16", 1.15),
     ],
 )
-def test_no_more_bytes_than_optax(topology, kind, dtype, room):
-    """One reading is enough for both sums."""
-    mesh = tpu.mesh_of(topology, kind)
-    ours = program(mesh, optclip.clip_by_global_norm(1.0), dtype)
-    theirs = program(mesh, optax.clip_by_global_norm(1.0), dtype)
-    found, allowed = (accessed(each) for each in (ours, theirs))
-    assert 0 < found <= room * allowed
+def test_clip_accesses_no_more_bytes_than_optax(topology, kind, dtype, room):
+    """One pass computes both sums."""
+    ours, theirs = (program(c, topology, kind, dtype) for c in ("ours", "optax"))
+    size, allowed = (accessed(each) for each in (ours, theirs))
+    assert 0 < size <= room * allowed
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
-    # Not less than optax's: the pads of two sums.
+    # The padding of two sums adds to that of optax.
     assert 0 < taken <= allowed + max(allowed, 1.2e6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_one_all_reduce_of_many_leaves(dtype):
-    """XLA for TPU puts 256 numbers in one at most; the leaves are more."""
+def test_clip_of_many_leaves_adds_one_all_reduce(dtype):
+    """XLA for TPU joins at most 256 numbers; there are more leaves."""
     mesh = tpu.mesh_of("v5e:2x2")
     shapes = [jax.ShapeDtypeStruct((64, 128), dtype)] * 300
     ours = tpu.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
