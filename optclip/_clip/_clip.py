@@ -34,15 +34,22 @@ from optclip.responses import Response
 from optclip.responses._resolve import at_step, compares, is_ours
 from optclip.scopes._scope import Scope
 
-# Half the width of the band that strict clipping keeps clear. XLA adds along one axis
-# in a tree of sums of 32, and optclip adds leaves in rows of 64. So 32**6 elements of
-# 4,096 leaves lose at most 6 * 32 + 2 * 64 + 5 roundings of 2**-24 of their sum: 2e-5
-# of the norm for p = 1, half of that for p = 2, twice for p = 0.5. The band is wider.
-# Meshes of CPUs and slices over axes that are not adjacent are exceptions.
+# Half the width of the band that strict clipping keeps clear, 1,024 roundings of 2**-24
+# of the norm. A sum loses at most, in such roundings:
+#   186  in a leaf: XLA on CPU adds fewer than 4,096 elements in a tree of sums of 32,
+#        31 roundings a level; from there on in shorter chains (57 additions or fewer on
+#        each path that was probed); six levels hold 2**30 elements,
+#     5  in merging 32 small leaves by pairs,
+#   252  in rows of 64 leaves, two levels of 63 for the merged and two for the large,
+#     5  in the square, the root, the quotient and the product.
+# A norm of order p loses 1 / p of that: 224 for p = 2, 448 for p = 1, 896 for p = 0.5;
+# smaller p are not covered. For p = 2 squares flushed to zero add 512, see below.
+# Meshes of CPUs and axes that are not adjacent are added in other orders: not covered.
 _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
-# A smaller threshold counts as 0 in a strict clip: squares that were flushed to zero in
-# the norm, of up to 2**40 elements, are lost in that band then.
+# A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
+# 2**40 elements, each below 2**-126, are 2**-14 of the squared norm and half of that of
+# the norm.
 _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 

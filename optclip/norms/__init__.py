@@ -1,9 +1,8 @@
-"""MEASURE: one norm that is right for every dtype and split of the leaves.
+"""Measure norms, accurate in every dtype and for every split of the leaves.
 
-A norm is taken over a *block*: all the elements that share it. It is entrywise, or
-the largest singular value. Sums are
-kept in float32 or wider. Every element is read once, on CPU again only if a sum of
-squares overflowed.
+A norm is taken over a *block*: all the elements that share it. It is entrywise, or the
+largest singular value. Sums are kept in float32 or wider. For p = 1 and 2 every element
+is read once, on CPU again only if a sum of squares overflowed.
 """
 
 from optclip.norms._measure import measure as measure
