@@ -180,8 +180,8 @@ def clipped_grad(
       the rounding of the sum in float32: m - 1 additions in a microbatch; at most
       max(8 / m, 1) of microbatches, whose sum is then added without a loss; n - 1
       across devices; three at the end. Without microbatches m is B. Padding changes no
-      bit. The band covers the rounding of norms, except on a mesh of CPUs: there XLA may
-      add a small leaf of several axes in one chain, and the worst norm found is 4e-4
+      bit. The band covers the rounding of norms, except on a mesh of CPUs: XLA may add
+      a small leaf of several axes in one chain there, and the worst norm found is 4e-4
       off.
 
       With `method="ghost"` a microbatch is summed over examples and positions after the
