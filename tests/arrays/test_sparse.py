@@ -12,6 +12,7 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
+from tests.support.unoptimized import unoptimized  # noqa: F401
 
 ROWS = np.array([[1], [3], [1]])
 

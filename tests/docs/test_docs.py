@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from optclip import recipes
+from tests.support.unoptimized import unoptimized  # noqa: F401
 from tools import pictures
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"

@@ -23,6 +23,8 @@ GROUPS = {
     "a": (*FLOATS[::3], "complex64", "unique"),
     "b": (*FLOATS[1::3], "weak", "twice", "entries"),
     "c": (*FLOATS[2::3], "complex64", "batched"),
+    # Eagerly, each dtype compiles each operation of its own.
+    "eager": ("bfloat16", "float8_e4m3fn", "weak", "twice"),
 }
 # Numbers that all of these have.
 EXACT = np.array([[-2, 1, 0, 1.5], [2, -0.5, 1, 2], [-1, 3, 0.5, 0], [1, 1, -2, 4]])

@@ -10,7 +10,7 @@ from jax import export
 import optclip
 from optclip import functional as F
 from optclip import per_example
-from tests.support import helpers
+from tests.support import covering, helpers
 
 CLIPS = {
     "global": lambda g: F.clip_by_global_norm(g, 1.0)[0],
@@ -38,7 +38,7 @@ def clip_by_all(g):
     return {name: clip(g) for name, clip in CLIPS.items()}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", *["float32"] * covering.full])
 def test_clips_export_symbolic_leaf_size(dtype):
     (b,) = export.symbolic_shape("b")
     exported = export.export(clip_by_all)(jax.ShapeDtypeStruct((b, 3), dtype))
