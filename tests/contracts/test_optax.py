@@ -1,6 +1,8 @@
 """Every transformation inside every wrapper of optax.
 
 All wrappers of an entry are updated side by side in one compiled step, called twice.
+The scope of the parameter puts the tests of one entry in a row, so that one worker runs
+them and compiles the step once.
 """
 
 import functools
@@ -14,8 +16,9 @@ import optclip
 from tests.support import helpers
 from tests.support.registry import ENTRIES, SCALAR, numpy_tree
 
-every = pytest.mark.covering(entry=ENTRIES)
-scalar = pytest.mark.covering(entry=SCALAR)
+every = pytest.mark.parametrize(
+    "entry", ENTRIES, ids=lambda entry: entry.id, scope="module"
+)
 TREE = helpers.mixed_gradients()
 # Adam and `flatten` bring leaves of several dtypes to one.
 WIDE = helpers.gradients()
@@ -36,13 +39,13 @@ def injected(entry, threshold):
 
 def wrapped(entry):
     """Return each wrapper with its gradients in the first and second step."""
-    clip, c = entry.make(), entry.threshold[1]
+    clip = entry.make()
     tx = helpers.strict(clip)
     parts = {"a": clip, "b": entry.make(name="other")}
     finite = optax.apply_if_finite(clip, max_consecutive_errors=3)
     without = optax.GradientTransformation(tx.init, lambda g, s, _: tx.update(g, s))
     extra = functools.partial(tx.update, value=np.float32(1), batch=None)
-    cases = {
+    return {
         "bare": (without, TREE),
         "extra": (optax.GradientTransformation(tx.init, extra), TREE),
         "adam": (optax.chain(clip, optax.adam(2.0), entry.make(name="after")), WIDE),
@@ -54,13 +57,6 @@ def wrapped(entry):
         "finite": (finite, TREE, NAN),
         "condition": (optax.conditionally_transform(clip, lambda i: i > 0), TREE),
     }
-    if entry.scalar_threshold:
-        schedule = optax.piecewise_constant_schedule(c, {1: 0.5})
-        cases |= {
-            "constant": (injected(entry, c), TREE),
-            "schedule": (injected(entry, schedule), TREE),
-        }
-    return cases
 
 
 @functools.cache
@@ -79,10 +75,6 @@ def outcome(entry):
 
     steps = [step(grads[0], states)]
     states = {name: state for name, (_, state) in steps[0].items()}
-    if entry.scalar_threshold:
-        name, state = entry.threshold[0], states["constant"]
-        halved = 0.5 * optax.tree.get(state, name)
-        states["constant"] = optax.tree.set(state, **{name: halved})
     steps.append(step(grads[1], states))
     return {name: [each[name] for each in steps] for name in cases}
 
@@ -108,12 +100,23 @@ def test_update_takes_extra_arguments_and_parameters_or_none(entry):
     helpers.assert_identical(outcome(entry)["extra"], outcome(entry)["bare"])
 
 
-@pytest.mark.parametrize("name", ["constant", "schedule"])
-@scalar
-def test_inject_hyperparams_threshold_can_be_set_or_scheduled(entry, name):
-    c = entry.threshold[1]
-    for (found, _), value in zip(outcome(entry)[name], (c, 0.5 * c), strict=True):
+@pytest.mark.covering(entry=SCALAR)
+def test_inject_hyperparams_threshold_can_be_set_or_scheduled(entry):
+    name, c = entry.threshold
+    halved = optax.piecewise_constant_schedule(c, {1: 0.5})
+    constant, scheduled = injected(entry, c), injected(entry, halved)
+
+    @helpers.quick_jit
+    def step(grads, states):
+        return constant.update(grads, states[0]), scheduled.update(grads, states[1])
+
+    states = constant.init(TREE), scheduled.init(TREE)
+    for value in (c, 0.5 * c):
+        (set_to, state), (found, schedule) = step(TREE, states)
+        assert_clipped(entry, set_to, TREE, value, ulps=4)
         assert_clipped(entry, found, TREE, value, ulps=4)
+        half = 0.5 * optax.tree.get(state, name)
+        states = optax.tree.set(state, **{name: half}), schedule
 
 
 @every
