@@ -70,15 +70,15 @@ def _of(make, **options):
 
 BY_ROW = {"table": P("data"), "bias": P()}
 SPARSE = [
-    meshes.Clip("tree", _of(optclip.clip_by_global_norm), ("whole leaves",)),
-    meshes.Clip("leaf", _of(optclip.clip_by_norm), ("whole leaves",)),
+    meshes.Clip("tree", _of(optclip.clip_by_global_norm), ("sums",)),
+    meshes.Clip("leaf", _of(optclip.clip_by_norm), ("sums",)),
     meshes.Clip(
         "group",
         _of(optclip.clip_by_group_norm, groups={"table": "a", "bias": "b"}),
-        ("whole leaves",),
+        ("sums",),
     ),
-    meshes.Clip("value", _of(optclip.clip_by_value), ("elements",)),
-    meshes.Clip("rows", _of(optclip.clip_by_norm, axis=-1), ("rows",), True),
+    meshes.Clip("value", _of(optclip.clip_by_value), ("parts",)),
+    meshes.Clip("rows", _of(optclip.clip_by_norm, axis=-1), ("parts",), True),
     meshes.Clip("drop", _of(optclip.clip_by_norm, nonfinite="drop"), ("sums",)),
     meshes.Clip("strict", _of(optclip.clip_by_norm, strict=True), ("sums",)),
 ]

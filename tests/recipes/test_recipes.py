@@ -1,4 +1,4 @@
-"""Test what every recipe has in common, called without arguments."""
+"""Test what every recipe has in common, called with one argument at most."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from tests.support import helpers
 
 PARAMS = {
     "dense_0": {
-        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
+        "kernel": np.arange(6, dtype=np.float32).reshape(2, 3) + np.float32(0.1),
         "bias": np.ones(3, np.float32),
     },
     "dense_1": {"kernel": np.full((2, 3), 0.1, np.float32)},
@@ -63,10 +63,10 @@ def test_recipe_docstring_has_source_example_and_returns(name):
     assert "Returns:" in doc
 
 
-@every
-def test_recipe_over_steps_donates_state_and_remembers_no_nan(name):
-    """Traced once; the state inside an optimizer without `skip` may become NaN."""
-    tx = make(name)
+@functools.cache
+def over_steps(name):
+    """Return the updates of each step, the last state, and the update, traced once."""
+    tx = make(name, **dict([HYPERPARAMETERS[name]] if name in HYPERPARAMETERS else []))
     chex.clear_trace_counter()
 
     @functools.partial(helpers.quick_jit, donate_argnums=1)
@@ -74,11 +74,19 @@ def test_recipe_over_steps_donates_state_and_remembers_no_nan(name):
     def update(grads, state):
         return updated(tx, grads, state)
 
-    out, state = update(GRADIENTS[0], helpers.quick_jit(tx.init)(PARAMS))
-    for grads in GRADIENTS[1:]:
+    state, rows = helpers.quick_jit(tx.init)(PARAMS), []
+    for grads in GRADIENTS:
         old, (out, state) = state, update(grads, state)
-        assert any(x.is_deleted() for x in jax.tree.leaves(old))
-    chex.assert_tree_all_finite(out)
+        rows.append(out)
+    assert any(x.is_deleted() for x in jax.tree.leaves(old))
+    return rows, jax.device_get(state), update
+
+
+@every
+def test_recipe_over_steps_donates_state_and_remembers_no_nan(name):
+    """Traced once; the state inside an optimizer without `skip` may become NaN."""
+    rows, state, update = over_steps(name)
+    chex.assert_tree_all_finite(rows)
     assert not any(np.any(np.isnan(x)) for x in jax.tree.leaves(state))
     bad = jax.tree.map(lambda p: np.where(p == p.flat[0], np.nan, p), PARAMS)
     _, state = update(bad, state)
@@ -107,10 +115,15 @@ def test_recipe_in_multi_steps_and_chain_keeps_types(name):
 def test_recipe_outside_jit_takes_numpy_state(name):
     """A checkpoint may restore the state as NumPy arrays."""
     tx = make(name)
-    update = helpers.quick_jit(functools.partial(updated, tx))
-    _, state = update(GRADIENTS[0], tx.init(PARAMS))
-    expected, _ = update(GRADIENTS[1], state)
-    out, _ = updated(tx, GRADIENTS[1], jax.device_get(state))
+    params, first, second = (x["dense_1"] for x in (PARAMS, *GRADIENTS[:2]))
+
+    @helpers.quick_jit
+    def run(first, second):
+        _, state = updated(tx, first, tx.init(params), params)
+        return state, updated(tx, second, state, params)[0]
+
+    state, expected = jax.device_get(run(first, second))
+    out, _ = updated(tx, second, state, params)
     chex.assert_trees_all_close(out, expected, rtol=1e-5, atol=1e-7)
 
 
@@ -134,27 +147,26 @@ def test_hyperparameters_name_every_recipe_with_a_number():
 
 @pytest.mark.parametrize("name", sorted(HYPERPARAMETERS))
 def test_injected_hyperparameter_gives_same_updates(name):
-    """Each argument that is not an int is a state entry, and traced."""
+    """Each argument that is not an int is a state entry, and traced in a scan."""
     factory = getattr(recipes, name)
     key, value = HYPERPARAMETERS[name]
     parameters = inspect.signature(factory).parameters.values()
     statics = [p.name for p in parameters if isinstance(p.default, int)]
     injected = optax.inject_hyperparams(factory, static_args=statics)(**{key: value})
-    params = jax.tree.map(lambda p: np.abs(p) + np.float32(0.1), PARAMS)
-    state = jax.eval_shape(injected.init, params)
+    state = jax.eval_shape(injected.init, PARAMS)
     assert key in state.hyperparams
 
     @helpers.quick_jit
     def run(rows):
-        def steps(tx):
-            def step(state, grads):
-                return updated(tx, grads, state, params)[::-1]
+        def step(state, grads):
+            return updated(injected, grads, state)[::-1]
 
-            return jax.lax.scan(step, tx.init(params), rows)[1]
+        return jax.lax.scan(step, injected.init(PARAMS), rows)[1]
 
-        return steps(injected), steps(factory(**{key: value}))
+    def stack(rows):
+        return jax.tree.map(lambda *row: np.stack(row), *rows)
 
-    out, expected = run(jax.tree.map(lambda *row: np.stack(row), *GRADIENTS))
+    out, expected = run(stack(GRADIENTS)), stack(over_steps(name)[0])
     chex.assert_trees_all_close(out, expected, rtol=1e-4, atol=1e-7)
 
 

@@ -11,7 +11,7 @@ import pytest
 import optclip
 from optclip import functional as F
 from optclip import responses
-from tests.support import helpers, oracles
+from tests.support import covering, helpers, oracles
 from tests.support.helpers import quick_jit
 from tests.support.registry import LargestSoFar, square_root_capper
 
@@ -54,7 +54,7 @@ def compiled(tx):
 def test_coefficient_matches_formula(response, formula):
     """With thresholds of 0, inf and NaN, and finite slopes at a norm of zero."""
     slopes = jax.value_and_grad(response.coefficient, (0, 1))
-    compiled = jax.jit(jax.vmap(jax.vmap(slopes, (0, None)), (None, 0)))
+    compiled = quick_jit(jax.vmap(jax.vmap(slopes, (0, None)), (None, 0)))
     edges = np.float32([0.0, np.inf, np.nan])
     found, (by_norm, by_c) = compiled(NORMS, np.append(THRESHOLDS, edges))
     expected = [[formula(float(n), float(c)) for n in NORMS] for c in THRESHOLDS]
@@ -218,21 +218,29 @@ def value_and_slope(function, x):
 @pytest.mark.covering(
     over=tuple(SCOPES),
     response=("hard", "smooth", "normalize", square_root_capper),
-    # The tree with all four, the other scopes with two.
-    where=lambda over, response: over == "tree" or response in ("hard", "normalize"),
+    # The tree with all four, elements with two, the other scopes with one.
+    where=lambda over, response: (
+        covering.full
+        or over == "tree"
+        or response == "hard"
+        or (over == "element" and response == "normalize")
+    ),
 )
 def test_detached_derivative_is_coefficient(over, response):
     def clipped(x, response):
         return clip(x, 1.0, response, over=SCOPES[over], norm="l2")
 
-    attached, with_clip = value_and_slope(lambda x: clipped(x, response), X)
+    def both(x):
+        return clipped(x, response), jax.jacfwd(lambda x: clipped(x, response))(x)
+
+    attached, with_clip = quick_jit(both)(X)
     detached = responses.detached(response)
     found, slope = value_and_slope(lambda x: clipped(x, detached), X)
     helpers.assert_close(found, attached, ulps=2)
     assert helpers.differs(found, X)
     exact = np.diag(np.ravel(np.float64(attached) / X))
     np.testing.assert_allclose(slope, exact, rtol=1e-6)
-    assert np.max(np.abs(with_clip - exact)) > 0.05
+    assert np.max(np.abs(with_clip.reshape(4, 4) - exact)) > 0.05
 
 
 def test_detached_derivative_is_coefficient_at_every_distance():

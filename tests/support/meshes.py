@@ -58,12 +58,10 @@ class Clip:
 def _of(entry: registry.Entry) -> Clip:
     # Past its usual threshold is none of these leaves.
     threshold = 0.02 if entry.id == "average-norm" else None
-    # Only this response looks at a number that devices have to agree on.
-    own = entry.id if entry.response == "proportional" else entry.scope
     return Clip(
         entry.id,
         lambda **more: entry.make(threshold, **more),
-        (own,),
+        (entry.scope,),
         by_axis=entry.by_axis,
         roundings=entry.roundings,
         of_matrices=entry.of_matrices,
@@ -96,10 +94,10 @@ def _groups(**more: Any) -> Any:
 # The groups and the user's scope of the registry have one leaf per key here.
 CLIPS = [
     *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
-    Clip("groups", _groups, ("groups",)),
-    Clip("masked", _masked, ("masked",)),
-    Clip("drop", _drop, ("drop",)),
-    Clip("skip", _skip, ("skip",)),
+    Clip("groups", _groups, ("leaf",)),
+    Clip("masked", _masked, ("tree",)),
+    Clip("drop", _drop, ("tree",)),
+    Clip("skip", _skip, ("tree",)),
 ]
 
 
@@ -112,11 +110,10 @@ def _by_element(rule: Any) -> Callable[..., Any]:
 
 
 # What the second step depends on the first for. The kind is where the memory lies: per
-# slice or element on many devices, per leaf, or one number that all devices share; and
-# whether, as in the warm-up of `ema`, the norms have a limit in common.
+# slice or element on many devices, or numbers that all devices share.
 EMA = thresholds.ema(0.5, warmup=1)
 LEARNED = [
-    Clip("ema by unit", _by_unit(EMA), ("slices", "common"), True),
+    Clip("ema by unit", _by_unit(EMA), ("slices",), True),
     Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("slices",), True),
     Clip(
         "share of parameters",
@@ -130,9 +127,9 @@ LEARNED = [
         ("elements",),
     ),
     Clip("moment", _by_element(thresholds.moment(decay=0.5)), ("elements",)),
-    Clip("ema of elements", _by_element(EMA), ("elements", "common")),
-    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("leaf",)),
-    Clip("skip", _skip, ("one",)),
+    Clip("ema of elements", _by_element(EMA), ("elements",)),
+    Clip("largest element", _by_element(thresholds.ema_of_max(0.5)), ("numbers",)),
+    Clip("skip", _skip, ("numbers",)),
 ]
 
 
