@@ -322,3 +322,13 @@ def test_nonfinite_matrix_is_counted_and_raised(method):
     error, state = update(x)
     assert "non-finite update in the array" in str(error.get())
     assert optclip.metrics(state)["clip/nonfinite"] == 1
+
+
+@methods
+def test_nonfinite_dropped_entry_is_counted(method):
+    x = X.copy()
+    x[1, 2, 3] = np.nan
+    tx = optclip.clip_by_singular_value(1.0, method=method, nonfinite="drop")
+    clipped, state = helpers.quick_jit(tx.update)(x, tx.init(x))
+    assert np.all(np.isfinite(clipped))
+    assert optclip.metrics(state)["clip/nonfinite"] == 1

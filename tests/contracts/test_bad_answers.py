@@ -67,6 +67,13 @@ class Failing(Rule):
         raise ValueError("raised by the user")
 
 
+class Concrete(Failing):
+    """A failing rule whose `init` needs concrete norms, so that it cannot be traced."""
+
+    def init(self, norm):
+        return np.asarray(norm)
+
+
 def scaled(answer):
     return optclip.clip_by_rms({"a": 1.0, "b": answer})
 
@@ -247,3 +254,8 @@ def test_inject_hyperparams_structural_argument_must_be_static(
     tx = optax.inject_hyperparams(factory)(max_norm=1.0, **arguments)
     with pytest.raises(T, match=f"(?s){words}"):
         once(tx)
+
+
+def test_rule_with_init_of_concrete_norms_raises_its_own_error():
+    with pytest.raises(ValueError, match="^raised by the user"):
+        once(WHOLE(Concrete(())))

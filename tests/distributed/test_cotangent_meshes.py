@@ -195,3 +195,17 @@ def test_probe_in_scan_on_devices_counts_each_norm_once():
     )  # fmt: skip
     assert_same(gradient(found), expected)
     assert optclip.metrics(expected[1])["cotangent/fraction"] > 0
+
+
+def test_clip_cotangent_relative_without_partition_spec_raises():
+    """Outside of `check_vma`, no type specifies on which devices the other norms are."""
+    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
+    mesh = mesh_of(AxisType.Auto)
+    for how in ({"axis": ()}, {"axis_name": ()}, {"axis_name": "model"}):
+
+        def clip(x, how=how):
+            return clip_cotangent(x, 0.9, relative="median", **how)
+
+        mapped = jax.shard_map(clip, mesh=mesh, **specs)
+        with pytest.raises(ValueError, match="`axis_name` must be the PartitionSpec"):
+            jax.eval_shape(mapped, X)
