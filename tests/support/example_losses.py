@@ -281,6 +281,11 @@ def rows_out_of_bounds(p, x):
     return jnp.sum(jnp.sin(rows) * x[..., None])
 
 
+def rows_clipped_to_bounds(p, x):
+    ids = jnp.round(8 * x).astype(jnp.int32)
+    return jnp.sum(p["w"].at[ids].get(mode="clip") * (1 + x**2)[..., None])
+
+
 def rows_by_two_indices(p, x):
     ids = jnp.abs(jnp.round(8 * x).astype(jnp.int32)) % N
     return jnp.sum(jnp.sin(p["s"][ids % 2, ids]) * x[..., None])
@@ -316,8 +321,8 @@ PLACES = {
         loss.__name__: loss
         for loss in (
             callback, reference, index, branch_in_scan, scan_output_of_parameters,
-            scan_of_scalar, rows_out_of_bounds, rows_by_two_indices, complex_product,
-            convolution_of_parameters,
+            scan_of_scalar, rows_out_of_bounds, rows_clipped_to_bounds,
+            rows_by_two_indices, complex_product, convolution_of_parameters,
         )
     },
 }  # fmt: skip
