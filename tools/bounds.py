@@ -175,6 +175,20 @@ def worst_of_slices(name: str, p: float) -> float:
     return worst
 
 
+def worst_one_way(shapes: str, p: float) -> float:
+    """Return the largest excess, with `strict`, of trees made to be rounded one way."""
+    clip = jax.jit(functools.partial(clip_by_global_norm, ord=p, strict=True))
+    excess = []
+    for values in accuracy.VALUES_ONE_WAY:
+        tree = accuracy.Case(shapes, "float32", values).tree()
+        measured = accuracy.norm_of_order(p)(tree)
+        # At the measured norm too, where an error of it would go unnoticed by the clip.
+        for limit in (measured, 0.7 * measured):
+            out, _ = clip(tree, limit)
+            excess.append(accuracy.true_norm(out, p) / float(limit) - 1)
+    return max(excess)
+
+
 def main() -> int:
     failed = False
     print("dtype                  p  strict: above/trees   not strict: excess in eps")
@@ -190,6 +204,10 @@ def main() -> int:
     for name, p in itertools.product(accuracy.SLICES, (1.0, 2.0)):
         excess = worst_of_slices(name, p)
         print(f"slices, {name:12} {p:3g}  strict: {excess:.3g}", flush=True)
+        failed |= excess > 0
+    for shapes, p in itertools.product(("15x16x17", "8191", "100003"), (0.5, 1.0, 2.0)):
+        excess = worst_one_way(shapes, p)
+        print(f"one way, {shapes:12} {p:3g}  strict: {excess:.3g}", flush=True)
         failed |= excess > 0
     return int(failed)
 
