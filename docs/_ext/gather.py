@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 DOCS = pathlib.Path(__file__).resolve().parent.parent
 ROOT = DOCS.parent
 LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff|png))(?=[#)])")
+PROMISES = "tests/README.md"
 EXAMPLE = """\
 # {name}.py
 
@@ -28,7 +29,8 @@ Run it in a checkout, or [download](../../examples/{name}.py) it.
 def setup(app: Sphinx) -> dict[str, bool]:
     """Copy, and follow links in pages."""
     copies = {}
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("notebooks/*.ipynb")]:
+    pages = [*ROOT.glob("*.md"), ROOT / PROMISES, *ROOT.glob("notebooks/*.ipynb")]
+    for path in pages:
         name = path.relative_to(ROOT).as_posix()
         copies[DOCS / place(name)] = follow(path.read_text(), name)
     for path in ROOT.glob("examples/*.py"):
@@ -53,6 +55,8 @@ def renew(wanted: dict[pathlib.Path, str]) -> None:
 def place(name: str) -> str:
     """Where in `docs` the page of a file of the repository is."""
     path = pathlib.PurePosixPath(name)
+    if name == PROMISES:
+        return "project/promises.md"
     if path.parent.name == "examples":
         return f"examples/{path.stem}.md"
     if str(path.parent) == "." and path.suffix == ".md":
