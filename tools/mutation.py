@@ -46,6 +46,7 @@ SKIPPED = [
 
 # A part of the changed line, and why the mutant behaves as the original.
 EQUIVALENT = {
+    r"\+ +norm = m if len\(index\) == 1 else m\[ 1\]": "only the type of the norm is read",
     r"\+_LEAST = 2\.0\*\*- ": "that it is small is enough",
     r"\+.*(query|key)\[ -1\]\.number": "all leaves of a layer are split over the same axes",
     r"\+.*strict=False\)": "zip's strict guards against our own slips only",
