@@ -202,7 +202,7 @@ def _faults_of(path: pathlib.Path) -> Iterator[Fault]:
 
 
 def _operators() -> dict[str, Any]:
-    """The operators of cosmic-ray by name, short of those of `SKIPPED`."""
+    """Return the operators of cosmic-ray by name, without those in `SKIPPED`."""
     from cosmic_ray.plugins import get_operator, operator_names
 
     names = (n for n in operator_names() if not any(re.match(s, n) for s in SKIPPED))
