@@ -127,43 +127,36 @@ def test_find_heads_takes_shapes():
 BLOCKS = {f"block_{i}": {"attn": attention(KERNEL)} for i in range(3)}
 
 
-@pytest.mark.parametrize(
-    ("query", "key", "match"),
-    [
-        ("q", "key", r"`query` must be the name .* got 'q' .* paths are \['block_0/at"),
-        ("query", "*/keys/*", r"`key` must be .* got '\*/keys/\*'"),
-        ("Query", "key", "`query` must be"),
-        ("*/query/w*", "key", "`query` must be"),
-        ("block_[02]/attn/query/*", "key", "key/kernel' with no query under"),
-        ("query", "block_1/*/key/*", "0/attn/query/kernel' with no key under ''"),
-    ],
-)
-def test_find_heads_queries_without_keys_are_rejected(query, key, match):
-    with pytest.raises(ValueError, match=match):
-        find_heads(BLOCKS, query=query, key=key)
+SEVERAL = r"one kernel .* got \['.*', '.*'\] under 'att"
 
 
 @pytest.mark.parametrize(
-    ("tree", "query", "key"),
+    ("tree", "query", "key", "match"),
     [
-        (dict.fromkeys(("q0", "k0", "q1", "k1"), ONE), "q?", "k?"),
-        ({"queries": {"0": ONE, "1": ONE}, "keys": {"0": ONE}}, "queries", "keys"),
-        ({"q": ONE, "a": {"k": ONE}, "b": {"k": ONE}}, "q", "k"),
+        (BLOCKS, "q", "key", r"`query` must be the name .* got 'q' .*\['block_0/att"),
+        (BLOCKS, "query", "*/keys/*", r"`key` must be .* got '\*/keys/\*'"),
+        (BLOCKS, "Query", "key", "`query` must be"),
+        (BLOCKS, "*/query/w*", "key", "`query` must be"),
+        (BLOCKS, "block_[02]/attn/query/*", "key", "/key/kernel' with no query under"),
+        (BLOCKS, "query", "block_1/*/key/*", "/query/kernel' with no key under ''"),
+        # Several kernels in a layer.
+        (dict.fromkeys(("q0", "k0", "q1", "k1"), ONE), "q?", "k?", SEVERAL),
+        ({"qs": {"0": ONE, "1": ONE}, "ks": {"0": ONE}}, "qs", "ks", SEVERAL),
+        ({"q": ONE, "a": {"k": ONE}, "b": {"k": ONE}}, "q", "k", SEVERAL),
+        # The error lists ten paths.
+        *(
+            ({f"leaf_{i:02}": ONE for i in range(n)}, "q", "k", f"'leaf_09'{end}")
+            for n, end in (
+                (13, r"\] and 3 more"),
+                (11, r"\] and 1 more"),
+                (10, r"\]\.$"),
+            )
+        ),
     ],
 )
-def test_find_heads_several_kernels_in_a_layer_are_rejected(tree, query, key):
-    match = r"one kernel .* got \['.*', '.*'\] under 'att"
+def test_find_heads_layers_it_cannot_find_are_rejected(tree, query, key, match):
     with pytest.raises(ValueError, match=match):
         find_heads(tree, query=query, key=key)
-
-
-@pytest.mark.parametrize(
-    ("count", "end"), [(13, r"\] and 3 more"), (11, r"\] and 1 more"), (10, r"\]\.$")]
-)
-def test_find_heads_error_lists_ten_paths(count, end):
-    tree = {f"leaf_{i:02}": ONE for i in range(count)}
-    with pytest.raises(ValueError, match=f"'leaf_09'{end}"):
-        find_heads(tree, query="q", key="k")
 
 
 @pytest.mark.parametrize(

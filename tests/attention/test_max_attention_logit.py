@@ -9,6 +9,7 @@ import pytest
 
 from optclip.functional import max_attention_logit
 from tests.support import helpers
+from tests.support.attention import largest_logits as largest
 
 RNG = np.random.default_rng(0)
 CLOSE = {"rtol": 1e-6, "atol": 1e-6}
@@ -23,16 +24,6 @@ def arrays(lengths=(9, 7), heads=(6, 2), batch=(2,), dtype=np.float32):
 QUERY, KEY = arrays()
 
 
-def largest(query, key, mask=True):
-    """Compute the largest attended logit of each head in float64, unscaled."""
-    query, key = (np.asarray(x).astype(np.float64) for x in (query, key))
-    key = np.repeat(key, query.shape[-2] // key.shape[-2], -2)
-    logits = np.einsum("...thd,...shd->...hts", query, key)
-    attended = np.where(mask, logits, -np.inf)
-    axes = tuple(a for a in range(attended.ndim) if a != attended.ndim - 3)
-    return attended.max(axes, initial=-np.inf)
-
-
 @functools.cache
 def compiled(block_size=4):
     def find(query, key, mask=None, scale=None):
@@ -43,11 +34,12 @@ def compiled(block_size=4):
     return helpers.quick_jit(find, static_argnames=("mask",))
 
 
-# Lengths before, at and past blocks of 4, and of the fewer rows of a causal block.
+# Lengths before, at and past blocks of 4, of the fewer rows of a causal block, and 0,
+# of which the largest is -inf.
 @pytest.mark.covering(
-    lengths=((1, 3), (4, 4), (9, 7), (8, 2), (10, 12)),
+    lengths=((1, 3), (4, 4), (9, 7), (8, 2), (10, 12), (0, 3), (3, 0)),
     heads=((4, 4), (6, 2), (4, 1)),
-    batch=((), (2,), (2, 3)),
+    batch=((), (2,), (2, 3), (0,)),
     mask=(None, "causal"),
     block_size=(4, 128),
     scale=(None, 1.0, -2.0, 0),
@@ -105,30 +97,22 @@ def test_max_logit_nan_reads_nan_and_inf_reads_inf(at):
     np.testing.assert_array_equal(np.isinf(found), np.arange(6) == 4)
 
 
-@pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize(
-    ("lengths", "batch"), [((0, 3), (2,)), ((3, 0), ()), ((3, 2), (0,))]
+    ("dtypes", "wide", "room"),
+    [
+        ((jnp.bfloat16, jnp.bfloat16), np.float32, 1e-6),
+        ((np.float32, np.float16), np.float32, 1e-6),
+        ((np.float64, np.float64), np.float64, 1e-14),
+    ],
 )
-def test_max_logit_of_nothing_is_minus_infinity(lengths, batch, mask):
-    query, key = arrays(lengths, batch=batch)
-    found = compiled(128)(query, key, mask=mask)
-    np.testing.assert_array_equal(found, np.full(6, -np.inf))
-
-
-@pytest.mark.parametrize("dtypes", [(jnp.bfloat16,) * 2, (np.float32, np.float16)])
-def test_max_logit_of_narrow_inputs_is_accurate_in_float32(dtypes):
-    query, key = (x.astype(d) for x, d in zip((QUERY, KEY), dtypes, strict=True))
-    found = compiled()(query, key, scale=1.0)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, largest(query, key), **CLOSE)
-
-
-def test_max_logit_of_float64_is_float64():
-    with jax.enable_x64(True):
-        query, key = arrays(dtype=np.float64)
+def test_max_logit_of_other_dtypes_is_accurate_in_the_wider(dtypes, wide, room):
+    pair = zip(arrays(dtype=np.float64), dtypes, strict=True)
+    query, key = (x.astype(dtype) for x, dtype in pair)
+    with jax.enable_x64(wide == np.float64):
         found = compiled()(query, key)
-        assert found.dtype == np.float64
-    np.testing.assert_allclose(found, largest(query, key) / np.sqrt(5), rtol=1e-14)
+    assert found.dtype == wide
+    wanted = largest(query, key) / np.sqrt(5)
+    np.testing.assert_allclose(found, wanted, rtol=room, atol=room)
 
 
 def equations(jaxpr):

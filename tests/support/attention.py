@@ -180,6 +180,16 @@ class Model:
         assert np.all(error <= room)
 
 
+def largest_logits(query: Any, key: Any, mask: Any = True) -> np.ndarray:
+    """The largest attended logit of each head, unscaled; all but (T, H, D) is batch."""
+    query, key = (np.asarray(x).astype(np.float64) for x in (query, key))
+    key = np.repeat(key, query.shape[-2] // key.shape[-2], -2)
+    logits = np.einsum("...thd,...shd->...hts", query, key)
+    attended = np.where(mask, logits, -np.inf)
+    axes = tuple(a for a in range(attended.ndim) if a != attended.ndim - 3)
+    return attended.max(axes, initial=-np.inf)
+
+
 def coefficients(largest: Any, max_logit: Any) -> np.ndarray:
     """Algorithm 1 of Kimi K2 in float64; 1 where a largest logit is not usable."""
     s = np.asarray(largest, np.float64)
