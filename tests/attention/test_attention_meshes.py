@@ -1,7 +1,5 @@
 """Test QK-Clip on 8 devices against its formula in NumPy float64."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ import optclip
 from optclip.functional import clip_attention_logits, max_attention_logit
 from tests.support import attention, helpers
 from tests.support.attention import Kind, Layout, Model
+from tests.support.mapped import mesh_of as mesh
 
 HEADS, GROUPS, WIDTH = 8, 4, 4
 MODEL = Model(Layout("bare", "dhn", biased=False), Kind("mesh", HEADS, GROUPS))
@@ -30,11 +29,6 @@ PLACES = {
     "by feature": {"query": P("model"), "key": P("data"), "shared": P()},
     "whole": {"query": P(), "key": P(), "shared": P()},
 }
-
-
-@functools.cache
-def mesh(kind=AxisType.Auto):
-    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind,) * 2)
 
 
 def mapped(function, in_specs, out_specs, **options):

@@ -392,12 +392,8 @@ def test_update_gives_the_clipped_new_parameters(layout, kind, options):
     balance = options.get("balance", 0.5)
     # The difference to a weight has the rounding error of the weight.
     model.assert_clipped(moved, new, gamma, balance, atol=1e-6)
-    metrics = optclip.metrics(state)
-    least = metrics["attention/coefficient/attn"]
+    least = optclip.metrics(state)["attention/coefficient/attn"]
     np.testing.assert_allclose(least, gamma.min(), rtol=1e-6)
-    np.testing.assert_allclose(
-        metrics["attention/fraction/attn"], np.mean(gamma < 1), rtol=1e-6
-    )
 
 
 def test_update_of_unclipped_heads_is_bit_identical():
@@ -523,20 +519,6 @@ def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
         np.testing.assert_allclose(least, coefficient, rtol=1e-6)
 
 
-def test_update_within_multisteps_clips_by_logits_of_last_microbatch():
-    """The user passes the maximum over all microbatches."""
-    clip = optax.chain(optax.sgd(0.1), optclip.clip_attention_logits(100.0, LAYERS))
-    tx = optax.MultiSteps(clip, 2)
-    update, state = helpers.quick_jit(tx.update), tx.init(PARAMS)
-    zeros = jax.tree.map(np.zeros_like, PARAMS)
-    updates, state = update(zeros, state, PARAMS, max_logits={"attn": 0 * LARGEST[0]})
-    assert not helpers.differs(updates, zeros)
-    updates, state = update(zeros, state, PARAMS, max_logits=LOGITS)
-    new = jax.tree.map(np.add, PARAMS, updates)
-    wanted = gamma_of(MODEL)[..., None, None] * MODEL.logits(PARAMS)
-    np.testing.assert_allclose(MODEL.logits(new), wanted, rtol=1e-4, atol=1e-5)
-
-
 def test_update_under_vmap_equals_loop():
     rows = [(1, PARAMS), (2, jax.tree.map(lambda x: 2 * x, PARAMS))]
     both = jax.tree.map(lambda *xs: np.stack(xs), *(params for _, params in rows))
@@ -559,20 +541,26 @@ def test_tree_map_params_changes_nothing_in_the_state(max_logit):
     helpers.assert_identical(mapped, state)
 
 
-def test_update_takes_injected_hyperparameters():
-    make = optax.inject_hyperparams(optclip.clip_attention_logits)
-    schedule = optax.constant_schedule(50.0)
-    _, state = update_once(make(max_logit=schedule, layers=LAYERS, balance=0.5))
-    assert optclip.metrics(state)["attention/threshold/attn"] == 50
-
-
-def test_update_under_mask_clips_other_leaves():
+def wrapped(name):
+    """Wrap the transformation; MultiSteps takes the logits of its last microbatch."""
+    tx = optclip.clip_attention_logits(100.0, LAYERS)
     mask = {"query": True, "key": True, "shared": False}
-    tx = optax.masked(optclip.clip_attention_logits(100.0, LAYERS), mask)
-    updates, _ = update_once(tx)
+    inject = optax.inject_hyperparams(optclip.clip_attention_logits)
+    return {
+        "chain": optax.chain(optax.identity(), tx),
+        "masked": optax.masked(tx, mask),
+        "multi_steps": optax.MultiSteps(tx, 1),
+        "injected": inject(optax.constant_schedule(100.0), layers=LAYERS, balance=0.5),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["chain", "masked", "multi_steps", "injected"])
+def test_update_in_wrapper_is_the_same(name):
+    updates, state = update_once(wrapped(name))
     wanted, _ = compiled_update()(PARAMS, PARAMS, LOGITS)
-    helpers.assert_identical(updates, wanted)
+    helpers.assert_close(updates, wanted, ulps=2)
     assert helpers.differs(updates["key"], PARAMS["key"])
+    assert optclip.metrics(state)["attention/threshold/attn"] == 100
 
 
 PARTIAL = PARAMS | {

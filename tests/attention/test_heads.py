@@ -1,5 +1,6 @@
 """Test `Heads`, and `find_heads` by the names of many libraries."""
 
+import collections
 import dataclasses
 
 import jax
@@ -19,21 +20,8 @@ def attention(module, names=("query", "key", "value")):
     return dict.fromkeys(names, module)
 
 
-@jax.tree_util.register_pytree_with_keys_class
-class Boxed:
-    """A parameter as Flax NNX boxes it."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def tree_flatten_with_keys(self):
-        return [(jax.tree_util.GetAttrKey("value"), self.value)], None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-
+# The path of a parameter that Flax NNX boxes ends with `/value` too.
+Boxed = collections.namedtuple("Boxed", "value")
 EQUINOX = {"weight": np.ones((8, 3), np.float32), "bias": np.ones(8, np.float32)}
 HAIKU = {"w": np.ones((3, 8), np.float32), "b": np.ones(8, np.float32)}
 MAXTEXT = {"kernel": np.ones((3, 5, 2, 4), np.float32)}
