@@ -74,32 +74,22 @@ def gradients(how, steps=None):
         return quick_jit(gradient)(W, cotangent_probe(steps))
 
 
-def test_probe_in_carry_counts_all_steps_and_keeps_gradient():
-    grads, record = gradients("carry")
+@pytest.mark.parametrize("how", ["carry", "xs", "outside"])
+def test_probe_counts_all_steps_and_keeps_gradient(how):
+    """Passed in from outside its largest norm is NaN: JAX adds up those of the steps."""
+    grads, record = gradients(how, STEPS if how == "xs" else None)
     norms, coefficients = by_hand()
     largest = assert_counts(record, norms, coefficients)
-    np.testing.assert_allclose(largest, norms.max(), rtol=1e-5)
-    assert record.cotangent_norms == STEPS * BATCH
+    wanted = np.nan if how == "outside" else norms.max()
+    np.testing.assert_allclose(largest, wanted, rtol=1e-5)
+    assert np.sum(record.cotangent_norms) == STEPS * BATCH
+    if how == "xs":
+        np.testing.assert_allclose(record.cotangent_norm, norms.max(1)[::-1], rtol=1e-5)
+        clipped = np.sum(coefficients < 1, 1)[::-1]
+        np.testing.assert_array_equal(record.cotangent_clipped, clipped)
     given = (np.asarray(x, np.float64) for x in (W, X, TARGET))
     expected, _ = backprop.recurrent(*given, backprop.hard(C))
     np.testing.assert_allclose(grads, expected, rtol=0, atol=2e-6 * abs(expected).max())
-
-
-def test_probe_among_xs_has_entry_per_step():
-    _, record = gradients("xs", STEPS)
-    norms, coefficients = by_hand()
-    largest = assert_counts(record, norms, coefficients)
-    np.testing.assert_allclose(largest, norms.max(), rtol=1e-5)
-    np.testing.assert_allclose(record.cotangent_norm, norms.max(1)[::-1], rtol=1e-5)
-    clipped = np.sum(coefficients < 1, 1)[::-1]
-    np.testing.assert_array_equal(record.cotangent_clipped, clipped)
-    np.testing.assert_array_equal(record.cotangent_norms, BATCH)
-
-
-def test_probe_outside_scan_has_nan_for_largest_norm():
-    """JAX adds up the records of the steps, so the largest norm is unknown."""
-    _, record = gradients("outside")
-    assert np.isnan(assert_counts(record, *by_hand()))
 
 
 @pytest.mark.parametrize("how", ["scan", "remat"])
@@ -224,15 +214,23 @@ def test_record_is_constant_to_derivatives():
     np.testing.assert_array_equal(quick_jit(jax.grad(largest))(X[0]), 0)
 
 
-def test_clip_cotangent_bad_probe_raises():
-    with pytest.raises(ValueError, match="`probe` must be one record.*xs of a jax.lax"):
-        clip_cotangent(X, 1.0, probe=cotangent_probe(3))
-    empty = cotangent_probe()._replace(cotangent_norm=None)
-    with pytest.raises(ValueError, match="`probe` must be one record"):
-        clip_cotangent(X, 1.0, probe=empty)
-    pair = clip_cotangent(X, 1.0, probe=cotangent_probe())
-    with pytest.raises(TypeError, match="h, probe = clip_cotangent"):
-        clip_cotangent(pair, 1.0)
+@pytest.mark.parametrize(
+    ("x", "probe", "error", "match"),
+    [
+        (X, cotangent_probe(3), ValueError, "must be one record.*xs of a jax.lax"),
+        (
+            X,
+            cotangent_probe()._replace(cotangent_norm=None),
+            ValueError,
+            "`probe` must be one record",
+        ),
+        ((X, cotangent_probe()), None, TypeError, "h, probe = clip_cotangent"),
+    ],
+    ids=["of steps", "empty", "in the tree"],
+)
+def test_clip_cotangent_bad_probe_raises(x, probe, error, match):
+    with pytest.raises(error, match=match):
+        clip_cotangent(x, 1.0, probe=probe)
 
 
 def pulled(**options):
