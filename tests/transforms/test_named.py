@@ -1,4 +1,4 @@
-"""The named clips: each is `clip_by` over its scope, by its norm."""
+"""The named clips: each is `clip_by` over its scope, by its norm; their errors."""
 
 import numpy as np
 import pytest
@@ -6,18 +6,37 @@ import pytest
 import optclip
 from tests.support import helpers
 
+ONES = np.ones(3, np.float32)
+BOUNDS = optclip.thresholds.bounds(-1.0, 2.0)
+AT_ONCE = "one number.*clip gradients at once call optclip.functional.clip_by_global"
+REJECTED = [
+    (optclip.clip_by_value, (), {}, "got neither: .*Give limit alone"),
+    (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Give limit alone"),
+    (optclip.clip_by_value, (1.0,), {"upper": 1.0}, "got both: .*Give limit alone"),
+    (optclip.clip_by, (BOUNDS,), {}, "Two bounds are for single elements"),
+    (
+        optclip.clip_by,
+        (BOUNDS,),
+        {"over": "element", "response": "smooth"},
+        "Two bounds are for single elements",
+    ),
+    # Gradients in the place of the threshold.
+    *(
+        (make, (gradients,), {}, f"`{name}` must be {AT_ONCE}")
+        for make, name in (
+            (optclip.clip_by_global_norm, "max_norm"),
+            (optclip.clip_by, "threshold"),
+        )
+        for gradients in ({"b": ONES}, [ONES], ONES)
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("arguments", "given"),
-    [
-        ({}, "neither"),
-        ({"limit": 1.0, "lower": -1.0}, "both"),
-        ({"limit": 1.0, "upper": 1.0}, "both"),
-    ],
-)
-def test_clip_by_value_with_limit_and_bounds_or_neither_raises(arguments, given):
-    with pytest.raises(TypeError, match=f"got {given}: .*Give limit alone"):
-        optclip.clip_by_value(**arguments)
+
+@pytest.mark.parametrize(("make", "arguments", "options", "words"), REJECTED)
+def test_clip_by_wrong_arguments_raises(make, arguments, options, words):
+    error = ValueError if "bounds" in words else TypeError
+    with pytest.raises(error, match=f"(?s){words}"):
+        make(*arguments, **options)
 
 
 def test_clip_by_value_bounds_follow_schedules():

@@ -40,11 +40,24 @@ def test_tree_map_params_of_record_marks_only_trees_like_parameters(entry):
 RULES = [thresholds.ema(), thresholds.quantile(0.5, 4), thresholds.zscore()]
 
 
+OPTIONS = {
+    "leaf": {"over": "leaf"},
+    "units": {"over": optclip.units()},
+    "iteration": {
+        "over": optclip.matrices(),
+        "norm": optclip.norms.Spectral(method="power_iteration"),
+    },
+}
+
+
 @pytest.mark.parametrize("rule", RULES, ids=["ema", "quantile", "zscore"])
-@pytest.mark.parametrize("over", ["leaf", optclip.units()], ids=["leaf", "units"])
-def test_tree_map_params_of_rule_over_norms_marks_nothing(rule, over):
-    tx = optclip.clip_by(rule, over=over, record="leaves")
-    like, others = split(tx, jax.eval_shape(tx.init, PARAMS))
+@pytest.mark.parametrize("name", OPTIONS)
+def test_tree_map_params_of_rule_over_norms_marks_nothing(rule, name):
+    tx = optclip.clip_by(rule, record="leaves", **OPTIONS[name])
+    state = jax.eval_shape(tx.init, PARAMS)
+    _, after = jax.eval_shape(tx.update, PARAMS, state)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    like, others = split(tx, state)
     assert not like
     assert len(others) > 10
 
