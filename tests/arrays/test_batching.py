@@ -55,12 +55,6 @@ def test_batched_entries_of_many_types_come_back_in_order():
     assert_same(pairs.entries(), entries)
 
 
-def test_batched_entries_few_or_declared_apart_are_not_stacked():
-    entries = [np.float32(1)] * (2 * MANY)
-    assert Batched(entries[: MANY - 1]).indices == ((0,), (1,), (2,))
-    assert Batched(entries, "ab" * MANY).indices == ((0, 2, 4, 6), (1, 3, 5, 7))
-
-
 def test_batched_map_other_entries_raises():
     one, other = (Batched([np.ones(n, np.float32)] * MANY) for n in (1, 2))
     with pytest.raises(ValueError, match="of the same entries"):
@@ -126,23 +120,22 @@ def nines(*names):
     return {name: np.full(1, 9, np.float32) for name in names}
 
 
-def test_thresholds_of_several_shapes_keep_to_their_leaves():
+def by_thresholds(tree, limit):
     """Traced or not, with None among them, and a number for an axis."""
-
-    def clip(updates, limit):
-        limits = {"a": limit, "b": np.full(1, 2, np.float32), "c": None}
-        return functional.clip_by_norm(updates, limits, axis=0)
-
-    clipped = quick_jit(clip)(nines("a", "b", "c"), np.float32(3))
-    assert {key: float(x[0]) for key, x in clipped.items()} == {"a": 3, "b": 2, "c": 9}
+    limits = {"a": limit, "b": np.full(1, 2, np.float32), "c": None}
+    return functional.clip_by_norm(tree, limits, axis=0)
 
 
-def test_bounds_of_several_shapes_keep_to_their_leaves():
+def by_bounds(tree, limit):
     lower = {"a": -1.0, "b": np.full(1, -2, np.float32), "c": None}
-    upper = {"a": np.full(1, 3, np.float32), "b": 2.0, "c": None}
+    upper = {"a": limit[None], "b": 2.0, "c": None}
     tx = strict(optclip.clip_by(thresholds.bounds(lower, upper), over="element"))
-    tree = nines("a", "b", "c")
-    clipped, _ = quick_jit(tx.update)(tree, tx.init(tree))
+    return tx.update(tree, tx.init(tree))[0]
+
+
+@pytest.mark.parametrize("clip", [by_thresholds, by_bounds])
+def test_thresholds_of_several_shapes_keep_to_their_leaves(clip):
+    clipped = quick_jit(clip)(nines("a", "b", "c"), np.float32(3))
     assert {key: float(x[0]) for key, x in clipped.items()} == {"a": 3, "b": 2, "c": 9}
 
 

@@ -1,5 +1,7 @@
 """Masks, labels and thresholds of a tree: prefixes, or functions of a path."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,35 +33,51 @@ def test_by_path_joins_keys_with_slashes():
     assert mask == {"enc": [{"w": True}, {"w": True}], "none": None}
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_function_of_path_without_by_path_raises(name):
-    """It would be called with the whole tree, and mask or label all of it alike."""
-    with pytest.raises(TypeError, match=f"`{name}` must return .*optclip.by_path"):
-        F.clip_by_global_norm(TREE, 1.0, **{name: lambda path: "kernel" in path})
-    with pytest.raises(TypeError, match=f"`{name}` failed.*endswith.*by_path"):
-        F.clip_by_global_norm(TREE, 1.0, **{name: lambda path: path.endswith("s")})
-    with pytest.raises(TypeError, match="`groups` must return .*optclip.by_path"):
-        F.clip_by_group_norm(TREE, 1.0, lambda path: "x" if "a" in path else "y")
+def matrices(tree):
+    return jax.tree.map(lambda x: jnp.ndim(x) > 1, tree)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_mask_one_bool_for_many_leaves_raises(name):
-    """`inject_hyperparams` makes one of a function, which it calls with the step."""
-    words = rf"`{name}` must be .*False.*static_args"
-    with pytest.raises(TypeError, match=words):
-        F.clip_by_global_norm(TREE, 1.0, **{name: False})
-
-    def matrices(tree):
-        return jax.tree.map(lambda x: jnp.ndim(x) > 1, tree)
-
-    factory = optax.inject_hyperparams(optclip.clip_by_global_norm)
-    tx = factory(1.0, **{name: matrices})
-    with pytest.raises(TypeError, match=words):
-        tx.update(TREE, tx.init(TREE))
-    with pytest.raises(ValueError, match=f"`{name}` must be True.*single leaf"):
-        F.clip_by_global_norm(TREE["bias"], 1.0, **{name: False})
+def injected(**options):
+    """Inject hyperparameters, which makes one bool of a function that it calls."""
+    tx = optax.inject_hyperparams(optclip.clip_by_global_norm)(1.0, **options)
+    return tx.update(TREE, tx.init(TREE))
 
 
-def test_threshold_tree_for_one_norm_raises():
-    with pytest.raises(ValueError, match=r"max_norm.*one norm here.*clip_by_norm"):
-        F.clip_by_global_norm(TREE, {"kernel": 1.0, "bias": 2.0})
+CLIP = functools.partial(F.clip_by_global_norm, TREE, 1.0)
+ONE_LEAF = functools.partial(F.clip_by_global_norm, TREE["bias"], 1.0)
+# A function of a path would be called with the whole tree, and mask all of it alike.
+WRONG_MASKS = [
+    (CLIP, lambda path: "kernel" in path, TypeError, "` must return .*optclip.by_path"),
+    (CLIP, lambda path: path.endswith("s"), TypeError, "` failed.*endswith.*by_path"),
+    (CLIP, False, TypeError, "` must be .*False.*static_args"),
+    (injected, matrices, TypeError, "` must be .*False.*static_args"),
+    (ONE_LEAF, False, ValueError, "` must be True.*single leaf"),
+]
+WRONG_TREES = [
+    (
+        functools.partial(F.clip_by_group_norm, TREE, 1.0),
+        {"groups": lambda path: "x" if "a" in path else "y"},
+        TypeError,
+        "`groups` must return .*optclip.by_path",
+    ),
+    (
+        functools.partial(F.clip_by_global_norm, TREE),
+        {"max_norm": {"kernel": 1.0, "bias": 2.0}},
+        ValueError,
+        r"max_norm.*one norm here.*clip_by_norm",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "argument", "error", "words"),
+    WRONG_TREES
+    + [
+        (call, {name: mask}, error, f"`{name}{words}")
+        for call, mask, error, words in WRONG_MASKS
+        for name in MASKS
+    ],
+)
+def test_tree_of_wrong_kind_raises(call, argument, error, words):
+    with pytest.raises(error, match=words):
+        call(**argument)

@@ -12,6 +12,7 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
+from tests.support.leaf_kinds import wide as dense
 from tests.support.unoptimized import unoptimized  # noqa: F401
 
 ROWS = np.array([[1], [3], [1]])
@@ -20,15 +21,6 @@ ROWS = np.array([[1], [3], [1]])
 def rows(data, dtype=np.float32):
     data = np.asarray(data, np.float32).astype(jnp.dtype(dtype))
     return BCOO((jnp.asarray(data), jnp.asarray(ROWS)), shape=(5, 2))
-
-
-def dense(mat):
-    """In float64, without what is stored past the end."""
-    out = np.zeros(mat.shape)
-    indices = np.asarray(mat.indices).reshape(len(mat.indices), -1)
-    inside = np.all(indices < np.array(mat.shape[: indices.shape[1]]), axis=1)
-    np.add.at(out, tuple(indices[inside].T), helpers.as_float64(mat.data)[inside])
-    return out
 
 
 def global_norm_clip(mat, limit, **options):
@@ -186,21 +178,6 @@ def test_duplicates_below_threshold_are_bit_identical(run):
     *untouched, clipped = run(clips)(mat)
     helpers.assert_identical(untouched, [mat] * 3)
     np.testing.assert_allclose(oracles.norm(dense(clipped)), 1.0, rtol=1e-2)
-
-
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
-def test_infinite_threshold_keeps_entries_bit_identical(policy):
-    mat = rows([[np.nan, 1], [2, 3], [4, np.inf]])
-
-    @helpers.quick_jit
-    def clips(mat):
-        return [
-            F.clip_by_value(mat, lower=-np.inf, upper=np.inf, nonfinite=policy),
-            F.clip_by_norm(mat, np.inf, nonfinite=policy),
-            F.clip_by_norm(mat, np.inf, axis=1, nonfinite=policy),
-        ]
-
-    helpers.assert_identical(clips(mat), [mat] * 3)
 
 
 def test_derivative_of_sparse_normalize_at_threshold_is_as_dense():

@@ -66,14 +66,6 @@ def test_coefficient_matches_formula(response, formula):
     assert np.all(np.isfinite([by_norm[:3, 0], by_c[:3, 0]]))
 
 
-@pytest.mark.parametrize("response", [responses.Hard(), responses.Smooth()])
-def test_coefficient_of_zero_norm_uncompiled_is_one(response):
-    zero = jnp.float32(0.0)
-    with jax.debug_nans(True):
-        assert response.coefficient(zero, zero) == 1.0
-        assert response.coefficient(zero, jnp.float32(2.0)) == 1.0
-
-
 @pytest.mark.parametrize("response", ["hard", "smooth", "normalize"])
 def test_coefficient_near_smallest_float_is_accurate(response):
     x = np.full(1024, 1e30, np.float32)
@@ -128,7 +120,11 @@ def test_normalize_elements_move_to_bounds():
     np.testing.assert_array_equal(moved, [-1, -1, 0, 2, 2])
 
 
-CURVES = {"softsign": lambda r: r / (1 + np.abs(r)), "tanh": np.tanh}
+CURVES = {
+    "softsign": lambda r: r / (1 + np.abs(r)),
+    "smooth": lambda r: r / np.hypot(1, r),
+    "tanh": np.tanh,
+}
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -158,14 +154,8 @@ def test_drop_elements_zeroes_those_beyond_bounds():
 def test_proportional_scales_elements_of_leaf_together():
     """Elements at the threshold are kept, and so is every sign."""
     clip = compiled(optclip.clip_by_value(0.25, response="proportional"))
-    tree = {
-        "a": np.float32([-0.5, 0.25, -0.25, 1.0]),
-        "b": np.float32([0.125]),
-        "c": np.zeros(0, np.float32),
-    }
-    clipped = clip(tree)
-    np.testing.assert_array_equal(clipped["a"], [-0.125, 0.25, -0.25, 0.25])
-    np.testing.assert_array_equal(clipped["b"], tree["b"])
+    clipped = clip(np.float32([-0.5, 0.25, -0.25, 1.0]))
+    np.testing.assert_array_equal(clipped, [-0.125, 0.25, -0.25, 0.25])
 
 
 def test_proportional_coefficient_is_of_each_element():

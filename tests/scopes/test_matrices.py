@@ -100,40 +100,6 @@ def test_spectral_norm_of_empty_leaf_is_zero():
     helpers.assert_identical(measure(tree), [np.zeros((), np.float32)] * 4)
 
 
-@of_each
-@pytest.mark.parametrize(
-    ("axes", "words"),
-    [
-        ((0, 1, 2), "must be a tuple of two ints"),
-        ((0, 3), "must name axes that each leaf has"),
-        ((1, -2), "must name each axis once"),
-    ],
-)
-def test_axes_of_no_matrix_are_rejected(kind, axes, words):
-    with pytest.raises(ValueError, match=words):
-        SCOPES[kind](X, 1.0, matrix_axes=axes)
-
-
-@of_each
-def test_sparse_matrix_is_rejected(kind):
-    eye = BCOO((jnp.ones(3), jnp.array([[0, 0], [1, 1], [2, 2]])), shape=(3, 3))
-    with pytest.raises(ValueError, match=r"must be dense.*BCOO.*todense\(\).*mask="):
-        SCOPES[kind](eye, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("tree", "options", "words"),
-    [
-        ([X[0], X[0]], {}, "must be of one matrix, got a block of 2"),
-        (X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
-        (X[0], {"over": "leaf", "strict": True}, "`strict` must be False, got True"),
-    ],
-)
-def test_spectral_norm_of_more_than_one_matrix_is_rejected(tree, options, words):
-    with pytest.raises(ValueError, match=words):
-        F.clip_by(tree, 1.0, norm="spectral", **options)
-
-
 RATIO = "one that looks at one singular value at a time"
 FOR_BOTH = [
     ({"norm": "l1"}, "`norm` must be 'l2'.*leave `norm` out"),
@@ -151,15 +117,37 @@ FOR_PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "words"),
-    [("eigh", *row) for row in FOR_BOTH]
-    + [("newton_schulz", *row) for row in FOR_BOTH + FOR_PRODUCTS],
-)
-def test_singular_values_reject_options_of_norms(method, options, words):
-    scope = optclip.singular_values(method=method)
+def make(tree, threshold, **options):
+    """Build a transformation, which checks options without a tree."""
+    return optclip.clip_by(threshold, **options)
+
+
+EYE = BCOO((jnp.ones(3), jnp.array([[0, 0], [1, 1], [2, 2]])), shape=(3, 3))
+FOR_LEAVES = [
+    (X, {"matrix_axes": (0, 1, 2)}, "must be a tuple of two ints"),
+    (X, {"matrix_axes": (0, 3)}, "must name axes that each leaf has"),
+    (X, {"matrix_axes": (1, -2)}, "must name each axis once"),
+    (EYE, {}, r"must be dense.*BCOO.*todense\(\).*mask="),
+]
+SPECTRAL = functools.partial(F.clip_by, norm="spectral")
+EIGH, PRODUCTS = (optclip.singular_values(method=m) for m in ("eigh", "newton_schulz"))
+REJECTED = [
+    *((SCOPES[kind], *row) for kind in SCOPES for row in FOR_LEAVES),
+    (SPECTRAL, [X[0], X[0]], {}, "must be of one matrix, got a block of 2"),
+    (SPECTRAL, X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
+    (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False, got T"),
+    *((make, X, {"over": EIGH, **row}, words) for row, words in FOR_BOTH),
+    *(
+        (make, X, {"over": PRODUCTS, **row}, words)
+        for row, words in FOR_BOTH + FOR_PRODUCTS
+    ),
+]
+
+
+@pytest.mark.parametrize(("clip", "tree", "options", "words"), REJECTED)
+def test_leaves_and_options_of_no_matrix_are_rejected(clip, tree, options, words):
     with pytest.raises(ValueError, match=words):
-        optclip.clip_by(1.0, over=scope, **options)
+        clip(tree, 1.0, **options)
 
 
 @pytest.mark.parametrize("options", [options for options, _ in FOR_PRODUCTS])
