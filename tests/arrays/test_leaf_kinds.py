@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.sparse import BCOO
 
 from tests.support import covering, helpers, leaf_kinds
-from tests.support.helpers import quick_jit
 from tests.support.registry import ENTRIES
 from tests.support.unoptimized import unoptimized  # noqa: F401
 
@@ -49,7 +47,9 @@ def eager(entry, group):
 
 def donated(entry, group):
     tree = whole_tree(entry, group)
-    assert_whole(quick_jit(clip_of(entry), donate_argnums=0)(tree), entry, group)
+    assert_whole(
+        helpers.quick_jit(clip_of(entry), donate_argnums=0)(tree), entry, group
+    )
     # A leaf without elements has no buffer to donate.
     assert all(x.is_deleted() for x in jax.tree.leaves(tree) if x.size)
 
@@ -64,12 +64,19 @@ def batched(entry, group):
     trees = [
         leaf_kinds.gradients(entry, group, flipped=flipped) for flipped in (False, True)
     ]
-    both = stacked(trees)
-    clipped, _ = quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(both)
+    # jnp.stack makes weak types strong.
+    both = jax.vmap(lambda i: jax.tree.map(lambda *x: jax.lax.select_n(i, *x), *trees))(
+        jnp.arange(2)
+    )
+    clipped, _ = helpers.quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(
+        both
+    )
     helpers.assert_same_types(clipped, both)
     for i, tree in enumerate(trees):
         expected = leaf_kinds.expected(entry, tree)
-        leaf_kinds.assert_clipped(nth(clipped, i), tree, expected, entry.roundings)
+        leaves = [x.at[i].get() for x in jax.tree.leaves(clipped)]
+        each = jax.tree.structure(tree).unflatten(leaves)
+        leaf_kinds.assert_clipped(each, tree, expected, entry.roundings)
 
 
 def is_case(entry, group, how):
@@ -96,33 +103,3 @@ def test_groups_have_every_float_format():
     formats = {n for n in dir(jnp) if n.startswith(("float", "bfloat"))}
     assert formats - left_out == set(leaf_kinds.FLOATS)
     assert set(leaf_kinds.FLOATS) <= set().union(*leaf_kinds.GROUPS.values())
-
-
-def stacked(trees):
-    def stack(*leaves):
-        if not leaf_kinds.is_sparse(leaves[0]):
-            # jnp.stack makes weak types strong.
-            return jax.vmap(lambda i: jax.lax.select_n(i, *leaves))(jnp.arange(2))
-        data = jnp.stack([x.data for x in leaves])
-        indices = jnp.stack([x.indices for x in leaves])
-        return with_flags(data, indices, (len(leaves), *leaves[0].shape), leaves[0])
-
-    return jax.tree.map(stack, *trees, is_leaf=leaf_kinds.is_sparse)
-
-
-def nth(tree, i):
-    def take(leaf):
-        if not leaf_kinds.is_sparse(leaf):
-            return leaf.at[i].get()
-        return with_flags(leaf.data[i], leaf.indices[i], leaf.shape[1:], leaf)
-
-    return jax.tree.map(take, tree, is_leaf=leaf_kinds.is_sparse)
-
-
-def with_flags(data, indices, shape, like):
-    return BCOO(
-        (data, indices),
-        shape=shape,
-        indices_sorted=like.indices_sorted,
-        unique_indices=like.unique_indices,
-    )

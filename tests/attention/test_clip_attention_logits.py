@@ -570,29 +570,52 @@ PARTIAL = PARAMS | {
 FIVE = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
 
 
+TX = optclip.clip_attention_logits(100.0, LAYERS)
+LEAN = optclip.clip_attention_logits(100.0, LAYERS, record=False)
+
+
+def update(updates, params, logits):
+    return optax.chain(TX).update(
+        updates, (TX.init(PARAMS),), params, max_logits=logits
+    )
+
+
 @pytest.mark.parametrize(
-    ("updates", "params", "given", "error", "match"),
+    ("call", "error", "match"),
     [
-        (PARAMS, None, LOGITS, ValueError, "`params` must be the parameters.* None"),
-        (PARAMS, PARAMS, None, TypeError, "`max_logits` must be a dict .* None.*optax"),
-        (PARAMS, PARAMS, {"b": LARGEST}, ValueError, "must have the names of `layers`"),
-        (PARTIAL, PARAMS, LOGITS, ValueError, f"the leaf 'key/bias' .* got {FIVE}"),
+        (
+            lambda: update(PARAMS, None, LOGITS),
+            *(ValueError, "`params` must be the parameters.* None"),
+        ),
+        (
+            lambda: update(PARAMS, PARAMS, None),
+            *(TypeError, "`max_logits` must be a dict .* None.*optax"),
+        ),
+        (
+            lambda: update(PARAMS, PARAMS, {"b": LARGEST}),
+            *(ValueError, "must have the names of `layers`"),
+        ),
+        (
+            lambda: update(PARTIAL, PARAMS, LOGITS),
+            *(ValueError, f"the leaf 'key/bias' .* got {FIVE}"),
+        ),
+        (
+            lambda: optclip.clip_attention_logits({"other": 1.0}, LAYERS).init(PARAMS),
+            *(ValueError, "`max_logit` must be a prefix"),
+        ),
+        (
+            lambda: TX.init({"query": PARAMS["query"]}),
+            *(ValueError, "must name leaves of the parameters"),
+        ),
+        (
+            lambda: LEAN.init({"query": PARAMS["query"]}),
+            *(ValueError, "must name leaves of the parameters"),
+        ),
     ],
-    ids=["params", "no logits", "other logits", "updates"],
 )
-def test_update_without_its_arguments_is_rejected(updates, params, given, error, match):
-    tx = optax.chain(optclip.clip_attention_logits(100.0, LAYERS))
+def test_update_and_init_arguments_that_do_not_fit_are_rejected(call, error, match):
     with pytest.raises(error, match=match):
-        tx.update(updates, tx.init(PARAMS), params, max_logits=given)
-
-
-def test_init_rejects_parameters_and_thresholds_that_do_not_fit():
-    with pytest.raises(ValueError, match="`max_logit` must be a prefix"):
-        optclip.clip_attention_logits({"other": 1.0}, LAYERS).init(PARAMS)
-    for record in (True, False):
-        tx = optclip.clip_attention_logits(100.0, LAYERS, record=record)
-        with pytest.raises(ValueError, match="must name leaves of the parameters"):
-            tx.init({"query": PARAMS["query"]})
+        call()
 
 
 def traced(layers, width=8, others=0):

@@ -168,5 +168,3 @@ def test_heads_are_hashable_and_compare_by_value():
     assert one.query_paths == ("q",)
     assert one.key_paths == ("k", "b")
     assert Heads.__module__ == "optclip"
-    defaults = Heads("q", "k", axis=-2, rope=0, head_dim=None, stacked=None)
-    assert Heads("q", "k") == defaults

@@ -42,19 +42,21 @@ def pulled(x, cotangent, *args, **options):
     return pull(cotangent)[0]
 
 
-def loss(w, clip):
+def loss(w, clip, remat):
     def step(h, x):
         return clip(jnp.tanh(jnp.dot(h, w, precision="highest") + x)), None
 
-    h, _ = jax.lax.scan(step, jnp.zeros(X.shape[1:]), X)
+    step = jax.checkpoint(step) if remat else step
+    h, _ = jax.lax.scan(step, jnp.zeros(X.shape[1:]), X, unroll=3 if remat else 1)
     return jnp.sum(h * COTANGENT[0])
 
 
-@pytest.mark.parametrize("name", CLIPS)
-def test_clip_cotangent_in_scan_equals_backprop_by_hand(name):
+@pytest.mark.covering(name=tuple(CLIPS), remat=[False, True])
+def test_clip_cotangent_in_scan_equals_backprop_by_hand(name, remat):
+    """Also unrolled, under `jax.checkpoint`."""
     options, by_hand = CLIPS[name]
-    found = quick_jit(jax.grad(loss), static_argnums=1)(
-        W, lambda h: clip_cotangent(h, C, **options)
+    found = quick_jit(jax.grad(loss), static_argnums=(1, 2))(
+        W, lambda h: clip_cotangent(h, C, **options), remat
     )
     given = (np.asarray(x, np.float64) for x in (W, X, COTANGENT[0]))
     expected, seen = backprop.recurrent(*given, by_hand)
@@ -85,27 +87,6 @@ def test_clip_cotangent_in_scan_keeps_nothing_per_step(relative):
     more, more_of_few = (memory(n, relative) - memory(n) for n in (512, 32))
     assert memory(512) > 512 * 4 * 6 * 4
     assert abs(more - more_of_few) < 1024
-
-
-def test_clip_cotangent_is_equal_under_remat_unrolling_and_vmap():
-    def each(w, x, target, remat):
-        def step(h, x):
-            h = jnp.tanh(jnp.dot(h, w, precision="highest") + x)
-            return clip_cotangent(h, C), None
-
-        step = jax.checkpoint(step) if remat else step
-        h, _ = jax.lax.scan(step, jnp.zeros(x.shape[1:]), x, unroll=3 if remat else 1)
-        return jnp.sum(h * target)
-
-    def gradient(remat, w):
-        per_example = jax.vmap(jax.grad(each), in_axes=(None, 1, 0, None))
-        return jnp.sum(per_example(w, X, COTANGENT[0], remat), axis=0)
-
-    given = (np.asarray(x, np.float64) for x in (W, X, COTANGENT[0]))
-    expected, _ = backprop.recurrent(*given, backprop.hard(C))
-    for remat in (False, True):
-        found = quick_jit(gradient, static_argnums=0)(remat, W)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +278,6 @@ def test_clip_cotangent_raise_names_leaf_under_checkify():
         error.throw()
 
 
-def layer(x):
-    return x
-
-
 AXIS = r"`axis` must name .* for the array of shape \(7, 4, 6\).*axis=None"
 ERRORS = {
     "scalar leaf": (
@@ -346,15 +323,15 @@ ERRORS = {
         (TypeError, "'x' must be a dense array, got BCOO.*data"),
     ),
     "threshold of layer": (
-        lambda: with_clipped_cotangent(layer, -1.0),
+        lambda: with_clipped_cotangent(jnp.sin, -1.0),
         (ValueError, "`max_norm` must be 0 or more"),
     ),
     "response of layer": (
-        lambda: with_clipped_cotangent(layer, {"h": 1.0}, response="soft"),
+        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0}, response="soft"),
         (ValueError, "`response` must be"),
     ),
     "tree of layer": (
-        lambda: with_clipped_cotangent(layer, {"h": 1.0})(jnp.ones(3)),
+        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0})(jnp.ones(3)),
         (ValueError, "`max_norm` must be a prefix"),
     ),
 }

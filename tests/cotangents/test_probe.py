@@ -153,13 +153,11 @@ def test_probe_counts_elements_or_leaves(axis):
         return jnp.sum(out["a"] ** 2) + jnp.sum(out["b"])
 
     found = quick_jit(jax.grad(value))(cotangent_probe())
-    if axis is None:
-        assert found.cotangent_norms == found.cotangent_clipped == 2
-        largest = max(2 * np.linalg.norm(X[0]), np.sqrt(X[0].size))
-        np.testing.assert_allclose(found.cotangent_norm, largest, rtol=1e-6)
-    else:
-        assert found.cotangent_norms == 2 * X[0].size
-        assert found.cotangent_clipped == np.sum(np.abs(2 * X[0]) > 1)
+    rows = np.stack([2 * np.float64(X[0]), np.ones_like(X[0])])
+    norms = np.linalg.norm(rows, axis=(1, 2)) if axis is None else np.abs(rows)
+    assert found.cotangent_norms == norms.size
+    assert found.cotangent_clipped == np.sum(norms > 1)
+    np.testing.assert_allclose(found.cotangent_norm, norms.max(), rtol=1e-6)
 
 
 def test_metrics_names_probes_by_path_beside_clips():

@@ -81,11 +81,6 @@ def test_threshold_before_gradients_error_asks_for_exchange(name, number, kind, 
         run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])
 
 
-def test_number_is_clipped_as_a_tree():
-    assert F.clip_by_value(3.0, upper=2.0) == 2
-    assert F.clip_by_global_norm(3.0, np.float32(2.0))[0] == 2
-
-
 def test_scheduled_response_in_pure_function_is_rejected():
     moving = optclip.responses.band(lambda step: 0.5)
     with pytest.raises(ValueError, match="`response` must be without a schedule.*step"):

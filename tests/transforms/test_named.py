@@ -39,15 +39,6 @@ def test_clip_by_wrong_arguments_raises(make, arguments, options, words):
         make(*arguments, **options)
 
 
-def test_clip_by_value_bounds_follow_schedules():
-    tx = optclip.clip_by_value(lower=lambda step: -1.0 - step, upper=2.0)
-    x = np.float32([-9.0, 9.0])
-    state, update = tx.init(x), helpers.quick_jit(tx.update)
-    for expected in ([-1.0, 2.0], [-2.0, 2.0]):
-        found, state = update(x, state)
-        np.testing.assert_array_equal(found, expected)
-
-
 LABELS = {"dense": "body", "out": "head"}
 AXES, GROUPS = optclip.axes(0), optclip.groups(LABELS)
 # A named clip, its arguments, and those of the same `clip_by`.

@@ -7,9 +7,8 @@ import pytest
 
 import optclip
 from optclip import thresholds
-from optclip.norms import Block
 from tests.support import covering, helpers
-from tests.support.registry import ENTRIES
+from tests.support.registry import ENTRIES, TopKeys
 
 PAIR = np.float32([3.0, 4.0])
 RNG = np.random.default_rng(0)
@@ -147,15 +146,8 @@ def test_record_of_nan_threshold_has_nan_coefficient():
 
 
 def test_record_of_user_scope_has_its_largest_norm():
-    class Halves(optclip.scopes.Scope):
-        def blocks(self, tree):
-            return [Block([tree[0]]), Block([tree[1]])]
-
-        def spread(self, values, tree):
-            return list(values)
-
-    tx = optclip.clip_by(1.0, over=Halves())
-    assert after(tx, [PAIR[:1], PAIR[1:]])["clip/norm"] == 4.0
+    tx = optclip.clip_by(1.0, over=TopKeys())
+    assert after(tx, {"a": PAIR[:1], "b": PAIR[1:]})["clip/norm"] == 4.0
 
 
 def test_record_of_infinite_coefficient_is_as_applied(run):

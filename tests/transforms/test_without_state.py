@@ -57,29 +57,6 @@ def test_record_false_keeps_steps_and_memory(name):
     assert tx.update(TREE, state)[1].clip_step == 1
 
 
-def test_running_job_continues_with_either_clip():
-    params = helpers.gradients(1)
-    clips = (
-        optax.clip_by_global_norm(1.0),
-        optclip.clip_by_global_norm(1.0, record=False),
-    )
-    chains = [optax.chain(clip, optax.adamw(1e-2)) for clip in clips]
-    theirs, ours = (helpers.quick_jit(tx.update) for tx in chains)
-
-    def train(*order):
-        state, updates = chains[0].init(params), []
-        for seed, update in enumerate(order):
-            grads = helpers.gradients(seed, scale=10.0**seed)
-            each, state = update(grads, state, params)
-            updates.append(each)
-        return updates, state
-
-    alone, exchanged = train(theirs, theirs, theirs), train(theirs, ours, theirs)
-    assert jax.tree.structure(exchanged) == jax.tree.structure(alone)
-    for a, b in zip(jax.tree.leaves(exchanged), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
-
-
 CLIP = optclip.clip_by_global_norm(1.0, record=False)
 REJECTED = [
     (
