@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,19 +41,17 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(np.asarray(a, wide), np.asarray(b, wide), rtol=rtol)
 
 
-def assert_same(actual, expected):
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
 def test_batched_entries_of_many_types_come_back_in_order():
     numbers = [x for i in range(MANY) for x in (np.float32(i), np.int32(2**31 - 1 - i))]
     entries = [(x, x) for x in (*numbers, np.ones(2, np.float32), np.bool_(True))]
     rows = Batched(entries)
     assert rows.indices == ((0, 2, 4, 6), (1, 3, 5, 7), (8,), (9,))
-    assert_same(rows.entries(), entries)
-    assert_same(jax.jit(lambda entries: Batched(entries).entries())(entries), entries)
+    chex.assert_trees_all_equal(rows.entries(), entries)
+    chex.assert_trees_all_equal(
+        jax.jit(lambda entries: Batched(entries).entries())(entries), entries
+    )
     pairs = rows.map(lambda mine, other: (mine[0], other[1]), rows)
-    assert_same(pairs.entries(), entries)
+    chex.assert_trees_all_equal(pairs.entries(), entries)
 
 
 def test_batched_map_other_entries_raises():
@@ -151,7 +150,7 @@ def test_user_response_eager_many_norms_gets_numbers(response):
     tree = [np.full(3, x, np.float32) for x in (9, 0.1, 9, 9, 9)]
     tx = optclip.clip_by_norm(1.0, response=response)
     clipped, _ = tx.update(tree, tx.init(tree))
-    assert_same(clipped, [tree[0] / 2, tree[1], *[tree[0] / 2] * 3])
+    chex.assert_trees_all_equal(clipped, [tree[0] / 2, tree[1], *[tree[0] / 2] * 3])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +212,7 @@ def test_rule_memory_of_prng_keys_is_updated():
     keys = jax.tree.leaves(state.clip_memory)
     assert len(keys) == MANY
     for key in keys:
-        assert_same(jax.random.key_data(key), expected)
+        chex.assert_trees_all_equal(jax.random.key_data(key), expected)
 
 
 def test_clip_by_norm_axis_split_over_one_device_keeps_sharding():
@@ -224,7 +223,7 @@ def test_clip_by_norm_axis_split_over_one_device_keeps_sharding():
         tree = jax.device_put(values, place)
         clipped = quick_jit(lambda t: functional.clip_by_norm(t, 1.0, axis=0))(tree)
     np.testing.assert_allclose(clipped[0], np.full((4, 1), 0.5), rtol=1e-6)
-    assert_same(clipped[1:], values[1:])
+    chex.assert_trees_all_equal(clipped[1:], values[1:])
     assert all(x.sharding == place for x in clipped)
 
 

@@ -18,6 +18,8 @@ from tests.support.attention import GQA, KINDS, LARGEST, LAYOUTS, MHA, MLA, MQA,
 MODEL = Model()
 LAYERS, LOGITS = MODEL.layers(), MODEL.largest()
 PARAMS = MODEL.params()
+TX = optclip.clip_attention_logits(100.0, LAYERS)
+LEAN = optclip.clip_attention_logits(100.0, LAYERS, record=False)
 FLAX, HAIKU, _, SCANNED, MAXTEXT = LAYOUTS[:5]
 
 
@@ -479,8 +481,7 @@ def update_once(tx):
 
 
 def test_update_without_record_keeps_only_memory():
-    tx = optclip.clip_attention_logits(100.0, LAYERS, record=False)
-    updates, state = update_once(tx)
+    updates, state = update_once(LEAN)
     assert state == optax.EmptyState()
     assert helpers.differs(updates, PARAMS)
     tx = optclip.clip_attention_logits(thresholds.ema(), LAYERS, record=False)
@@ -543,13 +544,12 @@ def test_tree_map_params_changes_nothing_in_the_state(max_logit):
 
 def wrapped(name):
     """Wrap the transformation; MultiSteps takes the logits of its last microbatch."""
-    tx = optclip.clip_attention_logits(100.0, LAYERS)
     mask = {"query": True, "key": True, "shared": False}
     inject = optax.inject_hyperparams(optclip.clip_attention_logits)
     return {
-        "chain": optax.chain(optax.identity(), tx),
-        "masked": optax.masked(tx, mask),
-        "multi_steps": optax.MultiSteps(tx, 1),
+        "chain": optax.chain(optax.identity(), TX),
+        "masked": optax.masked(TX, mask),
+        "multi_steps": optax.MultiSteps(TX, 1),
         "injected": inject(optax.constant_schedule(100.0), layers=LAYERS, balance=0.5),
     }[name]
 
@@ -568,10 +568,6 @@ PARTIAL = PARAMS | {
     "more": dict.fromkeys("abcdef", np.ones(())),
 }
 FIVE = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
-
-
-TX = optclip.clip_attention_logits(100.0, LAYERS)
-LEAN = optclip.clip_attention_logits(100.0, LAYERS, record=False)
 
 
 def update(updates, params, logits):

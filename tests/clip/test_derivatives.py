@@ -417,15 +417,6 @@ def test_derivative_at_threshold_is_from_inside(response, coefficient, change):
     np.testing.assert_allclose(by_threshold, -change * UNIT, atol=1e-6)
 
 
-def test_derivative_of_elements_at_bound_is_from_inside():
-    slopes = jax.jacobian(lambda x, c: clip(x, c, over="element"), (0, 1))
-    by_updates, by_bound = helpers.quick_jit(slopes)(
-        np.float32([0.5, 1.0, -1.0, 2.0, -2.0]), 1.0
-    )
-    np.testing.assert_array_equal(by_updates, np.diag([1, 1, 1, 0, 0]))
-    np.testing.assert_array_equal(by_bound, [0, 0, 0, 1, -1])
-
-
 @pytest.mark.covering(
     response=["hard", "normalize", responses.Smooth(0.5)], over=["element", "tree"]
 )

@@ -24,10 +24,6 @@ METHODS = ("eigh", "newton_schulz")
 methods = pytest.mark.parametrize("method", METHODS)
 
 
-def _rest(first, others, k):
-    return np.concatenate([np.full(1, first), np.full(k - 1, others)])
-
-
 def spectra(k):
     """Singular values in units of c, up to 1000, by name."""
     rng = np.random.default_rng(7)
@@ -36,12 +32,12 @@ def spectra(k):
         "gaussian": np.sort(np.abs(rng.normal(size=k)) * np.sqrt(k)),
         "all near c": 1 + 1e-3 * rng.uniform(-1, 1, k),
         "geometric to 10": np.geomspace(1e-4, 10, k),
-        "one 30": _rest(30, 0.1, k),
-        "one 1000": _rest(1000, 0.1, k),
+        "one 30": np.r_[30, np.full(k - 1, 0.1)],
+        "one 1000": np.r_[1000, np.full(k - 1, 0.1)],
         "one 1000, a line": np.append(np.linspace(0.5, 1.5, k - 1), 1000),
         "all 0": np.zeros(k),
-        "rank 1": _rest(3, 0, k),
-        "rank 1, 1000": _rest(1000, 0, k),
+        "rank 1": np.r_[3, np.full(k - 1, 0)],
+        "rank 1, 1000": np.r_[1000, np.full(k - 1, 0)],
         "half the rank": np.where(half, 2.0, 0),
         "half the rank, 1000": np.where(half, 1000.0, 0),
         "all 1": np.ones(k),
@@ -70,9 +66,9 @@ def spectra(k):
         "two windows": np.where(half, 64.0, 8.0),
         "one 7.9, line": np.append(np.linspace(0.1, 1.2, k - 1), 7.9),
         "one 65, line": np.append(np.linspace(0.1, 8.2, k - 1), 65),
-        "one 100, ones": _rest(100, 1, k),
-        "one 999, ones": _rest(999, 1, k),
-        "one 500, hundredths": _rest(500, 1e-2, k),
+        "one 100, ones": np.r_[100, np.full(k - 1, 1)],
+        "one 999, ones": np.r_[999, np.full(k - 1, 1)],
+        "one 500, hundredths": np.r_[500, np.full(k - 1, 1e-2)],
         "uniform to 3": rng.uniform(0, 3, k),
         "uniform to 30": rng.uniform(0, 30, k),
         "uniform to 1000": rng.uniform(0, 1000, k),
@@ -85,14 +81,14 @@ def spectra(k):
 def far_spectra(k):
     """Singular values beyond the resolution of float32: only the cap holds there."""
     return {
-        "one 1e6": _rest(1e6, 0.1, k),
-        "one 1e15": _rest(1e15, 0.1, k),
+        "one 1e6": np.r_[1e6, np.full(k - 1, 0.1)],
+        "one 1e15": np.r_[1e15, np.full(k - 1, 0.1)],
         "geometric to 1e6": np.geomspace(1e-4, 1e6, k),
         # Even the square of its rounding error is lost. Its place has a small scale.
         "all 1e50": np.full(k, 1e50),
         "all 1e15": np.full(k, 1e15),
         "line to 1e4": np.linspace(0, 1e4, k),
-        "one 1e30": _rest(1e30, 0.1, k),
+        "one 1e30": np.r_[1e30, np.full(k - 1, 0.1)],
         "all 1e6": np.full(k, 1e6),
     }
 

@@ -89,8 +89,7 @@ def test_user_response_is_not_applied_to_zeros(c):
 
 def test_equal_responses_compare_and_hash_equal():
     for kind in (responses.Hard, responses.Smooth, responses.Normalize):
-        assert kind() == kind()
-        assert hash(kind()) == hash(kind())
+        assert len({kind(), kind()}) == 1
     assert responses.Smooth(1.0) != responses.Smooth(2.0)
     assert responses.detached("hard") == responses.detached(responses.Hard())
 

@@ -1,7 +1,7 @@
 """Attention in NumPy float64: projections in several layouts, and their logits."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,7 @@ LAYOUTS = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of attention by its numbers of heads."""
 
     id: str

@@ -113,11 +113,9 @@ def test_leaf_norms_of_four_dtypes_need_no_implicit_promotion():
 )
 def test_leaf_norm_of_nonfinite_leaf_follows_the_policy(policy, norm):
     tree = {"a": np.float32([3.0, np.nan, 4.0]), "b": np.float32([12.0])}
-    found, state = once(clip(6.5, nonfinite=policy), tree)
+    _, state = once(clip(6.5, nonfinite=policy), tree)
     np.testing.assert_array_equal(list(leaf_norms(state).values()), [norm, 12])
     assert optclip.metrics(state)["clip/nonfinite"] == 1
-    if policy == "drop":
-        np.testing.assert_allclose(found["a"], [1.5, 0.0, 2.0], rtol=1e-6)
 
 
 MEASURED = {**TREE, "dense": {"bias": TREE["dense"]["bias"]}}
