@@ -180,39 +180,6 @@ def experts():
     return loss, p, (draw.data(T, D), draw.data(T, D))
 
 
-def nested():
-    """Layers in a scan, in each a recurrent weight, and convolutions."""
-
-    def loss(p, example):
-        x, y = example
-
-        def layer(h, w):
-            def step(state, x):
-                state = jnp.tanh(state @ w["own"] + x @ p["in"])
-                return state, state
-
-            h = lax.scan(step, jnp.zeros(D), h, reverse=True)[1]
-            h = lax.conv_general_dilated(
-                h[None], w["kernel"], (1,), "SAME",
-                dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=2,
-            )[0]  # fmt: skip
-            return jax.jit(jnp.tanh)(h) + w["words"][y], None
-
-        h, _ = lax.scan(layer, x, p["layers"])
-        return jnp.mean(h**2)
-
-    draw, layers = Draw(), 2
-    p = {
-        "in": draw.weight(D, D),
-        "layers": {
-            "own": draw.weight(layers, D, D),
-            "kernel": draw.weight(layers, 3, D // 2, D),
-            "words": draw.weight(layers, 8, D),
-        },
-    }
-    return loss, p, (draw.data(T, D), draw.ids(8, T))
-
-
 MODELS = {
     "mlp": mlp,
     "cnn": cnn,
@@ -222,7 +189,6 @@ MODELS = {
     "lora": lora,
     "lstm": lstm,
     "experts": experts,
-    "nested": nested,
 }
 
 N = 4
