@@ -239,6 +239,10 @@ SKIPS = {
         recipes.olmo_skip(optax.identity(), 2.0, 20),
         lambda: methods.OlmoSkip(20, 2.0).step,
     ),
+    "olmo, short window": (
+        recipes.olmo_skip(optax.identity(), 2.0, 3),
+        lambda: methods.OlmoSkip(3, 2.0).step,
+    ),
     "axlearn": (recipes.axlearn_skip(optax.identity(), 1.5, 0.9), axlearn),
     "megatron": (
         recipes.megatron_skip(optax.identity(), 8.0),

@@ -127,16 +127,6 @@ def test_aggc_scales_as_authors_code(name):
     assert np.mean(scales != 1) > 0.1
 
 
-def test_aggc_first_step_is_unchanged():
-    """The authors' code raises it to `min_norm`; optclip has no average yet."""
-    values = recorded("aggc")
-    assert np.max(values["scales"]["floor"][0]) > 1.5
-    low, norms = aggc.OPTIONS["floor"]["low_mult"], np.array(values["norms"][:1])
-    tx = recipes.aggc(optclip.by_path(str), low=low, min_norm=1.0, max_growth=np.inf)
-    updates, _ = outputs_of(tx, dict(zip("abc", norms.T, strict=True)))
-    np.testing.assert_allclose([updates[key] for key in "abc"], norms.T, rtol=1e-6)
-
-
 def olmo(rolling_interval_length=128, sigma_factor=6):
     return recipes.olmo_skip(
         optax.identity(), float(sigma_factor), rolling_interval_length

@@ -1,7 +1,5 @@
 """Test recipes by hand: their options and defaults, and leaves that they exclude."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,24 +34,6 @@ def history(tx, norms):
 
     run = helpers.quick_jit(lambda x: jax.lax.scan(step, tx.init(x[0]), x)[1])
     return jax.device_get(run(np.float32(norms)))
-
-
-@pytest.mark.parametrize("window", [2, 3])
-def test_olmo_skip_short_window_starts_after_two_steps(window):
-    tx = recipes.olmo_skip(optax.sgd(1.0), 2.0, window, use_value=False)
-    updates, metrics = history(tx, [1.0, 3.0, 5.0])
-    limits = [INF, INF, 2 + 2 * 2**0.5]
-    np.testing.assert_allclose(metrics["skip/threshold"], limits, rtol=1e-6)
-    np.testing.assert_array_equal(updates, [-1.0, -3.0, 0.0])
-
-
-def test_axlearn_skip_learns_skipped_norms_if_told_to():
-    """With a decay of 1 the average is the mean of the three steps."""
-    tx = recipes.axlearn_skip(optax.sgd(1.0), decay=1.0, learn_skipped=True)
-    updates, metrics = history(tx, [1.0, 101.0, 3.0, 1.0])
-    limits = [INF, 20.0, 20.0, 20 * (1 + 2 / 3)]
-    np.testing.assert_allclose(metrics["skip/threshold"], limits, rtol=1e-6)
-    np.testing.assert_array_equal(updates, [-1.0, 0.0, -3.0, -1.0])
 
 
 @pytest.mark.parametrize(
@@ -129,15 +109,11 @@ def test_optimizer_recipe_leaves_whole_numbers_unchanged(name):
     assert helpers.differs(out["w"], tree["w"])
 
 
-def test_stable_adamw_without_decay_needs_no_parameters():
-    tx = recipes.stable_adamw()
-    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
-    out, _ = jax.eval_shape(lambda x: tx.update(x, tx.init(x)), shape)
-    assert out == shape
-
-
-def test_sclip_array_for_a_number_keeps_dtype():
-    tx = recipes.sclip(jnp.float32(2.0), jnp.float32(4.0))
+@pytest.mark.parametrize(
+    "tx", [recipes.stable_adamw(), recipes.sclip(jnp.float32(2.0), jnp.float32(4.0))]
+)
+def test_recipe_without_parameters_keeps_dtype(tx):
+    """Also if arrays of another dtype are given for numbers."""
     shape = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
     out, _ = jax.eval_shape(lambda x: tx.update(x, tx.init(x)), shape)
     assert out == shape
@@ -180,22 +156,6 @@ OUTPUTS = lambda path, shape: 0 if len(shape) == 3 else None  # noqa: E731
 WORDS = lambda path, shape: -1 if "embed" in path else None  # noqa: E731
 
 
-@functools.cache
-def one_agc_step(make, **options):
-    tx = make(0.01, **options)
-    rng = np.random.default_rng(0)
-    shapes = {
-        "embed": (6, 4), "attention": (5, 2, 3), "conv": (2, 2, 3, 4), "bias": (4,),
-        "row": (1, 64),
-    }  # fmt: skip
-    params, grads = (
-        {key: np.float32(rng.normal(size=shape)) for key, shape in shapes.items()}
-        for _ in range(2)
-    )
-    out = helpers.quick_jit(lambda g, p: tx.update(g, tx.init(p), p)[0])(grads, params)
-    return helpers.as_float64(out), helpers.as_float64(params)
-
-
 @pytest.mark.parametrize(
     ("axis", "over"),
     [
@@ -205,18 +165,16 @@ def one_agc_step(make, **options):
     ],
 )
 def test_agc_axis_option_sets_axes_of_norms(axis, over):
-    out, params = one_agc_step(recipes.agc, axis=axis)
+    rng = np.random.default_rng(0)
+    shapes = {"embed": (6, 4), "attention": (5, 2, 3), "row": (1, 64)}
+    params, grads = (
+        {key: np.float32(rng.normal(size=shape)) for key, shape in shapes.items()}
+        for _ in range(2)
+    )
+    trees = once(recipes.agc(1e-3, axis=axis), grads, params)[0], params
     for key, axes in over.items():
-        norms = np.sqrt([np.sum(x[key] ** 2, axes) for x in (out, params)])
-        np.testing.assert_allclose(norms[0] / norms[1], 0.01, rtol=1e-5)
-
-
-def test_agc_equals_optax_except_for_one_long_axis():
-    out, _ = one_agc_step(recipes.agc, axis=OUTPUTS)
-    expected, _ = one_agc_step(optax.adaptive_grad_clip)
-    for key in ("embed", "attention", "conv", "bias"):
-        np.testing.assert_allclose(out[key], expected[key], rtol=1e-5, err_msg=key)
-    assert not np.allclose(out["row"], expected["row"], rtol=1e-2)
+        norms = [np.sqrt(np.sum(np.float64(x[key]) ** 2, axes)) for x in trees]
+        np.testing.assert_allclose(norms[0] / norms[1], 1e-3, rtol=1e-5)
 
 
 EMBED = {"transposed": lambda path: path == "embed"}
