@@ -115,9 +115,8 @@ def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
 
 def on_data(function, **how):
     """Map a function of parameters and a batch over eight devices."""
-    return jax.shard_map(
-        function, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P(), **how
-    )
+    specs = {"in_specs": (P(), P("data")), "out_specs": P()}
+    return jax.shard_map(function, mesh=mesh_of((8,)), **(specs | how))
 
 
 def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
@@ -212,27 +211,30 @@ def test_clipped_grad_with_collective_over_examples_raises(name, method):
         on_data(lambda *given: f(*given)[0])(jnp.ones(3), (jnp.ones((8, 3)),))
 
 
-def test_clipped_grad_of_parameter_split_like_examples_raises():
-    def one(w, x):
-        return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
-
-    mapped = jax.shard_map(
-        lambda *given: clipped_grad(one, 1.0)(*given)[0], mesh=mesh_of((8,)),
-        in_specs=(P("data"), P("data")), out_specs=P("data"),
-    )  # fmt: skip
-    message = r"must be whole .* split over .*'data'.*Gather"
-    with pytest.raises(ValueError, match=message):
-        mapped(jnp.ones(8), BATCH)
+def gathering(w, x):
+    return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
 
 
-def test_clipped_sum_of_split_gradients_raises():
-    mapped = on_data(lambda _, grads: per_example.clipped_sum(grads, 1.0)[0])
-    with pytest.raises(ValueError, match="must be whole on each device.*clipped_grad"):
-        mapped(PARAMS, BATCH)
-
-
-def test_clipped_grad_without_check_vma_raises():
-    f = clipped_grad(loss, 1.0)
-    mapped = on_data(lambda *given: f(*given)[0], check_vma=False)
-    with pytest.raises(ValueError, match="Leave check_vma on"):
-        mapped(PARAMS, BATCH)
+@pytest.mark.parametrize(
+    ("function", "how", "words"),
+    [
+        (
+            lambda w, x: clipped_grad(gathering, 1.0)(w, x)[0],
+            {"in_specs": (P("data"), P("data")), "out_specs": P("data")},
+            r"must be whole .* split over .*'data'.*Gather",
+        ),
+        (
+            lambda _, grads: per_example.clipped_sum(grads, 1.0)[0],
+            {},
+            "must be whole on each device.*clipped_grad",
+        ),
+        (
+            lambda w, x: clipped_grad(gathering, 1.0)(w, x)[0],
+            {"check_vma": False},
+            "Leave check_vma on",
+        ),
+    ],
+)
+def test_clipped_grad_of_unclear_split_raises(function, how, words):
+    with pytest.raises(ValueError, match=words):
+        on_data(function, **how)(jnp.ones(8), BATCH)

@@ -252,19 +252,6 @@ def test_ema_nan_slice_on_one_device_keeps_memory_of_all():
     np.testing.assert_array_equal(before, after)
 
 
-def test_record_of_slices_untyped_spans_axis_name():
-    tx = optclip.clip_by_norm(1.0, axis=1, axis_name=P("data"))
-    tree = [np.arange(8.0, dtype=np.float32).reshape(8, 1)] * 2
-
-    def norm(tree):
-        record = tx.update(tree, tx.init(tree))[1].clip_record["clip"]
-        return record.clip_norm[None], record.clip_clipped[None]
-
-    out = P(("data", "model"))
-    found = mapped(norm, (out, out), check_vma=False, specs=P("data"))(tree)
-    np.testing.assert_array_equal(found, [[7.0] * 8, [1] * 8])
-
-
 def test_record_of_many_elements_spans_devices():
     tx = optclip.clip_by_value(1.5)
     x = np.random.default_rng(0).normal(size=(8, 70_000)).astype(np.float32)
