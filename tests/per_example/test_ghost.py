@@ -25,10 +25,8 @@ KINDS = {
     "tied_head": {"gram", "materialized", "bias", "gain"},
     "lora": {"materialized"},
     "rows_out_of_bounds": {"embedding", "unused"},
-    "lstm": {"gram", "product", "bias", "materialized"},
-    "experts": {"gram", "bias", "product"},
 }
-QUICK = ["mlp", "cnn", "transformer", "lora", "lstm", "experts"]
+QUICK = ["mlp", "cnn", "transformer", "lora"]
 
 
 def kinds_of(loss, params=PLACE_PARAMS, examples=PLACE_EXAMPLES):

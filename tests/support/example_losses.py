@@ -133,53 +133,6 @@ def lora():
     return loss, p, (draw.data(T, D), draw.data(T, D))
 
 
-def lstm():
-    """A weight that every step uses, and a learned first state."""
-
-    def loss(p, example):
-        x, y = example
-
-        def step(state, x):
-            h, c = state
-            i, f, g, o = jnp.split(x @ p["in"] + h @ p["own"] + p["bias"], 4)
-            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            return (h, c), h
-
-        _, h = lax.scan(step, (p["first"], jnp.zeros(D)), x)
-        return jnp.mean((h @ p["out"] - y) ** 2)
-
-    draw = Draw()
-    p = {
-        "in": draw.weight(4, 4 * D),
-        "own": draw.weight(D, 4 * D),
-        "bias": draw.weight(4 * D),
-        "first": draw.weight(D),
-        "out": draw.weight(D, 3),
-    }
-    return loss, p, (draw.data(T, 4), draw.data(T, 3))
-
-
-def experts():
-    """A mixture of experts, each of which sees all tokens."""
-
-    def loss(p, example):
-        x, y = example
-        gates = jax.nn.softmax(x @ p["router"])
-        up = jax.nn.relu(jnp.einsum("td,edf->etf", x, p["up"]) + p["bias"][:, None])
-        out = jnp.einsum("etf,efd,te->td", up, p["down"], gates)
-        return jnp.mean((out - y) ** 2)
-
-    draw, count = Draw(), 4
-    p = {
-        "router": draw.weight(D, count),
-        "up": draw.weight(count, D, 2 * D),
-        "bias": draw.weight(count, 2 * D),
-        "down": draw.weight(count, 2 * D, D),
-    }
-    return loss, p, (draw.data(T, D), draw.data(T, D))
-
-
 MODELS = {
     "mlp": mlp,
     "cnn": cnn,
@@ -187,8 +140,6 @@ MODELS = {
     "transformer_without_remat": lambda: transformer(remat=False),
     "tied_head": lambda: transformer(tied=True),
     "lora": lora,
-    "lstm": lstm,
-    "experts": experts,
 }
 
 N = 4
