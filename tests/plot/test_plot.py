@@ -11,7 +11,7 @@ import pytest
 
 import optclip
 from optclip import plot
-from tests.support import helpers
+from tests.support import steps
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -27,26 +27,15 @@ def closed_figures():
 
 def recorded(tx, norms=NORMS):
     """Return stacked metrics of a run over gradients of these norms."""
-
-    def step(state, norm):
-        _, state = tx.update({"a": norm * 0.6, "b": norm * 0.8}, state)
-        return state, optclip.metrics(state)
-
     norms = np.float32(norms)[:, None]
-    params = {"a": norms[0], "b": norms[0]}
-    run = helpers.quick_jit(lambda norms: jax.lax.scan(step, tx.init(params), norms)[1])
-    return jax.device_get(run(norms))
-
-
-def steps_of(stacked):
-    """Return a list with the metrics of each step."""
-    length = len(next(iter(stacked.values())))
-    return [{key: x[i] for key, x in stacked.items()} for i in range(length)]
+    return steps.history(
+        tx, {"a": norms * np.float32(0.6), "b": norms * np.float32(0.8)}
+    )[1]
 
 
 @pytest.fixture(scope="module")
 def history():
-    return steps_of(recorded(optclip.clip_by_global_norm(2.0)))
+    return steps.unstacked(recorded(optclip.clip_by_global_norm(2.0)))
 
 
 def lines(ax):
@@ -80,7 +69,7 @@ def test_norms_draws_norms_before_and_after_and_threshold(history):
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, lambda h: plot.runs({"a": h})])
 def test_plot_of_one_step_draws_a_marker(draw):
     """A line through one point is none; a dot would hide a norm at its threshold."""
-    drawn = draw(steps_of(history_of([3.0]))[0]).lines
+    drawn = draw(steps.unstacked(history_of([3.0]))[0]).lines
     assert drawn
     assert all(line.get_markevery() == [0] for line in drawn)
     markers = {"threshold": "_"}
@@ -131,7 +120,7 @@ def test_history_with_other_keys_is_read_by_step(draw):
     tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
     found = [
         {**h, "step": 10 * i, "loss": "?"} | ({} if i else {"held": 1})
-        for i, h in enumerate(steps_of(recorded(tx)))
+        for i, h in enumerate(steps.unstacked(recorded(tx)))
     ]
     if draw is plot.heatmap:
         assert tuple(draw(found).images[0].get_extent()[:2]) == (-5, 45)

@@ -10,6 +10,7 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import recipes
 from tests.support import helpers
+from tests.support.steps import history
 
 INF = float("inf")
 
@@ -25,15 +26,9 @@ def once(tx, updates, params=None):
     return jax.device_get(helpers.quick_jit(run)(updates, params))
 
 
-def history(tx, norms):
+def over_norms(tx, norms):
     """Return the updates and metrics of each step, the gradient one number."""
-
-    def step(state, norm):
-        updates, state = tx.update(norm, state, value=jnp.float32(1.0))
-        return state, (updates, optclip.metrics(state))
-
-    run = helpers.quick_jit(lambda x: jax.lax.scan(step, tx.init(x[0]), x)[1])
-    return jax.device_get(run(np.float32(norms)))
+    return history(tx, np.float32(norms), value=np.ones(len(norms), np.float32))[:2]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +44,7 @@ def history(tx, norms):
     ids=["olmo", "axlearn", "megatron", "spam", "stable_spam", "spectra"],
 )
 def test_recipe_around_nothing_uses_adam(tx):
-    updates, _ = history(tx, [3.0])
+    updates, _ = over_norms(tx, [3.0])
     np.testing.assert_allclose(updates, 1.0, rtol=1e-4)
 
 
@@ -62,7 +57,7 @@ def test_stable_spam_resets_adam_and_its_counts():
 
 
 def test_uclip_clips_at_one():
-    updates, _ = history(recipes.uclip(), [2.5, 0.0, 0.0])
+    updates, _ = over_norms(recipes.uclip(), [2.5, 0.0, 0.0])
     np.testing.assert_array_equal(updates, [1.0, 1.0, 0.5])
 
 
@@ -121,7 +116,7 @@ def test_recipe_without_parameters_keeps_dtype(tx):
 
 @pytest.mark.parametrize(("options", "eps"), [({}, 1e-6), ({"eps": 0.0}, 0.0)])
 def test_olmo_ratio_adds_eps_to_norm(options, eps):
-    updates, _ = history(recipes.olmo_ratio(2.0, 0.5, **options), [1e-5, 8e-5])
+    updates, _ = over_norms(recipes.olmo_ratio(2.0, 0.5, **options), [1e-5, 8e-5])
     expected = [1e-5, 8e-5 * 2e-5 / (8e-5 + eps)]
     np.testing.assert_allclose(updates, expected, rtol=1e-5)
 
@@ -129,7 +124,7 @@ def test_olmo_ratio_adds_eps_to_norm(options, eps):
 @pytest.mark.parametrize(("grace", "second"), [(0, 2.0), (2, 100.0)])
 def test_spam_clips_after_grace(grace, second):
     tx = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=grace)
-    updates, _ = history(tx, [1.0, 100.0])
+    updates, _ = over_norms(tx, [1.0, 100.0])
     np.testing.assert_allclose(updates, [1.0, second], rtol=1e-6)
 
 
@@ -218,7 +213,7 @@ def test_spectra_cap_times_learning_rate_is_constant_in_warm_up():
     """With a rate of 0 it is as large as the authors' least rate of 1e-10 makes it."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.5, 4, 10)
     tx = recipes.spectra(optax.identity(), 2.0, learning_rate=rate, warmup=4)
-    _, metrics = history(tx, np.ones((8, 1)))
+    _, metrics = over_norms(tx, np.ones((8, 1)))
     limits = np.array([0.5e10, 4.0, 2.0, 4 / 3, 1, 1, 1, 1]) * 2.0
     np.testing.assert_allclose(metrics["clip/threshold"], limits, rtol=1e-5)
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import optclip
 from optclip.thresholds import Seen
 from tests.support import helpers
+from tests.support.steps import history
 
 INF = math.inf
 DIRECTION = np.array([0.6, -0.8])
@@ -44,25 +44,10 @@ def gradient(norm):
     return np.asarray(vector, np.float32)
 
 
-@functools.cache
-def scanned(tx, jit=helpers.quick_jit):
-    """Compile all steps to one program: outputs, metrics and the last state."""
-
-    def step(state, row):
-        out, state = tx.update(row, state)
-        return state, (out, optclip.metrics(state))
-
-    def run(rows):
-        first = jax.tree.map(lambda x: x[0], rows)
-        state, (outs, metrics) = jax.lax.scan(step, tx.init(first), rows)
-        return outs, metrics, state
-
-    return jit(run)
-
-
 def thresholds_of(tx, norms, jit=helpers.quick_jit):
     """Return each step's threshold, whether it clipped, and the last state."""
-    outs, metrics, state = scanned(tx, jit)(np.stack([gradient(n) for n in norms]))
+    updates = np.stack([gradient(n) for n in norms])
+    outs, metrics, state = history(tx, updates, jit=jit)
     limits, measured = (
         np.asarray(metrics[f"clip/{key}"], np.float64) for key in ("threshold", "norm")
     )

@@ -8,7 +8,8 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers, rules
-from tests.support.running_rules import INF, gradient, scanned, thresholds_of
+from tests.support.running_rules import INF, gradient, thresholds_of
+from tests.support.steps import history
 
 CASES = {
     "quantile": (thresholds.quantile(0.3, 1000), rules.AutoClip(0.3, 1000)),
@@ -55,7 +56,7 @@ def test_adagc_follows_its_paper(warmup, max_norm):
     oracle = rules.AdaGC(1.05, 0.9, warmup, max_norm)
     tx = optclip.recipes.adagc(1.05, 0.9, warmup, max_norm, record="leaves")
     columns = [np.stack([gradient(n) for n in column]) for column in norms.T]
-    _, metrics, _ = scanned(tx)(columns)
+    _, metrics, _ = history(tx, columns)
     limits = np.stack([metrics[f"clip/threshold/{i}"] for i in range(3)], axis=1)
     expected = np.stack([oracle.step(row) for row in norms])
     # The largest deviation measured on any CPU is 0.7e-5.
@@ -89,7 +90,7 @@ def test_each_slice_of_each_leaf_learns_alone(rule):
         "b": rng.lognormal(size=(30, 4, 1)).astype(np.float32),
     }
     tx = optclip.clip_by(RULES[rule], over=optclip.axes(0))
-    clipped, _, _ = scanned(tx)(steps)
+    clipped, _, _ = history(tx, steps)
     wide, clipped = helpers.as_float64((steps, clipped))
     norms = np.hstack([np.linalg.norm(x, axis=1) for x in wide.values()])
     if rule == "ema":

@@ -10,14 +10,8 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers
-from tests.support.running_rules import (
-    INF,
-    limits_of,
-    scanned,
-    seen,
-    thresholds_of,
-    updated,
-)
+from tests.support.running_rules import INF, limits_of, seen, thresholds_of, updated
+from tests.support.steps import history
 
 NORMS = np.array([4.0, 0.0, 2.0, 6.0, 3.0, 5.0])
 MODES = ["reciprocal", "mean", "percentile"]
@@ -61,7 +55,7 @@ def test_average_of_equal_norms_is_that_norm():
     for rule, rtol in rtols.items():
         tx = optclip.clip_by(rule, over="leaf")
         for norm in (0.1, 3.3, 7.7):
-            _, metrics, _ = scanned(tx)(np.full((20_000, 1), norm, np.float32))
+            _, metrics, _ = history(tx, np.full((20_000, 1), norm, np.float32))
             last = metrics["clip/threshold"][-1]
             np.testing.assert_allclose(last, norm, rtol=rtol)
             assert metrics["clip/rate"][-1] in (0, 1), (rule, norm)
@@ -70,7 +64,7 @@ def test_average_of_equal_norms_is_that_norm():
 def test_second_moment_clips_elements_after_warm_up():
     """To the root of 4 times half of 9. An element that was always 0 is unclipped."""
     tx = optclip.clip_by_value(thresholds.second_moment(4.0, 0.5, warmup=1))
-    updates, _, state = scanned(tx)(np.float32([[3.0, 0.0], [10.0, 5.0]]))
+    updates, _, state = history(tx, np.float32([[3.0, 0.0], [10.0, 5.0]]))
     expected = [[3.0, 0.0], [2 * math.sqrt(4.5), 5.0]]
     np.testing.assert_allclose(updates, expected, rtol=1e-6)
     # The spike is learned from as it was clipped: half of 4.5 and half of 18.
@@ -132,7 +126,7 @@ def test_ema_ratio_may_be_a_schedule():
 
 def test_ema_warm_up_records_threshold_beside_leaf_of_zeros():
     updates = {"frozen": np.zeros((1, 2), np.float32), "w": np.float32([[30, 40]])}
-    _, metrics, _ = scanned(optclip.recipes.adagc())(updates)
+    _, metrics, _ = history(optclip.recipes.adagc(), updates)
     np.testing.assert_allclose(metrics["clip/threshold"], 1.0)
     np.testing.assert_allclose(metrics["clip/coefficient"], 0.02, rtol=1e-6)
 
@@ -174,7 +168,7 @@ def test_zscore_learns_late_after_zeros_in_warm_up(mode):
     rng = np.random.default_rng(0)
     norms = np.concatenate([np.zeros(30), 1 + 0.1 * rng.normal(size=50)])
     tx = optclip.clip_by_norm(thresholds.zscore(mode=mode))
-    updates, _, _ = scanned(tx)(norms[:, None].astype(np.float32))
+    updates, _, _ = history(tx, norms[:, None].astype(np.float32))
     assert np.mean(updates) > 0.9 * np.mean(norms)
 
 

@@ -12,7 +12,8 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers
-from tests.support.running_rules import DIRECTION, INF, scanned
+from tests.support.running_rules import DIRECTION, INF
+from tests.support.steps import history
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,7 @@ def test_rule_in_warm_up_applies_nonfinite_policy(over, policy, expected):
 @pytest.mark.parametrize("policy", ["zero", "drop"])
 def test_rule_in_warm_up_zeroes_finite_gradient_of_infinite_norm(policy):
     tx = optclip.clip_by_global_norm(thresholds.zscore(), nonfinite=policy)
-    updates, metrics, state = scanned(tx)(np.full((1, 4), 3e38, np.float32))
+    updates, metrics, state = history(tx, np.full((1, 4), 3e38, np.float32))
     np.testing.assert_array_equal(updates, np.zeros((1, 4)))
     assert metrics["clip/nonfinite"] == 1
     assert not np.any(state.clip_memory[0][0].mean)
@@ -202,7 +203,7 @@ def test_previous_norm_scales_by_norm_before(over):
     judged = np.array([5.0, 5.0, 20.0, 0.1, 3.0, 3.0, 1e10, 7.0, 7.0, 0.2])
     tx = optclip.clip_by(thresholds.previous_norm(2.0), over=over, nonfinite="zero")
     updates = np.float32(norms[:, None] * DIRECTION)
-    clipped, _, _ = scanned(tx)(updates)
+    clipped, _, _ = history(tx, updates)
     factors = np.nan_to_num(norms) * np.minimum(1.0, 2.0 / judged)
     np.testing.assert_allclose(clipped, factors[:, None] * DIRECTION, rtol=2e-6)
     np.testing.assert_array_equal(clipped[-1], updates[-1])

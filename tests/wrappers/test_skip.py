@@ -1,7 +1,5 @@
 """Test which steps `skip` skips, and that they leave the optimizer unchanged."""
 
-import functools
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -14,6 +12,7 @@ from jax.experimental.sparse import BCOO
 import optclip
 from optclip import thresholds
 from tests.support import helpers
+from tests.support.steps import over_steps, unstacked
 
 PARAMS = {"w": np.float32([1.0, 2.0]), "b": np.float32([3.0])}
 SGD = optax.sgd(1.0)
@@ -25,24 +24,12 @@ def grads(size):
     return {"w": jnp.stack([0.6 * size, 0.0 * size]), "b": 0.8 * size[None]}
 
 
-@functools.cache
-def scanned(tx):
-    """Compile a run over sizes of gradients, and further arguments of each step."""
-
-    def step(state, row):
-        size, extra = row
-        updates, state = tx.update(grads(size), state, PARAMS, **extra)
-        return state, (updates, state)
-
-    return helpers.quick_jit(lambda rows: jax.lax.scan(step, tx.init(PARAMS), rows)[1])
-
-
 def run(tx, sizes, **extra):
     """Return the updates and the state of each step."""
-    rows = np.float32(sizes), {key: np.float32(x) for key, x in extra.items()}
-    stacked = jax.device_get(scanned(tx)(rows))
-    steps = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(len(sizes))]
-    return zip(*steps, strict=True)
+    params = {key: np.stack([x] * len(sizes)) for key, x in PARAMS.items()}
+    rows = jax.vmap(grads)(np.float32(sizes))
+    extra = {key: np.float32(x) for key, x in extra.items()}
+    return map(unstacked, over_steps(tx, rows, params, **extra))
 
 
 def taken(updates):

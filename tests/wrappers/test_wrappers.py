@@ -10,21 +10,14 @@ from jax.experimental.sparse import BCOO
 
 import optclip
 from tests.support import helpers
+from tests.support.steps import over_steps, unstacked
 
 
 def steps_of(tx, updates):
     """Return the updates of each step, and the last state."""
     stacked = jax.tree.map(lambda *x: np.stack(x), *updates)
-
-    def run(rows):
-        def step(state, row):
-            return tx.update(row, state)[::-1]
-
-        return jax.lax.scan(step, tx.init(updates[0]), rows)
-
-    state, outs = jax.device_get(helpers.quick_jit(run)(stacked))
-    steps = range(len(updates))
-    return [jax.tree.map(lambda x, i=i: x[i], outs) for i in steps], state
+    outs, states = map(unstacked, over_steps(tx, stacked))
+    return outs, states[-1]
 
 
 def vectors(*numbers):
