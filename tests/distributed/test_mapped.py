@@ -73,19 +73,6 @@ def test_axis_name_untyped_map_is_followed(over, axis_name, spans):
     np.testing.assert_allclose(norms, expected, rtol=1e-6)
 
 
-def test_axis_name_empty_untyped_gives_norm_of_each_device():
-    norms = mapped(
-        lambda tree: global_norm(tree, axis_name=())[None],
-        P(("data", "model")),
-        check_vma=False,
-    )(TREE)
-    parts = [
-        square_norm(TREE["both"][i, j], TREE["split"][i], TREE["whole"])
-        for i, j in np.ndindex(4, 2)
-    ]
-    np.testing.assert_allclose(norms, parts, rtol=1e-6)
-
-
 def test_clip_by_value_untyped_needs_no_axis_name():
     """Elements share no norm."""
     clipped = mapped(

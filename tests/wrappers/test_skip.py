@@ -90,20 +90,13 @@ def test_skip_after_shift_of_level_ends_if_it_learns(learns, skipped):
 def test_skip_by_loss_skips_spikes_upwards(scale):
     """A loss may be negative; in its warm-up nothing is known."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
-    losses = np.array([3.0, 3.1, 2.9, 3.0, 3.0 + 10.0 * scale, 3.05, np.nan, 3.0])
+    spike, bad = 3.0 + 10.0 * scale, (np.nan, np.inf, -np.inf)
+    losses = np.array([3.0, 3.1, 2.9, 3.0, spike, 3.05, *bad, 3.0])
     tx = optclip.skip(SGD, max_value=rule)
-    updates, states = run(tx, np.ones(8), value=list(losses * scale))
-    assert taken(updates) == [1, 1, 1, 1, 0, 1, 0, 1]
+    updates, states = run(tx, np.ones(10), value=losses * scale)
+    assert taken(updates) == [1, 1, 1, 1, 0, 1, 0, 0, 0, 1]
     assert optclip.metrics(states[0])["skip/value_threshold"] == np.inf
     assert optclip.metrics(states[5])["skip/value"] == np.float32(3.05 * scale)
-
-
-def test_skip_by_norm_or_loss():
-    tx = optclip.skip(SGD, max_norm=10.0, max_value=5.0)
-    losses = [1.0, 1.0, 9.0, 9.0, -np.inf, 5.0]
-    updates, _ = run(tx, [1.0, 100.0, 1.0, 100.0, 1.0, 1.0], value=losses)
-    assert taken(updates) == [1, 0, 0, 0, 0, 1]
-    assert "skip/value" not in optclip.metrics(AROUND_ADAM.init(PARAMS))
 
 
 def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
