@@ -12,7 +12,7 @@ import pytest
 
 import optclip
 from optclip import recipes
-from tests.support import helpers
+from tests.support import helpers, steps
 
 PARAMS = {
     "dense_0": {
@@ -101,8 +101,8 @@ def test_recipe_over_steps_donates_state_and_remembers_no_nan(name):
 def test_recipe_in_multi_steps_and_chain_keeps_types(name):
     """Weak types too, which would have a step traced again."""
     half = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.bfloat16), PARAMS)
-    steps = optax.MultiSteps(optax.chain(make(name), optax.scale(-0.1)), 2)
-    tx = steps.gradient_transformation()
+    multi = optax.MultiSteps(optax.chain(make(name), optax.scale(-0.1)), 2)
+    tx = multi.gradient_transformation()
     state = jax.eval_shape(tx.init, half)
     found = jax.eval_shape(functools.partial(updated, tx), half, state, half)
     assert found == (half, state)
@@ -135,17 +135,12 @@ def test_injected_hyperparameter_gives_same_updates(name):
     state = jax.eval_shape(injected.init, PARAMS)
     assert key in state.hyperparams
 
-    @helpers.quick_jit
-    def run(rows):
-        def step(state, grads):
-            return updated(injected, grads, state)[::-1]
-
-        return jax.lax.scan(step, injected.init(PARAMS), rows)[1]
-
     def stack(rows):
         return jax.tree.map(lambda *row: np.stack(row), *rows)
 
-    out, expected = run(stack(GRADIENTS)), stack(over_steps(name)[0])
+    rows, params, value = stack(GRADIENTS), stack([PARAMS] * 3), np.ones(3, np.float32)
+    out, _ = steps.over_steps(injected, rows, params, value=value)
+    expected = stack(over_steps(name)[0])
     chex.assert_trees_all_close(out, expected, rtol=1e-4, atol=1e-7)
 
 

@@ -1,7 +1,9 @@
 """Run rules alone on norms and memories, and in a clipping transformation."""
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,20 @@ from tests.support.steps import history
 
 INF = math.inf
 DIRECTION = np.array([0.6, -0.8])
+
+
+@dataclasses.dataclass(frozen=True)
+class UserRule:
+    """A user's rule made of a first memory and a function."""
+
+    memory: Any
+    function: Any
+
+    def init(self, norm):
+        return self.memory
+
+    def update(self, seen, memory):
+        return self.function(seen, memory)
 
 
 def seen(norm, *, step=0, finite=True):

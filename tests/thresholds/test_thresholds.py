@@ -1,8 +1,5 @@
 """Test what a rule is given and may return, and the rules without running averages."""
 
-import dataclasses
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,37 +9,18 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers
-from tests.support.running_rules import DIRECTION, INF
+from tests.support.running_rules import DIRECTION, INF, UserRule
 from tests.support.steps import history
 
 
-@dataclasses.dataclass(frozen=True)
-class Watcher:
-    """A user's rule that logs what it is given."""
+def watching(log):
+    """Make a rule that logs what it is given."""
 
-    log: list[Any] = dataclasses.field(default_factory=list, compare=False)
-
-    def init(self, norm):
-        self.log.append(norm)
-        return {"seen": jnp.zeros((), jnp.int32)}
-
-    def update(self, seen, memory):
-        self.log.append(seen)
+    def update(seen, memory):
+        log.append(seen)
         return 1.0, {"seen": memory["seen"] + 1}
 
-
-@dataclasses.dataclass(frozen=True)
-class Returning:
-    """A user's rule made of a first memory and a function."""
-
-    memory: Any
-    function: Any
-
-    def init(self, norm):
-        return self.memory
-
-    def update(self, seen, memory):
-        return self.function(seen, memory)
+    return UserRule({"seen": jnp.zeros((), jnp.int32)}, update)
 
 
 def clipped_once(tx, updates, params=None):
@@ -52,16 +30,15 @@ def clipped_once(tx, updates, params=None):
 
 
 def test_rule_is_given_norm_step_parameters_and_extra_arguments():
-    rule = Watcher()
-    tx = optclip.clip_by_global_norm(rule)
+    log = []
+    tx = optclip.clip_by_global_norm(watching(log))
     grads, params = np.float32([3.0, 4.0]), np.float32([6.0, 8.0])
     state = tx.init(params)
-    assert rule.log[0].shape == ()
 
     @helpers.quick_jit
     def given(state):
         tx.update(grads, state, params, value=jnp.float32(7.0))
-        seen = rule.log[-1]
+        seen = log[-1]
         kept = [seen.keep(jnp.float32(limit)) for limit in (2.0, 9.0)]
         return seen._replace(keep=kept, measure=seen.measure(params))
 
@@ -74,15 +51,15 @@ def test_rule_is_given_norm_step_parameters_and_extra_arguments():
 
 
 def test_rule_in_tree_is_given_its_own_subtree():
-    rule = Watcher()
+    log = []
     a, one, two = np.float32([3.0, 4.0]), np.float32([1.0]), np.float32([2.0])
     tree = {"a": a, "b": [one, two]}
-    tx = optclip.clip_by_norm({"a": None, "b": rule})
+    tx = optclip.clip_by_norm({"a": None, "b": watching(log)})
 
     @helpers.quick_jit
     def given(tree):
         clipped, _ = tx.update(tree, tx.init(tree), tree)
-        seen = rule.log[-1]
+        seen = log[-1]
         return clipped, seen.norm, seen.measure(tree), seen.keep(1.5)
 
     clipped, norm, measured, kept = given(tree)
@@ -93,7 +70,7 @@ def test_rule_in_tree_is_given_its_own_subtree():
 
 
 def test_rule_may_return_a_threshold_per_norm_and_a_whole_number():
-    halves = Returning(
+    halves = UserRule(
         (), lambda seen, memory: ({"a": seen.norm["a"] / 2, "b": jnp.int32(5)}, memory)
     )
     tree = {"a": np.float32([3.0, 4.0]), "b": np.float32([10.0])}
@@ -103,7 +80,7 @@ def test_rule_may_return_a_threshold_per_norm_and_a_whole_number():
 
 def test_rule_memory_keeps_its_dtype():
     """A rule that widens its memory does not change the type of the state."""
-    wide = Returning(
+    wide = UserRule(
         jnp.zeros((), jnp.bfloat16), lambda seen, m: (1.0, m.astype(jnp.float32) + 1)
     )
     tx = optclip.clip_by_global_norm(wide)
@@ -123,7 +100,7 @@ def test_rule_memory_is_float32_beside_updates_of_float64(rule):
 
 
 def test_rule_rejects_memory_of_whole_numbers():
-    mean = Returning(
+    mean = UserRule(
         jnp.zeros((), jnp.int32), lambda seen, m: (1.0, 0.9 * m + 0.1 * seen.norm)
     )
     tx = optclip.clip_by_global_norm(mean)
@@ -135,7 +112,7 @@ def test_rule_rejects_memory_of_whole_numbers():
     ("value", "words"),
     [
         (optclip.recipes.zclip(), "whole clip.*Give a rule, such"),
-        (Watcher, "Give an instance of the class, Watcher"),
+        (UserRule, "Give an instance of the class, UserRule"),
     ],
 )
 def test_threshold_rejects_transformation_and_class(value, words):

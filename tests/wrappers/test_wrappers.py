@@ -10,6 +10,7 @@ from jax.experimental.sparse import BCOO
 
 import optclip
 from tests.support import helpers
+from tests.support.running_rules import UserRule
 from tests.support.steps import over_steps, unstacked
 
 
@@ -157,28 +158,20 @@ def test_periodic_reset_reads_parameters_at_the_reset():
     np.testing.assert_array_equal(out, [10.0])
 
 
-class NormOfGradients:
-    """A user's rule: the norm of the gradients. It keeps what else it was given."""
+def test_clip_after_passes_gradients_to_rule():
+    given = {}
 
-    def __init__(self):
-        self.given = {}
-
-    def init(self, norm):
-        return ()
-
-    def update(self, seen, memory):
-        self.given = {**seen.extra, "updates": seen.updates}
+    def norm_of_gradients(seen, memory):
+        given.update(seen.extra, updates=seen.updates)
         return seen.measure(seen.extra["gradients"]), memory
 
-
-def test_clip_after_passes_gradients_to_rule():
-    rule = NormOfGradients()
-    tx = optclip.clip_after(optax.scale(3.0), optclip.clip_by_global_norm(rule))
+    clip = optclip.clip_by_global_norm(UserRule((), norm_of_gradients))
+    tx = optclip.clip_after(optax.scale(3.0), clip)
     grads = np.float32([0.0, 2.0])
     updates, state = tx.update(grads, tx.init(grads), None, value=1.0)
     np.testing.assert_allclose(updates, [0.0, 2.0])
-    assert set(rule.given) == {"gradients", "inner_state", "updates", "value"}
-    np.testing.assert_array_equal(rule.given["updates"], [0.0, 6.0])
+    assert set(given) == {"gradients", "inner_state", "updates", "value"}
+    np.testing.assert_array_equal(given["updates"], [0.0, 6.0])
     metrics = optclip.metrics(state)
     assert (metrics["clip/norm"], metrics["clip/threshold"]) == (6, 2)
 
