@@ -221,24 +221,6 @@ def test_norm_out_of_range_on_one_device_does_not_deadlock(clip, check_vma, scal
         )
 
 
-def test_ema_nan_slice_on_one_device_keeps_memory_of_all():
-    spec = P(None, "model")
-    tx = optclip.clip_by_norm(optclip.thresholds.ema(warmup=0), axis=0, axis_name=spec)
-
-    def learned(tree):
-        first, bad = tree
-        _, state = tx.update(first, tx.init(first))
-        _, after = tx.update(bad, state)
-        return [s.clip_memory[0][0].norm for s in (state, after)]
-
-    bad = 3 * TREE["both"]
-    bad[0, 0] = np.nan
-    before, after = mapped(learned, spec, specs=(spec, spec))((TREE["both"], bad))
-    expected = np.linalg.norm(TREE["both"], axis=0, keepdims=True)
-    np.testing.assert_allclose(before, expected, rtol=1e-6)
-    np.testing.assert_array_equal(before, after)
-
-
 def test_record_of_many_elements_spans_devices():
     tx = optclip.clip_by_value(1.5)
     x = np.random.default_rng(0).normal(size=(8, 70_000)).astype(np.float32)

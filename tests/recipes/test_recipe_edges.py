@@ -31,21 +31,43 @@ def over_norms(tx, norms):
     return history(tx, np.float32(norms), value=np.ones(len(norms), np.float32))[:2]
 
 
+# Around no optimizer, a recipe uses Adam.
+AROUND_NOTHING = [
+    recipes.olmo_skip(), recipes.axlearn_skip(), recipes.megatron_skip(max_norm=4.0),
+    recipes.spam(b2=0.5), recipes.stable_spam(), recipes.spectra(max_value=INF),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "tx",
+    ("tx", "norms", "expected", "rtol"),
     [
-        recipes.olmo_skip(),
-        recipes.axlearn_skip(),
-        recipes.megatron_skip(max_norm=4.0),
-        recipes.spam(b2=0.5),
-        recipes.stable_spam(),
-        recipes.spectra(max_value=INF),
+        *((tx, [3.0], [1.0], 1e-4) for tx in AROUND_NOTHING),
+        # By default, elements are clipped to 1.
+        (recipes.uclip(), [2.5, 0.0, 0.0], [1.0, 1.0, 0.5], 0),
+        *(
+            (
+                recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=grace),
+                [1.0, 100.0],
+                [1.0, second],
+                1e-6,
+            )
+            for grace, second in ((0, 2.0), (2, 100.0))
+        ),
+        # It adds eps to the norm.
+        *(
+            (
+                recipes.olmo_ratio(2.0, 0.5, **options),
+                [1e-5, 8e-5],
+                [1e-5, 8e-5 * 2e-5 / (8e-5 + eps)],
+                1e-5,
+            )
+            for options, eps in (({}, 1e-6), ({"eps": 0.0}, 0.0))
+        ),
     ],
-    ids=["olmo", "axlearn", "megatron", "spam", "stable_spam", "spectra"],
 )
-def test_recipe_around_nothing_uses_adam(tx):
-    updates, _ = over_norms(tx, [3.0])
-    np.testing.assert_allclose(updates, 1.0, rtol=1e-4)
+def test_recipe_clips_numbers_as_by_hand(tx, norms, expected, rtol):
+    updates, _ = over_norms(tx, norms)
+    np.testing.assert_allclose(updates, expected, rtol=rtol)
 
 
 def test_stable_spam_resets_adam_and_its_counts():
@@ -54,11 +76,6 @@ def test_stable_spam_resets_adam_and_its_counts():
     for _ in range(2):
         _, state = update(np.ones(1, np.float32), state)
     assert optax.tree.get(state, "count") == 1
-
-
-def test_uclip_clips_at_one():
-    updates, _ = over_norms(recipes.uclip(), [2.5, 0.0, 0.0])
-    np.testing.assert_array_equal(updates, [1.0, 1.0, 0.5])
 
 
 def test_clippy_divides_leaf_by_largest_excess():
@@ -112,20 +129,6 @@ def test_recipe_without_parameters_keeps_dtype(tx):
     shape = jax.ShapeDtypeStruct((2,), jnp.bfloat16)
     out, _ = jax.eval_shape(lambda x: tx.update(x, tx.init(x)), shape)
     assert out == shape
-
-
-@pytest.mark.parametrize(("options", "eps"), [({}, 1e-6), ({"eps": 0.0}, 0.0)])
-def test_olmo_ratio_adds_eps_to_norm(options, eps):
-    updates, _ = over_norms(recipes.olmo_ratio(2.0, 0.5, **options), [1e-5, 8e-5])
-    expected = [1e-5, 8e-5 * 2e-5 / (8e-5 + eps)]
-    np.testing.assert_allclose(updates, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("grace", "second"), [(0, 2.0), (2, 100.0)])
-def test_spam_clips_after_grace(grace, second):
-    tx = recipes.spam(optax.identity(), theta=4.0, b2=0.0, grace=grace)
-    updates, _ = over_norms(tx, [1.0, 100.0])
-    np.testing.assert_allclose(updates, [1.0, second], rtol=1e-6)
 
 
 def test_aggc_groups_by_module_without_its_number():
