@@ -171,14 +171,6 @@ def index(p, x):
     return jnp.sum(jnp.where(x > p["v"], x, 0) @ p["w"]) + x[0, chosen]
 
 
-def branch_in_scan(p, x):
-    def step(x, w):
-        x = lax.cond(x.sum() > 0, lambda w: x @ w, lambda w: x - w[0], p["w"])
-        return jnp.tanh(x @ w), None
-
-    return jnp.sum(lax.scan(step, x, p["s"])[0])
-
-
 def scan_output_of_parameters(p, x):
     def step(x, w):
         return jnp.tanh(x @ w), (jnp.sin(w), jnp.arange(N))
@@ -201,11 +193,6 @@ def rows_out_of_bounds(p, x):
 def rows_clipped_to_bounds(p, x):
     ids = jnp.round(8 * x).astype(jnp.int32)
     return jnp.sum(p["w"].at[ids].get(mode="clip") * (1 + x**2)[..., None])
-
-
-def rows_by_two_indices(p, x):
-    ids = jnp.abs(jnp.round(8 * x).astype(jnp.int32)) % N
-    return jnp.sum(jnp.sin(p["s"][ids % 2, ids]) * x[..., None])
 
 
 def complex_product(p, x):
@@ -237,9 +224,9 @@ PLACES = {
     **{
         loss.__name__: loss
         for loss in (
-            callback, reference, index, branch_in_scan, scan_output_of_parameters,
+            callback, reference, index, scan_output_of_parameters,
             scan_of_scalar, rows_out_of_bounds, rows_clipped_to_bounds,
-            rows_by_two_indices, complex_product, convolution_of_parameters,
+            complex_product, convolution_of_parameters,
         )
     },
 }  # fmt: skip
