@@ -150,17 +150,31 @@ def test_probe_in_vmap_over_split_examples_equals_one_device(mode):
     assert_same(on_mesh(weighted, DATA, mode), expected)
 
 
-def test_clip_cotangent_without_axis_name_in_shard_map_raises():
-    mesh = meshes.mesh_of("2x4", "auto")
-    specs = {"mesh": mesh, "in_specs": DATA, "out_specs": DATA}
+MEDIAN = {"relative": "median"}
 
-    def rows(x):
-        return clip_cotangent(x, 2.0)
 
-    with pytest.raises(ValueError, match="split over the mesh axes.*PartitionSpecs"):
-        jax.shard_map(rows, **specs)(X)
-    with pytest.raises(ValueError, match="check_vma=False.*Give axis_name=()"):
-        jax.shard_map(rows, check_vma=False, **specs)(X)
+@pytest.mark.parametrize(
+    ("how", "check_vma", "words"),
+    [
+        ({}, True, "split over the mesh axes.*PartitionSpecs"),
+        ({}, False, "check_vma=False.*Give axis_name=()"),
+        # No type specifies on which devices the other norms are.
+        (MEDIAN | {"axis": ()}, False, "`axis_name` must be the PartitionSpec"),
+        (MEDIAN | {"axis_name": ()}, False, "`axis_name` must be the PartitionSpec"),
+        (
+            MEDIAN | {"axis_name": "model"},
+            False,
+            "`axis_name` must be the PartitionSpec",
+        ),
+    ],
+)
+def test_clip_cotangent_without_axis_name_in_shard_map_raises(how, check_vma, words):
+    mapped = jax.shard_map(
+        lambda x: clip_cotangent(x, 2.0, **how), mesh=meshes.mesh_of("2x4", "auto"),
+        in_specs=DATA, out_specs=DATA, check_vma=check_vma,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(mapped, X)
 
 
 def test_probe_in_scan_on_devices_counts_each_norm_once():
@@ -191,17 +205,3 @@ def test_probe_in_scan_on_devices_counts_each_norm_once():
     )  # fmt: skip
     assert_same(gradient(found), expected)
     assert optclip.metrics(expected[1])["cotangent/fraction"] > 0
-
-
-def test_clip_cotangent_relative_without_partition_spec_raises():
-    """Outside of `check_vma`, no type specifies on which devices the other norms are."""
-    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
-    mesh = meshes.mesh_of("2x4", "auto")
-    for how in ({"axis": ()}, {"axis_name": ()}, {"axis_name": "model"}):
-
-        def clip(x, how=how):
-            return clip_cotangent(x, 0.9, relative="median", **how)
-
-        mapped = jax.shard_map(clip, mesh=mesh, **specs)
-        with pytest.raises(ValueError, match="`axis_name` must be the PartitionSpec"):
-            jax.eval_shape(mapped, X)
