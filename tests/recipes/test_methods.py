@@ -231,7 +231,11 @@ SKIPS = {
         recipes.olmo_skip(optax.identity(), 2.0, 20),
         lambda: methods.OlmoSkip(20, 2.0).step,
     ),
-    "olmo, short window": (
+    "olmo, window of two": (
+        recipes.olmo_skip(optax.identity(), 2.0, 2),
+        lambda: methods.OlmoSkip(2, 2.0).step,
+    ),
+    "olmo, window of three": (
         recipes.olmo_skip(optax.identity(), 2.0, 3),
         lambda: methods.OlmoSkip(3, 2.0).step,
     ),
