@@ -78,21 +78,24 @@ def test_rule_may_return_a_threshold_per_norm_and_a_whole_number():
     chex.assert_trees_all_close(clipped, jax.tree.map(lambda x: x / 2, tree))
 
 
-def test_rule_memory_keeps_its_dtype():
-    """A rule that widens its memory does not change the type of the state."""
-    wide = UserRule(
-        jnp.zeros((), jnp.bfloat16), lambda seen, m: (1.0, m.astype(jnp.float32) + 1)
-    )
-    tx = optclip.clip_by_global_norm(wide)
-    state = jax.eval_shape(tx.init, np.ones(2))
-    _, after = jax.eval_shape(tx.update, np.ones(2), state)
-    assert after == state
+WIDENING = UserRule(
+    jnp.zeros((), jnp.bfloat16), lambda seen, m: (1.0, m.astype(jnp.float32) + 1)
+)
 
 
-@pytest.mark.parametrize("rule", ["ema", "zscore", "mean_over_rms", "second_moment"])
-def test_rule_memory_is_float32_beside_updates_of_float64(rule):
-    over = "element" if rule == "second_moment" else "leaf"
-    tx = optclip.clip_by(getattr(thresholds, rule)(), over=over)
+@pytest.mark.parametrize(
+    ("rule", "over"),
+    [
+        (thresholds.ema(), "leaf"),
+        (thresholds.zscore(), "leaf"),
+        (thresholds.mean_over_rms(), "leaf"),
+        (thresholds.second_moment(), "element"),
+        (WIDENING, "leaf"),
+    ],
+)
+def test_rule_memory_keeps_its_dtype(rule, over):
+    """Beside updates of float64, and if a user's rule widens it."""
+    tx = optclip.clip_by(rule, over=over)
     with jax.enable_x64(True):
         state = jax.eval_shape(tx.init, np.ones(2, np.float32))
         _, new = jax.eval_shape(tx.update, np.ones(2, np.float64), state)
