@@ -1,15 +1,13 @@
-"""`shard_map` with the rest of JAX: partly manual, nested, vmap, grad, donated."""
+"""`shard_map` with the rest of JAX: partly manual, nested, vmap and grad."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import P
 from jax.sharding import AxisType, NamedSharding
 
-import optclip
 from optclip._arrays import _axis_names
 from optclip.functional import clip_by_global_norm, global_norm
 from tests.support import helpers
@@ -87,39 +85,3 @@ def test_clip_derivative_in_map_goes_through_whole_norm(ord):
     expected = helpers.quick_jit(gradient(lambda key, cube: cube))(TREE)
     assert all(np.any(x) for x in expected.values())
     chex.assert_trees_all_close(found, expected, rtol=2e-6, atol=1e-6)
-
-
-def test_autoclip_donated_state_in_map_is_as_on_one_device():
-    """Inside MultiSteps, which changes a state in both branches of a condition."""
-    clip = optclip.recipes.autoclip(0.5, window=4)
-    tx = optax.MultiSteps(optax.chain(clip, optax.sgd(1.0)), every_k_schedule=2)
-    specs = optax.tree_map_params(
-        tx.gradient_transformation(),
-        lambda _, spec: spec,
-        jax.eval_shape(tx.init, TREE),
-        SPECS,
-        transform_non_params=lambda _: P(),
-    )
-    step = helpers.quick_jit(
-        jax.shard_map(
-            tx.update, mesh=mesh_of(), in_specs=(SPECS, specs), out_specs=(SPECS, specs)
-        ),
-        donate_argnums=1,
-    )
-    places = jax.tree.map(
-        lambda spec: NamedSharding(mesh_of(), spec),
-        specs,
-        is_leaf=lambda x: isinstance(x, P),
-    )
-    on_one_device = helpers.quick_jit(tx.update)
-    params = jax.tree.map(jnp.asarray, TREE)
-    state, alone = jax.device_put(tx.init(params), places), tx.init(params)
-    for scale in (1.0, 2.0, 30.0, 20.0):
-        grads = jax.tree.map(lambda x, scale=scale: np.float32(scale) * x, TREE)
-        old, (updates, state) = state, step(grads, state)
-        expected, alone = on_one_device(grads, alone)
-        assert all(x.is_deleted() for x in jax.tree.leaves(old))
-        chex.assert_trees_all_close(updates, expected, rtol=1e-6)
-    # The second mean, 25 times the tree, was clipped to between it and the first.
-    assert float(global_norm(updates)) < 24 * NORM
-    assert float(optclip.metrics(state)["clip/threshold"]) > 2 * NORM

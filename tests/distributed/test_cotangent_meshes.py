@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 import optclip
 from optclip import clip_cotangent, cotangent_probe
+from tests.support import meshes
 from tests.support.helpers import quick_jit
 
 RNG = np.random.default_rng(0)
@@ -37,11 +38,6 @@ OPTIONS = {
 }
 
 
-def mesh_of(kind):
-    devices = np.array(jax.devices()[:8]).reshape(2, 4)
-    return jax.sharding.Mesh(devices, ("data", "model"), axis_types=(kind,) * 2)
-
-
 def gradients(weighted, x, cotangent):
     """Return the clipped cotangent, and the record of the probe."""
 
@@ -64,11 +60,11 @@ def weighted_by(name, **more):
 def on_devices(weighted, spec, **how):
     """Return a function of shards, whose arrays are split as `spec` says."""
     specs = {"in_specs": (spec, spec, P()), "out_specs": spec}
-    return jax.shard_map(weighted, mesh=mesh_of(AxisType.Auto), **specs, **how)
+    return jax.shard_map(weighted, mesh=meshes.mesh_of("2x4", "auto"), **specs, **how)
 
 
-def on_mesh(weighted, spec, kind):
-    mesh = mesh_of(kind)
+def on_mesh(weighted, spec, mode):
+    mesh = meshes.mesh_of("2x4", mode)
     with jax.set_mesh(mesh):
         x, g = (jax.device_put(a, NamedSharding(mesh, spec)) for a in (X, COTANGENT))
         return gradients(weighted, x, g)
@@ -126,21 +122,21 @@ def test_clip_cotangent_without_check_vma_equals_one_device(alone, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "kind"),
+    ("name", "spec", "mode"),
     [
-        ("whole", TOKENS, AxisType.Auto), ("median", MODEL, AxisType.Auto),
-        ("row", MODEL, AxisType.Explicit), ("two axes", BOTH, AxisType.Explicit),
-        ("rms", TOKENS, AxisType.Explicit), ("median", DATA, AxisType.Explicit),
-        ("quantile of elements", BOTH, AxisType.Explicit),
-        ("the largest", MODEL, AxisType.Explicit),
+        ("whole", TOKENS, "auto"), ("median", MODEL, "auto"),
+        ("row", MODEL, "explicit"), ("two axes", BOTH, "explicit"),
+        ("rms", TOKENS, "explicit"), ("median", DATA, "explicit"),
+        ("quantile of elements", BOTH, "explicit"),
+        ("the largest", MODEL, "explicit"),
     ],
 )  # fmt: skip
-def test_clip_cotangent_of_sharded_array_equals_one_device(alone, name, spec, kind):
-    assert_same(on_mesh(weighted_by(name), spec, kind), alone[name])
+def test_clip_cotangent_of_sharded_array_equals_one_device(alone, name, spec, mode):
+    assert_same(on_mesh(weighted_by(name), spec, mode), alone[name])
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_probe_in_vmap_over_split_examples_equals_one_device(kind):
+@pytest.mark.parametrize("mode", ["auto", "explicit"])
+def test_probe_in_vmap_over_split_examples_equals_one_device(mode):
     def weighted(x, cotangent, probe):
         def one(x, g):
             x, passed = clip_cotangent(x, 2.0, probe=probe)
@@ -151,20 +147,34 @@ def test_probe_in_vmap_over_split_examples_equals_one_device(kind):
     expected = gradients(weighted, X, COTANGENT)
     assert expected[1].cotangent_norms == 2 * 8 * 6
     assert expected[1].cotangent_clipped > 48
-    assert_same(on_mesh(weighted, DATA, kind), expected)
+    assert_same(on_mesh(weighted, DATA, mode), expected)
 
 
-def test_clip_cotangent_without_axis_name_in_shard_map_raises():
-    mesh = mesh_of(AxisType.Auto)
-    specs = {"mesh": mesh, "in_specs": DATA, "out_specs": DATA}
+MEDIAN = {"relative": "median"}
 
-    def rows(x):
-        return clip_cotangent(x, 2.0)
 
-    with pytest.raises(ValueError, match="split over the mesh axes.*PartitionSpecs"):
-        jax.shard_map(rows, **specs)(X)
-    with pytest.raises(ValueError, match="check_vma=False.*Give axis_name=()"):
-        jax.shard_map(rows, check_vma=False, **specs)(X)
+@pytest.mark.parametrize(
+    ("how", "check_vma", "words"),
+    [
+        ({}, True, "split over the mesh axes.*PartitionSpecs"),
+        ({}, False, "check_vma=False.*Give axis_name=()"),
+        # No type specifies on which devices the other norms are.
+        (MEDIAN | {"axis": ()}, False, "`axis_name` must be the PartitionSpec"),
+        (MEDIAN | {"axis_name": ()}, False, "`axis_name` must be the PartitionSpec"),
+        (
+            MEDIAN | {"axis_name": "model"},
+            False,
+            "`axis_name` must be the PartitionSpec",
+        ),
+    ],
+)
+def test_clip_cotangent_without_axis_name_in_shard_map_raises(how, check_vma, words):
+    mapped = jax.shard_map(
+        lambda x: clip_cotangent(x, 2.0, **how), mesh=meshes.mesh_of("2x4", "auto"),
+        in_specs=DATA, out_specs=DATA, check_vma=check_vma,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(mapped, X)
 
 
 def test_probe_in_scan_on_devices_counts_each_norm_once():
@@ -190,22 +200,8 @@ def test_probe_in_scan_on_devices_counts_each_norm_once():
 
     expected = gradient(run)
     found = jax.shard_map(
-        mapped, mesh=mesh_of(AxisType.Auto), out_specs=P(),
+        mapped, mesh=meshes.mesh_of("2x4", "auto"), out_specs=P(),
         in_specs=(P(None, None, "model"), P()),
     )  # fmt: skip
     assert_same(gradient(found), expected)
     assert optclip.metrics(expected[1])["cotangent/fraction"] > 0
-
-
-def test_clip_cotangent_relative_without_partition_spec_raises():
-    """Outside of `check_vma`, no type specifies on which devices the other norms are."""
-    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
-    mesh = mesh_of(AxisType.Auto)
-    for how in ({"axis": ()}, {"axis_name": ()}, {"axis_name": "model"}):
-
-        def clip(x, how=how):
-            return clip_cotangent(x, 0.9, relative="median", **how)
-
-        mapped = jax.shard_map(clip, mesh=mesh, **specs)
-        with pytest.raises(ValueError, match="`axis_name` must be the PartitionSpec"):
-            jax.eval_shape(mapped, X)

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import P
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 import optclip
 from optclip import per_example
 from optclip.per_example import QuantileThreshold, clipped_grad, norms
+from tests.support import meshes
 from tests.support.helpers import quick_jit
 
 RNG = np.random.default_rng(0)
@@ -33,12 +34,6 @@ def loss(params, example, *, axis_name=None):
     out = jnp.dot(hidden, params["v"], precision="highest")
     out = out if axis_name is None else jax.lax.psum(out, axis_name)
     return jnp.sum((out + params["b"]) ** 2)
-
-
-def mesh_of(shape, kind=AxisType.Auto):
-    names = ("data", "model")[: len(shape)]
-    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
-    return jax.sharding.Mesh(devices, names, axis_types=(kind,) * len(shape))
 
 
 @functools.cache
@@ -73,23 +68,23 @@ def sharded(mesh, specs, padding=PADDING):
 @pytest.mark.parametrize(
     ("shape", "size", "method"),
     [
-        ((8,), None, "ghost"),
-        ((8,), 6, "vmap"),
-        ((2, 4), 4, "vmap"),
-        ((2, 4), 6, "ghost"),
+        ("8", None, "ghost"),
+        ("8", 6, "vmap"),
+        ("2x4", 4, "vmap"),
+        ("2x4", 6, "ghost"),
     ],
     ids=str,
 )
 def test_clipped_grad_under_jit_equals_one_device(shape, size, method):
-    specs = SPLIT if len(shape) == 2 else WHOLE
-    params, batch, padding = sharded(mesh_of(shape), specs)
+    specs = SPLIT if shape == "2x4" else WHOLE
+    params, batch, padding = sharded(meshes.mesh_of(shape, "auto"), specs)
     f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
     assert_same(quick_jit(f)(params, batch, padding=padding), one_device())
 
 
-@pytest.mark.parametrize(("shape", "size"), [((8,), 1), ((2, 4), None)], ids=str)
+@pytest.mark.parametrize(("shape", "size"), [("8", 1), ("2x4", None)], ids=str)
 def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
-    split = len(shape) == 2
+    split = shape == "2x4"
     specs = SPLIT if split else WHOLE
     own = functools.partial(loss, axis_name="model" if split else None)
     f = clipped_grad(own, BOUND, strict=False, microbatch_size=size)
@@ -104,7 +99,7 @@ def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
     rows = P("data")
     info_specs = per_example.ExampleInfo(*[rows] * 5, aux=None)
     mapped = jax.shard_map(
-        step, mesh=mesh_of(shape), in_specs=(specs, rows, rows),
+        step, mesh=meshes.mesh_of(shape, "auto"), in_specs=(specs, rows, rows),
         out_specs=(specs, info_specs, rows, P()),
     )  # fmt: skip
     found, info, measured, state = quick_jit(mapped)(PARAMS, BATCH, PADDING)
@@ -115,9 +110,8 @@ def test_clipped_grad_in_shard_map_equals_one_device(shape, size):
 
 def on_data(function, **how):
     """Map a function of parameters and a batch over eight devices."""
-    return jax.shard_map(
-        function, mesh=mesh_of((8,)), in_specs=(P(), P("data")), out_specs=P(), **how
-    )
+    specs = {"in_specs": (P(), P("data")), "out_specs": P()}
+    return jax.shard_map(function, mesh=meshes.mesh_of("8", "auto"), **(specs | how))
 
 
 def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
@@ -136,7 +130,7 @@ def test_quantile_threshold_in_shard_map_without_padding_equals_one_device():
     [(None, "vmap", True), (8, "auto", True), (6, "vmap", False)],
 )
 def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded):
-    mesh = mesh_of((8,), AxisType.Explicit)
+    mesh = meshes.mesh_of("8", "explicit")
     params, batch, padding = sharded(mesh, WHOLE)
     options = {"padding": padding} if is_padded else {}
     f = clipped_grad(loss, BOUND, strict=False, microbatch_size=size, method=method)
@@ -150,7 +144,7 @@ def test_clipped_grad_on_explicit_axes_equals_one_device(size, method, is_padded
     ("spec", "size"), [(P("data"), None), (P("data"), 1), (P(None, "model"), None)]
 )
 def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
-    mesh = mesh_of((2, 4), AxisType.Explicit)
+    mesh = meshes.mesh_of("2x4", "explicit")
     with jax.set_mesh(mesh):
         params = placed(mesh, PARAMS, WHOLE | {"w": spec})
         batch = placed(mesh, BATCH, P("data"))
@@ -159,7 +153,7 @@ def test_sharded_parameter_on_explicit_axes_raises(spec, size, make):
 
 
 def test_sharded_parameter_on_explicit_axes_takes_single_examples():
-    mesh = mesh_of((2, 4), AxisType.Explicit)
+    mesh = meshes.mesh_of("2x4", "explicit")
     given = sharded(mesh, WHOLE | {"w": P(None, "model")})
     f = clipped_grad(loss, BOUND, strict=False, microbatch_size=1)
     with jax.set_mesh(mesh):
@@ -168,7 +162,7 @@ def test_sharded_parameter_on_explicit_axes_takes_single_examples():
 
 
 def test_ghost_on_explicit_axes_raises():
-    mesh = mesh_of((8,), AxisType.Explicit)
+    mesh = meshes.mesh_of("8", "explicit")
     with jax.set_mesh(mesh):
         f = clipped_grad(loss, BOUND, method="ghost")
         with pytest.raises(ValueError, match="over Explicit mesh axes"):
@@ -179,7 +173,7 @@ def split_parameters(method):
     own = functools.partial(loss, axis_name="model")
     f = clipped_grad(own, BOUND, strict=False, method=method)
     return jax.shard_map(
-        lambda *given: f(*given)[0], mesh=mesh_of((2, 4)), out_specs=SPLIT,
+        lambda *given: f(*given)[0], mesh=meshes.mesh_of("2x4", "auto"), out_specs=SPLIT,
         in_specs=(SPLIT, P("data")),
     )  # fmt: skip
 
@@ -212,27 +206,30 @@ def test_clipped_grad_with_collective_over_examples_raises(name, method):
         on_data(lambda *given: f(*given)[0])(jnp.ones(3), (jnp.ones((8, 3)),))
 
 
-def test_clipped_grad_of_parameter_split_like_examples_raises():
-    def one(w, x):
-        return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
-
-    mapped = jax.shard_map(
-        lambda *given: clipped_grad(one, 1.0)(*given)[0], mesh=mesh_of((8,)),
-        in_specs=(P("data"), P("data")), out_specs=P("data"),
-    )  # fmt: skip
-    message = r"must be whole .* split over .*'data'.*Gather"
-    with pytest.raises(ValueError, match=message):
-        mapped(jnp.ones(8), BATCH)
+def gathering(w, x):
+    return jnp.sum(jax.lax.all_gather(w, "data", tiled=True) * x[0])
 
 
-def test_clipped_sum_of_split_gradients_raises():
-    mapped = on_data(lambda _, grads: per_example.clipped_sum(grads, 1.0)[0])
-    with pytest.raises(ValueError, match="must be whole on each device.*clipped_grad"):
-        mapped(PARAMS, BATCH)
-
-
-def test_clipped_grad_without_check_vma_raises():
-    f = clipped_grad(loss, 1.0)
-    mapped = on_data(lambda *given: f(*given)[0], check_vma=False)
-    with pytest.raises(ValueError, match="Leave check_vma on"):
-        mapped(PARAMS, BATCH)
+@pytest.mark.parametrize(
+    ("function", "how", "words"),
+    [
+        (
+            lambda w, x: clipped_grad(gathering, 1.0)(w, x)[0],
+            {"in_specs": (P("data"), P("data")), "out_specs": P("data")},
+            r"must be whole .* split over .*'data'.*Gather",
+        ),
+        (
+            lambda _, grads: per_example.clipped_sum(grads, 1.0)[0],
+            {},
+            "must be whole on each device.*clipped_grad",
+        ),
+        (
+            lambda w, x: clipped_grad(gathering, 1.0)(w, x)[0],
+            {"check_vma": False},
+            "Leave check_vma on",
+        ),
+    ],
+)
+def test_clipped_grad_of_unclear_split_raises(function, how, words):
+    with pytest.raises(ValueError, match=words):
+        on_data(function, **how)(jnp.ones(8), BATCH)

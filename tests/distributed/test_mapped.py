@@ -3,6 +3,7 @@
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,19 +72,6 @@ def test_axis_name_untyped_map_is_followed(over, axis_name, spans):
     norms = over(lambda x: global_norm(x, axis_name=axis_name), axis_name="i")(x)
     expected = [square_norm(x)] * 4 if spans else x
     np.testing.assert_allclose(norms, expected, rtol=1e-6)
-
-
-def test_axis_name_empty_untyped_gives_norm_of_each_device():
-    norms = mapped(
-        lambda tree: global_norm(tree, axis_name=())[None],
-        P(("data", "model")),
-        check_vma=False,
-    )(TREE)
-    parts = [
-        square_norm(TREE["both"][i, j], TREE["split"][i], TREE["whole"])
-        for i, j in np.ndindex(4, 2)
-    ]
-    np.testing.assert_allclose(norms, parts, rtol=1e-6)
 
 
 def test_clip_by_value_untyped_needs_no_axis_name():
@@ -164,30 +152,20 @@ def test_global_norm_varying_leaf_is_a_shard_unless_declared():
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_axes_split_leaf_spans_devices_of_each_slice(check_vma):
     spec, x = SPECS["both"], TREE["both"]
-    axes = [0, 1, (0, 1)]
 
-    def clip(x):
+    def clip(x, **how):
         found = []
-        for axis in axes:
-            tx = optclip.clip_by(3.0, over=optclip.axes(axis), axis_name=spec)
+        for axis in (0, 1, (0, 1)):
+            tx = optclip.clip_by(3.0, over=optclip.axes(axis), **how)
             clipped, state = tx.update(x, tx.init(x))
             found.append((clipped, optclip.metrics(state)))
         return found
 
-    out = [(spec, P())] * len(axes)
-    results = mapped(clip, out, check_vma=check_vma, specs=spec)(x)
-    for axis, (clipped, metrics) in zip(axes, results, strict=True):
-        norms = np.sqrt(np.sum(np.float64(x) ** 2, axis=axis, keepdims=True))
-        factor = np.minimum(1, 3 / norms)
-        assert np.any(factor < 1)
-        np.testing.assert_allclose(clipped, x * factor, rtol=1e-6)
-        expected = {
-            "clip/norm": np.max(norms),
-            "clip/coefficient": np.min(factor),
-            "clip/fraction": np.mean(norms > 3),
-        }
-        for key, value in expected.items():
-            np.testing.assert_allclose(metrics[key], value, rtol=1e-6)
+    split = functools.partial(clip, axis_name=spec)
+    found = mapped(split, [(spec, P())] * 3, check_vma=check_vma, specs=spec)(x)
+    expected = helpers.quick_jit(clip)(x)
+    assert all(helpers.differs(clipped, x) for clipped, _ in expected)
+    chex.assert_trees_all_close(found, expected, rtol=1e-6)
 
 
 COLUMNS = {"whole": P(None, "x"), "cut": P("x", None)}
@@ -232,37 +210,6 @@ def test_norm_out_of_range_on_one_device_does_not_deadlock(clip, check_vma, scal
         np.testing.assert_allclose(
             clipped[key], x / np.maximum(norm, 1), rtol=1e-6, atol=1e-37
         )
-
-
-def test_ema_nan_slice_on_one_device_keeps_memory_of_all():
-    spec = P(None, "model")
-    tx = optclip.clip_by_norm(optclip.thresholds.ema(warmup=0), axis=0, axis_name=spec)
-
-    def learned(tree):
-        first, bad = tree
-        _, state = tx.update(first, tx.init(first))
-        _, after = tx.update(bad, state)
-        return [s.clip_memory[0][0].norm for s in (state, after)]
-
-    bad = 3 * TREE["both"]
-    bad[0, 0] = np.nan
-    before, after = mapped(learned, spec, specs=(spec, spec))((TREE["both"], bad))
-    expected = np.linalg.norm(TREE["both"], axis=0, keepdims=True)
-    np.testing.assert_allclose(before, expected, rtol=1e-6)
-    np.testing.assert_array_equal(before, after)
-
-
-def test_record_of_slices_untyped_spans_axis_name():
-    tx = optclip.clip_by_norm(1.0, axis=1, axis_name=P("data"))
-    tree = [np.arange(8.0, dtype=np.float32).reshape(8, 1)] * 2
-
-    def norm(tree):
-        record = tx.update(tree, tx.init(tree))[1].clip_record["clip"]
-        return record.clip_norm[None], record.clip_clipped[None]
-
-    out = P(("data", "model"))
-    found = mapped(norm, (out, out), check_vma=False, specs=P("data"))(tree)
-    np.testing.assert_array_equal(found, [[7.0] * 8, [1] * 8])
 
 
 def test_record_of_many_elements_spans_devices():

@@ -79,26 +79,21 @@ def test_global_norm_untyped_without_axis_name_raises():
         jax.pmap(global_norm)(TREE["split"])
 
 
-def test_axis_name_outside_map_raises():
-    words = "No axis is mapped here: under jax.jit alone leave axis_name out"
-    with pytest.raises(ValueError, match=words):
-        global_norm(TREE, axis_name="data")
-
-
-def test_axis_name_repeated_axis_raises():
-    with pytest.raises(ValueError, match="must name each axis once"):
-        optclip.clip_by_global_norm(1.0, axis_name=("data", "data"))
-
-
 ON_A_MESH = NamedSharding(jax.make_mesh((1,), ("data",), (AxisType.Auto,)), P("data"))
+OTHER_TYPES = [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1), ON_A_MESH]
 
 
 @pytest.mark.parametrize(
-    "axis_name", [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1), ON_A_MESH]
+    ("axis_name", "error", "words"),
+    [
+        ("data", ValueError, "is mapped here: under jax.jit alone leave axis_name out"),
+        (("data", "data"), ValueError, "must name each axis once"),
+        *((x, TypeError, "`axis_name` must be a name, a tuple") for x in OTHER_TYPES),
+    ],
 )
-def test_axis_name_of_another_type_raises(axis_name):
-    with pytest.raises(TypeError, match="`axis_name` must be a name, a tuple"):
-        optclip.clip_by_global_norm(1.0, axis_name=axis_name)
+def test_axis_name_outside_map_or_of_another_type_raises(axis_name, error, words):
+    with pytest.raises(error, match=words):
+        global_norm(TREE, axis_name=axis_name)
 
 
 def test_clip_unreduced_gradient_raises():

@@ -65,6 +65,70 @@ def test_learned_threshold_on_mesh_matches_one_device(clip, mode, placement):
     chex.assert_trees_all_close(found[:2], expected[:2], rtol=1e-6)
 
 
+# Matrices split on both sides are rejected.
+HARD = {clip.id: clip for clip in meshes.CLIPS + meshes.LEARNED if not clip.of_matrices}
+# One for each set of lines that call collectives; all with `--full`.
+KINDS = [
+    "value", "norm", "norm-axis", "global-norm-3", "proportional", "drop",
+    "ema by unit", "quantile by unit", "moment", "largest element",
+]  # fmt: skip
+
+
+def hard_runs():
+    """Three steps each: of gradients, of larger, and of finite ones.
+
+    Each leaf has the largest norm once. Some norms are out of range, on all devices or
+    on some, and one element is NaN.
+    """
+    usual = jax.tree.map(np.asarray, meshes.gradients())
+    loud = usual | {"kernel": np.float32(1e3) * usual["kernel"]}
+    trees = [
+        jax.tree.map(lambda x, scale=scale: np.float32(scale) * x, tree)
+        for tree in (usual, loud)
+        for scale in (1.0, 1e25, 1e-25)
+    ]
+    kernel, out = usual["kernel"].copy(), usual["out"].copy()
+    kernel[0, 0] = np.nan
+    out[:, 0] *= np.float32(1e25)
+    for tree in (*trees, usual | {"kernel": kernel}, usual | {"out": out}):
+        larger = jax.tree.map(lambda x: 10 * x, tree)
+        finite = jax.tree.map(lambda x: np.where(np.isnan(x), 1, x), tree)
+        yield jax.tree.map(lambda *x: np.stack(x), tree, larger, finite)
+
+
+@pytest.mark.parametrize("name", HARD if covering.full else KINDS)
+def test_clip_of_hard_gradients_in_shard_map_matches_one_device(name):
+    """Each collective matters: leaving it out changes an update or a record."""
+    mesh = meshes.mesh_of("2x4", "shard_map")
+    specs = meshes.specs_of("mixed", mesh.axis_names)
+    rows = {key: P(None, *spec) for key, spec in specs.items()}
+
+    def run_of(tx):
+        def run(trees, params):
+            def step(state, tree):
+                updates, state = tx.update(tree, state, params)
+                return state, (updates, optclip.metrics(state))
+
+            return jax.lax.scan(step, tx.init(params), trees)[1]
+
+        return run
+
+    mapped = jax.shard_map(
+        run_of(meshes.made(HARD[name], specs)),
+        mesh=mesh,
+        in_specs=(rows, specs),
+        out_specs=(rows, P()),
+    )
+    runs = helpers.quick_jit(mapped), helpers.quick_jit(run_of(HARD[name].make()))
+    params = jax.tree.map(np.ones_like, meshes.gradients())
+    clipped = []
+    for trees in hard_runs():
+        found, expected = (run(trees, params) for run in runs)
+        chex.assert_trees_all_close(found, expected, rtol=1e-5)
+        clipped.append(helpers.differs(expected[0], trees))
+    assert any(clipped)
+
+
 @pytest.mark.parametrize("where", ["eager", "eager on auto", "in a mesh", "traced"])
 def test_memory_lies_where_its_norms_do(where):
     """From `init` on, unless that is traced outside a mesh or the axes are Auto."""

@@ -1,16 +1,22 @@
-"""Tests of the pages: their code, figures, plots, tables and links."""
+"""Tests of the README and the pages: code, figures, plots, tables and links."""
 
 import pathlib
 import re
 
+import jax.numpy as jnp
 import nbformat
+import numpy as np
+import optax
 import pytest
 
+import optclip
 from optclip import recipes
+from tests.support import helpers, oracles
 from tests.support.unoptimized import unoptimized  # noqa: F401
 from tools import pictures
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+README = (DOCS.parent / "README.md").read_text()
 PAGES = (
     "at_scale.md",
     "index.md",
@@ -24,7 +30,7 @@ PAGES = (
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]\d+)?")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["../README.md", *PAGES])
 def test_page_code_prints_its_comments(page, capsys):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert blocks
@@ -83,10 +89,30 @@ def test_methods_page_has_a_row_for_every_recipe():
     assert sorted(rows) == sorted(recipes.__all__)
 
 
-@pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
+@pytest.mark.parametrize(
+    "page", ["../README.md", *sorted(p.name for p in DOCS.glob("*.md"))]
+)
 def test_page_links_lead_to_files(page):
     text = (DOCS / page).read_text()
     linked = re.findall(r"\]\((?!http)([^)#]+)\)", text)
-    assert not [name for name in linked if not (DOCS / name).exists()]
-    named = re.findall(r"`((?:tests|optclip|benchmarks|examples)/[\w/]+\.py)`", text)
+    folder = (DOCS / page).parent
+    assert not [name for name in linked if not (folder / name).exists()]
+    places = r"`(tests/[\w/]+(?:\.py)?|(?:optclip|benchmarks|examples)/[\w/]+\.py)`"
+    named = re.findall(places, text)
     assert not [name for name in named if not (DOCS.parent / name).exists()]
+
+
+def test_readme_is_short_and_lists_every_clip():
+    assert len(README.split()) <= 900
+    clips = [name for name in optclip.__all__ if name.startswith("clip_by_")]
+    assert not [name for name in clips if f"`{name}(" not in README]
+
+
+def test_readme_norms_of_rounded_leaves_are_measured():
+    """Those of its other rows are in docs/comparison.md."""
+    leaves = list(np.random.default_rng(0).uniform(size=(200, 64)).astype(jnp.bfloat16))
+    for library, norm in ((optax, 1.04), (optclip, 1.0)):
+        tx = library.clip_by_global_norm(1.0)
+        clipped, _ = helpers.quick_jit(tx.update)(leaves, tx.init(leaves))
+        found = oracles.tree_norm(helpers.as_float64(clipped))
+        np.testing.assert_allclose(found, norm, atol=5e-3)

@@ -18,16 +18,11 @@ def test_equations_of_a_leaf(name):
     assert 0 < weight.equations(name) <= 1.1 * MISSED.get(name, goal)
 
 
-def test_lines_of_code_are_counted_without_words(tmp_path):
-    path = tmp_path / "a.py"
-    path.write_text(
-        '"""One.\n\nTwo."""\n\n# Why.\nx = (\n    1,\n)\n\n\ndef f():\n    """It."""\n    return """a\nb"""\n'
-    )
-    assert weight._lines_in(path) == 6
-
-
-def test_what_only_sparse_leaves_need_is_imported_late():
+def test_what_only_sparse_leaves_and_plots_need_is_imported_late():
     """It takes longer than all of optclip."""
-    code = "import optclip, sys; print('jax.experimental.sparse' in sys.modules)"
+    names = "{'jax.experimental.sparse', 'matplotlib'}"
+    code = (
+        f"import optclip, sys; assert optclip.plot; print({names} & {{*sys.modules}})"
+    )
     found = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert found.strip() == "False"
+    assert found.strip() == "set()"

@@ -40,35 +40,80 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
         assert optclip.summary(step) == expected
 
 
-def test_summary_of_leaf_scope_names_the_extremes():
-    step = {"norm": 4.0, "threshold": 3.5, "coefficient": 0.875, "fraction": 0.5}
-    step = {f"clip/{key}": value for key, value in (step | {"rate": 1.0}).items()}
-    assert optclip.summary(step) == (
-        "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
-        " 50% of the norms clipped in the last step, some in 100% of the steps"
-    )
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        (
+            {
+                "clip/norm": 4.0,
+                "clip/threshold": 3.5,
+                "clip/coefficient": 0.875,
+                "clip/fraction": 0.5,
+                "clip/rate": 1.0,
+            },
+            "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
+            " 50% of the norms clipped in the last step, some in 100% of the steps",
+        ),
+        (
+            {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
+            "skip: norm 5, threshold 4, 2 left out",
+        ),
+        # 0 % stands for none, and 100 % for all.
+        *(
+            ({"clip/norm": 1.0, "clip/rate": rate}, f"clip: norm 1, clipped in {percent} of the steps")
+            for rate, percent in (
+                (0.0, "0%"), (0.005, "<1%"), (0.5, "50%"), (0.999, ">99%"), (0.99999994, "100%"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_summary_of_step_names_extremes_and_rates(step, line):
+    assert optclip.summary(step) == line
 
 
-def test_summary_of_groups_has_a_line_each():
-    step = metrics_of(first=(math.nan, 0.5, 1), second=(4.0, 1.0, 0))
-    assert lines_of(step) == [
-        "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
-        "     0%  nan       first (clipped in 50%, not finite in 1)",
-        "   100%  4         second (clipped in 100%)",
-    ]
-    assert lines_of(metrics_of(b=(0.0, 0.5, 0))) == [
-        "clip: 1 norm, clipped in 50% of the steps",
-        "     0%  0         b (clipped in 50%)",
-    ]
-
-
-def test_summary_most_keeps_the_largest():
-    step = metrics_of(**{f"{i:02}": (1.0 + (i == 7), 0.0, 0) for i in range(20)})
-    assert lines_of(step, most=2)[1:] == [
-        "    17%  2         07",
-        "     4%  1         00",
-        "         and 18 more",
-    ]
+@pytest.mark.parametrize(
+    ("parts", "lines"),
+    [
+        (
+            {"first": (math.nan, 0.5, 1), "second": (4.0, 1.0, 0)},
+            [
+                "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
+                "     0%  nan       first (clipped in 50%, not finite in 1)",
+                "   100%  4         second (clipped in 100%)",
+            ],
+        ),
+        (
+            {"b": (0.0, 0.5, 0)},
+            [
+                "clip: 1 norm, clipped in 50% of the steps",
+                "     0%  0         b (clipped in 50%)",
+            ],
+        ),
+        (
+            {f"{i:02}": (1.0 + (i == 7), 0.0, 0) for i in range(20)},
+            [
+                "clip: 20 norms, clipped in 0% of the steps",
+                "    17%  2         07",
+                "     4%  1         00",
+                "         and 18 more",
+            ],
+        ),
+        # Percentages are finite for huge and zero norms.
+        *(
+            (
+                {"a": (a, 0.0, 0), "b": (b, 0.0, 0)},
+                ["clip: 2 norms, clipped in 0% of the steps", *rows],
+            )
+            for a, b, *rows in (
+                (1.5e38, 2e38, "    64%  2e+38     b", "    36%  1.5e+38   a"),
+                (1e308, 1e308, "    50%  1e+308    a", "    50%  1e+308    b"),
+                (0, 0, "     0%  0         a", "     0%  0         b"),
+            )
+        ),
+    ],
+)
+def test_summary_of_groups_has_a_line_each_up_to_most(parts, lines):
+    assert lines_of(metrics_of(**parts), most=2) == lines
 
 
 def test_summary_order_is_by_nonfinite_steps_norm_or_rate():
@@ -84,38 +129,10 @@ def test_summary_order_is_by_nonfinite_steps_norm_or_rate():
     assert lines_of(step, sort_by="rate")[1:] == [a, b]
 
 
-@pytest.mark.parametrize(
-    ("norms", "percent"),
-    [((1.5e38, 2e38), "64%"), ((1e308, 1e308), "50%"), ((0, 0), "0%")],
-)
-def test_summary_percent_is_finite_for_huge_and_zero_norms(norms, percent):
-    step = metrics_of(a=(norms[0], 0.0, 0), b=(norms[1], 0.0, 0))
-    assert lines_of(step)[1].split()[0] == percent
-
-
-@pytest.mark.parametrize(
-    ("rate", "percent"),
-    [(0.0, "0%"), (0.005, "<1%"), (0.5, "50%"), (0.999, ">99%"), (0.99999994, "100%")],
-)
-def test_summary_rate_is_0_only_for_none_and_100_only_for_all(rate, percent):
-    summary = optclip.summary({"clip/norm": 1.0, "clip/rate": rate})
-    assert summary == f"clip: norm 1, clipped in {percent} of the steps"
-
-
-def test_summary_of_skip_counts_the_steps_left_out():
-    step = {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2}
-    assert optclip.summary(step) == "skip: norm 5, threshold 4, 2 left out"
-
-
 def test_summary_inside_jit_raises():
-    @jax.jit
-    def step(norm):
-        return optclip.summary({"clip/norm": norm})
-
-    with pytest.raises(
-        TypeError, match="`opt_state` must be .* outside jax.jit.*Return"
-    ):
-        step(1.0)
+    words = "`opt_state` must be .* outside jax.jit.*Return"
+    with pytest.raises(TypeError, match=words):
+        jax.eval_shape(lambda norm: optclip.summary({"clip/norm": norm}), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The sum of clipped gradients of examples equals NumPy in float64."""
 
-import dataclasses
 import functools
 
 import jax
@@ -77,13 +76,19 @@ COEFFICIENTS = {
 }
 
 
+def coefficients(over="tree", response="hard", threshold=BOUND):
+    """Return the coefficients of all examples, by leaf."""
+    found = COEFFICIENTS[response]
+    return {key: found(norm, threshold) for key, norm in norms_of(over).items()}
+
+
 def expected(over="tree", response="hard", threshold=BOUND, rows=slice(None)):
-    sums = {}
-    for key, norm in norms_of(over).items():
-        k = COEFFICIENTS[response](norm, threshold)[rows]
-        assert (k != 1).any()
-        sums[key] = np.einsum("i,i...->...", k, gradients()[key][rows])
-    return sums
+    factors, g = coefficients(over, response, threshold), gradients()
+    assert all((k[rows] != 1).any() for k in factors.values())
+    return {
+        key: np.einsum("i,i...->...", k[rows], g[key][rows])
+        for key, k in factors.items()
+    }
 
 
 def assert_close(found, wanted, rtol=2e-6):
@@ -105,10 +110,7 @@ def test_clipped_grad_equals_formula(over, response, size, method):
     assert_close(found, expected(over, response))
     assert_close(info.norms, in_scope(over, norms_of(over)))
     times = BOUND if response == "unit" else 1
-    k = {
-        key: times * COEFFICIENTS[response](n, BOUND)
-        for key, n in norms_of(over).items()
-    }
+    k = {key: times * k for key, k in coefficients(over, response).items()}
     assert_close(info.coefficients, in_scope(over, k))
     values = np.sum(np.tanh(np.float64(BATCH) @ PARAMS["w"]) ** 2, 1) + 2 * BATCH[:, 0]
     assert_close(info.values, values)
@@ -126,7 +128,7 @@ def test_clipped_sum_response_equals_formula(response):
     first, zero, infinite = ({key: x[i] for key, x in found.items()} for i in range(3))
     assert_close(first, expected("leaf", response))
     times = BOUND if response == "unit" else 1
-    k = COEFFICIENTS[response](norms_of("leaf")["w"], BOUND)
+    k = coefficients("leaf", response)["w"]
     assert_close(info.coefficients["w"][0], times * k)
     assert not any(x.any() for x in zero.values())
     # In units of an infinite threshold nothing is left.
@@ -232,9 +234,8 @@ def test_microbatches_of_any_number_count_each_example_once(number, size):
 def test_reduce_none_returns_each_clipped_gradient(size):
     f = clipped_grad(loss, BOUND, reduce="none", microbatch_size=size, strict=False)
     found, _ = quick_jit(f)(PARAMS, BATCH)
-    k = COEFFICIENTS["hard"](norms_of("tree")["w"], BOUND)
-    wanted = {key: np.einsum("i,i...->i...", k, g) for key, g in gradients().items()}
-    assert_close(found, wanted)
+    pairs = zip(coefficients().values(), gradients().items(), strict=True)
+    assert_close(found, {key: np.einsum("i,i...->i...", k, g) for k, (key, g) in pairs})
 
 
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
@@ -337,26 +338,18 @@ def test_aggregate_equals_clipped_sum_in_optax_chain():
         assert_close(found, {key: -leaf / 7 for key, leaf in wanted.items()})
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Module:
-    """A model that can be called, like those of Flax NNX and Equinox."""
-
-    w: jax.Array
-    b: jax.Array
-
-    def __call__(self, example):
-        return loss({"w": self.w, "b": self.b}, example)
-
-
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_clipped_grad_takes_callable_model_as_parameters(method):
+    """Like the models of Flax NNX and Equinox."""
+    model = jax.tree_util.Partial(
+        lambda example, **params: loss(params, example), **PARAMS
+    )
     f = clipped_grad(
         lambda model, x: model(x), BOUND, strict=False, method=method, over="leaf"
     )
-    found, info = quick_jit(f)(Module(**PARAMS), BATCH)
-    assert_close(vars(found), expected("leaf"))
-    assert_close(vars(info.norms), norms_of("leaf"))
+    found, info = quick_jit(f)(model, BATCH)
+    assert_close(found.keywords, expected("leaf"))
+    assert_close(info.norms.keywords, norms_of("leaf"))
 
 
 @pytest.mark.parametrize("method", ["vmap", "ghost"])

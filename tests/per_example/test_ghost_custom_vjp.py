@@ -47,9 +47,16 @@ def site(how):
     return lambda p, x: product(x, p["w"])
 
 
+# Its derivative is linear: JAX transposes it.
+twice = jax.custom_jvp(lambda w, x: x @ w)
+twice.defjvp(lambda given, by: (twice(*given), 2 * (given[1] @ by[0])))
+
 # What a layer does with a rule: on its way to the loss, and between a parameter and the
 # product with data, where it need not scale with the coefficient.
 ON_DATA = {
+    "custom_jvp on a weight": lambda how: (
+        lambda p, x: how(twice(jnp.sin(p["w"]), x)) * p["b"]
+    ),
     "linear solve": lambda how: (
         lambda p, x: jax.lax.custom_linear_solve(
             lambda v: v,
@@ -120,23 +127,23 @@ def norm_of(tree):
     return np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in jax.tree.leaves(tree)))
 
 
-def assert_sum(found, expected):
-    for name, right in expected.items():
-        np.testing.assert_allclose(found[name], right, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [*((place, "clip") for place in ON_DATA), ("data", "sign"), ("scan", "round")],
-)
-def test_ghost_custom_vjp_on_data_equals_loop(place, name):
-    loss = loss_of(ON_DATA[place](RULES[name]))
+    ("place", "name", "method"),
+    [
+        *((place, "clip", "ghost") for place in ON_DATA),
+        ("data", "sign", "ghost"), ("scan", "round", "ghost"),
+        ("weight", "clip", "auto"),
+    ],
+)  # fmt: skip
+def test_custom_vjp_equals_loop(place, name, method):
+    loss = loss_of((ON_DATA | ON_WEIGHT)[place](RULES[name]))
     sizes, expected = clipped_one_by_one(loss)
-    f = clipped_grad(loss, BOUND, method="ghost", strict=False)
+    f = clipped_grad(loss, BOUND, method=method, strict=False)
     run = helpers.quick_jit(f)
     total, info = run(PARAMS, EXAMPLES, padding=np.zeros(BATCH, bool))
     np.testing.assert_allclose(info.norms, sizes, rtol=1e-5)
-    assert_sum(total, expected)
+    for key, right in expected.items():
+        np.testing.assert_allclose(total[key], right, rtol=1e-4, atol=1e-6)
     alone, _ = run(PARAMS, EXAMPLES, padding=np.arange(BATCH) > 0)
     assert norm_of(alone) <= f.sensitivity() * (1 + 1e-5)
 
@@ -152,20 +159,3 @@ def test_ghost_custom_vjp_on_weight_raises_and_auto_takes_vmap(place):
     assert "leaf 'w'" in plan.unsupported
     # The choice is not due to memory.
     assert plan.ghost_bytes + plan.vmap_bytes // BATCH < plan.vmap_bytes
-
-
-def test_auto_custom_vjp_on_weight_equals_loop():
-    loss = loss_of(ON_WEIGHT["weight"](RULES["clip"]))
-    _, expected = clipped_one_by_one(loss)
-    f = clipped_grad(loss, BOUND, method="auto", strict=False)
-    assert_sum(helpers.quick_jit(f)(PARAMS, EXAMPLES)[0], expected)
-
-
-def test_ghost_custom_jvp_on_weight_equals_loop():
-    """Its derivative is linear: JAX transposes it."""
-    twice = jax.custom_jvp(lambda w, x: x @ w)
-    twice.defjvp(lambda given, by: (twice(*given), 2 * (given[1] @ by[0])))
-    loss = loss_of(lambda p, x: twice(jnp.sin(p["w"]), x) * p["b"])
-    _, expected = clipped_one_by_one(loss)
-    f = clipped_grad(loss, BOUND, method="ghost", strict=False)
-    assert_sum(helpers.quick_jit(f)(PARAMS, EXAMPLES)[0], expected)

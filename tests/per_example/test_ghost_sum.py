@@ -65,22 +65,29 @@ def test_ghost_rejects_complex_parameters_and_auto_takes_vmap():
     np.testing.assert_allclose(found, 3 * ONES / np.sqrt(2), rtol=1e-3)
 
 
+# A loss, its parameter `n` and the error.
+REJECTED = {
+    "integer": (
+        lambda p, x: linear(p["w"], x),
+        np.int32(300),
+        "dense array of floats, got the leaf 'n'",
+    ),
+    "probe": (
+        lambda p, x: jnp.sum(optclip.clip_cotangent(p["w"] * x, 1.0, probe=p["n"])[0]),
+        optclip.cotangent_probe(),
+        "must not contain a cotangent_probe",
+    ),
+}
+
+
 @pytest.mark.parametrize("method", ["vmap", "ghost", "auto"])
-def test_clipped_grad_integer_parameter_raises(method):
-    f = clipped_grad(lambda p, x: linear(p["w"], x), 1.0, method=method)
-    params = {"w": ONES, "n": np.int32(300)}
+@pytest.mark.parametrize("name", REJECTED)
+def test_clipped_grad_parameter_without_gradient_raises(name, method):
+    loss, n, words = REJECTED[name]
+    f = clipped_grad(loss, 1.0, method=method)
     for call in (f, f.plan):
-        with pytest.raises(TypeError, match="dense array of floats, got the leaf 'n'"):
-            call(params, BATCH)
-
-
-def test_clipped_grad_probe_among_parameters_raises():
-    def loss(p, e):
-        return jnp.sum(optclip.clip_cotangent(p["w"] * e, 1.0, probe=p["probe"])[0])
-
-    params = {"w": ONES, "probe": optclip.cotangent_probe()}
-    with pytest.raises(TypeError, match="must not contain a cotangent_probe"):
-        clipped_grad(loss, 1.0)(params, BATCH)
+        with pytest.raises(TypeError, match=words):
+            call({"w": ONES, "n": n}, BATCH)
 
 
 def square_in(of_data=None, of_weight=None):

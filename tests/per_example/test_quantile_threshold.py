@@ -86,17 +86,20 @@ def test_noise_multiplier_splits_budget():
         few.noise_multiplier(1.1)
 
 
-def test_quantile_threshold_bad_argument_raises():
-    rule, ones = QuantileThreshold(), info_of(np.ones(2))
-    with pytest.raises(TypeError, match="`info` must be what a clip with over='tree'"):
-        rule.update(rule.init(), np.ones(3))
-    by_leaf = ones._replace(norms={"w": np.ones(2)})
-    with pytest.raises(TypeError, match="one norm an example"):
-        rule.update(rule.init(), by_leaf)
-    with pytest.raises(ValueError, match="`key` must be a PRNG key .*None without"):
-        rule.update(rule.init(), ones, jax.random.key(0))
-    noisy = QuantileThreshold(count_noise=1.0, expected_batch_size=8)
-    with pytest.raises(ValueError, match="`key` must be a PRNG key of this step"):
-        noisy.update(noisy.init(), ones)
-    with pytest.raises(ValueError, match="expected_batch_size.*The actual number is"):
-        QuantileThreshold(count_noise=1.0)
+ONES = info_of(np.ones(2))
+BY_LEAF = ONES._replace(norms={"w": np.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("noise", "info", "key", "error", "words"),
+    [
+        (0.0, np.ones(3), None, TypeError, "`info` must be what a clip with over='tree'"),
+        (0.0, BY_LEAF, None, TypeError, "one norm an example"),
+        (0.0, ONES, 0, ValueError, "`key` must be a PRNG key .*None without"),
+        (1.0, ONES, None, ValueError, "`key` must be a PRNG key of this step"),
+    ],
+)  # fmt: skip
+def test_quantile_threshold_bad_argument_raises(noise, info, key, error, words):
+    rule = QuantileThreshold(count_noise=noise, expected_batch_size=8)
+    with pytest.raises(error, match=words):
+        rule.update(rule.init(), info, key)

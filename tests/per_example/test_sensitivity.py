@@ -45,25 +45,31 @@ def test_sensitivity_equals_formula_in_float64(name):
     found = f.sensitivity(params=PARAMS)
     assert isinstance(found, float)
     assert found == pytest.approx(expected, rel=1e-15)
-    assert f.sensitivity("zero_out", PARAMS) == found
+    # The names of dp_accounting too.
+    for relation in ("zero_out", "add_or_remove_one", "REPLACE_SPECIAL"):
+        assert f.sensitivity(relation, PARAMS) == found
     assert f.sensitivity("replace_one", PARAMS) == 2 * found
+    # A dict of thresholds has as many as there are.
+    if "group" in name:
+        assert f.sensitivity() == found
 
 
-def test_sensitivity_takes_relations_of_dp_accounting():
-    f = clipped_grad(linear, 3.0)
-    for relation in ("add_or_remove_one", "REPLACE_SPECIAL"):
-        assert f.sensitivity(relation) == 3
-    with pytest.raises(ValueError, match="`relation` must be 'add_or_remove', "):
-        f.sensitivity("near")
-
-
-def test_sensitivity_of_several_leaves_needs_params():
-    with pytest.raises(ValueError, match=r"`params` must be given.*params=params"):
-        clipped_grad(linear, 2.0, over="leaf").sensitivity()
-    groups = clipped_grad(linear, 2.0, over=optclip.groups(lambda tree: "all"))
-    with pytest.raises(TypeError, match="must return a tree"):
-        groups.sensitivity(params=PARAMS)
-    assert clipped_grad(linear, **BY_GROUP).sensitivity() == math.sqrt(1.25)
+@pytest.mark.parametrize(
+    ("over", "arguments", "error", "words"),
+    [
+        ("tree", {"relation": "near"}, ValueError, "`relation` must be 'add_or_remove', "),
+        ("leaf", {}, ValueError, r"`params` must be given.*params=params"),
+        (
+            optclip.groups(lambda tree: "all"),
+            {"params": PARAMS},
+            TypeError,
+            "must return a tree",
+        ),
+    ],
+)  # fmt: skip
+def test_sensitivity_bad_argument_raises(over, arguments, error, words):
+    with pytest.raises(error, match=words):
+        clipped_grad(linear, 2.0, over=over).sensitivity(**arguments)
 
 
 def test_sensitivity_of_traced_threshold_is_array():

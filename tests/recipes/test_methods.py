@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.support import helpers, methods
+from tests.support.steps import history
 
 GRADIENTS = methods.GRADIENTS
 FINITE = [methods.sound(*tree.values()) for tree in GRADIENTS]
@@ -33,18 +33,10 @@ def norm_of(tree):
 
 
 def outputs_of(tx, gradients, **extra):
-    """Return the updates and metrics of each step, of one compiled scan."""
+    """Return the updates and metrics of each step."""
     rows = {key: np.float32([tree[key] for tree in gradients]) for key in PARAMS}
-
-    @helpers.quick_jit
-    def run(rows, extra):
-        def step(state, row):
-            out, state = tx.update(row[0], state, PARAMS, **row[1])
-            return state, (out, optclip.metrics(state))
-
-        return jax.lax.scan(step, tx.init(PARAMS), (rows, extra))[1]
-
-    return jax.device_get(run(rows, extra))
+    params = {key: np.stack([x] * methods.STEPS) for key, x in PARAMS.items()}
+    return history(tx, rows, params, **extra)[:2]
 
 
 def by_leaf(make, **more):
@@ -238,6 +230,14 @@ SKIPS = {
     "olmo": (
         recipes.olmo_skip(optax.identity(), 2.0, 20),
         lambda: methods.OlmoSkip(20, 2.0).step,
+    ),
+    "olmo, window of two": (
+        recipes.olmo_skip(optax.identity(), 2.0, 2),
+        lambda: methods.OlmoSkip(2, 2.0).step,
+    ),
+    "olmo, window of three": (
+        recipes.olmo_skip(optax.identity(), 2.0, 3),
+        lambda: methods.OlmoSkip(3, 2.0).step,
     ),
     "axlearn": (recipes.axlearn_skip(optax.identity(), 1.5, 0.9), axlearn),
     "megatron": (

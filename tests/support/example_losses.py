@@ -133,86 +133,6 @@ def lora():
     return loss, p, (draw.data(T, D), draw.data(T, D))
 
 
-def lstm():
-    """A weight that every step uses, and a learned first state."""
-
-    def loss(p, example):
-        x, y = example
-
-        def step(state, x):
-            h, c = state
-            i, f, g, o = jnp.split(x @ p["in"] + h @ p["own"] + p["bias"], 4)
-            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-            h = jax.nn.sigmoid(o) * jnp.tanh(c)
-            return (h, c), h
-
-        _, h = lax.scan(step, (p["first"], jnp.zeros(D)), x)
-        return jnp.mean((h @ p["out"] - y) ** 2)
-
-    draw = Draw()
-    p = {
-        "in": draw.weight(4, 4 * D),
-        "own": draw.weight(D, 4 * D),
-        "bias": draw.weight(4 * D),
-        "first": draw.weight(D),
-        "out": draw.weight(D, 3),
-    }
-    return loss, p, (draw.data(T, 4), draw.data(T, 3))
-
-
-def experts():
-    """A mixture of experts, each of which sees all tokens."""
-
-    def loss(p, example):
-        x, y = example
-        gates = jax.nn.softmax(x @ p["router"])
-        up = jax.nn.relu(jnp.einsum("td,edf->etf", x, p["up"]) + p["bias"][:, None])
-        out = jnp.einsum("etf,efd,te->td", up, p["down"], gates)
-        return jnp.mean((out - y) ** 2)
-
-    draw, count = Draw(), 4
-    p = {
-        "router": draw.weight(D, count),
-        "up": draw.weight(count, D, 2 * D),
-        "bias": draw.weight(count, 2 * D),
-        "down": draw.weight(count, 2 * D, D),
-    }
-    return loss, p, (draw.data(T, D), draw.data(T, D))
-
-
-def nested():
-    """Layers in a scan, in each a recurrent weight, and convolutions."""
-
-    def loss(p, example):
-        x, y = example
-
-        def layer(h, w):
-            def step(state, x):
-                state = jnp.tanh(state @ w["own"] + x @ p["in"])
-                return state, state
-
-            h = lax.scan(step, jnp.zeros(D), h, reverse=True)[1]
-            h = lax.conv_general_dilated(
-                h[None], w["kernel"], (1,), "SAME",
-                dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=2,
-            )[0]  # fmt: skip
-            return jax.jit(jnp.tanh)(h) + w["words"][y], None
-
-        h, _ = lax.scan(layer, x, p["layers"])
-        return jnp.mean(h**2)
-
-    draw, layers = Draw(), 2
-    p = {
-        "in": draw.weight(D, D),
-        "layers": {
-            "own": draw.weight(layers, D, D),
-            "kernel": draw.weight(layers, 3, D // 2, D),
-            "words": draw.weight(layers, 8, D),
-        },
-    }
-    return loss, p, (draw.data(T, D), draw.ids(8, T))
-
-
 MODELS = {
     "mlp": mlp,
     "cnn": cnn,
@@ -220,9 +140,6 @@ MODELS = {
     "transformer_without_remat": lambda: transformer(remat=False),
     "tied_head": lambda: transformer(tied=True),
     "lora": lora,
-    "lstm": lstm,
-    "experts": experts,
-    "nested": nested,
 }
 
 N = 4
@@ -254,14 +171,6 @@ def index(p, x):
     return jnp.sum(jnp.where(x > p["v"], x, 0) @ p["w"]) + x[0, chosen]
 
 
-def branch_in_scan(p, x):
-    def step(x, w):
-        x = lax.cond(x.sum() > 0, lambda w: x @ w, lambda w: x - w[0], p["w"])
-        return jnp.tanh(x @ w), None
-
-    return jnp.sum(lax.scan(step, x, p["s"])[0])
-
-
 def scan_output_of_parameters(p, x):
     def step(x, w):
         return jnp.tanh(x @ w), (jnp.sin(w), jnp.arange(N))
@@ -284,11 +193,6 @@ def rows_out_of_bounds(p, x):
 def rows_clipped_to_bounds(p, x):
     ids = jnp.round(8 * x).astype(jnp.int32)
     return jnp.sum(p["w"].at[ids].get(mode="clip") * (1 + x**2)[..., None])
-
-
-def rows_by_two_indices(p, x):
-    ids = jnp.abs(jnp.round(8 * x).astype(jnp.int32)) % N
-    return jnp.sum(jnp.sin(p["s"][ids % 2, ids]) * x[..., None])
 
 
 def complex_product(p, x):
@@ -320,9 +224,9 @@ PLACES = {
     **{
         loss.__name__: loss
         for loss in (
-            callback, reference, index, branch_in_scan, scan_output_of_parameters,
+            callback, reference, index, scan_output_of_parameters,
             scan_of_scalar, rows_out_of_bounds, rows_clipped_to_bounds,
-            rows_by_two_indices, complex_product, convolution_of_parameters,
+            complex_product, convolution_of_parameters,
         )
     },
 }  # fmt: skip

@@ -1,18 +1,34 @@
 """Run rules alone on norms and memories, and in a clipping transformation."""
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import optclip
 from optclip.thresholds import Seen
 from tests.support import helpers
+from tests.support.steps import history
 
 INF = math.inf
 DIRECTION = np.array([0.6, -0.8])
+
+
+@dataclasses.dataclass(frozen=True)
+class UserRule:
+    """A user's rule made of a first memory and a function."""
+
+    memory: Any
+    function: Any
+
+    def init(self, norm):
+        return self.memory
+
+    def update(self, seen, memory):
+        return self.function(seen, memory)
 
 
 def seen(norm, *, step=0, finite=True):
@@ -44,25 +60,10 @@ def gradient(norm):
     return np.asarray(vector, np.float32)
 
 
-@functools.cache
-def scanned(tx, jit=helpers.quick_jit):
-    """Compile all steps to one program: outputs, metrics and the last state."""
-
-    def step(state, row):
-        out, state = tx.update(row, state)
-        return state, (out, optclip.metrics(state))
-
-    def run(rows):
-        first = jax.tree.map(lambda x: x[0], rows)
-        state, (outs, metrics) = jax.lax.scan(step, tx.init(first), rows)
-        return outs, metrics, state
-
-    return jit(run)
-
-
 def thresholds_of(tx, norms, jit=helpers.quick_jit):
     """Return each step's threshold, whether it clipped, and the last state."""
-    outs, metrics, state = scanned(tx, jit)(np.stack([gradient(n) for n in norms]))
+    updates = np.stack([gradient(n) for n in norms])
+    outs, metrics, state = history(tx, updates, jit=jit)
     limits, measured = (
         np.asarray(metrics[f"clip/{key}"], np.float64) for key in ("threshold", "norm")
     )

@@ -1,4 +1,4 @@
-"""Test running averages of norms and of single elements by hand."""
+"""Test running averages, and quantiles and deviations of the last norms, by hand."""
 
 import math
 
@@ -10,7 +10,8 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers
-from tests.support.running_rules import INF, limits_of, scanned, seen, updated
+from tests.support.running_rules import INF, limits_of, seen, thresholds_of, updated
+from tests.support.steps import history
 
 NORMS = np.array([4.0, 0.0, 2.0, 6.0, 3.0, 5.0])
 MODES = ["reciprocal", "mean", "percentile"]
@@ -35,19 +36,6 @@ def test_unbiased_average_known_or_traced_is_weighted_mean(decay):
     np.testing.assert_allclose(traced_means(decay), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("decay", [0.75, 0.999])
-@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-def test_moment_is_power_mean(power, decay):
-    limits = helpers.quick_jit(
-        lambda: limits_of(thresholds.moment(power, decay), [0.0, *NORMS])
-    )()
-    mean, expected = 0.0, []
-    for norm in (0.0, *NORMS):
-        mean = decay * mean + (1 - decay) * norm**power
-        expected.append(mean ** (1 / power))
-    np.testing.assert_allclose(limits, expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("eps", "norms", "expected"), [(0.0, [0.0, 0.0], [0.0, 0.0]), (2.0, [3.0], [0.6])]
 )
@@ -67,7 +55,7 @@ def test_average_of_equal_norms_is_that_norm():
     for rule, rtol in rtols.items():
         tx = optclip.clip_by(rule, over="leaf")
         for norm in (0.1, 3.3, 7.7):
-            _, metrics, _ = scanned(tx)(np.full((20_000, 1), norm, np.float32))
+            _, metrics, _ = history(tx, np.full((20_000, 1), norm, np.float32))
             last = metrics["clip/threshold"][-1]
             np.testing.assert_allclose(last, norm, rtol=rtol)
             assert metrics["clip/rate"][-1] in (0, 1), (rule, norm)
@@ -76,7 +64,7 @@ def test_average_of_equal_norms_is_that_norm():
 def test_second_moment_clips_elements_after_warm_up():
     """To the root of 4 times half of 9. An element that was always 0 is unclipped."""
     tx = optclip.clip_by_value(thresholds.second_moment(4.0, 0.5, warmup=1))
-    updates, _, state = scanned(tx)(np.float32([[3.0, 0.0], [10.0, 5.0]]))
+    updates, _, state = history(tx, np.float32([[3.0, 0.0], [10.0, 5.0]]))
     expected = [[3.0, 0.0], [2 * math.sqrt(4.5), 5.0]]
     np.testing.assert_allclose(updates, expected, rtol=1e-6)
     # The spike is learned from as it was clipped: half of 4.5 and half of 18.
@@ -138,40 +126,21 @@ def test_ema_ratio_may_be_a_schedule():
 
 def test_ema_warm_up_records_threshold_beside_leaf_of_zeros():
     updates = {"frozen": np.zeros((1, 2), np.float32), "w": np.float32([[30, 40]])}
-    _, metrics, _ = scanned(optclip.recipes.adagc())(updates)
+    _, metrics, _ = history(optclip.recipes.adagc(), updates)
     np.testing.assert_allclose(metrics["clip/threshold"], 1.0)
     np.testing.assert_allclose(metrics["clip/coefficient"], 0.02, rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [thresholds.moment, thresholds.ema])
-def test_average_that_would_stay_zero_is_rejected(make):
-    options = {"start": "zero"} if make is thresholds.ema else {}
+def test_ema_that_would_stay_zero_is_rejected():
     words = r"`decay` must be below 1, got 1.*clip all to 0"
     with pytest.raises(ValueError, match=words):
-        make(decay=1.0, **options)
+        thresholds.ema(decay=1.0, start="zero")
 
 
 def moments(rule, mean, deviation):
     """Return a memory after the warm-up of 4 steps."""
     numbers = jnp.float32(mean), jnp.float32(deviation), jnp.int32(4)
     return type(rule.init(jnp.float32(0)))(*numbers)
-
-
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [("reciprocal", 2 + 4 / 3), ("mean", 2.0), ("percentile", 4.0)],
-)
-def test_zscore_clips_norm_above_its_edge(mode, expected):
-    """The mean is 2, the deviation 1 and z 2: the edge is 4."""
-    rule = thresholds.zscore(2.0, 0.5, 4, mode, eps=0.0, skip_spikes=True)
-    memory = moments(rule, 2.0, 1.0)
-    limit, after = updated(rule, 4.0, memory)
-    assert limit == INF
-    # The mean moves half the way, and so does the variance.
-    np.testing.assert_allclose([after.mean, after.deviation], [3.0, 1.0], rtol=1e-6)
-    limit, after = updated(rule, 5.0, memory)
-    np.testing.assert_allclose(limit, expected, rtol=1e-6)
-    assert (after.mean, after.deviation, after.step) == (2.0, 1.0, 4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -199,5 +168,85 @@ def test_zscore_learns_late_after_zeros_in_warm_up(mode):
     rng = np.random.default_rng(0)
     norms = np.concatenate([np.zeros(30), 1 + 0.1 * rng.normal(size=50)])
     tx = optclip.clip_by_norm(thresholds.zscore(mode=mode))
-    updates, _, _ = scanned(tx)(norms[:, None].astype(np.float32))
+    updates, _, _ = history(tx, norms[:, None].astype(np.float32))
     assert np.mean(updates) > 0.9 * np.mean(norms)
+
+
+LAST_NORMS = np.float32([3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 0.5])
+
+
+def limits_in_clip(rule, norms=LAST_NORMS):
+    return thresholds_of(optclip.clip_by_global_norm(rule), norms)[0]
+
+
+def quantiles(q):
+    return [limits_of(thresholds.quantile(q, window), LAST_NORMS) for window in (1, 5)]
+
+
+traced_quantiles = helpers.quick_jit(quantiles)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 0.77, 1.0])
+def test_quantile_known_or_traced_equals_numpy(q):
+    known = helpers.quick_jit(lambda: quantiles(q))()
+    for limits in (known, traced_quantiles(q)):
+        for window, found in zip((1, 5), limits, strict=True):
+            ends = range(1, len(LAST_NORMS) + 1)
+            expected = [
+                np.quantile(LAST_NORMS[max(0, n - window) : n], q) for n in ends
+            ]
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.5, 1.0])
+def test_quantile_after_nonfinite_first_norm_is_inf(q):
+    rule = thresholds.quantile(q, 3)
+    limit, _ = updated(rule, 0.0, rule.init(jnp.float32(0)), finite=False)
+    assert limit == INF
+
+
+def test_mean_plus_std_of_too_few_norms_divides_by_nothing():
+    """Each operation is checked: the deviation of two norms less two divides by 0."""
+    rule = thresholds.mean_plus_std(1.0, 6, ddof=2)
+    memory = rule.init(jnp.float32(0))
+    with jax.debug_nans(True):
+        for norm in (1.0, 2.0, 4.0):
+            limit, memory = rule.update(seen(norm), memory)
+            assert limit == INF
+        limit, _ = rule.update(seen(9.0), memory)
+    norms = np.array([1.0, 2.0, 4.0])
+    np.testing.assert_allclose(limit, norms.mean() + norms.std(ddof=2), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("window", "warmup"), [(2, 2), (4, 2), (6, 3), (9, 4)])
+def test_mean_plus_std_warms_up_for_half_a_window(window, warmup):
+    limits = limits_in_clip(thresholds.mean_plus_std(0.0, window))[: warmup + 1]
+    expected = [INF] * warmup + [np.mean(LAST_NORMS[:warmup])]
+    np.testing.assert_allclose(limits, expected, rtol=1e-5)
+
+
+def test_mean_plus_std_of_one_norm_is_that_norm():
+    limits = limits_in_clip(thresholds.mean_plus_std(5.0, 4, warmup=1))
+    np.testing.assert_allclose(limits[:2], [INF, 3.0], rtol=1e-5)
+
+
+def test_mean_plus_std_of_equal_norms_is_above_rounding():
+    limits = limits_in_clip(thresholds.mean_plus_std(2.0, 4, warmup=2), np.full(4, 5.0))
+    np.testing.assert_allclose(limits[2:], 5.0 * (1 + 2e-6), rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"window": 1}, {"window": 4, "warmup": 5}, {"window": 4, "ddof": 4}]
+)
+def test_mean_plus_std_rejects_lengths_that_would_never_clip(numbers):
+    words = "nothing would ever be clipped. Give a longer"
+    with pytest.raises(ValueError, match=words):
+        thresholds.mean_plus_std(3.0, **numbers)
+
+
+@pytest.mark.parametrize("make", [thresholds.quantile, thresholds.mean_plus_std])
+def test_window_rejects_state_of_another_length(make):
+    tx, longer = (optclip.clip_by_global_norm(make(window=n)) for n in (4, 8))
+    state = tx.init(LAST_NORMS)
+    with pytest.raises(ValueError, match="window=8.*`window` must be 4, .*got 8"):
+        jax.eval_shape(longer.update, LAST_NORMS, state)

@@ -16,19 +16,10 @@ TINY = spikes.RNN._replace(window=8, batch=2)
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "spikes.md"
 
 
-@pytest.fixture(scope="module")
-def trained():
+def test_train_seeds_differ_and_mislabeled_batch_raises_loss():
     method = spikes.methods()["global norm 0.3"]
-    return spikes.train(TINY, method, PLAN, read_corpus(), range(2))
-
-
-def test_train_mislabeled_batch_raises_loss(trained):
-    losses, _ = trained
+    losses, final = spikes.train(TINY, method, PLAN, read_corpus(), range(2))
     assert (losses[:, 10] > 10 * losses[:, 9]).all()
-
-
-def test_train_seeds_differ_and_losses_are_finite_float32(trained):
-    losses, final = trained
     chex.assert_shape(losses, (2, 12))
     assert final[0] != final[1]
     assert np.isfinite(final).all()

@@ -87,15 +87,20 @@ def learns(method, rates, bad_batches):
     return learned.all(axis=1).tolist()
 
 
-def test_char_rnn_large_rate_learns_only_if_clipped():
-    assert learns("no clip", [0.25, 2.0], bad_batches=0) == [True, False]
-    assert learns("leaf 0.1", [0.25, 2.0], bad_batches=0) == [True, True]
-
-
-def test_char_rnn_bad_batches_learns_only_if_clipped_or_skipped():
-    assert learns("no clip", [1 / 512, 1 / 4], bad_batches=3) == [False, False]
-    assert learns("leaf 0.1", [1 / 4], bad_batches=3) == [True]
-    assert learns("skip above 10", [1 / 4], bad_batches=3) == [True]
+@pytest.mark.parametrize(
+    ("method", "rates", "bad_batches", "expected"),
+    [
+        ("no clip", [0.25, 2.0], 0, [True, False]),
+        ("leaf 0.1", [0.25, 2.0], 0, [True, True]),
+        ("no clip", [1 / 512, 1 / 4], 3, [False, False]),
+        ("leaf 0.1", [1 / 4], 3, [True]),
+        ("skip above 10", [1 / 4], 3, [True]),
+    ],
+)
+def test_char_rnn_learns_at_large_rates_and_beside_bad_batches_only_if_clipped(
+    method, rates, bad_batches, expected
+):
+    assert learns(method, rates, bad_batches) == expected
 
 
 def test_muon_qk_clip_lowers_logits_of_the_same_run(monkeypatch):
