@@ -20,6 +20,9 @@ from optclip import scopes as scopes
 from optclip import thresholds as thresholds
 from optclip import typing as typing
 from optclip._arrays._prefix import by_path as by_path
+from optclip.attention import Heads as Heads
+from optclip.attention import clip_attention_logits as clip_attention_logits
+from optclip.attention import find_heads as find_heads
 from optclip.cotangents import clip_cotangent as clip_cotangent
 from optclip.cotangents import cotangent_probe as cotangent_probe
 from optclip.cotangents import with_clipped_cotangent as with_clipped_cotangent
@@ -27,14 +30,11 @@ from optclip.monitor import Suggestion as Suggestion
 from optclip.monitor import metrics as metrics
 from optclip.monitor import suggest as suggest
 from optclip.monitor import summary as summary
-from optclip.scopes import Heads as Heads
 from optclip.scopes import axes as axes
-from optclip.scopes import find_heads as find_heads
 from optclip.scopes import groups as groups
 from optclip.scopes import matrices as matrices
 from optclip.scopes import singular_values as singular_values
 from optclip.scopes import units as units
-from optclip.transforms import clip_attention_logits as clip_attention_logits
 from optclip.transforms import clip_by as clip_by
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm

@@ -9,7 +9,7 @@ from importlib import util
 import optclip
 
 ROOT = pathlib.Path(optclip.__file__).parent
-# The file that imports all folders, so whoever imports it may reach each.
+# The file with the public names of a folder; that of the root imports all folders.
 FACE = "__init__"
 
 
@@ -63,11 +63,14 @@ def _is_ours(name: str) -> bool:
 
 
 def folders() -> dict[str, set[str]]:
-    """Each folder of the package, or file at its root, and those that it imports."""
+    """Each folder of the package and those that it imports.
+
+    An `__init__.py` is left out: the public names of a folder may come from above.
+    """
     found: dict[str, set[str]] = {}
     for path in ROOT.rglob("*.py"):
-        found.setdefault(folder_of(path), set()).update(names(path))
-    del found[FACE]
+        if path.stem != FACE:
+            found.setdefault(folder_of(path), set()).update(names(path))
     known = found.keys()
     return {here: folders_in(all_, set(known)) - {here} for here, all_ in found.items()}
 

@@ -37,12 +37,10 @@ and with `drop`. Its norms may be taken over axes of its data alone; a bound for
 elements is a number.
 """
 
-from optclip.functional._attention import (
+from optclip.attention._clip_logits import (
     clip_attention_logits as clip_attention_logits,
 )
-from optclip.functional._attention_logit import (
-    max_attention_logit as max_attention_logit,
-)
+from optclip.attention._max_logit import max_attention_logit as max_attention_logit
 from optclip.functional._clip_by import clip_by as clip_by
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.functional._leaf_norms import clip_by_norm as clip_by_norm

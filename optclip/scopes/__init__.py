@@ -6,9 +6,7 @@ norm each leaf was in. It does no arithmetic: your own is a class with two metho
 
 from optclip.scopes._axes import axes as axes
 from optclip.scopes._axes import units as units
-from optclip.scopes._find_heads import find_heads as find_heads
 from optclip.scopes._groups import groups as groups
-from optclip.scopes._heads import Heads as Heads
 from optclip.scopes._matrices import matrices as matrices
 from optclip.scopes._matrices import singular_values as singular_values
 from optclip.scopes._scope import Scope as Scope

@@ -1,8 +1,5 @@
 """LIFT and RECORD: the clips as optax transformations, and their state."""
 
-from optclip.transforms._attention import (
-    clip_attention_logits as clip_attention_logits,
-)
 from optclip.transforms._clip_by import clip_by as clip_by
 from optclip.transforms._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms._leaf_norms import clip_by_norm as clip_by_norm

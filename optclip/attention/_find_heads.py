@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
-from optclip.scopes._heads import Heads, check_layout
+from optclip.attention._heads import Heads, check_layout
 
 # The name of the only layer of a tree, which stands at its root.
 _ROOT = "attention"

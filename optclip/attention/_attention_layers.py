@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Leaf, PyTree
-from optclip._clip import _head_names
-from optclip.scopes._heads import Heads
+from optclip.attention import _layer_checks
+from optclip.attention._heads import Heads
 
 
 class Place(NamedTuple):
@@ -60,7 +60,7 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
     found = []
     for name, heads in layers.items():
         for path in (*heads.query_paths, *heads.key_paths):
-            _head_names.check_there(name, path, index)
+            _layer_checks.check_there(name, path, index)
             if path in known:
                 raise ValueError(
                     f"`layers` must name each leaf once, got '{path}' in"
@@ -68,7 +68,7 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
                     " one cannot be clipped by head: keep them in two."
                 )
             known[path] = name
-        _head_names.check_not_normalized(name, heads, index)
+        _layer_checks.check_not_normalized(name, heads, index)
         found.append(_layer(name, heads, flat, index))
     return found
 

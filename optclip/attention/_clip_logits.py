@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import Number, PyTree
-from optclip._clip import _head_places, _heads, _scale
-from optclip.scopes._heads import Heads
+from optclip._clip import _scale
+from optclip.attention import _attention_layers, _qk_scaling
+from optclip.attention._heads import Heads
 
 
 def clip_attention_logits(
@@ -89,17 +90,17 @@ def clip_attention_logits(
     for value in jax.tree.leaves(max_logit):
         _validate.number("max_logit", value)
     flat = _leaves.flatten(params)
-    found = _head_places.layers_in(params, layers)
-    logits = _heads.logits_of(found, max_logits, flat.leaves)
-    clip = _heads.CLIP
+    found = _attention_layers.layers_in(params, layers)
+    logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
+    clip = _qk_scaling.CLIP
     layout = clip.layout(logits)
     measured = clip.measure(layout)
     spread = _prefix.fill("max_logit", max_logit, layout.tree(measured.entries()))
     limits = clip.fit("max_logit", layout.entries(spread), measured)
-    scaled = layout.tree(_heads.coefficients(clip, measured, limits).entries())
+    scaled = layout.tree(_qk_scaling.coefficients(clip, measured, limits).entries())
     leaves, coefficients = list(flat.leaves), {}
     for layer in found:
-        coefficients[layer.name], by_leaf = _heads.factors(
+        coefficients[layer.name], by_leaf = _qk_scaling.factors(
             layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
         )
         for i, factor in by_leaf.items():

@@ -13,10 +13,10 @@ from optclip._arrays import _axis_names, _leaves, _maxima, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
 from optclip._clip._clip import Clip, ScalingClip
-from optclip._clip._head_places import Layer, Place
+from optclip.attention._attention_layers import Layer, Place
+from optclip.attention._heads import BY_HEAD
 from optclip.norms._norm import INF
 from optclip.responses import Hard
-from optclip.scopes._heads import BY_HEAD
 
 # A smaller coefficient is split between query and key as this one is, so that neither
 # quotient leaves the range.

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection
 
-from optclip.scopes._heads import Heads
+from optclip.attention._heads import Heads
 
 # Of a norm on queries and keys, in words joined by underscores.
 _WORDS = r"(norm|ln|layer_?norm|rms_?norm|rms|l2_?norm|normalization)(_scale)?"

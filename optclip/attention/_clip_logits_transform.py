@@ -11,8 +11,9 @@ import optax
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Leaf, Number, PyTree
-from optclip._clip import _head_places, _heads, _scale
-from optclip.scopes._heads import Heads
+from optclip._clip import _scale
+from optclip.attention import _attention_layers, _qk_scaling
+from optclip.attention._heads import Heads
 from optclip.thresholds._resolve import Named
 from optclip.transforms import _outline, _state
 from optclip.transforms._engine import Engine, rules_of
@@ -91,15 +92,15 @@ def clip_attention_logits(
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
-    _head_places.check_layers(layers)
+    _attention_layers.check_layers(layers)
     _state.check(record, name)
-    rules = rules_of(Named("max_logit", max_logit), _heads.CLIP)
-    engine = Engine(_heads.CLIP, rules, "leaves" if record else False, name)
+    rules = rules_of(Named("max_logit", max_logit), _qk_scaling.CLIP)
+    engine = Engine(_qk_scaling.CLIP, rules, "leaves" if record else False, name)
 
     def init_fn(params: PyTree) -> ClipState:
         if _outline.is_placeholder(params):
             return engine.init(params)
-        found = _head_places.layers_in(params, layers)
+        found = _attention_layers.layers_in(params, layers)
         return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in found})
 
     def update_fn(
@@ -114,15 +115,15 @@ def clip_attention_logits(
             wanted = "the parameters, which it scales"
             advice = "Give them: tx.update(updates, state, params, max_logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
-        found = _head_places.layers_in(params, layers)
+        found = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
-        logits = _heads.logits_of(found, max_logits, flat.leaves)
+        logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
         step = engine.decide(logits, state, params, extra_args)
-        scaled = _heads.coefficients(step.clip, step.measured, step.limits)
+        scaled = _qk_scaling.coefficients(step.clip, step.measured, step.limits)
         by_layer = step.layout.tree(scaled.entries())
         factors: dict[int, jax.Array] = {}
         for layer in found:
-            by_layer[layer.name], own = _heads.factors(
+            by_layer[layer.name], own = _qk_scaling.factors(
                 layer, by_layer[layer.name], balance, flat.leaves, by_group=by_group
             )
             factors |= own

@@ -1,0 +1,13 @@
+"""QK-Clip: limit the largest attention logit of each head by scaling its weights.
+
+`_heads` and `_find_heads` name the leaves that hold queries and keys,
+`_attention_layers` locates the heads in a tree, `_max_logit` computes the largest
+logits and `_qk_scaling` the factor of each leaf. `_clip_logits` is the pure function,
+`_clip_logits_transform` the optax transformation.
+"""
+
+from optclip.attention._clip_logits_transform import (
+    clip_attention_logits as clip_attention_logits,
+)
+from optclip.attention._find_heads import find_heads as find_heads
+from optclip.attention._heads import Heads as Heads
