@@ -35,14 +35,18 @@ from optclip.scopes import groups as groups
 from optclip.scopes import matrices as matrices
 from optclip.scopes import singular_values as singular_values
 from optclip.scopes import units as units
+from optclip.spectral._clip_matrices_transform import (
+    clip_by_singular_value as clip_by_singular_value,
+)
+from optclip.spectral._clip_matrices_transform import (
+    clip_by_spectral_norm as clip_by_spectral_norm,
+)
 from optclip.transforms import clip_by as clip_by
 from optclip.transforms import clip_by_average_norm as clip_by_average_norm
 from optclip.transforms import clip_by_global_norm as clip_by_global_norm
 from optclip.transforms import clip_by_group_norm as clip_by_group_norm
 from optclip.transforms import clip_by_norm as clip_by_norm
 from optclip.transforms import clip_by_rms as clip_by_rms
-from optclip.transforms import clip_by_singular_value as clip_by_singular_value
-from optclip.transforms import clip_by_spectral_norm as clip_by_spectral_norm
 from optclip.transforms import clip_by_value as clip_by_value
 from optclip.wrappers import clip_after as clip_after
 from optclip.wrappers import skip as skip

@@ -51,13 +51,14 @@ class Batched:
         )
         self.values = self._stacked(entries)
 
-    def with_values(self, values: list[Any]) -> Batched:
-        """Other values, stacked already, in the order of these."""
-        return self.tree_unflatten(self.indices, values)
+    @classmethod
+    def apart(cls, entries: Sequence[Any]) -> Batched:
+        """Entries of which none are stacked."""
+        return cls.tree_unflatten(tuple((i,) for i in range(len(entries))), entries)
 
     def with_entries(self, entries: list[Any]) -> Batched:
         """Other entries, stacked as these are."""
-        return self.with_values(self._stacked(entries))
+        return self.tree_unflatten(self.indices, self._stacked(entries))
 
     def map(self, function: Callable[..., Any], *others: Batched) -> Batched:
         """What `function` returns for each entry, and those of others like these."""
@@ -65,12 +66,11 @@ class Batched:
             raise ValueError("The other values must be of the same entries.")
         columns = [self.values, *(other.values for other in others)]
         asked = zip(self.indices, *columns, strict=True)
-        return self.with_values(
-            [
-                function(*entry) if len(index) == 1 else jax.vmap(function)(*entry)
-                for index, *entry in asked
-            ]
-        )
+        values = [
+            function(*entry) if len(index) == 1 else jax.vmap(function)(*entry)
+            for index, *entry in asked
+        ]
+        return self.tree_unflatten(self.indices, values)
 
     def entries(self, *, as_slices: bool = False) -> list[Any]:
         """The list.

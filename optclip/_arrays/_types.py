@@ -17,6 +17,6 @@ Mask = Callable[[PyTree], PyTree] | PyTree
 Labels = str | Callable[[PyTree], PyTree] | PyTree
 AxisName = Hashable | Callable[[PyTree], PyTree] | PyTree
 History = Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
-Nonfinite = Literal["propagate", "zero", "drop", "raise"]
+Nonfinite = Literal["propagate", "zero", "raise"]
 Record = bool | Literal["leaves"]
 Relative = Literal["rms", "median"] | float | Callable[[jax.Array], Any]

@@ -1,5 +1,34 @@
-"""APPLY: the one clip. It has no state and knows nothing of optax.
+"""The one clipping operation: measure, decide, apply. It has no state and no optax.
 
-`_layout` says whose norm scales which leaf; `_clip` measures, responds and scales;
-`_elements` moves single elements to a bound.
+`_clip` is the request as plain data, `_layout` the leaves and blocks of a tree. `_run`
+has the run: `decide` measures and fits thresholds, `apply` changes the leaves. An
+`_action` is what is done to them: `_scale` multiplies them by the coefficients that
+`_coefficient` computes, `_move` moves single elements to a bound. `_nonfinite` has the
+policies, and `_build` makes a `Clip` of a scope, a norm and a response.
 """
+
+from optclip._clip._action import Action as Action
+from optclip._clip._build import Parts as Parts
+from optclip._clip._build import clip_of as clip_of
+from optclip._clip._build import parts_of as parts_of
+from optclip._clip._clip import Clip as Clip
+from optclip._clip._clip import Decision as Decision
+from optclip._clip._clip import Thresholds as Thresholds
+from optclip._clip._coefficient import coefficients_of as coefficients_of
+from optclip._clip._coefficient import respond as respond
+from optclip._clip._layout import Layout as Layout
+from optclip._clip._layout import Leaf as Leaf
+from optclip._clip._layout import lay_out as lay_out
+from optclip._clip._move import MOVE as MOVE
+from optclip._clip._run import Limit as Limit
+from optclip._clip._run import apply as apply
+from optclip._clip._run import check_spans as check_spans
+from optclip._clip._run import decide as decide
+from optclip._clip._run import decide_measured as decide_measured
+from optclip._clip._run import fixed as fixed
+from optclip._clip._run import is_bad as is_bad
+from optclip._clip._run import kept_norms as kept_norms
+from optclip._clip._run import layout_of as layout_of
+from optclip._clip._scale import SCALE as SCALE
+from optclip._clip._scale import scale as scale
+from optclip._clip._scale import scaled_leaf as scaled_leaf

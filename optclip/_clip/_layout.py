@@ -1,4 +1,4 @@
-"""A tree laid out for a clip: what is measured, what scaled, by whose norm."""
+"""A tree laid out for clipping: its leaves, and the blocks that share a norm."""
 
 from __future__ import annotations
 
@@ -7,66 +7,87 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
-from optclip._arrays._types import AxisName, Leaf, Mask, PyTree, TreeDef
+from optclip._arrays._types import AxisName, KeyPath, Mask, PyTree, TreeDef
+from optclip._arrays._types import Leaf as LeafValue
 from optclip.norms import Block
-from optclip.scopes._groups import Groups
-from optclip.scopes._scope import Scope, blocks_of, owners_of
+from optclip.scopes._interface import Groups, Scope, blocks_of, owners_of
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
 
-class Layout(NamedTuple):
-    """A tree laid out for a clip: blocks to measure, and each leaf's block.
+class Leaf(NamedTuple):
+    """One leaf of the tree.
 
-    `leaves` are those of the tree, `arrays` what the clip has for them. `owner` is the
-    block that scales each leaf, `seen` the leaves that are measured or scaled.
+    Attributes:
+      path: its path.
+      value: the leaf as it came: an array, a number or a BCOO matrix.
+      array: what is measured and scaled; of a BCOO matrix the data, duplicates summed.
+      matrix: the BCOO matrix that `array` is the data of, or None.
+      block: the index of the block whose norm scales it, None if it is not scaled.
+      is_live: whether it is measured or scaled.
     """
+
+    path: KeyPath
+    value: LeafValue
+    array: LeafValue
+    matrix: BCOO | None
+    block: int | None
+    is_live: bool
+
+    @property
+    def like(self) -> jax.Array:
+        """An array of the dtype and weak type in which the leaf is returned."""
+        return _leaves.values(self.value)
+
+
+class Layout(NamedTuple):
+    """The leaves of a tree, and its blocks with the structure of the scope."""
 
     flat: _leaves.Flat
     leaves: list[Leaf]
-    arrays: list[Any]
-    matrices: dict[int, BCOO]
     blocks: list[Block]
     treedef: TreeDef
-    owner: list[int | None]
-    seen: list[int]
 
     def tree(self, values: list[Any]) -> PyTree:
-        """One value a block, in the structure of the scope."""
+        """Return one value per block in the structure of the scope."""
         return jax.tree.unflatten(self.treedef, values)
 
     def entries(self, tree: PyTree) -> list[Any]:
-        """The values of a tree of that structure, one a block."""
+        """Return the values of a tree of that structure, one per block."""
         return self.treedef.flatten_up_to(tree)
 
-    def like(self, i: int) -> jax.Array:
-        """The numbers of a leaf as they came, in whose dtype it is returned."""
-        return _leaves.values(self.leaves[i])
+    def rebuild(self, clipped: dict[int, LeafValue]) -> PyTree:
+        """Return the tree with some leaves replaced, by their index."""
+        pairs = enumerate(self.leaves)
+        return self.flat.rebuild([clipped.get(i, leaf.value) for i, leaf in pairs])
 
-    def rebuild(self, clipped: dict[int, Leaf]) -> PyTree:
-        """The tree with some of its leaves clipped."""
-        return self.flat.rebuild([clipped.get(i, x) for i, x in enumerate(self.leaves)])
-
-    def owned(self) -> list[tuple[int, int]]:
-        """The leaves that are scaled, as (leaf, block)."""
-        return [(i, block) for i, block in enumerate(self.owner) if block is not None]
+    def scaled(self) -> list[tuple[int, Leaf, int]]:
+        """Return the leaves that are scaled as (index, leaf, block)."""
+        pairs = enumerate(self.leaves)
+        return [(i, x, x.block) for i, x in pairs if x.block is not None]
 
 
-def layout_of(
+def lay_out(
     scope: Scope,
     tree: PyTree,
-    mask: Mask | None,
-    norm_mask: Mask | None,
-    clip_mask: Mask | None,
-    axis_name: AxisName | None,
+    masks: tuple[Mask | None, Mask | None, Mask | None] = (None, None, None),
+    axis_name: AxisName | None = None,
 ) -> Layout:
-    """Which leaves are measured, which are scaled, and by whose norm."""
+    """Find the blocks of a tree and the block of each leaf.
+
+    Args:
+      scope: what shares a norm.
+      tree: any pytree.
+      masks: `mask`, `norm_mask` and `clip_mask`.
+      axis_name: the mapped axes that leaves are declared to be split over.
+    """
     flat = _leaves.flatten(tree)
     live = flat.clippable()
-    masks = {"mask": mask, "norm_mask": norm_mask, "clip_mask": clip_mask}
+    names = ("mask", "norm_mask", "clip_mask")
     taken, counted, scaled = (
-        _prefix.spread_mask(name, given, flat, live) for name, given in masks.items()
+        _prefix.spread_mask(name, mask, flat, live)
+        for name, mask in zip(names, masks, strict=True)
     )
     if isinstance(scope, Groups):
         # A user's function of the tree must not receive what stands for leaves below.
@@ -83,29 +104,28 @@ def layout_of(
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owner = owners_of(scope, index, scaled_tree, flat.treedef)
     measured = {id(x) for block in blocks for x in block.leaves}
-    seen = [
-        i
-        for i, leaf in enumerate(shown)
-        if owner[i] is not None or (leaf is not None and id(leaf) in measured)
-    ]
-    arrays = [_leaves.unwrap(x) for x in shown]
-    for i in seen:
-        _axis_names.check_reduced(flat.paths[i], arrays[i])
-    matrices = {i: _leaves.matrix_of(x) for i, x in enumerate(shown)}
-    matrices = {i: matrix for i, matrix in matrices.items() if matrix is not None}
-    return Layout(flat, flat.leaves, arrays, matrices, blocks, treedef, owner, seen)
+    leaves = []
+    for path, value, x, block in zip(
+        flat.paths, flat.leaves, shown, owner, strict=True
+    ):
+        is_live = block is not None or (x is not None and id(x) in measured)
+        array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
+        if is_live:
+            _axis_names.check_reduced(path, array)
+        leaves.append(Leaf(path, value, array, matrix, block, is_live))
+    return Layout(flat, leaves, blocks, treedef)
 
 
-def _each_its_own(shown: list[Leaf]) -> list[Leaf]:
-    """The leaves, an array that stands at two paths as two of their own."""
+def _each_its_own(leaves: list[LeafValue]) -> list[LeafValue]:
+    """Give an array that stands at two paths an identity for each."""
     known: set[int] = set()
-    out = list(shown)
-    for i, x in enumerate(shown):
+    out = list(leaves)
+    for i, x in enumerate(leaves):
         if x is not None and id(x) in known:
             out[i] = _leaves.Wrapped(_leaves.unwrap(x), _leaves.axis_name_of(x))
         known.add(id(x))
     return out
 
 
-def _where(mask: list[bool], leaves: list[Leaf | None]) -> list[Leaf | None]:
+def _where(mask: list[bool], leaves: list[LeafValue]) -> list[LeafValue]:
     return [x if m else None for m, x in zip(mask, leaves, strict=True)]

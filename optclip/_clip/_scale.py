@@ -1,141 +1,81 @@
-"""APPLY: one multiplication in float32 or wider, one cast back.
+"""The action of scaling: one multiplication in float32 or wider, one cast back.
 
-Where the coefficient is exactly 1 the leaf is selected, not multiplied: it stays as
-it was to the bit, subnormals included.
+Where the coefficient is exactly 1 the leaf is selected, not multiplied. It stays
+bit-identical, subnormals included.
 """
 
+from __future__ import annotations
+
 import functools
-import numbers
-from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.core import Tracer
-from jax.typing import DTypeLike
 
-from optclip._arrays import _leaves
+from optclip._arrays import _leaves, _sparse, _xla
+from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import select
-from optclip._arrays._types import Number
-from optclip.responses import Detached, Response
-from optclip.responses._resolve import is_ours
-
-Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
-
-
-def coefficient_of(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
-) -> jax.Array:
-    """What to multiply by: 1 for a threshold of inf, NaN if a norm is not finite."""
-    is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
-    if is_eager and is_ours(response) and _is_hashable((response, eps)):
-        # One dispatch, not twenty.
-        return _compiled(response, norm, threshold, eps)
-    return _coefficient_of(response, norm, threshold, eps)
+from optclip._arrays._types import Leaf as LeafValue
+from optclip._clip._action import Action
+from optclip._clip._clip import Clip, Decision
+from optclip._clip._coefficient import coefficients_of
+from optclip._clip._layout import Leaf
 
 
-def _is_hashable(value: Any) -> bool:
-    """Whether no array is in it, traced or not, nor a schedule's answer."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+class Scale(Action):
+    """Multiply each leaf by the coefficient of its block."""
+
+    def apply(self, decision: Decision) -> tuple[dict[int, LeafValue], Batched]:
+        """Return the scaled leaves by index, and the coefficients."""
+        clip, layout, norms = decision.clip, decision.layout, decision.norms
+        # Those of slices are materialized, or XLA on CPU computes them again for each
+        # element.
+        coefficients = coefficients_of(clip, norms, decision.thresholds).map(
+            lambda k: _xla.materialized(k) if k.ndim else k
+        )
+        of_block = coefficients.entries()
+        scaled = {
+            i: scaled_leaf(clip, leaf, of_block[block])
+            for i, leaf, block in layout.scaled()
+        }
+        return scaled, coefficients
 
 
-def _coefficient_of(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
-) -> jax.Array:
-    one = jnp.ones_like(norm)
-    is_live = norm > 0
-    # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
-    # No derivative: that of norm - norm is g - g, which swallows the smaller true one.
-    off = threshold == jnp.inf
-    known = select(off, one, threshold)
-    alarm = lax.stop_gradient((norm - norm) * known)
-    shown = select(is_live, norm, one)
-    if not (isinstance(eps, (int, float)) and eps == 0):
-        # One that is traced is not checked; below 0 it would switch the clip off.
-        added = jnp.asarray(eps).astype(norm.dtype)
-        shown = shown + select(added < 0, jnp.zeros_like(added), added)
-    found = jnp.asarray(response.coefficient(shown, threshold), norm.dtype)
-    # Zeros stay zeros, whatever a response makes of 0 / 0. What is too small for a norm
-    # need not be zero: at a threshold of 0 it is made so.
-    found = select(is_live, found, jnp.sign(threshold)) + alarm
-    found = select(off, one, found)
-    return lax.stop_gradient(found) if isinstance(response, Detached) else found
+SCALE: Scale = Scale()
 
 
-_compiled = jax.jit(_coefficient_of, static_argnums=(0, 3))
+def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafValue:
+    """Return a leaf times its coefficient."""
+    # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
+    x = _xla.read_again(jnp.asarray(leaf.array))
+    how = {"strict": clip.strict, "is_zeroed": clip.nonfinite == "zero"}
+    if leaf.matrix is None:
+        return settled(x, coefficient, x, **how)
+    like = leaf.like
+    if not coefficient.ndim and not clip.strict:
+        data = settled(like, coefficient, like, **how)
+        return _sparse.with_data(leaf.value, data)
+    # Slices and strict rounding need the sums of duplicates.
+    out = _sparse.in_range(settled(x, coefficient, like, **how), x)
+    kept = jnp.all(coefficient == 1)
+    return _sparse.wrapped(kept, leaf.value, leaf.matrix, out)
 
 
-def at_least(least: float, limit: Limit) -> Limit:
-    """The threshold, 0 if it is below `least`; at 0 its derivative is that from above.
-
-    Of an array of NumPy one of NumPy: nothing is left to do in a program then.
-    """
-    if isinstance(limit, np.ndarray):
-        return np.where(limit < least, np.zeros_like(limit), limit)
-    return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
-
-
-def as_limit(
-    value: Number, dtype: DTypeLike, *, towards_zero: bool = False
-) -> jax.Array | np.ndarray:
-    """A threshold in `dtype`, of NumPy if it is a number or of NumPy already.
-
-    A finite one stays finite, or it would touch nothing.
-    """
-    if not isinstance(value, (numbers.Real, np.ndarray)):
-        return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
-    exact = np.asarray(value, np.float64)
-    largest = float(jnp.finfo(dtype).max)
-    bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
-    found = bounded.astype(dtype)
-    if towards_zero:
-        grew = np.abs(found.astype(np.float64)) > np.abs(exact)
-        found = np.where(grew, np.nextafter(found, np.zeros_like(found)), found)
-    return found
-
-
-def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
-    found = value.astype(dtype)
-    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
-        return found
-    largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
-    kept = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
-    found = kept.astype(dtype)
-    if not towards_zero:
-        return found
-    grew = jnp.abs(found.astype(value.dtype)) > jnp.abs(value)
-    return jnp.where(grew, jnp.nextafter(found, jnp.zeros_like(found)), found)
-
-
-@functools.partial(jax.jit, static_argnames=("strict", "policy"))
+# Compiled, so that leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.
+@functools.partial(jax.jit, static_argnames=("strict", "is_zeroed"))
 def settled(
-    original: jax.Array,
     x: jax.Array,
     coefficient: jax.Array,
-    limit: jax.Array,
     like: jax.Array,
     *,
     strict: bool,
-    policy: str,
+    is_zeroed: bool,
 ) -> jax.Array:
-    """`x` scaled, as the policy says; compiled, so that like leaves are traced once.
-
-    2,000 leaves are then traced in 1 s, not 6.6.
-    """
-    if policy in ("zero", "drop"):
-        # Before the product: inf * 0 would trip jax.debug_nans.
+    """Return `x` scaled, in the dtype of `like`."""
+    if is_zeroed:
+        # Before the product, since inf * 0 would trip jax.debug_nans.
         x = jnp.where(coefficient == 0, jnp.zeros_like(x), x)
-    out = scale(x, coefficient, like, towards_zero=strict)
-    if policy != "drop":
-        return out
-    # An infinite threshold touches nothing, whatever the updates hold.
-    kept = cast(original, like) if original.dtype != like.dtype else original
-    return jnp.where(jnp.isinf(limit), kept, out)
+    return scale(x, coefficient, like, towards_zero=strict)
 
 
 def scale(

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Number, PyTree
-from optclip._clip import _scale
+from optclip._clip import decide, fixed, layout_of, scale
 from optclip.attention import _attention_layers, _qk_scaling
 from optclip.attention._heads import Heads
 
@@ -92,12 +92,9 @@ def clip_attention_logits(
     flat = _leaves.flatten(params)
     found = _attention_layers.layers_in(params, layers)
     logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
-    clip = _qk_scaling.CLIP
-    layout = clip.layout(logits)
-    measured = clip.measure(layout)
-    spread = _prefix.fill("max_logit", max_logit, layout.tree(measured.entries()))
-    limits = clip.fit("max_logit", layout.entries(spread), measured)
-    scaled = layout.tree(_qk_scaling.coefficients(clip, measured, limits).entries())
+    layout = layout_of(_qk_scaling.CLIP, logits)
+    decision = decide(_qk_scaling.CLIP, layout, fixed("max_logit", max_logit))
+    scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
     leaves, coefficients = list(flat.leaves), {}
     for layer in found:
         coefficients[layer.name], by_leaf = _qk_scaling.factors(
@@ -105,5 +102,5 @@ def clip_attention_logits(
         )
         for i, factor in by_leaf.items():
             x = jnp.asarray(leaves[i])
-            leaves[i] = _scale.scale(x, factor, x)
+            leaves[i] = scale(x, factor, x)
     return flat.rebuild(leaves), coefficients

@@ -11,13 +11,17 @@ import optax
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Leaf, Number, PyTree
-from optclip._clip import _scale
+from optclip._clip import scale
 from optclip.attention import _attention_layers, _qk_scaling
 from optclip.attention._heads import Heads
-from optclip.thresholds._resolve import Named
-from optclip.transforms import _outline, _state
-from optclip.transforms._engine import Engine, rules_of
-from optclip.transforms._lift import lifted
+from optclip.thresholds._interface import Named
+from optclip.transforms._interface import (
+    Engine,
+    check_record,
+    is_placeholder,
+    lifted,
+    rules_of,
+)
 from optclip.typing import ClipState, Record, ThresholdTree
 
 
@@ -93,12 +97,12 @@ def clip_attention_logits(
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
     _attention_layers.check_layers(layers)
-    _state.check(record, name)
+    check_record(record, name)
     rules = rules_of(Named("max_logit", max_logit), _qk_scaling.CLIP)
     engine = Engine(_qk_scaling.CLIP, rules, "leaves" if record else False, name)
 
     def init_fn(params: PyTree) -> ClipState:
-        if _outline.is_placeholder(params):
+        if is_placeholder(params):
             return engine.init(params)
         found = _attention_layers.layers_in(params, layers)
         return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in found})
@@ -119,8 +123,9 @@ def clip_attention_logits(
         flat = _leaves.flatten(params)
         logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
         step = engine.decide(logits, state, params, extra_args)
-        scaled = _qk_scaling.coefficients(step.clip, step.measured, step.limits)
-        by_layer = step.layout.tree(scaled.entries())
+        scaled = _qk_scaling.head_coefficients(step.decision)
+        layout = step.decision.layout
+        by_layer = layout.tree(scaled.entries())
         factors: dict[int, jax.Array] = {}
         for layer in found:
             by_layer[layer.name], own = _qk_scaling.factors(
@@ -131,9 +136,10 @@ def clip_attention_logits(
         if not record:
             return clipped, engine.after(state, step, None)
         # The largest of those that are of use.
-        shown = step.measured.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
-        scaled = scaled.with_entries(step.layout.entries(by_layer))
-        new = engine.recorded(step._replace(measured=shown), scaled)
+        shown = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
+        decision = step.decision._replace(norms=shown)
+        scaled = scaled.with_entries(layout.entries(by_layer))
+        new = engine.recorded(step._replace(decision=decision), scaled)
         return clipped, engine.after(state, step, new)
 
     return lifted(engine, init_fn, update_fn)
@@ -160,6 +166,6 @@ def _clipped(
 def _difference(update: Leaf, param: Leaf, factor: jax.Array) -> jax.Array:
     u, p = jnp.asarray(update), jnp.asarray(param)
     wide = _leaves.widen(p) + _leaves.widen(u)
-    new = _scale.scale(wide, factor, wide)
+    new = scale(wide, factor, wide)
     found = _leaves.narrow(new - _leaves.widen(p), u)
     return jnp.where(factor == 1, u, found)

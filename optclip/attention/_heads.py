@@ -9,7 +9,7 @@ import jax
 from optclip._arrays import _prefix, _validate
 from optclip._arrays._types import PyTree
 from optclip.norms import Block
-from optclip.scopes._scope import Scope
+from optclip.scopes._interface import Scope
 
 
 @dataclasses.dataclass(frozen=True)

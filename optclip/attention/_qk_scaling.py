@@ -12,10 +12,10 @@ from jax import lax
 from optclip._arrays import _axis_names, _leaves, _maxima, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number, PyTree
-from optclip._clip._clip import Clip, ScalingClip
+from optclip._clip import SCALE, Clip, Decision, coefficients_of
 from optclip.attention._attention_layers import Layer, Place
 from optclip.attention._heads import BY_HEAD
-from optclip.norms._norm import INF
+from optclip.norms._interface import INF
 from optclip.responses import Hard
 
 # A smaller coefficient is split between query and key as this one is, so that neither
@@ -31,7 +31,7 @@ def _axes(logits: PyTree) -> PyTree:
     return jax.tree.map(lambda _: own, logits)
 
 
-CLIP: ScalingClip = ScalingClip(BY_HEAD, INF, Hard(), nonfinite="zero", axis_name=_axes)
+CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes)
 
 
 def logits_of(
@@ -91,14 +91,14 @@ def _not_split(x: jax.Array, leaf: Leaf) -> _axis_names.Axes:
     return tuple(sorted(apart, key=str))
 
 
-def coefficients(clip: Clip[Any, Any], measured: Batched, limits: Batched) -> Batched:
-    """What the logits of each head are to be multiplied by; 1 where that is unknown."""
-    found = clip.coefficients(measured, limits)
+def head_coefficients(decision: Decision) -> Batched:
+    """Return the factor of the logits of each head; 1 where the logit is not usable."""
+    coefficients = coefficients_of(decision.clip, decision.norms, decision.thresholds)
 
     def known(norm: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(norm) & ~jnp.isnan(k), k, jnp.ones_like(k))
 
-    return measured.map(known, found)
+    return decision.norms.map(known, coefficients)
 
 
 def factors(

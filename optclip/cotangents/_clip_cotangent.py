@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from optclip import scopes
 from optclip._arrays import _validate
-from optclip._clip._kinds import clip_of
-from optclip.cotangents._backward import HAS_LOGS, Backward, passed
-from optclip.cotangents._chosen import Chosen, chosen_leaves
-from optclip.cotangents._relative import reference_of
-from optclip.functional._clip_by import refuse_exchanged
-from optclip.norms._norm import of_order
-from optclip.responses._resolve import is_same_always, resolve
-from optclip.scopes._scope import ELEMENT, LEAF
+from optclip._clip import clip_of
+from optclip.cotangents._backward_clip import HAS_LOGS, Backward, passed
+from optclip.cotangents._masked_leaves import Chosen, chosen_leaves
+from optclip.cotangents._relative_threshold import reference_of
+from optclip.functional._interface import refuse_exchanged
+from optclip.norms._interface import of_order
+from optclip.responses._interface import is_same_always, resolve
+from optclip.scopes._interface import ELEMENT, LEAF
 from optclip.typing import (
     AxisName,
     CotangentRecord,
@@ -73,8 +73,8 @@ def clip_cotangent(
         None is `max_norm` itself. A loss scale, and the mean of a loss, change a
         relative threshold along with the cotangents.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others pass. A tree of bools, a prefix of one,
         or a function that makes one of the tree, such as `optclip.by_path(...)`; None
         is all leaves.

@@ -10,9 +10,8 @@ Arguments that all clips share:
 ========== =====================================================================
 nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a value
            clip sends inf to the bound and keeps NaN; ``"zero"`` all that share
-           the norm becomes zero; ``"drop"`` the bad entries become zero and the
-           rest is clipped; ``"raise"`` an error under `checkify`, else propagate.
-           Leaves outside the norm are seen by drop and raise alone
+           the norm becomes zero; ``"raise"`` an error under `checkify`, else
+           propagate. Leaves outside the norm are seen by raise alone
 eps        added to the norm before the division; PyTorch's formula has 1e-6
 strict     the true norm of the output is never above the threshold, whatever the
            roundings: clips inside a band of 1.3e-4 below it, then rounds towards
@@ -32,8 +31,8 @@ NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold Non
 'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
 below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-36 (1.5e-11),
 counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in
-float32; they come back summed where elements or slices of it are clipped, with `strict`
-and with `drop`. Its norms may be taken over axes of its data alone; a bound for its
+float32; they come back summed where elements or slices of it are clipped, and with
+`strict`. Its norms may be taken over axes of its data alone; a bound for its
 elements is a number.
 """
 
@@ -45,14 +44,16 @@ from optclip.functional._clip_by import clip_by as clip_by
 from optclip.functional._leaf_norms import clip_by_average_norm as clip_by_average_norm
 from optclip.functional._leaf_norms import clip_by_norm as clip_by_norm
 from optclip.functional._leaf_norms import clip_by_rms as clip_by_rms
-from optclip.functional._matrices import (
-    clip_by_singular_value as clip_by_singular_value,
-)
-from optclip.functional._matrices import clip_by_spectral_norm as clip_by_spectral_norm
 from optclip.functional._tree_norms import clip_by_global_norm as clip_by_global_norm
 from optclip.functional._tree_norms import clip_by_group_norm as clip_by_group_norm
 from optclip.functional._tree_norms import global_norm as global_norm
 from optclip.functional._values import clip_by_value as clip_by_value
+from optclip.spectral._clip_matrices import (
+    clip_by_singular_value as clip_by_singular_value,
+)
+from optclip.spectral._clip_matrices import (
+    clip_by_spectral_norm as clip_by_spectral_norm,
+)
 
 __all__ = [
     "clip_attention_logits",

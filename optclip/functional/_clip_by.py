@@ -7,15 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _prefix, _validate
+from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
-from optclip._clip._clip import Clip
-from optclip._clip._kinds import clip_of
-from optclip.norms._spectral import NormLike, Spectral, as_norm
-from optclip.responses._resolve import is_same_always, resolve
-from optclip.scopes._scope import ScopeLike, as_scope
-from optclip.thresholds._resolve import Named
+from optclip._clip import (
+    Clip,
+    apply,
+    clip_of,
+    decide,
+    decide_measured,
+    fixed,
+    layout_of,
+)
+from optclip.norms._interface import Measured, NormLike, as_norm
+from optclip.responses._interface import is_same_always, resolve
+from optclip.scopes._interface import ScopeLike, as_scope
+from optclip.thresholds._interface import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, ResponseLike
 
 
@@ -57,8 +64,8 @@ def clip_by(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -91,19 +98,20 @@ def clip_by(
         advice = "A pure function has no step: give the value of the schedule."
         wanted = "without a schedule in it"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
-    if isinstance(norm, Spectral) and norm.remembers:
+    measurement = as_norm(norm)
+    if measurement.remembers:
         advice = "A pure function remembers no vector from the step before."
         wanted = "with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
-        as_scope(over), as_norm(norm), how, eps, strict, nonfinite,
+        as_scope(over), measurement, how, eps, strict, nonfinite,
         mask, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)
 
 
 def run(
-    clip: Clip[Any, Any],
+    clip: Clip,
     tree: PyTree,
     threshold: Any,
     known: Batched | None = None,
@@ -116,13 +124,13 @@ def run(
     refuse_exchanged(name, tree, given)
     for value in jax.tree.leaves(given):
         _validate.number(name, value)
-    layout = clip.layout(tree)
-    measured = clip.measure(layout) if known is None else known
-    found = layout.tree(measured.entries())
-    spread = _prefix.fill(name, given, found)
-    limits = clip.fit(name, layout.entries(spread), measured)
-    clipped, _ = clip.apply(layout, measured, limits)
-    return clipped, found
+    layout, limit = layout_of(clip, tree), fixed(name, given)
+    if known is None:
+        decision = decide(clip, layout, limit)
+    else:
+        decision = decide_measured(clip, layout, limit, Measured(known))
+    clipped, _ = apply(decision)
+    return clipped, layout.tree(decision.norms.entries())
 
 
 def refuse_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from optclip import scopes
 from optclip.functional._clip_by import clip_by
-from optclip.norms._norm import of_order
-from optclip.thresholds._resolve import Named
+from optclip.norms._interface import of_order
+from optclip.thresholds._interface import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree, ResponseLike
 
 
@@ -44,8 +44,8 @@ def clip_by_norm(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -108,8 +108,8 @@ def clip_by_average_norm(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -170,8 +170,8 @@ def clip_by_rms(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from optclip import responses, scopes
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._batching import Batched
-from optclip._clip._clip import ScalingClip
+from optclip._clip import SCALE, Clip, layout_of
 from optclip.functional._clip_by import clip_by, run
-from optclip.norms import _roots
-from optclip.norms._norm import of_order
-from optclip.responses._resolve import resolve
-from optclip.scopes._scope import TREE
-from optclip.thresholds._resolve import Named
+from optclip.norms._interface import large_enough, of_order
+from optclip.responses._interface import resolve
+from optclip.scopes._interface import TREE
+from optclip.thresholds._interface import Named
 from optclip.typing import (
     AxisName,
     Labels,
@@ -62,10 +61,11 @@ def global_norm(
       >>> print(global_norm(half))
       500.0
     """
-    clip = ScalingClip(
-        TREE, of_order(ord), responses.Hard(), mask=mask, axis_name=axis_name
+    clip = Clip(
+        TREE, of_order(ord), responses.Hard(), SCALE, mask=mask, axis_name=axis_name
     )
-    return clip.measure(clip.layout(tree)).entries()[0]
+    measured = clip.norm.measure(layout_of(clip, tree).blocks)
+    return measured.norms.entries()[0]
 
 
 def clip_by_group_norm(
@@ -106,8 +106,8 @@ def clip_by_group_norm(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -179,8 +179,8 @@ def clip_by_global_norm(
         is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
         and rounds towards zero.
       nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"drop"` makes the entry zero and
-        clips the rest; `"raise"` raises an error under `checkify`.
+        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -230,8 +230,8 @@ def clip_by_global_norm(
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
     Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
-    clip = ScalingClip(
-        TREE, of_order(ord), resolve(response), eps, strict, nonfinite,
+    clip = Clip(
+        TREE, of_order(ord), resolve(response), SCALE, eps, strict, nonfinite,
         mask, norm_mask, clip_mask, axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm)
@@ -249,7 +249,7 @@ def _given(norm: Number | None, *, strict: bool) -> Batched | None:
         )
     given = jnp.asarray(_checked_norm(norm))
     dtype = _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
-    return Batched([_roots.large_enough(given.astype(dtype))])
+    return Batched([large_enough(given.astype(dtype))])
 
 
 def _checked_norm(norm: Number) -> Number:

@@ -6,12 +6,22 @@ import jax
 import jax.numpy as jnp
 
 from optclip import responses
-from optclip._arrays import _prefix, _validate
+from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._batching import Batched
-from optclip._clip._elements import ElementClip, Limits, symmetric
+from optclip._clip import (
+    MOVE,
+    Clip,
+    Layout,
+    Limit,
+    Thresholds,
+    apply,
+    decide_measured,
+    fixed,
+    layout_of,
+)
 from optclip.functional._clip_by import refuse_exchanged
-from optclip.norms._norm import L2
-from optclip.scopes._scope import ELEMENT
+from optclip.norms._interface import L2, Measured
+from optclip.scopes._interface import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
 
@@ -38,8 +48,8 @@ def clip_by_value(
       strict: whether a bound that the dtype of a leaf has no number for is rounded
         towards zero, not to nearest.
       nonfinite: what a NaN or an inf does: `"propagate"` moves inf to its bound and
-        keeps NaN; `"zero"` and `"drop"` make the element zero; `"raise"` raises an
-        error under `checkify`.
+        keeps NaN; `"zero"` makes the element zero; `"raise"` raises an error under
+        `checkify`.
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
@@ -64,28 +74,32 @@ def clip_by_value(
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
     refuse_exchanged("limit", tree, limit)
-    clip = ElementClip(
-        ELEMENT, L2, responses.Hard(), strict=strict, nonfinite=nonfinite, mask=mask
-    )
+    clip = Clip(ELEMENT, L2, responses.Hard(), MOVE, 0.0, strict, nonfinite, mask)
     if _validate.is_two_sided(limit, lower, upper):
         for name, bound in (("lower", lower), ("upper", upper)):
             _check(name, bound, negative=True)
         _validate.ordered(lower, upper)
     else:
         _check("limit", limit)
-    layout = clip.layout(tree)
-    blocks = layout.tree(list(range(len(layout.blocks))))
-    if limit is not None:
-        highest = layout.entries(_prefix.fill("limit", limit, blocks))
-        leaves = [block.leaves[0] for block in layout.blocks]
-        pairs = zip(highest, leaves, strict=True)
-        limits = [symmetric("limit", x, leaf, strict=strict) for x, leaf in pairs]
-    else:
-        low = _prefix.fill("lower", lower, blocks, none=-jnp.inf)
-        high = _prefix.fill("upper", upper, blocks)
-        pairs = zip(layout.entries(low), layout.entries(high), strict=True)
-        limits = [Limits(*pair) for pair in pairs]
-    return clip.apply(layout, Batched([]), limits)[0]
+    limits = _two_sided(lower, upper) if limit is None else fixed("limit", limit)
+    layout = layout_of(clip, tree)
+    # Moving elements reads the shape and dtype of a norm only, so none is computed.
+    leaves = [jnp.real(_leaves.unwrap(block.leaves[0])) for block in layout.blocks]
+    decision = decide_measured(clip, layout, limits, Measured(Batched(leaves)))
+    return apply(decision)[0]
+
+
+def _two_sided(lower: PyTree, upper: PyTree) -> Limit:
+    def limit(layout: Layout, norms: Batched) -> Thresholds:
+        del norms
+        blocks = layout.tree(list(range(len(layout.blocks))))
+        bounds = {
+            "lower": _prefix.fill("lower", lower, blocks, none=-jnp.inf),
+            "upper": _prefix.fill("upper", upper, blocks),
+        }
+        return Thresholds({name: layout.entries(x) for name, x in bounds.items()})
+
+    return limit
 
 
 def _check(name: str, bound: PyTree, *, negative: bool = False) -> None:

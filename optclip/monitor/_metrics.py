@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _by_path, _leaves, _validate
+from optclip._arrays import _leaves, _packed_state, _validate
 from optclip.monitor import _cotangents
 from optclip.typing import ClipRecord, ClipState, PyTree, SkipRecord
 
@@ -108,20 +108,20 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     taken: set[str] = set()
     for state, skipped in states:
         for name, record in state.clip_record.items():
-            unique = _by_path.unique(name, given, taken)
+            unique = _packed_state.unique(name, given, taken)
             taken.add(unique)
             entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
-                found[_by_path.unique(key, keys, found.keys())] = value
+                found[_packed_state.unique(key, keys, found.keys())] = value
             if name in skipped:
                 counts = _as(SkipRecord, skipped[name])._asdict()
                 for field, value in counts.items():
                     if value is not None:
                         found[f"{unique}/{field.removeprefix('skip_')}"] = _bare(value)
     for name, record in probes:
-        unique = _by_path.unique(name, given, taken)
+        unique = _packed_state.unique(name, given, taken)
         taken.add(unique)
         for key, value in _cotangents.entries_of(record).items():
             found[f"{unique}/{key}"] = value

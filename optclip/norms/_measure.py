@@ -1,22 +1,31 @@
-"""Blocks to norms: axes, counts, the dtype of the sum, the mesh axes that it spans."""
+"""The public function `measure`, and the norms that have names."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _axis_names, _leaves, _sparse, _validate
-from optclip._arrays._batching import Batched
 from optclip._arrays._types import AxisName, Leaf
-from optclip.norms import _matrices, _roots, _spectral, _totals
-from optclip.norms._norm import L2, Block, Norm
-from optclip.norms._spectral import NormLike, Spectral, as_norm
+from optclip.norms._block import Block
+from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
+
+# `optclip.norms` adds "spectral", which is defined in a package above this one.
+BY_NAME: dict[str, Measurement] = {
+    "l1": L1,
+    "l2": L2,
+    "inf": INF,
+    "rms": RMS,
+    "average": AVERAGE,
+}
+NormLike = (
+    Measurement | float | Literal["l1", "l2", "inf", "rms", "average", "spectral"]
+)
 
 
 def measure(
@@ -41,118 +50,27 @@ def measure(
         it is needed.
     """
     _check(blocks, axis_name)
-    return measure_batched(
-        [
-            dataclasses.replace(
-                block, leaves=[_sparse.unwrapped(x) for x in block.leaves]
-            )
-            for block in blocks
-        ],
-        as_norm(norm),
-        axis_name,
-    ).entries()
+    unwrapped = [
+        dataclasses.replace(block, leaves=[_sparse.unwrapped(x) for x in block.leaves])
+        for block in blocks
+    ]
+    measured = as_norm(norm).measure(unwrapped, (), axis_name)
+    return measured.norms.entries()
 
 
-def measure_batched(
-    blocks: Sequence[Block],
-    norm: Norm = L2,
-    axis_name: AxisName | None = None,
-    *,
-    guarded: bool = True,
-    flushed: bool = True,
-) -> Batched:
-    """The same, batched; not `guarded`, a norm reads inf if the sum of squares does.
-
-    Not `flushed`, a norm below 2**-60 is not 0 yet: it is to be part of a larger one.
-    """
-    if isinstance(norm, Spectral):
-        leaves = [_leaves.unwrap(x) for block in blocks for x in block.leaves]
-        dtype = _accumulator([jnp.asarray(x) for x in leaves])
-        norms = with_vectors(
-            blocks,
-            lambda i: _spectral.spectral_norm(blocks[i], dtype, axis_name),
-            axis_name,
-        )
-        norms = [norm.astype(dtype) for norm in norms]
-        found = Batched(norms, tuple(map(declared_across, blocks)))
-        return found.map(_roots.large_enough) if flushed else found
-    arrays, members, counts = [], [], [0] * len(blocks)
-    for i, block in enumerate(blocks):
-        for leaf in block.leaves:
-            x, shape, own, matrix = _leaves.taken_apart(leaf)
-            own, x, axis = axis_name if own is None else own, jnp.asarray(x), block.axis
-            if own is None and axis != ():
-                _axis_names.check_known()
-            split = _axis_names.split_axes_of_slices(x, shape, axis, own)
-            if norm.per_count:
-                counts[i] += _count(shape, axis, split, is_sparse=matrix is not None)
-            if matrix is not None and axis is not None:
-                axis = _sparse.axes_in_data(matrix, axis)
-            arrays.append(x)
-            members.append(_totals.Member(i, axis, split))
-    # The norm of single elements is the modulus, whatever its order.
-    elements = all(member.axis == () for member in members)
-    plan = _totals.Plan(
-        ord=math.inf if elements else float(norm.ord),
-        dtype=_accumulator(arrays),
-        members=tuple(members),
-        num_blocks=len(blocks),
-        declared=tuple(map(declared_across, blocks)),
-        guarded=guarded,
-    )
-    found = _roots.roots(arrays, plan)
-    if norm.per_count:
-        divisors = [_leaves.count_as(n, plan.dtype) ** norm.per_count for n in counts]
-        divisors = [_typed(n, plan.dtype) for n in divisors]
-        found = found.map(lambda root, n: root / n, found.with_entries(divisors))
-    return found.map(_roots.large_enough) if flushed else found
-
-
-def with_vectors(
-    blocks: Sequence[Block],
-    of_matrix: Callable[[int], jax.Array],
-    axis_name: AxisName | None = None,
-) -> list[jax.Array]:
-    """The norms of vectors, measured together; `of_matrix(i)` for each other block.
-
-    A model has hundreds of vectors, of which matrices of one row take XLA far longer.
-    """
-    flags = [_matrices.is_vector(block) for block in blocks]
-    vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
-    batched = measure_batched(vectors, L2, axis_name, flushed=False)
-    norms = iter(batched.entries(as_slices=True))
-    return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
-
-
-def _typed(number: Any, dtype: str) -> Any:
-    return np.dtype(dtype).type(number) if isinstance(number, float) else number
-
-
-def declared_across(block: Block) -> _axis_names.Declared:
-    """Over which mapped axes the norms of a block are split, as far as is declared."""
-    if block.axis is None:
-        return _axis_names.Declared()
-    own = _leaves.axis_name_of(block.leaves[0])
-    return _axis_names.Declared(_axis_names.declared_across_slices(block.axis, own))
-
-
-def _count(
-    shape: tuple[int, ...],
-    axis: tuple[int, ...] | None,
-    split: _axis_names.Axes,
-    *,
-    is_sparse: bool,
-) -> Any:
-    """How many elements of one leaf a norm is of, on all devices it is split over."""
-    if is_sparse and split:
-        raise ValueError(
-            "A BCOO leaf must be on one device for a norm with a mean, got one that is"
-            f" split over the mesh axes {split}: each device may have entries of one"
-            " dense array, or an array of its own. Give a norm without a mean, or dense"
-            " leaves."
-        )
-    here = math.prod(shape if axis is None else [shape[a] for a in axis])
-    return here * _axis_names.axes_size(split)
+def as_norm(norm: NormLike) -> Measurement:
+    """The norm that a `norm=` argument names, by name or by order."""
+    if isinstance(norm, Measurement):
+        return norm
+    if isinstance(norm, str) and norm in BY_NAME:
+        return BY_NAME[norm]
+    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
+        norm, bool
+    ):
+        return Norm(float(norm))
+    names = ", ".join(map(repr, BY_NAME))
+    wanted = f"{names}, an order p or an optclip.norms.Norm"
+    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
 
 
 def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
@@ -177,8 +95,3 @@ def _check_leaf(block: Block, leaf: Leaf) -> None:
             f"`axis` must name axes that the leaf has, got {block.axis} for the shape"
             f" {jnp.shape(leaf)}."
         )
-
-
-def _accumulator(arrays: Sequence[jax.Array]) -> str:
-    wide = any(jnp.finfo(x.dtype).bits == 64 for x in arrays)
-    return "float64" if wide else "float32"

@@ -1,15 +1,84 @@
-"""Which norm, and of what: `Norm` and `Block`."""
+"""Which norm: `Norm` for those over elements, and what each kind of norm offers."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
 
 from optclip._arrays import _validate
-from optclip._arrays._types import Leaf
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import AxisName
+from optclip.norms._block import Block
+from optclip.norms._entrywise import entrywise_norms
+
+
+class Measured(NamedTuple):
+    """The norms of some blocks.
+
+    Attributes:
+      norms: one entry per block.
+      memory: one array per block, from which the next measurement starts; empty if the
+        norm remembers nothing.
+      work: what else was computed for each block and the clipping action can use, such
+        as a factorization of each matrix.
+    """
+
+    norms: Batched
+    memory: Sequence[jax.Array] = ()
+    work: Sequence[Any] = ()
+
+
+class Measurement(abc.ABC):
+    """How the norms of blocks are computed.
+
+    Attributes:
+      is_entrywise: whether rounding each element toward zero never increases the norm,
+        which `strict` clipping relies on.
+    """
+
+    is_entrywise: bool = False
+
+    @property
+    def is_a_mean(self) -> bool:
+        """Whether the norm is divided by the number of elements.
+
+        Then the norm of some blocks together is not the norm of their norms.
+        """
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a measurement starts from the memory of the one before."""
+        return False
+
+    @abc.abstractmethod
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        axis_name: AxisName | None = None,
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the norm of each block.
+
+        Unless `guarded`, a norm reads inf where the sum of its squares overflows.
+        Unless `flushed`, a norm below 2**-60 is returned as it is, since it will be
+        part of another.
+        """
+
+    def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
+        """Return the memory before the first measurement."""
+        del blocks
+        return ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Norm:
+class Norm(Measurement):
     r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
 
     Where a norm is asked for, a name or an order does: `"l1"`, `"l2"`, `"inf"`,
@@ -38,6 +107,8 @@ class Norm:
     ord: float = 2.0
     per_count: float = 0.0
 
+    is_entrywise = True
+
     def __post_init__(self) -> None:
         wanted = "a Python number above 0, or inf for the largest absolute value"
         if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
@@ -46,6 +117,28 @@ class Norm:
         if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
             raise ValueError(_validate.must_be("ord", wanted, self.ord))
         _validate.fraction("per_count", self.per_count)
+
+    @property
+    def is_a_mean(self) -> bool:
+        """Whether the norm is divided by the number of elements."""
+        return self.per_count > 0
+
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        axis_name: AxisName | None = None,
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the norm of each block."""
+        del memory
+        norms = entrywise_norms(
+            blocks, float(self.ord), self.per_count, axis_name,
+            guarded=guarded, flushed=flushed,
+        )  # fmt: skip
+        return Measured(norms)
 
 
 L1: Norm = Norm(1.0)
@@ -58,28 +151,3 @@ AVERAGE: Norm = Norm(2.0, per_count=1.0)
 def of_order(ord: float | None) -> Norm:
     """The norm that an `ord=` argument names; None is 2."""
     return L2 if ord is None else Norm(ord)
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """The leaves, or with `axis` the slices of one leaf, that share a norm.
-
-    Args:
-      leaves: arrays or BCOO matrices.
-      axis: None for one norm over all elements of all leaves; else the axes that each
-        norm of the single leaf is taken over, counted from 0 (`()`: each element).
-    """
-
-    leaves: Sequence[Leaf]
-    axis: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        advice = "One leaf goes in a list too."
-        _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
-        if self.axis is None:
-            return
-        is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
-        if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
-            wanted = "None, or with a single leaf a tuple of ints counted from 0"
-            advice = f"Leaves in the block: {len(self.leaves)}."
-            raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))

@@ -17,12 +17,14 @@ from optclip.per_example._clipped_grad import ClippedGrad as ClippedGrad
 from optclip.per_example._clipped_grad import clipped_grad as clipped_grad
 from optclip.per_example._clipped_sum import aggregate as aggregate
 from optclip.per_example._clipped_sum import clipped_sum as clipped_sum
+from optclip.per_example._example_norms import ExampleNorms as ExampleNorms
+from optclip.per_example._example_norms import norms as norms
 from optclip.per_example._info import ExampleInfo as ExampleInfo
 from optclip.per_example._method import Plan as Plan
-from optclip.per_example._norms import ExampleNorms as ExampleNorms
-from optclip.per_example._norms import norms as norms
-from optclip.per_example._quantile import QuantileState as QuantileState
-from optclip.per_example._quantile import QuantileThreshold as QuantileThreshold
+from optclip.per_example._quantile_threshold import QuantileState as QuantileState
+from optclip.per_example._quantile_threshold import (
+    QuantileThreshold as QuantileThreshold,
+)
 
 __all__ = [
     "ClippedGrad",

@@ -8,16 +8,16 @@ import jax
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
-from optclip.per_example import _method, _sum
-from optclip.per_example._bound import Relation, bound_of, check_floats
+from optclip.per_example import _clip_then_sum, _method
+from optclip.per_example._clip_then_sum import Reduce
+from optclip.per_example._example_clip import Relation, bound_of, check_floats
+from optclip.per_example._example_gradients import Source, check_placed
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._loss import Loss, apart, check_positional
 from optclip.per_example._method import METHODS, Method, Plan
 from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
-from optclip.per_example._source import Source, check_placed
-from optclip.per_example._sum import Reduce
-from optclip.scopes._scope import ScopeLike
+from optclip.scopes._interface import ScopeLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class ClippedGrad:
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
-        return _sum.clipped(
+        return _clip_then_sum.clipped(
             source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
         )
 
@@ -159,8 +159,8 @@ def clipped_grad(
         divides by C; or a response of your own, such as
         `lambda norm, c: c / (norm + 0.1)`, which is cut at C / norm.
       nonfinite: what an example with NaN or inf in its gradient adds: `"zero"` nothing;
-        `"drop"` its finite entries, clipped; `"propagate"` NaN; `"raise"` an error
-        under `checkify`. NaN from a response of your own makes the sum NaN under each.
+        `"propagate"` NaN; `"raise"` an error under `checkify`. NaN from a response of
+        your own makes the sum NaN under each.
       strict: whether no example ever adds more than C, whatever is rounded; its norm is
         clipped inside a band of 1.3e-4 below C. `"ghost"` rounds the products of the
         sum after the norm is measured: see Guarantees.
@@ -221,7 +221,7 @@ def clipped_grad(
     *Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger*,
     2022, arXiv:2206.07136.
     """
-    _sum.check_size(microbatch_size)
+    _clip_then_sum.check_size(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
     _validate.choice("method", method, METHODS)
     if reduce == "none" and method != "vmap":

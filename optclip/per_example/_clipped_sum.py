@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays._types import Nonfinite, Number, PyTree
-from optclip.per_example import _sum
-from optclip.per_example._bound import bound_of
+from optclip.per_example import _clip_then_sum
+from optclip.per_example._example_clip import bound_of
+from optclip.per_example._example_gradients import Source, check_whole
 from optclip.per_example._info import ExampleInfo
 from optclip.per_example._responses import ExampleResponse
-from optclip.per_example._source import Source, check_whole
-from optclip.scopes._scope import ScopeLike
+from optclip.scopes._interface import ScopeLike
 
 
 def clipped_sum(
@@ -43,8 +43,8 @@ def clipped_sum(
         `optclip.groups(...)`, which must label every leaf.
       response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
         `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing; `"drop"` its
-        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing;
+        `"propagate"` NaN; `"raise"` an error under `checkify`.
         NaN from a response of your own makes the sum NaN under each.
       strict: whether none ever adds more than C, whatever is rounded.
 
@@ -72,7 +72,7 @@ def clipped_sum(
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     check_whole(grads)
     source = Source(lambda own: (None, None, own), grads)
-    return _sum.clipped(source, bound, padding, None)
+    return _clip_then_sum.clipped(source, bound, padding, None)
 
 
 def aggregate(
@@ -99,8 +99,8 @@ def aggregate(
         `optclip.groups(...)`, which must label every leaf.
       response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
         `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing; `"drop"` its
-        finite entries, clipped; `"propagate"` NaN; `"raise"` an error under `checkify`.
+      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing;
+        `"propagate"` NaN; `"raise"` an error under `checkify`.
         NaN from a response of your own makes the sum NaN under each.
       strict: whether none ever adds more than C, whatever is rounded.
 

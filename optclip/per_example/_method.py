@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves
 from optclip._arrays._types import PyTree
-from optclip.per_example import _microbatches, _weighted
-from optclip.per_example._bound import Bound
+from optclip.per_example import _microbatches, _weighted_sum
+from optclip.per_example._example_clip import Bound
+from optclip.per_example._example_gradients import Source
 from optclip.per_example._ghost import _choice
-from optclip.per_example._source import Source
 
 Method = Literal["vmap", "ghost", "auto"]
 METHODS = ("vmap", "ghost", "auto")
@@ -105,7 +105,7 @@ def unsupported(source: Source, bound: Bound) -> str:
             "method='ghost' does not support arrays that are split over Explicit mesh"
             " axes. Use method='vmap', or Auto axes."
         )
-    return _weighted.unsupported(bound)
+    return _weighted_sum.unsupported(bound)
 
 
 def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> bool:

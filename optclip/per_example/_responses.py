@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _validate
 from optclip.responses import Hard, Response
-from optclip.responses._resolve import (
+from optclip.responses._interface import (
     BY_NAME,
     ResponseLike,
     compares,

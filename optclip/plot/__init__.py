@@ -20,7 +20,7 @@ Example:
 from optclip.plot._distribution import distribution as distribution
 from optclip.plot._heatmap import heatmap as heatmap
 from optclip.plot._history import save as save
-from optclip.plot._norms import norms as norms
+from optclip.plot._norm_plot import norms as norms
 from optclip.plot._rate import rate as rate
 from optclip.plot._runs import runs as runs
 

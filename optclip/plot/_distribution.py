@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optclip.monitor._metrics import percent
+from optclip.monitor._interface import percent
 from optclip.plot import _history, _style
 from optclip.plot._style import Axes
 from optclip.typing import History

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optclip._arrays import _validate
-from optclip.monitor._metrics import is_metric, parts_in
+from optclip.monitor._interface import is_metric, parts_in
 from optclip.typing import History
 
 # In the record of several norms: the largest norm and the smallest coefficient may

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from optclip._arrays import _validate
-from optclip.monitor._metrics import percent
+from optclip.monitor._interface import percent
 from optclip.plot import _history, _style
 from optclip.plot._style import Axes
 from optclip.typing import History

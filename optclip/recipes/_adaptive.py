@@ -8,9 +8,9 @@ from typing import Unpack
 import optax
 
 from optclip import scopes, thresholds
-from optclip.recipes._options import build
-from optclip.scopes._axes import AxesByLeaf
-from optclip.transforms._clip_by import clip_by
+from optclip.recipes._recipe_options import build
+from optclip.scopes._interface import AxesByLeaf
+from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, Number
 
 

@@ -10,8 +10,8 @@ import optax
 from optclip import responses, scopes, thresholds
 from optclip._arrays import _validate
 from optclip._arrays._prefix import by_path
-from optclip.recipes._options import build, scheduled, unwrapped
-from optclip.transforms._clip_by import clip_by
+from optclip.recipes._recipe_options import build, scheduled, unwrapped
+from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, Labels, Number, NumberOrSchedule
 
 

@@ -8,11 +8,11 @@ import optax
 
 from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
-from optclip.recipes._options import build, refuse_behind_moments, unwrapped
-from optclip.transforms._clip_by import clip_by
+from optclip.recipes._recipe_options import build, refuse_behind_moments, unwrapped
+from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import clip_after, with_periodic_reset
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._interface import transformation
 
 
 def spam(

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _validate
-from optclip.recipes._options import build, scheduled
-from optclip.thresholds._resolve import Named
+from optclip.recipes._recipe_options import build, scheduled
+from optclip.thresholds._interface import Named
 from optclip.transforms import clip_by_value
-from optclip.transforms._clip_by import clip_by
+from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, Number, NumberOrSchedule, Threshold
 from optclip.wrappers import with_error_feedback
 

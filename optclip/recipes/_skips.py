@@ -9,7 +9,7 @@ import optax
 
 from optclip import thresholds
 from optclip._arrays import _validate
-from optclip.recipes._options import build, unwrapped
+from optclip.recipes._recipe_options import build, unwrapped
 from optclip.typing import Number, SkipOptions, ThresholdTree
 from optclip.wrappers import skip
 

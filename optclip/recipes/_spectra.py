@@ -13,18 +13,17 @@ import optax
 from optclip import scopes
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
-from optclip.recipes._options import (
+from optclip.recipes._recipe_options import (
     build,
     refuse_behind_moments,
     scheduled,
     unwrapped,
 )
-from optclip.scopes._matrices import Method
-from optclip.thresholds._resolve import Named
-from optclip.transforms._clip_by import clip_by
-from optclip.transforms._scale_by_shape import scale_by_shape
+from optclip.spectral._interface import Method, scale_by_shape
+from optclip.thresholds._interface import Named
+from optclip.transforms._interface import clip_by
 from optclip.typing import MomentClipOptions, NumberOrSchedule
-from optclip.wrappers._inner import transformation
+from optclip.wrappers._interface import transformation
 
 # What the authors divide by at a learning rate below it.
 _LEAST_RATE = 1e-10

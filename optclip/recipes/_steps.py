@@ -13,9 +13,9 @@ import optax
 from optclip._arrays import _batching, _leaves, _validate
 from optclip._arrays._numerics import ratio
 from optclip._arrays._types import Leaf, PyTree
-from optclip.recipes._options import build, refuse_behind_moments
+from optclip.recipes._recipe_options import build, refuse_behind_moments
 from optclip.thresholds import Seen
-from optclip.transforms._clip_by import clip_by
+from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import clip_after
 

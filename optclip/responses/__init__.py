@@ -35,16 +35,16 @@ Example:
 
 from optclip.responses._band import Band as Band
 from optclip.responses._band import band as band
-from optclip.responses._elements import Proportional as Proportional
-from optclip.responses._elements import Tanh as Tanh
-from optclip.responses._norms import Drop as Drop
-from optclip.responses._norms import Hard as Hard
-from optclip.responses._norms import Normalize as Normalize
-from optclip.responses._norms import Response as Response
-from optclip.responses._norms import Smooth as Smooth
-from optclip.responses._resolve import Detached as Detached
-from optclip.responses._resolve import ResponseLike as ResponseLike
-from optclip.responses._resolve import detached as detached
+from optclip.responses._element_responses import Proportional as Proportional
+from optclip.responses._element_responses import Tanh as Tanh
+from optclip.responses._norm_responses import Drop as Drop
+from optclip.responses._norm_responses import Hard as Hard
+from optclip.responses._norm_responses import Normalize as Normalize
+from optclip.responses._norm_responses import Response as Response
+from optclip.responses._norm_responses import Smooth as Smooth
+from optclip.responses._response_argument import Detached as Detached
+from optclip.responses._response_argument import ResponseLike as ResponseLike
+from optclip.responses._response_argument import detached as detached
 
 __all__ = [
     "Band",

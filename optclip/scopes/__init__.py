@@ -7,8 +7,8 @@ norm each leaf was in. It does no arithmetic: your own is a class with two metho
 from optclip.scopes._axes import axes as axes
 from optclip.scopes._axes import units as units
 from optclip.scopes._groups import groups as groups
-from optclip.scopes._matrices import matrices as matrices
-from optclip.scopes._matrices import singular_values as singular_values
 from optclip.scopes._scope import Scope as Scope
+from optclip.spectral._matrix_scopes import matrices as matrices
+from optclip.spectral._matrix_scopes import singular_values as singular_values
 
 __all__ = ["Scope", "axes", "groups", "matrices", "singular_values", "units"]

@@ -23,7 +23,7 @@ class Axes(Scope):
         flat = _leaves.flatten(tree)
         return flat.rebuild(
             [
-                Block([x], _counted_from_zero(self.axis, x, path))
+                Block([x], counted_from_zero(self.axis, x, path))
                 for path, x in zip(flat.paths, flat.leaves, strict=True)
             ]
         )
@@ -44,7 +44,7 @@ class Units(Scope):
         names = _leaves.names_of(flat.paths)
         return flat.rebuild(
             [
-                Block([x], _counted_from_zero(self._axis(name, x), x, path))
+                Block([x], counted_from_zero(self._axis(name, x), x, path))
                 for name, path, x in zip(names, flat.paths, flat.leaves, strict=True)
             ]
         )
@@ -150,7 +150,7 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
     return given
 
 
-def _counted_from_zero(
+def counted_from_zero(
     axis: tuple[int, ...], x: Leaf, path: KeyPath, name: str = "axis"
 ) -> tuple[int, ...]:
     shape = getattr(x, "shape", ())

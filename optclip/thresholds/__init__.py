@@ -4,8 +4,7 @@ A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
 `__call__` (optax.inject_hyperparams takes any callable for a schedule). What it knows
 it keeps in `memory`, a pytree of arrays of fixed shapes. A norm that is NaN or inf
 never enters a memory: if one is, a rule learns nothing from the step, of other leaves
-neither, and its warm-up waits. `nonfinite="drop"` leaves norms finite; a tree of rules,
-one a leaf, keeps the leaves apart.
+neither, and its warm-up waits. A tree of rules, one per leaf, keeps the leaves apart.
 
 ==================== ===================================== =============================
 rule                 threshold                             published as
@@ -26,20 +25,22 @@ rule                 threshold                             published as
 ==================== ===================================== =============================
 """
 
-from optclip.thresholds._before import of_gradients as of_gradients
 from optclip.thresholds._bounds import Bounds as Bounds
 from optclip.thresholds._bounds import bounds as bounds
-from optclip.thresholds._elements import ema_of_max as ema_of_max
-from optclip.thresholds._elements import moment as moment
-from optclip.thresholds._elements import second_moment as second_moment
+from optclip.thresholds._element_rules import ema_of_max as ema_of_max
+from optclip.thresholds._element_rules import moment as moment
+from optclip.thresholds._element_rules import second_moment as second_moment
 from optclip.thresholds._ema import ema as ema
 from optclip.thresholds._fixed import constant as constant
 from optclip.thresholds._fixed import schedule as schedule
 from optclip.thresholds._mean_over_rms import mean_over_rms as mean_over_rms
 from optclip.thresholds._mean_plus_std import mean_plus_std as mean_plus_std
+from optclip.thresholds._of_gradients import of_gradients as of_gradients
 from optclip.thresholds._previous_norm import previous_norm as previous_norm
 from optclip.thresholds._quantile import quantile as quantile
-from optclip.thresholds._relative import relative_to_params as relative_to_params
+from optclip.thresholds._relative_to_params import (
+    relative_to_params as relative_to_params,
+)
 from optclip.thresholds._rule import Rule as Rule
 from optclip.thresholds._rule import Seen as Seen
 from optclip.thresholds._rule import Threshold as Threshold

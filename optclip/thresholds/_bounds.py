@@ -4,8 +4,8 @@ import dataclasses
 import math
 
 from optclip._arrays import _validate
-from optclip.thresholds._resolve import as_rules
 from optclip.thresholds._rule import ThresholdTree
+from optclip.thresholds._threshold_argument import as_rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from jax.typing import ArrayLike
 
 from optclip._arrays import (
     _batching,
-    _by_path,
     _leaves,
     _numerics,
+    _packed_state,
     _prefix,
     _validate,
     _xla,
@@ -20,18 +20,18 @@ from optclip._arrays import (
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._fixed import Constant, Schedule
-from optclip.thresholds._resolve import is_rule
 from optclip.thresholds._rule import Rule, Seen
+from optclip.thresholds._threshold_argument import is_rule
 
 
-def init(
+def init_memory(
     name: str, rules: PyTree, norm: PyTree, *, is_like_params: bool = False
 ) -> list[PyTree]:
     """The memory of each rule; norms may be as large as the parameters."""
     found = []
     for rule, own in _rules_with_norms(name, rules, norm):
         made = jax.tree.map(functools.partial(_as_array, name, rule), rule.init(own))
-        found.append(_by_path.packed(made, own, is_like_params=is_like_params))
+        found.append(_packed_state.packed(made, own, is_like_params=is_like_params))
     return found
 
 
@@ -41,7 +41,7 @@ def is_fixed(rules: PyTree) -> bool:
     return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
 
 
-def fixed(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
+def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
     """The thresholds of rules that are fixed, with the structure of the norms."""
     pairs = _rules_with_norms(name, rules, norm)
     known = [(r, own) for r, own in pairs if isinstance(r, (Constant, Schedule))]
@@ -54,7 +54,7 @@ def fixed(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
     return jax.tree.unflatten(treedef, found)
 
 
-def update(
+def learned_thresholds(
     name: str,
     rules: PyTree,
     seen: Seen,
@@ -86,14 +86,16 @@ def update(
                 seen.measure(tree, **how)
             )[i],
         )
-        old = _by_path.unpacked(memory[i], norm)
+        old = _packed_state.unpacked(memory[i], norm)
         threshold, new = _checked_update(name, rule, own, old)
         filled = _prefix.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
             filled = _materialized(_batching.each(_largest_for_inf, filled, bads[i]))
         found.append(filled)
         taken = _running.taken_if(flags[i], new, old)
-        memories.append(_by_path.packed(taken, norm, is_like_params=is_like_params))
+        memories.append(
+            _packed_state.packed(taken, norm, is_like_params=is_like_params)
+        )
     return jax.tree.unflatten(treedef, found), memories
 
 

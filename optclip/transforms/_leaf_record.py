@@ -1,23 +1,21 @@
 """`record="leaves"` of a clip with one norm: the norm of each leaf beside it."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _by_path, _leaves
-from optclip._arrays._batching import Batched
+from optclip._arrays import _leaves, _packed_state
 from optclip._arrays._types import PyTree, TreeDef
-from optclip._clip._clip import Clip
-from optclip._clip._layout import Layout
-from optclip.norms import Block, _measure, _roots
-from optclip.scopes._scope import LEAF
+from optclip._clip import Clip, Layout, layout_of
+from optclip.norms import Block
+from optclip.norms._interface import Measured, large_enough
+from optclip.scopes._interface import LEAF
 
 LeafNorms = dict[str, jax.Array] | jax.Array
 
 
-def by_leaf(clip: Clip[Any, Any]) -> Clip[Any, Any]:
+def by_leaf(clip: Clip) -> Clip:
     """The clip that measures each leaf of what this one measures."""
     return dataclasses.replace(clip, scope=LEAF)
 
@@ -25,24 +23,21 @@ def by_leaf(clip: Clip[Any, Any]) -> Clip[Any, Any]:
 def blank(treedef: TreeDef) -> LeafNorms:
     """The norms before the first step."""
     zeros = [jnp.zeros((), jnp.float32) for _ in range(treedef.num_leaves)]
-    return _by_path.keyed(treedef, zeros)
+    return _packed_state.keyed(treedef, zeros)
 
 
-def measure(
-    clip: Clip[Any, Any], layout: Layout, updates: PyTree
-) -> tuple[Batched, LeafNorms]:
-    """The norm of the tree, and of each leaf by its path.
+def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, LeafNorms]:
+    """Return the norm of the tree, and of each leaf by its path.
 
-    The gradients are read once: the norm of all is the norm of the norms.
+    The gradients are read once: the norm of all leaves is the norm of their norms.
     """
-    apart = by_leaf(clip)
-    leaves = apart.layout(updates)
-    found = apart.measure(leaves, flushed=False)
-    flushed = found.map(_roots.large_enough).entries()
-    kept = _by_path.keyed(leaves.treedef, flushed)
-    if clip.norm.per_count:
+    leaves = layout_of(by_leaf(clip), updates)
+    norms = clip.norm.measure(leaves.blocks, flushed=False).norms
+    flushed = norms.map(large_enough).entries()
+    kept = _packed_state.keyed(leaves.treedef, flushed)
+    if clip.norm.is_a_mean:
         # A mean of means is not the mean.
-        return clip.measure(layout), kept
-    # Each spans its devices already.
-    block = Block([_leaves.wrap(norm, ()) for norm in found.entries()])
-    return _measure.measure_batched([block], clip.norm), kept
+        return clip.norm.measure(layout.blocks), kept
+    # Each norm spans its devices already.
+    block = Block([_leaves.wrap(norm, ()) for norm in norms.entries()])
+    return clip.norm.measure([block]), kept

@@ -29,7 +29,9 @@ def lifted(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, optax.EmptyState]:
         _state.check_empty(state)
-        nothing = ClipState(jnp.zeros((), jnp.int32), [()] * len(engine.rules), {})
+        nothing = ClipState(
+            jnp.zeros((), jnp.int32), [()] * len(engine.rules.by_argument), {}
+        )
         return update(updates, nothing, params, **extra_args)[0], state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

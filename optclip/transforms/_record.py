@@ -14,16 +14,16 @@ from jax import lax
 
 from optclip._arrays import (
     _axis_names,
-    _by_path,
     _collectives,
     _leaves,
     _maxima,
     _numerics,
+    _packed_state,
     _xla,
 )
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, Record, TreeDef
-from optclip.scopes._scope import Scope
+from optclip.scopes._interface import Scope
 from optclip.transforms._state import is_itemized
 from optclip.typing import ClipRecord
 
@@ -64,7 +64,7 @@ def of_step(
     if itemized:
         entries = steps.map(lambda step: _summary([step])).entries()
         fields = ([e[i] for e in entries] for i in range(_LEAF_NORM))
-        new = ClipRecord(*(_by_path.keyed(treedef, field) for field in fields))
+        new = ClipRecord(*(_packed_state.keyed(treedef, field) for field in fields))
     else:
         new = _summary(steps.values)
     return new._replace(clip_fraction=None) if scope.itemized else new

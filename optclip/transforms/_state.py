@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _by_path, _validate
+from optclip._arrays import _packed_state, _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes import Scope
 from optclip.typing import ClipRecord, ClipState
 
 
-def check(record: Record, name: object) -> None:
+def check_record(record: Record, name: object) -> None:
     """Raise unless these are a `record=` and a `name=`."""
     words = isinstance(record, str) and record == "leaves"
     if not words and not isinstance(record, bool):
@@ -62,7 +62,9 @@ def check_state(
     kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
     itemized = is_itemized(scope, record)
     entries = [0] * treedef.num_leaves
-    wanted = jax.tree.structure(_by_path.keyed(treedef, entries) if itemized else 0)
+    wanted = jax.tree.structure(
+        _packed_state.keyed(treedef, entries) if itemized else 0
+    )
     if any(k != wanted for k in kept):
         raise ValueError(
             f"The updates must have norms of the structure that the state was made for,"
@@ -97,7 +99,7 @@ def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
         if not itemized:
             return jnp.full((), value, dtype)
         entries = [jnp.full((), value, dtype) for _ in range(treedef.num_leaves)]
-        return _by_path.keyed(treedef, entries)
+        return _packed_state.keyed(treedef, entries)
 
     fraction = None if scope.itemized else full(0, jnp.float32)
     return ClipRecord(

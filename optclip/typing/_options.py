@@ -3,9 +3,9 @@
 from typing import TypedDict
 
 from optclip._arrays._types import AxisName, Mask, Nonfinite, Number, Record, Relative
-from optclip.norms._spectral import NormLike
+from optclip.norms._interface import NormLike
 from optclip.responses import ResponseLike
-from optclip.scopes._scope import ScopeLike
+from optclip.scopes._interface import ScopeLike
 from optclip.thresholds import Threshold
 
 

@@ -14,13 +14,18 @@ from jax.typing import ArrayLike
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import Leaf, PyTree
-from optclip._clip._clip import ScalingClip
-from optclip.norms._spectral import as_norm
-from optclip.scopes._scope import as_scope
-from optclip.thresholds import _memory
-from optclip.thresholds._resolve import as_rules, one_rule
-from optclip.thresholds._rule import Rule, Seen
-from optclip.transforms._engine import Engine
+from optclip._clip import SCALE, Clip, coefficients_of
+from optclip.norms._interface import as_norm
+from optclip.scopes._interface import as_scope
+from optclip.thresholds._interface import (
+    Rule,
+    Seen,
+    as_rules,
+    init_memory,
+    learned_thresholds,
+    one_rule,
+)
+from optclip.transforms._interface import Engine, Rules
 from optclip.typing import (
     AxisName,
     ClipRecord,
@@ -119,11 +124,12 @@ def skip(
     """
     wrapped = transformation("inner", inner)
     # Detached, so that of single elements the norms are taken too.
-    clip = ScalingClip(
-        as_scope(over), as_norm(norm), responses.detached("drop"),
+    clip = Clip(
+        as_scope(over), as_norm(norm), responses.detached("drop"), SCALE,
         mask=mask, axis_name=axis_name,
     )  # fmt: skip
-    watch = Engine(clip, {"max_norm": as_rules("max_norm", max_norm)}, True, name)
+    rules = Rules({"max_norm": as_rules("max_norm", max_norm)})
+    watch = Engine(clip, rules, True, name)
     value_rule = None if max_value is None else one_rule("max_value", max_value)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
@@ -132,7 +138,7 @@ def skip(
     def init_fn(params: PyTree) -> SkipState:
         zero = jnp.zeros((), jnp.float32)
         memory = (
-            () if value_rule is None else _memory.init("max_value", value_rule, zero)
+            () if value_rule is None else init_memory("max_value", value_rule, zero)
         )
         # Two, not one twice, which could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
@@ -152,7 +158,8 @@ def skip(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
-        found = watch.recorded(step, clip.coefficients(step.measured, step.limits))
+        clip, _, norms, limits, *_ = step.decision
+        found = watch.recorded(step, coefficients_of(clip, norms, limits))
         seen = watch.after(state.skip_norm, step, found)
         is_off = _is_above(found)
         memory, old = state.skip_value, state.skip_record[name]
@@ -240,7 +247,7 @@ def _value_threshold(
         updates=updates,
     )
     bad = ~jnp.isfinite(value)
-    threshold, memory = _memory.update("max_value", rule, shown, memory, bad)
+    threshold, memory = learned_thresholds("max_value", rule, shown, memory, bad)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 

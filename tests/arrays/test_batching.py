@@ -89,7 +89,7 @@ def own(norm, threshold):
     response=["hard", responses.band(0.5), responses.detached("hard"), own],
     is_strict=[False, True],
     dtype=["float32", "bfloat16", "complex64"],
-    policy=["propagate", "zero", "drop"],
+    policy=["propagate", "zero"],
 )
 def test_clip_leaf_among_many_is_as_alone(over, response, is_strict, dtype, policy):
     tree = leaves(dtype)

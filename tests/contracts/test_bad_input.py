@@ -244,7 +244,7 @@ ROUTED = [
     (([0, 1], T, "`{p}` must be a tuple of two ints, got [0, 1]"), "matrix_axes"),
     (("", T, "`{p}` must be a non-empty string, got '' (str)"), "name"),
     (("", V, "`{p}` must be a string that is not empty"), "clip_cotangent.name"),
-    (("x", T, "`{p}` must be 'spectral', 'l1', 'l2', 'inf', 'rms', 'average'"), "norm"),
+    (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
     ((-np.ones(99), V, "`{p}` must be 0 or more, got -1.0"), "norms"),
     (((), V, "`{p}` must be an optimizer state with an optclip clip"), "opt_state"),
     ((3, T, "The options must be some of ["), "options"),
@@ -384,7 +384,7 @@ MESSAGES = {
         (scopes.Scope, T, "an instance of a subclass of optclip.scopes.Scope, got"),
     ],
     "clip_by.norm": [
-        (None, T, "`norm` must be 'spectral', 'l1', 'l2', 'inf', 'rms', 'average', an"),
+        (None, T, "`norm` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral', an"),
         (True, T, "an order p or an optclip.norms.Norm, got True (bool). Under optax."),
         (-1.0, V, "`ord` must be a Python number above 0, or inf for the largest"),
     ],
@@ -399,8 +399,8 @@ MESSAGES = {
         (lambda n, c: 1.0, V, "Two bounds are for single elements. Give over='element'")
     ],
     "clip_by.nonfinite": [
-        (None, T, "`nonfinite` must be one of 'propagate', 'zero', 'drop', 'raise',"),
-        (["zero"], T, "one of 'propagate', 'zero', 'drop', 'raise', got ['zero']"),
+        (None, T, "`nonfinite` must be one of 'propagate', 'zero', 'raise',"),
+        (["zero"], T, "one of 'propagate', 'zero', 'raise', got ['zero']"),
     ],
     "clip_by.record": [(np.ones(2), T, "`record` must be True, False or 'leaves',")],
     "clip_by.name": [(3, T, "`name` must be a non-empty string, got 3 (int)")],

@@ -11,7 +11,12 @@ import pytest
 
 import optclip
 from optclip import functional
-from optclip.transforms import _leaf_norms, _matrices, _tree_norms, _values
+from optclip.spectral import _clip_matrices_transform
+from optclip.transforms import (
+    _leaf_norm_transforms,
+    _tree_norm_transforms,
+    _value_transform,
+)
 from tests.support.registry import ENTRIES, OTHER_NAMES
 from tools import public_api
 
@@ -23,7 +28,9 @@ def test_public_names_are_registered_and_have_a_test_file():
     assert set(optclip.__all__) == registered
     public = {name for name in vars(optclip) if not name.startswith("_")}
     # The modules of named clips and wrappers are reached through their functions.
-    folders = {"cotangents", "monitor", "transforms", "wrappers"}
+    folders = {
+        "attention", "cotangents", "monitor", "spectral", "transforms", "wrappers",
+    }  # fmt: skip
     assert public - folders == registered
     here = pathlib.Path(__file__).parents[1]
     assert not [f for f in OTHER_NAMES.values() if not list(here.rglob(f))]
@@ -69,7 +76,13 @@ def test_factory_builds_its_clip_with_clip_by(entry, monkeypatch):
     def gone(*args, **kwargs):
         raise NotImplementedError
 
-    for module in (_leaf_norms, _matrices, _tree_norms, _values):
+    modules = (
+        _leaf_norm_transforms,
+        _clip_matrices_transform,
+        _tree_norm_transforms,
+        _value_transform,
+    )
+    for module in modules:
         monkeypatch.setattr(module, "clip_by", gone)
     with pytest.raises(NotImplementedError):
         entry.make()

@@ -12,7 +12,7 @@ import optclip
 
 # Neither union of words is public; that users may pass each is.
 from optclip._clip import _nonfinite
-from optclip.responses._resolve import BY_NAME, ResponseName
+from optclip.responses._response_argument import BY_NAME, ResponseName
 
 
 def _functions() -> Iterator[tuple[str, types.FunctionType]]:

@@ -257,15 +257,13 @@ def test_with_clipped_cotangent_clips_outputs_of_layer():
     np.testing.assert_allclose(found, np.sum(2 * X * clipped), rtol=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["propagate", "zero", "drop"])
+@pytest.mark.parametrize("policy", ["propagate", "zero"])
 def test_clip_cotangent_nonfinite_row_leaves_other_rows(policy):
     cotangent = COTANGENT.copy()
     cotangent[0, 0, 0], cotangent[1, 1, 1] = np.nan, np.inf
     found = quick_jit(lambda g: pulled(X, g, C, nonfinite=policy))(cotangent)
     expected = backprop.hard(C)(np.where(np.isfinite(cotangent), cotangent, 0))
-    replaced = {"propagate": np.nan, "zero": 0.0}
-    if policy in replaced:
-        expected[0, 0] = expected[1, 1] = replaced[policy]
+    expected[0, 0] = expected[1, 1] = {"propagate": np.nan, "zero": 0.0}[policy]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

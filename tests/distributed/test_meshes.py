@@ -23,7 +23,7 @@ WAYS = {
 # At most so many all-reduces per way: one in the first pass and one in the branch for
 # norms out of range. The flags of a policy, the peak of a leaf, the record of slices
 # and each product over a split side of a matrix have their own.
-TIMES = {"proportional": 3, "drop": 3, "skip": 4, "axes": 5, "matrices": 16}
+TIMES = {"proportional": 3, "skip": 4, "axes": 5, "matrices": 16}
 
 alone = functools.cache(meshes.on_one_device)
 
@@ -69,7 +69,7 @@ def test_learned_threshold_on_mesh_matches_one_device(clip, mode, placement):
 HARD = {clip.id: clip for clip in meshes.CLIPS + meshes.LEARNED if not clip.of_matrices}
 # One for each set of lines that call collectives; all with `--full`.
 KINDS = [
-    "value", "norm", "norm-axis", "global-norm-3", "proportional", "drop",
+    "value", "norm", "norm-axis", "global-norm-3", "proportional",
     "ema by unit", "quantile by unit", "moment", "largest element",
 ]  # fmt: skip
 

@@ -79,7 +79,6 @@ SPARSE = [
     ),
     meshes.Clip("value", _of(optclip.clip_by_value), ("parts",)),
     meshes.Clip("rows", _of(optclip.clip_by_norm, axis=-1), ("parts",), True),
-    meshes.Clip("drop", _of(optclip.clip_by_norm, nonfinite="drop"), ("sums",)),
     meshes.Clip("strict", _of(optclip.clip_by_norm, strict=True), ("sums",)),
 ]
 

@@ -1,4 +1,4 @@
-"""The folders of the package: imports go downward, and three build transformations."""
+"""The folders of the package: imports go downward, and four build transformations."""
 
 import inspect
 import pathlib
@@ -49,6 +49,25 @@ def test_imports_go_down_through_every_floor():
     assert len(imports.longest_chain()) == len(FLOORS)
 
 
+def is_behind_another_face(name, path):
+    """Return whether a file imports from a private module of another folder."""
+    _, folder, *rest = name.split(".")
+    is_private = any(part.startswith("_") and part != "_interface" for part in rest)
+    is_shared = folder in ("_arrays", imports.folder_of(path))
+    return is_private and not is_shared
+
+
+def test_folders_use_the_interface_of_their_neighbors():
+    found = [
+        (path.name, name)
+        for path in files(*FLOOR)
+        if path.stem != imports.FACE
+        for name in imports.names(path)
+        if name.startswith("optclip.") and is_behind_another_face(name, path)
+    ]
+    assert not found
+
+
 def test_optax_is_imported_above_the_clip_only():
     below = [name for name in FLOOR if FLOOR[name] <= FLOOR["_clip"]]
     names = {name for path in files(*below) for name in imports.names(path)}
@@ -56,7 +75,7 @@ def test_optax_is_imported_above_the_clip_only():
     assert not [name for name in names if name.split(".")[0] == "optax"]
 
 
-def test_three_folders_build_transformations():
+def test_four_folders_build_transformations():
     calls = (
         r"\b(?:GradientTransformation|GradientTransformationExtraArgs|stateless\w*)\("
     )
@@ -65,7 +84,7 @@ def test_three_folders_build_transformations():
         for path in files(*FLOOR)
         if re.search(calls, path.read_text())
     }
-    assert building == {"transforms", "wrappers", "per_example"}
+    assert building == {"transforms", "wrappers", "per_example", "spectral"}
 
 
 def test_public_classes_name_their_public_path():

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from optclip.per_example import norms
-from optclip.per_example._ghost._backward import backward
+from optclip.per_example._ghost._ghost_backward import backward
 from tests.support import (
     covering,
     example_losses,

@@ -42,7 +42,6 @@ def test_auto_takes_method_with_less_memory(make):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nonfinite": "drop"}, "'zero' or 'propagate' for method='ghost'"),
         ({"nonfinite": "raise"}, "'zero' or 'propagate' for method='ghost'"),
         ({"reduce": "none"}, "must be 'vmap' for reduce='none'"),
     ],

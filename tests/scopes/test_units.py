@@ -61,7 +61,7 @@ def test_stacked_layers_are_clipped_as_if_apart():
     assert not np.allclose(plain["bias"], found["bias"])
 
 
-@pytest.mark.parametrize("nonfinite", ["propagate", "drop"])
+@pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
 def test_relative_threshold_of_infinite_parameter_norm_clips_nothing(nonfinite):
     """The squares of parameters are not kept in range; those of gradients are."""
     rule = optclip.thresholds.relative_to_params(0.5)

@@ -76,10 +76,6 @@ def _masked(**more: Any) -> Any:
     )
 
 
-def _drop(**more: Any) -> Any:
-    return optclip.clip_by_global_norm(2.0, nonfinite="drop", **more)
-
-
 def _skip(**more: Any) -> Any:
     clip = optclip.clip_by_global_norm(2.0, **more)
     return optclip.skip(clip, max_norm=thresholds.quantile(0.9, 8))
@@ -96,7 +92,6 @@ CLIPS = [
     *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
     Clip("groups", _groups, ("leaf",)),
     Clip("masked", _masked, ("tree",)),
-    Clip("drop", _drop, ("tree",)),
     Clip("skip", _skip, ("tree",)),
 ]
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip.per_example._ghost._backward import backward, weighted_gradients
 from optclip.per_example._ghost._formulas import Scaled
+from optclip.per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import helpers
 

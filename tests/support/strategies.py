@@ -241,7 +241,7 @@ OPTIONS = {
     "axis": mostly([None, 0, -1, (0,)], [5, "x", (0, 0), 1.5, (), True, [0]]),
     "eps": mostly([0.0, 1e-6, 1], [-1.0, math.nan, "x", math.inf, None, np.ones(2)]),
     "strict": mostly([True, False], ["x", None, 1]),
-    "nonfinite": mostly(["propagate", "zero", "drop"], ["raise", "nan", None, 3]),
+    "nonfinite": mostly(["propagate", "zero"], ["raise", "drop", None, 3]),
     "response": mostly(
         ["hard", "smooth", "normalize", "tanh", optclip.responses.band(0.5)],
         ["x", None, 3, lambda n: n, lambda n, c: "x", lambda n, c: np.ones(7)],

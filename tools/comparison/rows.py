@@ -156,9 +156,6 @@ ROWS = [
     Row("33", "many-leaves", "`clip_by_global_norm(1)`, 400 bfloat16 leaves `[1]`", *globally(1.0, list(np.ones((400, 1), BF16))), show=show.norm),
     Row("34", "above-the-bound", "`clip_by_global_norm(1)`, 200 float32 vectors of 1000 normal numbers: norms after, in float64",
         above_the_bound(lambda: GLOBAL(1.0), NORMAL), above_the_bound(lambda: OURS(1.0, strict=True), NORMAL), show=show.above_one, note="with `strict=True`"),
-    Row("43", "zero-nans", "`zero_nans()` before `clip_by_global_norm(1)`, `[inf, NaN, 4]`",
-        clip(lambda: optax.chain(optax.zero_nans(), GLOBAL(1.0)), np.float32([INF, NAN, 4])),
-        clip(lambda: OURS(1.0, nonfinite="drop"), np.float32([INF, NAN, 4])), note="with `nonfinite=\"drop\"`"),
     Row("45", "one-bad-example", "`per_example_global_norm_clip(1)`, examples `[3, 4]`, `[inf, 0]`, `[0, 0.5]`: the sum",
         optax_per_example, per_example, note="`functional` under `jax.vmap`, `nonfinite=\"zero\"`"),
 ]

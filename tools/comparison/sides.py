@@ -144,7 +144,7 @@ def policies(factory, limit, updates) -> Side:
     def one(policy):
         return of(lambda limit: factory(limit, nonfinite=policy), limit, updates)
 
-    return each({name: one(name) for name in ("propagate", "zero", "drop")})
+    return each({name: one(name) for name in ("propagate", "zero")})
 
 
 def slope(make) -> Side:

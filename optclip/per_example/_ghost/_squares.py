@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _formulas, _sites
-from optclip.per_example._ghost._backward import Backward, gradients
 from optclip.per_example._ghost._formulas import Scaled
+from optclip.per_example._ghost._ghost_backward import Backward, gradients
 from optclip.per_example._ghost._plan import Site
 
 # So many elements of the gradients of all examples are no matter.

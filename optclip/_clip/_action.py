@@ -1,0 +1,87 @@
+"""What is done to the leaves of a block once its threshold is known."""
+
+from __future__ import annotations
+
+import abc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip._arrays import _axis_names, _numerics, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import Leaf as LeafValue
+from optclip._arrays._types import Number
+from optclip._clip._clip import Clip, Decision
+from optclip._clip._limit import as_limit, at_least
+from optclip.norms._interface import LEAST
+
+# A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
+# 2**40 elements, each below 2**-126, are 2**-14 of the squared norm and half of that of
+# the norm.
+_LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
+
+
+class Action(abc.ABC):
+    """Multiply, or move to a bound.
+
+    By default there is one threshold and one coefficient for each norm.
+    """
+
+    def fit(
+        self, clip: Clip, values: dict[str, list[Number]], norms: Batched
+    ) -> Batched:
+        """Return the threshold of each block in the dtype and shape of its norm.
+
+        Negative ones become 0.
+
+        Raises:
+          ValueError: a threshold does not broadcast to the shape of its norm.
+        """
+        ((name, of_blocks),) = values.items()
+        least = _LEAST_STRICT if clip.strict else LEAST
+        limits: dict[int, tuple[jax.Array, bool]] = {}
+        for index, m in zip(norms.indices, norms.values, strict=True):
+            norm = m if len(index) == 1 else m[0]
+            for i in index:
+                limits[i] = _fitted(clip, name, of_blocks[i], norm, least)
+        fitted = [limits[i] for i in range(len(of_blocks))]
+        batched = norms.with_entries([limit for limit, _ in fitted])
+        if all(is_known for _, is_known in fitted):
+            return batched
+        return batched.map(lambda c: at_least(least[c.dtype.name], c))
+
+    def per_norm(self, thresholds: Batched, norms: Batched) -> Batched:
+        """Return one fitted threshold for each norm."""
+        del norms
+        return thresholds
+
+    @abc.abstractmethod
+    def apply(self, decision: Decision) -> tuple[dict[int, LeafValue], Batched]:
+        """Return the clipped leaves by their index, and the coefficients."""
+
+    def recorded(
+        self, decision: Decision, coefficients: Batched
+    ) -> tuple[Batched, Batched]:
+        """Return the threshold and the coefficient of each norm for the record."""
+        return decision.thresholds, coefficients
+
+
+def _fitted(
+    clip: Clip, name: str, value: Number, norm: jax.Array, least: dict[str, float]
+) -> tuple[jax.Array, bool]:
+    """Return the threshold, and whether it is known not to be too small for a norm."""
+    limit = as_limit(value, norm.dtype)
+    check_replicated(clip, name, limit, norm)
+    is_known = isinstance(limit, np.ndarray)
+    if is_known:
+        limit = at_least(least[norm.dtype.name], limit)
+    _validate.broadcasts(name, limit.shape, norm.shape)
+    return _numerics.broadcast_like(jnp.asarray(limit), norm), is_known
+
+
+def check_replicated(clip: Clip, name: str, limit: Number, norm: jax.Array) -> None:
+    """Raise if a threshold or `eps` varies over devices that share the norm."""
+    for argument, value in ((name, limit), ("eps", clip.eps)):
+        if isinstance(value, jax.Array):
+            _axis_names.check_replicated(argument, value, norm)

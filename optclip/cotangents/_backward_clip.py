@@ -1,0 +1,165 @@
+"""The identity whose backward pass clips: one `jax.custom_vjp` for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from optclip._arrays import _axis_names, _closures, _examples, _leaves, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import Number, PyTree
+from optclip._clip import (
+    Clip,
+    Layout,
+    Limit,
+    Thresholds,
+    apply,
+    decide,
+    is_bad,
+    layout_of,
+)
+from optclip.cotangents import _probe, _relative_threshold
+from optclip.norms import Block
+from optclip.norms._interface import declared_across
+from optclip.typing import CotangentRecord
+
+# Whether a backward pass can return more than cotangents: from JAX 0.11.1 on.
+HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Backward:
+    """What is done to cotangents on their way back.
+
+    Attributes:
+      clip: the clip of a dict of arrays, each by itself.
+      reference: what the thresholds are multiples of; None for thresholds as they are.
+    """
+
+    clip: Clip
+    reference: _relative_threshold.Reference | None
+
+    def apply(
+        self, cotangents: PyTree, thresholds: PyTree, is_recorded: bool
+    ) -> tuple[PyTree, CotangentRecord | None]:
+        """The clipped cotangents, and what was done to them if that is asked for."""
+        layout = layout_of(self.clip, cotangents)
+        decision = decide(self.clip, layout, self._limit(thresholds))
+        clipped, coefficients = apply(decision)
+        if not is_recorded:
+            return clipped, None
+        norms = decision.norms
+        _, of_norms = self.clip.action.recorded(decision, coefficients)
+        return clipped, _probe.record_of(norms, of_norms, is_bad(norms))
+
+    def spanning(self, axis_name: PyTree) -> Backward:
+        """The same, with the mapped axes that each array is split over."""
+        clip = dataclasses.replace(self.clip, axis_name=axis_name)
+        return dataclasses.replace(self, clip=clip)
+
+    def spans_by_name(self) -> bool:
+        """Whether mapped axes are declared, which may be known at the call alone."""
+        declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
+        return any(own != () for own in declared)
+
+    def _limit(self, thresholds: PyTree) -> Limit:
+        def limit(layout: Layout, norms: Batched) -> Thresholds:
+            limits = layout.entries(thresholds)
+            if self.reference is not None:
+                entries = zip(layout.blocks, norms.entries(), limits, strict=True)
+                limits = [_multiple(self.reference, *entry) for entry in entries]
+            return Thresholds({"max_norm": limits})
+
+        return limit
+
+
+def _multiple(
+    reference: _relative_threshold.Reference,
+    block: Block,
+    norm: jax.Array,
+    factor: Number,
+) -> Number:
+    _validate.broadcasts("max_norm", jnp.shape(factor), norm.shape)
+    axes = _axes_of(norm, block)
+    return _relative_threshold.multiple(reference, factor, norm, axes)
+
+
+def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
+    """The mapped axes that the norms of a leaf are split over, all of which count.
+
+    Raises:
+      ValueError: nothing says which these are.
+    """
+    own = _leaves.axis_name_of(block.leaves[0])
+    if _axis_names.untyped_axes() and not isinstance(own, PartitionSpec):
+        raise ValueError(
+            "`axis_name` must be the PartitionSpec of each leaf with `relative` inside"
+            " pmap, and shard_map with check_vma=False, where no type says on which"
+            f" devices the other norms are, got {own}. Give it, or leave check_vma on."
+        )
+    return _axis_names.split_axes(norm, declared_across(block).axis_name)
+
+
+def passed(
+    backward: Backward,
+    arrays: PyTree,
+    thresholds: PyTree,
+    probe: CotangentRecord | None,
+    name: str | None,
+) -> tuple[PyTree, CotangentRecord | None]:
+    """The arrays and the probe as they are, with the clip in their backward pass."""
+    # A number that is known stays one, so that what is checked of it still is.
+    traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
+
+    is_recorded = probe is not None or name is not None
+
+    def apply(cotangents: PyTree, traced: PyTree) -> Any:
+        now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
+        return backward.apply(cotangents, now, is_recorded)
+
+    # Tracing raises the errors of the backward pass here, at the user's call. It also
+    # finds the arrays that a response or a reference closes over, of any dtype: the
+    # rule below may only read the traced ones as arguments.
+    pulled, closed_over = _closures.converted(apply, arrays, traced)
+    is_closed = not any(isinstance(x, Tracer) for x in closed_over)
+    if is_closed and not backward.spans_by_name():
+        # Outside `jit`, a second call of the function itself compiles nothing.
+        pulled, closed_over = apply, []
+
+    def identity(arrays: PyTree, given: PyTree, probe: Any) -> Any:
+        del given
+        return arrays, probe
+
+    def forward(arrays: PyTree, given: PyTree, probe: Any) -> Any:
+        return (arrays, probe), given
+
+    def pull_back(given: PyTree, cotangents: Any) -> Any:
+        of_arrays, of_probe = cotangents
+        clipped, record = pulled(of_arrays, *given)
+        if of_probe is not None:
+            of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
+        found = clipped, None, of_probe
+        return found if name is None else (found, {name: record})
+
+    function = jax.custom_vjp(identity)
+    # No attribute of an older JAX.
+    define = "defvjp" if name is None else "defvjp_with_logs"
+    getattr(function, define)(forward, pull_back)
+    try:
+        given = traced, *closed_over
+        arrays, _, probe = _examples.batched_alike((arrays, given, probe))
+        return function(arrays, given, probe)
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+        raise TypeError(
+            "The cotangents of clip_cotangent must be those of reverse mode, as of"
+            " jax.grad, jax.vjp or jax.jacrev, got forward mode, as of jax.jvp or"
+            " jax.jacfwd: there is no clip of tangents. Leave clip_cotangent out of"
+            " what is differentiated forwards."
+        ) from error

@@ -1,0 +1,5 @@
+"""What other packages of optclip use of `monitor`, beside its public names."""
+
+from optclip.monitor._metrics import is_metric as is_metric
+from optclip.monitor._metrics import parts_in as parts_in
+from optclip.monitor._metrics import percent as percent

@@ -1,0 +1,42 @@
+"""What shares a norm: `Block`."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from optclip._arrays import _axis_names, _leaves, _validate
+from optclip._arrays._types import Leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """The leaves, or with `axis` the slices of one leaf, that share a norm.
+
+    Args:
+      leaves: arrays or BCOO matrices.
+      axis: None for one norm over all elements of all leaves; else the axes that each
+        norm of the single leaf is taken over, counted from 0 (`()`: each element).
+    """
+
+    leaves: Sequence[Leaf]
+    axis: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        advice = "One leaf goes in a list too."
+        _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
+        if self.axis is None:
+            return
+        is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
+        if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
+            wanted = "None, or with a single leaf a tuple of ints counted from 0"
+            advice = f"Leaves in the block: {len(self.leaves)}."
+            raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))
+
+
+def declared_across(block: Block) -> _axis_names.Declared:
+    """The mapped axes that the norms of a block are split over, as far as declared."""
+    if block.axis is None:
+        return _axis_names.Declared()
+    declared = _leaves.axis_name_of(block.leaves[0])
+    return _axis_names.Declared(
+        _axis_names.declared_across_slices(block.axis, declared)
+    )

@@ -1,0 +1,277 @@
+"""How much one example may add to a sum: its clip, and the sensitivity that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optclip._arrays import _leaves, _numerics, _prefix, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._leaves import Flat
+from optclip._arrays._types import PyTree
+from optclip._clip import (
+    SCALE,
+    Clip,
+    Decision,
+    Layout,
+    apply,
+    coefficients_of,
+    decide,
+    decide_measured,
+    fixed,
+    is_bad,
+    layout_of,
+)
+from optclip.norms._interface import L2, Measured, large_enough
+from optclip.per_example._ghost import _formulas
+from optclip.per_example._ghost._formulas import Scaled
+from optclip.per_example._responses import response_of
+from optclip.responses import Response
+from optclip.scopes._interface import LEAF, TREE, Groups, Scope, as_scope
+from optclip.typing import CotangentRecord
+
+Relation = Literal["add_or_remove", "zero_out", "replace_one"]
+
+# How far apart two sums are, in bounds; the names of dp_accounting beside ours.
+_RELATIONS = {
+    "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
+    "add_or_remove_one": 1, "replace_special": 1,
+}  # fmt: skip
+
+
+class ClippedNorms(NamedTuple):
+    """What is known of the norms of one example, in the structure of the scope."""
+
+    norm: PyTree
+    coefficient: PyTree
+    nonfinite: PyTree
+
+
+def _about(decision: Decision, coefficients: Batched) -> ClippedNorms:
+    layout, norms = decision.layout, decision.norms
+    columns = norms, coefficients, is_bad(norms)
+    return ClippedNorms(*(layout.tree(column.entries()) for column in columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The clip of one example, and what all of it adds at most."""
+
+    threshold: Any
+    scope: Scope
+    response: Response
+    nonfinite: str
+    strict: bool
+    normalize_by: Any
+    is_unit: bool
+
+    def clip(self, axis_name: PyTree = None) -> Clip:
+        """The clip of the gradient of one example."""
+        return Clip(
+            self.scope, L2, self.response, SCALE, 0.0, self.strict, self.nonfinite,
+            axis_name=axis_name,
+        )  # fmt: skip
+
+    def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
+        """The clipped gradient of one example."""
+        layout = layout_of(clip, grads)
+        self._check_all_bounded(layout)
+        decision = decide(clip, layout, fixed("threshold", self.threshold))
+        clipped, coefficients = apply(decision)
+        return clipped, _about(decision, coefficients)
+
+    def norms_of_squares(self, clip: Clip, squares: PyTree) -> PyTree:
+        """The norms of one example, of the squared norm of each leaf, `Scaled`."""
+        layout, norms = _laid_out(clip, squares)
+        return layout.tree(norms)
+
+    def of_squares(self, clip: Clip, squares: PyTree) -> tuple[ClippedNorms, PyTree]:
+        """What its norms say, and the coefficient of each leaf."""
+        layout, norms = _laid_out(clip, squares)
+        self._check_all_bounded(layout)
+        limit = fixed("threshold", self.threshold)
+        decision = decide_measured(clip, layout, limit, Measured(Batched(norms)))
+        coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
+        of_block = coefficients.entries()
+        by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled()})
+        return _about(decision, coefficients), by_leaf
+
+    def finished(self, clip: Clip, summed: PyTree) -> PyTree:
+        """The sum, or each example, in units of its threshold and by `normalize_by`."""
+        if self.is_unit:
+            summed = self._in_units(clip, summed)
+        by = self.normalize_by
+        if isinstance(by, (int, float)) and by == 1:
+            return summed
+        return jax.tree.map(lambda x: x / jnp.asarray(by, _real(x)), summed)
+
+    def sensitivity(self, relation: Any, params: PyTree) -> Any:
+        """How much the sum differs at most between neighbouring batches."""
+        word = str(getattr(relation, "name", relation)).lower()
+        if word not in _RELATIONS:
+            wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
+            raise ValueError(_validate.must_be("relation", wanted, relation))
+        return _RELATIONS[word] * self._whole(params) / _wide(self.normalize_by)
+
+    def _whole(self, params: PyTree) -> Any:
+        """The root of the sum of the squares of all thresholds, each 1 for `unit`."""
+        limits = self._limits(params)
+        if self.is_unit:
+            return math.sqrt(len(limits))
+        limits = [_wide(limit) for limit in limits]
+        if all(isinstance(limit, float) for limit in limits):
+            return math.hypot(*limits)
+        # One that is traced and negative clips to zero.
+        return jnp.sqrt(sum(jnp.square(jnp.maximum(limit, 0)) for limit in limits))
+
+    def _limits(self, params: PyTree) -> list[Any]:
+        if self.scope == TREE:
+            return [self.threshold]
+        known = [math.inf if t is None else t for t in _values(self.threshold)]
+        if params is None:
+            if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
+                return known
+            wanted = "given to count the leaves or groups of one threshold"
+            advice = "Give f.sensitivity(relation, params=params)."
+            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        layout = layout_of(self.clip(()), _zeros(params))
+        norms = layout.tree([0.0] * len(layout.blocks))
+        return jax.tree.leaves(_prefix.fill("threshold", self.threshold, norms))
+
+    def _in_units(self, clip: Clip, summed: PyTree) -> PyTree:
+        layout = layout_of(clip, summed)
+        norms = layout.tree([jnp.zeros(())] * len(layout.blocks))
+        limits = layout.entries(_prefix.fill("threshold", self.threshold, norms))
+        out = {}
+        for i, leaf, block in layout.scaled():
+            x = leaf.array
+            limit = jnp.asarray(limits[block], _real(x))
+            live = limit > 0
+            one = jnp.ones_like(limit)
+            out[i] = jnp.where(live, x / jnp.where(live, limit, one), jnp.zeros_like(x))
+        return layout.rebuild(out)
+
+    def _check_all_bounded(self, layout: Layout) -> None:
+        check_floats(layout.flat)
+        for leaf in layout.leaves:
+            if leaf.block is None:
+                raise ValueError(
+                    f"Each leaf must be in a group, got {_leaves.named(leaf.path)} in"
+                    " none:"
+                    " its part of an example has no bound. Label it, or differentiate"
+                    " with respect to the other leaves only."
+                )
+
+
+def check_floats(flat: Flat) -> None:
+    """Raise unless each leaf has a gradient with a bound: a dense array of floats."""
+    for x in jax.tree.leaves(flat.tree, is_leaf=_is_probe):
+        if _is_probe(x):
+            raise TypeError(
+                "Parameters must not contain a cotangent_probe: its counts would be"
+                " clipped as gradients. Pass it as another argument of the loss, and"
+                " take its gradient in a separate call of jax.grad."
+            )
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(
+                f"Each leaf must be a dense array of floats, got {_leaves.named(path)}"
+                f" of {kind}: its part of an example has no bound. Take it out of the"
+                " tree."
+            )
+
+
+def _is_probe(x: Any) -> bool:
+    return isinstance(x, CotangentRecord)
+
+
+def bound_of(
+    threshold: Any,
+    over: Any,
+    response: Any,
+    nonfinite: str,
+    strict: bool,
+    normalize_by: Any,
+) -> Bound:
+    """The bound that the arguments of a user mean, checked."""
+    scope = _scope(over)
+    _check_threshold(threshold, scope)
+    _validate.plain("normalize_by", normalize_by, above=True)
+    is_unit = isinstance(response, str) and response == "unit"
+    how = response_of(response)
+    found = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
+    found.clip()
+    return found
+
+
+def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
+    """The leaves in blocks, and the norm of each block; inf above the largest float."""
+    leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
+    layout = layout_of(clip, treedef.unflatten([x.square for x in leaves]))
+    members: list[list[Scaled]] = [[] for _ in layout.blocks]
+    for i, _, block in layout.scaled():
+        members[block].append(leaves[i])
+    found = []
+    for own in members:
+        most = functools.reduce(jnp.maximum, [x.exponent for x in own])
+        total = functools.reduce(jnp.add, [x.at(most) for x in own])
+        norm = _formulas.shifted(_numerics.root(total), most)
+        found.append(large_enough(norm))
+    return layout, found
+
+
+def _scope(over: Any) -> Scope:
+    message = _validate.must_be("over", "'tree', 'leaf' or optclip.groups(...)", over)
+    try:
+        scope = as_scope(over)
+    except TypeError:
+        raise TypeError(message) from None
+    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
+        raise ValueError(message)
+    return scope
+
+
+def _check_threshold(threshold: Any, scope: Scope) -> None:
+    _validate.not_none("threshold", threshold)
+    for value in _values(threshold):
+        if value is not None:
+            _validate.number("threshold", value)
+            if jnp.shape(value):
+                wanted = "one number for each norm"
+                advice = f"Its shape is {jnp.shape(value)}."
+                message = _validate.must_be("threshold", wanted, value, advice)
+                raise ValueError(message)
+    if scope == TREE and not _validate.is_number(threshold):
+        wanted = "one number for over='tree'"
+        advice = "Give over='leaf' or over=optclip.groups(...) for a tree of them."
+        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
+
+
+def _values(threshold: Any) -> list[Any]:
+    return jax.tree.leaves(threshold, is_leaf=lambda t: t is None)
+
+
+def _wide(value: Any) -> Any:
+    """A number in float64, or a traced one in float32 or wider."""
+    known = _validate.concrete(value)
+    if known is not None:
+        return float(known)
+    return value.astype(_leaves.real_dtype(jnp.promote_types(value.dtype, jnp.float16)))
+
+
+def _zeros(params: PyTree) -> PyTree:
+    """A tree like the parameters, without their numbers."""
+    return jax.tree.map(
+        lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
+    )
+
+
+def _real(x: jax.Array) -> Any:
+    return _leaves.real_dtype(x.dtype)

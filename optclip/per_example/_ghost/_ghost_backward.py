@@ -1,0 +1,153 @@
+"""Run one backward pass per example, down to the sites where parameters meet data.
+
+Each starts from a cotangent of 1. A gradient is linear in the cotangents of its sites,
+so that cotangents times the coefficients of the examples give the clipped sum. At that
+point every `jax.custom_vjp` between a site and the loss, such as cotangent clipping,
+has been applied to the unscaled cotangent of one example.
+
+Source: the book-keeping of Bu, Wang, Zha, Karypis, *Differentially Private Optimization
+on Large Model at Small Cost*, 2022, arXiv:2210.00038.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _placement
+from optclip._arrays._types import PyTree
+from optclip.per_example._example_gradients import harmless
+from optclip.per_example._ghost import _walk
+from optclip.per_example._ghost._choice import Trace, traced
+
+# Derivatives by one operand are linear in the other, so that zeros give zeros.
+BILINEAR = frozenset(["dot_general", "conv_general_dilated", "mul", "gather"])
+
+
+class Backward(NamedTuple):
+    """The losses of a batch, and for each site its data and its cotangents."""
+
+    trace: Trace
+    params: PyTree
+    values: jax.Array
+    aux: PyTree
+    # By the key of a site, arrays with the axis of examples first.
+    records: dict[int, tuple[jax.Array, ...]]
+    cotangents: dict[int, tuple[jax.Array, ...]]
+
+    @property
+    def leaves(self) -> list[jax.Array]:
+        return jax.tree.leaves(self.params)
+
+    def of(self, which: Sequence[int]) -> tuple[dict, dict]:
+        """The records and cotangents that the gradients of some leaves need."""
+        keys = {site.key for i in which for site in self.trace.sites[i]}
+        records = {key: self.records[key] for key in keys}
+        return records, {key: self.cotangents[key] for key in keys}
+
+
+def backward(
+    loss: Callable[..., Any], params: PyTree, examples: PyTree, *, has_aux: bool = False
+) -> Backward:
+    """Run the loss and its backward pass for each example of a batch."""
+    leaves, treedef = jax.tree.flatten(params)
+    example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    like = jax.tree.leaves(example)
+    leaves = [_varying(jnp.asarray(x), like) for x in leaves]
+    params = treedef.unflatten(leaves)
+    trace = traced(loss, params, example, has_aux)
+
+    def one(example):
+        given = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
+        like = jax.tree.leaves(example)
+        taps = {
+            site.key: tuple(_varying(x, like) for x in site.zeros())
+            for site in trace.plan.sites
+        }
+
+        def run(taps):
+            outs, records = _walk.tapped(trace.plan, given, taps)
+            value, aux = trace.out_tree.unflatten(outs)
+            return value, (aux, records)
+
+        value, pull, (aux, records) = jax.vjp(run, taps, has_aux=True)
+        (cotangents,) = pull(jnp.ones_like(value))
+        return value, aux, records, cotangents
+
+    return Backward(trace, params, *jax.vmap(one)(examples))
+
+
+def gradients(
+    back: Backward, which: Sequence[int], records: dict, cotangents: dict
+) -> list[jax.Array]:
+    """The gradients of some leaves, from the sites of one example."""
+    _, pull = jax.vjp(
+        lambda own: _site_outputs(back, which, own, records),
+        [back.leaves[i] for i in which],
+    )
+    (grads,) = pull(cotangents)
+    return grads
+
+
+def weighted_gradients(
+    back: Backward, which: Sequence[int], weights: jax.Array
+) -> list[jax.Array]:
+    """The sum over examples of the gradients of some leaves, each times its weight.
+
+    An example with a weight of 0 adds nothing, whatever its data and cotangents are.
+    """
+    records, cotangents = back.of(which)
+    counts = weights != 0
+    sites = {site.key: site for i in which for site in back.trace.sites[i]}
+    # 0 times inf is NaN, so the data of such an example is replaced too: by zeros, or
+    # by those of another example where a derivative may divide by them.
+    plain = {k: x for k, x in records.items() if sites[k].name in BILINEAR}
+    plain = jax.tree.map(lambda x: _selected(counts, x), plain)
+    other = {k: x for k, x in records.items() if k not in plain}
+    other, is_any = harmless(other, counts)
+    cotangents = jax.tree.map(lambda d: _scaled(weights, d), cotangents)
+
+    def outputs(own):
+        one = jax.vmap(
+            lambda records: _site_outputs(back, which, own, records),
+            axis_size=len(weights),
+        )
+        return one({**plain, **other})
+
+    _, pull = jax.vjp(outputs, [back.leaves[i] for i in which])
+    (grads,) = pull(cotangents)
+    wide = [_leaves.widen(x) for x in grads]
+    return [jnp.where(is_any, x, jnp.zeros_like(x)) for x in wide]
+
+
+def _site_outputs(
+    back: Backward, which: Sequence[int], own: list[jax.Array], records: dict
+) -> dict:
+    """Compute the outputs of the sites as a function of some leaves."""
+    num_data = len(back.trace.plan.jaxpr.invars) - len(back.leaves)
+    given = [*back.leaves, *[None] * num_data]
+    for i, leaf in zip(which, own, strict=True):
+        given[i] = leaf
+    return _walk.replayed(back.trace.plan, given, records)[1]
+
+
+def _selected(counts: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(_by_example(counts, x), x, jnp.zeros_like(x))
+
+
+def _scaled(weights: jax.Array, d: jax.Array) -> jax.Array:
+    """Cotangents times the weights, in float32 or wider, rounded once."""
+    wide = _leaves.widen(d)
+    product = wide * _by_example(weights, d).astype(wide.dtype)
+    return _selected(weights != 0, product.astype(d.dtype))
+
+
+def _by_example(x: jax.Array, like: jax.Array) -> jax.Array:
+    return x.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _varying(x: jax.Array, like: list[jax.Array]) -> jax.Array:
+    for other in like:
+        x = _placement.varying_as(x, other)
+    return x

@@ -1,0 +1,164 @@
+"""What a `response=` argument means: a name, an object, or a function."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _numerics, _validate
+from optclip._arrays._types import Number
+from optclip.responses._band import Band
+from optclip.responses._element_responses import Proportional, Tanh
+from optclip.responses._norm_responses import Drop, Hard, Normalize, Response, Smooth
+
+ResponseName = Literal[
+    "hard", "smooth", "normalize", "drop", "softsign", "tanh", "proportional"
+]
+ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number]
+
+
+@dataclasses.dataclass(frozen=True)
+class Detached:
+    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`.
+
+    Args:
+      response: a name, an object with `coefficient(norm, threshold)`, or a function of
+        those two.
+    """
+
+    response: Any  # As `response=` takes it; a `Response` once it is made.
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "response", resolve(self.response))
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> Number:
+        return jax.lax.stop_gradient(self.response.coefficient(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class _UserResponse:
+    """A user's own `(norm, threshold) -> coefficient`, its results checked."""
+
+    function: Callable[[jax.Array, jax.Array], Any]
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return _number_like(norm, self.function(norm, threshold))
+
+
+@dataclasses.dataclass(frozen=True)
+class _UserElementResponse(_UserResponse):
+    """One that has a method for single elements too."""
+
+    of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
+
+    def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        return _number_like(x, self.of_element(x, lower, upper))
+
+
+def _number_like(asked: jax.Array, found: Any) -> jax.Array:
+    """What a response returned for `asked`, in its dtype and shape."""
+    subject = "What `response` returns"
+    wanted = f"a real number, or an array that broadcasts to the shape {asked.shape}"
+    if not _validate.is_number(found):
+        raise TypeError(_validate.must_be(subject, wanted, found))
+    shape = jnp.shape(found)
+    if not _validate.fits(shape, asked.shape):
+        advice = f"Its shape is {shape}."
+        raise ValueError(_validate.must_be(subject, wanted, found, advice))
+    return _numerics.broadcast_like(jnp.asarray(found).astype(asked.dtype), asked)
+
+
+BY_NAME: Mapping[str, Response] = {
+    "hard": Hard(),
+    "smooth": Smooth(),
+    "normalize": Normalize(),
+    "drop": Drop(),
+    "softsign": Smooth(1.0),
+    "tanh": Tanh(),
+    "proportional": Proportional(),
+}
+
+
+def detached(response: ResponseLike = "hard") -> Detached:
+    r"""A response that clips as ever, but takes the clip out of a meta-gradient.
+
+    What the updates are multiplied by is a constant to JAX: the derivative of the
+    clipped updates is :math:`k\,\mathrm{d}u`, without :math:`u\,\mathrm{d}k`, and
+    none goes to the threshold. Single elements are multiplied too, not moved, so with
+    element scope a bound is met to rounding, and bounds on two sides are refused.
+
+    Args:
+      response: what `response=` takes: a name, an object, or a function.
+
+    Returns:
+      A response.
+
+    Raises:
+      TypeError: `response` is not a response.
+      ValueError: no response has that name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_global_norm(
+      ...     1.0, response=optclip.responses.detached("hard")
+      ... )
+      >>> updates = jnp.array([3.0, 4.0])
+      >>> clip = lambda u: tx.update(u, tx.init(u))[0]
+      >>> print(clip(updates), jax.jacobian(clip)(updates).diagonal())
+      [0.6 0.8] [0.2 0.2]
+    """
+    return Detached(response)
+
+
+_OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
+
+
+def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
+    """The response that a `response=` argument means."""
+    wanted = (
+        f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
+        " function of those two"
+    )
+    advice = _validate.static("response")
+    message = _validate.must_be("response", wanted, response, advice)
+    if isinstance(response, str):
+        if response not in by_name:
+            raise ValueError(message)
+        return by_name[response]
+    if isinstance(response, _OURS):
+        return response
+    function = getattr(response, "coefficient", response)
+    if not callable(function) or isinstance(response, type):
+        raise TypeError(message)
+    if hasattr(response, "element"):
+        return _UserElementResponse(function, response.element)
+    return _UserResponse(function)
+
+
+def at_step(response: Response, step: jax.Array) -> Response:
+    """The response of a step, for one that has a schedule."""
+    if isinstance(response, Detached):
+        inner = at_step(response.response, step)
+        return response if inner is response.response else Detached(inner)
+    return response.at(step) if isinstance(response, Band) else response
+
+
+def is_same_always(response: Response) -> bool:
+    """Whether it has no schedule in it."""
+    return at_step(response, jnp.zeros((), jnp.int32)) is response
+
+
+def is_ours(response: Response) -> bool:
+    """Whether it is one of optclip's own, which takes a vector of norms at once."""
+    if isinstance(response, Detached):
+        return is_ours(response.response)
+    return type(response) in _OURS
+
+
+def compares(response: Response) -> bool:
+    """Whether it looks at all norms of a leaf to answer about one."""
+    if isinstance(response, Detached):
+        return compares(response.response)
+    return isinstance(response, Proportional)

@@ -1,0 +1,15 @@
+"""What other packages of optclip use of `scopes`, beside its public names."""
+
+from optclip.scopes._axes import AxesByLeaf as AxesByLeaf
+from optclip.scopes._axes import counted_from_zero as counted_from_zero
+from optclip.scopes._groups import Groups as Groups
+from optclip.scopes._scope import ELEMENT as ELEMENT
+from optclip.scopes._scope import LEAF as LEAF
+from optclip.scopes._scope import TREE as TREE
+from optclip.scopes._scope import Element as Element
+from optclip.scopes._scope import Scope as Scope
+from optclip.scopes._scope import ScopeLike as ScopeLike
+from optclip.scopes._scope import Tree as Tree
+from optclip.scopes._scope import as_scope as as_scope
+from optclip.scopes._scope import blocks_of as blocks_of
+from optclip.scopes._scope import owners_of as owners_of

@@ -1,0 +1,294 @@
+"""Slices over two axes as matrices, and what the spectrum of a matrix needs.
+
+A matrix is shown with its smaller side first, so that the Gram matrix is the small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _placement
+from optclip._arrays._numerics import root
+from optclip._arrays._types import AxisName
+from optclip.norms import Block
+from optclip.norms._interface import L2
+
+# Powers of two that a matrix is divided by stay inside float32, and so do squares.
+_LEAST_EXPONENT = -100
+
+
+class MatrixBlock(NamedTuple):
+    """The slices of one leaf as matrices.
+
+    Attributes:
+      x: `(..., p, q)`, in float32 or wider, divided by `unit`, zeros where an element
+        of the matrix is not finite.
+      unit: `(..., 1, 1)`, a power of two such that no element is above 2.
+      size: `(..., 1, 1)`, the largest modulus; NaN or inf if that is an element.
+      split: the mapped axes that the columns are split over.
+      axis: the axes of the leaf, rows first.
+    """
+
+    x: jax.Array
+    unit: jax.Array
+    size: jax.Array
+    split: _axis_names.Axes
+    axis: tuple[int, ...]
+
+
+def matrices_of(
+    block: Block, dtype: DTypeLike | None = None, axis_name: AxisName | None = None
+) -> MatrixBlock:
+    """The matrices of a block of one leaf, by default in the precision of its norm.
+
+    Raises:
+      ValueError: the block has several leaves, or slices over more than two axes; a
+        leaf is a BCOO matrix; both sides of a matrix are split over mapped axes.
+    """
+    if len(block.leaves) != 1:
+        raise ValueError(
+            "A spectral norm must be of one matrix, got a block of"
+            f" {len(block.leaves)} leaves. Give over=optclip.matrices(), or 'leaf' if"
+            " no leaf has more than two axes."
+        )
+    x, shape, own, sparse = _leaves.taken_apart(block.leaves[0])
+    own = axis_name if own is None else own
+    axis = tuple(range(len(shape))) if block.axis is None else block.axis
+    if sparse is not None:
+        raise ValueError(
+            "A leaf must be dense to have its singular values taken, got a BCOO matrix"
+            f" of shape {shape}. Make it dense by todense(), or leave it out by mask=."
+        )
+    if len(axis) > 2:
+        raise ValueError(
+            f"A matrix must have two axes, got {len(axis)} for a leaf of shape {shape}."
+            " Give over=optclip.matrices(), which batches over the others."
+        )
+    x = _leaves.widen(jnp.asarray(x), dtype)
+    axis, split = _smaller_first(x, shape, axis, own)
+    return _scaled(as_matrices(x, axis), split, axis)
+
+
+def _smaller_first(
+    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], own: Any
+) -> tuple[tuple[int, ...], _axis_names.Axes]:
+    """The axes, that of the larger side last, and what that one is split over."""
+    if len(axis) < 2:
+        return axis, _axis_names.split_axes_of_slices(x, shape, axis, own)
+    _check_static(shape, axis)
+    if shape[axis[0]] > shape[axis[1]]:
+        axis = axis[::-1]
+    if not _axis_names.split_axes_of_slices(x, shape, axis, own):
+        return axis, ()
+    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), own) for a in axis]
+    if all(by_side):
+        raise ValueError(
+            "A matrix must be whole on one of its sides inside shard_map, got one of"
+            f" shape {shape} that is split over the mesh axes {by_side[0]} and"
+            f" {by_side[1]}. Clip it under jit, or gather one side first."
+        )
+    # Products of the side that is split are added over devices; the other is whole.
+    return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
+
+
+def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
+    """Raise if the smaller side of a matrix is a symbol, as `jax.export` traces it."""
+    try:
+        is_static = isinstance(min(shape[a] for a in axis), int)
+    except Exception:
+        # Comparing symbols may raise; JAX 0.8.3 has no public name for the error.
+        is_static = False
+    if not is_static:
+        raise ValueError(
+            "The smaller side of a matrix must be static under jax.export, got the"
+            f" shape {shape}. Export it with a static size, or bound the symbol of the"
+            " larger side, as by jax.export.symbolic_shape('b', constraints=['b >="
+            " 100'])."
+        )
+
+
+def is_vector(block: Block) -> bool:
+    """Whether a block is one dense leaf whose singular value is its L2 norm."""
+    _, shape, _, sparse = _leaves.taken_apart(block.leaves[0])
+    rank = len(shape if block.axis is None else block.axis)
+    return len(block.leaves) == 1 and sparse is None and rank < 2
+
+
+def with_vectors(
+    blocks: Sequence[Block],
+    of_matrix: Callable[[int], jax.Array],
+    axis_name: AxisName | None = None,
+) -> list[jax.Array]:
+    """The norms of vectors, measured together; `of_matrix(i)` for each other block.
+
+    A model has hundreds of vectors, of which matrices of one row take XLA far longer.
+    """
+    flags = [is_vector(block) for block in blocks]
+    vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
+    batched = L2.measure(vectors, (), axis_name, flushed=False).norms
+    norms = iter(batched.entries(as_slices=True))
+    return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
+
+
+def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """`(..., p, q)` of an array; a vector is one row, a number one element."""
+    if len(axis) == 2:
+        return jnp.moveaxis(x, axis, (-2, -1))
+    row = jnp.moveaxis(x, axis[0], -1) if axis else x[..., None]
+    return row[..., None, :]
+
+
+def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """The inverse of `as_matrices`, of leaves that are no vectors."""
+    return jnp.moveaxis(matrices, (-2, -1), axis)
+
+
+def _scaled(
+    x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
+) -> MatrixBlock:
+    known = lax.stop_gradient(x)
+    size = _maxima.largest(known, (-2, -1), 0.0, jnp.abs)
+    size = _collectives.spanning(_maxima.over_devices, size, split)
+    finite = jnp.isfinite(size)
+    _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
+    exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
+    unit = jnp.ldexp(jnp.ones_like(size), exponent)
+    shown = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
+    return MatrixBlock(shown, unit, size, split, axis)
+
+
+def times(real: jax.Array, x: jax.Array) -> jax.Array:
+    """The product of real numbers and an array that may be complex."""
+    return real.astype(x.dtype) * x
+
+
+def adjoint(x: jax.Array) -> jax.Array:
+    """The conjugate transpose."""
+    return jnp.conj(jnp.swapaxes(x, -2, -1))
+
+
+def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Array:
+    """The matrix product in full precision, added over mapped axes.
+
+    TPUs multiply float32 in pieces of bfloat16 unless asked not to.
+    """
+    out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a))
+    return _collectives.spanning(lax.psum, out, split)
+
+
+def _placed(a: jax.Array) -> dict[str, Any]:
+    """Where a product goes on a mesh of Explicit axes, which asks for it.
+
+    To where the rows are: only those of a matrix itself are ever split, so that the
+    columns of a product are whole, or those of a Gram matrix.
+    """
+    mesh = jax.typeof(a).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return {}
+    *batch, rows, _ = jax.typeof(a).sharding.spec
+    spec = PartitionSpec(*batch, rows, None)
+    return {"out_sharding": NamedSharding(mesh, spec)}
+
+
+def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
+    """`x x^*`, which is the smaller of the two."""
+    return _placement.whole(product(x, adjoint(x), split))
+
+
+@jax.custom_jvp
+def eigenvalues(g: jax.Array) -> jax.Array:
+    """Those of a Hermitian matrix, with a derivative where some are equal too."""
+    return jnp.linalg.eigvalsh(g)
+
+
+@eigenvalues.defjvp
+def _eigenvalues_jvp(primals, tangents):
+    values, vectors = eigh(*primals)
+    moved = product(tangents[0], vectors)
+    return values, jnp.real(jnp.sum(jnp.conj(vectors) * moved, -2))
+
+
+@jax.custom_jvp
+def eigh(g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues, ascending, and vectors, which do not turn among equal ones.
+
+    JAX's own derivative divides by the difference of equal eigenvalues.
+    """
+    values, vectors = jnp.linalg.eigh(g)
+    return values, vectors
+
+
+@eigh.defjvp
+def _eigh_jvp(primals, tangents):
+    values, vectors = eigh(*primals)
+    inner = product(adjoint(vectors), product(tangents[0], vectors))
+    one, other = values[..., None, :], values[..., :, None]
+    near = jnp.sqrt(jnp.finfo(values.dtype).eps) * (jnp.abs(one) + jnp.abs(other))
+    apart = jnp.abs(one - other) > near
+    turned = times(jnp.where(apart, 1 / jnp.where(apart, one - other, 1), 0), inner)
+    moved = jnp.real(jnp.diagonal(inner, axis1=-2, axis2=-1))
+    return (values, vectors), (moved, product(vectors, turned))
+
+
+class Factored(NamedTuple):
+    """Matrices, and the eigenvalues and eigenvectors of their Gram matrices.
+
+    The latter are None for matrices of at most one row, and where no method needs them.
+    """
+
+    matrices: MatrixBlock
+    squares: jax.Array | None
+    vectors: jax.Array | None
+
+
+def factored(matrices: MatrixBlock) -> Factored:
+    """Decompose matrices."""
+    if matrices.x.shape[-2] <= 1:
+        return Factored(matrices, None, None)
+    return Factored(matrices, *eigh(gram(matrices.x, matrices.split)))
+
+
+def singular_values(matrices: MatrixBlock) -> jax.Array:
+    """Return the singular values, `(..., k)` in ascending order, without vectors."""
+    if matrices.x.shape[-2] <= 1:
+        return _single(matrices)
+    return _rooted(matrices, eigenvalues(gram(matrices.x, matrices.split)))
+
+
+def singular_values_of(parts: Factored) -> jax.Array:
+    """Return the singular values of matrices that are decomposed already."""
+    if parts.squares is None:
+        return _single(parts.matrices)
+    return _rooted(parts.matrices, parts.squares)
+
+
+def _single(matrices: MatrixBlock) -> jax.Array:
+    """Return the norm of matrices of one row; 0 for a matrix without elements."""
+    if not matrices.x.shape[-2]:
+        return jnp.zeros_like(matrices.size[..., 0])
+    return _rooted(matrices, jnp.real(gram(matrices.x, matrices.split))[..., 0])
+
+
+def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
+    """Return the roots of eigenvalues, as many as the smaller side of a matrix has.
+
+    Where the smaller side is split over devices, the larger one comes first.
+    """
+    x = matrices.x
+    count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
+    known = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
+    return in_units(matrices, root(known))
+
+
+def in_units(matrices: MatrixBlock, norms: jax.Array) -> jax.Array:
+    """Norms of `x`, `(..., k)`, as those of what it was; not finite as its elements."""
+    size = matrices.size[..., 0]
+    known = norms * matrices.unit[..., 0]
+    return jnp.where(jnp.isfinite(size), known, jnp.broadcast_to(size, known.shape))

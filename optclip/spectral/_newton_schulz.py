@@ -1,0 +1,150 @@
+r"""Singular values capped by matrix products alone, which accelerators are made for.
+
+With the Gram matrix :math:`G = x x^*` a hard cap is
+:math:`c \max(G, c^2)^{-1/2} x`, a soft one :math:`c (G + c^2)^{-1/2} x`. The maximum
+is :math:`(G + c^2 + |G - c^2|) / 2`, the modulus a matrix times its sign. Sign and
+inverse root are Newton-Schulz iterations, each step scaled for the interval that its
+eigenvalues are still in.
+
+Sources: Kenney and Laub, *On Scaling Newton's Method for Polar Decomposition and the
+Matrix Sign Function*, 1992; Chen and Chow, *A Stable Scaling of Newton-Schulz for
+Improving the Sign Function Computation of a Hermitian Matrix*, 2014.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from optclip._arrays._axis_names import Axes
+from optclip.spectral._matrix_blocks import adjoint, gram, product, times
+
+# A Gram matrix resolves singular values within this factor of the largest. A larger one
+# is capped in steps: a cap after a higher one is the cap.
+_WINDOW = 8.0
+_STEPS = 7
+
+
+def bound(x: jax.Array, split: Axes) -> jax.Array:
+    """What the largest singular value is at most, `(..., 1, 1)`.
+
+    The same for the Gram matrix of either side, so that a mesh does not change it.
+    """
+    # A constant to jax.grad: no cap depends on what it is scaled by.
+    size = lax.stop_gradient(jnp.abs(gram(x, split)))
+    return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
+
+
+# Compiled, since an eager call would compile its loops each time.
+@functools.partial(jax.jit, static_argnames=("split", "is_soft"))
+def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+    """Matrices with their singular values capped at `limit`, `(..., 1, 1)`."""
+    top = bound(x, split)
+    top = jnp.where(top > 0, top, jnp.ones_like(top))
+    # Below this nothing is left in float32 of what is not far above; above it nothing
+    # is to be done, or almost nothing.
+    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
+    share = jnp.minimum(limit / c, jnp.ones_like(c))
+
+    def step(left: _Left, _: None) -> tuple[_Left, None]:
+        is_wide = jnp.any(left.top > _WINDOW * left.c)
+        lower = functools.partial(_lower, split=split, is_soft=is_soft)
+        return lax.cond(is_wide, lower, lambda left: left, left), None
+
+    left, _ = lax.scan(step, _Left(x, c, top), length=_STEPS)
+    return times(share, _cap(left, left.c, split, is_soft=is_soft))
+
+
+class _Left(NamedTuple):
+    """Matrices with a bound `top`, which are still to be capped at `c`."""
+
+    x: jax.Array
+    c: jax.Array
+    top: jax.Array
+
+
+def _lower(left: _Left, *, split: Axes, is_soft: bool) -> _Left:
+    """The same after a cap as low as the Gram matrix can resolve."""
+    x, c, top = left
+    higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
+    wide = higher > c
+    out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)
+    # What a cap may leave above it, and more.
+    top = jnp.where(wide, higher * (1 + 1e-4), top)
+    if not is_soft:
+        return _Left(out, c, top)
+    # Soft caps add as 1 / c^2 does.
+    rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
+    return _Left(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
+
+
+def _cap(left: _Left, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+    """The cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
+    g = times(1 / left.top**2, gram(left.x, split))
+    t = (c / left.top) ** 2
+    least = times(t, _identity(g))
+    if is_soft:
+        inside = times(1 / (1 + t), g + least)
+        t = t / (1 + t)
+    else:
+        excess = g - least
+        modulus = product(excess, _sign(excess))
+        inside = (g + least + (modulus + adjoint(modulus)) / 2) / 2
+    return product(times(jnp.sqrt(t), _inverse_root(inside)), left.x)
+
+
+_STABLE = 1.7
+
+
+def _scales(least: float) -> np.ndarray:
+    """What each step multiplies by, for eigenvalues from `least` to 1 in modulus.
+
+    The largest factor under which the step maps them into 1 again, short of the root of
+    3: that would map 1 to 0, and 1 as it is rounded to either side of it.
+    """
+    found = []
+    while least < 1 - 1e-7:
+        scale = min(np.sqrt(3 / (1 + least + least**2)), _STABLE)
+        least = min(scale * least * (3 - (scale * least) ** 2) / 2, 1.0)
+        found.append(scale)
+    # Second derivatives converge a step later, and so does float64.
+    return np.array([*found, 1.0])
+
+
+# An eigenvalue nearer to zero keeps a wrong sign, which moves a singular value that is
+# within as much of the threshold by a hundred thousandth of it.
+_SIGN = _scales(6e-7)
+_ROOT = _scales(1 / 8.1)
+
+
+def _identity(like: jax.Array) -> jax.Array:
+    one = jnp.eye(like.shape[-1], dtype=like.dtype)
+    return jnp.zeros_like(like) + jnp.expand_dims(one, range(like.ndim - 2))
+
+
+def _sign(a: jax.Array) -> jax.Array:
+    def step(s: jax.Array, scale: jax.Array) -> tuple[jax.Array, None]:
+        s = s * scale
+        return (3 * s - product(s, product(s, s))) / 2, None
+
+    return lax.scan(step, a, jnp.asarray(_SIGN, a.dtype))[0]
+
+
+def _inverse_root(a: jax.Array) -> jax.Array:
+    """Of a matrix with eigenvalues from 1/65 to 1: root and inverse root together."""
+    one = _identity(a)
+
+    def step(
+        pair: tuple[jax.Array, jax.Array], scale: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+        root, inverse = pair
+        factor = (3 * one - scale**2 * product(inverse, root)) * (scale / 2)
+        return (product(root, factor), product(factor, inverse)), None
+
+    start = (a, one)
+    return lax.scan(step, start, jnp.asarray(_ROOT, a.dtype))[0][1]

@@ -1,0 +1,51 @@
+"""Matrices scaled by their shape, so that a wide layer moves as far as a square one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optax
+
+from optclip._arrays import _axis_names, _leaves
+from optclip._arrays._types import AxisName, Leaf, Mask, PyTree
+from optclip._clip import lay_out
+from optclip.spectral._matrix_scopes import Matrices
+
+
+def scale_by_shape(
+    matrices: Matrices,
+    transposed: Callable[[str], bool] | None,
+    mask: Mask | None,
+    axis_name: AxisName | None,
+) -> optax.GradientTransformation:
+    """Each matrix times the root of its outputs over its inputs, if that is above 1.
+
+    The two axes of `matrices` are those of the inputs and of the outputs, the other way
+    round where `transposed` says so of the path of a leaf.
+    """
+
+    def update_fn(updates: PyTree, params: PyTree = None) -> PyTree:
+        del params
+        layout = lay_out(matrices, updates, (mask, None, None), axis_name)
+        names = _leaves.names_of(layout.flat.paths)
+        out = {}
+        for i, leaf, block in layout.scaled():
+            (shown,) = layout.blocks[block].leaves
+            if len(shown.shape) < 2:
+                continue
+            inputs, outputs = (_length(shown, a) for a in matrices.matrix_axes)
+            if transposed is not None and transposed(names[i]):
+                inputs, outputs = outputs, inputs
+            # A matrix without elements may have no inputs.
+            out[i] = leaf.value * max(1.0, outputs / max(inputs, 1)) ** 0.5
+        return layout.rebuild(out)
+
+    return optax.stateless(update_fn)
+
+
+def _length(leaf: Leaf, axis: int) -> int:
+    """How long an axis is, on all devices that it is split over."""
+    x, shape, declared, _ = _leaves.taken_apart(leaf)
+    axis %= len(shape)
+    split = _axis_names.split_axes_of_slices(x, shape, (axis,), declared)
+    return shape[axis] * _axis_names.axes_size(split)

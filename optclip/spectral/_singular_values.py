@@ -1,0 +1,180 @@
+"""Clipping of singular values: the same singular vectors, other values.
+
+The measurement decomposes each matrix and hands the decomposition on to the action.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _leaves, _placement, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import AxisName
+from optclip._clip import (
+    Action,
+    Clip,
+    Decision,
+    Leaf,
+    Parts,
+    coefficients_of,
+    parts_of,
+    respond,
+    scaled_leaf,
+)
+from optclip.norms._interface import L2, Block, Measured, Measurement, large_enough
+from optclip.responses import Detached, Hard, Response, Smooth
+from optclip.responses._interface import compares
+from optclip.spectral import _newton_schulz, _spectral_function
+from optclip.spectral._matrix_blocks import (
+    Factored,
+    MatrixBlock,
+    as_leaf,
+    factored,
+    in_units,
+    matrices_of,
+    singular_values_of,
+    times,
+    with_vectors,
+)
+from optclip.spectral._matrix_scopes import SingularValues
+
+SOFT = Smooth()
+
+
+@dataclasses.dataclass(frozen=True)
+class SingularValueNorms(Measurement):
+    """All singular values of each matrix, or a bound on the largest.
+
+    Attributes:
+      method: `"eigh"` for the values, `"newton_schulz"` for the bound.
+    """
+
+    method: Literal["eigh", "newton_schulz"]
+
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        axis_name: AxisName | None = None,
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the singular values in ascending order, and the decompositions."""
+        del memory, guarded, flushed
+        work: list[Factored | None] = [None] * len(blocks)
+
+        def of_matrix(i: int) -> jax.Array:
+            matrices = matrices_of(blocks[i], axis_name=axis_name)
+            # A mesh of Explicit axes requires a place for each part of a decomposition.
+            placed = map(_placement.whole, (matrices.x, matrices.unit, matrices.size))
+            x, unit, size = placed
+            matrices = matrices._replace(x=x, unit=unit, size=size)
+            if self.method == "newton_schulz":
+                work[i] = Factored(matrices, None, None)
+                bound = _newton_schulz.bound(matrices.x, matrices.split)[..., 0]
+                return in_units(matrices, bound)
+            work[i] = parts = factored(matrices)
+            return singular_values_of(parts)
+
+        norms = with_vectors(blocks, of_matrix, axis_name)
+        return Measured(Batched(norms).map(large_enough), work=work)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap(Action):
+    """Multiply each singular value by its coefficient.
+
+    Attributes:
+      method: how the matrices are put together again.
+    """
+
+    method: Literal["eigh", "newton_schulz"]
+
+    def apply(self, decision: Decision) -> tuple[dict[int, Any], Batched]:
+        """Return the clipped leaves by index, and the coefficients."""
+        clip = decision.clip
+        coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
+        of_block, limits = coefficients.entries(), decision.thresholds.entries()
+        capped = {}
+        for i, leaf, block in decision.layout.scaled():
+            parts: Factored | None = decision.work[block]
+            if parts is None:
+                # A vector has one singular value, its norm.
+                capped[i] = scaled_leaf(clip, leaf, of_block[block])
+            else:
+                new = self._capped(clip, parts, limits[block])
+                new = _by_policy(clip, parts.matrices, new)
+                kept = jnp.all(of_block[block] == 1, -1, keepdims=True)
+                off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
+                capped[i] = _as_leaf(leaf, parts.matrices, new, kept | off)
+        return capped, coefficients
+
+    def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:
+        """Return the clipped matrices in their unit."""
+        matrices = parts.matrices
+        # A matrix of one row has one singular value, its norm: no product is needed.
+        if self.method == "newton_schulz" and matrices.x.shape[-2] > 1:
+            return _newton_schulz.capped(
+                matrices.x,
+                limit[..., None] / matrices.unit,
+                matrices.split,
+                is_soft=clip.response == SOFT,
+            )
+        return _spectral_function.mapped(
+            parts,
+            limit,
+            lambda values, limit: respond(clip, values, limit),
+            detached=isinstance(clip.response, Detached),
+        )
+
+
+def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
+    """Return the clipped matrices, NaN or zero where an entry is not finite."""
+    bad = jnp.zeros_like(matrices.size)
+    if clip.nonfinite != "zero":
+        # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
+        bad = matrices.size - matrices.size
+    capped = times(matrices.unit, capped)
+    return jnp.where(jnp.isfinite(matrices.size), capped, bad.astype(capped.dtype))
+
+
+def _as_leaf(
+    leaf: Leaf, matrices: MatrixBlock, capped: jax.Array, kept: jax.Array
+) -> jax.Array:
+    """Return the clipped leaf, bit-identical where nothing of a matrix is clipped."""
+    x = jnp.asarray(leaf.array)
+    flags = jnp.broadcast_to(kept[..., None], capped.shape)
+    out, kept = (
+        _placement.placed_as(as_leaf(each, matrices.axis), x)
+        for each in (capped, flags)
+    )
+    return jnp.where(kept, x, _leaves.narrow(out, leaf.like))
+
+
+@parts_of.register
+def _(scope: SingularValues, norm: Measurement, response: Response, eps: Any) -> Parts:
+    if norm != L2:
+        advice = "A singular value has one size: leave `norm` out."
+        raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
+    if compares(response):
+        wanted = "one that looks at one singular value at a time"
+        raise ValueError(_validate.must_be("response", wanted, response))
+    if scope.method == "newton_schulz":
+        _check_by_products(response, eps)
+    return Parts(SingularValueNorms(scope.method), Cap(scope.method))
+
+
+def _check_by_products(response: Response, eps: Any) -> None:
+    if response not in (Hard(), SOFT):
+        advice = "Others need the singular values themselves: give method='eigh'."
+        wanted = "'hard' or 'smooth' for method='newton_schulz'"
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if not (isinstance(eps, (int, float)) and eps == 0):
+        advice = "Give method='eigh' with it."
+        raise ValueError(_validate.must_be("eps", "0", eps, advice))

@@ -1,0 +1,67 @@
+"""The state for what `optax.tree_map_params` gives to `init` in place of parameters.
+
+It says which entries of a true state are like the parameters. All that is kept by path
+is one number here, since the paths are not known: a prefix of the true state.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip._arrays import _packed_state
+from optclip._arrays._packed_state import PerNorm
+from optclip._arrays._types import PyTree
+from optclip.scopes._interface import Element, Scope, Tree
+from optclip.thresholds._interface import is_rule
+
+# Not that of a scalar, or a sum of norms would pass for what there is of each.
+_SHAPE = (2, 3)
+
+
+def is_placeholder(params: PyTree) -> bool:
+    """Whether it stands for parameters, in `optax.tree_map_params`."""
+    return isinstance(params, _placeholder())
+
+
+def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
+    """The memory of each rule, with `placeholder` for trees like the parameters."""
+    if isinstance(scope, Tree) or not is_rule(rules):
+        leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+        return [rule.init(jnp.zeros(())) for rule in leaves]
+    norm = {"": jnp.zeros(_SHAPE)}
+    kept = _packed_state.packed(
+        rules.init(norm), norm, is_like_params=is_like_params(scope)
+    )
+
+    def is_whole(x: Any) -> bool:
+        return isinstance(x, PerNorm) or jax.tree.structure(x) == jax.tree.structure(
+            norm
+        )
+
+    def shown(x: Any) -> Any:
+        if isinstance(x, PerNorm):
+            return jnp.zeros(())
+        return placeholder if is_whole(x) else x
+
+    return [jax.tree.map(shown, kept, is_leaf=is_whole)]
+
+
+def is_like_params(scope: Scope) -> bool:
+    """Whether its norms are as large as the parameters."""
+    return isinstance(scope, Element)
+
+
+@functools.cache
+def _placeholder() -> type:
+    # Its class has no public name.
+    given: list[PyTree] = []
+
+    def init(params: PyTree) -> tuple[()]:
+        given.append(params)
+        return ()
+
+    optax.tree_map_params(init, lambda x: x, ())
+    return type(given[0])

@@ -1,0 +1,146 @@
+"""The rules of a threshold argument, and the limit that they set in a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from optclip._arrays import _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import PyTree
+from optclip._clip import MOVE, Clip, Layout, Limit, Thresholds, kept_norms, layout_of
+from optclip.scopes._interface import TREE
+from optclip.thresholds import Bounds, Seen
+from optclip.thresholds._interface import (
+    Constant,
+    Named,
+    as_rules,
+    fixed_thresholds,
+    init_memory,
+    is_fixed,
+    is_rule,
+    learned_thresholds,
+)
+from optclip.transforms import _param_placeholder
+from optclip.typing import ThresholdTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """One rule, or a tree of them, for each argument that sets a threshold."""
+
+    by_argument: dict[str, PyTree]
+
+    @property
+    def are_constant(self) -> bool:
+        """Whether all thresholds are numbers."""
+        rules = jax.tree.leaves(self.by_argument, is_leaf=is_rule)
+        return all(isinstance(rule, Constant) for rule in rules)
+
+    def init(self, norms: PyTree, *, is_like_params: bool) -> list[PyTree]:
+        """Return the memory of each rule for norms of these shapes."""
+        return [
+            init_memory(name, rule, norms, is_like_params=is_like_params)
+            for name, rule in self.by_argument.items()
+        ]
+
+    def limit(
+        self,
+        clip: Clip,
+        memories: list[PyTree],
+        bad: Batched,
+        step: jax.Array,
+        updates: PyTree,
+        params: PyTree,
+        extra: dict[str, Any],
+    ) -> Limit:
+        """Return the limit of one step.
+
+        Args:
+          clip: the clip, with its response as it is in this step.
+          memories: what each rule remembers.
+          bad: whether each norm is not finite.
+          step: the number of steps before this one.
+          updates: as passed to `update`.
+          params: as passed to `update`.
+          extra: the extra arguments of `update`.
+        """
+
+        def limit(layout: Layout, norms: Batched) -> Thresholds:
+            values, kept = {}, []
+            rules = zip(self.by_argument.items(), memories, strict=True)
+            for (name, rule), memory in rules:
+                if isinstance(rule, Constant):
+                    values[name] = [rule.value] * len(layout.blocks)
+                    kept.append(memory)
+                    continue
+                norm = layout.tree(norms.entries())
+                if is_fixed(rule):
+                    thresholds = fixed_thresholds(name, rule, norm, step)
+                else:
+                    thresholds, memory = learned_thresholds(
+                        name,
+                        rule,
+                        _seen(clip, norm, step, updates, params, extra),
+                        memory,
+                        layout.tree(bad.entries()),
+                        is_like_params=_param_placeholder.is_like_params(clip.scope),
+                    )
+                values[name] = layout.entries(thresholds)
+                kept.append(memory)
+            return Thresholds(values, kept)
+
+        return limit
+
+
+def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
+    """Return the rules of a threshold by the names of its arguments."""
+    if isinstance(threshold, Named):
+        name, value = threshold.name, threshold.value
+        return Rules({name: _rules_over(name, value, clip)})
+    if not isinstance(threshold, Bounds):
+        return Rules({"threshold": _rules_over("threshold", threshold, clip)})
+    if clip.action is not MOVE:
+        raise ValueError(
+            "Two bounds are for single elements. Give over='element' and"
+            " response='hard' with thresholds.bounds(...), or one threshold."
+        )
+    return Rules({"lower": threshold.lower, "upper": threshold.upper})
+
+
+def _seen(
+    clip: Clip,
+    norm: PyTree,
+    step: jax.Array,
+    updates: PyTree,
+    params: PyTree,
+    extra: dict[str, Any],
+) -> Seen:
+    """Return what a rule may read of a step."""
+    keep = functools.partial(kept_norms, clip)
+    measure = functools.partial(_norms_of, clip)
+    return Seen(norm, None, keep, measure, params, step, extra, updates)
+
+
+def _norms_of(clip: Clip, tree: PyTree, *, guarded: bool = True) -> PyTree:
+    # The tree has a layout of its own: parameters may have leaves that updates lack.
+    layout = layout_of(clip, tree)
+    measured = clip.norm.measure(layout.blocks, guarded=guarded)
+    return layout.tree(measured.norms.entries())
+
+
+def _rules_over(name: str, threshold: ThresholdTree, clip: Clip) -> PyTree:
+    rules = as_rules(name, threshold)
+    is_tree = clip.scope is TREE and not is_rule(threshold)
+    if is_tree and any(map(np.ndim, jax.tree.leaves(threshold))):
+        wanted = "one number, optax schedule or rule, since the tree has one norm"
+        advice = (
+            "To clip gradients at once call optclip.functional.clip_by_global_norm("
+            "grads, max_norm)."
+        )
+        raise TypeError(_validate.must_be(name, wanted, threshold, advice))
+    return rules

@@ -1,0 +1,3 @@
+"""What other packages of optclip use of `wrappers`, beside its public names."""
+
+from optclip.wrappers._inner import transformation as transformation

@@ -1,0 +1,243 @@
+"""Derivatives of functions of singular values, also where some are equal or zero.
+
+The reference is the first divided difference of s -> f(s): in the basis of the singular
+vectors, the symmetric and the antisymmetric part of a change each have a factor.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import functional as F
+from optclip import responses
+from tests.spectral.test_singular_values import METHODS, matrix
+from tests.support import covering, helpers
+from tools import derivatives as spiked
+from tools.derivatives import CAPS, exact
+
+TIED = {
+    "distinct": [0.2, 0.6, 1.7, 3.0],
+    "all above": [1.2, 1.5, 2.0, 7.0],
+    "all below": [0.1, 0.2, 0.4, 0.7],
+    "all equal, above": [2.0] * 4,
+    "all equal, below": [0.5] * 4,
+    "pairs": [0.5, 0.5, 2.0, 2.0],
+    "zeros": [0.0, 0.0, 0.5, 2.0],
+    "zero": [0.0] * 4,
+    "near the kink": [0.9, 0.99, 1.01, 1.1],
+    "far": [0.5, 0.8, 3.0, 30.0],
+}
+caps = pytest.mark.parametrize("cap", CAPS)
+
+
+@functools.cache
+def derivatives(method, cap):
+    """Forwards, backwards, and by the threshold, of a batch of matrices."""
+
+    def one(x, along, weights):
+        clip = functools.partial(F.clip_by_singular_value, method=method, response=cap)
+        _, forward = jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))
+
+        def loss(x, c):
+            return jnp.sum(weights * clip(x, c))
+
+        return forward, *jax.grad(loss, (0, 1))(x, jnp.ones((), x.dtype))
+
+    return helpers.quick_jit(jax.vmap(one))
+
+
+def batch(shape=(4, 6), dtype=np.float64):
+    """Matrices of each spectrum, directions and weights."""
+    rng = np.random.default_rng(6)
+    x = np.stack([matrix(rng, np.array(s), shape) for s in TIED.values()])
+    parts = x, rng.normal(size=x.shape), rng.normal(size=x.shape)
+    return [part.astype(dtype) for part in parts]
+
+
+def is_case(shape, cap, method):
+    """Square matrices, soft caps and Newton-Schulz once each."""
+    few = {((4, 6), "hard", "eigh"), ((4, 6), "soft", "newton_schulz")}
+    few |= {((4, 4), "soft", "eigh")}
+    return covering.full or (shape, cap, method) in few
+
+
+@pytest.mark.covering(
+    shape=[(4, 6), (4, 4)], cap=tuple(CAPS), method=METHODS, where=is_case
+)
+def test_derivative_matches_divided_differences(shape, cap, method):
+    """By the matrix in both modes and by the threshold, under vmap and jit."""
+    x, along, weights = batch(shape)
+    with jax.enable_x64(True), jax.debug_nans(True):
+        found = jax.device_get(derivatives(method, cap)(x, along, weights))
+    # Newton-Schulz iterates until float32 has the sign.
+    room = 1e-6 if method == "eigh" else 1e-4
+    for i, name in enumerate(TIED):
+        forward, by_x, by_c = (part[i] for part in found)
+        want = exact(x[i], along[i], cap)
+        atol = room * np.linalg.norm(along[i])
+        np.testing.assert_allclose(forward, want, atol=atol, err_msg=name)
+        reverse, expected = np.sum(by_x * along[i]), np.sum(weights[i] * want)
+        np.testing.assert_allclose(reverse, expected, atol=atol, err_msg=name)
+        u, s, vt = np.linalg.svd(x[i], full_matrices=False)
+        by_limit = np.sum(weights[i] * ((u * CAPS[cap][2](s)) @ vt))
+        np.testing.assert_allclose(by_c, by_limit, atol=room * 10, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("method", "cap"), [("eigh", "hard"), ("newton_schulz", "soft")]
+)
+def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
+    x, along, weights = batch(dtype=np.float32)
+    ties = np.eye(4, 6, dtype=np.float32) * np.float32([1, 1000])[:, None, None]
+    x = np.concatenate([x, ties])
+    along, weights = (np.concatenate([a, a[:2]]) for a in (along, weights))
+    for part in derivatives(method, cap)(x, along, weights):
+        assert np.all(np.isfinite(part))
+
+
+@pytest.mark.parametrize(
+    ("cap", "shape", "dtype"),
+    [
+        ("hard", (24, 16), "float32"),
+        ("soft", (4, 40), "complex64"),
+    ]
+    + [
+        ("soft", (16, 24), "complex64"),
+        ("hard", (4, 40), "complex64"),
+        ("soft", (4, 40), "float32"),
+    ]
+    * covering.full,
+)
+def test_float32_derivative_beside_large_singular_values_is_accurate(cap, shape, dtype):
+    """Up to 1000 thresholds: to within 5e-5 of the norm, in both modes."""
+    for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
+        assert error <= spiked.ROOM, name
+
+
+def test_value_and_derivative_share_one_decomposition():
+    def value(x):
+        return jnp.sum(F.clip_by_singular_value(x, 1.0))
+
+    def decompositions(function):
+        lowered = jax.jit(function).lower(jnp.ones((4, 6)))
+        return lowered.compile().as_text().count("syevd")
+
+    assert 0 < decompositions(jax.value_and_grad(value)) <= decompositions(value)
+
+
+def weighted(weights, **how):
+    """The weighted sum of the capped matrix."""
+    return lambda x: jnp.sum(weights * F.clip_by_singular_value(x, 1.0, **how))
+
+
+# Newton-Schulz approximates the sign by a polynomial.
+@pytest.mark.parametrize(
+    ("method", "cap", "room"), [("eigh", "hard", 1e-4), ("newton_schulz", "soft", 1e-2)]
+)
+def test_second_derivative_away_from_ties_matches_differences(method, cap, room):
+    def curves(x, along, weights):
+        slope = jax.grad(weighted(weights, method=method, response=cap))
+        ahead, behind = (slope(x + step * along) for step in (1e-5, -1e-5))
+        return jax.jvp(slope, (x,), (along,))[1], (ahead - behind) / 2e-5
+
+    places = [list(TIED).index(name) for name in ("distinct", "far")]
+    with jax.enable_x64(True):
+        found = helpers.quick_jit(jax.vmap(curves))(*(part[places] for part in batch()))
+    for curve, by_differences in zip(*map(np.asarray, found), strict=True):
+        atol = room * np.max(np.abs(by_differences))
+        np.testing.assert_allclose(curve, by_differences, atol=atol)
+
+
+@caps
+def test_second_derivative_in_reverse_mode_is_finite_at_any_spectrum(cap):
+    """Reverse over reverse in float32: no loop without its own rule allows it."""
+    x, _, weights = batch(dtype=np.float32)
+    x[0] *= 1000
+    x[1] *= 1e15
+
+    def slope(x, weights):
+        return jnp.sum(jax.grad(weighted(weights, response=cap))(x) ** 2)
+
+    with jax.debug_nans(True):
+        curve = helpers.quick_jit(jax.vmap(jax.grad(slope)))(x, weights)
+    assert np.all(np.isfinite(curve))
+
+
+def test_spectral_norm_derivative_at_ties_is_finite():
+    weights = batch()[2][0]
+    slope = helpers.quick_jit(
+        jax.grad(lambda x: jnp.sum(weights * F.clip_by_spectral_norm(x, 1.0)))
+    )
+    with jax.enable_x64(True):
+        for tied in (2 * np.eye(4, 6), np.zeros((4, 6)), np.eye(4, 6)):
+            assert np.all(np.isfinite(slope(tied)))
+
+
+def test_response_of_traced_integer_has_derivative():
+    """The response closes over the step of a scan, and clips in one step only."""
+    x, along, weights = (a[:2] for a in batch())
+
+    def by_scan(x):
+        def step(i, one):
+            def response(value, limit):
+                return jnp.where(i == 1, jnp.minimum(1, limit / value), 1.0)
+
+            return i + 1, F.clip_by_singular_value(one, 1.0, response=response)
+
+        return jax.lax.scan(step, 0, x)[1]
+
+    def both(x, along):
+        _, pull = jax.vjp(by_scan, x)
+        return *jax.jvp(by_scan, (x,), (along,)), *pull(weights)
+
+    with jax.enable_x64(True):
+        found = helpers.quick_jit(both)(x, along)
+    values, changes, slopes = map(np.asarray, found)
+    assert helpers.differs(values[1], x[1])
+    expected = along[0], exact(x[1], along[1], "hard")
+    np.testing.assert_allclose(changes, expected, atol=1e-6)
+    reverse = np.sum(slopes * along, (1, 2))
+    np.testing.assert_allclose(reverse, np.sum(weights * expected, (1, 2)), atol=1e-6)
+
+
+def test_detached_response_has_constant_coefficients():
+    """The derivative is u k(s) u^T of the change, as if the vectors did not move."""
+    x, along, _ = (a[0] for a in batch())
+
+    def change(x, along):
+        clip = functools.partial(
+            F.clip_by_singular_value, response=responses.detached("hard")
+        )
+        return jax.jvp(lambda x: clip(x, 1.0), (x,), (along,))[1]
+
+    with jax.enable_x64(True):
+        found = helpers.quick_jit(change)(x, along)
+    u, s, _ = np.linalg.svd(x, full_matrices=False)
+    np.testing.assert_allclose(found, (u / np.maximum(s, 1)) @ (u.T @ along), atol=1e-9)
+
+
+def test_values_in_closures_of_schedule_and_response_have_derivatives():
+    """They reach through the rule for singular values."""
+    x, _, weights = (a[0] for a in batch())
+
+    def loss(c):
+        tx = optclip.clip_by_singular_value(lambda step: c + 0 * step)
+        return jnp.sum(weights * tx.update(x, tx.init(x))[0])
+
+    def by_sharpness(p):
+        return weighted(weights, response=lambda n, c: (c / n) ** p)(x)
+
+    with jax.enable_x64(True):
+        slopes = helpers.quick_jit(
+            lambda c, p: (jax.grad(loss)(c), jax.grad(by_sharpness)(p))
+        )
+        by_threshold, by_power = slopes(1.0, 0.5)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    expected = np.sum(weights * ((u * (s > 1)) @ vt))
+    np.testing.assert_allclose(by_threshold, expected, atol=1e-7)
+    expected = np.sum(weights * ((u * (-np.log(s) * np.sqrt(s))) @ vt))
+    np.testing.assert_allclose(by_power, expected, atol=1e-7)

@@ -1,0 +1,283 @@
+"""Capped singular values against a float64 SVD, and all else that is per matrix.
+
+Each matrix has its own scale c as its threshold, so one call has matrices of all scales.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+import optclip
+from optclip import functional as F
+from optclip import responses
+from tests.support import helpers, oracles
+from tests.support.registry import square_root_capper
+
+SHAPES = [(24, 40), (40, 24), (24, 24), (1, 40), (40, 1), (2, 3)]
+SCALES = [1.0, 1e-15, 1e15, 1e-6, 1e6, 3e-3]
+COEFFICIENTS = {"hard": oracles.hard, "soft": oracles.smooth}
+METHODS = ("eigh", "newton_schulz")
+methods = pytest.mark.parametrize("method", METHODS)
+
+
+def spectra(k):
+    """Singular values in units of c, up to 1000, by name."""
+    rng = np.random.default_rng(7)
+    half = np.arange(k) < k // 2
+    return {
+        "gaussian": np.sort(np.abs(rng.normal(size=k)) * np.sqrt(k)),
+        "all near c": 1 + 1e-3 * rng.uniform(-1, 1, k),
+        "geometric to 10": np.geomspace(1e-4, 10, k),
+        "one 30": np.r_[30, np.full(k - 1, 0.1)],
+        "one 1000": np.r_[1000, np.full(k - 1, 0.1)],
+        "one 1000, a line": np.append(np.linspace(0.5, 1.5, k - 1), 1000),
+        "all 0": np.zeros(k),
+        "rank 1": np.r_[3, np.full(k - 1, 0)],
+        "rank 1, 1000": np.r_[1000, np.full(k - 1, 0)],
+        "half the rank": np.where(half, 2.0, 0),
+        "half the rank, 1000": np.where(half, 1000.0, 0),
+        "all 1": np.ones(k),
+        "all 2": np.full(k, 2.0),
+        "all 0.5": np.full(k, 0.5),
+        "all 1000": np.full(k, 1000.0),
+        "two ties": np.where(half, 5.0, 0.5),
+        "ties on both sides": np.where(half, 1 + 1e-6, 1 - 1e-6),
+        "just above": np.full(k, 1 + 1e-4),
+        "just below": np.full(k, 1 - 1e-4),
+        "at 1 and 1000": np.where(half, 1000.0, 1.0),
+        "at 1.5 and 300": np.where(half, 300.0, 1.5),
+        "geometric to 100": np.geomspace(1e-4, 100, k),
+        "geometric to 1000": np.geomspace(1e-2, 1000, k),
+        "geometric, all above": np.geomspace(2, 1000, k),
+        "geometric, all below": np.geomspace(1e-5, 0.9, k),
+        "line to 2": np.linspace(0, 2, k),
+        "line to 20": np.linspace(0, 20, k),
+        "line to 500": np.linspace(0, 500, k),
+        "clusters": np.repeat([1e-3, 0.9, 1.1, 90], k)[:: 4][:k] if k > 3 else np.ones(k),
+        "decay 1 / i": 100 / np.arange(1.0, k + 1),
+        "decay 1 / i^2": 1000 / np.arange(1.0, k + 1) ** 2,
+        "exponential": 50 * np.exp(-np.arange(k)),
+        "edge of a window": np.where(half, 8.0, 0.1),
+        "past a window": np.where(half, 8.1, 1.01),
+        "two windows": np.where(half, 64.0, 8.0),
+        "one 7.9, line": np.append(np.linspace(0.1, 1.2, k - 1), 7.9),
+        "one 65, line": np.append(np.linspace(0.1, 8.2, k - 1), 65),
+        "one 100, ones": np.r_[100, np.full(k - 1, 1)],
+        "one 999, ones": np.r_[999, np.full(k - 1, 1)],
+        "one 500, hundredths": np.r_[500, np.full(k - 1, 1e-2)],
+        "uniform to 3": rng.uniform(0, 3, k),
+        "uniform to 30": rng.uniform(0, 30, k),
+        "uniform to 1000": rng.uniform(0, 1000, k),
+        "log-uniform": 10 ** rng.uniform(-3, 3, k),
+        "heavy tail": np.minimum(np.abs(rng.standard_cauchy(k)), 1000),
+        "log-normal": np.minimum(np.exp(2 * rng.normal(size=k)), 1000),
+    }  # fmt: skip
+
+
+def far_spectra(k):
+    """Singular values beyond the resolution of float32: only the cap holds there."""
+    return {
+        "one 1e6": np.r_[1e6, np.full(k - 1, 0.1)],
+        "one 1e15": np.r_[1e15, np.full(k - 1, 0.1)],
+        "geometric to 1e6": np.geomspace(1e-4, 1e6, k),
+        # Even the square of its rounding error is lost. Its place has a small scale.
+        "all 1e50": np.full(k, 1e50),
+        "all 1e15": np.full(k, 1e15),
+        "line to 1e4": np.linspace(0, 1e4, k),
+        "one 1e30": np.r_[1e30, np.full(k - 1, 0.1)],
+        "all 1e6": np.full(k, 1e6),
+    }
+
+
+def matrix(rng, values, shape):
+    m, n = shape
+    k = min(shape)
+    u = np.linalg.qr(rng.normal(size=(m, k)))[0]
+    v = np.linalg.qr(rng.normal(size=(n, k)))[0]
+    return (u * values) @ v.T
+
+
+@functools.cache
+def clip(method, **how):
+    return helpers.quick_jit(
+        functools.partial(F.clip_by_singular_value, method=method, **how)
+    )
+
+
+def errors(shape, kinds, method, response):
+    """By name: the excess over c, and the errors in the Frobenius and spectral norms.
+
+    The Frobenius error is relative to the exact result, the spectral one to c.
+    """
+    rng = np.random.default_rng(3)
+    scales = np.resize(SCALES, len(kinds))
+    x = np.stack([matrix(rng, values, shape) for values in kinds.values()])
+    x = np.float32(x * scales[:, None, None])
+    clipped = clip(method, response=response)(x, np.float32(scales[:, None]))
+    clipped, unit = np.float64(clipped), np.float64(np.float32(scales))
+    assert np.all(np.isfinite(clipped))
+    wide = np.float64(x) / unit[:, None, None]
+    want = oracles.by_singular_value(wide, 1.0, COEFFICIENTS[response])
+    off = clipped / unit[:, None, None] - want
+    above = np.linalg.norm(off + want, 2, axis=(1, 2)) - 1
+    size = np.linalg.norm(want, axis=(1, 2))
+    error = np.linalg.norm(off, axis=(1, 2)) / np.where(size > 0, size, 1)
+    spectral = np.linalg.norm(off, 2, axis=(1, 2))
+    return dict(zip(kinds, zip(above, error, spectral, strict=True), strict=True))
+
+
+@pytest.mark.covering(shape=SHAPES, response=tuple(COEFFICIENTS), method=METHODS)
+def test_capped_spectrum_matches_svd(shape, response, method):
+    """Up to 1000 c; by `newton_schulz` up to 100 c. Beyond, only the cap holds."""
+    kinds, far = spectra(min(shape)), far_spectra(min(shape))
+    found = errors(shape, kinds | far, method, response)
+    for name, (above, error, spectral) in found.items():
+        loose = method == "newton_schulz" and np.max(kinds.get(name, 0)) > 100
+        loose |= name in far
+        assert above <= (1e-3 if loose else 1e-5), (name, above)
+        assert name in far or error <= (1e-3 if loose else 1e-4), (name, error)
+        assert loose or spectral <= 2e-4, (name, spectral)
+
+
+@pytest.mark.parametrize("response", COEFFICIENTS)
+def test_capped_spectrum_of_largest_sides_matches_svd(response):
+    """The worst known case has half of 128 singular values at 1000 c."""
+    half = np.arange(96) < 48
+    kinds = {low: np.where(half, 1000, low) for low in (0.0, 0.9)}
+    for above, error, spectral in errors((128, 96), kinds, "eigh", response).values():
+        assert above <= 1e-5
+        assert error <= 1e-4
+        assert spectral <= 2e-4
+
+
+def _products(jaxpr):
+    """Count the matrix products outside of conditions."""
+    count = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            count += 1
+        elif equation.primitive.name != "cond":
+            inner = (getattr(p, "jaxpr", p) for p in equation.params.values())
+            made = sum(_products(p) for p in inner if hasattr(p, "eqns"))
+            count += made * equation.params.get("length", 1)
+    return count
+
+
+def test_newton_schulz_takes_documented_number_of_products():
+    """About 65, if the largest singular value is within the window of the threshold."""
+    cap = functools.partial(F.clip_by_singular_value, method="newton_schulz")
+    assert abs(_products(jax.make_jaxpr(cap)(jnp.ones((4, 6)), 1.0).jaxpr) - 65) <= 2
+
+
+X = (3 * np.random.default_rng(0).normal(size=(3, 4, 6))).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@methods
+def test_matrix_below_cap_keeps_every_bit(method, dtype):
+    """Beside another of the batch that is clipped."""
+    x = X.astype(dtype)
+    size = np.linalg.norm(np.float64(x), axis=(1, 2), keepdims=True)[..., 0]
+    limits = (size * np.array([[1.01], [0.1], [2.0]])).astype(np.float32)
+    clipped = clip(method)(x, limits)
+    helpers.assert_identical(clipped[::2], x[::2])
+    assert helpers.differs(clipped[1], x[1])
+    x[0, 0, 0] = np.nan
+    unclipped = clip(method)(x, np.full_like(limits, np.inf))
+    helpers.assert_identical(unclipped, x)
+
+
+def test_newton_schulz_keeps_matrix_with_frobenius_norm_below_cap():
+    rng = np.random.default_rng(0)
+    for rank in [1, 2, 3] * 10:
+        x = np.float32(rng.normal(size=(4, rank)) @ rng.normal(size=(rank, 6)))
+        c = np.linalg.norm(np.float64(x)) / (1 - 1e-6)
+        helpers.assert_identical(clip("newton_schulz")(x, c), x)
+        assert np.any(clip("newton_schulz")(x, c / 3) != x)
+
+
+@methods
+def test_thresholds_of_zero_nan_and_inf_apply_per_matrix(method):
+    def at(*limits):
+        return clip(method)(X, np.float32(limits)[:, None])
+
+    # A traced threshold below 0 counts as 0.
+    clipped = at(0.0, -1.0, np.nan)
+    assert not np.any(clipped[:2])
+    assert np.all(np.isnan(clipped[2]))
+    clipped = at(0.0, 1.0, np.inf)
+    expected = oracles.by_singular_value(np.float64(X[1]), 1.0)
+    assert not np.any(clipped[0])
+    np.testing.assert_allclose(clipped[1], expected, atol=2e-6)
+    helpers.assert_identical(clipped[2], X[2])
+
+
+RESPONSES = {
+    "tanh": ("tanh", lambda n, c: np.tanh(n / c) * c / n),
+    "normalize": ("normalize", oracles.normalized),
+    "drop": ("drop", lambda n, c: float(n <= c)),
+    "band": (responses.band(0.75), lambda n, c: np.clip(n, 0.75 * c, c) / n),
+    "detached": (responses.detached("hard"), oracles.hard),
+    "user": (square_root_capper, lambda n, c: np.sqrt(min(c / n, 1))),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_response_applies_to_each_singular_value(name):
+    response, coefficient = RESPONSES[name]
+    values = np.array([0.3, 1.0, 1.9, 2.1, 9.0, 40.0])
+    x = matrix(np.random.default_rng(4), values, (6, 9)).astype(np.float32)
+    clipped = clip("eigh", response=response)(x, 2.0)
+    expected = oracles.by_singular_value(np.float64(x), 2.0, coefficient)
+    np.testing.assert_allclose(clipped, expected, atol=1e-4)
+    assert helpers.differs(clipped, x)
+
+
+@pytest.mark.parametrize("top", [2.0, 900.0])
+def test_normalize_keeps_zero_singular_values(top):
+    """The rounding error in their place is not scaled up to the threshold."""
+    x = matrix(np.random.default_rng(4), [0, 0, 0, 1.0, 2.5, top], (6, 9))
+    clipped = clip("eigh", response="normalize")(np.float32(x), 2.0)
+    values = np.linalg.svd(np.float64(clipped), compute_uv=False)
+    np.testing.assert_allclose(values, [2, 2, 2, 0, 0, 0], atol=2e-3)
+
+
+@methods
+def test_nonfinite_matrix_of_batch_follows_policy(method):
+    others = oracles.by_singular_value(np.float64(X[::2]), 1.0)
+    expected = {"propagate": np.nan, "raise": np.nan, "zero": 0.0}
+    ones, mixed = np.float32([[1.0]] * 3), np.float32([[1.0], [np.inf], [1.0]])
+    for bad in (np.nan, np.inf, -np.inf):
+        x = X.copy()
+        x[1, 2, 3] = bad
+        for policy, want in expected.items():
+            by_policy = clip(method, nonfinite=policy)
+            clipped = by_policy(x, ones)
+            np.testing.assert_allclose(clipped[::2], others, atol=3e-6)
+            want = np.broadcast_to(want, (4, 6))
+            np.testing.assert_allclose(clipped[1], want, atol=3e-6, err_msg=policy)
+            helpers.assert_identical(by_policy(x, mixed)[1], x[1])
+
+
+@methods
+def test_nonfinite_vector_follows_policy(method):
+    v = np.float32([3.0, np.inf, 4.0])
+    assert np.all(np.isnan(clip(method)(v, 1.0)))
+    assert not np.any(clip(method, nonfinite="zero")(v, 1.0))
+
+
+@methods
+@pytest.mark.parametrize("policy", ["raise", "zero"])
+def test_nonfinite_matrix_is_counted(method, policy):
+    x = X.copy()
+    x[1, 2, 3] = np.nan
+    tx = optclip.clip_by_singular_value(1.0, method=method, nonfinite=policy)
+    update = helpers.quick_jit(checkify.checkify(lambda x: tx.update(x, tx.init(x))))
+    error, (clipped, state) = update(x)
+    assert optclip.metrics(state)["clip/nonfinite"] == 1
+    is_raised = "non-finite update in the array" in str(error.get())
+    assert np.all(np.isfinite(clipped)) == (not is_raised) == (policy == "zero")
