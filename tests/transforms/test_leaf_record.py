@@ -156,3 +156,10 @@ def test_leaf_norms_are_the_rows_of_the_heatmap():
     ax = optclip.plot.heatmap([optclip.metrics(state)] * 2)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
     np.testing.assert_array_equal(ax.images[0].get_array(), [[4.0, 4.0], [3.0, 3.0]])
+
+
+def test_leaf_norm_of_one_matrix_is_its_spectral_norm():
+    tx = optclip.clip_by(2.0, norm="spectral", record="leaves")
+    found, state = once(tx, {"a": np.float32([[0.0, 4.0], [1.0, 0.0]])})
+    assert leaf_norms(state) == {"a": 4.0}
+    np.testing.assert_allclose(found["a"], [[0, 2], [0.5, 0]], rtol=1e-6)
