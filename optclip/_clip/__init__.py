@@ -3,8 +3,9 @@
 `_clip` is the request as plain data, `_layout` the leaves and blocks of a tree. `_run`
 has the run: `decide` measures and fits thresholds, `apply` changes the leaves. An
 `_action` is what is done to them: `_scale` multiplies them by the coefficients that
-`_coefficient` computes, `_move` moves single elements to a bound. `_nonfinite` has the
-policies, and `_build` makes a `Clip` of a scope, a norm and a response.
+`_coefficient` computes, `_move` moves single elements to a bound; `spectral` adds one
+for singular values. `_nonfinite` lists the policies and where each is applied. `_build`
+makes a `Clip` of a scope, a norm and a response.
 """
 
 from optclip._clip._action import Action as Action
@@ -20,11 +21,11 @@ from optclip._clip._layout import Layout as Layout
 from optclip._clip._layout import Leaf as Leaf
 from optclip._clip._layout import lay_out as lay_out
 from optclip._clip._move import MOVE as MOVE
-from optclip._clip._run import Limit as Limit
+from optclip._clip._run import ThresholdFunction as ThresholdFunction
 from optclip._clip._run import apply as apply
 from optclip._clip._run import check_spans as check_spans
 from optclip._clip._run import decide as decide
-from optclip._clip._run import decide_measured as decide_measured
+from optclip._clip._run import decided as decided
 from optclip._clip._run import fixed as fixed
 from optclip._clip._run import is_bad as is_bad
 from optclip._clip._run import kept_norms as kept_norms

@@ -13,7 +13,7 @@ from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf as LeafValue
 from optclip._arrays._types import Number
 from optclip._clip._clip import Clip, Decision
-from optclip._clip._limit import as_limit, at_least
+from optclip._clip._limit import as_limit, zero_below
 from optclip.norms._interface import LEAST
 
 # A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
@@ -23,7 +23,7 @@ _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
 class Action(abc.ABC):
-    """Multiply, or move to a bound.
+    """Multiply, move to a bound, or what another package registers with `parts_of`.
 
     By default there is one threshold and one coefficient for each norm.
     """
@@ -41,15 +41,16 @@ class Action(abc.ABC):
         ((name, of_blocks),) = values.items()
         least = _LEAST_STRICT if clip.strict else LEAST
         limits: dict[int, tuple[jax.Array, bool]] = {}
-        for index, m in zip(norms.indices, norms.values, strict=True):
-            norm = m if len(index) == 1 else m[0]
+        for index, stack in zip(norms.indices, norms.values, strict=True):
+            # The norms of a stack have one type, so that one stands for all.
+            norm = stack if len(index) == 1 else stack[0]
             for i in index:
                 limits[i] = _fitted(clip, name, of_blocks[i], norm, least)
         fitted = [limits[i] for i in range(len(of_blocks))]
         batched = norms.with_entries([limit for limit, _ in fitted])
         if all(is_known for _, is_known in fitted):
             return batched
-        return batched.map(lambda c: at_least(least[c.dtype.name], c))
+        return batched.map(lambda c: zero_below(least[c.dtype.name], c))
 
     def per_norm(self, thresholds: Batched, norms: Batched) -> Batched:
         """Return one fitted threshold for each norm."""
@@ -75,7 +76,7 @@ def _fitted(
     check_replicated(clip, name, limit, norm)
     is_known = isinstance(limit, np.ndarray)
     if is_known:
-        limit = at_least(least[norm.dtype.name], limit)
+        limit = zero_below(least[norm.dtype.name], limit)
     _validate.broadcasts(name, limit.shape, norm.shape)
     return _numerics.broadcast_like(jnp.asarray(limit), norm), is_known
 

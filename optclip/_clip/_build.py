@@ -40,9 +40,10 @@ def clip_of(
     scope: Scope,
     norm: Measurement,
     response: Response,
+    *,
     eps: Number = 0.0,
     strict: bool = False,
-    *rest: Any,
+    **options: Any,
 ) -> Clip:
     """Build the clip of a scope, its arguments checked.
 
@@ -52,7 +53,7 @@ def clip_of(
       response: how to respond.
       eps: as the user passed it.
       strict: as the user passed it.
-      *rest: `nonfinite`, `mask`, `norm_mask`, `clip_mask` and `axis_name`.
+      **options: the other fields of `Clip`, as the user passed them.
     """
     parts = parts_of(scope, norm, response, eps)
     if strict and not parts.norm.is_entrywise:
@@ -60,4 +61,6 @@ def clip_of(
             "Elements are rounded one by one, which can make a singular value larger."
         )
         raise ValueError(_validate.must_be("strict", "False", strict, advice))
-    return Clip(scope, parts.norm, response, parts.action, eps, strict, *rest)
+    return Clip(
+        scope, parts.norm, response, parts.action, eps=eps, strict=strict, **options
+    )

@@ -80,8 +80,8 @@ class Decision(NamedTuple):
     Attributes:
       clip: the clip, with its response as it is in this step.
       layout: the leaves and the blocks.
-      norms: one per block.
-      thresholds: one per norm or, of single elements, one or two per leaf.
+      norms: one entry per block: a scalar, or an array with one norm per slice.
+      thresholds: one entry per block, as the action fits them.
       rule_memory: what the rules remember after the run.
       norm_memory: one array per block, where the next measurement starts.
       work: what the measurement hands on to the action.

@@ -40,42 +40,43 @@ def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
 def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     """Return the coefficient of one block, by its response and its policy."""
     if clip.nonfinite != "zero":
-        return _banded(clip, norm, threshold)
+        return _outside_band(clip, norm, threshold)
     bad = ~jnp.isfinite(norm)
     # The norm is replaced first, since a NaN on the way would trip jax.debug_nans.
-    known = jnp.where(bad, jnp.zeros_like(norm), norm)
-    coefficient = _banded(clip, known, threshold)
-    # A NaN threshold stays NaN, since it does not come from a gradient.
+    finite_norm = jnp.where(bad, jnp.zeros_like(norm), norm)
+    coefficient = _outside_band(clip, finite_norm, threshold)
+    # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
+    # changes nothing; a rule's inf has been replaced in `thresholds/_memory`.
     is_zeroed = bad & jnp.isfinite(threshold)
     return jnp.where(is_zeroed, jnp.zeros_like(coefficient), coefficient)
 
 
-def _banded(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+def _outside_band(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     """Return the coefficient; in strict clipping, one that keeps the band clear."""
     if not clip.strict:
-        return coefficient_of(clip.response, norm, threshold, clip.eps)
+        return _coefficient(clip.response, norm, threshold, clip.eps)
     band = _BAND[norm.dtype.name]
     upper, lower = threshold * (1 - band), threshold * (1 - 2 * band)
-    outer = coefficient_of(clip.response, norm, upper, clip.eps)
-    inner = coefficient_of(clip.response, norm, lower, clip.eps)
+    outer = _coefficient(clip.response, norm, upper, clip.eps)
+    inner = _coefficient(clip.response, norm, lower, clip.eps)
     # Below the band nothing is done; in it and above, the norm is scaled to its lower
     # edge.
     return jnp.where((outer == 1) & ~jnp.isnan(inner), outer, inner)
 
 
-def coefficient_of(
+def _coefficient(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
-    """What to multiply by: 1 for a threshold of inf, NaN if a norm is not finite."""
+    """Return the coefficient: 1 at an infinite threshold, NaN for a non-finite norm."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
     if is_eager and is_ours(response) and _is_hashable((response, eps)):
-        # One dispatch, not twenty.
+        # An eager call then takes one dispatch, not twenty.
         return _compiled(response, norm, threshold, eps)
-    return _coefficient_of(response, norm, threshold, eps)
+    return _uncompiled(response, norm, threshold, eps)
 
 
 def _is_hashable(value: object) -> bool:
-    """Whether no array is in it, traced or not, nor a schedule's answer."""
+    """Return whether a value can be a static argument: it contains no array."""
     try:
         hash(value)
     except TypeError:
@@ -83,27 +84,32 @@ def _is_hashable(value: object) -> bool:
     return True
 
 
-def _coefficient_of(
+def _uncompiled(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
     one = jnp.ones_like(norm)
-    is_live = norm > 0
-    # 0, or NaN to be loud; a NaN constant would trip jax.debug_nans on healthy input.
-    # No derivative: that of norm - norm is g - g, which swallows the smaller true one.
-    off = threshold == jnp.inf
-    known = select(off, one, threshold)
-    alarm = lax.stop_gradient((norm - norm) * known)
-    shown = select(is_live, norm, one)
+    is_positive = norm > 0
+    is_off = threshold == jnp.inf
+    # It is 0, or NaN for a non-finite norm or threshold, so that neither is silent. It
+    # is computed, since a NaN constant would trip jax.debug_nans on healthy input. Its
+    # derivative is stopped: that of norm - norm is g - g, which rounds away a smaller
+    # true derivative.
+    finite_threshold = select(is_off, one, threshold)
+    alarm = lax.stop_gradient((norm - norm) * finite_threshold)
+    # Responses never receive a norm of 0, so that none divides by it.
+    divisor = select(is_positive, norm, one)
     if not (isinstance(eps, (int, float)) and eps == 0):
-        # One that is traced is not checked; below 0 it would switch the clip off.
         added = jnp.asarray(eps).astype(norm.dtype)
-        shown = shown + select(added < 0, jnp.zeros_like(added), added)
-    found = jnp.asarray(response.coefficient(shown, threshold), norm.dtype)
-    # Zeros stay zeros, whatever a response makes of 0 / 0. What is too small for a norm
-    # need not be zero: at a threshold of 0 it is made so.
-    found = select(is_live, found, jnp.sign(threshold)) + alarm
-    found = select(off, one, found)
-    return lax.stop_gradient(found) if isinstance(response, Detached) else found
+        # A traced `eps` is not checked, and a negative one would disable clipping.
+        divisor = divisor + select(added < 0, jnp.zeros_like(added), added)
+    coefficient = jnp.asarray(response.coefficient(divisor, threshold), norm.dtype)
+    # A block whose norm counts as 0 is kept, except at a threshold of 0: its elements
+    # need not be zero, and become so.
+    coefficient = select(is_positive, coefficient, jnp.sign(threshold)) + alarm
+    coefficient = select(is_off, one, coefficient)
+    if isinstance(response, Detached):
+        return lax.stop_gradient(coefficient)
+    return coefficient
 
 
-_compiled = jax.jit(_coefficient_of, static_argnums=(0, 3))
+_compiled = jax.jit(_uncompiled, static_argnums=(0, 3))

@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
       array: what is measured and scaled; of a BCOO matrix the data, duplicates summed.
       matrix: the BCOO matrix that `array` is the data of, or None.
       block: the index of the block whose norm scales it, None if it is not scaled.
-      is_live: whether it is measured or scaled.
+      is_used: whether it is measured or scaled.
     """
 
     path: KeyPath
@@ -33,7 +33,7 @@ class Leaf(NamedTuple):
     array: LeafValue
     matrix: BCOO | None
     block: int | None
-    is_live: bool
+    is_used: bool
 
     @property
     def like(self) -> jax.Array:
@@ -83,10 +83,10 @@ def lay_out(
       axis_name: the mapped axes that leaves are declared to be split over.
     """
     flat = _leaves.flatten(tree)
-    live = flat.clippable()
+    are_clippable = flat.clippable()
     names = ("mask", "norm_mask", "clip_mask")
     taken, counted, scaled = (
-        _prefix.spread_mask(name, mask, flat, live)
+        _prefix.spread_mask(name, mask, flat, are_clippable)
         for name, mask in zip(names, masks, strict=True)
     )
     if isinstance(scope, Groups):
@@ -94,8 +94,10 @@ def lay_out(
         scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
     shown = [
-        _sparse.unwrapped(x, name) if is_live else None
-        for x, name, is_live in zip(flat.leaves, declared, live, strict=True)
+        _sparse.unwrapped(x, name) if is_clippable else None
+        for x, name, is_clippable in zip(
+            flat.leaves, declared, are_clippable, strict=True
+        )
     ]
     shown = _each_its_own(shown)
     measured_tree = flat.rebuild(_where(taken, _where(counted, shown)))
@@ -108,16 +110,16 @@ def lay_out(
     for path, value, x, block in zip(
         flat.paths, flat.leaves, shown, owner, strict=True
     ):
-        is_live = block is not None or (x is not None and id(x) in measured)
+        is_used = block is not None or (x is not None and id(x) in measured)
         array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
-        if is_live:
+        if is_used:
             _axis_names.check_reduced(path, array)
-        leaves.append(Leaf(path, value, array, matrix, block, is_live))
+        leaves.append(Leaf(path, value, array, matrix, block, is_used))
     return Layout(flat, leaves, blocks, treedef)
 
 
 def _each_its_own(leaves: list[LeafValue]) -> list[LeafValue]:
-    """Give an array that stands at two paths an identity for each."""
+    """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`."""
     known: set[int] = set()
     out = list(leaves)
     for i, x in enumerate(leaves):

@@ -16,10 +16,11 @@ from optclip._arrays._types import Number
 Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
 
 
-def at_least(least: float, limit: Limit) -> Limit:
-    """The threshold, 0 if it is below `least`; at 0 its derivative is that from above.
+def zero_below(least: float, limit: Limit) -> Limit:
+    """Return the threshold, or 0 if it is below `least`.
 
-    Of an array of NumPy one of NumPy: nothing is left to do in a program then.
+    At 0 it keeps the derivative from above. A NumPy array stays one, since the program
+    then has nothing left to compute.
     """
     if isinstance(limit, np.ndarray):
         return np.where(limit < least, np.zeros_like(limit), limit)
@@ -29,9 +30,9 @@ def at_least(least: float, limit: Limit) -> Limit:
 def as_limit(
     value: Number, dtype: DTypeLike, *, towards_zero: bool = False
 ) -> jax.Array | np.ndarray:
-    """A threshold in `dtype`, of NumPy if it is a number or of NumPy already.
+    """Return a threshold in `dtype`, a NumPy array if it is a number or NumPy array.
 
-    A finite one stays finite, or it would touch nothing.
+    A finite threshold stays finite, since an infinite one would change nothing.
     """
     if not isinstance(value, (numbers.Real, np.ndarray)):
         return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)

@@ -95,7 +95,7 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
     dtype = _leaves.real_dtype(norm.dtype)
     limit = _limit.as_limit(value, dtype, towards_zero=clip.strict)
     check_replicated(clip, name, limit, norm)
-    return jnp.asarray(_limit.at_least(0.0, limit))
+    return jnp.asarray(_limit.zero_below(0.0, limit))
 
 
 def _moved_leaf(

@@ -1,8 +1,9 @@
-"""The policies for NaN and inf, by the words that every clip takes as `nonfinite=`.
+"""The policies for NaN and inf, by the words that `nonfinite=` accepts.
 
-propagate   a non-finite norm makes all that share it NaN: loud, as in TensorFlow
-zero        all that share a non-finite norm becomes zero
-raise       as propagate, and an error under `jax.experimental.checkify`
+propagate   a non-finite norm makes all that share it NaN (`alarm` in `_coefficient`)
+zero        all that share a non-finite norm becomes zero (`respond` in `_coefficient`,
+            `settled` in `_scale`, `bounded` in `_move`)
+raise       as propagate, and an error under `jax.experimental.checkify` (`check` below)
 """
 
 import jax

@@ -1,8 +1,11 @@
 """The one way to clip: lay out, decide, apply.
 
-layout = layout_of(clip, tree)
-decision = decide(clip, layout, limit)
-clipped, coefficients = apply(decision)
+    layout = layout_of(clip, tree)
+    decision = decide(clip, layout, fixed("max_norm", 1.0))
+    clipped, coefficients = apply(decision)
+
+Where the norms are known already, or measured with a memory as in `transforms`,
+`decided` takes the place of `decide`.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from optclip._clip._layout import Layout, lay_out
 from optclip.norms._interface import Measured
 from optclip.responses._interface import compares
 
-# From the layout and the norms to the thresholds.
-Limit = Callable[[Layout, Batched], Thresholds]
+# Computes the thresholds from the layout and the norms.
+ThresholdFunction = Callable[[Layout, Batched], Thresholds]
 
 
 def layout_of(clip: Clip, tree: PyTree) -> Layout:
@@ -32,36 +35,41 @@ def layout_of(clip: Clip, tree: PyTree) -> Layout:
     return lay_out(clip.scope, tree, masks, clip.axis_name)
 
 
-def decide(clip: Clip, layout: Layout, limit: Limit) -> Decision:
-    """Measure the blocks and fit the thresholds that `limit` returns for the norms."""
-    return decide_measured(clip, layout, limit, clip.norm.measure(layout.blocks))
+def decide(clip: Clip, layout: Layout, thresholds_of: ThresholdFunction) -> Decision:
+    """Measure the blocks and decide where to clip them."""
+    measured = clip.norm.measure(layout.blocks)
+    return decided(clip, layout, measured, thresholds_of(layout, measured.norms))
 
 
-def decide_measured(
-    clip: Clip, layout: Layout, limit: Limit, measured: Measured
+def decided(
+    clip: Clip, layout: Layout, measured: Measured, thresholds: Thresholds
 ) -> Decision:
-    """Fit the thresholds for norms that are already known."""
+    """Return the decision for known norms, with the thresholds fitted to them."""
     norms, norm_memory, work = measured
-    thresholds = limit(layout, norms)
     fitted = clip.action.fit(clip, thresholds.by_argument, norms)
     return Decision(clip, layout, norms, fitted, thresholds.memory, norm_memory, work)
 
 
 def apply(decision: Decision) -> tuple[PyTree, Batched]:
     """Return the clipped tree and the coefficients."""
-    check_policy(decision)
+    _check(decision)
     leaves, coefficients = decision.clip.action.apply(decision)
     return decision.layout.rebuild(leaves), coefficients
 
 
-def fixed(name: str, threshold: PyTree) -> Limit:
-    """Return the limit that is the same for all norms: a number or a prefix tree."""
+def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
+    """Return the function to thresholds that do not depend on the norms.
 
-    def limit(layout: Layout, norms: Batched) -> Thresholds:
+    Args:
+      name: the argument that `threshold` was passed as.
+      threshold: a number, an array or a prefix tree of these.
+    """
+
+    def thresholds_of(layout: Layout, norms: Batched) -> Thresholds:
         filled = _prefix.fill(name, threshold, layout.tree(norms.entries()))
         return Thresholds({name: layout.entries(filled)})
 
-    return limit
+    return thresholds_of
 
 
 def is_bad(norms: Batched) -> Batched:
@@ -69,12 +77,12 @@ def is_bad(norms: Batched) -> Batched:
     return norms.map(lambda norm: ~jnp.isfinite(norm))
 
 
-def check_policy(decision: Decision) -> None:
-    """Raise if the policy says so, or if devices could decide differently."""
+def _check(decision: Decision) -> None:
+    """Raise as `nonfinite="raise"` requires, or if devices could clip differently."""
     clip, layout = decision.clip, decision.layout
     if clip.nonfinite == "raise":
-        live = [leaf for leaf in layout.leaves if leaf.is_live]
-        _nonfinite.check([x.path for x in live], [x.array for x in live])
+        used = [leaf for leaf in layout.leaves if leaf.is_used]
+        _nonfinite.check([x.path for x in used], [x.array for x in used])
     if compares(clip.response):
         check_spans(layout)
 
@@ -86,11 +94,18 @@ def check_spans(layout: Layout) -> None:
         _axis_names.check_all_known()
 
 
-def kept_norms(clip: Clip, norms: PyTree, thresholds: PyTree) -> PyTree:
-    """Return the norms that the response would leave of those of a tree."""
+def kept_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
+    """Return what the norms would be after clipping to thresholds.
+
+    Args:
+      clip: the clip.
+      name: the argument that sets the threshold.
+      norms: a tree of norms.
+      thresholds: a tree like `norms`.
+    """
     leaves, treedef = jax.tree.flatten(norms)
     batched = Batched(leaves)
-    values = {"threshold": treedef.flatten_up_to(thresholds)}
+    values = {name: treedef.flatten_up_to(thresholds)}
     fitted = clip.action.fit(clip, values, batched)
     of_norms = clip.action.per_norm(fitted, batched)
     coefficients = coefficients_of(clip, batched, of_norms)

@@ -86,15 +86,15 @@ def scale(
     towards_zero: bool = False,
 ) -> jax.Array:
     """`x` times the coefficient in the dtype of `like`; `x` itself where that is 1."""
-    whole = _leaves.widen(x)
-    wide = _times(whole, coefficient)
+    widened = _leaves.widen(x)
+    scaled = _times(widened, coefficient)
     is_one = coefficient == 1
     if x.dtype == like.dtype and not towards_zero:
         # Before the cast: XLA on CPU selects bfloat16 in float32, and would cast twice,
         # and take a tenth longer.
-        return cast(_kept(whole, wide, is_one), like)
+        return cast(_kept(widened, scaled, is_one), like)
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
-    return _kept(kept, cast(wide, like, towards_zero=towards_zero), is_one)
+    return _kept(kept, cast(scaled, like, towards_zero=towards_zero), is_one)
 
 
 @jax.custom_jvp
@@ -112,9 +112,13 @@ def _times_jvp(primals, tangents):
 
 
 @jax.custom_jvp
-def _kept(x: jax.Array, scaled: jax.Array, whole: jax.Array) -> jax.Array:
-    """`x` where `whole`, with the derivative of `scaled`, which may bend there."""
-    return select(whole, x, scaled)
+def _kept(x: jax.Array, scaled: jax.Array, is_one: jax.Array) -> jax.Array:
+    """Return `x` where the coefficient is 1, with the derivative of `scaled`.
+
+    The derivative of the selected `x` would be 1, also at a threshold where the
+    coefficient is 1 and bends.
+    """
+    return select(is_one, x, scaled)
 
 
 @_kept.defjvp

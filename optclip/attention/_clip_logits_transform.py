@@ -137,9 +137,8 @@ def clip_attention_logits(
             return clipped, engine.after(state, step, None)
         # The largest of those that are of use.
         shown = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
-        decision = step.decision._replace(norms=shown)
         scaled = scaled.with_entries(layout.entries(by_layer))
-        new = engine.recorded(step._replace(decision=decision), scaled)
+        new = engine.recorded(step, scaled, shown=shown)
         return clipped, engine.after(state, step, new)
 
     return lifted(engine, init_fn, update_fn)

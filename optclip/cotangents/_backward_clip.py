@@ -16,7 +16,7 @@ from optclip._arrays._types import Number, PyTree
 from optclip._clip import (
     Clip,
     Layout,
-    Limit,
+    ThresholdFunction,
     Thresholds,
     apply,
     decide,
@@ -49,7 +49,7 @@ class Backward:
     ) -> tuple[PyTree, CotangentRecord | None]:
         """The clipped cotangents, and what was done to them if that is asked for."""
         layout = layout_of(self.clip, cotangents)
-        decision = decide(self.clip, layout, self._limit(thresholds))
+        decision = decide(self.clip, layout, self._thresholds_of(thresholds))
         clipped, coefficients = apply(decision)
         if not is_recorded:
             return clipped, None
@@ -67,15 +67,15 @@ class Backward:
         declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
         return any(own != () for own in declared)
 
-    def _limit(self, thresholds: PyTree) -> Limit:
-        def limit(layout: Layout, norms: Batched) -> Thresholds:
+    def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
+        def thresholds_of(layout: Layout, norms: Batched) -> Thresholds:
             limits = layout.entries(thresholds)
             if self.reference is not None:
                 entries = zip(layout.blocks, norms.entries(), limits, strict=True)
                 limits = [_multiple(self.reference, *entry) for entry in entries]
             return Thresholds({"max_norm": limits})
 
-        return limit
+        return thresholds_of
 
 
 def _multiple(

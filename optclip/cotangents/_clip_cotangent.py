@@ -160,7 +160,7 @@ def _backward(
         raise ValueError(_validate.must_be("axis", wanted, axis, advice))
     clip = clip_of(
         LEAF if axis is None else ELEMENT if axis == () else scopes.axes(axis),
-        of_order(ord), how, 0.0, False, nonfinite,
+        of_order(ord), how, nonfinite=nonfinite,
     )  # fmt: skip
     return Backward(clip, reference_of(relative))
 

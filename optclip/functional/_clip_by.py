@@ -15,7 +15,7 @@ from optclip._clip import (
     apply,
     clip_of,
     decide,
-    decide_measured,
+    decided,
     fixed,
     layout_of,
 )
@@ -104,8 +104,9 @@ def clip_by(
         wanted = "with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
-        as_scope(over), measurement, how, eps, strict, nonfinite,
-        mask, norm_mask, clip_mask, axis_name,
+        as_scope(over), measurement, how, eps=eps, strict=strict,
+        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
+        axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)
 
@@ -124,11 +125,11 @@ def run(
     refuse_exchanged(name, tree, given)
     for value in jax.tree.leaves(given):
         _validate.number(name, value)
-    layout, limit = layout_of(clip, tree), fixed(name, given)
+    layout, thresholds_of = layout_of(clip, tree), fixed(name, given)
     if known is None:
-        decision = decide(clip, layout, limit)
+        decision = decide(clip, layout, thresholds_of)
     else:
-        decision = decide_measured(clip, layout, limit, Measured(known))
+        decision = decided(clip, layout, Measured(known), thresholds_of(layout, known))
     clipped, _ = apply(decision)
     return clipped, layout.tree(decision.norms.entries())
 

@@ -10,7 +10,7 @@ from optclip._arrays import _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip import SCALE, Clip, layout_of
 from optclip.functional._clip_by import clip_by, run
-from optclip.norms._interface import large_enough, of_order
+from optclip.norms._interface import flush_small, of_order
 from optclip.responses._interface import resolve
 from optclip.scopes._interface import TREE
 from optclip.thresholds._interface import Named
@@ -231,8 +231,9 @@ def clip_by_global_norm(
     Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
     clip = Clip(
-        TREE, of_order(ord), resolve(response), SCALE, eps, strict, nonfinite,
-        mask, norm_mask, clip_mask, axis_name,
+        TREE, of_order(ord), resolve(response), SCALE, eps=eps, strict=strict,
+        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
+        axis_name=axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm)
     return run(clip, tree, threshold, known=_given(use_norm, strict=strict))
@@ -249,7 +250,7 @@ def _given(norm: Number | None, *, strict: bool) -> Batched | None:
         )
     given = jnp.asarray(_checked_norm(norm))
     dtype = _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
-    return Batched([large_enough(given.astype(dtype))])
+    return Batched([flush_small(given.astype(dtype))])
 
 
 def _checked_norm(norm: Number) -> Number:

@@ -12,10 +12,9 @@ from optclip._clip import (
     MOVE,
     Clip,
     Layout,
-    Limit,
     Thresholds,
     apply,
-    decide_measured,
+    decided,
     fixed,
     layout_of,
 )
@@ -74,32 +73,34 @@ def clip_by_value(
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
     refuse_exchanged("limit", tree, limit)
-    clip = Clip(ELEMENT, L2, responses.Hard(), MOVE, 0.0, strict, nonfinite, mask)
+    clip = Clip(
+        ELEMENT, L2, responses.Hard(), MOVE,
+        strict=strict, nonfinite=nonfinite, mask=mask,
+    )  # fmt: skip
     if _validate.is_two_sided(limit, lower, upper):
         for name, bound in (("lower", lower), ("upper", upper)):
             _check(name, bound, negative=True)
         _validate.ordered(lower, upper)
     else:
         _check("limit", limit)
-    limits = _two_sided(lower, upper) if limit is None else fixed("limit", limit)
     layout = layout_of(clip, tree)
     # Moving elements reads the shape and dtype of a norm only, so none is computed.
     leaves = [jnp.real(_leaves.unwrap(block.leaves[0])) for block in layout.blocks]
-    decision = decide_measured(clip, layout, limits, Measured(Batched(leaves)))
-    return apply(decision)[0]
+    measured = Measured(Batched(leaves))
+    if limit is None:
+        thresholds = _two_sided(layout, lower, upper)
+    else:
+        thresholds = fixed("limit", limit)(layout, measured.norms)
+    return apply(decided(clip, layout, measured, thresholds))[0]
 
 
-def _two_sided(lower: PyTree, upper: PyTree) -> Limit:
-    def limit(layout: Layout, norms: Batched) -> Thresholds:
-        del norms
-        blocks = layout.tree(list(range(len(layout.blocks))))
-        bounds = {
-            "lower": _prefix.fill("lower", lower, blocks, none=-jnp.inf),
-            "upper": _prefix.fill("upper", upper, blocks),
-        }
-        return Thresholds({name: layout.entries(x) for name, x in bounds.items()})
-
-    return limit
+def _two_sided(layout: Layout, lower: PyTree, upper: PyTree) -> Thresholds:
+    blocks = layout.tree(list(range(len(layout.blocks))))
+    bounds = {
+        "lower": _prefix.fill("lower", lower, blocks, none=-jnp.inf),
+        "upper": _prefix.fill("upper", upper, blocks),
+    }
+    return Thresholds({name: layout.entries(x) for name, x in bounds.items()})
 
 
 def _check(name: str, bound: PyTree, *, negative: bool = False) -> None:

@@ -60,7 +60,7 @@ def entrywise_norms(
         divisors = [_leaves.count_as(n, plan.dtype) ** per_count for n in counts]
         divisors = [_typed(n, plan.dtype) for n in divisors]
         found = found.map(lambda root, n: root / n, found.with_entries(divisors))
-    return found.map(_roots.large_enough) if flushed else found
+    return found.map(_roots.flush_small) if flushed else found
 
 
 def _typed(number: Any, dtype: str) -> Any:

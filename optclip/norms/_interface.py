@@ -11,4 +11,4 @@ from optclip.norms._norm import Measured as Measured
 from optclip.norms._norm import Measurement as Measurement
 from optclip.norms._norm import of_order as of_order
 from optclip.norms._roots import LEAST as LEAST
-from optclip.norms._roots import large_enough as large_enough
+from optclip.norms._roots import flush_small as flush_small

@@ -24,7 +24,7 @@ from optclip.norms._totals import SHRINK, Member, Plan, combined, totals_of
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
 
 
-def large_enough(norm: jax.Array) -> jax.Array:
+def flush_small(norm: jax.Array) -> jax.Array:
     """The norm, 0 if it is smaller."""
     least = LEAST[norm.dtype.name]
     return select(norm < least, jnp.zeros_like(norm), norm)

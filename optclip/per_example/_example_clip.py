@@ -23,12 +23,12 @@ from optclip._clip import (
     apply,
     coefficients_of,
     decide,
-    decide_measured,
+    decided,
     fixed,
     is_bad,
     layout_of,
 )
-from optclip.norms._interface import L2, Measured, large_enough
+from optclip.norms._interface import L2, Measured, flush_small
 from optclip.per_example._ghost import _formulas
 from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._responses import response_of
@@ -74,8 +74,8 @@ class Bound:
     def clip(self, axis_name: PyTree = None) -> Clip:
         """The clip of the gradient of one example."""
         return Clip(
-            self.scope, L2, self.response, SCALE, 0.0, self.strict, self.nonfinite,
-            axis_name=axis_name,
+            self.scope, L2, self.response, SCALE, strict=self.strict,
+            nonfinite=self.nonfinite, axis_name=axis_name,
         )  # fmt: skip
 
     def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
@@ -95,8 +95,9 @@ class Bound:
         """What its norms say, and the coefficient of each leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
-        limit = fixed("threshold", self.threshold)
-        decision = decide_measured(clip, layout, limit, Measured(Batched(norms)))
+        measured = Measured(Batched(norms))
+        thresholds = fixed("threshold", self.threshold)(layout, measured.norms)
+        decision = decided(clip, layout, measured, thresholds)
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
         by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled()})
@@ -223,7 +224,7 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
         most = functools.reduce(jnp.maximum, [x.exponent for x in own])
         total = functools.reduce(jnp.add, [x.at(most) for x in own])
         norm = _formulas.shifted(_numerics.root(total), most)
-        found.append(large_enough(norm))
+        found.append(flush_small(norm))
     return layout, found
 
 

@@ -26,7 +26,7 @@ from optclip._clip import (
     respond,
     scaled_leaf,
 )
-from optclip.norms._interface import L2, Block, Measured, Measurement, large_enough
+from optclip.norms._interface import L2, Block, Measured, Measurement, flush_small
 from optclip.responses import Detached, Hard, Response, Smooth
 from optclip.responses._interface import compares
 from optclip.spectral import _newton_schulz, _spectral_function
@@ -83,7 +83,7 @@ class SingularValueNorms(Measurement):
             return singular_values_of(parts)
 
         norms = with_vectors(blocks, of_matrix, axis_name)
-        return Measured(Batched(norms).map(large_enough), work=work)
+        return Measured(Batched(norms).map(flush_small), work=work)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from optclip.norms._interface import (
     Measurement,
     accumulator,
     declared_across,
-    large_enough,
+    flush_small,
 )
 from optclip.spectral._matrix_blocks import (
     matrices_of,
@@ -99,7 +99,7 @@ class Spectral(Measurement):
         declared = tuple(map(declared_across, blocks))
         batched = Batched([norm.astype(dtype) for norm in norms], declared)
         if flushed:
-            batched = batched.map(large_enough)
+            batched = batched.map(flush_small)
         return Measured(batched, vectors)
 
     def init(self, blocks: Sequence[Block]) -> list[jax.Array]:

@@ -1,6 +1,7 @@
 """What other packages of optclip use of `thresholds`, beside its public names."""
 
 from optclip.thresholds._fixed import Constant as Constant
+from optclip.thresholds._memory import Context as Context
 from optclip.thresholds._memory import fixed_thresholds as fixed_thresholds
 from optclip.thresholds._memory import init_memory as init_memory
 from optclip.thresholds._memory import is_fixed as is_fixed

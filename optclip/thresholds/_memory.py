@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from optclip._arrays import (
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._fixed import Constant, Schedule
-from optclip.thresholds._rule import Rule, Seen
+from optclip.thresholds._rule import Measure, Rule, Seen
 from optclip.thresholds._threshold_argument import is_rule
 
 
@@ -54,49 +54,72 @@ def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) ->
     return jax.tree.unflatten(treedef, found)
 
 
+class Context(NamedTuple):
+    """What a rule may read of a step, besides the norms; see `Seen`.
+
+    Here `keep` takes norms and thresholds, and `measure` returns all norms, of which a
+    rule in a tree of rules gets its own.
+    """
+
+    keep: Callable[[PyTree, PyTree], PyTree]
+    measure: Measure
+    params: PyTree
+    step: jax.Array
+    extra: dict[str, Any]
+    updates: PyTree
+
+
 def learned_thresholds(
     name: str,
     rules: PyTree,
-    seen: Seen,
+    norms: PyTree,
     memory: list[PyTree],
-    bad: PyTree,
+    context: Context,
     *,
     is_like_params: bool = False,
 ) -> tuple[PyTree, list[PyTree]]:
-    """The thresholds, with the structure of the norms, and each rule's new memory.
+    """Return the thresholds, with the structure of the norms, and new memories.
 
-    A rule that saw a non-finite norm keeps the memory it had: NaN and inf never enter.
-    `seen` is of the whole tree, with its norms as measured, and its `keep` takes norms
-    and thresholds; each rule is shown its own subtree. `bad` has a flag for each norm,
-    set if an entry in the norm is not finite: see `_largest_for_inf`.
+    If one of its norms is not finite, a rule keeps its whole memory, step counts
+    included: NaN and inf never enter, and healthy leaves do not learn in that step.
+
+    Args:
+      name: the argument that the rules were passed as.
+      rules: one rule, or a tree of them, each above the norms that it sets thresholds
+        for.
+      norms: as measured.
+      memory: the memory of each rule.
+      context: what rules may read of the step.
+      is_like_params: whether norms are as large as the parameters.
     """
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    flags, bads = (
-        treedef.flatten_up_to(tree)
-        for tree in (_batching.each(jnp.isfinite, seen.norm), bad)
-    )
-    found, memories = [], []
-    for i, (rule, norm) in enumerate(_rules_with_norms(name, rules, seen.norm)):
-        known = _batching.each(_or_zero, flags[i], norm)
-        own = seen._replace(
-            norm=known,
-            finite=flags[i],
-            keep=functools.partial(_kept_norms, name, seen.keep, known),
+    finite = treedef.flatten_up_to(_batching.each(jnp.isfinite, norms))
+    thresholds, memories = [], []
+    for i, (rule, norm) in enumerate(_rules_with_norms(name, rules, norms)):
+        finite_norm = _batching.each(_or_zero, finite[i], norm)
+        seen = Seen(
+            norm=finite_norm,
+            finite=finite[i],
+            keep=functools.partial(_kept_norms, name, context.keep, finite_norm),
             measure=lambda tree, i=i, **how: treedef.flatten_up_to(
-                seen.measure(tree, **how)
+                context.measure(tree, **how)
             )[i],
+            params=context.params,
+            step=context.step,
+            extra=context.extra,
+            updates=context.updates,
         )
         old = _packed_state.unpacked(memory[i], norm)
-        threshold, new = _checked_update(name, rule, own, old)
+        threshold, new = _checked_update(name, rule, seen, old)
         filled = _prefix.fill(name, threshold, norm)
         if not isinstance(rule, (Constant, Schedule)):
-            filled = _materialized(_batching.each(_largest_for_inf, filled, bads[i]))
-        found.append(filled)
-        taken = _running.taken_if(flags[i], new, old)
+            filled = _materialized(_batching.each(_largest_for_inf, filled, finite[i]))
+        thresholds.append(filled)
+        learned = _running.taken_if(finite[i], new, old)
         memories.append(
-            _packed_state.packed(taken, norm, is_like_params=is_like_params)
+            _packed_state.packed(learned, norm, is_like_params=is_like_params)
         )
-    return jax.tree.unflatten(treedef, found), memories
+    return jax.tree.unflatten(treedef, thresholds), memories
 
 
 def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
@@ -202,20 +225,21 @@ def _kept_norms(
     return keep(norm, _prefix.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
-def _largest_for_inf(threshold: ArrayLike, bad: jax.Array) -> jax.Array:
-    """The largest float in place of inf, where an entry in the norm is not finite.
+def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
+    """Replace inf by the largest float where the norm is not finite.
 
-    A user's own inf touches nothing, NaN and inf included; a rule returns inf as long
-    as it knows no norms, and `nonfinite=` applies then too.
+    An infinite threshold of the user's changes nothing, NaN and inf included, and
+    `_clip/_coefficient.respond` exempts it from `nonfinite="zero"`. A rule returns inf
+    as long as it knows no norms, and the policy applies then too.
     """
     limit = jnp.asarray(threshold)
     if not jnp.issubdtype(limit.dtype, jnp.floating):
         return limit
     if limit.ndim == 0:
-        limit = _numerics.broadcast_like(limit, bad)
-    limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, bad.shape))
+        limit = _numerics.broadcast_like(limit, is_finite)
+    limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, is_finite.shape))
     largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
-    return jnp.where((limit == jnp.inf) & bad, largest, limit)
+    return jnp.where(is_finite | (limit != jnp.inf), limit, largest)
 
 
 def _materialized(thresholds: PyTree) -> PyTree:

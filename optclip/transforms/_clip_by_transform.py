@@ -1,4 +1,4 @@
-"""The engine: any threshold, scope, norm and response as an optax transformation.
+"""`clip_by`: any threshold, scope, norm and response as an optax transformation.
 
 Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record.
 """
@@ -111,8 +111,9 @@ def clip_by(
        [0.78 0.71]]
     """
     clip = clip_of(
-        as_scope(over), as_norm(norm), resolve(response), eps, strict, nonfinite,
-        mask, norm_mask, clip_mask, axis_name,
+        as_scope(over), as_norm(norm), resolve(response), eps=eps, strict=strict,
+        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
+        axis_name=axis_name,
     )  # fmt: skip
     engine = Engine(clip, rules_of(threshold, clip), record, name)
 

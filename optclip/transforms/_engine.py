@@ -16,13 +16,12 @@ from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip._clip import (
     Clip,
     Decision,
-    Layout,
     check_spans,
-    decide_measured,
+    decided,
     is_bad,
     layout_of,
 )
-from optclip.norms._interface import Measured, declared_across
+from optclip.norms._interface import declared_across
 from optclip.responses._interface import is_same_always
 from optclip.scopes._interface import TREE
 from optclip.transforms import _leaf_record, _param_placeholder, _record, _state
@@ -36,12 +35,10 @@ class Step(NamedTuple):
 
     Attributes:
       decision: the norms and thresholds.
-      bad: whether each norm is not finite.
       leaf_norms: the norm of each leaf of a tree with one norm, if these are recorded.
     """
 
     decision: Decision
-    bad: Batched
     leaf_norms: LeafNorms | None
 
 
@@ -125,40 +122,49 @@ class Engine:
             state, self.num_memories, layout.treedef,
             self.name, self.clip.scope, self.record,
         )  # fmt: skip
+        # A memory, and a decision in common, must not differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_spans(layout)
         clip = self.clip.at(state.clip_step)
-        memories = state.clip_memory[: len(self.rules.by_argument)]
-        measured, leaf_norms = self._measured(clip, layout, updates, state)
+        rule_memory, norm_memory = self._split(state.clip_memory)
+        leaf_norms = None
+        if self.has_leaf_norms:
+            measured, leaf_norms = _leaf_record.measure(clip, layout, updates)
+        else:
+            measured = clip.norm.measure(layout.blocks, norm_memory)
         if self.record:
             _state.check_leaf_norms(state.clip_record[self.name], leaf_norms)
-        bad = is_bad(measured.norms)
-        limit = self.rules.limit(
-            clip, memories, bad, state.clip_step, updates, params, extra
-        )
-        return Step(decide_measured(clip, layout, limit, measured), bad, leaf_norms)
+        thresholds = self.rules.thresholds(
+            clip, layout, measured.norms, rule_memory,
+            state.clip_step, updates, params, extra,
+        )  # fmt: skip
+        return Step(decided(clip, layout, measured, thresholds), leaf_norms)
 
-    def _measured(
-        self, clip: Clip, layout: Layout, updates: PyTree, state: ClipState
-    ) -> tuple[Measured, LeafNorms | None]:
-        if self.has_leaf_norms:
-            return _leaf_record.measure(clip, layout, updates)
-        memory = []
-        if clip.norm.remembers:
-            memory = list(state.clip_memory[-1].by_path.values())
-        return clip.norm.measure(layout.blocks, memory), None
+    def _split(self, memory: list[PyTree]) -> tuple[list[PyTree], list[jax.Array]]:
+        """Return the memories of the rules, and the memory of the norm after them."""
+        if not self.clip.norm.remembers:
+            return memory, []
+        return memory[:-1], list(memory[-1].by_path.values())
 
-    def recorded(self, step: Step, coefficients: Any) -> ClipRecord:
-        """Return what a step alone adds to the record."""
+    def recorded(
+        self, step: Step, coefficients: Batched, *, shown: Batched | None = None
+    ) -> ClipRecord:
+        """Return what a step alone adds to the record.
+
+        Args:
+          step: the step.
+          coefficients: as `apply` returned them.
+          shown: norms to record in place of the measured ones.
+        """
         decision = step.decision
         norms, layout = decision.norms, decision.layout
-        declared = norms.with_entries([declared_across(b) for b in layout.blocks])
         limits, factors = decision.clip.action.recorded(decision, coefficients)
+        declared = norms.with_entries([declared_across(b) for b in layout.blocks])
         new = _record.of_step(
             layout.treedef,
             self.clip.scope,
             self.record,
-            [norms, limits, factors, step.bad, declared],
+            [shown or norms, limits, factors, is_bad(norms), declared],
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )
         return new._replace(clip_leaf_norm=step.leaf_norms)

@@ -9,7 +9,7 @@ from optclip._arrays import _leaves, _packed_state
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import Clip, Layout, layout_of
 from optclip.norms import Block
-from optclip.norms._interface import Measured, large_enough
+from optclip.norms._interface import Measured, flush_small
 from optclip.scopes._interface import LEAF
 
 LeafNorms = dict[str, jax.Array] | jax.Array
@@ -33,7 +33,7 @@ def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, Leaf
     """
     leaves = layout_of(by_leaf(clip), updates)
     norms = clip.norm.measure(leaves.blocks, flushed=False).norms
-    flushed = norms.map(large_enough).entries()
+    flushed = norms.map(flush_small).entries()
     kept = _packed_state.keyed(leaves.treedef, flushed)
     if clip.norm.is_a_mean:
         # A mean of means is not the mean.

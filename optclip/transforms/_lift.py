@@ -1,4 +1,4 @@
-"""LIFT: an engine as an optax transformation, stateless where nothing is kept."""
+"""An engine as an optax transformation, stateless where nothing is kept."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""RECORD: what a step did, in the numbers that the state keeps.
+"""The record of a step, in the numbers that the state keeps.
 
 Recorded is what was computed anyway.
 """
@@ -34,7 +34,7 @@ _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 _CONCATENATED = 2**16
 
 
-class Step(NamedTuple):
+class BlockOutcome(NamedTuple):
     """What one step brought for one block, or for a row of blocks."""
 
     norm: jax.Array
@@ -77,13 +77,13 @@ def _step(
     coefficient: jax.Array,
     bad: jax.Array,
     declared: _axis_names.Declared,
-) -> Step:
+) -> BlockOutcome:
     k = coefficient
     if learns:
-        # A rule's threshold of a leaf of zeros is 0 too, and nothing is clipped.
+        # Some rules give a leaf of zeros a threshold of 0, and nothing is clipped.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-    return Step(norm, threshold, k, clipped, bad, declared)
+    return BlockOutcome(norm, threshold, k, clipped, bad, declared)
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
@@ -104,7 +104,7 @@ def _as_float32(number: jax.Array) -> jax.Array:
     return number.astype(jnp.float32)
 
 
-def _summary(steps: list[Step]) -> ClipRecord:
+def _summary(steps: list[BlockOutcome]) -> ClipRecord:
     """One number for each quantity, the same on all devices that share the blocks."""
     steps = [step for step in steps if _leaves.size_of(step.norm) > 0]
     if len(steps) == 1 and not steps[0].norm.ndim and not _differs(steps[0]):
@@ -136,7 +136,7 @@ def _summary(steps: list[Step]) -> ClipRecord:
     )
 
 
-def _across_devices(step: Step) -> list[jax.Array]:
+def _across_devices(step: BlockOutcome) -> list[jax.Array]:
     """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
     declared = step.declared.axis_name
     across = _maxima.over_devices
@@ -148,7 +148,7 @@ def _across_devices(step: Step) -> list[jax.Array]:
     ]
 
 
-def _reduced(step: Step) -> tuple[jax.Array, ...]:
+def _reduced(step: BlockOutcome) -> tuple[jax.Array, ...]:
     """The largest norm, -threshold and -coefficient; how many are bad, and clipped."""
     bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
@@ -234,10 +234,10 @@ def _is_concatenated(entry: Any) -> bool:
     )
 
 
-def _split(step: Step) -> _axis_names.Axes:
+def _split(step: BlockOutcome) -> _axis_names.Axes:
     return _axis_names.split_axes(step.clipped, step.declared.axis_name)
 
 
-def _differs(step: Step) -> bool:
+def _differs(step: BlockOutcome) -> bool:
     """Whether it is another one on each device."""
     return bool(_axis_names.split_axes(step.norm, step.declared.axis_name))

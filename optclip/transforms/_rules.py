@@ -1,4 +1,4 @@
-"""The rules of a threshold argument, and the limit that they set in a step."""
+"""The rules of a threshold argument, and the thresholds that they set in a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import numpy as np
 from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
-from optclip._clip import MOVE, Clip, Layout, Limit, Thresholds, kept_norms, layout_of
+from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
 from optclip.scopes._interface import TREE
-from optclip.thresholds import Bounds, Seen
+from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
     Constant,
+    Context,
     Named,
     as_rules,
     fixed_thresholds,
@@ -48,53 +49,50 @@ class Rules:
             for name, rule in self.by_argument.items()
         ]
 
-    def limit(
+    def thresholds(
         self,
         clip: Clip,
+        layout: Layout,
+        norms: Batched,
         memories: list[PyTree],
-        bad: Batched,
         step: jax.Array,
         updates: PyTree,
         params: PyTree,
         extra: dict[str, Any],
-    ) -> Limit:
-        """Return the limit of one step.
+    ) -> Thresholds:
+        """Return the thresholds of one step, and what the rules remember after it.
 
         Args:
           clip: the clip, with its response as it is in this step.
+          layout: the updates laid out.
+          norms: as measured.
           memories: what each rule remembers.
-          bad: whether each norm is not finite.
           step: the number of steps before this one.
           updates: as passed to `update`.
           params: as passed to `update`.
           extra: the extra arguments of `update`.
         """
-
-        def limit(layout: Layout, norms: Batched) -> Thresholds:
-            values, kept = {}, []
-            rules = zip(self.by_argument.items(), memories, strict=True)
-            for (name, rule), memory in rules:
-                if isinstance(rule, Constant):
-                    values[name] = [rule.value] * len(layout.blocks)
-                    kept.append(memory)
-                    continue
-                norm = layout.tree(norms.entries())
-                if is_fixed(rule):
-                    thresholds = fixed_thresholds(name, rule, norm, step)
-                else:
-                    thresholds, memory = learned_thresholds(
-                        name,
-                        rule,
-                        _seen(clip, norm, step, updates, params, extra),
-                        memory,
-                        layout.tree(bad.entries()),
-                        is_like_params=_param_placeholder.is_like_params(clip.scope),
-                    )
-                values[name] = layout.entries(thresholds)
+        values, kept = {}, []
+        rules = zip(self.by_argument.items(), memories, strict=True)
+        for (name, rule), memory in rules:
+            if isinstance(rule, Constant):
+                values[name] = [rule.value] * len(layout.blocks)
                 kept.append(memory)
-            return Thresholds(values, kept)
-
-        return limit
+                continue
+            norm = layout.tree(norms.entries())
+            if is_fixed(rule):
+                thresholds = fixed_thresholds(name, rule, norm, step)
+            else:
+                keep = functools.partial(kept_norms, clip, name)
+                measure = functools.partial(_norms_of, clip)
+                context = Context(keep, measure, params, step, extra, updates)
+                thresholds, memory = learned_thresholds(
+                    name, rule, norm, memory, context,
+                    is_like_params=_param_placeholder.is_like_params(clip.scope),
+                )  # fmt: skip
+            values[name] = layout.entries(thresholds)
+            kept.append(memory)
+        return Thresholds(values, kept)
 
 
 def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
@@ -110,20 +108,6 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
             " response='hard' with thresholds.bounds(...), or one threshold."
         )
     return Rules({"lower": threshold.lower, "upper": threshold.upper})
-
-
-def _seen(
-    clip: Clip,
-    norm: PyTree,
-    step: jax.Array,
-    updates: PyTree,
-    params: PyTree,
-    extra: dict[str, Any],
-) -> Seen:
-    """Return what a rule may read of a step."""
-    keep = functools.partial(kept_norms, clip)
-    measure = functools.partial(_norms_of, clip)
-    return Seen(norm, None, keep, measure, params, step, extra, updates)
 
 
 def _norms_of(clip: Clip, tree: PyTree, *, guarded: bool = True) -> PyTree:

@@ -18,8 +18,8 @@ from optclip._clip import SCALE, Clip, coefficients_of
 from optclip.norms._interface import as_norm
 from optclip.scopes._interface import as_scope
 from optclip.thresholds._interface import (
+    Context,
     Rule,
-    Seen,
     as_rules,
     init_memory,
     learned_thresholds,
@@ -236,9 +236,7 @@ def _value_threshold(
     extra: dict[str, Any],
 ) -> tuple[jax.Array, PyTree]:
     """The threshold of the loss, and the new memory of its rule."""
-    shown = Seen(
-        norm=value,
-        finite=None,
+    context = Context(
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=functools.partial(_refuse_to_measure, rule),
         params=params,
@@ -246,8 +244,7 @@ def _value_threshold(
         extra=extra,
         updates=updates,
     )
-    bad = ~jnp.isfinite(value)
-    threshold, memory = learned_thresholds("max_value", rule, shown, memory, bad)
+    threshold, memory = learned_thresholds("max_value", rule, value, memory, context)
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
