@@ -85,7 +85,7 @@ def lay_out(
     flat = _leaves.flatten(tree)
     are_clippable = flat.clippable()
     names = ("mask", "norm_mask", "clip_mask")
-    taken, counted, scaled = (
+    in_mask, in_norm_mask, in_clip_mask = (
         _prefix.spread_mask(name, mask, flat, are_clippable)
         for name, mask in zip(names, masks, strict=True)
     )
@@ -100,17 +100,17 @@ def lay_out(
         )
     ]
     shown = _each_its_own(shown)
-    measured_tree = flat.rebuild(_where(taken, _where(counted, shown)))
-    scaled_tree = flat.rebuild(_where(taken, _where(scaled, shown)))
+    measured_tree = flat.rebuild(_where(in_mask, _where(in_norm_mask, shown)))
+    scaled_tree = flat.rebuild(_where(in_mask, _where(in_clip_mask, shown)))
     blocks, treedef = blocks_of(scope, measured_tree)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owner = owners_of(scope, index, scaled_tree, flat.treedef)
-    measured = {id(x) for block in blocks for x in block.leaves}
+    measured_ids = {id(x) for block in blocks for x in block.leaves}
     leaves = []
     for path, value, x, block in zip(
         flat.paths, flat.leaves, shown, owner, strict=True
     ):
-        is_used = block is not None or (x is not None and id(x) in measured)
+        is_used = block is not None or (x is not None and id(x) in measured_ids)
         array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
         if is_used:
             _axis_names.check_reduced(path, array)

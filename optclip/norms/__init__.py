@@ -5,12 +5,13 @@ largest singular value. Sums are kept in float32 or wider. For p = 1 and 2 every
 is read once, on CPU again only if a sum of squares overflowed.
 """
 
-from optclip.norms import _measure
+from optclip.norms import _norm_argument
 from optclip.norms._block import Block as Block
 from optclip.norms._measure import measure as measure
 from optclip.norms._norm import Norm as Norm
 from optclip.spectral._spectral_norm import Spectral as Spectral
 
-_measure.BY_NAME["spectral"] = Spectral()
+# Registered here, since the packages below must not import `spectral`.
+_norm_argument.BY_NAME["spectral"] = Spectral()
 
 __all__ = ["Block", "Norm", "Spectral", "measure"]

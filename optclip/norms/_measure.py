@@ -1,31 +1,17 @@
-"""The public function `measure`, and the norms that have names."""
+"""The public function `measure`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._types import AxisName, Leaf
 from optclip.norms._block import Block
-from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
-
-# `optclip.norms` adds "spectral", which is defined in a package above this one.
-BY_NAME: dict[str, Measurement] = {
-    "l1": L1,
-    "l2": L2,
-    "inf": INF,
-    "rms": RMS,
-    "average": AVERAGE,
-}
-NormLike = (
-    Measurement | float | Literal["l1", "l2", "inf", "rms", "average", "spectral"]
-)
+from optclip.norms._norm_argument import NormLike, as_norm
 
 
 def measure(
@@ -56,21 +42,6 @@ def measure(
     ]
     measured = as_norm(norm).measure(unwrapped, (), axis_name)
     return measured.norms.entries()
-
-
-def as_norm(norm: NormLike) -> Measurement:
-    """The norm that a `norm=` argument names, by name or by order."""
-    if isinstance(norm, Measurement):
-        return norm
-    if isinstance(norm, str) and norm in BY_NAME:
-        return BY_NAME[norm]
-    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
-        norm, bool
-    ):
-        return Norm(float(norm))
-    names = ", ".join(map(repr, BY_NAME))
-    wanted = f"{names}, an order p or an optclip.norms.Norm"
-    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
 
 
 def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:

@@ -42,7 +42,7 @@ Example:
 from optclip import responses, thresholds
 from optclip._arrays import _types
 from optclip.norms import Norm as Norm
-from optclip.norms._measure import NormLike as NormLike
+from optclip.norms._norm_argument import NormLike as NormLike
 from optclip.responses import Response as Response
 from optclip.scopes import Scope as Scope
 from optclip.scopes._scope import ScopeLike as ScopeLike

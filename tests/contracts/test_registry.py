@@ -38,7 +38,8 @@ def test_public_names_are_registered_and_have_a_test_file():
 
 def test_the_public_api_is_as_written():
     """`python -m tools.public_api` writes the file: a changed default is reviewed."""
-    assert public_api.text() == public_api.FILE.read_text()
+    lines, written = public_api.text().split(), public_api.FILE.read_text().split()
+    assert lines == written, "Run `python -m tools.public_api` and review the change."
 
 
 @pytest.mark.parametrize("factory", sorted(FACTORIES, key=lambda f: f.__name__))

@@ -10,9 +10,10 @@ import pytest
 
 import optclip
 
-# Neither union of words is public; that users may pass each is.
+# No union of words is public, but users may pass each word.
 from optclip._clip import _nonfinite
-from optclip.responses._response_argument import BY_NAME, ResponseName
+from optclip.norms import _norm_argument
+from optclip.responses import _response_argument
 
 
 def _functions() -> Iterator[tuple[str, types.FunctionType]]:
@@ -85,8 +86,12 @@ def test_number_type_agrees_with_the_check(value):
 
 @pytest.mark.parametrize(
     ("words", "accepted"),
-    [(ResponseName, BY_NAME), (optclip.typing.Nonfinite, _nonfinite.POLICIES)],
-    ids=["responses", "nonfinite"],
+    [
+        (_norm_argument.NormName, _norm_argument.BY_NAME),
+        (_response_argument.ResponseName, _response_argument.BY_NAME),
+        (optclip.typing.Nonfinite, _nonfinite.POLICIES),
+    ],
+    ids=["norms", "responses", "nonfinite"],
 )
 def test_literal_lists_every_accepted_word(words, accepted):
     assert sorted(typing.get_args(words)) == sorted(accepted)

@@ -110,7 +110,8 @@ def _measure(name, options):
         return oracles.average_norm
     if name == "clip_by_rms" or options.get("norm") == "rms":
         return oracles.rms
-    order = 1.0 if options.get("norm") == "l1" else options.get("ord") or 2.0
+    orders = {"l1": 1.0, "l2": 2.0, None: options.get("ord") or 2.0}
+    order = orders[options.get("norm")]
     return lambda x: oracles.norm(x, order)
 
 

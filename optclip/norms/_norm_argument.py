@@ -1,0 +1,37 @@
+"""What a `norm=` argument means: a name, an order, or a norm."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from optclip._arrays import _validate
+from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
+
+NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
+NormLike = Measurement | float | NormName
+
+# `optclip.norms` adds "spectral", whose package is above this one.
+BY_NAME: dict[str, Measurement] = {
+    "l1": L1,
+    "l2": L2,
+    "inf": INF,
+    "rms": RMS,
+    "average": AVERAGE,
+}
+
+
+def as_norm(norm: NormLike) -> Measurement:
+    """The norm that a `norm=` argument names, by name or by order."""
+    if isinstance(norm, Measurement):
+        return norm
+    if isinstance(norm, str) and norm in BY_NAME:
+        return BY_NAME[norm]
+    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
+        norm, bool
+    ):
+        return Norm(float(norm))
+    names = ", ".join(map(repr, BY_NAME))
+    wanted = f"{names}, an order p or an optclip.norms.Norm"
+    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
