@@ -41,19 +41,20 @@ class SecondMoment:
         warm = memory.steps >= self.warmup
 
         def bound(root: jax.Array) -> jax.Array:
-            # An element without any gradient so far has v = 0: it must not stay zero.
-            known = warm & (root > 0)
-            found = jnp.sqrt(like(self.theta, root)) * root
-            return jnp.where(known, found, jnp.full_like(root, jnp.inf))
+            # An element without any gradient so far has v = 0. Its threshold is inf,
+            # since a threshold of 0 would keep the element at zero.
+            has_moment = warm & (root > 0)
+            threshold = jnp.sqrt(like(self.theta, root)) * root
+            return jnp.where(has_moment, threshold, jnp.full_like(root, jnp.inf))
 
-        found = _batching.each(bound, memory.value)
+        thresholds = _batching.each(bound, memory.value)
 
         def learn(root: jax.Array, left: jax.Array) -> jax.Array:
             weights = _running.weights(self.decay, root)
             return _running.root_mean_square(*weights, root, left)
 
-        roots = _batching.each(learn, memory.value, seen.keep(found))
-        return found, Running(roots, _numerics.counted(memory.steps))
+        roots = _batching.each(learn, memory.value, seen.keep(thresholds))
+        return thresholds, Running(roots, _numerics.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +76,8 @@ class EmaOfMax:
             weights = _running.debiased_weights(self.decay, memory.steps, old)
             return _running.mean(*weights, old, peak)
 
-        found = _batching.each(learn, memory.value, seen.norm)
-        return found, Running(found, _numerics.counted(memory.steps))
+        averages = _batching.each(learn, memory.value, seen.norm)
+        return averages, Running(averages, _numerics.counted(memory.steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +97,20 @@ class Moment:
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
-            kept, taken = _running.weights(self.decay, norm)
+            old_weight, new_weight = _running.weights(self.decay, norm)
             power = like(self.power, norm)
-            # Powers of fractions of the larger one stay in range.
+            # Powers are computed of fractions of the larger norm, so that they stay in
+            # range. The divisor is 1 where both norms are 0, which keeps out 0 / 0.
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
             powers = (
                 _numerics.power(_numerics.ratio(x, safe), power) for x in (old, norm)
             )
-            mean = _running.mean(kept, taken, *powers)
+            mean = _running.mean(old_weight, new_weight, *powers)
             return peak * _numerics.power(mean, 1 / power)
 
-        found = _batching.each(learn, memory, seen.norm)
-        return found, found
+        moments = _batching.each(learn, memory, seen.norm)
+        return moments, moments
 
 
 def second_moment(

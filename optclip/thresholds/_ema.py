@@ -69,30 +69,30 @@ class Ema:
             late = select(is_known, like(ratio, average) * average, average)
             return select(warm, late, early(norm)) if early else late
 
-        found = _batching.each(limit, seen.norm, memory.norm)
+        thresholds = _batching.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
             # A leaf without gradient keeps its average, which would shrink to 0.
             return select(left > 0, self._averaged(old, left, memory.step), old)
 
-        norms = _batching.each(learn, memory.norm, seen.keep(found))
-        return found, Average(norms, _numerics.counted(memory.step))
+        norms = _batching.each(learn, memory.norm, seen.keep(thresholds))
+        return thresholds, Average(norms, _numerics.counted(memory.step))
 
     def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
-        """The threshold of each norm that scales all to an L2 norm of `max_norm`."""
+        """Build the threshold of each norm that scales the tree to `max_norm` in L2."""
         peak, total = _peak_and_total(jax.tree.leaves(norms))
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
             is_over = (_numerics.fraction(limit, peak) < total) & (norm > 0)
-            # In this order: the common factor alone could flush to zero.
-            found = limit * (_numerics.fraction(norm, peak) / total)
-            return select(is_over, found, jnp.full_like(norm, jnp.inf))
+            # The fraction comes first: the common factor alone could flush to zero.
+            common_limit = limit * (_numerics.fraction(norm, peak) / total)
+            return select(is_over, common_limit, jnp.full_like(norm, jnp.inf))
 
         return bound
 
     def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
-        """The average with one more norm."""
+        """Return the average with one more norm."""
         is_first = old == jnp.inf
         if self.start == "debiased":
             weights = _running.debiased_weights(self.decay, step, left)
@@ -108,17 +108,18 @@ class Ema:
 
 
 def _peak_and_total(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The largest norm, and the L2 norm of all of them over that, at least 1."""
+    """Return the largest norm, and the L2 norm of all norms over it, at least 1."""
     if not norms:
         return jnp.ones(()), jnp.ones(())
     batched = _batching.Batched(norms)
     peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
-    # Materialized, as below, or XLA on CPU computes all norms anew for each threshold.
+    # Both results are materialized: otherwise XLA on CPU recomputes all norms for
+    # each threshold.
     peak = _xla.materialized(_maxima.largest(_joined(peaks), None, 0.0))
 
     def square(x: jax.Array) -> jax.Array:
-        found = jnp.square(_numerics.fraction(x, peak))
-        return _collectives.spanning(lax.psum, jnp.sum(found)) if x.ndim else found
+        squares = jnp.square(_numerics.fraction(x, peak))
+        return _collectives.spanning(lax.psum, jnp.sum(squares)) if x.ndim else squares
 
     total = _numerics.root(jnp.sum(_joined(batched.map(square))))
     return peak, _xla.materialized(jnp.maximum(total, 1.0))

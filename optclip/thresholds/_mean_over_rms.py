@@ -56,8 +56,8 @@ class MeanOverRms:
             safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
             return ratio(mean, safe)
 
-        found = _batching.each(bound, mean, rms)
-        return found, Averages(mean, rms, counted(memory.steps))
+        thresholds = _batching.each(bound, mean, rms)
+        return thresholds, Averages(mean, rms, counted(memory.steps))
 
 
 def mean_over_rms(

@@ -51,14 +51,15 @@ class MeanPlusStd:
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
         def bound(ring: jax.Array) -> jax.Array:
             mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
-            # After equal norms the deviation is 0: rounding alone must not clip.
-            found = mean + like(self.k, mean) * jnp.maximum(
+            # After equal norms the deviation is 0. The floor of 1e-6 of the mean keeps
+            # rounding from clipping.
+            threshold = mean + like(self.k, mean) * jnp.maximum(
                 deviation, jnp.abs(mean) * 1e-6
             )
             return jnp.where(
                 memory.num_known >= self._needed,
-                found,
-                jnp.full_like(found, jnp.inf),
+                threshold,
+                jnp.full_like(threshold, jnp.inf),
             )
 
         return jax.tree.map(bound, memory.norms), _window.with_norms(
@@ -69,15 +70,15 @@ class MeanPlusStd:
 def _mean_and_deviation(
     ring: jax.Array, count: jax.Array, ddof: int
 ) -> tuple[jax.Array, jax.Array]:
-    known = _window.is_known(ring, count)
-    ring = jnp.where(known, ring, jnp.zeros_like(ring))
-    # Of moduli, since `skip` has rules for a loss, which may be negative.
+    is_filled = _window.is_known(ring, count)
+    ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
+    # The peak is a modulus, since `skip` has rules for a loss, which may be negative.
     peak = jnp.max(jnp.abs(ring), axis=0)
-    # Relative to the largest: squares of norms above 1e19 would overflow.
+    # Norms are divided by the largest, since squares above 1e19 would overflow.
     fractions = _numerics.fraction(ring, peak)
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(fractions, axis=0) / number
-    offsets = jnp.where(known, fractions - mean[None], jnp.zeros_like(ring))
+    offsets = jnp.where(is_filled, fractions - mean[None], jnp.zeros_like(ring))
     freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
     deviation = _numerics.root(jnp.sum(jnp.square(offsets), axis=0) / freedom)
     return mean * peak, deviation * peak

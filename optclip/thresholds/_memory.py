@@ -27,12 +27,14 @@ from optclip.thresholds._threshold_argument import is_rule
 def init_memory(
     name: str, rules: PyTree, norm: PyTree, *, is_like_params: bool = False
 ) -> list[PyTree]:
-    """The memory of each rule; norms may be as large as the parameters."""
-    found = []
-    for rule, own in _rules_with_norms(name, rules, norm):
-        made = jax.tree.map(functools.partial(_as_array, name, rule), rule.init(own))
-        found.append(_packed_state.packed(made, own, is_like_params=is_like_params))
-    return found
+    """Return the memory of each rule; norms may be as large as the parameters."""
+    memories = []
+    for rule, norms in _rules_with_norms(name, rules, norm):
+        made = jax.tree.map(functools.partial(_as_array, name, rule), rule.init(norms))
+        memories.append(
+            _packed_state.packed(made, norms, is_like_params=is_like_params)
+        )
+    return memories
 
 
 def is_fixed(rules: PyTree) -> bool:
@@ -42,16 +44,18 @@ def is_fixed(rules: PyTree) -> bool:
 
 
 def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
-    """The thresholds of rules that are fixed, with the structure of the norms."""
+    """Return the thresholds of fixed rules, with the structure of the norms."""
     pairs = _rules_with_norms(name, rules, norm)
-    known = [(r, own) for r, own in pairs if isinstance(r, (Constant, Schedule))]
-    found = []
-    for rule, own in known:
+    fixed_rules = [
+        (r, norms) for r, norms in pairs if isinstance(r, (Constant, Schedule))
+    ]
+    thresholds = []
+    for rule, norms in fixed_rules:
         threshold = rule.at(step)
-        _check_threshold(name, rule, threshold, own)
-        found.append(_prefix.fill(name, threshold, own))
+        _check_threshold(name, rule, threshold, norms)
+        thresholds.append(_prefix.fill(name, threshold, norms))
     treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    return jax.tree.unflatten(treedef, found)
+    return jax.tree.unflatten(treedef, thresholds)
 
 
 class Context(NamedTuple):
@@ -127,7 +131,7 @@ def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
 
 
 def _as_array(name: str, rule: Rule, value: Any) -> Any:
-    """An entry of a rule's memory as an array, a PRNG key as it is."""
+    """Return an entry of a rule's memory as an array, a PRNG key unchanged."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return value
     if isinstance(value, (bool, int, float, complex)):
@@ -139,17 +143,17 @@ def _as_array(name: str, rule: Rule, value: Any) -> Any:
 def _checked_update(
     name: str, rule: Rule, seen: Seen, memory: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The threshold and memory that a rule returns; raise unless they are valid."""
+    """Return the threshold and memory that a rule returns; raise if invalid."""
     try:
-        found = rule.update(seen, memory)
+        answer = rule.update(seen, memory)
     except (AttributeError, TypeError, ValueError) as error:
         _raise_if_foreign(name, rule, seen.norm, memory, error)
         raise
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not isinstance(answer, tuple) or len(answer) != 2:
         subject = f"`{name}`: what update(seen, memory) of the rule {rule!r} returns"
         wanted = "a tuple of two, the threshold and the new memory"
-        raise TypeError(_validate.must_be(subject, wanted, found))
-    threshold, new = found
+        raise TypeError(_validate.must_be(subject, wanted, answer))
+    threshold, new = answer
     _check_threshold(name, rule, threshold, seen.norm)
     if _shapes(new) != _shapes(memory):
         _raise_if_foreign(name, rule, seen.norm, memory, None)
@@ -203,14 +207,14 @@ def _raise_if_foreign(
 
 
 def _shapes(memory: PyTree) -> tuple[Hashable, list[tuple[int, ...]]]:
-    """The structure and shapes of a memory; dtypes are cast back."""
+    """Return the structure and shapes of a memory; dtypes are cast back."""
     return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
 
 
 def _rules_with_norms(
     name: str, rules: PyTree, norm: PyTree
 ) -> list[tuple[Rule, PyTree]]:
-    """Each rule with the subtree of norms that it stands above."""
+    """Return each rule with its subtree of norms."""
     pairs: list[tuple[Rule, PyTree]] = []
     _prefix.map_prefix(
         name, lambda *pair: pairs.append(pair), rules, norm, is_leaf=is_rule
@@ -218,10 +222,10 @@ def _rules_with_norms(
     return pairs
 
 
-def _kept_norms(
+def _norms_after_clipping(
     name: str, keep: Callable[..., PyTree], norm: PyTree, threshold: PyTree
 ) -> PyTree:
-    """`keep` as a rule is shown it: a function of the threshold alone."""
+    """Compute `keep` of a rule's norms, as a function of its threshold alone."""
     return keep(norm, _prefix.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
@@ -243,7 +247,7 @@ def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
 
 
 def _materialized(thresholds: PyTree) -> PyTree:
-    """The same; XLA on CPU would compute each threshold anew in every use of it."""
+    """Materialize scalars, which XLA on CPU would recompute in every use."""
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
@@ -251,5 +255,5 @@ def _materialized(thresholds: PyTree) -> PyTree:
         return thresholds
     batched = _xla.materialized(_batching.Batched(list(floats.values())))
     materialized = batched.entries(as_slices=True)
-    found = dict(zip(floats, materialized, strict=True))
-    return treedef.unflatten([found.get(i, x) for i, x in enumerate(leaves)])
+    replaced = dict(zip(floats, materialized, strict=True))
+    return treedef.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])

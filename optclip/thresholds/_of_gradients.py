@@ -38,8 +38,8 @@ class OfGradients:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
         norm = _batching.each(is_valid, norm, finite)
-        shown = seen._replace(norm=norm, finite=finite)
-        threshold, new = self.rule.update(shown, memory)
+        seen_gradients = seen._replace(norm=norm, finite=finite)
+        threshold, new = self.rule.update(seen_gradients, memory)
         # Here, since the engine checks the norms of the updates alone, which may be
         # finite where those of the gradients are not.
         return threshold, _running.taken_if(finite, new, memory)

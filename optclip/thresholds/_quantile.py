@@ -28,19 +28,20 @@ class _Place(NamedTuple):
 
 
 def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
-    """The quantile at a place among the known norms, for each norm of the scope."""
+    """Return the quantile at a place among the known norms, per norm of the scope."""
     count, low, fraction = place
-    known = _window.is_known(ring, count)
-    ordered = jnp.sort(jnp.where(known, ring, jnp.full_like(ring, jnp.inf)), axis=0)
+    is_filled = _window.is_known(ring, count)
+    ordered = jnp.sort(jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=0)
     places = _window.places(ring)
 
     def at(index: jax.Array) -> jax.Array:
-        # A sum: indexing needs an output sharding on a mesh of Explicit axes.
+        # The entry is selected by a sum, since indexing needs an output sharding on a
+        # mesh of Explicit axes.
         here = places == jnp.broadcast_to(index, ring.shape)
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=0)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
-    # Without any known norm both are inf: inf - inf would be NaN.
+    # Without any known norm both are inf, and inf - inf would be NaN.
     step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
     return a + step * fraction
 
@@ -63,8 +64,8 @@ class Quantile:
         new = _window.with_norms(memory, seen.norm, self.window)
 
         def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
-            # The threshold at a non-finite norm is that of the others; `nonfinite=`
-            # decides what becomes of it.
+            # A non-finite norm is excluded from its own threshold; `nonfinite=` decides
+            # how it is clipped.
             ring = jnp.where(finite[None], ring, old)
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
@@ -74,8 +75,8 @@ class Quantile:
             ]
             return _interpolated(ring, _Place(*place))
 
-        found = jax.tree.map(among, new.norms, memory.norms, seen.finite)
-        return found, new
+        thresholds = jax.tree.map(among, new.norms, memory.norms, seen.finite)
+        return thresholds, new
 
     def _place(self, count: jax.Array, dtype: np.dtype) -> _Place:
         q = _validate.concrete(self.q)

@@ -19,81 +19,90 @@ from optclip._arrays._types import Number, PyTree
 
 
 def weights(decay: Number, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weights of the old average and of the new norm, in the dtype of the norm."""
-    known = _validate.concrete(decay)
-    # In float64 where the value is known: 1 - 0.999 loses half its digits in float32.
-    taken = 1 - jnp.asarray(decay) if known is None else 1 - float(known)
-    kept, taken = (jnp.asarray(x).astype(norm.dtype) for x in (decay, taken))
-    return kept, taken
+    """Return the weights of the old average and the new norm, in the norm's dtype."""
+    concrete_decay = _validate.concrete(decay)
+    # A concrete decay is subtracted in float64: 1 - 0.999 loses half its digits in
+    # float32.
+    if concrete_decay is None:
+        new_weight = 1 - jnp.asarray(decay)
+    else:
+        new_weight = 1 - float(concrete_decay)
+    old_weight, new_weight = (
+        jnp.asarray(x).astype(norm.dtype) for x in (decay, new_weight)
+    )
+    return old_weight, new_weight
 
 
 def debiased_weights(
     decay: Number, count: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights of an average without bias to zero, after `count` norms.
+    """Return the weights of an average without bias to zero, after `count` norms.
 
     The same as Adam's correction, but of the average itself, which is then the mean of
     the first few norms.
     """
-    known = _validate.concrete(decay)
-    if known is None:
+    concrete_decay = _validate.concrete(decay)
+    if concrete_decay is None:
         log = jnp.log(jnp.asarray(decay).astype(norm.dtype))
     else:
         with np.errstate(divide="ignore"):
-            log = jnp.asarray(np.log(np.float64(known)), norm.dtype)
+            log = jnp.asarray(np.log(np.float64(concrete_decay)), norm.dtype)
     number = (count + 1).astype(norm.dtype)
     # A decay of 1 makes it the plain mean; of 0 the logarithm is -inf, which is right.
     whole = jnp.expm1(number * log)
     safe = select(whole == 0, jnp.ones_like(whole), whole)
-    taken = select(whole == 0, 1 / number, jnp.expm1(log) / safe)
-    # Rounded above 1 the other weight would be below 0, and its root NaN.
-    taken = select(number == 1, jnp.ones_like(taken), jnp.minimum(taken, 1))
-    return 1 - taken, taken
+    new_weight = select(whole == 0, 1 / number, jnp.expm1(log) / safe)
+    # A weight rounded above 1 would make the other weight negative and its root NaN.
+    new_weight = select(
+        number == 1, jnp.ones_like(new_weight), jnp.minimum(new_weight, 1)
+    )
+    return 1 - new_weight, new_weight
 
 
 def mean(
-    kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
+    old_weight: jax.Array, new_weight: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
-    """The running mean: of equal numbers that number, however weights are rounded."""
-    is_slow = taken <= kept
+    """Return the running mean; the mean of two equal numbers is exact."""
+    is_slow = new_weight <= old_weight
     near, far = select(is_slow, old, new), select(is_slow, new, old)
-    return near + jnp.minimum(kept, taken) * (far - near)
+    return near + jnp.minimum(old_weight, new_weight) * (far - near)
 
 
 def root_mean_square(
-    kept: jax.Array, taken: jax.Array, old: jax.Array, new: jax.Array
+    old_weight: jax.Array, new_weight: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
-    """The root of the running mean square, whose square need not be in range."""
+    """Return the root of the running mean square, also where the square overflows."""
     old, new = jnp.abs(old), jnp.abs(new)
     peak = jnp.maximum(old, new)
     safe = select(peak > 0, peak, jnp.ones_like(peak))
     squares = (jnp.square(_numerics.ratio(x, safe)) for x in (old, new))
-    return peak * _numerics.root(mean(kept, taken, *squares))
+    return peak * _numerics.root(mean(old_weight, new_weight, *squares))
 
 
 def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:
-    """Two trees of zeros like the norms: one tree twice could not be donated."""
+    """Return two trees of zeros like the norms; one tree twice cannot be donated."""
     first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
     return first, second
 
 
 def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """The new memory, if all norms were finite; else the old one."""
+    """Return the new memory if all norms are finite, else the old one."""
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
     is_bad = _batching.Batched(flags).map(jnp.logical_not).any()
-    # The same on all devices, whose memories must not drift apart.
+    # The flag is the same on all devices, so that their memories stay equal.
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
-    # Materialized, or XLA on CPU computes all norms anew for the memory of each.
-    take = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
+    # The flag is materialized: otherwise XLA on CPU recomputes all norms for each
+    # memory.
+    is_finite = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
 
-    def taken(n: ArrayLike, o: ArrayLike) -> jax.Array:
+    def new_or_old(n: ArrayLike, o: ArrayLike) -> jax.Array:
         n, o = jnp.asarray(n), jnp.asarray(o)
         if n.dtype != o.dtype:
             n = n.astype(o.dtype)
         if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
             n = _placement.placed_as(n, o)
-        return select(take, n, o)
+        return select(is_finite, n, o)
 
-    return _batching.each(taken, new, old, as_slices=False)
+    return _batching.each(new_or_old, new, old, as_slices=False)

@@ -25,7 +25,7 @@ class Moments(NamedTuple):
     step: jax.Array
 
 
-class _Found(NamedTuple):
+class _Result(NamedTuple):
     limit: jax.Array
     mean: jax.Array
     deviation: jax.Array
@@ -60,25 +60,25 @@ class Zscore:
 
         def limit_and_moments(
             norm: jax.Array, mean: jax.Array, deviation: jax.Array
-        ) -> _Found:
-            found, is_spike = self._spike(norm, mean, deviation)
+        ) -> _Result:
+            spike_limit, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & warm
             most = like(self.max_norm, norm)
-            limit = select(is_spike, jnp.minimum(found, most), most)
-            left = select(is_spike, found, norm)
-            moments = self._moments(left, mean, deviation, memory.step)
+            limit = select(is_spike, jnp.minimum(spike_limit, most), most)
+            clipped_norm = select(is_spike, spike_limit, norm)
+            moments = self._moments(clipped_norm, mean, deviation, memory.step)
             if self.skip_spikes:
                 old = mean, deviation
                 moments = (
                     select(is_spike, *pair) for pair in zip(old, moments, strict=True)
                 )
-            return _Found(limit, *moments)
+            return _Result(limit, *moments)
 
-        found = _batching.each(
+        results = _batching.each(
             limit_and_moments, seen.norm, memory.mean, memory.deviation
         )
         limits, means, deviations = (
-            jax.tree.map(lambda f, i=i: f[i], found, is_leaf=_is_found)
+            jax.tree.map(lambda f, i=i: f[i], results, is_leaf=_is_result)
             for i in range(3)
         )
         step = jnp.minimum(memory.step + 1, self.warmup)
@@ -87,7 +87,7 @@ class Zscore:
     def _spike(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Where a spike is clipped to, and whether this is one."""
+        """Return the limit of a spike, and whether the norm is one."""
         z = like(self.z, norm)
         if self.mode == "percentile":
             edge = mean + z * deviation
@@ -105,22 +105,25 @@ class Zscore:
     def _moments(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Mean and deviation, in the warm-up those of all norms, this one included."""
+        """Return mean and deviation; in the warm-up they cover all norms so far."""
         is_warm = step >= self.warmup
-        taken = 1 / (step + 1).astype(norm.dtype)
-        early, late = (1 - taken, taken), _running.weights(self.decay, norm)
-        kept, taken = (select(is_warm, *pair) for pair in zip(late, early, strict=True))
+        first_weight = 1 / (step + 1).astype(norm.dtype)
+        early = 1 - first_weight, first_weight
+        late = _running.weights(self.decay, norm)
+        old_weight, new_weight = (
+            select(is_warm, *pair) for pair in zip(late, early, strict=True)
+        )
         # After zeros alone this norm is the first: a leaf may get gradients late.
         is_first = is_warm & (mean == 0) & (deviation == 0)
         mean = select(is_first, norm, mean)
-        new = _running.mean(kept, taken, mean, norm)
-        # Of deviations, not of variances, which overflow for norms above 1e19.
+        new = _running.mean(old_weight, new_weight, mean, norm)
+        # Deviations are averaged, since variances overflow for norms above 1e19.
         offset = select(is_warm, norm - new, (norm - mean) * jnp.sqrt(early[0]))
-        return new, _running.root_mean_square(kept, taken, deviation, offset)
+        return new, _running.root_mean_square(old_weight, new_weight, deviation, offset)
 
 
-def _is_found(value: Any) -> bool:
-    return isinstance(value, _Found)
+def _is_result(value: Any) -> bool:
+    return isinstance(value, _Result)
 
 
 def zscore(
