@@ -34,11 +34,13 @@ def entrywise_norms(
     arrays, members, counts = [], [], [0] * len(blocks)
     for i, block in enumerate(blocks):
         for leaf in block.leaves:
-            x, shape, own, matrix = _leaves.taken_apart(leaf)
-            own, x, axis = axis_name if own is None else own, jnp.asarray(x), block.axis
-            if own is None and axis != ():
+            x, shape, leaf_axes, matrix = _leaves.taken_apart(leaf)
+            if leaf_axes is None:
+                leaf_axes = axis_name
+            x, axis = jnp.asarray(x), block.axis
+            if leaf_axes is None and axis != ():
                 _axis_names.check_known()
-            split = _axis_names.split_axes_of_slices(x, shape, axis, own)
+            split = _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes)
             if per_count:
                 counts[i] += _count(shape, axis, split, is_sparse=matrix is not None)
             if matrix is not None and axis is not None:
@@ -55,7 +57,7 @@ def entrywise_norms(
         declared=tuple(map(declared_across, blocks)),
         guarded=guarded,
     )
-    found = _roots.roots(arrays, plan)
+    norms = _roots.roots(arrays, plan)
     if per_count:
         divisors = [_leaves.count_as(n, plan.dtype) ** per_count for n in counts]
         divisors = [_typed(n, plan.dtype) for n in divisors]
@@ -74,7 +76,7 @@ def _count(
     *,
     is_sparse: bool,
 ) -> Any:
-    """How many elements of one leaf a norm is of, on all devices it is split over."""
+    """Count the elements of one leaf in a norm, on all devices of its split."""
     if is_sparse and split:
         raise ValueError(
             "A BCOO leaf must be on one device for a norm with a mean, got one that is"

@@ -38,7 +38,8 @@ def roots(arrays: list[jax.Array], plan: Plan) -> Batched:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _compiled(arrays: list[jax.Array], plan: Plan) -> Batched:
-    # Compiled, or each call outside of jax.jit would compile the branches again.
+    # The function is compiled: each call outside of jax.jit would otherwise compile the
+    # branches again.
     if plan.ord != math.inf:
         pairs = zip(arrays, plan.members, strict=True)
         arrays = [_sums.joined(x, member.axis) for x, member in pairs]
@@ -48,19 +49,19 @@ def _compiled(arrays: list[jax.Array], plan: Plan) -> Batched:
 @roots.defjvp
 def _roots_jvp(plan, primals, tangents):
     (arrays,), (tangent_arrays,) = primals, tangents
-    found = roots(arrays, plan)
-    norms = found.entries()
+    norms = roots(arrays, plan)
+    entries = norms.entries()
     slopes, ties = [], []
     for x, dx, member in zip(arrays, tangent_arrays, plan.members, strict=True):
         x, dx = (_leaves.widen(each, plan.dtype) for each in (x, dx))
-        direction, is_tie = _direction(x, norms[member.block], plan.ord)
+        direction, is_tie = _direction(x, entries[member.block], plan.ord)
         slopes.append(_reduce(jnp.sum, jnp.real(jnp.conj(direction) * dx), member))
         ties.append(_reduce(jnp.sum, is_tie, member))
     slope = combined(lax.psum, _sums.sum_of, slopes, plan.members, plan)
     if plan.ord == math.inf:
         count = combined(lax.psum, _sums.sum_of, ties, plan.members, plan)
         slope = [s / jnp.maximum(c, 1) for s, c in zip(slope, count, strict=True)]
-    return found, found.with_entries(slope)
+    return norms, norms.with_entries(slope)
 
 
 def _direction(
@@ -111,8 +112,8 @@ def _guarded(arrays: list[jax.Array], plan: Plan) -> Batched:
         return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
 
     def one(total: jax.Array, small: jax.Array, is_over: jax.Array) -> jax.Array:
-        found = root(select(is_over, small, total))
-        return select(is_over, found / SHRINK[plan.dtype], found)
+        norm = root(select(is_over, small, total))
+        return select(is_over, norm / SHRINK[plan.dtype], norm)
 
     small = lax.platform_dependent(cpu=shrunk_if_needed, default=shrunk)
     return totals.map(one, small, is_over)
@@ -153,15 +154,15 @@ def _by_largest(arrays: list[jax.Array], plan: Plan) -> Batched:
     across = _maxima.over_devices
     peak = combined(across, _sums.largest_of, peaks, plan.members, plan)
     relative = [
-        power * _numerics.fraction(own, peak[member.block]) ** plan.ord
-        for power, own, member in zip(powers, peaks, plan.members, strict=True)
+        power * _numerics.fraction(leaf_peak, peak[member.block]) ** plan.ord
+        for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True)
     ]
     totals = combined(lax.psum, _sums.sum_of, relative, plan.members, plan)
-    found = [
+    norms = [
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
         for t, p in zip(totals, peak, strict=True)
     ]
-    return Batched(found, plan.declared)
+    return Batched(norms, plan.declared)
 
 
 def _reduce(

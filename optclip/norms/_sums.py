@@ -167,18 +167,18 @@ def _merged(merge: Merge, groups: dict[int, list[Term]]) -> dict[int, list[Term]
     batches = [(i, batch) for i in groups for batch in _batches(groups[i])]
     scales = [batch[0].scale for _, batch in batches]
     if any(scale is not None for scale in scales):
-        # A result for each batch: a shared scale XLA would write out, as large as the
-        # largest array.
+        # The barrier returns one scale per batch. XLA would write out a shared scale as
+        # an array as large as the largest leaf.
         scales = lax.optimization_barrier(scales)
-    found: dict[int, list[Term]] = {i: [] for i in groups}
+    merged: dict[int, list[Term]] = {i: [] for i in groups}
     for (i, batch), scale in zip(batches, scales, strict=True):
         first = batch[0]._replace(scale=scale)
         if len(batch) > 1 and first.power is not None:
             arrays = [term.array for term in batch]
             array = _powers_merged(merge, first.power, arrays, scale)
             first = first._replace(array=array, power=None, scale=None)
-        found[i].append(first)
-    return found
+        merged[i].append(first)
+    return merged
 
 
 def _batches(terms: list[Term]) -> list[list[Term]]:

@@ -51,24 +51,24 @@ def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> B
         key = (member.block, member.split) if member.axis is None else None
         terms.append(Term(x, member.axis, key, power, scale))
     if plan.ord == math.inf:
-        found, across = _sums.largest(terms), _maxima.over_devices
+        totals, across = _sums.largest(terms), _maxima.over_devices
         local = _sums.largest_of
     else:
-        found, across, local = _sums.total(terms), lax.psum, _sums.sum_of
-    values, owners = [x for _, x in found], [plan.members[i] for i, _ in found]
+        totals, across, local = _sums.total(terms), lax.psum, _sums.sum_of
+    values, owners = [x for _, x in totals], [plan.members[i] for i, _ in totals]
     return Batched(combined(across, local, values, owners, plan), plan.declared)
 
 
 def combined(
     collective: Callable[..., Any],
     local: Callable[[list[jax.Array]], jax.Array],
-    found: Sequence[jax.Array],
+    values: Sequence[jax.Array],
     members: Sequence[Member],
     plan: Plan,
 ) -> list[jax.Array]:
-    """What was found of the members of each block, combined; 0 of none."""
+    """Combine the values of each block's members; 0 for a block without members."""
     blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
-    for value, member in zip(found, members, strict=True):
+    for value, member in zip(values, members, strict=True):
         blocks[member.block].append((value, member.split))
     # A block without leaves has norm zero.
     zero = jnp.zeros((), plan.dtype)
