@@ -66,8 +66,8 @@ class Proportional:
         size = jnp.abs(x)
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
-        known = jnp.where(finite, size, jnp.zeros_like(size))
-        proportion = fraction(known, _collectives.largest(known))
+        finite_size = jnp.where(finite, size, jnp.zeros_like(size))
+        proportion = fraction(finite_size, _collectives.largest(finite_size))
         # An infinite element goes to its bound.
         proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
         moved = jnp.where(x < 0, -limit, limit) * proportion

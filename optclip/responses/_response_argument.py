@@ -57,17 +57,17 @@ class _UserElementResponse(_UserResponse):
         return _number_like(x, self.of_element(x, lower, upper))
 
 
-def _number_like(asked: jax.Array, found: Any) -> jax.Array:
-    """What a response returned for `asked`, in its dtype and shape."""
+def _number_like(like: jax.Array, result: Any) -> jax.Array:
+    """Return the result of a response in the dtype and shape of `like`."""
     subject = "What `response` returns"
-    wanted = f"a real number, or an array that broadcasts to the shape {asked.shape}"
-    if not _validate.is_number(found):
-        raise TypeError(_validate.must_be(subject, wanted, found))
-    shape = jnp.shape(found)
-    if not _validate.fits(shape, asked.shape):
+    wanted = f"a real number, or an array that broadcasts to the shape {like.shape}"
+    if not _validate.is_number(result):
+        raise TypeError(_validate.must_be(subject, wanted, result))
+    shape = jnp.shape(result)
+    if not _validate.fits(shape, like.shape):
         advice = f"Its shape is {shape}."
-        raise ValueError(_validate.must_be(subject, wanted, found, advice))
-    return _numerics.broadcast_like(jnp.asarray(found).astype(asked.dtype), asked)
+        raise ValueError(_validate.must_be(subject, wanted, result, advice))
+    return _numerics.broadcast_like(jnp.asarray(result).astype(like.dtype), like)
 
 
 BY_NAME: Mapping[str, Response] = {

@@ -56,9 +56,9 @@ class Units(Scope):
         # A Python number has no shape.
         shape = getattr(x, "shape", ())
         if self.axis is not None:
-            own = self.axis(name, shape)
-            if own is not None:
-                return _as_tuple(own)
+            leaf_axis = self.axis(name, shape)
+            if leaf_axis is not None:
+                return _as_tuple(leaf_axis)
         first = int(bool(self.stacked is not None and self.stacked(name)))
         if len(shape) - first < 2:
             return tuple(range(first, len(shape)))
@@ -138,8 +138,8 @@ def units(
 
 
 def _as_tuple(axis: Any) -> tuple[int, ...]:
-    given = axis if isinstance(axis, tuple) else (axis,)
-    if not all(isinstance(a, int) and not isinstance(a, bool) for a in given):
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         advice = (
             "Negative ones count from the end. Under optax.inject_hyperparams give a"
             " tuple or name it in static_args=('axis',)."
@@ -147,7 +147,7 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
         raise TypeError(
             _validate.must_be("axis", "an int or tuple of ints", axis, advice)
         )
-    return given
+    return axes
 
 
 def counted_from_zero(
@@ -165,7 +165,7 @@ def counted_from_zero(
             f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
             " or give them to another transformation under optax.masked."
         )
-    found = tuple(sorted(a % ndim for a in axis))
-    if len(set(found)) < len(found):
+    axes = tuple(sorted(a % ndim for a in axis))
+    if len(set(axes)) < len(axes):
         raise ValueError(wrong("each axis once"))
-    return found
+    return axes

@@ -129,14 +129,14 @@ def owners_of(
     scope: Scope, values: PyTree, tree: PyTree, treedef: Any
 ) -> list[int | None]:
     """The index of its block for each leaf, None for leaves that `tree` has not."""
-    found = scope.spread(values, tree)
+    spread_tree = scope.spread(values, tree)
     try:
-        owners = treedef.flatten_up_to(found)
+        owners = treedef.flatten_up_to(spread_tree)
     except (ValueError, TypeError) as error:
-        got = f"the structure {jax.tree.structure(found)}, not {treedef}"
+        got = f"the structure {jax.tree.structure(spread_tree)}, not {treedef}"
         raise ValueError(_not_spread(scope, got)) from error
     if any(not (owner is None or isinstance(owner, int)) for owner in owners):
-        raise ValueError(_not_spread(scope, repr(found)))
+        raise ValueError(_not_spread(scope, repr(spread_tree)))
     return owners
 
 
