@@ -109,8 +109,8 @@ def _spectrum(squared: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _roots_of(squares: jax.Array) -> jax.Array:
     noise = 4 * jnp.finfo(squares.dtype).eps * squares.shape[-1] ** 0.5
-    known = squares > jnp.maximum(noise * squares[..., -1:], _least(squares))
-    return root(jnp.where(known, squares, jnp.zeros_like(squares)))
+    is_nonzero = squares > jnp.maximum(noise * squares[..., -1:], _least(squares))
+    return root(jnp.where(is_nonzero, squares, jnp.zeros_like(squares)))
 
 
 def _least(squares: jax.Array) -> float:
@@ -124,8 +124,8 @@ def _chosen(vectors: jax.Array, which: jax.Array) -> jax.Array:
 
 
 def _largest(left: _Left) -> jax.Array:
-    own = jnp.where(left.taken, jnp.zeros_like(left.values), left.values)
-    return jnp.max(own, -1, keepdims=True)
+    remaining = jnp.where(left.taken, jnp.zeros_like(left.values), left.values)
+    return jnp.max(remaining, -1, keepdims=True)
 
 
 def _is_wide(left: _Left, lowest: jax.Array) -> jax.Array:
@@ -179,22 +179,22 @@ def _spectrum_beside(
 @factors.defjvp
 def _factors_jvp(split, primals, tangents):
     """Vectors of equal singular values do not turn, instead of without bound."""
-    found = factors(split, *primals)
-    inner = product(adjoint(found.vectors), tangents[0])
+    factored = factors(split, *primals)
+    inner = product(adjoint(factored.vectors), tangents[0])
     # The tangents of the eigenvalues and eigenvectors follow from that of x.
-    moved = change_of_squares(found, inner, split)
-    apart, gap = gaps(found.values)
+    moved = change_of_squares(factored, inner, split)
+    apart, gap = gaps(factored.values)
     turned = times(jnp.where(apart, -1 / gap, jnp.zeros_like(gap)), moved)
-    live = found.values > 0
+    live = factored.values > 0
     slope = jnp.real(jnp.diagonal(moved, axis1=-2, axis2=-1)) / 2
-    values = jnp.where(live, slope / jnp.where(live, found.values, 1), 0)
-    rows = inner - product(turned, found.rows)
-    return found, Factors(product(found.vectors, turned), values, rows)
+    values = jnp.where(live, slope / jnp.where(live, factored.values, 1), 0)
+    rows = inner - product(turned, factored.rows)
+    return factored, Factors(product(factored.vectors, turned), values, rows)
 
 
-def change_of_squares(found: Factors, inner: jax.Array, split: Axes) -> jax.Array:
+def change_of_squares(factored: Factors, inner: jax.Array, split: Axes) -> jax.Array:
     """That of the Gram matrix between the left vectors, `inner` that of the rows."""
-    turned = product(inner, adjoint(found.rows), split)
+    turned = product(inner, adjoint(factored.rows), split)
     return turned + adjoint(turned)
 
 

@@ -58,8 +58,8 @@ def matrices_of(
             f" {len(block.leaves)} leaves. Give over=optclip.matrices(), or 'leaf' if"
             " no leaf has more than two axes."
         )
-    x, shape, own, sparse = _leaves.taken_apart(block.leaves[0])
-    own = axis_name if own is None else own
+    x, shape, leaf_axes, sparse = _leaves.taken_apart(block.leaves[0])
+    leaf_axes = axis_name if leaf_axes is None else leaf_axes
     axis = tuple(range(len(shape))) if block.axis is None else block.axis
     if sparse is not None:
         raise ValueError(
@@ -72,22 +72,24 @@ def matrices_of(
             " Give over=optclip.matrices(), which batches over the others."
         )
     x = _leaves.widen(jnp.asarray(x), dtype)
-    axis, split = _smaller_first(x, shape, axis, own)
+    axis, split = _smaller_first(x, shape, axis, leaf_axes)
     return _scaled(as_matrices(x, axis), split, axis)
 
 
 def _smaller_first(
-    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], own: Any
+    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], leaf_axes: Any
 ) -> tuple[tuple[int, ...], _axis_names.Axes]:
     """The axes, that of the larger side last, and what that one is split over."""
     if len(axis) < 2:
-        return axis, _axis_names.split_axes_of_slices(x, shape, axis, own)
+        return axis, _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes)
     _check_static(shape, axis)
     if shape[axis[0]] > shape[axis[1]]:
         axis = axis[::-1]
-    if not _axis_names.split_axes_of_slices(x, shape, axis, own):
+    if not _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes):
         return axis, ()
-    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), own) for a in axis]
+    by_side = [
+        _axis_names.split_axes_of_slices(x, shape, (a,), leaf_axes) for a in axis
+    ]
     if all(by_side):
         raise ValueError(
             "A matrix must be whole on one of its sides inside shard_map, got one of"
@@ -153,15 +155,17 @@ def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
 def _scaled(
     x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
 ) -> MatrixBlock:
-    known = lax.stop_gradient(x)
-    size = _maxima.largest(known, (-2, -1), 0.0, jnp.abs)
+    # The gradient is stopped: the unit cancels in every result, so that it needs no
+    # derivative.
+    constant = lax.stop_gradient(x)
+    size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
     size = _collectives.spanning(_maxima.over_devices, size, split)
     finite = jnp.isfinite(size)
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
-    shown = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
-    return MatrixBlock(shown, unit, size, split, axis)
+    scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
+    return MatrixBlock(scaled, unit, size, split, axis)
 
 
 def times(real: jax.Array, x: jax.Array) -> jax.Array:
@@ -283,12 +287,12 @@ def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
     """
     x = matrices.x
     count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
-    known = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
-    return in_units(matrices, root(known))
+    eigenvalues = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
+    return in_units(matrices, root(eigenvalues))
 
 
 def in_units(matrices: MatrixBlock, norms: jax.Array) -> jax.Array:
     """Norms of `x`, `(..., k)`, as those of what it was; not finite as its elements."""
     size = matrices.size[..., 0]
-    known = norms * matrices.unit[..., 0]
-    return jnp.where(jnp.isfinite(size), known, jnp.broadcast_to(size, known.shape))
+    scaled = norms * matrices.unit[..., 0]
+    return jnp.where(jnp.isfinite(size), scaled, jnp.broadcast_to(size, scaled.shape))

@@ -107,13 +107,13 @@ def _scales(least: float) -> np.ndarray:
     The largest factor under which the step maps them into 1 again, short of the root of
     3: that would map 1 to 0, and 1 as it is rounded to either side of it.
     """
-    found = []
+    scales = []
     while least < 1 - 1e-7:
         scale = min(np.sqrt(3 / (1 + least + least**2)), _STABLE)
         least = min(scale * least * (3 - (scale * least) ** 2) / 2, 1.0)
-        found.append(scale)
+        scales.append(scale)
     # Second derivatives converge a step later, and so does float64.
-    return np.array([*found, 1.0])
+    return np.array([*scales, 1.0])
 
 
 # An eigenvalue nearer to zero keeps a wrong sign, which moves a singular value that is

@@ -41,8 +41,8 @@ def iterated(
     start = _start(lax.stop_gradient(x), lax.stop_gradient(vectors))
     start = _placement.placed_as(start, vectors)
     u = _turned(x, start[..., None], steps)
-    found = product(adjoint(x), u)
-    squares = jnp.sum(jnp.real(found * jnp.conj(found)), (-2, -1))[..., None]
+    image = product(adjoint(x), u)
+    squares = jnp.sum(jnp.real(image * jnp.conj(image)), (-2, -1))[..., None]
     return in_units(matrices, root(squares)), u[..., 0].astype(vectors.dtype)
 
 
@@ -65,9 +65,9 @@ def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:
     """
     rows = jnp.sum(jnp.real(x * jnp.conj(x)), -1)
     before = product(adjoint(x), vectors[..., None].astype(x.dtype))
-    shown = jnp.sum(jnp.real(before * jnp.conj(before)), (-2, -1))
+    square_before = jnp.sum(jnp.real(before * jnp.conj(before)), (-2, -1))
     largest = jax.nn.one_hot(jnp.argmax(rows, -1), x.shape[-2], dtype=x.dtype)
-    is_new = (jnp.max(rows, -1, initial=0) > shown)[..., None]
+    is_new = (jnp.max(rows, -1, initial=0) > square_before)[..., None]
     return jnp.where(is_new, largest, vectors.astype(x.dtype))
 
 

@@ -30,10 +30,10 @@ def scale_by_shape(
         names = _leaves.names_of(layout.flat.paths)
         out = {}
         for i, leaf, block in layout.scaled():
-            (shown,) = layout.blocks[block].leaves
-            if len(shown.shape) < 2:
+            (matrix,) = layout.blocks[block].leaves
+            if len(matrix.shape) < 2:
                 continue
-            inputs, outputs = (_length(shown, a) for a in matrices.matrix_axes)
+            inputs, outputs = (_length(matrix, a) for a in matrices.matrix_axes)
             if transposed is not None and transposed(names[i]):
                 inputs, outputs = outputs, inputs
             # A matrix without elements may have no inputs.

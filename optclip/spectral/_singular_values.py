@@ -110,9 +110,9 @@ class Cap(Action):
             else:
                 new = self._capped(clip, parts, limits[block])
                 new = _by_policy(clip, parts.matrices, new)
-                kept = jnp.all(of_block[block] == 1, -1, keepdims=True)
+                unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
                 off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
-                capped[i] = _as_leaf(leaf, parts.matrices, new, kept | off)
+                capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
         return capped, coefficients
 
     def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:
@@ -145,16 +145,16 @@ def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Arra
 
 
 def _as_leaf(
-    leaf: Leaf, matrices: MatrixBlock, capped: jax.Array, kept: jax.Array
+    leaf: Leaf, matrices: MatrixBlock, capped: jax.Array, unclipped: jax.Array
 ) -> jax.Array:
     """Return the clipped leaf, bit-identical where nothing of a matrix is clipped."""
     x = jnp.asarray(leaf.array)
-    flags = jnp.broadcast_to(kept[..., None], capped.shape)
-    out, kept = (
+    flags = jnp.broadcast_to(unclipped[..., None], capped.shape)
+    out, unclipped = (
         _placement.placed_as(as_leaf(each, matrices.axis), x)
         for each in (capped, flags)
     )
-    return jnp.where(kept, x, _leaves.narrow(out, leaf.like))
+    return jnp.where(unclipped, x, _leaves.narrow(out, leaf.like))
 
 
 @parts_of.register

@@ -36,8 +36,8 @@ def mapped(
     """
     matrices, squares, vectors = factored
     if squares is None or vectors is None:
-        found = coefficient(singular_values_of(factored), limit)[..., None]
-        return times(found, matrices.x)
+        coefficients = coefficient(singular_values_of(factored), limit)[..., None]
+        return times(coefficients, matrices.x)
     unit = matrices.unit[..., 0]
     # Beyond the smaller side of a matrix there are zeros, at whatever threshold.
     beyond = matrices.x.shape[-2] - limit.shape[-1]
@@ -46,8 +46,9 @@ def mapped(
     # closes over, such as the value of a schedule, so it needs them as arguments.
     function, consts = _closures.converted(coefficient, limit, limit)
     how = _How(function, matrices.split, detached)
-    found = factors(matrices.split, matrices.x, _lowest(limit, unit), squares, vectors)
-    return _mapped(how, found, matrices.x, unit, limit, *consts)
+    lowest = _lowest(limit, unit)
+    decomposition = factors(matrices.split, matrices.x, lowest, squares, vectors)
+    return _mapped(how, decomposition, matrices.x, unit, limit, *consts)
 
 
 def _lowest(limit: jax.Array, unit: jax.Array) -> jax.Array:
@@ -67,14 +68,14 @@ class _How(NamedTuple):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _mapped(
     how: _How,
-    found: Factors,
+    factored: Factors,
     x: jax.Array,
     unit: jax.Array,
     limit: jax.Array,
     *consts: Any,
 ) -> jax.Array:
-    kept = how.coefficient(found.values * unit, limit, *consts)
-    return product(found.vectors, times(kept[..., None], found.rows))
+    coefficients = how.coefficient(factored.values * unit, limit, *consts)
+    return product(factored.vectors, times(coefficients[..., None], factored.rows))
 
 
 @_mapped.defjvp
@@ -83,34 +84,35 @@ def _mapped_jvp(how, primals, tangents):
 
     By that of x, not of its factors, which have none there.
     """
-    found, _, unit, limit, *consts = primals
+    factored, _, unit, limit, *consts = primals
     _, dx, _, dlimit, *dconsts = tangents
 
     def coefficient(values, limit, *consts):
         return how.coefficient(values * unit, limit, *consts)
 
-    by_limit = functools.partial(coefficient, found.values)
-    kept, moved = jax.jvp(by_limit, (limit, *consts), (dlimit, *dconsts))
-    inner = product(adjoint(found.vectors), dx)
-    change = times(kept[..., None], inner) + times(moved[..., None], found.rows)
+    by_limit = functools.partial(coefficient, factored.values)
+    coefficients, moved = jax.jvp(by_limit, (limit, *consts), (dlimit, *dconsts))
+    inner = product(adjoint(factored.vectors), dx)
+    change = times(coefficients[..., None], inner)
+    change += times(moved[..., None], factored.rows)
     if not how.detached:
         _, slope = jax.jvp(
             lambda values: coefficient(values, limit, *consts),
-            (found.values,), (jnp.ones_like(found.values),),
+            (factored.values,), (jnp.ones_like(factored.values),),
         )  # fmt: skip
-        quotients = _divided_differences(found.values, kept, slope)
-        turned = times(quotients, change_of_squares(found, inner, how.split))
-        change += product(turned, found.rows)
-    return _mapped(how, *primals), product(found.vectors, change)
+        quotients = _divided_differences(factored.values, coefficients, slope)
+        turned = times(quotients, change_of_squares(factored, inner, how.split))
+        change += product(turned, factored.rows)
+    return _mapped(how, *primals), product(factored.vectors, change)
 
 
 def _divided_differences(
-    values: jax.Array, kept: jax.Array, slope: jax.Array
+    values: jax.Array, coefficients: jax.Array, slope: jax.Array
 ) -> jax.Array:
     """The change of the coefficient by that of the square of the singular value."""
     apart, gap = gaps(values)
-    quotient = (kept[..., :, None] - kept[..., None, :]) / gap
+    quotient = (coefficients[..., :, None] - coefficients[..., None, :]) / gap
     live = values > 0
-    own = jnp.where(live, slope / jnp.where(live, 2 * values, 1), 0)
-    mean = (own[..., :, None] + own[..., None, :]) / 2
+    slope_by_square = jnp.where(live, slope / jnp.where(live, 2 * values, 1), 0)
+    mean = (slope_by_square[..., :, None] + slope_by_square[..., None, :]) / 2
     return jnp.where(apart, quotient, mean)
