@@ -61,8 +61,8 @@ def entrywise_norms(
     if per_count:
         divisors = [_leaves.count_as(n, plan.dtype) ** per_count for n in counts]
         divisors = [_typed(n, plan.dtype) for n in divisors]
-        found = found.map(lambda root, n: root / n, found.with_entries(divisors))
-    return found.map(_roots.flush_small) if flushed else found
+        norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
+    return norms.map(_roots.flush_small) if flushed else norms
 
 
 def _typed(number: Any, dtype: str) -> Any:

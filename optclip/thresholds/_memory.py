@@ -104,7 +104,9 @@ def learned_thresholds(
         seen = Seen(
             norm=finite_norm,
             finite=finite[i],
-            keep=functools.partial(_kept_norms, name, context.keep, finite_norm),
+            keep=functools.partial(
+                _norms_after_clipping, name, context.keep, finite_norm
+            ),
             measure=lambda tree, i=i, **how: treedef.flatten_up_to(
                 context.measure(tree, **how)
             )[i],
