@@ -47,7 +47,7 @@ class Layer(NamedTuple):
 
 
 def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
-    """The layers as they are in a tree.
+    """Locate the heads of each layer in a tree.
 
     Raises:
       ValueError: a leaf is not there, is named twice, or does not have such heads; or a
@@ -56,21 +56,21 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
     check_layers(layers)
     flat = _leaves.flatten(params)
     index = {name: i for i, name in enumerate(_leaves.names_of(flat.paths))}
-    known: dict[str, str] = {}
-    found = []
+    layer_of_path: dict[str, str] = {}
+    located = []
     for name, heads in layers.items():
         for path in (*heads.query_paths, *heads.key_paths):
             _layer_checks.check_there(name, path, index)
-            if path in known:
+            if path in layer_of_path:
                 raise ValueError(
                     f"`layers` must name each leaf once, got '{path}' in"
-                    f" '{known[path]}' and '{name}'. A leaf with queries and keys in"
-                    " one cannot be clipped by head: keep them in two."
+                    f" '{layer_of_path[path]}' and '{name}'. A leaf with queries and"
+                    " keys in one cannot be clipped by head: keep them in two."
                 )
-            known[path] = name
+            layer_of_path[path] = name
         _layer_checks.check_not_normalized(name, heads, index)
-        found.append(_layer(name, heads, flat, index))
-    return found
+        located.append(_layer(name, heads, flat, index))
+    return located
 
 
 def check_layers(layers: Any) -> None:
@@ -103,11 +103,11 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
     count = q.heads if heads.rope and heads.head_dim else None
     key = [place(path, count) for path in heads.key_paths]
     k = key[0]
-    for first, own in [*((q, own) for own in query), *((k, own) for own in key)]:
-        if (own.heads, own.layers) != (first.heads, q.layers):
+    for first, leaf in [*((q, leaf) for leaf in query), *((k, leaf) for leaf in key)]:
+        if (leaf.heads, leaf.layers) != (first.heads, q.layers):
             raise ValueError(
                 f"The leaves of the layer '{name}' must have one number of heads and of"
-                f" layers, got {own.heads} and {own.layers} in '{own.path}', not"
+                f" layers, got {leaf.heads} and {leaf.layers} in '{leaf.path}', not"
                 f" {first.heads} as '{first.path}' and {q.layers} as '{q.path}' has."
                 " Check axis=, head_dim= and stacked= of its optclip.Heads."
             )
@@ -121,7 +121,7 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
     if width is not None:
         _check_rotary(heads.rope, width, query, key)
     elif heads.head_dim is None:
-        last = {jnp.shape(flat.leaves[index[own.path]])[-1] for own in (q, k)}
+        last = {jnp.shape(flat.leaves[index[leaf.path]])[-1] for leaf in (q, k)}
         _check_features(name, q, k, last)
     stack = () if heads.stacked is None else (q.layers,)
     return Layer(name, query, key, (*stack, q.heads), k.heads, width)
@@ -147,13 +147,13 @@ def _check_features(name: str, q: Place, k: Place, last: set[int]) -> None:
 
 def _check_rotary(rope: int, width: int, query: list[Place], key: list[Place]) -> None:
     """Raise unless heads have the rotary entries, and keys the others."""
-    pairs = [(own, rope + 1) for own in query] + [(own, width) for own in key]
-    for own, least in pairs:
-        if own.features < least:
+    pairs = [(place, rope + 1) for place in query] + [(place, width) for place in key]
+    for place, least in pairs:
+        if place.features < least:
             raise ValueError(
-                f"Each head of '{own.path}' must have at least {least} entries, since"
+                f"Each head of '{place.path}' must have at least {least} entries, since"
                 f" {rope} of the {width + rope} of a query are rotary, got"
-                f" {own.features}. Check rope= and axis= of its optclip.Heads."
+                f" {place.features}. Check rope= and axis= of its optclip.Heads."
             )
 
 
@@ -164,14 +164,14 @@ def _place(
     axis = _axis_of("axis", heads.axis, path, shape)
     axes = (axis,)
     if heads.head_dim is None:
-        found = shape[axis]
+        num_heads = shape[axis]
         features = shape[axis + 1] if axis + 1 < len(shape) else 0
         if heads.rope:
             axes = (axis, axis + 1)
     else:
         features = heads.head_dim if count is None else shape[axis] // max(count, 1)
-        found = shape[axis] // features if features else 0
-        if found * features != shape[axis]:
+        num_heads = shape[axis] // features if features else 0
+        if num_heads * features != shape[axis]:
             raise ValueError(
                 f"The axis {axis} of '{path}' must have a multiple of {features}"
                 f" entries, as many as a head has, got {shape[axis]}. Check head_dim="
@@ -188,7 +188,7 @@ def _place(
             )
         axes, layers = (stack, *axes), shape[stack]
     is_flat = heads.head_dim is not None
-    return Place(path, number, len(shape), axes, found, features, layers, is_flat)
+    return Place(path, number, len(shape), axes, num_heads, features, layers, is_flat)
 
 
 def _axis_of(name: str, axis: int, path: str, shape: tuple[int, ...]) -> int:

@@ -90,13 +90,13 @@ def clip_attention_logits(
     for value in jax.tree.leaves(max_logit):
         _validate.number("max_logit", value)
     flat = _leaves.flatten(params)
-    found = _attention_layers.layers_in(params, layers)
-    logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
+    located = _attention_layers.layers_in(params, layers)
+    logits = _qk_scaling.logits_of(located, max_logits, flat.leaves)
     layout = layout_of(_qk_scaling.CLIP, logits)
     decision = decide(_qk_scaling.CLIP, layout, fixed("max_logit", max_logit))
     scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
     leaves, coefficients = list(flat.leaves), {}
-    for layer in found:
+    for layer in located:
         coefficients[layer.name], by_leaf = _qk_scaling.factors(
             layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
         )

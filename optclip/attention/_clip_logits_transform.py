@@ -104,8 +104,8 @@ def clip_attention_logits(
     def init_fn(params: PyTree) -> ClipState:
         if is_placeholder(params):
             return engine.init(params)
-        found = _attention_layers.layers_in(params, layers)
-        return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in found})
+        located = _attention_layers.layers_in(params, layers)
+        return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in located})
 
     def update_fn(
         updates: PyTree,
@@ -119,19 +119,19 @@ def clip_attention_logits(
             wanted = "the parameters, which it scales"
             advice = "Give them: tx.update(updates, state, params, max_logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
-        found = _attention_layers.layers_in(params, layers)
+        located = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
-        logits = _qk_scaling.logits_of(found, max_logits, flat.leaves)
+        logits = _qk_scaling.logits_of(located, max_logits, flat.leaves)
         step = engine.decide(logits, state, params, extra_args)
         scaled = _qk_scaling.head_coefficients(step.decision)
         layout = step.decision.layout
         by_layer = layout.tree(scaled.entries())
         factors: dict[int, jax.Array] = {}
-        for layer in found:
-            by_layer[layer.name], own = _qk_scaling.factors(
+        for layer in located:
+            by_layer[layer.name], layer_factors = _qk_scaling.factors(
                 layer, by_layer[layer.name], balance, flat.leaves, by_group=by_group
             )
-            factors |= own
+            factors |= layer_factors
         clipped = _clipped(updates, flat, factors)
         if not record:
             return clipped, engine.after(state, step, None)
@@ -166,5 +166,7 @@ def _difference(update: Leaf, param: Leaf, factor: jax.Array) -> jax.Array:
     u, p = jnp.asarray(update), jnp.asarray(param)
     wide = _leaves.widen(p) + _leaves.widen(u)
     new = scale(wide, factor, wide)
-    found = _leaves.narrow(new - _leaves.widen(p), u)
-    return jnp.where(factor == 1, u, found)
+    difference = _leaves.narrow(new - _leaves.widen(p), u)
+    # A factor of 1 returns the update itself: adding and subtracting the parameter
+    # would round it.
+    return jnp.where(factor == 1, u, difference)

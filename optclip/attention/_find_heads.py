@@ -75,32 +75,33 @@ def find_heads(
     paths = _leaves.names_of(flat.paths)
     rank_of = dict(zip(paths, map(jnp.ndim, flat.leaves), strict=True))
     queries, keys = _matches("query", query, paths), _matches("key", key, paths)
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    paths_by_layer: dict[str, tuple[list[str], list[str]]] = {}
     for path in queries:
-        found.setdefault(_in_common(path, keys), ([], []))[0].append(path)
+        paths_by_layer.setdefault(_in_common(path, keys), ([], []))[0].append(path)
     for path in keys:
-        found.setdefault(_in_common(path, queries), ([], []))[1].append(path)
-    for name, (own, others) in found.items():
-        if not own or not others:
-            lone, which = (own or others)[0], "key" if own else "query"
+        paths_by_layer.setdefault(_in_common(path, queries), ([], []))[1].append(path)
+    for name, (query_paths, key_paths) in paths_by_layer.items():
+        if not query_paths or not key_paths:
+            lone = (query_paths or key_paths)[0]
+            which = "key" if query_paths else "query"
             raise ValueError(
                 f"Each query must have a key beside it, and each key a query, got"
                 f" '{lone}' with no {which} under '{name}'. query={query!r} matches"
                 f" {_shown(queries)} and key={key!r} matches {_shown(keys)}. Give"
                 " patterns that match both."
             )
-        for side in (own, others):
+        for side in (query_paths, key_paths):
             _check_one_layer(name or _ROOT, side, rank_of)
     return {
         name or _ROOT: Heads(
-            tuple(own),
-            tuple(others),
+            tuple(query_paths),
+            tuple(key_paths),
             axis=axis,
             rope=rope,
             head_dim=head_dim,
             stacked=stacked,
         )
-        for name, (own, others) in found.items()
+        for name, (query_paths, key_paths) in paths_by_layer.items()
     }
 
 
@@ -118,7 +119,7 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
     wanted = "the name of a module, or a pattern of paths such as '*/query/*'"
     _validate.kind(name, pattern, str, wanted)
     is_path = any(sign in pattern for sign in "*?[/")
-    found = [
+    matching = [
         path
         for path in paths
         if (
@@ -127,12 +128,12 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
             else pattern in path.split("/")
         )
     ]
-    if not found:
+    if not matching:
         advice = f"The paths are {_shown(paths)}."
         raise ValueError(
             _validate.must_be(name, f"{wanted}, that is there", pattern, advice)
         )
-    return found
+    return matching
 
 
 def _in_common(path: str, others: list[str]) -> str:

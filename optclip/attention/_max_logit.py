@@ -72,16 +72,18 @@ def max_attention_logit(
         _validate.broadcasts("scale", jnp.shape(scale), (), "one product")
     if axis_name is not None:
         _axis_names.check(axis_name, by_leaf=False)
+    # The logits are constant to derivatives, so that measuring them in a loss does not
+    # change its gradient.
     query, key = lax.stop_gradient((jnp.asarray(query), jnp.asarray(key)))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     attended, is_causal = _mask(mask, query, key), isinstance(mask, str)
-    found = _by_head(
+    logits = _by_head(
         query, key, lax.stop_gradient(factor), attended, block_size, is_causal
     )
     if axis_name is None:
-        return found
-    axes = _axis_names.split_axes(found, axis_name)
-    return _collectives.spanning(_maxima.over_devices, found, axes)
+        return logits
+    axes = _axis_names.split_axes(logits, axis_name)
+    return _collectives.spanning(_maxima.over_devices, logits, axes)
 
 
 def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
@@ -123,17 +125,18 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | None:
     if getattr(mask, "dtype", None) != jnp.bool_:
         advice = "Give mask > 0 of 0 and 1, mask > -1 of what is added to logits."
         raise TypeError(_validate.must_be("mask", wanted, mask, advice))
-    found = jnp.asarray(mask)
+    attended = jnp.asarray(mask)
     full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
-    if not _validate.fits(found.shape, full):
+    if not _validate.fits(attended.shape, full):
         raise ValueError(
-            f"`mask` must be {wanted}, here {full}, got the shape {found.shape}."
+            f"`mask` must be {wanted}, here {full}, got the shape {attended.shape}."
             " Give it axes of heads, queries and keys, of size 1 for one of all."
         )
-    return found.reshape((1,) * (len(full) - found.ndim) + found.shape)
+    return attended.reshape((1,) * (len(full) - attended.ndim) + attended.shape)
 
 
-# Compiled, since an eager call would compile the loop over blocks each time.
+# The function is jitted because an eager call would compile the loop over blocks each
+# time.
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def _by_head(
     query: jax.Array,
@@ -163,21 +166,22 @@ def _by_head(
             _before(start, block, reach) if is_causal else _rows(mask, start, block)
         )
         if attended is not None:
-            *lead, own, rows, columns = attended.shape
-            ways = (groups, heads // groups) if own > 1 else (1, 1)
+            *lead, mask_heads, rows, columns = attended.shape
+            ways = (groups, heads // groups) if mask_heads > 1 else (1, 1)
             attended = attended.reshape(*lead, *ways, rows, columns)
+            # Masked pairs are -inf, so that they never are the maximum.
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
         return _maxima.largest(logits, axes, -math.inf).reshape(heads)
 
     # The last block begins earlier, where it would go over the end.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
-    found = []
+    maxima = []
     for span in np.array_split(starts, min(spans, max(len(starts), 1))):
         end = key.shape[-3] if spans == 1 else int(span.max(initial=0)) + block
         one = functools.partial(largest, key[..., :end, :, :])
-        found.append(lax.map(one, jnp.asarray(span)))
-    return _maxima.largest(jnp.concatenate(found), (0,), -math.inf).reshape(heads)
+        maxima.append(lax.map(one, jnp.asarray(span)))
+    return _maxima.largest(jnp.concatenate(maxima), (0,), -math.inf).reshape(heads)
 
 
 def _before(start: jax.Array, block: int, reach: int) -> jax.Array:

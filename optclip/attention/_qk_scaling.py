@@ -27,8 +27,8 @@ _WANTED = "a dict from the name of a layer to the largest logit of each head"
 
 def _axes(logits: PyTree) -> PyTree:
     """Where types say nothing logits are the same on all devices, as is asked for."""
-    own = () if _axis_names.untyped_axes() else None
-    return jax.tree.map(lambda _: own, logits)
+    axes = () if _axis_names.untyped_axes() else None
+    return jax.tree.map(lambda _: axes, logits)
 
 
 CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes)
@@ -54,24 +54,26 @@ def logits_of(
             f"`max_logits` must have the names of `layers`, {sorted(names)}, got"
             f" {sorted(max_logits, key=str)}."
         )
-    found = {layer.name: _given(layer, max_logits[layer.name]) for layer in layers}
+    largest = {
+        layer.name: _checked_logits(layer, max_logits[layer.name]) for layer in layers
+    }
     by_axes: dict[_axis_names.Axes, dict[str, jax.Array]] = {}
     for layer in layers:
-        x = found[layer.name]
+        x = largest[layer.name]
         apart = _not_split(x, leaves[layer.query[0].number])
         by_axes.setdefault(apart, {})[layer.name] = x
     for axes, together in by_axes.items():
-        found |= _maxima.over_devices(together, axes) if axes else together
-    usable = {k: jnp.isfinite(x) & (x > 0) for k, x in found.items()}
-    return {k: jnp.where(usable[k], x, jnp.inf) for k, x in found.items()}
+        largest |= _maxima.over_devices(together, axes) if axes else together
+    usable = {k: jnp.isfinite(x) & (x > 0) for k, x in largest.items()}
+    return {k: jnp.where(usable[k], x, jnp.inf) for k, x in largest.items()}
 
 
-def _given(layer: Layer, given: Any) -> jax.Array:
-    """The largest logits as they were given, in float32 or wider."""
+def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
+    """Return the checked largest logits of a layer, in float32 or wider."""
     subject = f"`max_logits` at '{layer.name}'"
-    if not _validate.is_number(given):
-        raise TypeError(_validate.must_be(subject, "an array of real numbers", given))
-    x = jnp.asarray(given)
+    if not _validate.is_number(logits):
+        raise TypeError(_validate.must_be(subject, "an array of real numbers", logits))
+    x = jnp.asarray(logits)
     if x.shape != layer.logits:
         of = "layers and query heads" if len(layer.logits) == 2 else "query heads"
         raise ValueError(
@@ -80,7 +82,9 @@ def _given(layer: Layer, given: Any) -> jax.Array:
             " head."
         )
     if not jnp.issubdtype(x.dtype, jnp.floating):
+        # Integers are converted because the coefficients are fractions.
         x = x.astype(jnp.float32)
+    # The largest logits are constant to derivatives, and so are their coefficients.
     return lax.stop_gradient(_leaves.widen(x))
 
 
@@ -95,10 +99,10 @@ def head_coefficients(decision: Decision) -> Batched:
     """Return the factor of the logits of each head; 1 where the logit is not usable."""
     coefficients = coefficients_of(decision.clip, decision.norms, decision.thresholds)
 
-    def known(norm: jax.Array, k: jax.Array) -> jax.Array:
+    def coefficient_or_one(norm: jax.Array, k: jax.Array) -> jax.Array:
         return jnp.where(jnp.isfinite(norm) & ~jnp.isnan(k), k, jnp.ones_like(k))
 
-    return decision.norms.map(known, coefficients)
+    return decision.norms.map(coefficient_or_one, coefficients)
 
 
 def factors(
@@ -124,6 +128,7 @@ def factors(
                 f" {layer.groups} on each device. Split them too, or reduce the"
                 " logits over these axes by jax.lax.pmax."
             )
+        # `pmin` has no derivative, so that its operand must be a constant.
         least = lax.pmin(lax.stop_gradient(least), apart)
     if by_group:
         grouped = jnp.broadcast_to(least, grouped.shape)
@@ -131,12 +136,14 @@ def factors(
     whole = grouped.reshape(layer.logits)
     query = (grouped / share).reshape(layer.logits)
     key = jnp.squeeze(share, -1)
-    found = {}
+    leaf_factors = {}
     for place in layer.query:
-        found[place.number] = _spread(place, query, whole, layer.width)
+        leaf_factors[place.number] = _spread(place, query, whole, layer.width)
     for place in layer.key:
-        found[place.number] = _spread(place, key, jnp.ones_like(key), layer.width)
-    return whole, found
+        leaf_factors[place.number] = _spread(
+            place, key, jnp.ones_like(key), layer.width
+        )
+    return whole, leaf_factors
 
 
 def _spread(
