@@ -65,7 +65,7 @@ class Backward:
     def spans_by_name(self) -> bool:
         """Whether mapped axes are declared, which may be known at the call alone."""
         declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
-        return any(own != () for own in declared)
+        return any(axes != () for axes in declared)
 
     def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
         def thresholds_of(layout: Layout, norms: Batched) -> Thresholds:
@@ -95,12 +95,13 @@ def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
     Raises:
       ValueError: nothing says which these are.
     """
-    own = _leaves.axis_name_of(block.leaves[0])
-    if _axis_names.untyped_axes() and not isinstance(own, PartitionSpec):
+    declared = _leaves.axis_name_of(block.leaves[0])
+    if _axis_names.untyped_axes() and not isinstance(declared, PartitionSpec):
         raise ValueError(
             "`axis_name` must be the PartitionSpec of each leaf with `relative` inside"
             " pmap, and shard_map with check_vma=False, where no type says on which"
-            f" devices the other norms are, got {own}. Give it, or leave check_vma on."
+            f" devices the other norms are, got {declared}. Give it, or leave"
+            " check_vma on."
         )
     return _axis_names.split_axes(norm, declared_across(block).axis_name)
 
@@ -131,29 +132,30 @@ def passed(
         # Outside `jit`, a second call of the function itself compiles nothing.
         pulled, closed_over = apply, []
 
-    def identity(arrays: PyTree, given: PyTree, probe: Any) -> Any:
-        del given
+    def identity(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
+        del residuals
         return arrays, probe
 
-    def forward(arrays: PyTree, given: PyTree, probe: Any) -> Any:
-        return (arrays, probe), given
+    def forward(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
+        return (arrays, probe), residuals
 
-    def pull_back(given: PyTree, cotangents: Any) -> Any:
+    def pull_back(residuals: PyTree, cotangents: Any) -> Any:
         of_arrays, of_probe = cotangents
-        clipped, record = pulled(of_arrays, *given)
+        clipped, record = pulled(of_arrays, *residuals)
         if of_probe is not None:
             of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
-        found = clipped, None, of_probe
-        return found if name is None else (found, {name: record})
+        outputs = clipped, None, of_probe
+        return outputs if name is None else (outputs, {name: record})
 
+    # The custom derivative leaves the arrays unchanged and clips their cotangents.
     function = jax.custom_vjp(identity)
-    # No attribute of an older JAX.
+    # The name is looked up because older JAX versions have no `defvjp_with_logs`.
     define = "defvjp" if name is None else "defvjp_with_logs"
     getattr(function, define)(forward, pull_back)
     try:
-        given = traced, *closed_over
-        arrays, _, probe = _examples.batched_alike((arrays, given, probe))
-        return function(arrays, given, probe)
+        residuals = traced, *closed_over
+        arrays, _, probe = _examples.batched_alike((arrays, residuals, probe))
+        return function(arrays, residuals, probe)
     except TypeError as error:
         if "custom_vjp" not in str(error):
             raise

@@ -177,11 +177,11 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
 
 
 def _check_leaves(chosen: Chosen, axis: Any) -> None:
-    given = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    axes = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
     for name, leaf in chosen.by_name():
-        if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in given):
+        if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in axes):
             raise ValueError(
-                f"`axis` must name axes that each leaf has, got {given} for {name} of"
+                f"`axis` must name axes that each leaf has, got {axes} for {name} of"
                 f" shape {leaf.shape}. Exclude such leaves with mask=, or give"
                 " axis=None for one norm per leaf."
             )

@@ -49,14 +49,16 @@ class Chosen:
     def rebuild(self, arrays: PyTree) -> PyTree:
         """The tree, with these arrays in their places."""
         is_one = not isinstance(self.arrays, dict)
-        found = iter([arrays] if is_one else [arrays[k] for k in self.arrays])
-        pairs = zip(self.flat.leaves, found, self.are_chosen, strict=True)
-        return self.flat.rebuild([new if own else old for old, new, own in pairs])
+        replacements = iter([arrays] if is_one else [arrays[k] for k in self.arrays])
+        pairs = zip(self.flat.leaves, replacements, self.are_chosen, strict=True)
+        return self.flat.rebuild(
+            [new if is_chosen else old for old, new, is_chosen in pairs]
+        )
 
     def _keyed(self, entries: list[Any]) -> PyTree:
         pairs = zip(entries, self.are_chosen, strict=True)
-        kept = [entry if own else None for entry, own in pairs]
-        return _packed_state.keyed(self.flat.treedef, kept)
+        chosen = [entry if is_chosen else None for entry, is_chosen in pairs]
+        return _packed_state.keyed(self.flat.treedef, chosen)
 
 
 def _is_record(value: Any) -> bool:
@@ -81,11 +83,11 @@ def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
             subject = _leaves.named(path, "The")
             advice = "Clip the cotangent of its data."
             raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
-    taken = _prefix.spread_mask("mask", mask, flat, live)
+    in_mask = _prefix.spread_mask("mask", mask, flat, live)
     return Chosen(
         flat,
         [
             is_live and is_taken and hasattr(leaf, "shape")
-            for leaf, is_live, is_taken in zip(flat.leaves, live, taken, strict=True)
+            for leaf, is_live, is_taken in zip(flat.leaves, live, in_mask, strict=True)
         ],
     )

@@ -67,17 +67,18 @@ def record_of(norms: Batched, coefficients: Batched, bad: Batched) -> CotangentR
 def _record(norm: jax.Array, coefficient: jax.Array, bad: jax.Array) -> CotangentRecord:
     coefficient, bad = (jnp.broadcast_to(x, norm.shape) for x in (coefficient, bad))
     finite = jnp.isfinite(norm)
-    # Of the norms, though it is a constant: in a vmap each example counts.
+    # The ones are computed from the norms, so that under `vmap` each example counts.
     there = (finite | ~finite).astype(jnp.float32)
     is_live = finite & (norm > 0) & (coefficient == coefficient)
+    # A norm that is 0 or not finite, or a NaN coefficient, counts as unclipped.
     k = jnp.where(is_live, coefficient, jnp.ones_like(coefficient))
 
     def total(values: jax.Array) -> jax.Array:
         return jnp.sum(values.astype(jnp.float32))
 
-    known = jnp.where(finite, norm, jnp.zeros_like(norm))
+    finite_norms = jnp.where(finite, norm, jnp.zeros_like(norm))
     return CotangentRecord(
-        cotangent_norm=jnp.max(known, initial=0).astype(jnp.float32),
+        cotangent_norm=jnp.max(finite_norms, initial=0).astype(jnp.float32),
         cotangent_norms=total(there),
         cotangent_clipped=total(k != 1),
         cotangent_nonfinite=total(bad),
@@ -100,10 +101,10 @@ def joined(one: CotangentRecord, other: CotangentRecord) -> CotangentRecord:
 
 def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
     """The record of all devices that have one probe in common."""
-    found = []
+    totals = []
     for field, value, entry in zip(record._fields, record, probe, strict=True):
         here = set(_axis_names.split_axes(value)) - set(_axis_names.split_axes(entry))
         across = tuple(sorted(here, key=str))
         collective = lax.pmax if field in _LARGEST else lax.psum
-        found.append(_collectives.spanning(collective, value, across))
-    return CotangentRecord(*found)
+        totals.append(_collectives.spanning(collective, value, across))
+    return CotangentRecord(*totals)

@@ -50,26 +50,26 @@ def multiple(
     reference: Reference, factor: Any, norms: jax.Array, axes: _axis_names.Axes
 ) -> jax.Array:
     """The threshold: a multiple of the reference, inf if `factor` is."""
-    found = _numerics.broadcast_like(reference(norms, axes), norms)
+    base = _numerics.broadcast_like(reference(norms, axes), norms)
     factor = jnp.asarray(factor).astype(norms.dtype)
     factor = _numerics.broadcast_like(factor, norms)
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
-    # Of a finite factor a finite threshold, for inf would touch nothing.
+    # A finite factor gives a finite threshold, since inf would clip nothing.
     finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)
     return jnp.where(
         jnp.isinf(factor),
         factor,
-        jnp.minimum(finite * jnp.minimum(found, largest), largest),
+        jnp.minimum(finite * jnp.minimum(base, largest), largest),
     )
 
 
 def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
     counted = _counted(norms)
-    known = jnp.where(counted, norms, jnp.zeros_like(norms))
-    # A constant: it cancels, and pmax has no derivative.
-    peak = lax.stop_gradient(jnp.max(known, initial=0))
+    usable = jnp.where(counted, norms, jnp.zeros_like(norms))
+    # The peak cancels in the result and `pmax` has no derivative, so it is a constant.
+    peak = lax.stop_gradient(jnp.max(usable, initial=0))
     peak = _collectives.spanning(lax.pmax, peak, axes)
-    scaled = _numerics.fraction(known, peak)
+    scaled = _numerics.fraction(usable, peak)
     sums = jnp.sum(scaled * scaled), jnp.sum(counted.astype(norms.dtype))
     squares, count = (_collectives.spanning(lax.psum, x, axes) for x in sums)
     return peak * _numerics.root(squares / jnp.maximum(count, 1))
@@ -81,15 +81,16 @@ def _quantile(level: Any) -> Reference:
         if not everywhere.size:
             return jnp.zeros((), norms.dtype)
         counted = _counted(everywhere)
-        # The others behind all that count; not inf, whose differences are NaN.
+        # Excluded norms are sorted last. They are the largest float, since differences
+        # of inf are NaN.
         behind = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
         ordered = jnp.sort(jnp.where(counted, everywhere, behind))
         last = jnp.maximum(jnp.sum(counted) - 1, 0)
         place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
         below = jnp.floor(place).astype(last.dtype)
         low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
-        found = low + (place - below.astype(norms.dtype)) * (high - low)
-        return jnp.where(jnp.any(counted), found, jnp.zeros_like(found))
+        interpolated = low + (place - below.astype(norms.dtype)) * (high - low)
+        return jnp.where(jnp.any(counted), interpolated, jnp.zeros_like(interpolated))
 
     return quantile
 
@@ -97,12 +98,12 @@ def _quantile(level: Any) -> Reference:
 def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
     def of_all(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
         everywhere = _gathered(norms, axes)
-        known = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
-        found = function(known)
+        usable = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
+        reference = function(usable)
         subject = "What `relative` returns"
-        if not _validate.is_number(found) or jnp.ndim(found):
-            raise TypeError(_validate.must_be(subject, "one real number", found))
-        return jnp.asarray(found).astype(norms.dtype)
+        if not _validate.is_number(reference) or jnp.ndim(reference):
+            raise TypeError(_validate.must_be(subject, "one real number", reference))
+        return jnp.asarray(reference).astype(norms.dtype)
 
     return of_all
 
