@@ -37,7 +37,7 @@ def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, Leaf
     kept = _packed_state.keyed(leaves.treedef, flushed)
     if clip.norm.is_a_mean:
         # A mean of means is not the mean.
-        return clip.norm.measure(layout.blocks), kept
+        return clip.norm.measure(layout.blocks), leaf_norms
     # Each norm spans its devices already.
     block = Block([_leaves.wrap(norm, ()) for norm in norms.entries()])
-    return clip.norm.measure([block]), kept
+    return clip.norm.measure([block]), leaf_norms

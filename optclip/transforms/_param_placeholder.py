@@ -32,7 +32,7 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
         leaves = jax.tree.leaves(rules, is_leaf=is_rule)
         return [rule.init(jnp.zeros(())) for rule in leaves]
     norm = {"": jnp.zeros(_SHAPE)}
-    kept = _packed_state.packed(
+    packed_memory = _packed_state.packed(
         rules.init(norm), norm, is_like_params=is_like_params(scope)
     )
 
@@ -41,12 +41,12 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
             norm
         )
 
-    def shown(x: Any) -> Any:
+    def replaced(x: Any) -> Any:
         if isinstance(x, PerNorm):
             return jnp.zeros(())
         return placeholder if is_whole(x) else x
 
-    return [jax.tree.map(shown, kept, is_leaf=is_whole)]
+    return [jax.tree.map(replaced, packed_memory, is_leaf=is_whole)]
 
 
 def is_like_params(scope: Scope) -> bool:
@@ -56,12 +56,12 @@ def is_like_params(scope: Scope) -> bool:
 
 @functools.cache
 def _placeholder() -> type:
-    # Its class has no public name.
-    given: list[PyTree] = []
+    # Optax has no public name for the class, so it is read from a call.
+    received: list[PyTree] = []
 
     def init(params: PyTree) -> tuple[()]:
-        given.append(params)
+        received.append(params)
         return ()
 
     optax.tree_map_params(init, lambda x: x, ())
-    return type(given[0])
+    return type(received[0])

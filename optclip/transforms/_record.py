@@ -116,8 +116,8 @@ def _summary(steps: list[BlockOutcome]) -> ClipRecord:
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
     dtype = max((step.norm.dtype for step in steps), key=lambda d: d.itemsize)
-    found = [[x.astype(dtype) for x in _across_devices(step)] for step in steps]
-    norm, threshold, coefficient, bad, clipped = zip(*found, strict=True)
+    entries = [[x.astype(dtype) for x in _across_devices(step)] for step in steps]
+    norm, threshold, coefficient, bad, clipped = zip(*entries, strict=True)
 
     def largest(values: tuple[jax.Array, ...]) -> jax.Array:
         return values[0] if len(values) == 1 else _maxima.largest(jnp.stack(values))
@@ -153,7 +153,8 @@ def _reduced(step: BlockOutcome) -> tuple[jax.Array, ...]:
     bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
     values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
     if _leaves.size_of(step.norm) > _CONCATENATED and _are_alone(step.norm, values):
-        # Of elements, say. XLA on CPU would materialize what each reduction reads.
+        # Many norms, such as one per element, are reduced together, since XLA on CPU
+        # would materialize the operand of each reduction.
         spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
         values = list(_along_last(*spread))
     largest = (_maxima.largest(x) if x.ndim else x for x in values[:3])
@@ -164,11 +165,13 @@ def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
     """Whether these are of one dtype and one type on a mesh, and not sharded by XLA."""
     kinds = {(x.dtype, _axis_names.split_axes(x)) for x in values}
     last = norm.shape[-1]
-    # More than that float32 does not count; and not by a size that is a symbol.
+    # float32 counts exactly only below 2**24, and the bound of a symbolic size is not
+    # known.
     is_counted = isinstance(last, int) and last < 2**24
     return len(kinds) == 1 and is_counted and not _xla.may_be_split(norm)
 
 
+# The joint reduction is differentiated as separate maxima and sums.
 @jax.custom_jvp
 def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
     """Three maxima and two sums along the last axis, in one kernel for all."""

@@ -53,41 +53,43 @@ def check_state(
     if not isinstance(state, ClipState):
         advice = f"{advice}, or that the update before returned."
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
-    found = sorted(state.clip_record)
-    if found != names or num_rules != len(state.clip_memory):
+    recorded = sorted(state.clip_record)
+    if recorded != names or num_rules != len(state.clip_memory):
         raise ValueError(
             "`state` must be of this clip, got that of another, with"
-            f" {len(state.clip_memory)} thresholds and records for {found}. {advice}."
+            f" {len(state.clip_memory)} thresholds and records for {recorded}."
+            f" {advice}."
         )
-    kept = [jax.tree.structure(state.clip_record[n].clip_norm) for n in found]
+    structures = [jax.tree.structure(state.clip_record[n].clip_norm) for n in recorded]
     itemized = is_itemized(scope, record)
     entries = [0] * treedef.num_leaves
     wanted = jax.tree.structure(
         _packed_state.keyed(treedef, entries) if itemized else 0
     )
-    if any(k != wanted for k in kept):
+    if any(k != wanted for k in structures):
         raise ValueError(
             f"The updates must have norms of the structure that the state was made for,"
-            f" {kept[0]}, got {wanted}. Give init and update trees of one structure."
+            f" {structures[0]}, got {wanted}. Give init and update trees of one"
+            " structure."
         )
-    fractions = [state.clip_record[n].clip_fraction is None for n in found]
+    fractions = [state.clip_record[n].clip_fraction is None for n in recorded]
     if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
         raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
 
 
 def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
     """Raise unless the record was made for such leaves."""
-    kept, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
+    expected, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
     if (record.clip_leaf_norm is None) != (leaf_norms is None):
         raise ValueError(
             "`state` must be of a clip with the same `record=`, got one"
             f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
             " leaves. Give the state that init of this very transformation returned."
         )
-    if kept != wanted:
+    if expected != wanted:
         raise ValueError(
             "The updates must have the leaves that the state was made for,"
-            f" {kept}, got {wanted}. Give init and update trees of one structure."
+            f" {expected}, got {wanted}. Give init and update trees of one structure."
         )
 
 
