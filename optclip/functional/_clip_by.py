@@ -115,15 +115,15 @@ def run(
     clip: Clip,
     tree: PyTree,
     threshold: Any,
-    known: Batched | None = None,
+    norms: Batched | None = None,
 ) -> tuple[PyTree, PyTree]:
-    """The clipped tree and its norms, `known` if these are not to be computed."""
-    name, given = "threshold", threshold
+    """Return the clipped tree and its norms, computed unless `norms` are passed."""
+    name, limits = "threshold", threshold
     if isinstance(threshold, Named):
-        name, given = threshold.name, threshold.value
-    _validate.not_none(name, given)
-    refuse_exchanged(name, tree, given)
-    for value in jax.tree.leaves(given):
+        name, limits = threshold.name, threshold.value
+    _validate.not_none(name, limits)
+    refuse_exchanged(name, tree, limits)
+    for value in jax.tree.leaves(limits):
         _validate.number(name, value)
     layout, thresholds_of = layout_of(clip, tree), fixed(name, given)
     if known is None:

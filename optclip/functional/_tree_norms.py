@@ -236,11 +236,11 @@ def clip_by_global_norm(
         axis_name=axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm)
-    return run(clip, tree, threshold, known=_given(use_norm, strict=strict))
+    return run(clip, tree, threshold, norms=_norm_argument(use_norm, strict=strict))
 
 
-def _given(norm: Number | None, *, strict: bool) -> Batched | None:
-    """A norm that the user has already, checked."""
+def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
+    """Return the checked `use_norm`, None to compute the norm."""
     if norm is None:
         return None
     if strict:
@@ -257,7 +257,7 @@ def _checked_norm(norm: Number) -> Number:
     wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
     if not _validate.is_number(norm) or jnp.ndim(norm):
         raise TypeError(_validate.must_be("use_norm", wanted, norm))
-    known = _validate.concrete(norm)
-    if known is not None and known < 0:
+    concrete_norm = _validate.concrete(norm)
+    if concrete_norm is not None and concrete_norm < 0:
         raise ValueError(_validate.must_be("use_norm", wanted, norm))
     return norm
