@@ -102,30 +102,31 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             " cotangent_probe"
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
-    found: dict[str, jax.Array] = {}
-    given = {name for state, _ in states for name in state.clip_record}
-    given |= {name for name, _ in probes}
-    taken: set[str] = set()
+    numbers: dict[str, jax.Array] = {}
+    clip_names = {name for state, _ in states for name in state.clip_record}
+    clip_names |= {name for name, _ in probes}
+    used_names: set[str] = set()
     for state, skipped in states:
         for name, record in state.clip_record.items():
-            unique = _packed_state.unique(name, given, taken)
-            taken.add(unique)
+            unique = _packed_state.unique(name, clip_names, used_names)
+            used_names.add(unique)
             entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
-                found[_packed_state.unique(key, keys, found.keys())] = value
+                numbers[_packed_state.unique(key, keys, numbers.keys())] = value
             if name in skipped:
                 counts = _as(SkipRecord, skipped[name])._asdict()
                 for field, value in counts.items():
                     if value is not None:
-                        found[f"{unique}/{field.removeprefix('skip_')}"] = _bare(value)
+                        key = f"{unique}/{field.removeprefix('skip_')}"
+                        numbers[key] = _bare(value)
     for name, record in probes:
-        unique = _packed_state.unique(name, given, taken)
-        taken.add(unique)
+        unique = _packed_state.unique(name, clip_names, used_names)
+        used_names.add(unique)
         for key, value in _cotangents.entries_of(record).items():
-            found[f"{unique}/{key}"] = value
-    return found
+            numbers[f"{unique}/{key}"] = value
+    return numbers
 
 
 # The last words of keys: of a clip, and of a skip.
@@ -142,15 +143,15 @@ _FIELDS = {
 _FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.FIELDS}
 
 
-def parts_in(found: Iterable[str]) -> dict[str, list[str]]:
+def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
     """The names of the clips in a dict of metrics, each with its groups or leaves.
 
     A clip that has one norm has one part, the empty one.
     """
     parts: dict[str, list[str]] = {}
-    for key in found:
+    for key in keys:
         words = str(key).split("/")
-        # The first, for a leaf may have such a word in its path as well.
+        # The first match is the field, since the path of a leaf may have such a word too.
         at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
         if at is not None and words[at] == "norm":
             parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
@@ -173,16 +174,16 @@ def percent(fraction: float) -> str:
 
 def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
     """Every clip in a state, with what `skip` counted beside it."""
-    found = []
+    states = []
     for state in jax.tree.leaves(opt_state, is_leaf=_is_ours):
         if _has(state, "skip_norm"):
             inner, norm, record = (
                 _get(state, f) for f in ("skip_inner", "skip_norm", "skip_record")
             )
-            found += [*_states(inner), (_as(ClipState, norm), record)]
+            states += [*_states(inner), (_as(ClipState, norm), record)]
         elif _is_ours(state):
-            found.append((_as(ClipState, state), {}))
-    return found
+            states.append((_as(ClipState, state), {}))
+    return states
 
 
 def _is_ours(state: Any) -> bool:
@@ -225,10 +226,10 @@ def _entries(
         "fraction": record.clip_fraction,
         "leaf_norm": record.clip_leaf_norm,
     }
-    found = []
+    pairs = []
     for field, tree in fields.items():
         entries = jax.tree.leaves_with_path(tree)
         parts = _leaves.names_of([path for path, _ in entries])
         for part, (_, value) in zip(parts, entries, strict=True):
-            found.append(("/".join(filter(None, (name, field, part))), value))
-    return found
+            pairs.append(("/".join(filter(None, (name, field, part))), value))
+    return pairs

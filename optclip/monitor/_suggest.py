@@ -94,8 +94,8 @@ def suggest(
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)
     every = _as_array(norms)
-    found = every[int(len(every) * float(skip_first)) :]
-    finite = found[np.isfinite(found)]
+    considered = every[int(len(every) * float(skip_first)) :]
+    finite = considered[np.isfinite(considered)]
     if len(finite) < 10:
         raise ValueError(
             "`norms` must have at least 10 finite numbers after the first"
@@ -106,29 +106,29 @@ def suggest(
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
     fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
-    nonfinite = len(found) - len(finite)
+    nonfinite = len(considered) - len(finite)
     return Suggestion(threshold, fraction, quantiles, len(finite), nonfinite, largest)
 
 
 def _as_array(norms: Any) -> np.ndarray:
-    given = norms
+    entries = norms
     if isinstance(norms, dict):
-        given = _norm_in(norms)
+        entries = _norm_in(norms)
     if isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], dict):
-        given = [_norm_in(entry) for entry in norms]
+        entries = [_norm_in(entry) for entry in norms]
     try:
-        found = np.asarray(given, np.float64).ravel()
+        array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
         wanted = (
             "an array of numbers, one a step, or dicts as optclip.metrics returns them"
         )
         advice = 'Give metrics(state)["clip/norm"] of each step.'
         raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
-    if np.any(found < 0):
+    if np.any(array < 0):
         raise ValueError(
-            _validate.must_be("norms", "0 or more", float(np.nanmin(found)))
+            _validate.must_be("norms", "0 or more", float(np.nanmin(array)))
         )
-    return found
+    return array
 
 
 def _norm_in(entry: dict[str, Any]) -> Any:

@@ -64,16 +64,16 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     return "\n".join([*lines, *_lines_of_cotangents(numbers)])
 
 
-def _metrics_in(given: PyTree) -> Mapping[str, Any]:
+def _metrics_in(state: PyTree) -> Mapping[str, Any]:
     """The metrics of a state, or those that were given."""
-    if isinstance(given, Mapping) and (parts_in(given) or _probes_in(given)):
-        return {key: x for key, x in given.items() if is_metric(key)}
-    if isinstance(given, list) and given and isinstance(given[-1], Mapping):
+    if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
+        return {key: x for key, x in state.items() if is_metric(key)}
+    if isinstance(state, list) and state and isinstance(state[-1], Mapping):
         raise TypeError(
             "`opt_state` must be of one step, got a list of dicts, a history. Give one"
             " step of it, such as the last, history[-1]; optclip.plot draws the whole."
         )
-    return metrics(given)
+    return metrics(state)
 
 
 def _number(key: str, value: Any) -> float:
@@ -96,8 +96,8 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
 
     def most(field: str) -> float | None:
         keys = ("/".join(filter(None, (name, field, part))) for part in parts)
-        known = [numbers[key] for key in keys if key in numbers]
-        return max(known) if known else None
+        values = [numbers[key] for key in keys if key in numbers]
+        return max(values) if values else None
 
     phrases = ["1 norm" if len(parts) == 1 else f"{len(parts)} norms"]
     fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
@@ -128,15 +128,19 @@ def _lines_of_parts(
     """A line for each of the first groups or leaves, with its fraction."""
     norms = np.array(columns["norm"])
     rates, nonfinite = columns["rate"], columns["nonfinite"]
-    known = np.where(np.isfinite(norms), norms, 0.0)
+    finite_norms = np.where(np.isfinite(norms), norms, 0.0)
     # Relative to the largest norm: squares of the norms themselves may overflow.
-    squares = (known / max(known.max(), np.finfo(float).tiny)) ** 2
+    squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
     fractions = squares / max(squares.sum(), 1.0)
     # Once parameters are NaN all leaves are: the first one was so in most steps.
     is_finite = np.isfinite(norms)
     orders = {
-        "norm": (-known, np.where(is_finite, 0, np.negative(nonfinite)), is_finite),
-        "rate": (-known, np.negative(rates)),
+        "norm": (
+            -finite_norms,
+            np.where(is_finite, 0, np.negative(nonfinite)),
+            is_finite,
+        ),
+        "rate": (-finite_norms, np.negative(rates)),
     }
     lines = [
         f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
@@ -147,10 +151,10 @@ def _lines_of_parts(
     return lines + ([f"         and {left} more"] if left else [])
 
 
-def _probes_in(found: Mapping[str, Any]) -> list[str]:
+def _probes_in(keys: Mapping[str, Any]) -> list[str]:
     """The names of the records of backward passes among metrics."""
     ending = f"/{_cotangents.FIELDS[0]}"
-    return [str(k).removesuffix(ending) for k in found if str(k).endswith(ending)]
+    return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
 
 
 def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
