@@ -48,12 +48,12 @@ def distribution(
       >>> print(ax.get_legend_handles_labels()[1])
       ['threshold 4: above 74% of the norms']
     """
-    found = _history.clip_in(history, clip, part)
-    norms = found.norm[np.isfinite(found.norm) & (found.norm > 0)]
+    record = _history.clip_in(history, clip, part)
+    norms = record.norm[np.isfinite(record.norm) & (record.norm > 0)]
     if not norms.size:
         raise ValueError(
             "`history` must have a norm that is finite and above 0, got none among"
-            f" {len(found.norm)}. Record a run that trains."
+            f" {len(record.norm)}. Record a run that trains."
         )
     ax = _style.new_axes(ax)
     # In equal ratios: norms are spread over orders of magnitude, not evenly.
@@ -61,13 +61,13 @@ def distribution(
     edges = np.geomspace(low, high if high > low else 2 * low, 41)
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
     _style.set_log_ticks(ax)
-    limits = found.threshold[np.isfinite(found.threshold)]
+    limits = record.threshold[np.isfinite(record.threshold)]
     if limits.size:
         limit = float(np.median(limits))
         fraction = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
-        if found.after is None:
+        if record.after is None:
             label = f"smallest threshold {limit:.3g}"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
-    x = "norm of the updates" if found.after is not None else "largest norm of all"
-    return _style.finish(ax, x=x, y="steps", title=found.title)
+    x = "norm of the updates" if record.after is not None else "largest norm of all"
+    return _style.finish(ax, x=x, y="steps", title=record.title)

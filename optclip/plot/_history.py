@@ -56,8 +56,8 @@ def read(history: History) -> dict[str, np.ndarray]:
             " the path of a file of JSON lines"
         )
         raise TypeError(_validate.must_be("history", wanted, history))
-    found = {key: _numbers(key, x) for key, x in columns.items()}
-    lengths = {len(x) for x in found.values()}
+    arrays = {key: _numbers(key, x) for key, x in columns.items()}
+    lengths = {len(x) for x in arrays.values()}
     if len(lengths) > 1:
         raise ValueError(
             "`history` must have the same number of steps of each quantity, got"
@@ -68,7 +68,7 @@ def read(history: History) -> dict[str, np.ndarray]:
         raise ValueError(
             "`history` must have a step, got none. Give what optclip.metrics returned."
         )
-    return found
+    return arrays
 
 
 def _is_read(key: str) -> bool:
@@ -77,32 +77,32 @@ def _is_read(key: str) -> bool:
 
 def _numbers(key: str, x: Any) -> np.ndarray:
     # JSON has no infinity: `save` writes it as a text.
-    given = [float(entry) for entry in x] if _has_text(x) else x
+    numbers = [float(entry) for entry in x] if _has_text(x) else x
     try:
-        found = np.atleast_1d(np.asarray(given, float))
+        array = np.atleast_1d(np.asarray(numbers, float))
     except (TypeError, ValueError) as error:
         raise TypeError(
             _validate.must_be(f"`history` at {key!r}", "numbers, one a step", x)
         ) from error
-    if found.ndim > 1:
+    if array.ndim > 1:
         raise ValueError(
             f"`history` at {key!r} must be one number a step, got an array of shape"
-            f" {found.shape}. Give it as optclip.metrics returned it, or leave it out."
+            f" {array.shape}. Give it as optclip.metrics returned it, or leave it out."
         )
-    return found
+    return array
 
 
 def _lines_of(path: Path) -> list[Any]:
-    found = []
+    entries = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
-            found += [json.loads(line)] if line.strip() else []
+            entries += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"Line {number} of {path} must be a JSON object, as optclip.plot.save"
                 f" writes it, got {line!r:.80}."
             ) from error
-    return found
+    return entries
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -161,23 +161,23 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     Raises:
       ValueError: there is no such clip or part, or several and none was named.
     """
-    found = read(history)
-    by_name = parts_in(found)
+    columns = read(history)
+    by_name = parts_in(columns)
     name = _chosen("clip", clip, list(by_name))
     parts = [label for label in by_name[name] if label]
-    steps = steps_in(found, len(next(iter(found.values()))))
+    steps = steps_in(columns, len(next(iter(columns.values()))))
     end = f"/{_chosen('part', part, parts)}" if parts or part is not None else ""
 
     def of(field: str) -> np.ndarray | None:
-        return found.get(f"{name}/{field}{end}")
+        return columns.get(f"{name}/{field}{end}")
 
     fields = ("norm", "threshold", "coefficient")
     norm, threshold, coefficient = (of(field) for field in fields)
     if norm is None or threshold is None or coefficient is None:
-        given = " and ".join(field for field in fields if of(field) is not None)
+        present = " and ".join(field for field in fields if of(field) is not None)
         raise ValueError(
             f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
-            f" got its {given} alone. Give all that optclip.metrics returned."
+            f" got its {present} alone. Give all that optclip.metrics returned."
         )
     # The largest float stands for inf where a norm was not finite.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
@@ -190,9 +190,9 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     return Clip(title, steps, norm, threshold, after, clipped)
 
 
-def steps_in(found: dict[str, np.ndarray], count: int) -> np.ndarray:
+def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:
     """What was logged as `step`, or else 0, 1, ... up to that many."""
-    return found.get("step", np.arange(count, dtype=float))
+    return columns.get("step", np.arange(count, dtype=float))
 
 
 def parts_of(
@@ -203,9 +203,9 @@ def parts_of(
     Raises:
       ValueError: it has one norm only.
     """
-    found = read(history)
-    by_name = parts_in(found)
-    parts_by_name = {name: _parts(found, name) for name in by_name}
+    columns = read(history)
+    by_name = parts_in(columns)
+    parts_by_name = {name: _parts(columns, name) for name in by_name}
     parted = [name for name, parts in parts_by_name.items() if parts]
     name = _chosen("clip", clip, parted if clip is None and parted else list(by_name))
     parts = parts_by_name[name]
@@ -214,30 +214,30 @@ def parts_of(
             f"The clip '{name}' must have a norm for each group or leaf, got one norm a"
             " step. Clip by group, or give the clip record='leaves'."
         )
-    return name, steps_in(found, len(next(iter(parts.values())))), parts
+    return name, steps_in(columns, len(next(iter(parts.values())))), parts
 
 
-def _parts(found: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+def _parts(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     """The norms of the groups or leaves of a clip, by their names."""
     parts: dict[str, np.ndarray] = {}
     for start in (f"{name}/norm/", f"{name}/leaf_norm/"):
         parts |= {
-            k.removeprefix(start): x for k, x in found.items() if k.startswith(start)
+            k.removeprefix(start): x for k, x in columns.items() if k.startswith(start)
         }
     return parts
 
 
-def _chosen(what: str, given: str | None, known: list[str]) -> str:
+def _chosen(what: str, name: str | None, names: list[str]) -> str:
     """The name that was given, or the only one there is."""
-    if given is None and len(known) == 1:
-        return known[0]
-    if given in known:
-        return str(given)
-    if not known:
+    if name is None and len(names) == 1:
+        return names[0]
+    if name in names:
+        return str(name)
+    if not names:
         which = "norms of a clip" if what == "clip" else "groups or leaves"
         raise ValueError(
             f"`history` must have {which}, got none. Give what optclip.metrics"
             " returned."
         )
-    advice = f"Give {what}={known[0]!r}, say."
-    raise ValueError(_validate.must_be(what, f"one of {known}", given, advice))
+    advice = f"Give {what}={names[0]!r}, say."
+    raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))

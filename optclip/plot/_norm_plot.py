@@ -46,28 +46,28 @@ def norms(
       >>> print([line.get_label() for line in ax.lines])
       ['before', 'after', 'threshold']
     """
-    found = _history.clip_in(history, clip, part)
+    record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    steps = found.steps
+    steps = record.steps
     # Broad and light below narrow and dark: where they are equal both are seen.
     before = {"color": _style.BEFORE, "lw": 2.4, "label": "before"}
-    ax.plot(steps, _style.gaps(found.norm), **before, **_style.dots(found.norm))
-    shown = [found.norm]
-    if found.after is not None:
+    ax.plot(steps, _style.gaps(record.norm), **before, **_style.dots(record.norm))
+    drawn = [record.norm]
+    if record.after is not None:
         style = {"color": _style.AFTER, "lw": 1, "label": "after"}
-        ax.plot(steps, _style.gaps(found.after), **style, **_style.dots(found.after))
-        shown.append(found.after)
-    if np.isfinite(found.threshold).any():
-        limit = _style.gaps(found.threshold)
+        ax.plot(steps, _style.gaps(record.after), **style, **_style.dots(record.after))
+        drawn.append(record.after)
+    if np.isfinite(record.threshold).any():
+        limit = _style.gaps(record.threshold)
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}
         dots = _style.dots(limit, "_", 14.0)
         ax.step(steps, limit, where="mid", label="threshold", **style, **dots)
-        shown.append(found.threshold)
-    _style.set_scale(ax, *shown)
-    bad = np.flatnonzero(~np.isfinite(found.norm))
+        drawn.append(record.threshold)
+    _style.set_scale(ax, *drawn)
+    bad = np.flatnonzero(~np.isfinite(record.norm))
     if bad.size:
         ax.plot(
             steps[bad], np.full(bad.size, 0.98), "x", color=_style.BAD,
             label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
         )  # fmt: skip
-    return _style.finish(ax, x="step", y="norm of the updates", title=found.title)
+    return _style.finish(ax, x="step", y="norm of the updates", title=record.title)

@@ -47,16 +47,18 @@ def rate(
       [0.  0.5]
     """
     _validate.length("window", window)
-    found = _history.clip_in(history, clip, part)
+    record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    total = np.cumsum(found.clipped)
+    total = np.cumsum(record.clipped)
     count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
     lately = (total - before) / np.minimum(count, window)
     rate, style = total / count, {"color": _style.AFTER, "label": "so far"}
-    ax.plot(found.steps, rate, **style, **_style.dots(rate))
+    ax.plot(record.steps, rate, **style, **_style.dots(rate))
     if len(total) > window:
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
-        ax.plot(found.steps, lately, label=f"last {window} steps", **style)
+        ax.plot(record.steps, lately, label=f"last {window} steps", **style)
     ax.set_ylim(-0.02, 1.02)
-    return _style.finish(ax, x="step", y="fraction of steps clipped", title=found.title)
+    return _style.finish(
+        ax, x="step", y="fraction of steps clipped", title=record.title
+    )

@@ -59,10 +59,10 @@ def runs(
             " {'max_norm=1': history}."
         )
     _validate.length("window", window)
-    found = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
+    records = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
     ax = _style.new_axes(ax)
     medians = []
-    for i, (name, run) in enumerate(found.items()):
+    for i, (name, run) in enumerate(records.items()):
         medians.append(_running_median(run.norm, window))
         label = f"{name} ({percent(float(np.mean(run.clipped)))} clipped)"
         color = _style.CYCLE[i % len(_style.CYCLE)]
@@ -70,14 +70,14 @@ def runs(
         dots = _style.dots(medians[-1])
         ax.plot(run.steps, medians[-1], label=label, **style, **dots)
     _style.set_scale(ax, *medians)
-    title = next(iter(found.values())).title
+    title = next(iter(records.values())).title
     return _style.finish(
         ax, x="step", y=f"norm before the clip, median of {window}", title=title
     )
 
 
 def _running_median(x: np.ndarray, window: int) -> np.ndarray:
-    """Of the last numbers up to each; those that are not finite are left out."""
-    found = _style.gaps(x)
-    windows = (found[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
+    """Of the last numbers up to each; those that are not with_gaps are left out."""
+    with_gaps = _style.gaps(x)
+    windows = (with_gaps[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
     return np.array([np.nan if np.isnan(w).all() else np.nanmedian(w) for w in windows])

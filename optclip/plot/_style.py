@@ -48,9 +48,9 @@ def gaps(x: np.ndarray) -> np.ndarray:
 
 def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
     """Marks for points without a neighbour, which no line would show."""
-    known = np.isfinite(x)
-    beside = np.append(known[1:], False) | np.append(False, known[:-1])
-    alone = np.flatnonzero(known & ~beside)
+    is_finite = np.isfinite(x)
+    beside = np.append(is_finite[1:], False) | np.append(False, is_finite[:-1])
+    alone = np.flatnonzero(is_finite & ~beside)
     if not alone.size:
         return {}
     return {"marker": marker, "markersize": size, "markevery": alone.tolist()}
@@ -58,8 +58,8 @@ def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
 
 def set_scale(ax: "Axes", *values: np.ndarray) -> None:
     """A logarithmic axis where the numbers ask for one."""
-    shown = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
-    if shown.size and shown.max() > _RANGE * shown.min():
+    positive = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
+    if positive.size and positive.max() > _RANGE * positive.min():
         ax.set_yscale("log")
     else:
         ax.set_ylim(bottom=0)
