@@ -55,11 +55,13 @@ def clip_after(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ClipAfterState]:
         check_state(state, ClipAfterState)
-        found, inner_state = first.update(
+        inner_updates, inner_state = first.update(
             updates, state.after_inner, params, **extra_args
         )
-        shown = extra_args | {"gradients": updates, "inner_state": inner_state}
-        clipped, clip_state = second.update(found, state.after_clip, params, **shown)
+        clip_args = extra_args | {"gradients": updates, "inner_state": inner_state}
+        clipped, clip_state = second.update(
+            inner_updates, state.after_clip, params, **clip_args
+        )
         return clipped, ClipAfterState(inner_state, clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

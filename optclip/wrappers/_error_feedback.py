@@ -63,16 +63,16 @@ def with_error_feedback(
     def init_fn(params: PyTree) -> ErrorFeedbackState:
         flat = _dense_leaves(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
-        # In the dtypes that `update` will show them to the clip.
-        shown = [
+        # The leaves have the dtypes in which `update` passes them to the clip.
+        leaves = [
             _leaves.widen(_leaves.values(x)) if is_live else x for x, is_live in pairs
         ]
         residual = [
             jnp.zeros_like(x) if is_live else None
-            for x, (_, is_live) in zip(shown, pairs, strict=True)
+            for x, (_, is_live) in zip(leaves, pairs, strict=True)
         ]
         return ErrorFeedbackState(
-            flat.rebuild(residual), inner.init(flat.rebuild(shown))
+            flat.rebuild(residual), inner.init(flat.rebuild(leaves))
         )
 
     def update_fn(

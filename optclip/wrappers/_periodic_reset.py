@@ -82,10 +82,12 @@ def with_periodic_reset(
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
         before = _reset_if(phase == 0, state.reset_inner, blank, keep)
-        found, inner_state = wrapped.update(updates, before, params, **extra_args)
+        inner_updates, inner_state = wrapped.update(
+            updates, before, params, **extra_args
+        )
         factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup, floor))
         step = counted(state.reset_step)
-        return _scaled(found, factor), PeriodicResetState(step, inner_state)
+        return _scaled(inner_updates, factor), PeriodicResetState(step, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

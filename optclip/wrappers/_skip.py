@@ -159,9 +159,9 @@ def skip(
             in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
         clip, _, norms, limits, *_ = step.decision
-        found = watch.recorded(step, coefficients_of(clip, norms, limits))
-        seen = watch.after(state.skip_norm, step, found)
-        is_off = _is_above(found)
+        norm_record = watch.recorded(step, coefficients_of(clip, norms, limits))
+        seen = watch.after(state.skip_norm, step, norm_record)
+        is_off = _is_above(norm_record)
         memory, old = state.skip_value, state.skip_record[name]
         _check_record(old, has_value=value_rule is not None)
         record = old
@@ -182,17 +182,18 @@ def skip(
             )
             seen = seen._replace(clip_memory=unlearned)
             memory = _select_tree(skipped, state.skip_value, memory)
-        # Zeros in, so that a NaN raises no error in `inner` and spoils no derivative.
-        given = _zero_if(skipped, updates)
-        taken, inner_state = wrapped.update(
-            given, state.skip_inner, params, **extra_args
+        # A skipped step passes zeros to `inner`, so that a NaN raises no error there and
+        # makes no derivative NaN.
+        inner_input = _zero_if(skipped, updates)
+        inner_updates, inner_state = wrapped.update(
+            inner_input, state.skip_inner, params, **extra_args
         )
         again = _numerics.counted(old.skip_consecutive, skipped)
         record = record._replace(
             skip_skipped=_numerics.counted(old.skip_skipped, skipped),
             skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
         )
-        return _zero_if(skipped, taken), SkipState(
+        return _zero_if(skipped, inner_updates), SkipState(
             _select_tree(skipped, state.skip_inner, inner_state),
             seen,
             memory,
