@@ -25,13 +25,13 @@ def build(
     """What `make` returns for the arguments of a method and the options of its user."""
     chosen = unwrapped(options)
     parameters = inspect.signature(make).parameters.values()
-    taken = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    accepted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for name, value in chosen.items():
         if name in fixed:
             wanted = "left out, since this method is defined by its own"
             advice = f"To choose it build another method with {make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
-    _validate.options(chosen, taken - fixed.keys())
+    _validate.options(chosen, accepted - fixed.keys())
     return make(*arguments, **fixed, **chosen)
 
 

@@ -169,6 +169,8 @@ def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
     """`|x| / divisor`; a very large number where that is 0 and x is not."""
     size = jnp.abs(x)
     none = divisor == 0
-    found = ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
+    # A divisor of 0 is replaced by 1, so that the quotient and its derivative are not
+    # NaN.
+    quotient = ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
     largest = jnp.asarray(jnp.finfo(size.dtype).max / 2, size.dtype)
-    return jnp.where(none & (size > 0), largest, found)
+    return jnp.where(none & (size > 0), largest, quotient)
