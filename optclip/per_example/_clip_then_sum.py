@@ -36,14 +36,14 @@ def clipped(
         functools.partial(_contribution, source, bound, clip)
     )
     if reduce == "none":
-        found, info = _microbatches.each(of_each, source.examples, flags, size)
-        return bound.finished(clip, found), info
+        grads, info = _microbatches.each(of_each, source.examples, flags, size)
+        return bound.finished(clip, grads), info
     function = _microbatches.added_up(of_each)
     if is_ghost:
         function = _weighted_sum.of_microbatch(source, bound, clip)
-    found, info = _microbatches.summed(function, source.examples, flags, size)
-    found = lax.psum(found, source.axes) if source.axes else found
-    return bound.finished(clip, found), info
+    summed, info = _microbatches.summed(function, source.examples, flags, size)
+    summed = lax.psum(summed, source.axes) if source.axes else summed
+    return bound.finished(clip, summed), info
 
 
 def measured(
@@ -62,8 +62,8 @@ def measured(
     function = _microbatches.of_each(of_one)
     if is_ghost:
         function = _weighted_sum.measured(source, bound, clip)
-    _, found = _microbatches.each(function, source.examples, flags, size)
-    return found
+    _, values_and_norms = _microbatches.each(function, source.examples, flags, size)
+    return values_and_norms
 
 
 def check_size(size: int | None) -> None:

@@ -252,8 +252,8 @@ def source_of(
     params, split, axes = apart(of_one, params, examples)
 
     def gradient(example: PyTree) -> tuple[Any, Any, PyTree]:
-        found = jax.value_and_grad(of_one, has_aux=True)(params, example)
-        (value, aux), grads = found
+        value_and_grads = jax.value_and_grad(of_one, has_aux=True)(params, example)
+        (value, aux), grads = value_and_grads
         return value, aux, grads
 
     return Source(gradient, examples, split, axes, of_one, params)

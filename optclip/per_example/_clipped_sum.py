@@ -147,12 +147,12 @@ def aggregate(
 
 def _check_shapes(summed: PyTree, params: PyTree) -> None:
     """Raise if what was added up were not gradients with an axis of examples."""
-    found, wanted = (
+    shapes, wanted = (
         [jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (summed, params)
     )
-    if params is not None and found != wanted:
+    if params is not None and shapes != wanted:
         raise ValueError(
             "The updates must have an axis of examples before those of the parameters,"
-            f" got sums of the shapes {found} for parameters of {wanted}. Give"
+            f" got sums of the shapes {shapes} for parameters of {wanted}. Give"
             " gradients of examples, as jax.vmap(jax.grad(loss), (None, 0)) makes."
         )

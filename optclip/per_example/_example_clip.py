@@ -134,10 +134,10 @@ class Bound:
     def _limits(self, params: PyTree) -> list[Any]:
         if self.scope == TREE:
             return [self.threshold]
-        known = [math.inf if t is None else t for t in _values(self.threshold)]
+        limits = [math.inf if t is None else t for t in _values(self.threshold)]
         if params is None:
             if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
-                return known
+                return limits
             wanted = "given to count the leaves or groups of one threshold"
             advice = "Give f.sensitivity(relation, params=params)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
@@ -207,9 +207,9 @@ def bound_of(
     _validate.plain("normalize_by", normalize_by, above=True)
     is_unit = isinstance(response, str) and response == "unit"
     how = response_of(response)
-    found = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
-    found.clip()
-    return found
+    bound = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
+    bound.clip()
+    return bound
 
 
 def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
@@ -219,10 +219,10 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     members: list[list[Scaled]] = [[] for _ in layout.blocks]
     for i, _, block in layout.scaled():
         members[block].append(leaves[i])
-    found = []
-    for own in members:
-        most = functools.reduce(jnp.maximum, [x.exponent for x in own])
-        total = functools.reduce(jnp.add, [x.at(most) for x in own])
+    norms = []
+    for block_squares in members:
+        most = functools.reduce(jnp.maximum, [x.exponent for x in block_squares])
+        total = functools.reduce(jnp.add, [x.at(most) for x in block_squares])
         norm = _formulas.shifted(_numerics.root(total), most)
         found.append(flush_small(norm))
     return layout, found
@@ -261,9 +261,9 @@ def _values(threshold: Any) -> list[Any]:
 
 def _wide(value: Any) -> Any:
     """A number in float64, or a traced one in float32 or wider."""
-    known = _validate.concrete(value)
-    if known is not None:
-        return float(known)
+    concrete = _validate.concrete(value)
+    if concrete is not None:
+        return float(concrete)
     return value.astype(_leaves.real_dtype(jnp.promote_types(value.dtype, jnp.float16)))
 
 

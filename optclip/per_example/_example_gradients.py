@@ -101,7 +101,7 @@ def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
     place = jnp.arange(counts.shape[0])
     is_first = counts & (place == jnp.argmax(counts))
 
-    def taken(x: Any) -> jax.Array:
+    def replaced(x: Any) -> jax.Array:
         x = jnp.asarray(x)
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return x
@@ -109,12 +109,13 @@ def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
         def by_example(flags: jax.Array) -> jax.Array:
             return flags.reshape(-1, *[1] * (x.ndim - 1))
 
-        # A sum: indexing needs an output sharding on a mesh of Explicit axes.
+        # A sum selects the example, since indexing needs an output sharding on a mesh
+        # of Explicit axes.
         only = jnp.where(by_example(is_first), x, jnp.zeros_like(x))
         first = jnp.sum(only, 0, keepdims=True, dtype=x.dtype)
         return jnp.where(by_example(counts), x, first)
 
-    return jax.tree.map(taken, examples), jnp.any(counts)
+    return jax.tree.map(replaced, examples), jnp.any(counts)
 
 
 def without_padding(tree: Any, is_padding: jax.Array) -> Any:

@@ -33,8 +33,8 @@ def collectives(jaxpr: Jaxpr, axes: Any) -> list[str]:
 
 
 def _axes_of(eqn: Any) -> tuple[Any, ...]:
-    found = eqn.params.get("axes", eqn.params.get("axis_name", ()))
-    return found if isinstance(found, tuple) else (found,)
+    axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))
+    return axes if isinstance(axes, tuple) else (axes,)
 
 
 def _with_inner(eqn: Any) -> Iterator[Any]:

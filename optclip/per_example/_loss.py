@@ -56,12 +56,12 @@ class Loss:
         by = _places("argnums", self.argnums)
 
         def function(params: PyTree, example: list[PyTree]) -> tuple[jax.Array, Any]:
-            own = list(args)
+            arguments = list(args)
             for i, x in zip(by, (params,) if is_one else params, strict=True):
-                own[i] = x
+                arguments[i] = x
             for i, x in zip(batch, example, strict=True):
-                own[i] = x
-            value, aux = self._value_and_aux(self.function(*own))
+                arguments[i] = x
+            value, aux = self._value_and_aux(self.function(*arguments))
             _check_value(value)
             return value, aux
 
@@ -117,12 +117,13 @@ def apart(
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
-    # Of the examples too: a loss that is summed over devices varies over none.
-    given = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
-    axes = frozenset().union(*map(_axis_names.varying, [values, *given]))
+    # The axes of the examples count too, since a loss that is summed over devices varies
+    # over none.
+    example_types = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
+    axes = frozenset().union(*map(_axis_names.varying, [values, *example_types]))
     flat = _leaves.flatten(params)
-    own = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
-    for path, names in zip(flat.paths, own, strict=True):
+    axes_of_leaves = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
+    for path, names in zip(flat.paths, axes_of_leaves, strict=True):
         if both := names & axes:
             raise ValueError(
                 f"A parameter must be whole on devices with different examples, got"
@@ -133,7 +134,7 @@ def apart(
     moved = [_varying(x, axes) for x in flat.leaves]
     if axes and batch_size(examples):
         _check_separate(loss, flat.rebuild(moved), examples, axes)
-    split = flat.rebuild([_sorted(names) for names in own])
+    split = flat.rebuild([_sorted(names) for names in axes_of_leaves])
     # A function of the tree: a tree that can be called itself would be taken for one.
     return flat.rebuild(moved), lambda _: split, _sorted(axes)
 
@@ -148,11 +149,11 @@ def _check_separate(
     # Of one example: jax 0.8.3 has no psum in a vmap inside a shard_map.
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
-    if found := _jaxprs.collectives(backward.jaxpr, axes):
+    if collectives := _jaxprs.collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
-            f" `{found[0]}` over the mesh axes {_sorted(axes)}: an example would change"
-            " the gradients of others. Remove it; pass axis_name=() to clip_cotangent."
+            f" `{collectives[0]}` over the mesh axes {_sorted(axes)}: an example would"
+            " change the gradients of others. Remove it; pass axis_name=() to clip_cotangent."
         )
 
 
@@ -164,14 +165,14 @@ def _sorted(axes: frozenset[Any]) -> Axes:
     return tuple(sorted(axes, key=str))
 
 
-def _places(name: str, given: Any) -> tuple[int, ...]:
+def _places(name: str, argnums: Any) -> tuple[int, ...]:
     wanted = "an int of 0 or more, or a tuple of them"
-    found = given if isinstance(given, tuple) else (given,)
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
-        raise TypeError(_validate.must_be(name, wanted, given))
-    if not found or min(found) < 0:
-        raise ValueError(_validate.must_be(name, wanted, given))
-    return found
+    places = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in places):
+        raise TypeError(_validate.must_be(name, wanted, argnums))
+    if not places or min(places) < 0:
+        raise ValueError(_validate.must_be(name, wanted, argnums))
+    return places
 
 
 def _check_value(value: Any) -> None:

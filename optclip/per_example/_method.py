@@ -60,15 +60,15 @@ def planned(
         why = unsupported(source, bound)
         return Plan("vmap", kinds, vmap_bytes, vmap_bytes, why)
     one = jax.tree.map(_first, source.examples)
-    found = _choice.choice_of(source.loss, source.params, one, has_aux=True)
-    ghost_bytes = together * (found.kept + found.work)
-    is_rounded = bound.strict and found.is_narrow
+    choice = _choice.choice_of(source.loss, source.params, one, has_aux=True)
+    ghost_bytes = together * (choice.kept + choice.work)
+    is_rounded = bound.strict and choice.is_narrow
     why = unsupported(source, bound)
-    why = why or _choice.unsupported(found.kinds, is_rounded=is_rounded)
+    why = why or _choice.unsupported(choice.kinds, is_rounded=is_rounded)
     if method == "auto":
         is_less = ghost_bytes + wide < vmap_bytes
         method = "ghost" if is_less and not why else "vmap"
-    return Plan(method, found.kinds, vmap_bytes, ghost_bytes, why)
+    return Plan(method, choice.kinds, vmap_bytes, ghost_bytes, why)
 
 
 def _is_real(params: PyTree) -> bool:
@@ -92,8 +92,8 @@ def unsupported(source: Source, bound: Bound) -> str:
             "method='ghost' does not support complex parameters. Use method='vmap', or"
             " pass real and imaginary parts as two leaves."
         )
-    given = jax.tree.leaves((source.params, source.examples))
-    kinds = [jax.typeof(jnp.asarray(x)) for x in given]
+    arrays = jax.tree.leaves((source.params, source.examples))
+    kinds = [jax.typeof(jnp.asarray(x)) for x in arrays]
     if any(_axis_names.varying(kind) - {*source.axes} for kind in kinds):
         return (
             "method='ghost' does not support parameters that are split inside"

@@ -43,8 +43,8 @@ def summed(
         return _at_once(function, examples, padding)
 
     def add(part: PyTree, chunk: PyTree) -> tuple[PyTree, PyTree]:
-        found, outputs = function(*chunk)
-        return jax.tree.map(jnp.add, part, found), outputs
+        contribution, outputs = function(*chunk)
+        return jax.tree.map(jnp.add, part, contribution), outputs
 
     def step(total: PyTree, chunks: PyTree) -> tuple[PyTree, PyTree]:
         whole, lost = total
@@ -92,8 +92,8 @@ def added_up(function: OfMicrobatch) -> OfMicrobatch:
     """The same function, its contributions added up."""
 
     def sum_of(*chunk: Any) -> tuple[PyTree, PyTree]:
-        found, outputs = function(*chunk)
-        return jax.tree.map(lambda x: jnp.sum(x, 0), found), outputs
+        contributions, outputs = function(*chunk)
+        return jax.tree.map(lambda x: jnp.sum(x, 0), contributions), outputs
 
     return sum_of
 
@@ -106,8 +106,8 @@ def each(
     if size is None or size >= number:
         return _at_once(function, examples, padding)
     chunks = _chunks(examples, padding, size, -(-number // size))
-    _, found = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
-    return _in_order(found, number)
+    _, outputs = lax.scan(lambda _, chunk: (None, function(*chunk)), None, chunks)
+    return _in_order(outputs, number)
 
 
 def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:

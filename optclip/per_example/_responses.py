@@ -41,11 +41,11 @@ class _Capped:
     response: Response
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        found = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
+        uncapped = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
         least = jnp.asarray(_FLUSHED[norm.dtype.name], norm.dtype)
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
         most = jnp.minimum(threshold / (norm + least), largest)
-        return jnp.clip(found, -most, most)
+        return jnp.clip(uncapped, -most, most)
 
 
 # "proportional" compares norms; "unit" divides when all are added up.

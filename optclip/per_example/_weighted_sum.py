@@ -83,7 +83,7 @@ def _weighted_sum(clip: Clip, back: Backward, by_leaf: PyTree) -> PyTree:
     layout = layout_of(clip, back.params)
     out: list[Any] = [None] * len(leaves)
     for block in sorted({block for *_, block in layout.scaled()}):
-        which = [i for i, _, own in layout.scaled() if own == block]
+        which = [i for i, _, leaf_block in layout.scaled() if leaf_block == block]
         weight = weights[which[0]]
         # NaN where a coefficient is, also for what the example does not use.
         alarm = jnp.sum(weight - weight)

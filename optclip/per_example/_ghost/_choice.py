@@ -78,12 +78,12 @@ def choice_of(
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(x) for x in leaves]
     trace = traced(loss, treedef.unflatten(leaves), example, has_aux)
-    kept = sum(_sites.num_kept_bytes(site) for site in trace.plan.sites)
+    num_bytes = sum(_sites.num_kept_bytes(site) for site in trace.plan.sites)
     pairs = zip(trace.sites, trace.kinds, strict=True)
     work = [_sites.num_work_bytes(sites[0]) for sites, kind in pairs if kind == "gram"]
     kinds = [_named(*pair) for pair in zip(trace.sites, trace.kinds, strict=True)]
     most = max(work, default=0)
-    return Choice(treedef.unflatten(kinds), kept, most, trace.is_narrow())
+    return Choice(treedef.unflatten(kinds), num_bytes, most, trace.is_narrow())
 
 
 def _named(sites: list[Site], kind: str) -> str:
@@ -97,24 +97,24 @@ def traced(
     loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
 ) -> Trace:
     """The plan for a loss, and what is to be done about each leaf."""
-    given, treedef = jax.tree.flatten((params, example))
+    arguments, treedef = jax.tree.flatten((params, example))
 
-    def flat(given, zero):
-        found = loss(*treedef.unflatten(given))
-        value, aux = found if has_aux else (found, None)
+    def flat(arguments, zero):
+        outputs = loss(*treedef.unflatten(arguments))
+        value, aux = outputs if has_aux else (outputs, None)
         value = jnp.asarray(value)
         _check_value(value)
         # A loss of parameters alone meets data here.
         return value + zero.astype(value.dtype), aux
 
     zero = jnp.zeros((), jnp.float32)
-    jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(given, zero)
+    jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(arguments, zero)
     leaves = jax.tree.leaves(params)
     infos = [_info(i, leaf) for i, leaf in enumerate(leaves)]
-    data = [DATA] * (len(given) + 1 - len(leaves))
+    data = [DATA] * (len(arguments) + 1 - len(leaves))
     plan = _plan.planned(jaxpr, [*infos, *data])
     sites = [[s for s in plan.sites if i in s.leaves] for i in range(len(leaves))]
-    kinds = [_kind(own) for own in sites]
+    kinds = [_kind(leaf_sites) for leaf_sites in sites]
     return Trace(plan, jax.tree.structure(shapes), sites, kinds)
 
 

@@ -52,8 +52,8 @@ class Scaled(NamedTuple):
 
 def sum_last(x: jax.Array, count: int) -> jax.Array:
     """The sum over the last axes."""
-    kept = x.ndim - count
-    return jnp.sum(x, tuple(range(kept, x.ndim)))
+    first = x.ndim - count
+    return jnp.sum(x, tuple(range(first, x.ndim)))
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -79,9 +79,10 @@ def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     largest = lax.stop_gradient(_leaves.widen(largest))
     bits, bias = _layout(largest.dtype)
     kind = f"uint{8 * largest.dtype.itemsize}"
-    found = (lax.bitcast_convert_type(largest, kind) >> bits).astype(jnp.int32) - bias
+    pattern = lax.bitcast_convert_type(largest, kind)
+    exponent = (pattern >> bits).astype(jnp.int32) - bias
     live = (largest > 0) & (largest < jnp.inf)
-    return jnp.where(live, found, 0)
+    return jnp.where(live, exponent, 0)
 
 
 def of_gradient(gradient: jax.Array) -> Scaled:
@@ -98,7 +99,7 @@ def mapped(function: Any, size: int, *trees: Any) -> Any:
     fit = max(CHUNK // max(size, 1), 1)
     if fit >= count:
         return jax.vmap(function)(*trees)
-    return lax.map(lambda given: function(*given), trees, batch_size=fit)
+    return lax.map(lambda slices: function(*slices), trees, batch_size=fit)
 
 
 class Dense(NamedTuple):
@@ -123,7 +124,7 @@ def dense(a: jax.Array, d: jax.Array) -> Scaled:
         return _dense(sizes, a, d).summed()
     # One after the other, so that the copies are of one layer.
     by_group = lax.map(
-        lambda given: _dense(sizes, *(x[:, None] for x in given)),
+        lambda operands: _dense(sizes, *(x[:, None] for x in operands)),
         (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),
     )
     return Scaled(*(jnp.moveaxis(x[..., 0], 0, 1) for x in by_group)).summed()
@@ -133,9 +134,9 @@ def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
     a, d, exponent = _balanced(a, d)
     if not sizes.is_gram:
         return Scaled.of(_product(a, d), exponent)
-    square, own = _gram(a, d)
+    square, diagonal = _gram(a, d)
     if sizes.positions > 1:
-        lost = jnp.any(square < CANCELLED * own)
+        lost = jnp.any(square < CANCELLED * diagonal)
         square = lax.cond(lost, _product, lambda a, d: square, a, d)
     return Scaled.of(square, exponent)
 
@@ -165,9 +166,9 @@ def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The squared norm, and the sum of the squared norms of single positions."""
     by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
     pairs = by_position[0] * by_position[1]
-    own = jnp.trace(pairs, axis1=-2, axis2=-1)
-    # A negative one is a rounding of 0.
-    return jnp.maximum(sum_last(pairs, 2), 0), own
+    diagonal = jnp.trace(pairs, axis1=-2, axis2=-1)
+    # A negative sum is a rounding error of 0, so it becomes 0.
+    return jnp.maximum(sum_last(pairs, 2), 0), diagonal
 
 
 def _product(a: jax.Array, d: jax.Array) -> jax.Array:

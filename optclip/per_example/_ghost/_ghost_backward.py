@@ -59,7 +59,7 @@ def backward(
     trace = traced(loss, params, example, has_aux)
 
     def one(example):
-        given = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
+        arguments = [*leaves, *jax.tree.leaves(example), jnp.zeros((), jnp.float32)]
         like = jax.tree.leaves(example)
         taps = {
             site.key: tuple(_varying(x, like) for x in site.zeros())
@@ -67,7 +67,7 @@ def backward(
         }
 
         def run(taps):
-            outs, records = _walk.tapped(trace.plan, given, taps)
+            outs, records = _walk.tapped(trace.plan, arguments, taps)
             value, aux = trace.out_tree.unflatten(outs)
             return value, (aux, records)
 
@@ -83,7 +83,7 @@ def gradients(
 ) -> list[jax.Array]:
     """The gradients of some leaves, from the sites of one example."""
     _, pull = jax.vjp(
-        lambda own: _site_outputs(back, which, own, records),
+        lambda leaves: _site_outputs(back, which, leaves, records),
         [back.leaves[i] for i in which],
     )
     (grads,) = pull(cotangents)
@@ -108,9 +108,9 @@ def weighted_gradients(
     other, is_any = harmless(other, counts)
     cotangents = jax.tree.map(lambda d: _scaled(weights, d), cotangents)
 
-    def outputs(own):
+    def outputs(leaves):
         one = jax.vmap(
-            lambda records: _site_outputs(back, which, own, records),
+            lambda records: _site_outputs(back, which, leaves, records),
             axis_size=len(weights),
         )
         return one({**plain, **other})
@@ -122,14 +122,14 @@ def weighted_gradients(
 
 
 def _site_outputs(
-    back: Backward, which: Sequence[int], own: list[jax.Array], records: dict
+    back: Backward, which: Sequence[int], leaves: list[jax.Array], records: dict
 ) -> dict:
     """Compute the outputs of the sites as a function of some leaves."""
     num_data = len(back.trace.plan.jaxpr.invars) - len(back.leaves)
-    given = [*back.leaves, *[None] * num_data]
-    for i, leaf in zip(which, own, strict=True):
-        given[i] = leaf
-    return _walk.replayed(back.trace.plan, given, records)[1]
+    arguments = [*back.leaves, *[None] * num_data]
+    for i, leaf in zip(which, leaves, strict=True):
+        arguments[i] = leaf
+    return _walk.replayed(back.trace.plan, arguments, records)[1]
 
 
 def _selected(counts: jax.Array, x: jax.Array) -> jax.Array:

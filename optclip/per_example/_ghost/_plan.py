@@ -203,12 +203,12 @@ def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
 def _demoted(
     eqn: Any, ins: Sequence[Info], which: Sequence[Info], first: int, lengths: Lengths
 ) -> dict[int, Site]:
-    found = {}
+    sites = {}
     for i, info in enumerate(which):
         if isinstance(info, Weight):
             aval = eqn.invars[i].aval
-            found[i] = Site(first + len(found), None, (ins[i],), (aval,), lengths)
-    return found
+            sites[i] = Site(first + len(sites), None, (ins[i],), (aval,), lengths)
+    return sites
 
 
 def _scan_step(

@@ -49,14 +49,16 @@ def sizes_of(site: Site) -> Dense:
     if site.name == "dot_general":
         contract, batch = site.eqn.params["dimension_numbers"]
         inputs = math.prod(shape[i] for i in contract[weight])
-        own = math.prod(shape[i] for i in batch[weight])
-        outputs = math.prod(shape) // (inputs * own)
+        layer_groups = math.prod(shape[i] for i in batch[weight])
+        outputs = math.prod(shape) // (inputs * layer_groups)
     else:
-        own = site.eqn.params["feature_group_count"]
-        outputs = shape[site.eqn.params["dimension_numbers"].rhs_spec[0]] // own
-        inputs = math.prod(shape) // (outputs * own)
-    positions = site.avals[0].size // (own * outputs) * (steps // groups)
-    return Dense(groups * own, positions, inputs, outputs)
+        layer_groups = site.eqn.params["feature_group_count"]
+        outputs = (
+            shape[site.eqn.params["dimension_numbers"].rhs_spec[0]] // layer_groups
+        )
+        inputs = math.prod(shape) // (outputs * layer_groups)
+    positions = site.avals[0].size // (layer_groups * outputs) * (steps // groups)
+    return Dense(groups * layer_groups, positions, inputs, outputs)
 
 
 def num_kept_bytes(site: Site) -> int:
@@ -103,22 +105,26 @@ def _takes_rows(site: Site) -> bool:
     """Whether each index, or tuple of indices, gives all of a row."""
     params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
     numbers = params["dimension_numbers"]
-    taken = set(numbers.start_index_map)
+    indexed = set(numbers.start_index_map)
     whole = all(
-        params["slice_sizes"][i] == (1 if i in taken else n)
+        params["slice_sizes"][i] == (1 if i in indexed else n)
         for i, n in enumerate(shape)
     )
     return (
         list(site.weights) == [0]
         and whole
-        and taken == set(numbers.collapsed_slice_dims)
+        and indexed == set(numbers.collapsed_slice_dims)
         and not numbers.operand_batching_dims
     )
 
 
 def _stacked(site: Site) -> list[int]:
     (weight,) = site.weights.values()
-    return [n for n, own in zip(site.lengths, weight.stacked, strict=True) if own]
+    return [
+        n
+        for n, is_stacked in zip(site.lengths, weight.stacked, strict=True)
+        if is_stacked
+    ]
 
 
 def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
@@ -127,9 +133,9 @@ def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
     first = 1 + len(site.lengths)
     groups, positions, size = ([first + i for i in each] for each in axes)
     steps = range(1, first)
-    own = [i for i in steps if weight.stacked[i - 1]]
-    groups = own + groups
-    positions = [i for i in steps if i not in own] + positions
+    stacked = [i for i in steps if weight.stacked[i - 1]]
+    groups = stacked + groups
+    positions = [i for i in steps if i not in stacked] + positions
     shape = [math.prod(x.shape[i] for i in each) for each in (groups, positions, size)]
     return x.transpose(0, *groups, *positions, *size).reshape(x.shape[0], *shape)
 
@@ -137,16 +143,16 @@ def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
 def _matrices(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
     (weight,) = site.weights
     contract, batch = site.eqn.params["dimension_numbers"]
-    own, its = contract[1 - weight], batch[1 - weight]
+    contracted, batched = contract[1 - weight], batch[1 - weight]
     rank = x.ndim - 1 - len(site.lengths)
-    free = [i for i in range(rank) if i not in (*own, *its)]
+    free = [i for i in range(rank) if i not in (*contracted, *batched)]
     # Axes of the output: batch, what is free on the left, what is free on the right.
-    width = len(site.avals[0].shape) - len(its) - len(free)
-    of_x = [len(its) + (0 if weight else width) + i for i in range(len(free))]
-    of_w = [len(its) + (len(free) if weight else 0) + i for i in range(width)]
+    width = len(site.avals[0].shape) - len(batched) - len(free)
+    of_x = [len(batched) + (0 if weight else width) + i for i in range(len(free))]
+    of_w = [len(batched) + (len(free) if weight else 0) + i for i in range(width)]
     # The order of contracted axes makes no difference to a norm.
-    a = _arranged(site, x, its, free, own)
-    return a, _arranged(site, d, range(len(its)), of_x, of_w)
+    a = _arranged(site, x, batched, free, contracted)
+    return a, _arranged(site, d, range(len(batched)), of_x, of_w)
 
 
 def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -164,11 +170,13 @@ def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arr
     def positions(x, lead):
         x = x.reshape(*lead, channels, x.shape[1] // channels, -1)
         x = x.transpose(0, 1, 4, 2, 3, 6, 5)
-        examples, groups, own, steps, count, places, size = x.shape
-        return x.reshape(examples, groups * own, steps * count * places, size)
+        examples, groups, feature_groups, steps, count, places, size = x.shape
+        return x.reshape(
+            examples, groups * feature_groups, steps * count * places, size
+        )
 
     x, flat = images(x, numbers.lhs_spec)
-    found = lax.conv_general_dilated_patches(
+    patches = lax.conv_general_dilated_patches(
         flat,
         [kernel[i] for i in numbers.rhs_spec[2:]],
         params["window_strides"],
@@ -178,17 +186,17 @@ def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arr
         precision=lax.Precision.HIGHEST,
     )
     d, flat = images(d, numbers.out_spec)
-    return positions(found, x.shape[:4]), positions(flat, d.shape[:4])
+    return positions(patches, x.shape[:4]), positions(flat, d.shape[:4])
 
 
 def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array:
     """(examples, groups, steps, images, channels, ...)."""
     (weight,) = site.weights.values()
     first = 1 + len(site.lengths)
-    own = [i for i in range(1, first) if weight.stacked[i - 1]]
-    rest = [i for i in range(1, first) if i not in own]
-    x = x.transpose(0, *own, *rest, *(first + i for i in spec))
-    groups = math.prod(x.shape[1 : 1 + len(own)])
+    stacked = [i for i in range(1, first) if weight.stacked[i - 1]]
+    rest = [i for i in range(1, first) if i not in stacked]
+    x = x.transpose(0, *stacked, *rest, *(first + i for i in spec))
+    groups = math.prod(x.shape[1 : 1 + len(stacked)])
     return x.reshape(x.shape[0], groups, -1, *x.shape[first:])
 
 

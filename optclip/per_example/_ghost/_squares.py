@@ -23,13 +23,13 @@ def scaled_squares(back: Backward) -> PyTree:
     """
     leaves, count = back.leaves, len(back.values)
     sites, kinds = back.trace.sites, back.trace.kinds
-    found: list[Any] = []
+    by_leaf: list[Any] = []
     for i, leaf in enumerate(leaves):
         nothing = jnp.zeros(count, _leaves.real_dtype(_float_of(leaf)))
-        found.append(Scaled.of(nothing, jnp.zeros(count, jnp.int32)))
+        by_leaf.append(Scaled.of(nothing, jnp.zeros(count, jnp.int32)))
         if kinds[i] not in ("unused", "materialized"):
             key = sites[i][0].key
-            found[i] = _sites.squares(
+            by_leaf[i] = _sites.squares(
                 sites[i][0], back.records[key], back.cotangents[key]
             )
     made = [i for i, kind in enumerate(kinds) if kind == "materialized"]
@@ -39,8 +39,8 @@ def scaled_squares(back: Backward) -> PyTree:
         if group:
             squares = _materialized(back, group, one_by_one)
             for i, square in zip(group, squares, strict=True):
-                found[i] = square
-    return jax.tree.unflatten(jax.tree.structure(back.params), found)
+                by_leaf[i] = square
+    return jax.tree.unflatten(jax.tree.structure(back.params), by_leaf)
 
 
 def _float_of(leaf: jax.Array) -> Any:
@@ -50,8 +50,10 @@ def _float_of(leaf: jax.Array) -> Any:
 
 def _room(count: int, sites: list[Site]) -> int:
     """How many elements may be kept: few, or as many as the cotangents have."""
-    kept = sum(x.size for site in sites for x in jax.tree.leaves(_shapes(site)))
-    return max(SMALL, count * kept)
+    cotangent_size = sum(
+        x.size for site in sites for x in jax.tree.leaves(_shapes(site))
+    )
+    return max(SMALL, count * cotangent_size)
 
 
 def _shapes(site: Site) -> Any:

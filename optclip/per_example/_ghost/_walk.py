@@ -39,9 +39,9 @@ def tapped(plan: Plan, args: list[Any], taps: dict[int, Any]) -> tuple[list, dic
                 outs = _added(outs, taps[step.site.key])
                 records[step.site.key] = tuple(values[i] for i in step.site.kept)
         else:
-            own = {site.key: taps[site.key] for site in step.inner.sites}
-            outs, found = _tapped_inner(step, step.inner, values, own)
-            records |= found
+            inner_taps = {site.key: taps[site.key] for site in step.inner.sites}
+            outs, inner_records = _tapped_inner(step, step.inner, values, inner_taps)
+            records |= inner_records
         env.update(zip(step.eqn.outvars, outs, strict=True))
     return read(env, plan.jaxpr.outvars), records
 
@@ -58,8 +58,8 @@ def _tapped_inner(
             values, taps
         )
 
-    def body(carry, given):
-        xs, taps = given
+    def body(carry, slices):
+        xs, taps = slices
         outs, records = tapped(inner, consts + carry + xs, taps)
         return outs[: step.num_carry], (outs[step.num_carry :], records)
 
@@ -72,31 +72,31 @@ def _tapped_inner(
 def replayed(plan: Plan, args: list[Any], records: dict) -> tuple[list, dict]:
     """The outputs, None for data, and those of the sites that there are records of."""
     env = _env(plan, args)
-    found = {}
+    site_outputs = {}
     for step in plan.steps:
         values = read(env, step.eqn.invars)
         for i, site in step.demoted.items():
             if site.key in records:
-                found[site.key] = (values[i],)
+                site_outputs[site.key] = (values[i],)
         outs = [None] * len(step.outs)
         if step.inner is not None:
-            outs, own = _replayed_inner(step, step.inner, values, records)
-            found |= own
+            outs, inner_outputs = _replayed_inner(step, step.inner, values, records)
+            site_outputs |= inner_outputs
         elif step.site is not None:
             if step.site.key in records:
-                found[step.site.key] = _site_outputs(step.site, values, records)
+                site_outputs[step.site.key] = _site_outputs(step.site, values, records)
         elif DATA not in step.outs:
             outs = _bound(step.eqn, values)
         env.update(zip(step.eqn.outvars, outs, strict=True))
-    return read(env, plan.jaxpr.outvars), found
+    return read(env, plan.jaxpr.outvars), site_outputs
 
 
 def _site_outputs(site: Site, values: list, records: dict) -> tuple:
-    kept = dict(zip(site.kept, records[site.key], strict=True))
+    data = dict(zip(site.kept, records[site.key], strict=True))
     for i, info in enumerate(site.infos):
         if info == DATA:
             aval = site.eqn.invars[i].aval
-            values[i] = kept[i] if i in kept else jnp.zeros(aval.shape, aval.dtype)
+            values[i] = data[i] if i in data else jnp.zeros(aval.shape, aval.dtype)
     outs = _bound(site.eqn, values)
     pairs = zip(site.eqn.outvars, outs, strict=True)
     return tuple(out for var, out in pairs if is_inexact(var.aval))
@@ -108,22 +108,22 @@ def _replayed_inner(
     if step.eqn.primitive.name != "scan":
         return replayed(inner, values, records)
     sites = [site for site in inner.sites if site.key in records]
-    own = {site.key: records[site.key] for site in sites}
+    scanned_records = {site.key: records[site.key] for site in sites}
     consts, carry, xs = _split(step, values)
 
-    def body(given):
-        xs, records, _ = given
+    def body(slices):
+        xs, records, _ = slices
         inside = [None if i in changed else x for i, x in enumerate(carry)]
-        outs, found = replayed(inner, consts + inside + xs, records)
-        return outs[step.num_carry :], found
+        outs, site_outputs = replayed(inner, consts + inside + xs, records)
+        return outs[step.num_carry :], site_outputs
 
     changed = {i for i in range(step.num_carry) if step.outs[i] == DATA}
-    steps = xs, own, jnp.arange(step.eqn.params["length"])
+    steps = xs, scanned_records, jnp.arange(step.eqn.params["length"])
     # All steps at once, unless that would keep a gradient for each of them.
     is_plain = all(site.is_plain() for site in sites)
-    ys, found = jax.vmap(body)(steps) if is_plain else lax.map(body, steps)
+    ys, site_outputs = jax.vmap(body)(steps) if is_plain else lax.map(body, steps)
     fixed = [None if i in changed else x for i, x in enumerate(carry)]
-    return fixed + ys, found
+    return fixed + ys, site_outputs
 
 
 def _split(step: Step, values: list) -> tuple[list, list, list]:
