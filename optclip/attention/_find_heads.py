@@ -87,7 +87,7 @@ def find_heads(
             raise ValueError(
                 f"Each query must have a key beside it, and each key a query, got"
                 f" '{lone}' with no {which} under '{name}'. query={query!r} matches"
-                f" {_shown(queries)} and key={key!r} matches {_shown(keys)}. Give"
+                f" {_listed(queries)} and key={key!r} matches {_listed(keys)}. Give"
                 " patterns that match both."
             )
         for side in (query_paths, key_paths):
@@ -110,7 +110,7 @@ def _check_one_layer(name: str, paths: list[str], rank_of: dict[str, int]) -> No
     if len({rank_of[path] for path in paths}) < len(paths):
         raise ValueError(
             "Each layer must have one kernel and at most one bias for its queries, and"
-            f" for its keys, got {_shown(paths)} under '{name}'. Give narrower"
+            f" for its keys, got {_listed(paths)} under '{name}'. Give narrower"
             " patterns, one call for each layer, or name them in optclip.Heads."
         )
 
@@ -129,7 +129,7 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
         )
     ]
     if not matching:
-        advice = f"The paths are {_shown(paths)}."
+        advice = f"The paths are {_listed(paths)}."
         raise ValueError(
             _validate.must_be(name, f"{wanted}, that is there", pattern, advice)
         )
@@ -149,6 +149,6 @@ def _in_common(path: str, others: list[str]) -> str:
     return "/".join(max(map(front, others), key=len))
 
 
-def _shown(paths: list[str]) -> str:
+def _listed(paths: list[str]) -> str:
     more = f" and {len(paths) - 10} more" if len(paths) > 10 else ""
     return f"{paths[:10]}{more}"

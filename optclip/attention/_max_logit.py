@@ -174,7 +174,7 @@ def _by_head(
         axes = (*range(len(batch)), -2, -1)
         return _maxima.largest(logits, axes, -math.inf).reshape(heads)
 
-    # The last block begins earlier, where it would go over the end.
+    # The last block begins earlier if it would exceed the length.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
     maxima = []
     for span in np.array_split(starts, min(spans, max(len(starts), 1))):

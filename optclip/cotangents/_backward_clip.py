@@ -28,7 +28,7 @@ from optclip.norms import Block
 from optclip.norms._interface import declared_across
 from optclip.typing import CotangentRecord
 
-# Whether a backward pass can return more than cotangents: from JAX 0.11.1 on.
+# A backward pass can return logs besides cotangents from JAX 0.11.1 on.
 HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
@@ -114,7 +114,7 @@ def passed(
     name: str | None,
 ) -> tuple[PyTree, CotangentRecord | None]:
     """The arrays and the probe as they are, with the clip in their backward pass."""
-    # A number that is known stays one, so that what is checked of it still is.
+    # Python numbers are not traced, so that their values can still be checked.
     traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
 
     is_recorded = probe is not None or name is not None

@@ -13,7 +13,7 @@ from optclip._clip import clip_of
 from optclip.cotangents._backward_clip import HAS_LOGS, Backward, passed
 from optclip.cotangents._masked_leaves import Chosen, chosen_leaves
 from optclip.cotangents._relative_threshold import reference_of
-from optclip.functional._interface import refuse_exchanged
+from optclip.functional._interface import raise_if_exchanged
 from optclip.norms._interface import of_order
 from optclip.responses._interface import is_same_always, resolve
 from optclip.scopes._interface import ELEMENT, LEAF
@@ -170,7 +170,7 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
         wanted = "a number, an array, or a tree of these"
         advice = "There is no step here: give the value of a schedule, schedule(step)."
         raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
-    refuse_exchanged("max_norm", tree, max_norm)
+    raise_if_exchanged("max_norm", tree, max_norm)
     _validate.not_none("max_norm", max_norm)
     for value in jax.tree.leaves(max_norm):
         _validate.number("max_norm", value)

@@ -45,7 +45,8 @@ def with_clipped_cotangent(
     wanted = "a function, or a layer that can be called"
     _validate.kind("block", block, Callable, wanted)
     _validate.options(options, CotangentOptions.__optional_keys__)
-    # What is wrong whatever the layer returns is said here, not at its first call.
+    # Errors that do not depend on the layer's output are raised here, before the first
+    # call.
     plain: Any = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
     is_tree = not jax.tree_util.all_leaves([max_norm])
     clip_cotangent((), 1.0 if is_tree else max_norm, **plain)

@@ -87,7 +87,7 @@ def _record(norm: jax.Array, coefficient: jax.Array, bad: jax.Array) -> Cotangen
     )
 
 
-# The others are counts and sums.
+# These fields are joined by their maximum; the others are counts and sums.
 _LARGEST = ("cotangent_norm", "cotangent_chains")
 
 

@@ -122,7 +122,7 @@ def run(
     if isinstance(threshold, Named):
         name, limits = threshold.name, threshold.value
     _validate.not_none(name, limits)
-    refuse_exchanged(name, tree, limits)
+    raise_if_exchanged(name, tree, limits)
     for value in jax.tree.leaves(limits):
         _validate.number(name, value)
     layout, thresholds_of = layout_of(clip, tree), fixed(name, given)
@@ -134,7 +134,7 @@ def run(
     return clipped, layout.tree(decision.norms.entries())
 
 
-def refuse_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
+def raise_if_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
     """Raise if what should be the tree is a number and the threshold a tree."""
     is_number = _validate.is_number(tree) and not jnp.ndim(tree)
     is_tree = threshold is not None and not jax.tree_util.all_leaves([threshold])

@@ -18,7 +18,7 @@ from optclip._clip import (
     fixed,
     layout_of,
 )
-from optclip.functional._clip_by import refuse_exchanged
+from optclip.functional._clip_by import raise_if_exchanged
 from optclip.norms._interface import L2, Measured
 from optclip.scopes._interface import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree

@@ -151,7 +151,7 @@ def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
     parts: dict[str, list[str]] = {}
     for key in keys:
         words = str(key).split("/")
-        # The first match is the field, since the path of a leaf may have such a word too.
+        # The first match is the field, since a leaf's path may have such a word too.
         at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
         if at is not None and words[at] == "norm":
             parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
@@ -168,7 +168,7 @@ def percent(fraction: float) -> str:
     rounded = f"{fraction:.0%}"
     if rounded == "0%" and fraction > 0:
         return "<1%"
-    # Rates are float32: that of 1 may be the number below.
+    # Rates are float32, so that a rate of 1 may be stored as the number below 1.
     return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
 
 
@@ -191,7 +191,7 @@ def _is_ours(state: Any) -> bool:
 
 
 def _has(state: Any, field: str) -> bool:
-    # In nnx.state(optimizer), and restored without a target, they are dicts.
+    # States are dicts in nnx.state(optimizer), and when restored without a target.
     return field in state if isinstance(state, Mapping) else hasattr(state, field)
 
 

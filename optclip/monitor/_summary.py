@@ -129,7 +129,7 @@ def _lines_of_parts(
     norms = np.array(columns["norm"])
     rates, nonfinite = columns["rate"], columns["nonfinite"]
     finite_norms = np.where(np.isfinite(norms), norms, 0.0)
-    # Relative to the largest norm: squares of the norms themselves may overflow.
+    # Norms are divided by the largest one, since their squares may overflow.
     squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
     fractions = squares / max(squares.sum(), 1.0)
     # Once parameters are NaN all leaves are: the first one was so in most steps.

@@ -128,7 +128,7 @@ class Bound:
         limits = [_wide(limit) for limit in limits]
         if all(isinstance(limit, float) for limit in limits):
             return math.hypot(*limits)
-        # One that is traced and negative clips to zero.
+        # A negative traced threshold clips to zero, so it counts as 0.
         return jnp.sqrt(sum(jnp.square(jnp.maximum(limit, 0)) for limit in limits))
 
     def _limits(self, params: PyTree) -> list[Any]:

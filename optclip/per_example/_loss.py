@@ -117,8 +117,8 @@ def apart(
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
-    # The axes of the examples count too, since a loss that is summed over devices varies
-    # over none.
+    # The axes of the examples count too, since a loss that is summed over devices
+    # varies over none.
     example_types = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
     axes = frozenset().union(*map(_axis_names.varying, [values, *example_types]))
     flat = _leaves.flatten(params)
@@ -135,7 +135,7 @@ def apart(
     if axes and batch_size(examples):
         _check_separate(loss, flat.rebuild(moved), examples, axes)
     split = flat.rebuild([_sorted(names) for names in axes_of_leaves])
-    # A function of the tree: a tree that can be called itself would be taken for one.
+    # The axes are returned as a function, since a callable tree would pass for one.
     return flat.rebuild(moved), lambda _: split, _sorted(axes)
 
 
@@ -146,14 +146,15 @@ def _check_separate(
     axes: frozenset[Any],
 ) -> None:
     """Raise if a collective makes the gradient of one example depend on others."""
-    # Of one example: jax 0.8.3 has no psum in a vmap inside a shard_map.
+    # One example is traced, since jax 0.8.3 has no psum in a vmap inside a shard_map.
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
     if collectives := _jaxprs.collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
             f" `{collectives[0]}` over the mesh axes {_sorted(axes)}: an example would"
-            " change the gradients of others. Remove it; pass axis_name=() to clip_cotangent."
+            " change the gradients of others. Remove it; pass axis_name=() to"
+            " clip_cotangent."
         )
 
 

@@ -16,7 +16,7 @@ from optclip._arrays._types import PyTree
 # outputs have an axis of examples, and the contributions unless they are added up.
 OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
-# Up to so many examples are added plainly: to keep what rounding loses takes time.
+# Up to this many examples are added plainly, since compensated summation takes time.
 PLAIN = 8
 
 

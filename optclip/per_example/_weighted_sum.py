@@ -85,7 +85,8 @@ def _weighted_sum(clip: Clip, back: Backward, by_leaf: PyTree) -> PyTree:
     for block in sorted({block for *_, block in layout.scaled()}):
         which = [i for i, _, leaf_block in layout.scaled() if leaf_block == block]
         weight = weights[which[0]]
-        # NaN where a coefficient is, also for what the example does not use.
+        # The alarm is NaN if a coefficient is, so that gradients which do not depend on
+        # that example become NaN too.
         alarm = jnp.sum(weight - weight)
         sums = weighted_gradients(back, which, weight)
         for i, total in zip(which, sums, strict=True):

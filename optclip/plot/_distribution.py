@@ -56,7 +56,7 @@ def distribution(
             f" {len(record.norm)}. Record a run that trains."
         )
     ax = _style.new_axes(ax)
-    # In equal ratios: norms are spread over orders of magnitude, not evenly.
+    # Bins have equal ratios, since norms spread over orders of magnitude.
     low, high = norms.min(), norms.max()
     edges = np.geomspace(low, high if high > low else 2 * low, 41)
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)

@@ -76,7 +76,7 @@ def _is_read(key: str) -> bool:
 
 
 def _numbers(key: str, x: Any) -> np.ndarray:
-    # JSON has no infinity: `save` writes it as a text.
+    # JSON has no infinity, so `save` writes it as a string.
     numbers = [float(entry) for entry in x] if _has_text(x) else x
     try:
         array = np.atleast_1d(np.asarray(numbers, float))

@@ -49,7 +49,8 @@ def norms(
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
     steps = record.steps
-    # Broad and light below narrow and dark: where they are equal both are seen.
+    # A narrow dark line is drawn over a broad light one, so that both are visible where
+    # they are equal.
     before = {"color": _style.BEFORE, "lw": 2.4, "label": "before"}
     ax.plot(steps, _style.gaps(record.norm), **before, **_style.dots(record.norm))
     drawn = [record.norm]

@@ -82,7 +82,7 @@ def sclip(
     edge = scheduled(jnp.sqrt, tau)
     scale = scheduled(lambda limit, t: limit / jnp.sqrt(t), c, tau)
     clip = build(clip_by, options, edge, over="element", response="smooth")
-    # A schedule also where it is a number, which keeps the dtype of the updates.
+    # A number is passed as a schedule too, which keeps the dtype of the updates.
     at: Any = scale if callable(scale) else lambda step: scale
     scaled = optax.scale_by_schedule(at)
     return optax.with_extra_args_support(optax.chain(clip, scaled))

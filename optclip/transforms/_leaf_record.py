@@ -36,7 +36,7 @@ def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, Leaf
     flushed = norms.map(flush_small).entries()
     kept = _packed_state.keyed(leaves.treedef, flushed)
     if clip.norm.is_a_mean:
-        # A mean of means is not the mean.
+        # The mean is computed from all elements, since a mean of means differs from it.
         return clip.norm.measure(layout.blocks), leaf_norms
     # Each norm spans its devices already.
     block = Block([_leaves.wrap(norm, ()) for norm in norms.entries()])

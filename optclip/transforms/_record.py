@@ -30,7 +30,7 @@ from optclip.typing import ClipRecord
 # The place of the last field of a record, which a step does not bring itself.
 _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 
-# More numbers of a leaf are not concatenated with others: it takes a copy.
+# Leaves with more norms than this are not concatenated, since that takes a copy.
 _CONCATENATED = 2**16
 
 

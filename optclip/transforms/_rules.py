@@ -111,7 +111,7 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
 
 
 def _norms_of(clip: Clip, tree: PyTree, *, guarded: bool = True) -> PyTree:
-    # The tree has a layout of its own: parameters may have leaves that updates lack.
+    # The tree has its own layout, since parameters may have leaves that updates lack.
     layout = layout_of(clip, tree)
     measured = clip.norm.measure(layout.blocks, guarded=guarded)
     return layout.tree(measured.norms.entries())

@@ -140,7 +140,7 @@ def skip(
         memory = (
             () if value_rule is None else init_memory("max_value", value_rule, zero)
         )
-        # Two, not one twice, which could not be donated.
+        # The counters are two arrays, since one used twice could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if value_rule is not None:
             value, limit = jnp.zeros((2,), jnp.float32)
@@ -153,7 +153,7 @@ def skip(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipState]:
         check_state(state, SkipState)
-        # All devices skip together, or none: their parameters must stay the same.
+        # Devices skip together, since their parameters must stay the same.
         step = watch.decide(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
@@ -170,7 +170,7 @@ def skip(
             limit, memory = _value_threshold(
                 value_rule, memory, value, seen, updates, params, extra_args
             )
-            # Not `value > limit`, which is false for a NaN threshold.
+            # The comparison is negated, since `value > limit` is false for NaN limits.
             is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
             record = record._replace(skip_value=value, skip_value_threshold=limit)
         skipped = is_off
@@ -182,8 +182,8 @@ def skip(
             )
             seen = seen._replace(clip_memory=unlearned)
             memory = _select_tree(skipped, state.skip_value, memory)
-        # A skipped step passes zeros to `inner`, so that a NaN raises no error there and
-        # makes no derivative NaN.
+        # A skipped step passes zeros to `inner`, so that a NaN raises no error there
+        # and makes no derivative NaN.
         inner_input = _zero_if(skipped, updates)
         inner_updates, inner_state = wrapped.update(
             inner_input, state.skip_inner, params, **extra_args
@@ -239,7 +239,7 @@ def _value_threshold(
     """The threshold of the loss, and the new memory of its rule."""
     context = Context(
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
-        measure=functools.partial(_refuse_to_measure, rule),
+        measure=functools.partial(_raise_on_measure, rule),
         params=params,
         step=seen.clip_step - 1,
         extra=extra,
@@ -249,7 +249,7 @@ def _value_threshold(
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 
-def _refuse_to_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
+def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
     del tree, how
     wanted = "a rule that learns from its norms alone, since a loss is one number"
     advice = "It measures a tree. Try optclip.thresholds.mean_plus_std(6.0)."

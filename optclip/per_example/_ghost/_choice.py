@@ -104,7 +104,7 @@ def traced(
         value, aux = outputs if has_aux else (outputs, None)
         value = jnp.asarray(value)
         _check_value(value)
-        # A loss of parameters alone meets data here.
+        # Adding the zero makes a loss of parameters alone depend on data.
         return value + zero.astype(value.dtype), aux
 
     zero = jnp.zeros((), jnp.float32)

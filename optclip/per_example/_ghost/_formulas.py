@@ -75,7 +75,8 @@ def _layout(dtype: Any) -> tuple[int, int]:
 def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     """Of the largest element, 0 of zeros and where one is not finite; axes are kept."""
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
-    # A norm does not depend on the exponent, and bits have no derivative.
+    # The exponent is constant to derivatives: the norm does not depend on it, and
+    # `bitcast_convert_type` has no derivative.
     largest = lax.stop_gradient(_leaves.widen(largest))
     bits, bias = _layout(largest.dtype)
     kind = f"uint{8 * largest.dtype.itemsize}"
@@ -122,7 +123,7 @@ def dense(a: jax.Array, d: jax.Array) -> Scaled:
     sizes = Dense(groups, positions, inputs, d.shape[-1])
     if sizes.groups == 1 or not sizes.is_gram:
         return _dense(sizes, a, d).summed()
-    # One after the other, so that the copies are of one layer.
+    # Groups are computed one after the other, so that only one is copied at a time.
     by_group = lax.map(
         lambda operands: _dense(sizes, *(x[:, None] for x in operands)),
         (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),

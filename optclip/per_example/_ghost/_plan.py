@@ -169,7 +169,7 @@ def _step(eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths) -> Step
         return Step(eqn, inner.outs, inner=inner)
     data = (DATA,) * len(eqn.outvars)
     if eqn.effects:
-        # It may write to a reference, of which nobody knows then what is in it.
+        # An effect may write to a reference, whose content is then unknown.
         return Step(eqn, data, demoted=_demoted(eqn, ins, ins, first, lengths))
     if DATA not in ins:
         return Step(eqn, tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars))

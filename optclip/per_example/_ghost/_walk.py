@@ -119,7 +119,7 @@ def _replayed_inner(
 
     changed = {i for i in range(step.num_carry) if step.outs[i] == DATA}
     steps = xs, scanned_records, jnp.arange(step.eqn.params["length"])
-    # All steps at once, unless that would keep a gradient for each of them.
+    # Steps are vectorized, unless that would keep a gradient for each of them.
     is_plain = all(site.is_plain() for site in sites)
     ys, site_outputs = jax.vmap(body)(steps) if is_plain else lax.map(body, steps)
     fixed = [None if i in changed else x for i, x in enumerate(carry)]
