@@ -125,11 +125,11 @@ def run(
     raise_if_exchanged(name, tree, limits)
     for value in jax.tree.leaves(limits):
         _validate.number(name, value)
-    layout, thresholds_of = layout_of(clip, tree), fixed(name, given)
-    if known is None:
+    layout, thresholds_of = layout_of(clip, tree), fixed(name, limits)
+    if norms is None:
         decision = decide(clip, layout, thresholds_of)
     else:
-        decision = decided(clip, layout, Measured(known), thresholds_of(layout, known))
+        decision = decided(clip, layout, Measured(norms), thresholds_of(layout, norms))
     clipped, _ = apply(decision)
     return clipped, layout.tree(decision.norms.entries())
 

@@ -72,7 +72,7 @@ def clip_by_value(
     Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
-    refuse_exchanged("limit", tree, limit)
+    raise_if_exchanged("limit", tree, limit)
     clip = Clip(
         ELEMENT, L2, responses.Hard(), MOVE,
         strict=strict, nonfinite=nonfinite, mask=mask,

@@ -224,8 +224,8 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
         most = functools.reduce(jnp.maximum, [x.exponent for x in block_squares])
         total = functools.reduce(jnp.add, [x.at(most) for x in block_squares])
         norm = _formulas.shifted(_numerics.root(total), most)
-        found.append(flush_small(norm))
-    return layout, found
+        norms.append(flush_small(norm))
+    return layout, norms
 
 
 def _scope(over: Any) -> Scope:

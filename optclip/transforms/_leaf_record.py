@@ -34,7 +34,7 @@ def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, Leaf
     leaves = layout_of(by_leaf(clip), updates)
     norms = clip.norm.measure(leaves.blocks, flushed=False).norms
     flushed = norms.map(flush_small).entries()
-    kept = _packed_state.keyed(leaves.treedef, flushed)
+    leaf_norms = _packed_state.keyed(leaves.treedef, flushed)
     if clip.norm.is_a_mean:
         # The mean is computed from all elements, since a mean of means differs from it.
         return clip.norm.measure(layout.blocks), leaf_norms
