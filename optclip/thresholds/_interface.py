@@ -6,6 +6,7 @@ from optclip.thresholds._memory import fixed_thresholds as fixed_thresholds
 from optclip.thresholds._memory import init_memory as init_memory
 from optclip.thresholds._memory import is_fixed as is_fixed
 from optclip.thresholds._memory import learned_thresholds as learned_thresholds
+from optclip.thresholds._relative_to_params import RelativeToParams as RelativeToParams
 from optclip.thresholds._rule import Rule as Rule
 from optclip.thresholds._rule import Seen as Seen
 from optclip.thresholds._threshold_argument import Named as Named

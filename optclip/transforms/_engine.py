@@ -55,10 +55,15 @@ class Engine:
         _state.check_record(self.record, self.name)
 
     @property
-    def is_stateless(self) -> bool:
-        """Whether nothing is kept from step to step, as in optax's clipping."""
-        is_fixed = self.rules.are_constant and not self.clip.norm.remembers
-        return not self.record and is_fixed and is_same_always(self.clip.response)
+    def needs_state(self) -> bool:
+        """Whether an update depends on the steps before, in count or by a memory."""
+        is_fixed = self.rules.are_stateless and is_same_always(self.clip.response)
+        return self.clip.norm.remembers or not is_fixed
+
+    @property
+    def no_state(self) -> ClipState:
+        """The state for an update that needs and records none."""
+        return ClipState(jnp.zeros((), jnp.int32), self.rules.no_memory, {})
 
     @property
     def num_memories(self) -> int:
@@ -120,7 +125,7 @@ class Engine:
         layout = layout_of(self.clip, updates)
         _state.check_state(
             state, self.num_memories, layout.treedef,
-            self.name, self.clip.scope, self.record,
+            self.name, self.clip.scope, self.record, needs_state=self.needs_state,
         )  # fmt: skip
         # A memory, and a decision in common, must not differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):

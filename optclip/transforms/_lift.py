@@ -1,13 +1,11 @@
-"""An engine as an optax transformation, stateless where nothing is kept."""
+"""An engine as an optax transformation, which may be used without its state."""
 
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from optclip._arrays._types import PyTree
-from optclip.transforms import _state
 from optclip.transforms._engine import Engine
 from optclip.typing import ClipState
 
@@ -17,21 +15,27 @@ def lifted(
     init: Callable[..., ClipState],
     update: Callable[..., tuple[PyTree, ClipState]],
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation, with the state of optax's own clips if it keeps nothing."""
-    if not engine.is_stateless:
+    """Return the transformation.
+
+    If it neither records nor remembers anything, it has optax's `EmptyState` and
+    accepts any state, as optax's own clipping does. If it only records, it accepts
+    None and `EmptyState` too, and records nothing then. Each is returned unchanged.
+    """
+    if engine.needs_state:
         return optax.GradientTransformationExtraArgs(init, update)
 
-    def init_fn(params: PyTree) -> optax.EmptyState:
-        init(params)  # It raises what there is to raise.
-        return optax.EmptyState()
+    def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
+        state = init(params)  # This raises the errors of bad arguments.
+        return state if engine.record else optax.EmptyState()
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, optax.EmptyState]:
-        _state.check_empty(state)
-        nothing = ClipState(
-            jnp.zeros((), jnp.int32), [()] * len(engine.rules.by_argument), {}
-        )
-        return update(updates, nothing, params, **extra_args)[0], state
+    ) -> tuple[PyTree, Any]:
+        is_absent = state is None or isinstance(state, optax.EmptyState)
+        if engine.record and not is_absent:
+            return update(updates, state, params, **extra_args)
+        unused = init(updates) if engine.record else engine.no_state
+        clipped, _ = update(updates, unused, params, **extra_args)
+        return clipped, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

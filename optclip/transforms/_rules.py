@@ -19,6 +19,7 @@ from optclip.thresholds._interface import (
     Constant,
     Context,
     Named,
+    RelativeToParams,
     as_rules,
     fixed_thresholds,
     init_memory,
@@ -37,10 +38,16 @@ class Rules:
     by_argument: dict[str, PyTree]
 
     @property
-    def are_constant(self) -> bool:
-        """Whether all thresholds are numbers."""
+    def are_stateless(self) -> bool:
+        """Whether no threshold depends on the steps before, in count or by a memory."""
         rules = jax.tree.leaves(self.by_argument, is_leaf=is_rule)
-        return all(isinstance(rule, Constant) for rule in rules)
+        return all(isinstance(rule, (Constant, RelativeToParams)) for rule in rules)
+
+    @property
+    def no_memory(self) -> list[PyTree]:
+        """The memories of rules that are stateless."""
+        rules = self.by_argument.values()
+        return [[()] * len(jax.tree.leaves(rule, is_leaf=is_rule)) for rule in rules]
 
     def init(self, norms: PyTree, *, is_like_params: bool) -> list[PyTree]:
         """Return the memory of each rule for norms of these shapes."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from optclip._arrays import _packed_state, _validate
 from optclip._arrays._types import PyTree, Record, TreeDef
@@ -29,16 +28,6 @@ def is_itemized(scope: Scope, record: Record) -> bool:
     return scope.itemized or record == "leaves"
 
 
-def check_empty(state: Any) -> None:
-    """Raise unless this is the state of a clip that keeps nothing."""
-    if not isinstance(state, optax.EmptyState):
-        advice = (
-            "This clip has record=False and a fixed threshold. Give the state that its"
-            " init returned, or set record=True."
-        )
-        raise TypeError(_validate.must_be("state", "EmptyState()", state, advice))
-
-
 def check_state(
     state: Any,
     num_rules: int,
@@ -46,12 +35,20 @@ def check_state(
     name: str,
     scope: Scope,
     record: Record,
+    *,
+    needs_state: bool,
 ) -> None:
     """Raise unless `init` of this clip made such a state for such updates."""
     names = [name] if record else []
     advice = "Give the state that init of this very transformation returned"
     if not isinstance(state, ClipState):
         advice = f"{advice}, or that the update before returned."
+        if not needs_state:
+            advice += (
+                " To clip without a state, call"
+                " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
+                " transformation with record=False, which accepts any state."
+            )
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     recorded = sorted(state.clip_record)
     if recorded != names or num_rules != len(state.clip_memory):

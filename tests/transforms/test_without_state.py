@@ -27,6 +27,7 @@ FIXED = {
     "smooth": (optclip.clip_by_global_norm, {"max_norm": 1.0, "response": "smooth"}),
     "tree": (optclip.clip_by_norm, {"max_norm": {"dense": 1.0, "out": None}}),
     "array": (optclip.clip_by_norm, {"max_norm": np.ones(())}),
+    "agc": (optclip.recipes.agc, {}),
 }
 # Those that count steps, or learn.
 STATEFUL = {
@@ -44,8 +45,25 @@ STATEFUL = {
 def test_record_false_of_fixed_clip_keeps_the_state_of_optax(name):
     make, arguments = FIXED[name]
     tx = make(**arguments, record=False)
-    _, state = jax.eval_shape(tx.update, TREE, tx.init(TREE))
+    _, state = jax.eval_shape(tx.update, TREE, tx.init(TREE), TREE)
     assert tx.init(TREE) == state == optax.EmptyState()
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("record", [False, True, "leaves"])
+def test_fixed_clip_without_state_clips_as_with_it(name, record, run):
+    make, arguments = FIXED[name]
+    tx = make(**arguments, record=record)
+    expected, _ = run(tx.update)(TREE, tx.init(TREE), TREE)
+    assert helpers.differs(expected, TREE)
+    states = [None, optax.EmptyState()]
+    if not record:
+        # A trainer that holds one state for all may pass it.
+        states += [optax.adam(1e-3).init(TREE), {"step": 3}]
+    for state in states:
+        clipped, same = run(tx.update)(TREE, state, TREE)
+        helpers.assert_identical(clipped, expected)
+        assert jax.tree.all(jax.tree.map(np.array_equal, same, state))
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -60,9 +78,14 @@ def test_record_false_keeps_steps_and_memory(name):
 CLIP = optclip.clip_by_global_norm(1.0, record=False)
 REJECTED = [
     (
-        lambda: CLIP.update(TREE, optclip.clip_by_global_norm(1.0).init(TREE)),
+        lambda: optclip.clip_by_global_norm(1.0).update(TREE, {"step": 3}),
         TypeError,
-        r"`state` must be EmptyState\(\), got ClipState.* or set record=True",
+        r"must be a ClipState, got .* functional.clip_by_global_norm.* record=False",
+    ),
+    (
+        lambda: optclip.clip_by_norm(thresholds.ema()).update(TREE, None),
+        TypeError,
+        r"must be a ClipState, got None",
     ),
     (
         lambda: optclip.metrics(optax.chain(CLIP, optax.adam(1e-3)).init(TREE)),
