@@ -49,6 +49,7 @@ from optclip.transforms import clip_by_norm as clip_by_norm
 from optclip.transforms import clip_by_rms as clip_by_rms
 from optclip.transforms import clip_by_value as clip_by_value
 from optclip.wrappers import clip_after as clip_after
+from optclip.wrappers import clip_before as clip_before
 from optclip.wrappers import skip as skip
 from optclip.wrappers import with_error_feedback as with_error_feedback
 from optclip.wrappers import with_periodic_reset as with_periodic_reset
@@ -72,6 +73,7 @@ __all__ = [
     "by_path",
     "clip_after",
     "clip_attention_logits",
+    "clip_before",
     "clip_by",
     "clip_by_average_norm",
     "clip_by_global_norm",

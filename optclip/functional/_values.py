@@ -27,23 +27,26 @@ from optclip.typing import Mask, Nonfinite, Number, PyTree
 def clip_by_value(
     tree: PyTree,
     limit: Number | PyTree | None = None,
+    upper: Number | PyTree | None = None,
     *,
     lower: Number | PyTree | None = None,
-    upper: Number | PyTree | None = None,
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
 ) -> PyTree:
     r"""Clip each element to :math:`[-limit, limit]`, or to :math:`[lower, upper]`.
 
+    `clip_by_value(x, 1.0)` has symmetric bounds. `clip_by_value(x, -1.0, 2.0)` has a
+    lower and an upper one, as in `tf.clip_by_value` and `jnp.clip`.
+
     Args:
       tree: any pytree of arrays.
       limit: the largest modulus that is let through, the symmetric bound: a number, an
         array that broadcasts to each leaf without growing it, or a prefix tree of these
         with None for no bound. 0 clips to zero. Complex elements are clipped by their
-        modulus. Keras calls it `clipvalue`. Give this, or `lower` and `upper`.
-      lower: the lower bound, of any sign, given in the same ways; None is no bound.
-      upper: the upper bound, of any sign, given in the same ways; None is no bound.
+        modulus. Keras calls it `clipvalue`. With `upper` it is the lower bound.
+      upper: the upper bound, of any sign, passed in the same ways; None is no bound.
+      lower: the lower bound, of any sign, passed in the same ways; None is no bound.
       strict: whether a bound that the dtype of a leaf has no number for is rounded
         towards zero, not to nearest.
       nonfinite: what a NaN or an inf does: `"propagate"` moves inf to its bound and
@@ -73,6 +76,8 @@ def clip_by_value(
     Networks", PhD thesis, Brno University of Technology, 2012.
     """
     raise_if_exchanged("limit", tree, limit)
+    if upper is not None and lower is None:
+        limit, lower = None, limit
     clip = Clip(
         ELEMENT, L2, responses.Hard(), MOVE,
         strict=strict, nonfinite=nonfinite, mask=mask,

@@ -65,8 +65,8 @@ def skip(
       max_norm: the norm above which a step is skipped: a number, an optax schedule, a
         rule of `optclip.thresholds`, or for leaves and groups a prefix tree of these
         with None for no limit; of several norms one is enough.
-      max_value: the loss above which a step is skipped, the extra argument `value` of
-        `update`: a number, a schedule or a rule; None does not look at it.
+      max_value: the loss above which a step is skipped, the extra argument `value` or
+        `loss` of `update`: a number, a schedule or a rule; None does not look at it.
       over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `axes(...)`,
         `units(...)`, `groups(...)`, or a scope of your own.
       norm: which norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above
@@ -94,7 +94,7 @@ def skip(
       A transformation that ends a chain: what follows it sees zeros in a skipped step.
 
     Raises:
-      ValueError: `max_value` is given, and at `update` `value` is not.
+      ValueError: `max_value` is given, and at `update` neither `value` nor `loss` is.
 
     ========================== ======================================================
     edge                       what happens
@@ -212,14 +212,16 @@ def _check_record(record: SkipRecord, *, has_value: bool) -> None:
 
 
 def _loss_in(extra: dict[str, Any]) -> jax.Array:
-    """The extra argument `value`."""
+    """Return the extra argument `value`, or `loss`, as some trainers call it."""
     value = extra.get("value")
+    if value is None:
+        value = extra.get("loss")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
         wanted = "a real scalar, the loss, which this skip looks at"
         advice = (
-            "Give it: tx.update(updates, state, params, value=loss), which Flax's"
-            " TrainState.apply_gradients does not pass on; or do not look at it, by"
-            " leaving out max_value, for olmo_skip by use_value=False."
+            "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
+            " Flax's TrainState.apply_gradients does not pass it on. Without a loss,"
+            " omit max_value; for olmo_skip pass use_value=False."
         )
         raise ValueError(_validate.must_be("value", wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)

@@ -428,6 +428,7 @@ OTHER_NAMES = {
     "matrices": "test_matrices.py",
     "Suggestion": "test_suggest.py",
     "clip_after": "test_wrappers.py",
+    "clip_before": "test_wrappers.py",
     "axes": "test_scopes.py",
     "by_path": "test_prefix.py",
     "functional": "test_functional.py",

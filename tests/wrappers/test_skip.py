@@ -86,14 +86,14 @@ def test_skip_after_shift_of_level_ends_if_it_learns(learns, skipped):
         assert optclip.metrics(states[-1])["skip/skipped"] == skipped
 
 
-@pytest.mark.parametrize("scale", [1.0, -1.0])
-def test_skip_by_loss_skips_spikes_upwards(scale):
+@pytest.mark.parametrize(("scale", "name"), [(1.0, "value"), (-1.0, "loss")])
+def test_skip_by_loss_skips_spikes_upwards(scale, name):
     """A loss may be negative; in its warm-up nothing is known."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
     spike, bad = 3.0 + 10.0 * scale, (np.nan, np.inf, -np.inf)
     losses = np.array([3.0, 3.1, 2.9, 3.0, spike, 3.05, *bad, 3.0])
     tx = optclip.skip(SGD, max_value=rule)
-    updates, states = run(tx, np.ones(10), value=losses * scale)
+    updates, states = run(tx, np.ones(10), **{name: losses * scale})
     assert taken(updates) == [1, 1, 1, 1, 0, 1, 0, 0, 0, 1]
     assert optclip.metrics(states[0])["skip/value_threshold"] == np.inf
     assert optclip.metrics(states[5])["skip/value"] == np.float32(3.05 * scale)

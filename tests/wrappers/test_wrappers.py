@@ -194,3 +194,50 @@ def test_rule_of_gradients_ignores_nonfinite_gradient():
     updates, after = update(one, state, gradients=bad)
     np.testing.assert_allclose(updates, [0.0099], rtol=1e-5)
     chex.assert_trees_all_equal(after.clip_memory, state.clip_memory)
+
+
+INNER = {
+    "adamw": optax.adamw(0.1),
+    "chain of one": optax.chain(optax.scale_by_adam()),
+    "one named tuple": optax.scale_by_adam(),
+    "no state": optax.scale(-1.0),
+}
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+def test_clip_before_equals_chain_with_state_of_inner_in_front(inner, run):
+    clip = optclip.clip_by_global_norm(1.0)
+    tx, chain = optclip.clip_before(inner, clip), optax.chain(clip, inner)
+    params = helpers.gradients()
+    state, chained = tx.init(params), chain.init(params)
+    expected_state = inner.init(params)
+    for seed in (1, 2):
+        grads = helpers.gradients(seed)
+        updates, state = run(tx.update)(grads, state, params)
+        expected, chained = run(chain.update)(grads, chained, params)
+        helpers.assert_identical(updates, expected)
+    *in_front, clip_state = state
+    is_plain = type(expected_state) is tuple
+    in_front = tuple(in_front) if is_plain else in_front[0]
+    helpers.assert_identical(in_front, chained[1])
+    helpers.assert_identical(clip_state, chained[0])
+    assert optclip.metrics(state)["clip/rate"] == 1
+
+
+def test_clip_before_keeps_look_ups_of_adam_state():
+    """As MaxText reads its moments: by position, and by attribute of a position."""
+    tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
+    params = helpers.gradients()
+    state = tx.init(params)
+    placed = state[0]._replace(mu=jax.tree.map(lambda x: x + 1, state[0].mu))
+    state = (placed, *state[1:])
+    assert jax.tree.structure(state[0].mu) == jax.tree.structure(params)
+    _, after = tx.update(params, state, params)
+    assert isinstance(after[0], optax.ScaleByAdamState)
+
+
+def test_clip_before_rejects_state_of_the_optimizer_alone():
+    tx = optclip.clip_before(optax.scale_by_adam(), optclip.clip_by_global_norm(1.0))
+    params = np.ones(2)
+    with pytest.raises(TypeError, match="the tuple that init of clip_before"):
+        tx.update(params, optax.scale_by_adam().init(params))

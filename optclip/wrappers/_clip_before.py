@@ -1,0 +1,75 @@
+"""Clipping before an optimizer, with the optimizer's state in front."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from optclip._arrays import _validate
+from optclip._arrays._types import PyTree
+from optclip.wrappers._inner import transformation
+
+
+def clip_before(
+    inner: optax.GradientTransformation, clip: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Apply `clip`, then `inner`, and keep the state of `inner` in front.
+
+    The updates equal those of `optax.chain(clip, inner)`. Code that reads the
+    optimizer's state by its position, such as `opt_state[0].mu`, continues to work.
+
+    Args:
+      inner: an optimizer, such as `optax.adamw(3e-4)`.
+      clip: a transformation that is applied to the gradients first.
+
+    Returns:
+      A transformation. Its state is `(*inner_state, clip_state)` if the state of
+      `inner` is a plain tuple, as that of a chain is, else `(inner_state, clip_state)`.
+
+    Raises:
+      TypeError: an argument is not an optax transformation; at `update`, the state is
+        not the tuple that `init` returned.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
+      >>> grads = params = jnp.array([3.0, 4.0])
+      >>> _, state = tx.update(grads, tx.init(params), params)
+      >>> print(state[0].mu, optclip.metrics(state)["clip/norm"])
+      [0.06000001 0.08000001] 5.0
+
+    See Also:
+      `clip_after`, to clip what an optimizer returns.
+    """
+    first = transformation("clip", clip)
+    second = transformation("inner", inner)
+
+    def joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
+        # A named tuple is one state, not several.
+        if type(inner_state) is tuple:
+            return (*inner_state, clip_state)
+        return inner_state, clip_state
+
+    def init_fn(params: PyTree) -> tuple[PyTree, ...]:
+        return joined(second.init(params), first.init(params))
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        if type(state) is not tuple or len(state) < 2:
+            wanted = "the tuple that init of clip_before returned"
+            advice = "The state of the optimizer alone does not contain the clip's."
+            raise TypeError(_validate.must_be("state", wanted, state, advice))
+        *inner_states, clip_state = state
+        inner_state = tuple(inner_states)
+        # Of a single entry, only init tells whether it is the state or in a tuple.
+        if len(inner_state) == 1:
+            shapes = jax.eval_shape(second.init, updates)
+            inner_state = inner_state if type(shapes) is tuple else inner_state[0]
+        clipped, clip_state = first.update(updates, clip_state, params, **extra_args)
+        updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
+        return updates, joined(inner_state, clip_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
