@@ -27,10 +27,17 @@ OTHER = helpers.mixed_gradients(1)
 ZEROS = jax.tree.map(lambda x: jax.device_put(np.zeros(x.shape, x.dtype)), TREE)
 
 
-@functools.cache
 def compiled_update(entry):
-    """`update`, donated its arguments, which fails if JAX traces it twice."""
+    """`update`, donated its arguments, which fails if JAX traces it twice from now on.
+
+    A worker may have cleared JAX's caches, after tests of another module.
+    """
     chex.clear_trace_counter()
+    return _compiled_update(entry)
+
+
+@functools.cache
+def _compiled_update(entry):
     update = chex.assert_max_traces(helpers.strict(entry.make()).update, n=1)
     return quick_jit(update, donate_argnums=(0, 1))
 
