@@ -125,7 +125,7 @@ class Engine:
         layout = layout_of(self.clip, updates)
         _state.check_state(
             state, self.num_memories, layout.treedef,
-            self.name, self.clip.scope, self.record, needs_state=self.needs_state,
+            self.name, self.clip.scope, self.record,
         )  # fmt: skip
         # A memory, and a decision in common, must not differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):

@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 from optclip._arrays._types import PyTree
+from optclip.transforms import _state
 from optclip.transforms._engine import Engine
 from optclip.typing import ClipState
 
@@ -33,6 +34,7 @@ def lifted(
     ) -> tuple[PyTree, Any]:
         is_absent = state is None or isinstance(state, optax.EmptyState)
         if engine.record and not is_absent:
+            _state.check_recordable(state)
             return update(updates, state, params, **extra_args)
         unused = init(updates) if engine.record else engine.no_state
         clipped, _ = update(updates, unused, params, **extra_args)

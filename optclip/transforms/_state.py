@@ -28,6 +28,18 @@ def is_itemized(scope: Scope, record: Record) -> bool:
     return scope.itemized or record == "leaves"
 
 
+def check_recordable(state: Any) -> None:
+    """Raise unless a clip that needs no state can record in this one."""
+    if not isinstance(state, ClipState):
+        wanted = "the ClipState that init returned, None or optax.EmptyState()"
+        advice = (
+            "To clip without a state, call optclip.functional.clip_by_global_norm("
+            "grads, max_norm), or build the transformation with record=False, which"
+            " accepts any state."
+        )
+        raise TypeError(_validate.must_be("state", wanted, state, advice))
+
+
 def check_state(
     state: Any,
     num_rules: int,
@@ -35,20 +47,12 @@ def check_state(
     name: str,
     scope: Scope,
     record: Record,
-    *,
-    needs_state: bool,
 ) -> None:
     """Raise unless `init` of this clip made such a state for such updates."""
     names = [name] if record else []
     advice = "Give the state that init of this very transformation returned"
     if not isinstance(state, ClipState):
         advice = f"{advice}, or that the update before returned."
-        if not needs_state:
-            advice += (
-                " To clip without a state, call"
-                " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
-                " transformation with record=False, which accepts any state."
-            )
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     recorded = sorted(state.clip_record)
     if recorded != names or num_rules != len(state.clip_memory):

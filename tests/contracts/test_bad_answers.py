@@ -148,7 +148,7 @@ def test_update_tree_unlike_init_raises(run):
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        ((), T, "`state` must be a ClipState.*tuple.*Give the state that init"),
+        ((), T, "`state` must be the ClipState.*tuple.*record=False"),
         (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "for .'z'.*Give"),
         (
             optclip.clip_by_norm(lambda step: 1.0, record=False).init(TREE),
