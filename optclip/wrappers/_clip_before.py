@@ -37,8 +37,8 @@ def clip_before(
       >>> tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
       >>> grads = params = jnp.array([3.0, 4.0])
       >>> _, state = tx.update(grads, tx.init(params), params)
-      >>> print(state[0].mu, optclip.metrics(state)["clip/norm"])
-      [0.06000001 0.08000001] 5.0
+      >>> print(state[0].count, optclip.metrics(state)["clip/norm"])
+      1 5.0
 
     See Also:
       `clip_after`, to clip what an optimizer returns.

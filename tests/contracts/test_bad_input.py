@@ -124,6 +124,7 @@ CALLS = {
     "Bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "clip_after": ({"inner": ADAM, "clip": CLIP}, use),
+    "clip_before": ({"inner": ADAM, "clip": CLIP}, use),
     "skip": ({"inner": ADAM}, use),
     "with_error_feedback": ({"clip": CLIP}, use),
     "with_periodic_reset": ({"inner": ADAM}, use),
