@@ -229,7 +229,7 @@ ROUTED = [
     (([3], T, "`blocks[0]` must be an optclip.norms.Block, got 3"), "blocks"),
     (
         (optax.adam, T, "`{p}` must be an optax transformation, got <function adam"),
-        "inner clip_after.clip with_error_feedback.clip recipes.uclip.clip",
+        "inner clip_after.clip clip_before.clip with_error_feedback.clip recipes.uclip.clip",
     ),
     ((1, T, "`{p}` for the leaf 'a' must be True or"), "mask norm_mask clip_mask"),
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),
