@@ -73,6 +73,22 @@ def unpacked(memory: PyTree, norm: Any) -> Any:
     return jax.tree.map(one, memory, is_leaf=lambda x: isinstance(x, PerNorm))
 
 
+def in_order(memory: PerNorm, treedef: Any) -> list[Any]:
+    """Return the entries of a memory in the order of the norms.
+
+    Raises:
+      ValueError: the memory is of norms of another structure.
+    """
+    names = _names(treedef)
+    if memory.by_path.keys() != set(names):
+        raise ValueError(
+            "The updates must have the norms that the state was made for, with the"
+            f" paths {sorted(memory.by_path)[:5]}, got {sorted(names)[:5]}. Pass init"
+            " and update trees of one structure."
+        )
+    return [memory.by_path[name] for name in names]
+
+
 def unique(name: str, given: Set[str], taken: Set[str]) -> str:
     """`name`, or with the first number behind it that is no other one's name."""
     if name not in taken:

@@ -5,7 +5,7 @@ has the run: `decide` measures and fits thresholds, `apply` changes the leaves. 
 `_action` is what is done to them: `_scale` multiplies them by the coefficients that
 `_coefficient` computes, `_move` moves single elements to a bound; `spectral` adds one
 for singular values. `_nonfinite` lists the policies and where each is applied. `_build`
-makes a `Clip` of a scope, a norm and a response.
+chooses the action for a scope and a response.
 """
 
 from optclip._clip._action import Action as Action

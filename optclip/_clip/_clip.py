@@ -71,7 +71,7 @@ class Thresholds(NamedTuple):
     """
 
     by_argument: dict[str, list[Number]]
-    memory: list[PyTree] = []  # noqa: RUF012
+    memory: Sequence[PyTree] = ()
 
 
 class Decision(NamedTuple):
@@ -91,6 +91,6 @@ class Decision(NamedTuple):
     layout: Layout
     norms: Batched
     thresholds: Batched
-    rule_memory: list[PyTree]
+    rule_memory: Sequence[PyTree]
     norm_memory: Sequence[jax.Array]
     work: Sequence[Any]

@@ -1,4 +1,4 @@
-"""APPLY by head: from the largest logits to what each leaf is multiplied by."""
+"""From the largest logits of each head to the factor of each leaf."""
 
 from __future__ import annotations
 

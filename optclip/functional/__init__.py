@@ -1,4 +1,4 @@
-"""The pure layer: a tree and a threshold in, a clipped tree out. No state, no optax.
+"""Pure functions: a tree and a threshold in, a clipped tree out, without a state.
 
 Every function takes any pytree or a bare array and works under jit, grad, vmap, scan
 and shard_map. None stays None; integers, bools, float0 and PRNG keys pass untouched

@@ -60,8 +60,8 @@ def clip_by_value(
       A tree like `tree`. Elements inside the bounds are kept to the bit.
 
     Raises:
-      TypeError: both forms are given, or neither; a bound is not a number or an array
-        of numbers.
+      TypeError: no bound is passed, or `limit` with `lower`; a bound is not a number
+        or an array of numbers.
       ValueError: a bound is NaN or does not broadcast; `limit` is negative; or both
         bounds are concrete numbers and `lower > upper`. (Where an array
         `lower > upper`, the result is `lower`.)

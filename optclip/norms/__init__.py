@@ -11,7 +11,8 @@ from optclip.norms._measure import measure as measure
 from optclip.norms._norm import Norm as Norm
 from optclip.spectral._spectral_norm import Spectral as Spectral
 
-# Registered here, since the packages below must not import `spectral`.
+# Registered here, where the names of norms are public: no module of the core may import
+# `spectral`.
 _norm_argument.BY_NAME["spectral"] = Spectral()
 
 __all__ = ["Block", "Norm", "Spectral", "measure"]

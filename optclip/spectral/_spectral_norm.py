@@ -74,7 +74,11 @@ class Spectral(Measurement):
         guarded: bool = True,
         flushed: bool = True,
     ) -> Measured:
-        """Return the largest singular value of each matrix."""
+        """Return the largest singular value of each matrix.
+
+        The power iteration needs the memory of a step; without one, as for parameters,
+        the norm is exact.
+        """
         del guarded
         dtype = accumulator(
             [jnp.asarray(_leaves.unwrap(x)) for b in blocks for x in b.leaves]
@@ -82,7 +86,7 @@ class Spectral(Measurement):
         vectors = list(memory)
 
         def of_matrix(i: int) -> jax.Array:
-            if not self.remembers:
+            if not vectors:
                 matrices = matrices_of(blocks[i], dtype, axis_name)
                 return _as_norm_of(blocks[i], singular_values(matrices)[..., -1:])
             matrices = matrices_of(blocks[i])

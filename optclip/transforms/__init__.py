@@ -1,4 +1,4 @@
-"""LIFT and RECORD: the clips as optax transformations, and their state."""
+"""Clipping as optax transformations, with their state and record."""
 
 from optclip.transforms._clip_by_transform import clip_by as clip_by
 from optclip.transforms._leaf_norm_transforms import (

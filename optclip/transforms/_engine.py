@@ -16,6 +16,7 @@ from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip._clip import (
     Clip,
     Decision,
+    Layout,
     check_spans,
     decided,
     is_bad,
@@ -73,12 +74,14 @@ class Engine:
     @property
     def has_leaf_norms(self) -> bool:
         """Whether norms of leaves are recorded that the clip itself does not use."""
-        return self.record == "leaves" and self.clip.scope is TREE
+        is_of_tree = self.record == "leaves" and self.clip.scope is TREE
+        # The vectors of a power iteration belong to the norm itself.
+        return is_of_tree and not self.clip.norm.remembers
 
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
         if _param_placeholder.is_placeholder(params):
-            treedef, memory = jax.tree.structure(0), self._outlined(params)
+            treedef, memory = jax.tree.structure(0), self._memory_of_placeholder(params)
         else:
             treedef, norms, vectors = _shapes(self.clip, params)
             zeros = [_placement.zeros(shape, params) for shape in norms]
@@ -95,7 +98,7 @@ class Engine:
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: record} if self.record else {})
 
-    def _outlined(self, params: PyTree) -> list[Any]:
+    def _memory_of_placeholder(self, params: PyTree) -> list[Any]:
         rules = self.rules.by_argument.values()
         memory = [
             _param_placeholder.memory(self.clip.scope, rule, params) for rule in rules
@@ -131,7 +134,7 @@ class Engine:
         if in_common or jax.tree.leaves(state.clip_memory):
             check_spans(layout)
         clip = self.clip.at(state.clip_step)
-        rule_memory, norm_memory = self._split(state.clip_memory)
+        rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
         if self.has_leaf_norms:
             measured, leaf_norms = _leaf_record.measure(clip, layout, updates)
@@ -145,11 +148,14 @@ class Engine:
         )  # fmt: skip
         return Step(decided(clip, layout, measured, thresholds), leaf_norms)
 
-    def _split(self, memory: list[PyTree]) -> tuple[list[PyTree], list[jax.Array]]:
+    def _split(
+        self, memory: list[PyTree], layout: Layout
+    ) -> tuple[list[PyTree], list[jax.Array]]:
         """Return the memories of the rules, and the memory of the norm after them."""
         if not self.clip.norm.remembers:
             return memory, []
-        return memory[:-1], list(memory[-1].by_path.values())
+        # By name: `jit` returns a dict with its keys sorted.
+        return memory[:-1], _packed_state.in_order(memory[-1], layout.treedef)
 
     def recorded(
         self, step: Step, coefficients: Batched, *, shown: Batched | None = None

@@ -29,7 +29,8 @@ def blank(treedef: TreeDef) -> LeafNorms:
 def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, LeafNorms]:
     """Return the norm of the tree, and of each leaf by its path.
 
-    The gradients are read once: the norm of all leaves is the norm of their norms.
+    The gradients are read once, unless the norm is a mean: the norm of all leaves is
+    the norm of their norms.
     """
     leaves = layout_of(by_leaf(clip), updates)
     norms = clip.norm.measure(leaves.blocks, flushed=False).norms

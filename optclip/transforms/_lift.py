@@ -36,7 +36,8 @@ def lifted(
         if engine.record and not is_absent:
             _state.check_recordable(state)
             return update(updates, state, params, **extra_args)
-        unused = init(updates) if engine.record else engine.no_state
+        like = updates if params is None else params
+        unused = init(like) if engine.record else engine.no_state
         clipped, _ = update(updates, unused, params, **extra_args)
         return clipped, state
 

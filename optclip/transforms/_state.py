@@ -42,7 +42,7 @@ def check_recordable(state: Any) -> None:
 
 def check_state(
     state: Any,
-    num_rules: int,
+    num_memories: int,
     treedef: TreeDef,
     name: str,
     scope: Scope,
@@ -55,10 +55,10 @@ def check_state(
         advice = f"{advice}, or that the update before returned."
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     recorded = sorted(state.clip_record)
-    if recorded != names or num_rules != len(state.clip_memory):
+    if recorded != names or num_memories != len(state.clip_memory):
         raise ValueError(
             "`state` must be of this clip, got that of another, with"
-            f" {len(state.clip_memory)} thresholds and records for {recorded}."
+            f" {len(state.clip_memory)} memories and records for {recorded}."
             f" {advice}."
         )
     structures = [jax.tree.structure(state.clip_record[n].clip_norm) for n in recorded]

@@ -26,11 +26,12 @@ def clip_before(
 
     Returns:
       A transformation. Its state is `(*inner_state, clip_state)` if the state of
-      `inner` is a plain tuple, as that of a chain is, else `(inner_state, clip_state)`.
+      `inner` is a plain, non-empty tuple, as a chain has it, else `(inner_state,
+      clip_state)`.
 
     Raises:
       TypeError: an argument is not an optax transformation; at `update`, the state is
-        not the tuple that `init` returned.
+        not a tuple with a state for each.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -48,7 +49,7 @@ def clip_before(
 
     def joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
         # A named tuple is one state, not several.
-        if type(inner_state) is tuple:
+        if inner_state and type(inner_state) is tuple:
             return (*inner_state, clip_state)
         return inner_state, clip_state
 
@@ -67,7 +68,8 @@ def clip_before(
         # Of a single entry, only init tells whether it is the state or in a tuple.
         if len(inner_state) == 1:
             shapes = jax.eval_shape(second.init, updates)
-            inner_state = inner_state if type(shapes) is tuple else inner_state[0]
+            is_tuple = shapes and type(shapes) is tuple
+            inner_state = inner_state if is_tuple else inner_state[0]
         clipped, clip_state = first.update(updates, clip_state, params, **extra_args)
         updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
         return updates, joined(inner_state, clip_state)

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import Leaf, PyTree
-from optclip._clip import SCALE, Clip, coefficients_of
+from optclip._clip import clip_of, coefficients_of
 from optclip.norms._interface import as_norm
 from optclip.scopes._interface import as_scope
 from optclip.thresholds._interface import (
@@ -124,8 +124,8 @@ def skip(
     """
     wrapped = transformation("inner", inner)
     # Detached, so that of single elements the norms are taken too.
-    clip = Clip(
-        as_scope(over), as_norm(norm), responses.detached("drop"), SCALE,
+    clip = clip_of(
+        as_scope(over), as_norm(norm), responses.detached("drop"),
         mask=mask, axis_name=axis_name,
     )  # fmt: skip
     rules = Rules({"max_norm": as_rules("max_norm", max_norm)})
@@ -158,8 +158,11 @@ def skip(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
         )  # fmt: skip
-        clip, _, norms, limits, *_ = step.decision
-        norm_record = watch.recorded(step, coefficients_of(clip, norms, limits))
+        decision = step.decision
+        coefficients = coefficients_of(
+            decision.clip, decision.norms, decision.thresholds
+        )
+        norm_record = watch.recorded(step, coefficients)
         seen = watch.after(state.skip_norm, step, norm_record)
         is_off = _is_above(norm_record)
         memory, old = state.skip_value, state.skip_record[name]
@@ -223,7 +226,8 @@ def _loss_in(extra: dict[str, Any]) -> jax.Array:
             " Flax's TrainState.apply_gradients does not pass it on. Without a loss,"
             " omit max_value; for olmo_skip pass use_value=False."
         )
-        raise ValueError(_validate.must_be("value", wanted, value, advice))
+        name = "loss" if extra.get("value") is None and value is not None else "value"
+        raise ValueError(_validate.must_be(name, wanted, value, advice))
     loss = jnp.asarray(value).astype(jnp.float32)
     _axis_names.check_one("value", loss)
     return loss

@@ -155,7 +155,7 @@ def test_update_tree_unlike_init_raises(run):
             V,
             "another",
         ),
-        (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 thresholds.*Give"),
+        (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 memories.*Give"),
     ],
 )
 def test_update_state_of_something_else_raises(state, error, words, run):

@@ -386,7 +386,11 @@ MESSAGES = {
     ],
     "clip_by.norm": [
         (None, T, "`norm` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral', an"),
-        (True, T, "an order p or an optclip.norms.Norm, got True (bool). Under optax."),
+        (
+            True,
+            T,
+            "an order p, or a Norm or Spectral of optclip.norms, got True (bool).",
+        ),
         (-1.0, V, "`ord` must be a Python number above 0, or inf for the largest"),
     ],
     "clip_by.response": [

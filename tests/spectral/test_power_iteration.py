@@ -127,3 +127,39 @@ def test_pure_function_by_iteration_raises():
         optclip.functional.clip_by(
             jnp.ones(SHAPE), 1.0, over="leaf", norm=Spectral(method="power_iteration")
         )
+
+
+def test_power_iteration_without_memory_is_exact():
+    """Of parameters, say, which a rule measures, there is no vector from before."""
+    x = with_top(3.0)
+    norm = Spectral(method="power_iteration")
+    (size,) = optclip.norms.measure([optclip.norms.Block([x])], norm)
+    np.testing.assert_allclose(size, 3.0, rtol=1e-5)
+    rule = optclip.thresholds.relative_to_params(0.5)
+    tx = by_iteration(rule, steps=30)
+    clipped, _ = quick_jit(tx.update)(x, tx.init(x), x)
+    assert spectral_norm(clipped) == pytest.approx(1.5, rel=1e-3)
+
+
+def test_power_iteration_under_jit_keeps_vectors_with_their_matrices():
+    """`jit` sorts the keys of the memory: "10" stands before "2"."""
+    tops = np.arange(1.0, 13.0)
+    tree = [with_top(top, seed=i) for i, top in enumerate(tops)]
+    tx = by_iteration(0.5, record="leaves")
+    update, state = quick_jit(tx.update), tx.init(tree)
+    for _ in range(30):
+        clipped, state = update(tree, state)
+    assert spectral_norm(clipped[-1]) == pytest.approx(0.5, rel=1e-3)
+    metrics = optclip.metrics(state)
+    norms = [metrics[f"clip/norm/{i}"] for i in range(len(tree))]
+    np.testing.assert_allclose(norms, tops, rtol=1e-3)
+
+
+def test_power_iteration_of_one_matrix_records_its_norm():
+    tx = optclip.clip_by(
+        1.0, norm=Spectral(method="power_iteration", steps=30), record="leaves"
+    )
+    x = with_top(3.0)
+    clipped, state = quick_jit(tx.update)(x, tx.init(x))
+    assert spectral_norm(clipped) == pytest.approx(1, rel=1e-3)
+    assert optclip.metrics(state)["clip/norm"] == pytest.approx(3, rel=1e-3)

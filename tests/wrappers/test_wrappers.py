@@ -201,6 +201,9 @@ INNER = {
     "chain of one": optax.chain(optax.scale_by_adam()),
     "one named tuple": optax.scale_by_adam(),
     "no state": optax.scale(-1.0),
+    "empty tuple": optax.GradientTransformation(
+        lambda params: (), lambda updates, state, params=None: (updates, state)
+    ),
 }
 
 
@@ -217,7 +220,7 @@ def test_clip_before_equals_chain_with_state_of_inner_in_front(inner, run):
         expected, chained = run(chain.update)(grads, chained, params)
         helpers.assert_identical(updates, expected)
     *in_front, clip_state = state
-    is_plain = type(expected_state) is tuple
+    is_plain = type(expected_state) is tuple and expected_state != ()
     in_front = tuple(in_front) if is_plain else in_front[0]
     helpers.assert_identical(in_front, chained[1])
     helpers.assert_identical(clip_state, chained[0])
