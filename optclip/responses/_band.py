@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip._arrays import _validate
 from optclip._arrays._numerics import ratio
@@ -35,7 +36,7 @@ class Band:
         advice = "1 lets no norm grow, inf bounds nothing."
         _validate.number("max_growth", self.max_growth, advice=advice)
 
-    def at(self, step: jax.Array) -> "Band":
+    def at(self, step: jax.Array | np.ndarray) -> "Band":
         """The band of a step, with the number that the schedule `low` gives for it."""
         if not callable(self.low):
             return self

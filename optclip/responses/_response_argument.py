@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip._arrays import _numerics, _validate
 from optclip._arrays._types import Number
@@ -137,7 +138,7 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
     return _UserResponse(function)
 
 
-def at_step(response: Response, step: jax.Array) -> Response:
+def at_step(response: Response, step: jax.Array | np.ndarray) -> Response:
     """The response of a step, for one that has a schedule."""
     if isinstance(response, Detached):
         inner = at_step(response.response, step)
@@ -146,8 +147,9 @@ def at_step(response: Response, step: jax.Array) -> Response:
 
 
 def is_same_always(response: Response) -> bool:
-    """Whether it has no schedule in it."""
-    return at_step(response, jnp.zeros((), jnp.int32)) is response
+    """Return whether a response has no schedule in it."""
+    # Not a JAX array: it would initialize the devices before a user can configure them.
+    return at_step(response, np.zeros((), np.int32)) is response
 
 
 def is_ours(response: Response) -> bool:

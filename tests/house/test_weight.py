@@ -26,3 +26,19 @@ def test_what_only_sparse_leaves_and_plots_need_is_imported_late():
     )
     found = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert found.strip() == "set()"
+
+
+def test_building_a_clip_initializes_no_device():
+    """A program may set `jax_num_cpu_devices` after it has built its optimizer."""
+    code = """
+import jax, optax, optclip
+from optclip import thresholds
+optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(1e-3))
+optclip.clip_by_norm(thresholds.ema(), record=False)
+optclip.clip_by_singular_value(1.0, response="soft")
+optclip.skip(optax.adam(1e-3), max_norm=1.0)
+jax.config.update("jax_num_cpu_devices", 2)
+print(len(jax.devices()))
+"""
+    found = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert found.strip() == "2"
