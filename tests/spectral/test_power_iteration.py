@@ -163,3 +163,11 @@ def test_power_iteration_of_one_matrix_records_its_norm():
     clipped, state = quick_jit(tx.update)(x, tx.init(x))
     assert spectral_norm(clipped) == pytest.approx(1, rel=1e-3)
     assert optclip.metrics(state)["clip/norm"] == pytest.approx(3, rel=1e-3)
+
+
+def test_power_iteration_memory_of_other_matrices_raises(run):
+    tx = by_iteration(1.0, record=False)
+    state = tx.init({"a": with_top(3.0)})
+    words = r"norms that the state was made for.*\['a'\].*\['b'\].*one structure"
+    with pytest.raises(ValueError, match=words):
+        run(lambda: tx.update({"b": with_top(3.0)}, state))()
