@@ -1,7 +1,8 @@
-"""Part `profile`: kernels and copies that one call puts on the GPU, by the profiler.
+"""Part `profile`: kernels and copies that one call runs on the GPU, by the profiler.
 
-It counts those of command buffers and of branches too, and copies to the host, by which
-a program waits for the host. A device without a profile has a note.
+It counts those of command buffers and of branches too, and copies to the host, for which
+a program waits. Their time is measured on the GPU and does not include launches. A
+device without a profile has a note.
 """
 
 import tempfile
@@ -27,26 +28,28 @@ def rows(tiny: bool) -> Iterator[Row]:
         if not events:
             yield {"note": "the profile has no events of a GPU"}
             return
-        copies = {kind: n for kind, n in events.items() if kind.startswith("Mem")}
+        kinds = Counter(kind for kind, _ in events)
+        copies = {kind: n for kind, n in kinds.items() if kind.startswith("Mem")}
         yield {
             "contender": name,
-            "kernels": events.total() - sum(copies.values()),
+            "kernels": kinds.total() - sum(copies.values()),
+            "ms": sum(nanoseconds for _, nanoseconds in events) / 1e6,
             "copies": ", ".join(f"{n} {kind}" for kind, n in copies.items()) or "none",
         }
 
 
-def profiled(call: Any) -> Counter[str]:
-    """Count the events on the streams of all GPUs by name."""
+def profiled(call: Any) -> list[tuple[str, float]]:
+    """Return the name and the nanoseconds of each event on the streams of all GPUs."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
         (path,) = Path(folder).rglob("*.xplane.pb")
         data = jax.profiler.ProfileData.from_file(str(path))
-        return Counter(
-            event.name
+        return [
+            (event.name, event.duration_ns)
             for plane in data.planes
             if plane.name.startswith("/device:GPU")
             for line in plane.lines
             if line.name.startswith("Stream")
             for event in line.events
-        )
+        ]
