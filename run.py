@@ -38,7 +38,7 @@ def main() -> int:
         return 0 if command in ("-h", "--help") else 2
     if command == "train":
         python = environment(find_python(), ["train"])
-        return call([python, "examples/train_char_rnn.py", *rest])
+        return call([python, "examples/train_gpt.py", *rest])
     python = environment(find_python(), ["test", "nox"])
     named = [w for w in rest if "/" in w and (ROOT / w.partition("::")[0]).exists()]
     where = [] if named else ["optclip", "tests"]

@@ -23,6 +23,7 @@ def run_quick(name, *arguments):
 
 
 DRAWN = {
+    "train_gpt.py": ["after bursts", "held-out text", "skipped"],
     "train_char_rnn.py": ["lowest loss", "at rate", "clipped", "close at", "learns at"],
     "train_muon.py": ["largest logit", "steps above 105", "clipped", "held out"],
     "train_backward.py": ["learns at", "ratio: median", "above 1.01", "cosine: median"],
@@ -73,6 +74,15 @@ def test_train_sharded_quick_run_shards_parameters():
     table, _ = run_quick("train_sharded.py")
     assert "each device holds (16, 32)" in table
     assert "The norms of the first step differ by" in table
+
+
+def test_gpt_skips_exactly_the_corrupted_steps():
+    import train_gpt as job
+
+    steps, name = 160, "optclip.skip"
+    optimizer = job.optimizers(steps)[name]
+    run = job.train(name, optimizer, job.read_corpus(), steps, seeds=1)
+    np.testing.assert_array_equal(run.skipped[0], job.corrupted_steps(steps))
 
 
 def learns(method, rates, bad_batches):
