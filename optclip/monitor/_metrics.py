@@ -41,6 +41,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
                            and steps of a rule's warm-up are among all steps
       ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry
                            in the norm
+      ``clip/steps``       int32, the number of updates so far, one for all groups and
+                           leaves; it stays 0 if the training loop drops the new state
       ``clip/fraction``    float32, leaf, axis and element scope only: the fraction of
                            norms that were past their threshold in the last step
       ==================== ===========================================================
@@ -90,6 +92,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       clip/coefficient 0.2
       clip/rate 1.0
       clip/nonfinite 0
+      clip/steps 1
     """
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
@@ -138,6 +141,7 @@ _FIELDS = {
     "fraction",
     "rate",
     "nonfinite",
+    "steps",
 }
 
 _FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.FIELDS}
@@ -232,4 +236,4 @@ def _entries(
         parts = _leaves.names_of([path for path, _ in entries])
         for part, (_, value) in zip(parts, entries, strict=True):
             pairs.append(("/".join(filter(None, (name, field, part))), value))
-    return pairs
+    return [*pairs, (f"{name}/steps", _bare(step))]

@@ -30,6 +30,7 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       Text. The percentage of a group or leaf is that of its squared norm in the sum of
       the squares. Behind its name stands in how many of the steps it was clipped, and
       in how many it was not finite, if in any. "Up to" is that of the one with most.
+      "No step yet" in the middle of a run: the training loop drops the new state.
 
     Raises:
       TypeError: called inside `jax.jit`, where there are no numbers yet; given a
@@ -44,16 +45,19 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       >>> tx = optax.chain(watch, optclip.clip_by_global_norm(1.0))
       >>> updates = {"bias": jnp.array([3.0]), "kernel": jnp.array([[4.0]])}
       >>> print(optclip.summary(tx.update(updates, tx.init(updates))[1]))
-      watch: 2 norms, clipped in 0% of the steps
+      watch: 2 norms, clipped in 0% of 1 step
           64%  4         kernel
           36%  3         bias
-      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of the steps
+      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
     numbers = {key: _number(key, x) for key, x in _metrics_in(opt_state).items()}
     lines = []
     for name, parts in parts_in(numbers).items():
+        if numbers.get(f"{name}/steps") == 0:
+            lines.append(f"{name}: no step yet")
+            continue
         lines.append(f"{name}: {', '.join(_phrases(numbers, name, parts))}")
         if parts != [""]:
             columns = {
@@ -114,12 +118,20 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     skipped = numbers.get(f"{name}/skipped")
     if rate is not None:
         some = "some" if of_many else "clipped"
-        phrases.append(f"{some} in {up_to}{percent(rate)} of the steps")
+        steps = _steps(numbers.get(f"{name}/steps"))
+        phrases.append(f"{some} in {up_to}{percent(rate)} of {steps}")
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
         phrases.append(f"{skipped:.0f} left out")
     return phrases
+
+
+def _steps(count: float | None) -> str:
+    """How many steps a rate covers; metrics logged by older versions have no count."""
+    if count is None:
+        return "the steps"
+    return f"{count:.0f} step{'' if count == 1 else 's'}"
 
 
 def _lines_of_parts(

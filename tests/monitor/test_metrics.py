@@ -53,12 +53,13 @@ def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
     keys |= {f"group/{k}/{label}" for k in KEYS for label in ("body", "head")}
     keys |= {f"leaves/{k}/{path}" for k in extremes for path in SIZES}
     keys |= {f"{name}/{k}" for name in ("leaf", "element") for k in extremes}
+    keys |= {f"{name}/steps" for name in clips}
     assert found.keys() == keys
     elements = np.abs(np.concatenate([x.ravel() for x in jax.tree.leaves(WIDE)]))
     total, largest = oracles.tree_norm(WIDE), max(SIZES.values())
     expected = {
         "tree/norm": total, "tree/coefficient": 2 / total, "tree/threshold": 2,
-        "tree/rate": 1, "tree/nonfinite": 0,
+        "tree/rate": 1, "tree/nonfinite": 0, "tree/steps": 1,
         "group/norm/head": oracles.tree_norm(WIDE["out"]),
         "group/rate/body": 0, "group/rate/head": 1, "group/threshold/body": 1e4,
         "leaf/norm": largest, "leaf/coefficient": 2 / largest,

@@ -30,11 +30,10 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
     tx = optclip.clip_by_global_norm(2.5)
     grads = {"a": np.float32([3.0]), "b": np.float32([4.0])}
     update, state = helpers.quick_jit(tx.update), tx.init(grads)
+    assert optclip.summary(state) == "clip: no step yet"
     for scale in (0, 0, 0, 1):
         _, state = update(jax.tree.map(lambda x, s=scale: s * x, grads), state)
-    expected = (
-        "clip: norm 5, threshold 2.5, coefficient 0.5, clipped in 25% of the steps"
-    )
+    expected = "clip: norm 5, threshold 2.5, coefficient 0.5, clipped in 25% of 4 steps"
     found = optclip.metrics(state)
     for step in (state, found, jax.device_get(found), {**found, "time": "now"}):
         assert optclip.summary(step) == expected
@@ -50,9 +49,10 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
                 "clip/coefficient": 0.875,
                 "clip/fraction": 0.5,
                 "clip/rate": 1.0,
+                "clip/steps": 1,
             },
             "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
-            " 50% of the norms clipped in the last step, some in 100% of the steps",
+            " 50% of the norms clipped in the last step, some in 100% of 1 step",
         ),
         (
             {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
