@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,16 @@ import jax
 import numpy as np
 
 from optclip._arrays import _validate
+from optclip.monitor._metrics import parts_in
+from optclip.monitor._read_history import chosen, lines_of
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
 _MANY = 100
+# The relative difference of the rate from the one asked for that rounding may cause.
+_TOLERANCE = 0.2
+# Nine digits tell any two numbers of float32 apart.
+_MOST_DIGITS = 9
 
 
 class Suggestion(NamedTuple):
@@ -40,7 +47,8 @@ class Suggestion(NamedTuple):
             for q, x in self.quantiles.items()
         ]
         bad = f", {self.nonfinite} more not finite" if self.nonfinite else ""
-        last = f"max_norm={self.max_norm:.4g} would have clipped {self.rate:.1%} of"
+        rate = f"{self.rate:.1%}" if self.rate >= 0.01 else f"{self.rate:.2%}"
+        last = f"max_norm={self.max_norm:.9g} would have clipped {rate} of"
         lines.append(f"{last} {self.steps} steps{bad}")
         if self.largest > _MANY * self.quantiles[0.5]:
             lines.append(
@@ -51,35 +59,47 @@ class Suggestion(NamedTuple):
 
 
 def suggest(
-    norms: Mapping[str, Any] | Sequence[Any] | np.ndarray | jax.Array,
+    norms: Mapping[str, Any]
+    | Sequence[Any]
+    | np.ndarray
+    | jax.Array
+    | str
+    | os.PathLike[str],
     rate: float = 0.1,
     *,
     skip_first: float = 0.1,
+    clip: str | None = None,
+    part: str | None = None,
 ) -> Suggestion:
-    """A fixed threshold for a run like one whose norms are known.
+    """Choose a fixed threshold that clips a fraction of the steps of a recorded run.
 
-    Record them with a clip that touches nothing, `clip_by_global_norm(inf)`, and
-    `metrics(state)["clip/norm"]` of each step; or give what another library logged.
-    Record where training works: but for the step that lost it, the norms of a lost run
-    look like any other's. If the 99 % quantile is many times the median, or one norm
-    100 times (the table says so), record again behind a loose clip or at a lower
-    learning rate, and see that it falls.
+    Record a run that trains, with clipping that changes nothing,
+    `clip_by_global_norm(inf)`, and `metrics(state)` of each step; or pass the norms
+    that another library logged. If the 99% quantile is many times the median, or one
+    norm 100 times (the table says so), the run may have diverged: record another with
+    a loose threshold or a lower learning rate.
 
     Args:
-      norms: the norm of each step in order, an array of any shape; or what `metrics`
-        returns: a list of such dicts, or one of arrays, as `jax.lax.scan` stacks them.
-      rate: the fraction of the steps that may be clipped, from 0 to 1.
-      skip_first: the fraction of the steps, at the start, that is not looked at: norms
-        are larger there than they will be.
+      norms: the norm of each step in order, an array of any shape; or the output of
+        `metrics`: a list of dicts, one dict of arrays as `jax.lax.scan` stacks them,
+        or the path of a file that `optclip.plot.save` wrote.
+      rate: the fraction of the steps to clip, from 0 to 1.
+      skip_first: the fraction of the steps to skip at the start, from 0 to 1, since
+        norms are larger there than later.
+      clip: the name of the clip in the output of `metrics`; the only one if None. For
+        a clip inside `skip`, pass the name of the skip, which has all steps.
+      part: a group's label or a leaf's path; the only one if None.
 
     Returns:
-      A `Suggestion`: the threshold is the quantile that clips that many, rounded up to
-      two digits.
+      A `Suggestion`. Its threshold has two digits or, if these clip over 20% more or
+      less than `rate` (relative), as many as are needed. No threshold can be closer
+      where fewer than 3 of the steps are to be clipped, or many norms are equal.
 
     Raises:
       TypeError: `norms` is not made of numbers.
       ValueError: fewer than 10 norms are finite after the start; an argument is out of
-        range; a norm is negative.
+        range; a norm is negative; there is no such clip or part, or several and none
+        is named.
 
     Example:
       >>> import numpy as np, optclip
@@ -93,16 +113,16 @@ def suggest(
     """
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)
-    every = _as_array(norms)
+    every = _as_array(norms, clip, part)
     considered = every[int(len(every) * float(skip_first)) :]
-    finite = considered[np.isfinite(considered)]
+    finite = np.sort(considered[np.isfinite(considered)])
     if len(finite) < 10:
         raise ValueError(
             "`norms` must have at least 10 finite numbers after the first"
             f" {float(skip_first):.0%}, got {len(finite)}. Give those of a longer run,"
             " or a smaller skip_first."
         )
-    threshold = _rounded_up(float(np.quantile(finite, 1 - float(rate))))
+    threshold = _threshold(finite, float(rate))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
     fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
@@ -110,12 +130,32 @@ def suggest(
     return Suggestion(threshold, fraction, quantiles, len(finite), nonfinite, largest)
 
 
-def _as_array(norms: Any) -> np.ndarray:
+def _threshold(norms: np.ndarray, rate: float) -> float:
+    """Return the threshold of fewest digits that clips about `rate` of sorted norms."""
+    count = round(rate * len(norms))
+    # At a rate of 1 no norm is left unclipped, so that the threshold is 0.
+    exact = float(norms[-1 - count]) if count < len(norms) else 0.0
+    # Of many equal norms, such as those logged in bfloat16, all are clipped or none.
+    # The next smaller norm clips all.
+    smaller = norms[norms < exact][-1:].tolist()
+    digits = range(2, _MOST_DIGITS + 1)
+    candidates = [_rounded_up(x, n) for n in digits for x in (exact, *smaller)]
+    errors = [abs(float(np.mean(norms > x)) - rate) for x in candidates]
+    for candidate, error in zip(candidates, errors, strict=True):
+        if error <= _TOLERANCE * rate:
+            return candidate
+    return candidates[int(np.argmin(errors))]
+
+
+def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
+    if isinstance(norms, (str, os.PathLike)):
+        norms = lines_of(norms)
+    is_list = isinstance(norms, (list, tuple)) and len(norms) > 0
+    first = norms[0] if is_list else norms
     entries = norms
-    if isinstance(norms, dict):
-        entries = _norm_in(norms)
-    if isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], dict):
-        entries = [_norm_in(entry) for entry in norms]
+    if isinstance(first, Mapping):
+        key = _key_in(first, clip, part)
+        entries = [_entry(x, key) for x in norms] if is_list else norms[key]
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
@@ -128,33 +168,36 @@ def _as_array(norms: Any) -> np.ndarray:
         raise ValueError(
             _validate.must_be("norms", "0 or more", float(np.nanmin(array)))
         )
+    if not isinstance(first, Mapping) and (clip is not None or part is not None):
+        raise ValueError(
+            "`clip` and `part` name a norm in the output of optclip.metrics, got"
+            f" clip={clip!r} and part={part!r} with an array. Leave them out."
+        )
     return array
 
 
-def _norm_in(entry: dict[str, Any]) -> Any:
-    """The one norm in a dict of metrics."""
-    keys = [key for key in entry if key.endswith("/norm")]
-    if len(keys) != 1:
-        all_keys = [key for key in entry if "/norm" in str(key)] or list(entry)
-        raise ValueError(
-            "`norms` must have the one norm of a tree, got a dict with"
-            f" {_validate.shown(all_keys)}. Give the numbers of one, such as"
-            f" {_access_to(all_keys)}: of a group its own, and of a clip inside skip"
-            " those of the skip."
-        )
-    return entry[keys[0]]
+def _entry(step: Any, key: str) -> Any:
+    if isinstance(step, Mapping) and key in step:
+        return step[key]
+    raise ValueError(
+        f"`norms` must have {key!r} in each step, got {_validate.shown(step)} as one of"
+        " the steps. Pass the output of optclip.metrics of each step."
+    )
 
 
-def _access_to(keys: list[str]) -> str:
-    """How a user would take the numbers of one key, the skip's if there is one."""
-    norms = [key for key in keys if "/norm" in str(key)] or ["clip/norm"]
-    key = next((key for key in norms if key.startswith("skip")), norms[0])
-    return f"history[{key!r}] or [m[{key!r}] for m in history]"
+def _key_in(metrics: Mapping[str, Any], clip: str | None, part: str | None) -> str:
+    """Return the key of the norm of one clip, or of one group or leaf of it."""
+    by_name = parts_in(metrics)
+    name = chosen("clip", clip, list(by_name), "norms")
+    parts = [label for label in by_name[name] if label]
+    if parts or part is not None:
+        return f"{name}/norm/{chosen('part', part, parts, 'norms')}"
+    return f"{name}/norm"
 
 
-def _rounded_up(x: float) -> float:
-    """`x` with two digits, not smaller."""
+def _rounded_up(x: float, digits: int) -> float:
+    """Return the smallest number of so many digits that is not below `x`."""
     if x == 0:
         return 0.0
-    unit = 10.0 ** (np.floor(np.log10(x)) - 1)
-    return float(f"{np.ceil(x / unit * (1 - 1e-12)) * unit:.2g}")
+    unit = 10.0 ** (np.floor(np.log10(x)) - (digits - 1))
+    return float(f"{np.ceil(x / unit * (1 - 1e-12)) * unit:.{digits}g}")

@@ -60,6 +60,7 @@ HISTORY = {
     for field in ("norm", "threshold", "coefficient")
     for part in ("a", "b")
 }
+NORMS = {f"clip/norm/{part}": np.arange(100.0) for part in ("a", "b")}
 
 
 def loss_of_one(params, example):
@@ -130,7 +131,7 @@ CALLS = {
     "with_periodic_reset": ({"inner": ADAM}, use),
     "metrics": ({"opt_state": STATE}, use),
     "summary": ({"opt_state": STATE}, use),
-    "suggest": ({"norms": np.arange(100.0)}, use),
+    "suggest": ({"norms": NORMS, "part": "a"}, use),
     "Heads": ({"query": "query", "key": "key"}, clip_heads),
     "find_heads": ({"params": PROJECTIONS, "query": "query", "key": "key"}, clip_heads),
     "clip_attention_logits": ({"max_logit": 100.0, "layers": LAYERS}, clip_logits),
@@ -422,9 +423,15 @@ MESSAGES = {
     ],
     "metrics.opt_state": [(None, V, "got None (NoneType). Give the whole state of")],
     "suggest.norms": [
-        ("x", T, "`norms` must be an array of numbers, one a step, or dicts as"),
-        (np.ones(3), V, "`norms` must have at least 10 finite numbers after the first"),
+        (["x"], T, "`norms` must be an array of numbers, one a step, or dicts as"),
+        (
+            {"clip/norm/a": np.ones(3)},
+            V,
+            "`norms` must have at least 10 finite numbers",
+        ),
+        ([{"clip/norm/a": 1.0}, {}], V, "must have 'clip/norm/a' in each step, got {}"),
     ],
+    "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
     "skip.max_value": [
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
         (-1.0, V, "`max_value` must be 0 or more and not NaN, got -1.0 (float)"),
@@ -527,8 +534,8 @@ MESSAGES = {
         ({"loss": [1.0]}, V, "`history` must have norms of a clip, got none. Give"),
     ],
     "plot.norms.ax": [(np.array([None]), T, "`ax` must be Matplotlib axes, or None")],
-    "plot.norms.part": [(3, V, "`part` must be one of ['a', 'b'], got 3 (int). Give")],
-    "plot.norms.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Give")],
+    "plot.norms.part": [(3, V, "`part` must be one of ['a', 'b'], got 3 (int). Pass")],
+    "plot.norms.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass")],
 }
 CASES = [(place, *row) for place, rows in MESSAGES.items() for row in rows]
 
