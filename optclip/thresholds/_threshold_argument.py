@@ -77,7 +77,7 @@ def one_rule(name: str, threshold: Threshold) -> Rule:
     rule = as_rules(name, threshold)
     if not isinstance(rule, Rule):
         wanted = "one number, optax schedule or rule, such as"
-        wanted = f"{wanted} optclip.thresholds.quantile(0.1)"
+        wanted = f"{wanted} optclip.thresholds.quantile(0.9)"
         raise TypeError(_validate.must_be(name, wanted, threshold))
     return rule
 
