@@ -13,15 +13,14 @@ from optclip._arrays import _validate
 from optclip.monitor._interface import chosen, parts_in, read
 from optclip.typing import History
 
-# In the record of several norms: the largest norm and the smallest coefficient may
-# be of two of them, so that their product is not a norm.
-_OF_SEVERAL = "fraction"
-
 
 class Clip(NamedTuple):
-    """What one clip did, or did to one group or leaf; None for what is not recorded.
+    """What one clip did, or did to one group or leaf.
 
-    `title` is empty for the only clip of a run.
+    `title` is empty for the only clip of a run. A record of several norms has
+    `fraction`, the fraction of them that was clipped, and no `after`: the largest norm
+    and the smallest coefficient may be of two of them, so that their product is not a
+    norm.
     """
 
     title: str
@@ -30,6 +29,7 @@ class Clip(NamedTuple):
     threshold: np.ndarray
     after: np.ndarray | None
     clipped: np.ndarray
+    fraction: np.ndarray | None
 
 
 def save(history: History, path: str | os.PathLike[str]) -> None:
@@ -92,13 +92,29 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
         )
     # The largest float stands for inf where a norm was not finite.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
-    several = of(_OF_SEVERAL) is not None
+    fraction = of("fraction")
+    if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
+        fraction = None
     with np.errstate(invalid="ignore"):
-        after = None if several else norm * coefficient
+        after = norm * coefficient if fraction is None else None
     # As `metrics` counts its rate: not zeros, nor what `nonfinite=` zeroed or made NaN.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
-    return Clip(title, steps, norm, threshold, after, clipped)
+    return Clip(title, steps, norm, threshold, after, clipped, fraction)
+
+
+def _is_of_one_norm(
+    fraction: np.ndarray, norm: np.ndarray, threshold: np.ndarray
+) -> bool:
+    """Whether the record of a leaf reads as the record of one norm.
+
+    A leaf has one norm, or one per unit or slice, of which the record does not tell.
+    """
+    is_above = (norm > threshold) & np.isfinite(norm)
+    is_contradictory = np.any(is_above & (fraction == 0))
+    return bool(
+        np.all((fraction == 0) | (fraction == 1)) and not is_contradictory.any()
+    )
 
 
 def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:

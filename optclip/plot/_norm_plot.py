@@ -1,12 +1,17 @@
-"""The norm before and after a clip, with the threshold."""
+"""The norm before and after a clip with the threshold, or the fraction clipped."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from optclip.monitor._interface import percent
 from optclip.plot import _history, _style
+from optclip.plot._history import Clip
 from optclip.plot._style import Axes
 from optclip.typing import History
+
+# Of fewer steps a mean is no steadier than the steps.
+_MEAN_OVER = 25
 
 
 def norms(
@@ -16,11 +21,13 @@ def norms(
     part: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The norm before and after, and the threshold, at each step.
+    """Draw the norm before and after, and the threshold, at each step.
 
-    A step whose norm is not finite is marked at the top. Of a clip by leaf, axis or
-    element the norm is the largest of all and the threshold the smallest, and what was
-    left is not known. The axis is logarithmic if norms differ by more than 30 times.
+    Per leaf, axis or element there are many norms and thresholds: drawn is the fraction
+    of the norms that was clipped, or the largest norm if no threshold is finite. With
+    `record="leaves"` and `part=`, the norms of one leaf are drawn. A step whose norm is
+    not finite is marked at the top. The axis is logarithmic if norms differ by more
+    than 30 times.
 
     Args:
       history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
@@ -48,15 +55,60 @@ def norms(
     """
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
+    y = "norm of the updates"
+    if record.fraction is None:
+        _draw_norms(ax, record)
+    elif np.isfinite(record.threshold).any():
+        _draw_fraction(ax, record.steps, record.fraction)
+        y = "fraction of the norms clipped"
+    else:
+        _draw_line(ax, record.steps, record.norm, "largest norm", _style.AFTER, 1.2)
+        _style.set_scale(ax, record.norm)
+    bad = np.flatnonzero(~np.isfinite(record.norm))
+    if bad.size:
+        ax.plot(
+            record.steps[bad], np.full(bad.size, 0.98), "x", color=_style.BAD,
+            label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
+        )  # fmt: skip
+    return _style.finish(ax, x="step", y=y, title=_title(record))
+
+
+def _title(record: Clip) -> str:
+    if record.fraction is None or not np.isfinite(record.threshold).any():
+        return record.title
+    mean = percent(float(np.mean(record.fraction)))
+    message = f"{mean} of the norms clipped on average"
+    return f"{record.title}: {message}" if record.title else message
+
+
+def _draw_line(
+    ax: Axes, steps: np.ndarray, y: np.ndarray, label: str, color: str, width: float
+) -> None:
+    style = {"color": color, "lw": width, "label": label}
+    ax.plot(steps, _style.gaps(y), **style, **_style.dots(y))
+
+
+def _draw_fraction(ax: Axes, steps: np.ndarray, fraction: np.ndarray) -> None:
+    """Draw the fraction at each step and, of a long run, its running mean."""
+    if len(steps) <= _MEAN_OVER:
+        _draw_line(ax, steps, fraction, "each step", _style.AFTER, 1.2)
+    else:
+        _draw_line(ax, steps, fraction, "each step", _style.BEFORE, 0.8)
+        sums = np.cumsum(np.append(0.0, fraction))
+        means = (sums[_MEAN_OVER:] - sums[:-_MEAN_OVER]) / _MEAN_OVER
+        label = f"mean of the last {_MEAN_OVER} steps"
+        _draw_line(ax, steps[_MEAN_OVER - 1 :], means, label, _style.AFTER, 1.8)
+    ax.set_ylim(-0.02, 1.02)
+
+
+def _draw_norms(ax: Axes, record: Clip) -> None:
     steps = record.steps
     # A narrow dark line is drawn over a broad light one, so that both are visible where
     # they are equal.
-    before = {"color": _style.BEFORE, "lw": 2.4, "label": "before"}
-    ax.plot(steps, _style.gaps(record.norm), **before, **_style.dots(record.norm))
+    _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
     drawn = [record.norm]
     if record.after is not None:
-        style = {"color": _style.AFTER, "lw": 1, "label": "after"}
-        ax.plot(steps, _style.gaps(record.after), **style, **_style.dots(record.after))
+        _draw_line(ax, steps, record.after, "after", _style.AFTER, 1)
         drawn.append(record.after)
     if np.isfinite(record.threshold).any():
         limit = _style.gaps(record.threshold)
@@ -65,10 +117,3 @@ def norms(
         ax.step(steps, limit, where="mid", label="threshold", **style, **dots)
         drawn.append(record.threshold)
     _style.set_scale(ax, *drawn)
-    bad = np.flatnonzero(~np.isfinite(record.norm))
-    if bad.size:
-        ax.plot(
-            steps[bad], np.full(bad.size, 0.98), "x", color=_style.BAD,
-            label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
-        )  # fmt: skip
-    return _style.finish(ax, x="step", y="norm of the updates", title=record.title)

@@ -91,13 +91,43 @@ def test_norms_excludes_infinite_threshold():
     assert ax.get_ylim()[1] < 1e3
 
 
-def test_plots_of_leaves_do_not_combine_extremes():
-    """The largest norm times the smallest coefficient is no norm."""
+def test_norms_of_many_norms_draws_fraction_clipped():
+    """The largest norm, the smallest threshold and coefficient may be of three leaves."""
     found = recorded(optclip.clip_by_norm(2.0))
-    assert set(lines(plot.norms(found))) == {"before", "threshold", "not finite"}
+    ax = plot.norms(found)
+    assert set(lines(ax)) == {"each step", "not finite"}
+    np.testing.assert_allclose(lines(ax)["each step"], [0, 0.5, 0, 1, 0])
+    assert ax.get_title() == "30% of the norms clipped on average"
+    assert ax.get_ylabel() == "fraction of the norms clipped"
     ax = plot.distribution(found)
     assert labels(ax) == ["smallest threshold 2"]
     assert ax.get_xlabel() == "largest norm of all"
+
+
+def test_norms_of_a_long_run_draws_mean_fraction():
+    fraction = np.tile([0.0, 0.0, 0.25, 0.75], 10)
+    drawn = lines(plot.norms(history_of(np.ones(40)) | {"clip/fraction": fraction}))
+    expected = [fraction[i - 24 : i + 1].mean() for i in range(24, 40)]
+    np.testing.assert_allclose(drawn["mean of the last 25 steps"], expected)
+
+
+def test_norms_without_threshold_draws_largest_norm():
+    found = history_of([1.0, 3.0], np.inf) | {"clip/fraction": np.zeros(2)}
+    ax = plot.norms(found)
+    assert (labels(ax), ax.get_title()) == (["largest norm"], "")
+
+
+def test_norms_of_a_leaf_draws_its_norms_unless_it_has_several():
+    """A norm above the threshold that is not clipped belongs to another unit."""
+    norms, coefficients, fraction = [1.0, 4.0], [1.0, 0.5], np.array([0.0, 1.0])
+    leaf = history_of(norms, 2.0, coefficients) | {"clip/fraction": fraction}
+    for found, expected in (
+        (leaf, ["before", "after", "threshold"]),
+        (leaf | {"clip/fraction": fraction / 2}, ["each step"]),
+        (leaf | {"clip/norm": np.array([3.0, 4.0])}, ["each step"]),
+    ):
+        named = {f"{key}/a": x for key, x in found.items()}
+        assert labels(plot.norms(named, part="a")) == expected
 
 
 def test_history_may_be_steps_stacked_or_a_file(history, tmp_path):
