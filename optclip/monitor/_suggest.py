@@ -12,6 +12,7 @@ import numpy as np
 from optclip._arrays import _validate
 from optclip.monitor._metrics import parts_in
 from optclip.monitor._read_history import chosen, lines_of
+from optclip.typing import History
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
@@ -59,12 +60,7 @@ class Suggestion(NamedTuple):
 
 
 def suggest(
-    norms: Mapping[str, Any]
-    | Sequence[Any]
-    | np.ndarray
-    | jax.Array
-    | str
-    | os.PathLike[str],
+    norms: History | Sequence[Any] | np.ndarray | jax.Array,
     rate: float = 0.1,
     *,
     skip_first: float = 0.1,
@@ -85,7 +81,7 @@ def suggest(
         or the path of a file that `optclip.plot.save` wrote.
       rate: the fraction of the steps to clip, from 0 to 1.
       skip_first: the fraction of the steps to skip at the start, from 0 to 1, since
-        norms are larger there than later.
+        norms are larger there than later. A run counts them in `clip/rate`.
       clip: the name of the clip in the output of `metrics`; the only one if None. For
         a clip inside `skip`, pass the name of the skip, which has all steps.
       part: a group's label or a leaf's path; the only one if None.
