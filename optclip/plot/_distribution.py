@@ -17,10 +17,10 @@ def distribution(
     part: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """How many steps had which norm; the median threshold, and the quantile it is.
+    """Draw how many steps had which norm; the median threshold, and its quantile.
 
-    Of a clip by leaf, axis or element the norm is the largest of all and the threshold
-    the smallest, so that one says nothing of the other.
+    Per leaf, axis or element it draws the largest of the norms and no threshold, since
+    the smallest threshold may be of another norm.
 
     Args:
       history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
@@ -62,12 +62,10 @@ def distribution(
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)
     _style.set_log_ticks(ax)
     limits = record.threshold[np.isfinite(record.threshold)]
-    if limits.size:
+    if limits.size and record.fraction is None:
         limit = float(np.median(limits))
         fraction = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
-        if record.after is None:
-            label = f"smallest threshold {limit:.3g}"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
-    x = "norm of the updates" if record.after is not None else "largest norm of all"
+    x = "norm of the updates" if record.fraction is None else "largest norm of all"
     return _style.finish(ax, x=x, y="steps", title=record.title)
