@@ -19,6 +19,14 @@ from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
 from optclip.scopes._interface import ScopeLike
 
+# Modules of Flax NNX with Dropout contain PRNG keys and counters. Without copy=True
+# Flax rejects the update of a counter inside the gradient's trace.
+_TO_SPLIT = (
+    "Pass it to the loss as another argument. Split a Flax NNX module by graphdef,"
+    " params, rest = nnx.split(model, nnx.Param, ...), pass params, and call"
+    " nnx.merge(graphdef, params, rest, copy=True) in the loss."
+)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
@@ -60,7 +68,8 @@ class ClippedGrad:
           The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
 
         Raises:
-          TypeError: an argument of the loss is passed by keyword.
+          TypeError: an argument of the loss is passed by keyword, or a parameter is not
+            a dense array of floats, such as a PRNG key of a Flax NNX module.
         """
         check_positional(keywords)
         size = self.microbatch_size
@@ -238,7 +247,7 @@ def source_of(
 ) -> Source:
     """The gradients of the examples in the arguments of a loss."""
     params, examples = loss.params(args), loss.examples(args)
-    check_floats(_leaves.flatten(params))
+    check_floats(_leaves.flatten(params), _TO_SPLIT)
     number = batch_size(examples)
     if not isinstance(number, int) and (size is not None or method != "vmap"):
         raise ValueError(

@@ -170,7 +170,7 @@ class Bound:
                 )
 
 
-def check_floats(flat: Flat) -> None:
+def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
     """Raise unless each leaf has a gradient with a bound: a dense array of floats."""
     for x in jax.tree.leaves(flat.tree, is_leaf=_is_probe):
         if _is_probe(x):
@@ -184,8 +184,7 @@ def check_floats(flat: Flat) -> None:
             kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(
                 f"Each leaf must be a dense array of floats, got {_leaves.named(path)}"
-                f" of {kind}: its part of an example has no bound. Take it out of the"
-                " tree."
+                f" of {kind}: its part of an example has no bound. {advice}"
             )
 
 

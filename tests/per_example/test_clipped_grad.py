@@ -449,6 +449,10 @@ ERRORS = {
         lambda: clipped_sum({"w": np.ones((3, 2)), "n": np.arange(3)}, 1.0),
         (TypeError, "array of floats, got the leaf 'n' of int"),
     ),
+    "random key among the parameters": (
+        lambda: call(loss, {"w": ONE, "dropout": jax.random.key(0)}, BATCH)(),
+        (TypeError, r"the leaf 'dropout' of key<fry>.*nnx\.split.*copy=True"),
+    ),
     "comparing response": (
         call(loss, response=optclip.responses.detached("proportional")),
         (ValueError, "one that looks at one norm at a time"),
