@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import optclip
+from tests.integration.stacks import page
 
 HEADS, WIDTH, MODEL = 4, 3, 12
 X = np.random.default_rng(0).normal(size=(7, MODEL)).astype(np.float32)
@@ -94,3 +95,25 @@ def test_clip_attention_logits_scales_logits_of_each_head(library):
     new = jax.tree.map(lambda p, u: p + u, params, updates)
     np.testing.assert_allclose(logits(new), wanted, rtol=1e-5, atol=1e-5)
     assert optclip.metrics(state)["attention/coefficient/attn"] == 0.25
+
+
+def test_page_clips_largest_logit_of_nnx_attention():
+    # Steps change the model in place.
+    names = page.run("QK-Clip with `nnx.MultiHeadAttention`")
+    assert names["losses"][-1] < names["losses"][0] / 2
+    x, attn = np.float64(names["x"]), names["model"].attn
+    query, key = (
+        np.einsum("btd,dhn->bthn", x, np.float64(p.kernel[...]))
+        + np.float64(p.bias[...])
+        for p in (attn.query, attn.key)
+    )
+    logits = np.einsum("bthn,bshn->bhts", query, key) / np.sqrt(query.shape[-1])
+    largest = logits[..., np.tri(logits.shape[-1], dtype=bool)].max()
+    assert largest > 10
+    _, logged = names["step"](
+        names["model"], names["optimizer"], names["x"], names["y"]
+    )
+    np.testing.assert_allclose(logged["attention/norm/attn"], largest, rtol=1e-5)
+    np.testing.assert_allclose(
+        logged["attention/coefficient/attn"], 10 / largest, rtol=1e-5
+    )

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 PRIVATE = "Private training"
 OF_NNX = "Private training of a Flax NNX model"
+DROPOUT = "Dropout in private training"
 C = 1e-3
 
 
@@ -38,6 +39,24 @@ def test_private_loop_trains_nnx_model():
     found = page.run(OF_NNX)
     model, x, y = found["model"], found["x"], found["y"]
     assert jnp.mean((model(x) - y) ** 2) < found["first"] / 3
+
+
+def test_clipped_grad_nnx_module_with_dropout_names_leaf():
+    names = page.names(DROPOUT)
+    grad_of = per_example.clipped_grad(lambda model, x: model(x).sum(), 1.0)
+    with pytest.raises(TypeError, match=r"'dropout/rngs/count/value'.*nnx\.split"):
+        grad_of(names["model"], names["x"])
+
+
+def test_clipped_grad_dropout_keys_give_each_example_a_mask():
+    names = page.names(DROPOUT)
+    x, y = (jnp.repeat(names[name][:1], 4, axis=0) for name in ("x", "y"))
+    keys = names["keys"][jnp.array([0, 0, 1, 2])]
+    _, info = names["grad_of"](names["params"], x, y, keys)
+    same, again, *others = np.asarray(info.values)
+    assert same == again
+    assert len({same, *others}) == 3
+    assert (info.coefficients < 1).any()
 
 
 @functools.cache
