@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-TEXT = (Path(__file__).parents[3] / "docs" / "stacks.md").read_text()
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "stacks.md").read_text()
 
 
 def blocks() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Private training of the page, compared with NumPy, jax_privacy and optax."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import optax
 import pytest
 from optax.experimental import aggregating
 
+import optclip
 from optclip import per_example
 from tests.integration.stacks import by_hand, page
 
@@ -109,6 +111,24 @@ def test_clipped_grad_equals_jax_privacy_on_ordinary_gradients(private):
         lambda a, b: np.testing.assert_allclose(a, b, 2e-6, 2e-5), found, wanted
     )
     assert ours.sensitivity() == theirs.sensitivity()
+
+
+def test_clipped_grad_line_of_comparison_reuses_loss_of_jax_privacy(private):
+    comparison = (page.ROOT / "docs" / "comparison.md").read_text()
+    (line,) = re.findall(r"^`(optclip\.per_example\..*)`$", comparison, re.MULTILINE)
+
+    def loss(params, x, y):
+        assert x.shape == (1, 8)
+        return private["loss_of"](params, x, y)
+
+    batch = private["start"], private["x"], private["y"]
+    found, info = eval(line, {"optclip": optclip, "loss": loss})(*batch)
+    theirs = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
+    expected = theirs(*batch)
+    assert (info.coefficients < 1).mean() > 0.5
+    # The band of the default strict=True.
+    distance = by_hand.norm(jax.tree.map(lambda a, b: a - b, found, expected))
+    assert 1e-6 < distance / by_hand.norm(expected) < 1.3e-4
 
 
 def test_noise_of_jax_privacy_is_proportional_to_sensitivity(private):

@@ -1,0 +1,129 @@
+"""The lines of the page for trainers, in copies of the calls around them."""
+
+import dataclasses
+import re
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec
+
+import optclip
+from tests.integration.stacks import by_hand, page
+
+LINES = {row[0]: row[-1].strip("`") for row in page.rows("trainer")}
+GRADS = {
+    "kernel": np.float32([[3.0, 0.0], [4.0, 2.0]]),
+    "bias": np.float32([1.0, -5.0]),
+}
+FIXED = ("MaxText", "Levanter", "Tunix", "nanodo", "Brax", "PureJaxRL")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptStateSpec:
+    """As AXLearn describes an array: a leaf that is no array."""
+
+    shape: tuple[int, ...]
+    dtype: Any = None
+    mesh_axes: Any = None
+
+
+def transformation(trainer, **names):
+    """Evaluate a line with the variables that it has in the trainer."""
+    return eval(
+        LINES[trainer],
+        {
+            "jax": jax,
+            "optclip": optclip,
+            "clipping_threshold": 1.0,
+            "clip_by_global_norm": 1.0,
+            "max_grad_norm": 1.0,
+            "MAX_GRAD_NORM": 1.0,
+            "config": {"MAX_GRAD_NORM": 1.0},
+            "self": types.SimpleNamespace(max_grad_norm=1.0),
+            **names,
+        },
+    )
+
+
+def test_every_trainer_of_page_is_tested():
+    others = {"MaxText, learned threshold, ZeRO-1", "AXLearn", "nanodo, metrics"}
+    assert LINES.keys() == {*FIXED, *others}
+
+
+@pytest.mark.parametrize("trainer", FIXED)
+def test_trainer_line_clips_to_global_norm(trainer):
+    tx = transformation(trainer)
+    updates, state = tx.update(GRADS, tx.init(GRADS))
+    for found, expected in zip(
+        jax.tree.leaves(updates), by_hand.clip(GRADS, 1.0), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    if trainer == "nanodo":
+        metrics = {}
+        transformation("nanodo, metrics", metrics=metrics, new_opt_state=state)
+        np.testing.assert_allclose(metrics["clip/norm"], by_hand.norm(GRADS), rtol=1e-6)
+
+
+def test_maxtext_line_accepts_train_state_and_none():
+    tx = transformation("MaxText")
+    state = TrainState.create(apply_fn=None, params=GRADS, tx=optax.adam(0.1))
+    for each in (state, None):
+        updates, returned = tx.update(GRADS, each, None)
+        assert returned is each
+        np.testing.assert_allclose(by_hand.norm(updates), 1, rtol=1e-6)
+
+
+def test_maxtext_line_keeps_moments_at_position_zero():
+    names = {"base_opt": optax.adamw(0.1)}
+    tx = transformation("MaxText, learned threshold, ZeRO-1", **names)
+    _, state = tx.update(GRADS, tx.init(GRADS), GRADS)
+    assert isinstance(state[0], optax.ScaleByAdamState)
+    norm = optclip.metrics(state)["clip/norm"]
+    np.testing.assert_allclose(norm, by_hand.norm(GRADS), rtol=1e-6)
+
+
+def test_brax_line_runs_in_pmap_after_pmean():
+    tx = transformation("Brax")
+
+    def step(grads):
+        grads = jax.lax.pmean(grads, "i")
+        return tx.update(grads, tx.init(grads))[0]
+
+    stacked = jax.tree.map(lambda g: jnp.stack([g] * jax.device_count()), GRADS)
+    updates = jax.tree.map(lambda u: u[0], jax.pmap(step, axis_name="i")(stacked))
+    np.testing.assert_allclose(by_hand.norm(updates), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, None])
+def test_axlearn_line_describes_state(dtype):
+    def with_partition_fn(base, partition):
+        return types.SimpleNamespace(init=base.init, partition=partition)
+
+    clip = optclip.clip_by_norm(optclip.thresholds.quantile(0.9), record="leaves")
+    names = {"OptStateSpec": OptStateSpec, "PartitionSpec": PartitionSpec}
+    adapted = transformation(
+        "AXLearn", tx=clip, with_partition_fn=with_partition_fn, **names
+    )
+    specs = jax.tree.map(lambda g: OptStateSpec(g.shape, dtype), GRADS)
+    found, state = adapted.partition(specs), adapted.init(GRADS)
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    for spec, x in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+        assert (spec.shape, spec.dtype) == (x.shape, x.dtype)
+        assert spec.mesh_axes == PartitionSpec()
+
+
+def test_equinox_axis_gives_each_output_a_norm():
+    (axis,) = re.findall(r"`axis=(lambda path, shape: .*?)`", page.TEXT)
+    kernel, conv, bias = jnp.ones((5, 3)), jnp.ones((4, 2, 3, 3)), jnp.ones(5)
+    params = {"linear": kernel, "conv": conv, "bias": bias}
+    clip = optclip.clip_by(1.0, over=optclip.units(axis=eval(axis)))
+    updates, _ = jax.jit(clip.update)(params, clip.init(params))
+    each = {"linear": 3**0.5, "conv": 18**0.5, "bias": 5**0.5}
+    for name, norm in each.items():
+        np.testing.assert_allclose(updates[name], params[name] / norm, rtol=1e-6)
