@@ -17,8 +17,8 @@ from optclip._clip._clip import Decision as Decision
 from optclip._clip._clip import Thresholds as Thresholds
 from optclip._clip._coefficient import coefficients_of as coefficients_of
 from optclip._clip._coefficient import respond as respond
+from optclip._clip._layout import LaidOutLeaf as LaidOutLeaf
 from optclip._clip._layout import Layout as Layout
-from optclip._clip._layout import Leaf as Leaf
 from optclip._clip._layout import lay_out as lay_out
 from optclip._clip._move import MOVE as MOVE
 from optclip._clip._run import ThresholdFunction as ThresholdFunction

@@ -10,8 +10,7 @@ import numpy as np
 
 from optclip._arrays import _axis_names, _numerics, _validate
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import Leaf as LeafValue
-from optclip._arrays._types import Number
+from optclip._arrays._types import Leaf, Number
 from optclip._clip._clip import Clip, Decision
 from optclip._clip._limit import as_limit, zero_below
 from optclip.norms._interface import LEAST
@@ -58,7 +57,7 @@ class Action(abc.ABC):
         return thresholds
 
     @abc.abstractmethod
-    def apply(self, decision: Decision) -> tuple[dict[int, LeafValue], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
         """Return the clipped leaves by their index, and the coefficients."""
 
     def recorded(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
-from optclip._arrays._types import AxisName, KeyPath, Mask, PyTree, TreeDef
-from optclip._arrays._types import Leaf as LeafValue
+from optclip._arrays._types import AxisName, KeyPath, Leaf, Mask, PyTree, TreeDef
 from optclip.norms import Block
 from optclip.scopes._interface import Groups, Scope, blocks_of, owners_of
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
 
-class Leaf(NamedTuple):
+class LaidOutLeaf(NamedTuple):
     """One leaf of the tree.
 
     Attributes:
@@ -29,8 +28,8 @@ class Leaf(NamedTuple):
     """
 
     path: KeyPath
-    value: LeafValue
-    array: LeafValue
+    value: Leaf
+    array: Leaf
     matrix: BCOO | None
     block: int | None
     is_used: bool
@@ -45,7 +44,7 @@ class Layout(NamedTuple):
     """The leaves of a tree, and its blocks with the structure of the scope."""
 
     flat: _leaves.Flat
-    leaves: list[Leaf]
+    leaves: list[LaidOutLeaf]
     blocks: list[Block]
     treedef: TreeDef
 
@@ -57,12 +56,12 @@ class Layout(NamedTuple):
         """Return the values of a tree of that structure, one per block."""
         return self.treedef.flatten_up_to(tree)
 
-    def rebuild(self, clipped: dict[int, LeafValue]) -> PyTree:
+    def rebuild(self, clipped: dict[int, Leaf]) -> PyTree:
         """Return the tree with some leaves replaced, by their index."""
         pairs = enumerate(self.leaves)
         return self.flat.rebuild([clipped.get(i, leaf.value) for i, leaf in pairs])
 
-    def scaled(self) -> list[tuple[int, Leaf, int]]:
+    def scaled(self) -> list[tuple[int, LaidOutLeaf, int]]:
         """Return the leaves that are scaled as (index, leaf, block)."""
         pairs = enumerate(self.leaves)
         return [(i, x, x.block) for i, x in pairs if x.block is not None]
@@ -114,11 +113,11 @@ def lay_out(
         array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
         if is_used:
             _axis_names.check_reduced(path, array)
-        leaves.append(Leaf(path, value, array, matrix, block, is_used))
+        leaves.append(LaidOutLeaf(path, value, array, matrix, block, is_used))
     return Layout(flat, leaves, blocks, treedef)
 
 
-def _each_its_own(leaves: list[LeafValue]) -> list[LeafValue]:
+def _each_its_own(leaves: list[Leaf]) -> list[Leaf]:
     """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`."""
     known: set[int] = set()
     out = list(leaves)
@@ -129,5 +128,5 @@ def _each_its_own(leaves: list[LeafValue]) -> list[LeafValue]:
     return out
 
 
-def _where(mask: list[bool], leaves: list[LeafValue]) -> list[LeafValue]:
+def _where(mask: list[bool], leaves: list[Leaf]) -> list[Leaf]:
     return [x if m else None for m, x in zip(mask, leaves, strict=True)]

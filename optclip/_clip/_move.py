@@ -21,12 +21,11 @@ from optclip._arrays import (
     _validate,
 )
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import Leaf as LeafValue
-from optclip._arrays._types import Number
+from optclip._arrays._types import Leaf, Number
 from optclip._clip import _limit, _scale
 from optclip._clip._action import Action, check_replicated
 from optclip._clip._clip import Clip, Decision
-from optclip._clip._layout import Leaf
+from optclip._clip._layout import LaidOutLeaf
 from optclip.responses import Hard, Response
 
 
@@ -64,7 +63,7 @@ class Move(Action):
         pairs = zip(thresholds.entries(), norms.entries(), strict=True)
         return norms.with_entries([_numerics.broadcast_like(*pair) for pair in pairs])
 
-    def apply(self, decision: Decision) -> tuple[dict[int, LeafValue], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
         """Return the clipped leaves by index, and how much each element shrank."""
         layout, limits = decision.layout, decision.thresholds.entries()
         moved = {}
@@ -99,8 +98,8 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
 
 
 def _moved_leaf(
-    clip: Clip, leaf: Leaf, limit: jax.Array | Limits
-) -> tuple[LeafValue, jax.Array]:
+    clip: Clip, leaf: LaidOutLeaf, limit: jax.Array | Limits
+) -> tuple[Leaf, jax.Array]:
     """Return a leaf with its elements moved, and how much each shrank."""
     x = jnp.asarray(leaf.array)
     lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)

@@ -15,17 +15,17 @@ from jax import lax
 from optclip._arrays import _leaves, _sparse, _xla
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import select
-from optclip._arrays._types import Leaf as LeafValue
+from optclip._arrays._types import Leaf
 from optclip._clip._action import Action
 from optclip._clip._clip import Clip, Decision
 from optclip._clip._coefficient import coefficients_of
-from optclip._clip._layout import Leaf
+from optclip._clip._layout import LaidOutLeaf
 
 
 class Scale(Action):
     """Multiply each leaf by the coefficient of its block."""
 
-    def apply(self, decision: Decision) -> tuple[dict[int, LeafValue], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
         """Return the scaled leaves by index, and the coefficients."""
         clip, layout, norms = decision.clip, decision.layout, decision.norms
         # Those of slices are materialized, or XLA on CPU computes them again for each
@@ -44,7 +44,7 @@ class Scale(Action):
 SCALE: Scale = Scale()
 
 
-def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafValue:
+def scaled_leaf(clip: Clip, leaf: LaidOutLeaf, coefficient: jax.Array) -> Leaf:
     """Return a leaf times its coefficient."""
     # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
     x = _xla.read_again(jnp.asarray(leaf.array))

@@ -33,7 +33,7 @@ HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Backward:
+class CotangentClip:
     """What is done to cotangents on their way back.
 
     Attributes:
@@ -57,7 +57,7 @@ class Backward:
         _, of_norms = self.clip.action.recorded(decision, coefficients)
         return clipped, _probe.record_of(norms, of_norms, is_bad(norms))
 
-    def spanning(self, axis_name: PyTree) -> Backward:
+    def spanning(self, axis_name: PyTree) -> CotangentClip:
         """The same, with the mapped axes that each array is split over."""
         clip = dataclasses.replace(self.clip, axis_name=axis_name)
         return dataclasses.replace(self, clip=clip)
@@ -107,7 +107,7 @@ def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
 
 
 def passed(
-    backward: Backward,
+    backward: CotangentClip,
     arrays: PyTree,
     thresholds: PyTree,
     probe: CotangentRecord | None,

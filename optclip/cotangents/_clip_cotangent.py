@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from optclip import scopes
 from optclip._arrays import _validate
 from optclip._clip import clip_of
-from optclip.cotangents._backward_clip import HAS_LOGS, Backward, passed
+from optclip.cotangents._backward_clip import HAS_LOGS, CotangentClip, passed
 from optclip.cotangents._masked_leaves import Chosen, chosen_leaves
 from optclip.cotangents._relative_threshold import reference_of
 from optclip.functional._interface import raise_if_exchanged
@@ -148,7 +148,7 @@ def _backward(
     response: ResponseLike,
     relative: Relative | None,
     nonfinite: Nonfinite,
-) -> Backward:
+) -> CotangentClip:
     how = resolve(response)
     if not is_same_always(how):
         advice = "There is no step here: give the value of the schedule."
@@ -162,7 +162,7 @@ def _backward(
         LEAF if axis is None else ELEMENT if axis == () else scopes.axes(axis),
         of_order(ord), how, nonfinite=nonfinite,
     )  # fmt: skip
-    return Backward(clip, reference_of(relative))
+    return CotangentClip(clip, reference_of(relative))
 
 
 def _check_threshold(tree: PyTree, max_norm: Any) -> None:

@@ -49,7 +49,7 @@ def entrywise_norms(
             members.append(_totals.Member(i, axis, split))
     # The norm of single elements is the modulus, whatever its order.
     elements = all(member.axis == () for member in members)
-    plan = _totals.Plan(
+    plan = _totals.NormPlan(
         ord=math.inf if elements else ord,
         dtype=accumulator(arrays),
         members=tuple(members),

@@ -18,7 +18,7 @@ from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _numeri
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import select
 from optclip.norms import _sums
-from optclip.norms._totals import SHRINK, Member, Plan, combined, totals_of
+from optclip.norms._totals import SHRINK, Member, NormPlan, combined, totals_of
 
 # A smaller norm counts as 0: squares of its elements are flushed to zero.
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
@@ -31,13 +31,13 @@ def flush_small(norm: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def roots(arrays: list[jax.Array], plan: Plan) -> Batched:
+def roots(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     """The norm of each block; inf above the largest float."""
     return _compiled(arrays, plan)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _compiled(arrays: list[jax.Array], plan: Plan) -> Batched:
+def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     # The function is compiled: each call outside of jax.jit would otherwise compile the
     # branches again.
     if plan.ord != math.inf:
@@ -87,7 +87,7 @@ def _direction(
     return sign * (fraction ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
 
-def _guarded(arrays: list[jax.Array], plan: Plan) -> Batched:
+def _guarded(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     """Orders 1 and inf: the sum or maximum. Order 2: the root of it, or of shrunk ones.
 
     Both sums on accelerators, which read the elements once for both; a branch on a
@@ -119,7 +119,7 @@ def _guarded(arrays: list[jax.Array], plan: Plan) -> Batched:
     return totals.map(one, small, is_over)
 
 
-def _agreed(flag: jax.Array, plan: Plan) -> jax.Array:
+def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
     """The flag, set on all devices that the branch talks to if it is on one of them.
 
     A device that took the branch alone would wait there for the others for ever: one
@@ -139,7 +139,7 @@ def _agreed(flag: jax.Array, plan: Plan) -> jax.Array:
     return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
-def _by_largest(arrays: list[jax.Array], plan: Plan) -> Batched:
+def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     """Any other order: each array's powers relative to its own largest element.
 
     Scaling all arrays by one common maximum would make XLA copy the whole maximum
@@ -180,7 +180,7 @@ def _root(total: jax.Array, ord: float) -> jax.Array:
     return select(total > 0, root, total) if total.ndim else root
 
 
-def _may_overflow(x: jax.Array, plan: Plan) -> bool:
+def _may_overflow(x: jax.Array, plan: NormPlan) -> bool:
     """Whether a sum of squares of finite elements of x can overflow in plan.dtype."""
     largest = 2 * jnp.finfo(x.dtype).maxexp + math.log2(max(_leaves.size_of(x), 1))
     return largest >= jnp.finfo(plan.dtype).maxexp

@@ -28,7 +28,7 @@ Of = Callable[[jax.Array], jax.Array] | None
 Reduce = Callable[..., jax.Array]
 
 
-class Scale(NamedTuple):
+class Shrink(NamedTuple):
     """What elements are multiplied by, and 0 to be added.
 
     XLA is not to know either: a barrier comes before each use.
@@ -44,7 +44,7 @@ class Power(NamedTuple):
     ord: float
     dtype: str
 
-    def __call__(self, x: jax.Array, scale: Scale | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, scale: Shrink | None = None) -> jax.Array:
         x = _leaves.widen(x, self.dtype)
         if self.ord != 2:
             return lax.abs(x)
@@ -66,7 +66,7 @@ class Term(NamedTuple):
     axis: Axis
     key: Hashable
     power: Power | None
-    scale: Scale | None = None
+    scale: Shrink | None = None
 
     def operands(self) -> tuple[jax.Array, Axis, Of]:
         of = self.power and functools.partial(self.power, scale=self.scale)
@@ -194,7 +194,7 @@ def _batches(terms: list[Term]) -> list[list[Term]]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _powers_merged(
-    merge: Merge, power: Power, arrays: list[jax.Array], scale: Scale | None
+    merge: Merge, power: Power, arrays: list[jax.Array], scale: Shrink | None
 ) -> jax.Array:
     """Merge powers; compiled, so that batches of one kind are traced once.
 

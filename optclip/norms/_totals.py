@@ -11,7 +11,7 @@ from jax import lax
 from optclip._arrays import _axis_names, _collectives, _maxima
 from optclip._arrays._batching import Batched
 from optclip.norms import _sums
-from optclip.norms._sums import Power, Scale, Term
+from optclip.norms._sums import Power, Shrink, Term
 
 
 class Member(NamedTuple):
@@ -22,7 +22,7 @@ class Member(NamedTuple):
     split: _axis_names.Axes
 
 
-class Plan(NamedTuple):
+class NormPlan(NamedTuple):
     """What is known of all blocks before tracing.
 
     `guarded` says whether squares may leave the range.
@@ -40,11 +40,13 @@ class Plan(NamedTuple):
 SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
 
 
-def totals_of(arrays: list[jax.Array], plan: Plan, *, shrunk: bool = False) -> Batched:
+def totals_of(
+    arrays: list[jax.Array], plan: NormPlan, *, shrunk: bool = False
+) -> Batched:
     """Compute the sum of powers, or the maximum, of each block; of elements shrunk."""
     scale = None
     if shrunk:
-        scale = Scale(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))
+        scale = Shrink(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))
     power, terms = Power(plan.ord, plan.dtype), []
     for x, member in zip(arrays, plan.members, strict=True):
         # Arrays of one block, on the same devices, may be added to one another.
@@ -64,7 +66,7 @@ def combined(
     local: Callable[[list[jax.Array]], jax.Array],
     values: Sequence[jax.Array],
     members: Sequence[Member],
-    plan: Plan,
+    plan: NormPlan,
 ) -> list[jax.Array]:
     """Combine the values of each block's members; 0 for a block without members."""
     blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]

@@ -18,7 +18,7 @@ from optclip.per_example._example_clip import Bound
 from optclip.per_example._example_gradients import Source, without_padding
 from optclip.per_example._ghost._choice import unsupported as unsupported_leaf
 from optclip.per_example._ghost._ghost_backward import (
-    Backward,
+    BackwardPass,
     backward,
     weighted_gradients,
 )
@@ -51,7 +51,9 @@ def of_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
     return function
 
 
-def _checked_backward(source: Source, examples: PyTree, *, strict: bool) -> Backward:
+def _checked_backward(
+    source: Source, examples: PyTree, *, strict: bool
+) -> BackwardPass:
     back = backward(source.loss, source.params, examples, has_aux=True)
     kinds = jax.tree.unflatten(jax.tree.structure(back.params), back.trace.kinds)
     is_rounded = strict and back.trace.is_narrow()
@@ -76,7 +78,7 @@ def _about(bound: Bound, clip: Clip, squares: PyTree, is_padding: jax.Array) -> 
     return without_padding(bound.of_squares(clip, squares), is_padding)
 
 
-def _weighted_sum(clip: Clip, back: Backward, by_leaf: PyTree) -> PyTree:
+def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:
     """The sum of the gradients, each times its coefficient."""
     leaves, treedef = jax.tree.flatten(back.params)
     weights = treedef.flatten_up_to(by_leaf)

@@ -39,7 +39,7 @@ class Factors(NamedTuple):
     rows: jax.Array
 
 
-class _Left(NamedTuple):
+class _PartlyFactored(NamedTuple):
     """What is left of a matrix, and its factors: of those `taken` out for good."""
 
     x: jax.Array
@@ -80,16 +80,16 @@ def _compiled(
     squares: jax.Array,
     vectors: jax.Array,
 ) -> Factors:
-    def is_wide(left: _Left) -> jax.Array:
+    def is_wide(left: _PartlyFactored) -> jax.Array:
         return jnp.any(_is_wide(left, lowest)) & (left.stage < _MOST)
 
-    def without_largest(left: _Left) -> _Left:
+    def without_largest(left: _PartlyFactored) -> _PartlyFactored:
         return _without_largest(left, lowest, split)
 
     values = _roots_of(squares)
     taken = jnp.zeros_like(values, bool)
     stage = jnp.zeros((), jnp.int32)
-    start = _Left(x, vectors, values, jnp.zeros_like(x), taken, stage)
+    start = _PartlyFactored(x, vectors, values, jnp.zeros_like(x), taken, stage)
     left = lax.while_loop(is_wide, without_largest, start)
     # What has no square in float32 is the rounding of what was taken out.
     rest = ~left.taken & (_largest(left) > 0)
@@ -123,17 +123,19 @@ def _chosen(vectors: jax.Array, which: jax.Array) -> jax.Array:
     return jnp.where(which[..., None, :], vectors, jnp.zeros_like(vectors))
 
 
-def _largest(left: _Left) -> jax.Array:
+def _largest(left: _PartlyFactored) -> jax.Array:
     remaining = jnp.where(left.taken, jnp.zeros_like(left.values), left.values)
     return jnp.max(remaining, -1, keepdims=True)
 
 
-def _is_wide(left: _Left, lowest: jax.Array) -> jax.Array:
+def _is_wide(left: _PartlyFactored, lowest: jax.Array) -> jax.Array:
     """Whether the Gram matrix does not resolve what is as large as a threshold."""
     return _largest(left) > _WINDOW * lowest
 
 
-def _without_largest(left: _Left, lowest: jax.Array, split: Axes) -> _Left:
+def _without_largest(
+    left: _PartlyFactored, lowest: jax.Array, split: Axes
+) -> _PartlyFactored:
     """The matrix without the singular values that are near its largest.
 
     From both sides: an error of 1e-7 in a vector of one side leaves that much of the
@@ -153,7 +155,7 @@ def _without_largest(left: _Left, lowest: jax.Array, split: Axes) -> _Left:
     values, vectors = _spectrum_beside(gram(x, split), ours, taken)
     values = jnp.where(taken, left.values, values)
     vectors = jnp.where(taken[..., None, :], left.vectors, vectors)
-    return _Left(x, vectors, values, rows, taken, left.stage + 1)
+    return _PartlyFactored(x, vectors, values, rows, taken, left.stage + 1)
 
 
 def _spectrum_beside(

@@ -51,16 +51,16 @@ def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax
     c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
-    def step(left: _Left, _: None) -> tuple[_Left, None]:
+    def step(left: _PartlyCapped, _: None) -> tuple[_PartlyCapped, None]:
         is_wide = jnp.any(left.top > _WINDOW * left.c)
         lower = functools.partial(_lower, split=split, is_soft=is_soft)
         return lax.cond(is_wide, lower, lambda left: left, left), None
 
-    left, _ = lax.scan(step, _Left(x, c, top), length=_STEPS)
+    left, _ = lax.scan(step, _PartlyCapped(x, c, top), length=_STEPS)
     return times(share, _cap(left, left.c, split, is_soft=is_soft))
 
 
-class _Left(NamedTuple):
+class _PartlyCapped(NamedTuple):
     """Matrices with a bound `top`, which are still to be capped at `c`."""
 
     x: jax.Array
@@ -68,7 +68,7 @@ class _Left(NamedTuple):
     top: jax.Array
 
 
-def _lower(left: _Left, *, split: Axes, is_soft: bool) -> _Left:
+def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
     """The same after a cap as low as the Gram matrix can resolve."""
     x, c, top = left
     higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
@@ -77,13 +77,13 @@ def _lower(left: _Left, *, split: Axes, is_soft: bool) -> _Left:
     # What a cap may leave above it, and more.
     top = jnp.where(wide, higher * (1 + 1e-4), top)
     if not is_soft:
-        return _Left(out, c, top)
+        return _PartlyCapped(out, c, top)
     # Soft caps add as 1 / c^2 does.
     rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
-    return _Left(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
+    return _PartlyCapped(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
 
 
-def _cap(left: _Left, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+def _cap(left: _PartlyCapped, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
     """The cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
     g = times(1 / left.top**2, gram(left.x, split))
     t = (c / left.top) ** 2

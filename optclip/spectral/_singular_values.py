@@ -19,7 +19,7 @@ from optclip._clip import (
     Action,
     Clip,
     Decision,
-    Leaf,
+    LaidOutLeaf,
     Parts,
     coefficients_of,
     parts_of,
@@ -145,7 +145,7 @@ def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Arra
 
 
 def _as_leaf(
-    leaf: Leaf, matrices: MatrixBlock, capped: jax.Array, unclipped: jax.Array
+    leaf: LaidOutLeaf, matrices: MatrixBlock, capped: jax.Array, unclipped: jax.Array
 ) -> jax.Array:
     """Return the clipped leaf, bit-identical where nothing of a matrix is clipped."""
     x = jnp.asarray(leaf.array)

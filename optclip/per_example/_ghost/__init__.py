@@ -1,12 +1,9 @@
 """Norms of the gradient of each example, and their clipped sum, without the gradients.
 
-=========== ==========================================================================
-`_plan`     where parameters meet data, read off the jaxpr of the loss of one example
-`_walk`     runs the loss by that plan, and records data and outputs there
-`_choice`   how each leaf is measured, and the memory that it takes
-`_backward` the backward pass of each example as far as there, and gradients from it
-`_sites`    which of these places have a formula for the norm
-`_formulas` these formulas
-`_squares`  all of it: the squared norms of a batch
-=========== ==========================================================================
+`_plan` reads off the jaxpr of the loss of one example where parameters meet data, and
+`_walk` runs the loss by that plan and records data and outputs there. `_choice` decides
+how each leaf is measured, and estimates the memory. `_ghost_backward` runs the backward
+pass of each example down to these places, and computes gradients from them. `_sites`
+selects the places that have a formula for the norm, and `_formulas` holds the formulas.
+`_squares` puts it together: the squared norms of a batch.
 """

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _plan, _sites
-from optclip.per_example._ghost._plan import CONST, DATA, Plan, Site, Weight
+from optclip.per_example._ghost._plan import CONST, DATA, JaxprPlan, Site, Weight
 
 # A leaf whose gradient need not be linear in the cotangents of its sites.
 CUSTOM = "custom"
@@ -18,7 +18,7 @@ CUSTOM = "custom"
 class Trace(NamedTuple):
     """What is known of a loss before it is run."""
 
-    plan: Plan
+    plan: JaxprPlan
     out_tree: Any
     # Of each leaf, its sites.
     sites: list[list[Site]]

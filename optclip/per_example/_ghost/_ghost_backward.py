@@ -25,7 +25,7 @@ from optclip.per_example._ghost._choice import Trace, traced
 BILINEAR = frozenset(["dot_general", "conv_general_dilated", "mul", "gather"])
 
 
-class Backward(NamedTuple):
+class BackwardPass(NamedTuple):
     """The losses of a batch, and for each site its data and its cotangents."""
 
     trace: Trace
@@ -49,7 +49,7 @@ class Backward(NamedTuple):
 
 def backward(
     loss: Callable[..., Any], params: PyTree, examples: PyTree, *, has_aux: bool = False
-) -> Backward:
+) -> BackwardPass:
     """Run the loss and its backward pass for each example of a batch."""
     leaves, treedef = jax.tree.flatten(params)
     example = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
@@ -75,11 +75,11 @@ def backward(
         (cotangents,) = pull(jnp.ones_like(value))
         return value, aux, records, cotangents
 
-    return Backward(trace, params, *jax.vmap(one)(examples))
+    return BackwardPass(trace, params, *jax.vmap(one)(examples))
 
 
 def gradients(
-    back: Backward, which: Sequence[int], records: dict, cotangents: dict
+    back: BackwardPass, which: Sequence[int], records: dict, cotangents: dict
 ) -> list[jax.Array]:
     """The gradients of some leaves, from the sites of one example."""
     _, pull = jax.vjp(
@@ -91,7 +91,7 @@ def gradients(
 
 
 def weighted_gradients(
-    back: Backward, which: Sequence[int], weights: jax.Array
+    back: BackwardPass, which: Sequence[int], weights: jax.Array
 ) -> list[jax.Array]:
     """The sum over examples of the gradients of some leaves, each times its weight.
 
@@ -122,7 +122,7 @@ def weighted_gradients(
 
 
 def _site_outputs(
-    back: Backward, which: Sequence[int], leaves: list[jax.Array], records: dict
+    back: BackwardPass, which: Sequence[int], leaves: list[jax.Array], records: dict
 ) -> dict:
     """Compute the outputs of the sites as a function of some leaves."""
     num_data = len(back.trace.plan.jaxpr.invars) - len(back.leaves)

@@ -114,32 +114,32 @@ class Site(NamedTuple):
         return not any("jaxpr" in key or key == "branches" for key in params)
 
 
-class Step(NamedTuple):
+class EquationPlan(NamedTuple):
     """What is done about one equation."""
 
     eqn: Any
     outs: tuple[Info, ...]
     site: Site | None = None
-    inner: "Plan | None" = None
+    inner: "JaxprPlan | None" = None
     # Operands that are made data first.
     demoted: Mapping[int, Site] = MappingProxyType({})
     num_consts: int = 0
     num_carry: int = 0
 
 
-class Plan(NamedTuple):
+class JaxprPlan(NamedTuple):
     """What is done about the equations of a jaxpr."""
 
     jaxpr: Any
     consts: list[Any]
-    steps: list[Step]
+    steps: list[EquationPlan]
     outs: tuple[Info, ...]
     sites: list[Site]
 
 
 def planned(
     closed: Any, infos: Sequence[Info], first: int = 0, lengths: Lengths = ()
-) -> Plan:
+) -> JaxprPlan:
     """What to do about a jaxpr with such inputs; sites are numbered from `first`."""
     jaxpr = getattr(closed, "jaxpr", closed)
     env = dict.fromkeys(jaxpr.constvars, CONST) | dict(
@@ -155,31 +155,34 @@ def planned(
         env.update(zip(eqn.outvars, step.outs, strict=True))
         steps.append(step)
     outs = tuple(read(env, jaxpr.outvars, CONST))
-    return Plan(jaxpr, list(getattr(closed, "consts", ())), steps, outs, sites)
+    return JaxprPlan(jaxpr, list(getattr(closed, "consts", ())), steps, outs, sites)
 
 
-def _step(eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths) -> Step:
+def _step(
+    eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths
+) -> EquationPlan:
     name = eqn.primitive.name
     if not any(isinstance(info, Weight) for info in ins):
         info = DATA if DATA in ins or eqn.effects else CONST
-        return Step(eqn, (info,) * len(eqn.outvars))
+        return EquationPlan(eqn, (info,) * len(eqn.outvars))
     if name in CALLS | REMATS:
         body = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         inner = planned(body, ins, first, lengths)
-        return Step(eqn, inner.outs, inner=inner)
+        return EquationPlan(eqn, inner.outs, inner=inner)
     data = (DATA,) * len(eqn.outvars)
     if eqn.effects:
         # An effect may write to a reference, whose content is then unknown.
-        return Step(eqn, data, demoted=_demoted(eqn, ins, ins, first, lengths))
+        return EquationPlan(eqn, data, demoted=_demoted(eqn, ins, ins, first, lengths))
     if DATA not in ins:
-        return Step(eqn, tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars))
+        outs = tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars)
+        return EquationPlan(eqn, outs)
     if name == "scan":
         step = _scan_step(eqn, ins, first, lengths)
         if step is not None:
             return step
     avals = tuple(out.aval for out in eqn.outvars if is_inexact(out.aval))
     site = Site(first, eqn, ins, avals, lengths) if avals else None
-    return Step(eqn, data, site=site)
+    return EquationPlan(eqn, data, site=site)
 
 
 def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
@@ -213,7 +216,7 @@ def _demoted(
 
 def _scan_step(
     eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths
-) -> Step | None:
+) -> EquationPlan | None:
     """Sites in the body; None if the loop is better left alone."""
     body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
     num_xs = sum(map(_is_stacked, eqn.invars, body.invars))
@@ -247,7 +250,7 @@ def _scan_step(
         else info
         for info in inner.outs[num_carry:]
     )
-    return Step(eqn, carry + ys, None, inner, demoted, num_consts, num_carry)
+    return EquationPlan(eqn, carry + ys, None, inner, demoted, num_consts, num_carry)
 
 
 def _leaves_of(weights: Iterable[Weight]) -> frozenset[int]:

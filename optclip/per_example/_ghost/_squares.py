@@ -9,14 +9,14 @@ from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _formulas, _sites
 from optclip.per_example._ghost._formulas import Scaled
-from optclip.per_example._ghost._ghost_backward import Backward, gradients
+from optclip.per_example._ghost._ghost_backward import BackwardPass, gradients
 from optclip.per_example._ghost._plan import Site
 
 # So many elements of the gradients of all examples are no matter.
 SMALL = 2**22
 
 
-def scaled_squares(back: Backward) -> PyTree:
+def scaled_squares(back: BackwardPass) -> PyTree:
     """For each leaf the squared norms of the gradients of a batch.
 
     They are `Scaled`, which neither overflow nor vanish.
@@ -60,7 +60,9 @@ def _shapes(site: Site) -> Any:
     return jax.eval_shape(site.zeros)
 
 
-def _materialized(back: Backward, group: list[int], one_by_one: bool) -> list[Scaled]:
+def _materialized(
+    back: BackwardPass, group: list[int], one_by_one: bool
+) -> list[Scaled]:
     """Of each leaf of the group, from its gradient."""
 
     def one(records, cotangents):

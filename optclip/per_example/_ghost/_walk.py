@@ -16,15 +16,15 @@ from optclip.per_example._ghost._plan import (
     CALLS,
     DATA,
     REMATS,
-    Plan,
+    EquationPlan,
+    JaxprPlan,
     Site,
-    Step,
     is_inexact,
     read,
 )
 
 
-def tapped(plan: Plan, args: list[Any], taps: dict[int, Any]) -> tuple[list, dict]:
+def tapped(plan: JaxprPlan, args: list[Any], taps: dict[int, Any]) -> tuple[list, dict]:
     """The outputs, and of each site the data that weights met."""
     env = _env(plan, args)
     records = {}
@@ -47,7 +47,7 @@ def tapped(plan: Plan, args: list[Any], taps: dict[int, Any]) -> tuple[list, dic
 
 
 def _tapped_inner(
-    step: Step, inner: Plan, values: list, taps: dict
+    step: EquationPlan, inner: JaxprPlan, values: list, taps: dict
 ) -> tuple[list, dict]:
     params = step.eqn.params
     if step.eqn.primitive.name in CALLS:
@@ -69,7 +69,7 @@ def _tapped_inner(
     return carry + ys, records
 
 
-def replayed(plan: Plan, args: list[Any], records: dict) -> tuple[list, dict]:
+def replayed(plan: JaxprPlan, args: list[Any], records: dict) -> tuple[list, dict]:
     """The outputs, None for data, and those of the sites that there are records of."""
     env = _env(plan, args)
     site_outputs = {}
@@ -103,7 +103,7 @@ def _site_outputs(site: Site, values: list, records: dict) -> tuple:
 
 
 def _replayed_inner(
-    step: Step, inner: Plan, values: list, records: dict
+    step: EquationPlan, inner: JaxprPlan, values: list, records: dict
 ) -> tuple[list, dict]:
     if step.eqn.primitive.name != "scan":
         return replayed(inner, values, records)
@@ -126,7 +126,7 @@ def _replayed_inner(
     return fixed + ys, site_outputs
 
 
-def _split(step: Step, values: list) -> tuple[list, list, list]:
+def _split(step: EquationPlan, values: list) -> tuple[list, list, list]:
     middle = step.num_consts + step.num_carry
     return (
         values[: step.num_consts],
@@ -150,7 +150,7 @@ def _bound(eqn: Any, values: list) -> list:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def _env(plan: Plan, args: list[Any]) -> dict:
+def _env(plan: JaxprPlan, args: list[Any]) -> dict:
     jaxpr = plan.jaxpr
     names = [*jaxpr.constvars, *jaxpr.invars]
     return dict(zip(names, [*plan.consts, *args], strict=True))
