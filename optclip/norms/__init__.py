@@ -5,14 +5,9 @@ largest singular value. Sums are kept in float32 or wider. For p = 1 and 2 every
 is read once, on CPU again only if a sum of squares overflowed.
 """
 
-from optclip.norms import _norm_argument
 from optclip.norms._block import Block as Block
 from optclip.norms._measure import measure as measure
 from optclip.norms._norm import Norm as Norm
 from optclip.spectral._spectral_norm import Spectral as Spectral
-
-# Registered here, where the names of norms are public: no module of the core may import
-# `spectral`.
-_norm_argument.BY_NAME["spectral"] = Spectral()
 
 __all__ = ["Block", "Norm", "Spectral", "measure"]

@@ -8,6 +8,7 @@ from optclip.norms._norm import L2 as L2
 from optclip.norms._norm import Measured as Measured
 from optclip.norms._norm import Measurement as Measurement
 from optclip.norms._norm import of_order as of_order
+from optclip.norms._norm_argument import BY_NAME as BY_NAME
 from optclip.norms._norm_argument import NormLike as NormLike
 from optclip.norms._norm_argument import as_norm as as_norm
 from optclip.norms._roots import LEAST as LEAST

@@ -12,7 +12,7 @@ from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
 NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
 NormLike = Measurement | float | NormName
 
-# `optclip.norms` adds "spectral", whose package is above this one.
+# `spectral` adds a norm of that name, since its package is above this one.
 BY_NAME: dict[str, Measurement] = {
     "l1": L1,
     "l2": L2,

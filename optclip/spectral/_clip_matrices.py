@@ -6,9 +6,6 @@ from typing import Literal
 
 from optclip.functional._interface import clip_by
 from optclip.responses._interface import ResponseLike
-from optclip.spectral import (
-    _singular_values as _singular_values,  # Registers its scope.
-)
 from optclip.spectral._matrix_scopes import Method, matrices, singular_values
 from optclip.thresholds._interface import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, PyTree

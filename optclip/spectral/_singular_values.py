@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _placement, _validate
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import AxisName
+from optclip._arrays._types import AxisName, Leaf, Number
 from optclip._clip import (
     Action,
     Clip,
@@ -22,7 +22,6 @@ from optclip._clip import (
     LaidOutLeaf,
     Parts,
     coefficients_of,
-    parts_of,
     respond,
     scaled_leaf,
 )
@@ -96,7 +95,7 @@ class Cap(Action):
 
     method: Literal["eigh", "newton_schulz"]
 
-    def apply(self, decision: Decision) -> tuple[dict[int, Any], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
         """Return the clipped leaves by index, and the coefficients."""
         clip = decision.clip
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
@@ -157,8 +156,14 @@ def _as_leaf(
     return jnp.where(unclipped, x, _leaves.narrow(out, leaf.like))
 
 
-@parts_of.register
-def _(scope: SingularValues, norm: Measurement, response: Response, eps: Any) -> Parts:
+def parts_of_singular_values(
+    scope: SingularValues, norm: Measurement, response: Response, eps: Number
+) -> Parts:
+    """Choose the measurement and the action for a scope of singular values.
+
+    Raises:
+      ValueError: the norm, the response or `eps` does not apply to singular values.
+    """
     if norm != L2:
         advice = "A singular value has one size: leave `norm` out."
         raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
@@ -170,7 +175,7 @@ def _(scope: SingularValues, norm: Measurement, response: Response, eps: Any) ->
     return Parts(SingularValueNorms(scope.method), Cap(scope.method))
 
 
-def _check_by_products(response: Response, eps: Any) -> None:
+def _check_by_products(response: Response, eps: Number) -> None:
     if response not in (Hard(), SOFT):
         advice = "Others need the singular values themselves: give method='eigh'."
         wanted = "'hard' or 'smooth' for method='newton_schulz'"

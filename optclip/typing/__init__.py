@@ -42,10 +42,10 @@ Example:
 from optclip import responses, thresholds
 from optclip._arrays import _types
 from optclip.norms import Norm as Norm
-from optclip.norms._norm_argument import NormLike as NormLike
+from optclip.norms._interface import NormLike as NormLike
 from optclip.responses import Response as Response
 from optclip.scopes import Scope as Scope
-from optclip.scopes._scope import ScopeLike as ScopeLike
+from optclip.scopes._interface import ScopeLike as ScopeLike
 from optclip.thresholds import Rule as Rule
 from optclip.thresholds import Seen as Seen
 from optclip.typing._options import ClipOptions as ClipOptions

@@ -1,5 +1,6 @@
 """The folders of the package: imports go downward, and four build transformations."""
 
+import importlib
 import inspect
 import pathlib
 import re
@@ -66,6 +67,21 @@ def test_folders_use_the_interface_of_their_neighbors():
         if name.startswith("optclip.") and is_behind_another_face(name, path)
     ]
     assert not found
+
+
+def test_public_faces_import_private_names_only_to_export_them():
+    """An interface holding all of them would import a feature into the core."""
+    exported = []
+    for path in imports.ROOT.rglob("__init__.py"):
+        module = ".".join([imports.ROOT.name, *path.relative_to(imports.ROOT).parts])
+        public = importlib.import_module(module.removesuffix(".__init__.py"))
+        exported += [
+            (path, name, name.split(".")[-1] in getattr(public, "__all__", ()))
+            for name in imports.names(path)
+            if name.startswith("optclip.") and is_behind_another_face(name, path)
+        ]
+    assert len(exported) > 5
+    assert not [(path, name) for path, name, is_public in exported if not is_public]
 
 
 def test_optax_is_imported_above_the_clip_only():
