@@ -19,11 +19,11 @@ Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
 def zero_below(least: float, limit: Limit) -> Limit:
     """Return the threshold, or 0 if it is below `least`.
 
-    At 0 it keeps the derivative from above. A NumPy array stays one, since the program
-    then has nothing left to compute.
+    A NumPy array stays one, since the program then has nothing left to compute.
     """
     if isinstance(limit, np.ndarray):
         return np.where(limit < least, np.zeros_like(limit), limit)
+    # A threshold of 0 is not replaced, so that it keeps its derivative from above.
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 
 
@@ -38,22 +38,25 @@ def as_limit(
         return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
     exact = np.asarray(value, np.float64)
     largest = float(jnp.finfo(dtype).max)
+    # A finite threshold above the largest number becomes it; the cast would give inf.
     bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
-    found = bounded.astype(dtype)
-    if towards_zero:
-        grew = np.abs(found.astype(np.float64)) > np.abs(exact)
-        found = np.where(grew, np.nextafter(found, np.zeros_like(found)), found)
-    return found
+    limit = bounded.astype(dtype)
+    if not towards_zero:
+        return limit
+    # The cast rounds to nearest; a threshold that grew moves back by one step.
+    grew = np.abs(limit.astype(np.float64)) > np.abs(exact)
+    return np.where(grew, np.nextafter(limit, np.zeros_like(limit)), limit)
 
 
 def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
-    found = value.astype(dtype)
+    """Return an array in `dtype`, in the way of `as_limit`."""
     if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
-        return found
+        # Only float64 is rounded or exceeds the largest number.
+        return value.astype(dtype)
     largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
-    kept = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
-    found = kept.astype(dtype)
+    bounded = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
+    limit = bounded.astype(dtype)
     if not towards_zero:
-        return found
-    grew = jnp.abs(found.astype(value.dtype)) > jnp.abs(value)
-    return jnp.where(grew, jnp.nextafter(found, jnp.zeros_like(found)), found)
+        return limit
+    grew = jnp.abs(limit.astype(value.dtype)) > jnp.abs(value)
+    return jnp.where(grew, jnp.nextafter(limit, jnp.zeros_like(limit)), limit)

@@ -7,10 +7,11 @@ Complex numbers are clipped by their modulus.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip._arrays import (
     _axis_names,
@@ -26,7 +27,15 @@ from optclip._clip import _limit, _scale
 from optclip._clip._action import Action, check_replicated
 from optclip._clip._clip import Clip, Decision
 from optclip._clip._layout import LaidOutLeaf
-from optclip.responses import Hard, Response
+from optclip.responses import Hard
+
+
+class ElementResponse(Protocol):
+    """A response that defines a function of single numbers."""
+
+    def element(
+        self, x: jax.Array, lower: jax.Array, upper: jax.Array, /
+    ) -> jax.Array: ...
 
 
 class Limits(NamedTuple):
@@ -90,6 +99,7 @@ MOVE: Move = Move()
 
 
 def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
+    """Return a threshold that broadcasts to the elements, at least 0."""
     _validate.broadcasts(name, jnp.shape(value), norm.shape)
     dtype = _leaves.real_dtype(norm.dtype)
     limit = _limit.as_limit(value, dtype, towards_zero=clip.strict)
@@ -113,10 +123,11 @@ def _moved_leaf(
                 " that gives one, or make the leaf dense by todense()."
             )
     cleaned = clip.nonfinite == "zero"
-    out, shrunk = bounded(
-        name, x, lower, upper, clip.response, leaf.like,
-        strict=clip.strict, cleaned=cleaned,
-    )  # fmt: skip
+    # `parts_of` chooses this action for responses of that kind only.
+    response = cast(ElementResponse, clip.response)
+    out, shrunk = _bounded(
+        name, x, lower, upper, response, leaf.like, strict=clip.strict, cleaned=cleaned
+    )
     if leaf.matrix is None:
         return out, shrunk
     kept = jnp.all(shrunk == 1)
@@ -126,18 +137,18 @@ def _moved_leaf(
     return _sparse.wrapped(kept, leaf.value, leaf.matrix, out), shrunk
 
 
-def bounded(
+def _bounded(
     name: str,
     x: jax.Array,
     lower: Number,
     upper: Number,
-    response: Response,
+    response: ElementResponse,
     like: jax.Array,
     *,
     strict: bool,
     cleaned: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """An array with its elements moved to the bounds.
+    """Move the elements of an array to their bounds.
 
     Args:
       name: what to call the array in an error.
@@ -150,18 +161,20 @@ def bounded(
       cleaned: whether non-finite elements become zero, unless both bounds are infinite.
 
     Returns:
-      The array, and by what factor each element shrank (1 if untouched).
+      The array, and by what factor each element shrank (1 if unclipped).
     """
+    # Bounds are compared in the precision of the norm, where float16 has no overflow.
     size = jnp.abs(_leaves.widen(x))
     lower, upper = (
         _limit.as_limit(bound, size.dtype, towards_zero=strict)
         for bound in (lower, upper)
     )
     lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
-    off = jnp.isinf(lower) & jnp.isinf(upper)
-    wanted = ~off & ~jnp.isfinite(x)
-    cleared = jnp.where(wanted, jnp.zeros_like(x), x) if cleaned else x
-    return _moved(cleared, lower, upper, response, like, strict)
+    if cleaned:
+        # Before the bounds are applied: NaN would stay, and inf would become a bound.
+        is_off = jnp.isinf(lower) & jnp.isinf(upper)
+        x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
+    return _moved(x, lower, upper, response, like, strict)
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:
@@ -172,72 +185,114 @@ def _nearer(limit: jax.Array | Limits) -> jax.Array:
     return jnp.minimum(_maxima.smallest(lower), _maxima.smallest(upper))
 
 
-def _moved(x, lower, upper, response, like, strict):
+def _moved(
+    x: jax.Array,
+    lower: jax.Array,
+    upper: jax.Array,
+    response: ElementResponse,
+    like: jax.Array,
+    strict: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return the array in the dtype of `like`, and by what factor elements shrank."""
     wide = _leaves.widen(x)
     size = jnp.abs(wide)
     if jnp.iscomplexobj(wide):
-        goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
-        moved = goal != size
-        wide = _pointing(wide)
-        # The modulus is known to so much only.
-        goal = goal * (1 - 8 * jnp.finfo(goal.dtype).eps) if strict else goal
-        # Halves: the modulus of a finite number may be above the largest float.
-        half = jnp.abs(wide * 0.5)
-        safe = jnp.where(half > 0, half, jnp.ones_like(half))
-        goal = _numerics.over(wide * 0.5, safe) * goal.astype(wide.dtype)
+        goal, moved = _complex_goal(wide, size, lower, upper, response, strict)
         near_side = upper
     else:
         goal = response.element(wide, lower, upper)
         moved = goal != wide
         if like.dtype != wide.dtype:
-            # A bound that the dtype has no number for is its largest one.
+            # A bound above the largest number of the dtype would be infinite after the
+            # cast. NaN is selected, because it must be seen.
             largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(wide.dtype)
             goal = jnp.where(jnp.isnan(goal), goal, jnp.clip(goal, -largest, largest))
+        # The bound on an element's own side of zero limits its modulus.
         near_side = jnp.where(jnp.signbit(wide), -lower, upper)
+    # NaN differs from any bound, and stays as it is.
     moved &= ~jnp.isnan(size)
     kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
     selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
     if selects and goal.dtype == x.dtype:
-        # It selects, so that what is not moved is kept already: half the time.
+        # Hard clipping selects the element or its bound, so that unclipped elements are
+        # bit-identical without a second select, in half the time.
         out = _scale.cast(goal, like)
     elif selects and x.dtype == like.dtype:
         out = _between(x, wide, lower, upper)
     else:
+        # The select keeps unclipped elements bit-identical; other responses compute.
         out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), kept)
     if strict:
+        # A bound that is subnormal in float32 counts as 0 on a CPU.
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
         out = _scale.without_subnormals(out, near_side < tiny)
+    # A zero shrinks by no factor: it divides by 1 here, and 1 is selected below.
     shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
 
-def _between(x, wide, lower, upper):
-    """`x`, or the bound that it is past, rounded once: a third of the time."""
+def _complex_goal(
+    wide: jax.Array,
+    size: jax.Array,
+    lower: jax.Array,
+    upper: jax.Array,
+    response: ElementResponse,
+    strict: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Return complex numbers with clipped moduli, and which of them are clipped."""
+    # A modulus is never negative, so that a lower bound of -limit counts as 0.
+    goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
+    moved = goal != size
+    wide = _pointing(wide)
+    # The modulus has rounding errors, so that strict clipping stays below by as much.
+    goal = goal * (1 - 8 * jnp.finfo(goal.dtype).eps) if strict else goal
+    # Halves stay in range: the modulus of a finite number may exceed the largest float.
+    half = jnp.abs(wide * 0.5)
+    # Zero has no direction; dividing it by 1 keeps its derivative finite.
+    safe = jnp.where(half > 0, half, jnp.ones_like(half))
+    return _numerics.over(wide * 0.5, safe) * goal.astype(wide.dtype), moved
+
+
+def _between(
+    x: jax.Array, wide: jax.Array, lower: jax.Array, upper: jax.Array
+) -> jax.Array:
+    """Return `x`, or the bound that it exceeds, rounded to the dtype of `x`.
+
+    Elements are selected in their own dtype, which takes a third of the time.
+    """
+    # Where traced bounds are out of order, the lower one holds.
     upper = jnp.where(upper < lower, lower, upper)
     low, high = (_in_range(bound, x) for bound in (lower, upper))
+    # Wide elements are compared, since a rounded bound may equal an element past it.
     out = jnp.where(wide < lower, low, x)
     out = jnp.where(wide > upper, high, out)
-    # Unless a bound is NaN, which must be seen.
+    # No comparison with a NaN bound holds; the maximum returns it, so that it is seen.
     return jnp.where(lower <= upper, out, jnp.maximum(low, high))
 
 
-def _in_range(bound, x):
-    """A bound in the dtype of `x`; one too large for it is its largest number."""
+def _in_range(bound: jax.Array, x: jax.Array) -> jax.Array:
+    """Return a bound in the dtype of `x`, at most its largest number."""
+    # The cast would make a larger bound infinite, and an infinite element pass.
     largest = jnp.asarray(jnp.finfo(x.dtype).max).astype(bound.dtype)
     return _leaves.narrow(jnp.clip(bound, -largest, largest), x)
 
 
-def _pointing(wide):
-    """Complex numbers with the direction of what is infinite, in place of infinity."""
+def _pointing(wide: jax.Array) -> jax.Array:
+    """Return complex numbers, infinite ones replaced by a number of their direction."""
     parts = jnp.real(wide), jnp.imag(wide)
     infinite = jnp.isinf(parts[0]) | jnp.isinf(parts[1])
+    # The quotient of inf by inf would be NaN, so the signs of infinite parts stand for
+    # them; a finite part beside one counts as 0.
     signs = (jnp.where(jnp.isinf(p), jnp.sign(p), jnp.zeros_like(p)) for p in parts)
     return jnp.where(infinite, jax.lax.complex(*signs), wide)
 
 
-def _at(name, which, bound, x):
+def _at(
+    name: str, which: str, bound: jax.Array | np.ndarray, x: jax.Array
+) -> jax.Array:
+    """Return a bound in the shape of `x`."""
     if bound.ndim == 0:
-        # Made from the leaf, which may be split over devices.
+        # The array is made from the leaf, so that it is split over devices as the leaf.
         return jnp.zeros_like(x) + bound
     advice = "Give a number, an array that does, or a tree with one for each leaf."
     _validate.broadcasts(which, bound.shape, x.shape, name, advice)

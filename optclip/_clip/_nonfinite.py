@@ -2,7 +2,7 @@
 
 propagate   a non-finite norm makes all that share it NaN (`alarm` in `_coefficient`)
 zero        all that share a non-finite norm becomes zero (`respond` in `_coefficient`,
-            `settled` in `_scale`, `bounded` in `_move`)
+            `settled` in `_scale`, `_bounded` in `_move`)
 raise       as propagate, and an error under `jax.experimental.checkify` (`check` below)
 
 For singular values, `spectral/_singular_values._by_policy` does the same. A rule's

@@ -21,6 +21,10 @@ from optclip._clip._clip import Clip, Decision
 from optclip._clip._coefficient import coefficients_of
 from optclip._clip._layout import LaidOutLeaf
 
+# The primals and tangents of functions of two and of three arrays.
+_Pair = tuple[jax.Array, jax.Array]
+_Triple = tuple[jax.Array, jax.Array, jax.Array]
+
 
 class Scale(Action):
     """Multiply each leaf by the coefficient of its block."""
@@ -28,8 +32,8 @@ class Scale(Action):
     def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
         """Return the scaled leaves by index, and the coefficients."""
         clip, layout, norms = decision.clip, decision.layout, decision.norms
-        # Those of slices are materialized, or XLA on CPU computes them again for each
-        # element.
+        # Coefficients of slices are materialized, since XLA on CPU would otherwise
+        # compute them again for each element.
         coefficients = coefficients_of(clip, norms, decision.thresholds).map(
             lambda k: _xla.materialized(k) if k.ndim else k
         )
@@ -73,7 +77,7 @@ def settled(
 ) -> jax.Array:
     """Return `x` scaled, in the dtype of `like`."""
     if is_zeroed:
-        # Before the product, since inf * 0 would trip jax.debug_nans.
+        # The select comes before the product: inf * 0 would trip jax.debug_nans.
         x = jnp.where(coefficient == 0, jnp.zeros_like(x), x)
     return scale(x, coefficient, like, towards_zero=strict)
 
@@ -85,49 +89,52 @@ def scale(
     *,
     towards_zero: bool = False,
 ) -> jax.Array:
-    """`x` times the coefficient in the dtype of `like`; `x` itself where that is 1."""
+    """Return `x` times the coefficient in the dtype of `like`; `x` where that is 1."""
+    # The product is rounded once, in the cast.
     widened = _leaves.widen(x)
     scaled = _times(widened, coefficient)
     is_one = coefficient == 1
     if x.dtype == like.dtype and not towards_zero:
-        # Before the cast: XLA on CPU selects bfloat16 in float32, and would cast twice,
-        # and take a tenth longer.
+        # The select comes before the cast: XLA on CPU selects bfloat16 in float32, so
+        # that it would cast twice and take a tenth longer.
         return cast(_kept(widened, scaled, is_one), like)
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     return _kept(kept, cast(scaled, like, towards_zero=towards_zero), is_one)
 
 
+# JAX's own derivative would have inf * 0 where an element is not finite.
 @jax.custom_jvp
 def _times(x: jax.Array, coefficient: jax.Array) -> jax.Array:
-    """The product, whose derivative has no inf * 0 where an entry is not finite."""
+    """Return the product, with a derivative by the coefficient of finite elements."""
     return x * coefficient.astype(x.dtype)
 
 
 @_times.defjvp
-def _times_jvp(primals, tangents):
+def _times_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
     (x, coefficient), (dx, dcoefficient) = primals, tangents
     finite = jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))
     slope = finite * dcoefficient.astype(x.dtype)
     return _times(x, coefficient), dx * coefficient.astype(x.dtype) + slope
 
 
+# JAX's own derivative, of the selected `x`, would be 1 also at a threshold, where the
+# coefficient is 1 and has a kink.
 @jax.custom_jvp
 def _kept(x: jax.Array, scaled: jax.Array, is_one: jax.Array) -> jax.Array:
-    """Return `x` where the coefficient is 1, with the derivative of `scaled`.
-
-    The derivative of the selected `x` would be 1, also at a threshold where the
-    coefficient is 1 and bends.
-    """
+    """Return `x` where the coefficient is 1, with the derivative of `scaled`."""
     return select(is_one, x, scaled)
 
 
 @_kept.defjvp
-def _kept_jvp(primals, tangents):
+def _kept_jvp(primals: _Triple, tangents: _Triple) -> _Pair:
     return _kept(*primals), tangents[1]
 
 
 def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
-    """`x` with zeros, where asked for, in place of what a CPU takes for zeros."""
+    """Return `x`, subnormal numbers replaced by 0 where `where` is set.
+
+    A CPU that flushes subnormal numbers compares them as zeros.
+    """
     if jnp.iscomplexobj(x):
         parts = (without_subnormals(part, where) for part in (jnp.real(x), jnp.imag(x)))
         return lax.complex(*parts)
@@ -137,40 +144,43 @@ def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax.Array:
-    """`wide` in the dtype of `like`, rounded to nearest or towards zero."""
+    """Return `wide` in the dtype of `like`, rounded to nearest or towards zero."""
     return _truncated(wide, like) if towards_zero else _leaves.narrow(wide, like)
 
 
+# The steps through integers have no derivative; that of rounding is the identity.
 @jax.custom_jvp
 def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
-    """`wide` in the dtype of `like`, no part of it larger in magnitude than it was."""
+    """Return `wide` in the dtype of `like`, no part of it larger in magnitude."""
     if jnp.iscomplexobj(wide):
         part = jnp.real(like)
         return lax.complex(
             _truncated(jnp.real(wide), part), _truncated(jnp.imag(wide), part)
         )
     tiny = jnp.asarray(jnp.finfo(wide.dtype).tiny, wide.dtype)
-    # Subnormals of the wide dtype may have been rounded up already.
+    # Subnormals of the wide dtype may have been rounded up already, so they become 0.
     wide = jnp.where(jnp.abs(wide) < tiny, jnp.zeros_like(wide), wide)
     out = wide.astype(like.dtype)
+    # The cast rounds to nearest; a number that grew moves back by one step.
     grew = jnp.abs(out.astype(wide.dtype)) > jnp.abs(wide)
     return _leaves.narrow(jnp.where(grew, _one_step_down(out), out), like)
 
 
 @_truncated.defjvp
-def _truncated_jvp(primals, tangents):
+def _truncated_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
     wide, like = primals
     return _truncated(wide, like), tangents[0].astype(like.dtype)
 
 
 def _one_step_down(x: jax.Array) -> jax.Array:
-    """The next number of the dtype towards zero; formats are sign and magnitude."""
+    """Return the next number towards zero; formats are sign and magnitude."""
     bits = jnp.finfo(x.dtype).bits
     if bits < 8:
-        # No integers of that width to count in: there are few numbers, so halve.
+        # No integer dtype has this width. There are so few numbers that half is small.
         return (x.astype(jnp.float32) * 0.5).astype(x.dtype)
     whole = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
     pattern = lax.bitcast_convert_type(x, whole)
     lower = lax.bitcast_convert_type(pattern - jnp.asarray(1, whole), x.dtype)
     magnitude = pattern & jnp.asarray(2 ** (bits - 1) - 1, whole)
+    # Below the least positive number is 0; the pattern below 0 would be a NaN.
     return jnp.where(magnitude <= 1, jnp.zeros_like(x), lower)
