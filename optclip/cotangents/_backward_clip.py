@@ -20,7 +20,6 @@ from optclip._clip import (
     Thresholds,
     apply,
     decide,
-    is_bad,
     layout_of,
 )
 from optclip.cotangents import _probe, _relative_threshold
@@ -53,9 +52,8 @@ class CotangentClip:
         clipped, coefficients = apply(decision)
         if not is_recorded:
             return clipped, None
-        norms = decision.norms
         _, of_norms = self.clip.action.recorded(decision, coefficients)
-        return clipped, _probe.record_of(norms, of_norms, is_bad(norms))
+        return clipped, _probe.record_of(decision.norms, of_norms)
 
     def spanning(self, axis_name: PyTree) -> CotangentClip:
         """The same, with the mapped axes that each array is split over."""

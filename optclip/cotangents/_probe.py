@@ -57,15 +57,15 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
     )
 
 
-def record_of(norms: Batched, coefficients: Batched, bad: Batched) -> CotangentRecord:
-    """What one clip did to all that it has a norm of; a constant to derivatives."""
-    columns = (column.entries() for column in (norms, coefficients, bad))
-    records = [_record(*entry) for entry in zip(*columns, strict=True)]
+def record_of(norms: Batched, coefficients: Batched) -> CotangentRecord:
+    """Return what one clip did to all its blocks; a constant to derivatives."""
+    pairs = zip(norms.entries(), coefficients.entries(), strict=True)
+    records = [_record(*pair) for pair in pairs]
     return jax.lax.stop_gradient(functools.reduce(joined, records))
 
 
-def _record(norm: jax.Array, coefficient: jax.Array, bad: jax.Array) -> CotangentRecord:
-    coefficient, bad = (jnp.broadcast_to(x, norm.shape) for x in (coefficient, bad))
+def _record(norm: jax.Array, coefficient: jax.Array) -> CotangentRecord:
+    coefficient = jnp.broadcast_to(coefficient, norm.shape)
     finite = jnp.isfinite(norm)
     # The ones are computed from the norms, so that under `vmap` each example counts.
     there = (finite | ~finite).astype(jnp.float32)
@@ -81,7 +81,7 @@ def _record(norm: jax.Array, coefficient: jax.Array, bad: jax.Array) -> Cotangen
         cotangent_norm=jnp.max(finite_norms, initial=0).astype(jnp.float32),
         cotangent_norms=total(there),
         cotangent_clipped=total(k != 1),
-        cotangent_nonfinite=total(bad),
+        cotangent_nonfinite=total(~finite),
         cotangent_coefficients=total(k),
         cotangent_chains=jnp.max(there, initial=0),
     )

@@ -171,13 +171,13 @@ class Engine:
         norms, layout = decision.norms, decision.layout
         limits, factors = decision.clip.action.recorded(decision, coefficients)
         declared = norms.with_entries([declared_across(b) for b in layout.blocks])
-        new = _record.of_step(
-            layout.treedef,
-            self.clip.scope,
-            self.record,
-            [shown or norms, limits, factors, is_bad(norms), declared],
-            learns=bool(jax.tree.leaves(decision.rule_memory)),
+        outcomes = (shown or norms).map(
+            _record.BlockOutcome, limits, factors, is_bad(norms), declared
         )
+        new = _record.of_step(
+            layout.treedef, self.clip.scope, self.record, outcomes,
+            learns=bool(jax.tree.leaves(decision.rule_memory)),
+        )  # fmt: skip
         return new._replace(clip_leaf_norm=step.leaf_norms)
 
     def after(self, state: ClipState, step: Step, new: ClipRecord | None) -> ClipState:

@@ -1,10 +1,9 @@
 """The record of a step, in the numbers that the state keeps.
 
-Recorded is what was computed anyway.
+It contains only numbers that clipping computes anyway.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from optclip.scopes._interface import Scope
 from optclip.transforms._state import is_itemized
 from optclip.typing import ClipRecord
 
-# The place of the last field of a record, which a step does not bring itself.
+# The place of the last field of a record, which `of_step` does not compute.
 _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 
 # Leaves with more norms than this are not concatenated, since that takes a copy.
@@ -35,59 +34,75 @@ _CONCATENATED = 2**16
 
 
 class BlockOutcome(NamedTuple):
-    """What one step brought for one block, or for a row of blocks."""
+    """What one step did to one block, or to a row of blocks.
+
+    Attributes:
+      norm: the norm, or one norm per slice.
+      threshold: broadcasts to the norm, as the fields below do.
+      coefficient: by what the block is multiplied.
+      bad: whether the norm is not finite.
+      declared: the mapped axes that the norms are declared to be split over.
+    """
 
     norm: jax.Array
     threshold: jax.Array
     coefficient: jax.Array
-    clipped: jax.Array
     bad: jax.Array
     declared: _axis_names.Declared
+
+
+class FlaggedOutcome(NamedTuple):
+    """A `BlockOutcome`, and whether the block is clipped."""
+
+    norm: jax.Array
+    threshold: jax.Array
+    coefficient: jax.Array
+    bad: jax.Array
+    declared: _axis_names.Declared
+    clipped: jax.Array
 
 
 def of_step(
     treedef: TreeDef,
     scope: Scope,
     record: Record,
-    columns: Sequence[Batched],
+    outcomes: Batched,
     *,
     learns: bool,
 ) -> ClipRecord:
-    """What a step alone brought: a flag where the record has a count.
+    """Return the record of a single step, with a flag where the state has a count.
 
-    `columns` are the norms, thresholds, coefficients, whether each is not finite, and
-    what is declared of it; `learns` says whether the thresholds are a rule's.
+    Args:
+      treedef: the structure of the norms.
+      scope: what shares a norm.
+      record: as the user passed it.
+      outcomes: a `BlockOutcome` for each norm.
+      learns: whether a rule that learns sets the thresholds.
     """
     itemized = is_itemized(scope, record)
-    norms, *others = columns if itemized else _concatenated(list(columns))
-    steps = norms.map(functools.partial(_step, learns), *others)
+    outcomes = outcomes if itemized else _concatenated(outcomes)
+    flagged = outcomes.map(functools.partial(_flagged, learns))
     if itemized:
-        entries = steps.map(lambda step: _summary([step])).entries()
+        entries = flagged.map(lambda outcome: _summary([outcome])).entries()
         fields = ([e[i] for e in entries] for i in range(_LEAF_NORM))
         new = ClipRecord(*(_packed_state.keyed(treedef, field) for field in fields))
     else:
-        new = _summary(steps.values)
+        new = _summary(flagged.values)
     return new._replace(clip_fraction=None) if scope.itemized else new
 
 
-def _step(
-    learns: bool,
-    norm: jax.Array,
-    threshold: jax.Array,
-    coefficient: jax.Array,
-    bad: jax.Array,
-    declared: _axis_names.Declared,
-) -> BlockOutcome:
-    k = coefficient
+def _flagged(learns: bool, outcome: BlockOutcome) -> FlaggedOutcome:
+    """Return the outcome with a flag for a coefficient that changes its block."""
+    norm, threshold, k, bad, declared = outcome
     if learns:
         # Some rules give a leaf of zeros a threshold of 0, and nothing is clipped.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-    return BlockOutcome(norm, threshold, k, clipped, bad, declared)
+    return FlaggedOutcome(norm, threshold, k, bad, declared, clipped)
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
-    """The record after a step."""
+    """Return the record after a step."""
 
     def count(total: PyTree, once: PyTree) -> PyTree:
         return jax.tree.map(_numerics.counted, total, once)
@@ -104,65 +119,68 @@ def _as_float32(number: jax.Array) -> jax.Array:
     return number.astype(jnp.float32)
 
 
-def _summary(steps: list[BlockOutcome]) -> ClipRecord:
-    """One number for each quantity, the same on all devices that share the blocks."""
-    steps = [step for step in steps if _leaves.size_of(step.norm) > 0]
-    if len(steps) == 1 and not steps[0].norm.ndim and not _differs(steps[0]):
-        norm, threshold, coefficient, clipped, bad, _ = steps[0]
+def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
+    """Return one number per quantity, the same on all devices that share the blocks."""
+    outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
+    if len(outcomes) == 1 and not outcomes[0].norm.ndim and not _differs(outcomes[0]):
+        norm, threshold, coefficient, bad, _, clipped = outcomes[0]
         fraction = clipped.astype(jnp.float32)
         return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
-    if not steps:
+    if not outcomes:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
         return ClipRecord(zero, zero, zero + 1, zero, no, no)
-    dtype = max((step.norm.dtype for step in steps), key=lambda d: d.itemsize)
-    entries = [[x.astype(dtype) for x in _across_devices(step)] for step in steps]
+    dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
+    entries = [
+        [x.astype(dtype) for x in _across_devices(outcome)] for outcome in outcomes
+    ]
     norm, threshold, coefficient, bad, clipped = zip(*entries, strict=True)
 
     def largest(values: tuple[jax.Array, ...]) -> jax.Array:
         return values[0] if len(values) == 1 else _maxima.largest(jnp.stack(values))
 
     count = functools.reduce(jnp.add, clipped).astype(jnp.float32)
-    number = sum(
-        step.clipped.size * _axis_names.axes_size(_split(step)) for step in steps
-    )
+    sizes = [x.clipped.size * _axis_names.axes_size(_split(x)) for x in outcomes]
     return ClipRecord(
         clip_norm=largest(norm),
         clip_threshold=-largest(threshold),
         clip_coefficient=-largest(coefficient),
-        clip_fraction=count / _leaves.count_as(number, jnp.float32),
+        clip_fraction=count / _leaves.count_as(sum(sizes), jnp.float32),
         clip_clipped=count > 0,
         clip_nonfinite=functools.reduce(jnp.add, bad) > 0,
     )
 
 
-def _across_devices(step: BlockOutcome) -> list[jax.Array]:
-    """Of the blocks of a step, on all devices that share them, what `_reduced` says."""
-    declared = step.declared.axis_name
+def _across_devices(outcome: FlaggedOutcome) -> list[jax.Array]:
+    """Return the same as `_reduced`, over all devices that share the blocks."""
+    declared = outcome.declared.axis_name
     across = _maxima.over_devices
-    how = [(x, across) for x in (step.norm, step.threshold, step.coefficient)]
-    how += [(x, lax.psum) for x in (step.bad, step.clipped)]
+    how = [(x, across) for x in (outcome.norm, outcome.threshold, outcome.coefficient)]
+    how += [(x, lax.psum) for x in (outcome.bad, outcome.clipped)]
     return [
         _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
-        for value, (of, collective) in zip(_reduced(step), how, strict=True)
+        for value, (of, collective) in zip(_reduced(outcome), how, strict=True)
     ]
 
 
-def _reduced(step: BlockOutcome) -> tuple[jax.Array, ...]:
-    """The largest norm, -threshold and -coefficient; how many are bad, and clipped."""
-    bad, clipped = (x.astype(step.norm.dtype) for x in (step.bad, step.clipped))
-    values = [step.norm, -step.threshold, -step.coefficient, bad, clipped]
-    if _leaves.size_of(step.norm) > _CONCATENATED and _are_alone(step.norm, values):
+def _reduced(outcome: FlaggedOutcome) -> tuple[jax.Array, ...]:
+    """Return the largest norm, -threshold and -coefficient, and how many flags are set.
+
+    The flags are `bad` and `clipped`.
+    """
+    norm, threshold, coefficient, *_ = outcome
+    bad, clipped = (x.astype(norm.dtype) for x in (outcome.bad, outcome.clipped))
+    values = [norm, -threshold, -coefficient, bad, clipped]
+    if _leaves.size_of(norm) > _CONCATENATED and _are_alone(norm, values):
         # Many norms, such as one per element, are reduced together, since XLA on CPU
         # would materialize the operand of each reduction.
-        spread = (jnp.broadcast_to(x, step.norm.shape) for x in values)
-        values = list(_along_last(*spread))
+        values = list(_along_last(*(jnp.broadcast_to(x, norm.shape) for x in values)))
     largest = (_maxima.largest(x) if x.ndim else x for x in values[:3])
     return *largest, *map(jnp.sum, values[3:])
 
 
 def _are_alone(norm: jax.Array, values: list[jax.Array]) -> bool:
-    """Whether these are of one dtype and one type on a mesh, and not sharded by XLA."""
+    """Return whether these have one dtype and mesh type, and are not sharded by XLA."""
     kinds = {(x.dtype, _axis_names.split_axes(x)) for x in values}
     last = norm.shape[-1]
     # float32 counts exactly only below 2**24, and the bound of a symbolic size is not
@@ -195,39 +213,35 @@ def _merged(
     return *largest, *map(lax.add, one[3:], other[3:])
 
 
-def _concatenated(columns: list[Batched]) -> list[Batched]:
-    """The same for the record of a tree: slices of many leaves as those of one.
+def _concatenated(outcomes: Batched) -> Batched:
+    """Return outcomes for the record of a tree: slices of many leaves as one row.
 
-    To look through those of each leaf by itself takes a fifth of the time in which AGC
-    compiles for Llama's shapes. The last column is what is declared.
+    Reducing the slices of each leaf separately takes a fifth of the time in which AGC
+    compiles for Llama's shapes.
     """
-    entries = list(zip(columns[0].indices, *(c.values for c in columns), strict=True))
-    slices = [entry for entry in entries if _is_concatenated(entry)]
+    pairs = list(zip(outcomes.indices, outcomes.values, strict=True))
+    slices = [pair for pair in pairs if _is_concatenated(*pair)]
     if len(slices) < 2:
-        return columns
-    norms, *others = list(zip(*slices, strict=True))[1:-1]
-    one = [
-        jnp.concatenate(
-            [
-                jnp.broadcast_to(x, n.shape).ravel()
-                for x, n in zip(xs, norms, strict=True)
-            ]
-        )
-        for xs in (norms, *others)
-    ]
-    left = [entry for entry in entries if not _is_concatenated(entry)]
-    entries = [*left, (slices[0][0], *one, _axis_names.Declared())]
-    indices, *values = zip(*entries, strict=True)
-    return [Batched.tree_unflatten(indices, column) for column in values]
+        return outcomes
+    rows = [_as_row(outcome) for _, outcome in slices]
+    joined = jax.tree.map(lambda *fields: jnp.concatenate(fields), *rows)
+    rest = [pair for pair in pairs if not _is_concatenated(*pair)]
+    indices, values = zip(*rest, (slices[0][0], joined), strict=True)
+    return Batched.tree_unflatten(indices, values)
 
 
-def _is_concatenated(entry: Any) -> bool:
-    """Whether these are slices of one leaf, few enough, that no other device has."""
-    index, norm, *_, declared = entry
-    axes = (
-        _axis_names.split_axes(norm, declared.axis_name),
-        _axis_names.split_axes(norm),
-    )
+def _as_row(outcome: BlockOutcome) -> BlockOutcome:
+    """Return the outcome of a leaf's slices as vectors."""
+    shape = outcome.norm.shape
+    flat = jax.tree.map(lambda x: jnp.broadcast_to(x, shape).ravel(), outcome)
+    # No other device has part of these slices, so that nothing need be declared.
+    return flat._replace(declared=_axis_names.Declared())
+
+
+def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
+    """Return whether these are slices of one leaf, few, and all on this device."""
+    norm, declared = outcome.norm, outcome.declared.axis_name
+    axes = _axis_names.split_axes(norm, declared), _axis_names.split_axes(norm)
     is_here = not any(axes) and not _xla.may_be_split(norm)
     return (
         is_here
@@ -237,10 +251,10 @@ def _is_concatenated(entry: Any) -> bool:
     )
 
 
-def _split(step: BlockOutcome) -> _axis_names.Axes:
-    return _axis_names.split_axes(step.clipped, step.declared.axis_name)
+def _split(outcome: FlaggedOutcome) -> _axis_names.Axes:
+    return _axis_names.split_axes(outcome.clipped, outcome.declared.axis_name)
 
 
-def _differs(step: BlockOutcome) -> bool:
-    """Whether it is another one on each device."""
-    return bool(_axis_names.split_axes(step.norm, step.declared.axis_name))
+def _differs(outcome: FlaggedOutcome) -> bool:
+    """Return whether each device has norms of its own."""
+    return bool(_axis_names.split_axes(outcome.norm, outcome.declared.axis_name))
