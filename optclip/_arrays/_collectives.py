@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from optclip._arrays import _maxima
 from optclip._arrays._axis_names import Axes, split_axes
+from optclip._arrays._types import PyTree
+
+# Combines each array of a tree over mapped axes, such as `lax.psum`.
+Collective = Callable[[PyTree, Axes], PyTree]
 
 
 def combine(
-    collective: Callable[..., Any],
+    collective: Collective,
     local: Callable[[list[jax.Array]], jax.Array],
     blocks: list[list[tuple[jax.Array, Axes]]],
 ) -> list[jax.Array]:
@@ -40,7 +43,7 @@ def _of_several(
 
 
 def spanning(
-    collective: Callable[..., Any], value: jax.Array, axes: Axes | None = None
+    collective: Collective, value: jax.Array, axes: Axes | None = None
 ) -> jax.Array:
     """`value` combined over these axes, or those that its type varies over."""
     axes = split_axes(value) if axes is None else axes

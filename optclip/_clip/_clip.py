@@ -93,4 +93,4 @@ class Decision(NamedTuple):
     thresholds: Batched
     rule_memory: Sequence[PyTree]
     norm_memory: Sequence[jax.Array]
-    work: Sequence[Any]
+    work: Sequence[Any]  # As in `Measured`.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -48,11 +49,11 @@ class Layout(NamedTuple):
     blocks: list[Block]
     treedef: TreeDef
 
-    def tree(self, values: list[Any]) -> PyTree:
+    def tree(self, values: Sequence[object]) -> PyTree:
         """Return one value per block in the structure of the scope."""
         return jax.tree.unflatten(self.treedef, values)
 
-    def entries(self, tree: PyTree) -> list[Any]:
+    def entries(self, tree: PyTree) -> list[PyTree]:
         """Return the values of a tree of that structure, one per block."""
         return self.treedef.flatten_up_to(tree)
 

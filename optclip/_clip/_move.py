@@ -23,8 +23,8 @@ from optclip._arrays import (
 )
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, Number
-from optclip._clip import _limit, _scale
-from optclip._clip._action import Action, check_replicated
+from optclip._clip import _scale
+from optclip._clip._action import Action, as_limit, check_replicated, zero_below
 from optclip._clip._clip import Clip, Decision
 from optclip._clip._layout import LaidOutLeaf
 from optclip.responses import Hard
@@ -102,9 +102,9 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
     """Return a threshold that broadcasts to the elements, at least 0."""
     _validate.broadcasts(name, jnp.shape(value), norm.shape)
     dtype = _leaves.real_dtype(norm.dtype)
-    limit = _limit.as_limit(value, dtype, towards_zero=clip.strict)
+    limit = as_limit(value, dtype, towards_zero=clip.strict)
     check_replicated(clip, name, limit, norm)
-    return jnp.asarray(_limit.zero_below(0.0, limit))
+    return jnp.asarray(zero_below(0.0, limit))
 
 
 def _moved_leaf(
@@ -166,8 +166,7 @@ def _bounded(
     # Bounds are compared in the precision of the norm, where float16 has no overflow.
     size = jnp.abs(_leaves.widen(x))
     lower, upper = (
-        _limit.as_limit(bound, size.dtype, towards_zero=strict)
-        for bound in (lower, upper)
+        as_limit(bound, size.dtype, towards_zero=strict) for bound in (lower, upper)
     )
     lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
     if cleaned:

@@ -65,7 +65,8 @@ def entrywise_norms(
     return norms.map(_roots.flush_small) if flushed else norms
 
 
-def _typed(number: Any, dtype: str) -> Any:
+def _typed(number: float | jax.Array, dtype: str) -> float | np.generic | jax.Array:
+    """Return a Python number as a NumPy number, which has no weak type."""
     return np.dtype(dtype).type(number) if isinstance(number, float) else number
 
 
@@ -76,7 +77,10 @@ def _count(
     *,
     is_sparse: bool,
 ) -> Any:
-    """Count the elements of one leaf in a norm, on all devices of its split."""
+    """Count the elements of one leaf in a norm, on all devices of its split.
+
+    The count is an int, or under `jax.export` a symbol, whose type is not public.
+    """
     if is_sparse and split:
         raise ValueError(
             "A BCOO leaf must be on one device for a norm with a mean, got one that is"

@@ -28,7 +28,7 @@ class Measured(NamedTuple):
 
     norms: Batched
     memory: Sequence[jax.Array] = ()
-    work: Sequence[Any] = ()
+    work: Sequence[Any] = ()  # Each measurement has a type of its own, or none.
 
 
 class Measurement(abc.ABC):

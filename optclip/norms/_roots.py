@@ -7,8 +7,7 @@ and keeps nothing of the guard.
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,8 @@ def flush_small(norm: jax.Array) -> jax.Array:
     return select(norm < least, jnp.zeros_like(norm), norm)
 
 
+# JAX's own derivative is not finite at zero, and would differentiate both branches of
+# the guard.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def roots(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     """The norm of each block; inf above the largest float."""
@@ -47,7 +48,11 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
 
 
 @roots.defjvp
-def _roots_jvp(plan, primals, tangents):
+def _roots_jvp(
+    plan: NormPlan,
+    primals: tuple[list[jax.Array]],
+    tangents: tuple[list[jax.Array]],
+) -> tuple[Batched, Batched]:
     (arrays,), (tangent_arrays,) = primals, tangents
     norms = roots(arrays, plan)
     entries = norms.entries()
@@ -71,9 +76,11 @@ def _direction(
     size = jnp.abs(x)
     moving = (norm > 0) & jnp.isfinite(norm)
     live = (size > 0) & moving
+    # The divisor is 1 where there is no direction, so that derivatives of the quotient
+    # stay finite; the selects below make these directions 0.
     norm = jnp.where(moving, norm, jnp.ones_like(norm))
     if ord == 2:
-        # Zeros are not left out: there too the second derivative is 1 / norm.
+        # Zeros are included: there too the second derivative is 1 / norm.
         direction = jnp.where(moving, _numerics.over(x, norm), jnp.zeros_like(x))
         return direction, jnp.zeros_like(size)
     modulus = jnp.where(live, size, jnp.ones_like(size))
@@ -81,8 +88,10 @@ def _direction(
     if ord == 1:
         return sign, jnp.zeros_like(size)
     if ord == math.inf:
+        # Elements that share the maximum share its derivative; the flags are counted.
         tie = (live & (size == norm)).astype(size.dtype)
         return sign * tie.astype(sign.dtype), tie
+    # A zero to a negative power would be infinite; it is replaced before the power.
     fraction = jnp.where(live, _numerics.ratio(size, norm), jnp.ones_like(size))
     return sign * (fraction ** (ord - 1)).astype(sign.dtype), jnp.zeros_like(size)
 
@@ -112,6 +121,7 @@ def _guarded(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
 
     def one(total: jax.Array, small: jax.Array, is_over: jax.Array) -> jax.Array:
+        # The root of the sum in use is taken once, then scaled back if it was shrunk.
         norm = root(select(is_over, small, total))
         return select(is_over, norm / SHRINK[plan.dtype], norm)
 
@@ -125,7 +135,7 @@ def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
     A device that took the branch alone would wait there for the others for ever: one
     with a column of zeros, say, beside another leaf whose columns are split.
     """
-    of_block: dict[int, set[Any]] = {}
+    of_block: dict[int, set[Hashable]] = {}
     for member in plan.members:
         of_block.setdefault(member.block, set()).update(member.split)
     # No set: all processes must name the axes in one order.
@@ -136,6 +146,7 @@ def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
     axes = tuple(name for name in spoken if name in varies)
     if not axes:
         return flag
+    # The flag is sent as a number, whose maximum is 1 if it is set on any device.
     return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
@@ -158,6 +169,7 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True)
     ]
     totals = combined(lax.psum, _sums.sum_of, relative, plan.members, plan)
+    # Where the peak is inf the fractions are NaN, but the norm is inf.
     norms = [
         select(p == jnp.inf, p, t ** (1 / plan.ord) * p)
         for t, p in zip(totals, peak, strict=True)
@@ -175,8 +187,8 @@ def _root(total: jax.Array, ord: float) -> jax.Array:
     if ord != 2:
         return total
     root = jnp.sqrt(total)
-    # Of slices not at once: XLA on CPU would take the root in the kernel that adds,
-    # which made a second sum over the embedding of GPT-2 eight times as long.
+    # The select keeps XLA on CPU from taking the roots of slices in the kernel that
+    # adds, which made a second sum over the embedding of GPT-2 eight times as long.
     return select(total > 0, root, total) if total.ndim else root
 
 

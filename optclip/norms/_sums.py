@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ _ROW = 64
 # sent makes it one all-reduce for 4,000 leaves instead of 16.
 _SENT = 128
 
-Merge = Callable[[Any, Any], Any]
+Merge = Callable[[jax.Array, jax.Array], jax.Array]
 Of = Callable[[jax.Array], jax.Array] | None
 Reduce = Callable[..., jax.Array]
 
@@ -31,7 +31,8 @@ Reduce = Callable[..., jax.Array]
 class Shrink(NamedTuple):
     """What elements are multiplied by, and 0 to be added.
 
-    XLA is not to know either: a barrier comes before each use.
+    A barrier before each use hides both values from XLA, which would otherwise merge
+    the factors of a square.
     """
 
     factor: jax.Array
@@ -45,12 +46,14 @@ class Power(NamedTuple):
     dtype: str
 
     def __call__(self, x: jax.Array, scale: Shrink | None = None) -> jax.Array:
+        # Powers are computed in the dtype of the sum, where squares of float16 fit.
         x = _leaves.widen(x, self.dtype)
         if self.ord != 2:
             return lax.abs(x)
         parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
         if scale is not None:
-            # The square of x * c alone XLA may turn into x * x * (c * c), inf * 0.
+            # XLA may turn the square of x * c into x * x * (c * c), which is inf * 0. The
+            # added zero keeps the product whole.
             parts = [part * scale.factor + scale.zero for part in parts]
         squares = [lax.square(part) for part in parts]
         return squares[0] if len(squares) == 1 else squares[0] + squares[1]
@@ -91,7 +94,7 @@ def joined(x: jax.Array, axis: Axis) -> jax.Array:
     return lax.reshape(x, shape)
 
 
-def by_pairs(merge: Merge, values: list[Any], most: int = 1) -> list[Any]:
+def by_pairs(merge: Merge, values: list[jax.Array], most: int = 1) -> list[jax.Array]:
     """Merge values in pairs until at most `most` are left."""
     while len(values) > most:
         pairs = zip(values[::2], values[1::2], strict=False)

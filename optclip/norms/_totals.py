@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,14 +62,15 @@ def totals_of(
 
 
 def combined(
-    collective: Callable[..., Any],
+    collective: _collectives.Collective,
     local: Callable[[list[jax.Array]], jax.Array],
     values: Sequence[jax.Array],
     members: Sequence[Member],
     plan: NormPlan,
 ) -> list[jax.Array]:
     """Combine the values of each block's members; 0 for a block without members."""
-    blocks: list[list[Any]] = [[] for _ in range(plan.num_blocks)]
+    blocks: list[list[tuple[jax.Array, _axis_names.Axes]]]
+    blocks = [[] for _ in range(plan.num_blocks)]
     for value, member in zip(values, members, strict=True):
         blocks[member.block].append((value, member.split))
     # A block without leaves has norm zero.

@@ -21,7 +21,7 @@ from optclip.spectral._matrix_blocks import adjoint, eigh, gram, product, times
 # Larger ones than so many thresholds are taken out of the matrix first.
 _WINDOW = 4.0
 
-# What is left after so many times is below the rounding of the first.
+# The remainder after so many stages is below the rounding of the first.
 _MOST = 24
 
 
@@ -40,7 +40,16 @@ class Factors(NamedTuple):
 
 
 class _PartlyFactored(NamedTuple):
-    """What is left of a matrix, and its factors: of those `taken` out for good."""
+    """A matrix without the singular values taken out so far, and its factors.
+
+    Attributes:
+      x: the remaining matrix.
+      vectors: the left singular vectors, of taken and of remaining values.
+      values: the singular values.
+      rows: the right singular vectors times the values, zero if not taken.
+      taken: which singular values are taken out.
+      stage: the number of stages so far.
+    """
 
     x: jax.Array
     vectors: jax.Array
@@ -50,6 +59,8 @@ class _PartlyFactored(NamedTuple):
     stage: jax.Array
 
 
+# JAX cannot differentiate the loop backward, and its derivative of eigenvectors divides
+# by differences of equal eigenvalues.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def factors(
     split: Axes,
@@ -71,7 +82,7 @@ def factors(
     return _compiled(split, x, lowest, squares, vectors)
 
 
-# Compiled, since an eager call would compile the loop each time.
+# The function is compiled, since an eager call would compile the loop each time.
 @functools.partial(jax.jit, static_argnums=0)
 def _compiled(
     split: Axes,
@@ -91,7 +102,7 @@ def _compiled(
     stage = jnp.zeros((), jnp.int32)
     start = _PartlyFactored(x, vectors, values, jnp.zeros_like(x), taken, stage)
     left = lax.while_loop(is_wide, without_largest, start)
-    # What has no square in float32 is the rounding of what was taken out.
+    # A remainder whose square vanishes in float32 is a rounding error of earlier stages.
     rest = ~left.taken & (_largest(left) > 0)
     rows = left.rows + product(adjoint(_chosen(left.vectors, rest)), left.x)
     return Factors(left.vectors, left.values, rows)
@@ -110,6 +121,7 @@ def _spectrum(squared: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _roots_of(squares: jax.Array) -> jax.Array:
     noise = 4 * jnp.finfo(squares.dtype).eps * squares.shape[-1] ** 0.5
     is_nonzero = squares > jnp.maximum(noise * squares[..., -1:], _least(squares))
+    # Eigenvalues below the noise, also negative ones, count as 0.
     return root(jnp.where(is_nonzero, squares, jnp.zeros_like(squares)))
 
 
@@ -120,10 +132,12 @@ def _least(squares: jax.Array) -> float:
 
 
 def _chosen(vectors: jax.Array, which: jax.Array) -> jax.Array:
+    """Return the vectors, zeros for the others, so that shapes stay fixed in a loop."""
     return jnp.where(which[..., None, :], vectors, jnp.zeros_like(vectors))
 
 
 def _largest(left: _PartlyFactored) -> jax.Array:
+    """Return the largest singular value that is not taken out, `(..., 1)`."""
     remaining = jnp.where(left.taken, jnp.zeros_like(left.values), left.values)
     return jnp.max(remaining, -1, keepdims=True)
 
@@ -147,12 +161,14 @@ def _without_largest(
     taken = left.taken | chosen
     rows = left.rows + product(adjoint(_chosen(left.vectors, chosen)), left.x)
     ours = _chosen(left.vectors, taken)
+    # Rows of values that are not taken are zero, so that the divisor 1 changes nothing.
     theirs = times(1 / jnp.where(taken, left.values, 1)[..., None], rows)
     x = left.x
     for _ in range(2):
         x = x - product(ours, product(adjoint(ours), x))
         x = x - product(product(x, adjoint(theirs), split), theirs)
     values, vectors = _spectrum_beside(gram(x, split), ours, taken)
+    # Taken values and vectors are final; the others are measured again without them.
     values = jnp.where(taken, left.values, values)
     vectors = jnp.where(taken[..., None, :], left.vectors, vectors)
     return _PartlyFactored(x, vectors, values, rows, taken, left.stage + 1)
@@ -186,7 +202,9 @@ def _factors_jvp(split, primals, tangents):
     # The tangents of the eigenvalues and eigenvectors follow from that of x.
     moved = change_of_squares(factored, inner, split)
     apart, gap = gaps(factored.values)
+    # Equal singular values have no direction to turn to, so that the quotient is 0.
     turned = times(jnp.where(apart, -1 / gap, jnp.zeros_like(gap)), moved)
+    # A singular value of 0 has no derivative; it is 0 by choice, and divides by 1.
     live = factored.values > 0
     slope = jnp.real(jnp.diagonal(moved, axis1=-2, axis2=-1)) / 2
     values = jnp.where(live, slope / jnp.where(live, factored.values, 1), 0)
@@ -206,4 +224,5 @@ def gaps(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     near = jnp.sqrt(jnp.finfo(values.dtype).eps) * (one + other)
     apart = jnp.abs(one - other) > near
     gap = (one - other) * (one + other)
+    # The gap is a divisor, which must not be 0 in the branch that is not selected.
     return apart, jnp.where(apart, gap, jnp.ones_like(gap))

@@ -161,9 +161,12 @@ def _scaled(
     size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
     size = _collectives.spanning(_maxima.over_devices, size, split)
     finite = jnp.isfinite(size)
+    # A matrix with a NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
+    # Zeros replace it, so that its decomposition is finite; `size` keeps the NaN or inf
+    # for `in_units`.
     scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
     return MatrixBlock(scaled, unit, size, split, axis)
 
@@ -206,6 +209,8 @@ def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
     return _placement.whole(product(x, adjoint(x), split))
 
 
+# The derivative takes the vectors from `eigh` below, whose own derivative is finite
+# where eigenvalues are equal.
 @jax.custom_jvp
 def eigenvalues(g: jax.Array) -> jax.Array:
     """Those of a Hermitian matrix, with a derivative where some are equal too."""
@@ -219,12 +224,10 @@ def _eigenvalues_jvp(primals, tangents):
     return values, jnp.real(jnp.sum(jnp.conj(vectors) * moved, -2))
 
 
+# JAX's own derivative divides by the difference of equal eigenvalues.
 @jax.custom_jvp
 def eigh(g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues, ascending, and vectors, which do not turn among equal ones.
-
-    JAX's own derivative divides by the difference of equal eigenvalues.
-    """
+    """Return eigenvalues, ascending, and vectors, which do not turn among equal ones."""
     values, vectors = jnp.linalg.eigh(g)
     return values, vectors
 
@@ -236,6 +239,7 @@ def _eigh_jvp(primals, tangents):
     one, other = values[..., None, :], values[..., :, None]
     near = jnp.sqrt(jnp.finfo(values.dtype).eps) * (jnp.abs(one) + jnp.abs(other))
     apart = jnp.abs(one - other) > near
+    # The inner select keeps the division by 0 out of the branch that is not selected.
     turned = times(jnp.where(apart, 1 / jnp.where(apart, one - other, 1), 0), inner)
     moved = jnp.real(jnp.diagonal(inner, axis1=-2, axis2=-1))
     return (values, vectors), (moved, product(vectors, turned))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class Ema:
         return Average(jax.tree.map(unknown, norm), jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
-        ratio: Any = self.ratio(seen.step) if callable(self.ratio) else self.ratio
+        ratio: Number = self.ratio(seen.step) if callable(self.ratio) else self.ratio
         warm = memory.step >= self.warmup
         early = self._common_limit(seen.norm) if self.warmup > 0 else None
 

@@ -45,7 +45,7 @@ class Constant:
 class Schedule:
     """The threshold that an optax schedule gives for the step; callables mean this."""
 
-    function: Callable[[jax.Array], Any]
+    function: Callable[[jax.Array], Any]  # optax has other unions of number types.
 
     def init(self, norm: PyTree) -> tuple[()]:
         del norm

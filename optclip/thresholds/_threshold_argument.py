@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import TypeGuard
 
 import jax
 
@@ -26,7 +26,7 @@ _WANTED = (
 )
 
 
-def is_rule(value: Any) -> bool:
+def is_rule(value: object) -> TypeGuard[Rule]:
     """Whether `value` is a rule; False for an optimizer, which has the same methods."""
     is_other = isinstance(value, type) or _is_transformation(value)
     return isinstance(value, Rule) and not is_other
@@ -43,7 +43,7 @@ def as_rules(
     if not negative:
         _validate.not_none(name, threshold)
 
-    def as_rule(value: Any) -> Rule:
+    def as_rule(value: PyTree) -> Rule:
         if is_rule(value):
             return value
         if value is None:
@@ -60,7 +60,7 @@ def as_rules(
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 
 
-def _advice(value: Any) -> str:
+def _advice(value: object) -> str:
     """What to do with something that is close to a rule."""
     if _is_transformation(value):
         return (
@@ -82,11 +82,11 @@ def one_rule(name: str, threshold: Threshold) -> Rule:
     return rule
 
 
-def _is_threshold(value: Any) -> bool:
+def _is_threshold(value: object) -> bool:
     # An optimizer is a tuple of functions, which would pass for schedules.
     return value is None or _is_transformation(value) or is_rule(value)
 
 
-def _is_transformation(value: Any) -> bool:
+def _is_transformation(value: object) -> bool:
     # By name, for optax is not imported below `transforms`.
     return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)

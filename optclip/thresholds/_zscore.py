@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +122,7 @@ class Zscore:
         return new, _running.root_mean_square(old_weight, new_weight, deviation, offset)
 
 
-def _is_result(value: Any) -> bool:
+def _is_result(value: object) -> bool:
     return isinstance(value, _Result)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from optclip._arrays import _leaves, _packed_state, _placement
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted
 from optclip._arrays._packed_state import PerNorm
-from optclip._arrays._types import PyTree, Record, TreeDef
+from optclip._arrays._types import Leaf, PyTree, Record, TreeDef
 from optclip._clip import (
     Clip,
     Decision,
@@ -98,7 +99,7 @@ class Engine:
         step = jnp.zeros((), jnp.int32)
         return ClipState(step, memory, {self.name: record} if self.record else {})
 
-    def _memory_of_placeholder(self, params: PyTree) -> list[Any]:
+    def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
         rules = self.rules.by_argument.values()
         memory = [
             _param_placeholder.memory(self.clip.scope, rule, params) for rule in rules
@@ -123,7 +124,12 @@ class Engine:
     ) -> Step:
         """Measure the updates of a step and decide where to clip them.
 
-        With `in_common` all devices must decide the same.
+        Args:
+          updates: as passed to `update`.
+          state: the state before the step.
+          params: as passed to `update`.
+          extra: the extra arguments of `update`, of any type.
+          in_common: whether all devices must decide the same.
         """
         layout = layout_of(self.clip, updates)
         _state.check_state(
@@ -193,13 +199,15 @@ class Engine:
         return ClipState(count, memory, {self.name: record})
 
 
-def _by_block(treedef: TreeDef, vectors: Any) -> PerNorm:
+def _by_block(treedef: TreeDef, vectors: Sequence[jax.Array]) -> PerNorm:
     """Return the memory of a norm, by the path of each block."""
     keyed = _packed_state.keyed(treedef, list(vectors))
     return PerNorm(keyed if isinstance(keyed, dict) else {"": keyed})
 
 
-def _shapes(clip: Clip, params: PyTree) -> tuple[TreeDef, list[Any], list[Any]]:
+def _shapes(
+    clip: Clip, params: PyTree
+) -> tuple[TreeDef, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
     """Return the structure of the norms of trees like `params`, without computing any.
 
     Then the shapes of the norms, and of what the norm remembers.
@@ -209,7 +217,7 @@ def _shapes(clip: Clip, params: PyTree) -> tuple[TreeDef, list[Any], list[Any]]:
     live = flat.clippable()
     treedefs = []
 
-    def measured(arrays: list[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+    def measured(arrays: list[Leaf]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
         leaves = [
             next(rest) if is_live else x
