@@ -52,8 +52,8 @@ class Power(NamedTuple):
             return lax.abs(x)
         parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
         if scale is not None:
-            # XLA may turn the square of x * c into x * x * (c * c), which is inf * 0. The
-            # added zero keeps the product whole.
+            # The added zero keeps the product whole: XLA may turn the square of x * c
+            # alone into x * x * (c * c), which is inf * 0.
             parts = [part * scale.factor + scale.zero for part in parts]
         squares = [lax.square(part) for part in parts]
         return squares[0] if len(squares) == 1 else squares[0] + squares[1]

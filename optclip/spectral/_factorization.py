@@ -102,7 +102,7 @@ def _compiled(
     stage = jnp.zeros((), jnp.int32)
     start = _PartlyFactored(x, vectors, values, jnp.zeros_like(x), taken, stage)
     left = lax.while_loop(is_wide, without_largest, start)
-    # A remainder whose square vanishes in float32 is a rounding error of earlier stages.
+    # A remainder whose square vanishes is the rounding error of earlier stages.
     rest = ~left.taken & (_largest(left) > 0)
     rows = left.rows + product(adjoint(_chosen(left.vectors, rest)), left.x)
     return Factors(left.vectors, left.values, rows)

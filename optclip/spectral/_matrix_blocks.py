@@ -165,8 +165,7 @@ def _scaled(
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
-    # Zeros replace it, so that its decomposition is finite; `size` keeps the NaN or inf
-    # for `in_units`.
+    # Zeros replace it, so that its decomposition is finite; `size` keeps NaN or inf.
     scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
     return MatrixBlock(scaled, unit, size, split, axis)
 
@@ -209,11 +208,10 @@ def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
     return _placement.whole(product(x, adjoint(x), split))
 
 
-# The derivative takes the vectors from `eigh` below, whose own derivative is finite
-# where eigenvalues are equal.
+# Its vectors are from `eigh` below, so that second derivatives are finite too.
 @jax.custom_jvp
 def eigenvalues(g: jax.Array) -> jax.Array:
-    """Those of a Hermitian matrix, with a derivative where some are equal too."""
+    """Return the eigenvalues of a Hermitian matrix, some of which may be equal."""
     return jnp.linalg.eigvalsh(g)
 
 
@@ -227,7 +225,7 @@ def _eigenvalues_jvp(primals, tangents):
 # JAX's own derivative divides by the difference of equal eigenvalues.
 @jax.custom_jvp
 def eigh(g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return eigenvalues, ascending, and vectors, which do not turn among equal ones."""
+    """Return ascending eigenvalues, and vectors that do not turn among equal ones."""
     values, vectors = jnp.linalg.eigh(g)
     return values, vectors
 

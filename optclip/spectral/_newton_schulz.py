@@ -35,19 +35,20 @@ def bound(x: jax.Array, split: Axes) -> jax.Array:
 
     The same for the Gram matrix of either side, so that a mesh does not change it.
     """
-    # A constant to jax.grad: no cap depends on what it is scaled by.
+    # The gradient is stopped: no cap depends on what it is scaled by.
     size = lax.stop_gradient(jnp.abs(gram(x, split)))
     return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
 
 
-# Compiled, since an eager call would compile its loops each time.
+# The function is compiled, since an eager call would compile its loops each time.
 @functools.partial(jax.jit, static_argnames=("split", "is_soft"))
 def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
     """Matrices with their singular values capped at `limit`, `(..., 1, 1)`."""
     top = bound(x, split)
+    # A matrix of zeros is divided by 1.
     top = jnp.where(top > 0, top, jnp.ones_like(top))
-    # Below this nothing is left in float32 of what is not far above; above it nothing
-    # is to be done, or almost nothing.
+    # Below the lower limit float32 holds nothing of values that are not far above it:
+    # `share` scales the result. Above the upper limit almost nothing is capped.
     c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
@@ -71,6 +72,7 @@ class _PartlyCapped(NamedTuple):
 def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
     """The same after a cap as low as the Gram matrix can resolve."""
     x, c, top = left
+    # An intermediate cap does not change the result, so that it needs no derivative.
     higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
     wide = higher > c
     out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)

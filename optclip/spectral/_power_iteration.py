@@ -46,7 +46,7 @@ def iterated(
     return in_units(matrices, root(squares)), u[..., 0].astype(vectors.dtype)
 
 
-# Compiled, since an eager call would compile the loop each time.
+# The function is compiled, since an eager call would compile the loop each time.
 @functools.partial(jax.jit, static_argnums=2)
 def _turned(x: jax.Array, start: jax.Array, steps: int) -> jax.Array:
     """The unit vectors after so many steps."""
@@ -74,6 +74,7 @@ def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:
 def _normalized(longer: jax.Array, before: jax.Array) -> jax.Array:
     """A unit vector; that from before of a matrix of zeros."""
     squares = jnp.sum(jnp.real(longer * jnp.conj(longer)), -2, keepdims=True)
+    # The root and the quotient have no finite derivative at 0; 1 replaces it.
     live = squares > 0
     size = jnp.sqrt(jnp.where(live, squares, jnp.ones_like(squares)))
     return jnp.where(live, times(1 / size, longer), before)

@@ -153,6 +153,7 @@ def _as_leaf(
         _placement.placed_as(as_leaf(each, matrices.axis), x)
         for each in (capped, flags)
     )
+    # The select keeps a matrix bit-identical if none of its values is clipped.
     return jnp.where(unclipped, x, _leaves.narrow(out, leaf.like))
 
 

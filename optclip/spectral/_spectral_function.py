@@ -53,6 +53,7 @@ def mapped(
 
 def _lowest(limit: jax.Array, unit: jax.Array) -> jax.Array:
     """The lowest threshold above 0 of each matrix, in its unit, `(..., 1)`."""
+    # A threshold of 0 makes all values 0, whatever their accuracy.
     positive = jnp.where(limit > 0, limit, jnp.inf)
     return jnp.min(positive, -1, keepdims=True) / unit
 
@@ -65,6 +66,7 @@ class _How(NamedTuple):
     detached: bool
 
 
+# Derivatives by the factors do not exist where singular values are equal.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _mapped(
     how: _How,
@@ -112,7 +114,9 @@ def _divided_differences(
     """The change of the coefficient by that of the square of the singular value."""
     apart, gap = gaps(values)
     quotient = (coefficients[..., :, None] - coefficients[..., None, :]) / gap
+    # A singular value of 0 counts as having no slope, so that nothing divides by it.
     live = values > 0
     slope_by_square = jnp.where(live, slope / jnp.where(live, 2 * values, 1), 0)
+    # Where two singular values are equal, the quotient is the slope.
     mean = (slope_by_square[..., :, None] + slope_by_square[..., None, :]) / 2
     return jnp.where(apart, quotient, mean)

@@ -32,6 +32,7 @@ class Scaled(NamedTuple):
 
     @classmethod
     def of(cls, square: jax.Array, exponent: jax.Array) -> "Scaled":
+        # A square of 0 has the least exponent, so that it never sets the unit of a sum.
         return cls(square, jnp.where(square == 0, NOTHING, exponent))
 
     def at(self, exponent: jax.Array) -> jax.Array:
@@ -61,6 +62,7 @@ def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
     bits, bias = _layout(x.dtype)
     exponent = jnp.clip(exponent, 2 - 2 * bias, 2 * bias - 2)
     for step in (exponent // 2, exponent - exponent // 2):
+        # The bits of a power of two are its exponent alone.
         pattern = (step + bias).astype(f"uint{8 * x.dtype.itemsize}") << bits
         x = x * lax.bitcast_convert_type(pattern, x.dtype)
     return x
@@ -82,6 +84,7 @@ def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
     kind = f"uint{8 * largest.dtype.itemsize}"
     pattern = lax.bitcast_convert_type(largest, kind)
     exponent = (pattern >> bits).astype(jnp.int32) - bias
+    # The bits of zero, inf and NaN do not hold an exponent.
     live = (largest > 0) & (largest < jnp.inf)
     return jnp.where(live, exponent, 0)
 
@@ -147,7 +150,7 @@ def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
     a, d = _near_float32(a), _near_float32(d)
     of_a, of_d = exponent_of(a, (-1,)), exponent_of(d, (-1,))
     is_any = jnp.any(d != 0, axis=-1, keepdims=True)
-    # Where d is 0 the size of a does not matter.
+    # Where d is 0 the size of a does not matter; zeros cannot overflow in the shift.
     a = a * is_any.astype(a.dtype)
     is_any &= jnp.any(a != 0, axis=-1, keepdims=True)
     of_both = jnp.where(is_any, of_a + of_d, NOTHING)
@@ -156,10 +159,12 @@ def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _near_float32(x: jax.Array) -> jax.Array:
+    """Return the array; bfloat16 stays, since it has the range of float32."""
     return x if x.dtype == jnp.bfloat16 else _leaves.widen(x)
 
 
 def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Return `x * 2**exponent` in the dtype of `x`; a power of two keeps its digits."""
     return shifted(_leaves.widen(x), exponent).astype(x.dtype)
 
 
@@ -199,6 +204,7 @@ def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
         ids, d = ids[order], d[order]
         is_new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
         segment = jnp.cumsum(is_new)
+        # A negative index reads no row, so that its cotangent adds nothing.
         live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
         total = jax.ops.segment_sum(live, segment, num_segments=len(ids))
         return of_gradient(total)

@@ -117,6 +117,7 @@ def weighted_gradients(
 
     _, pull = jax.vjp(outputs, [back.leaves[i] for i in which])
     (grads,) = pull(cotangents)
+    # If no example counts, the data are zeros, by which a derivative may divide.
     wide = [_leaves.widen(x) for x in grads]
     return [jnp.where(is_any, x, jnp.zeros_like(x)) for x in wide]
 
@@ -133,6 +134,7 @@ def _site_outputs(
 
 
 def _selected(counts: jax.Array, x: jax.Array) -> jax.Array:
+    """Return the arrays of examples that count, and zeros: 0 times inf is NaN."""
     return jnp.where(_by_example(counts, x), x, jnp.zeros_like(x))
 
 

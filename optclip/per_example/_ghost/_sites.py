@@ -209,6 +209,7 @@ def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arra
         if params["mode"] != lax.GatherScatterMode.CLIP:
             live = live & (one >= 0) & (one <= last)
         row = row * (last + 1) + jnp.clip(one, 0, last).astype(jnp.int32)
+    # An index out of range belongs to no row, unless the mode clips it.
     row = jnp.where(live, row, -1)
     rank = len(site.avals[0].shape)
     batch = [i for i in range(rank) if i not in numbers.offset_dims]
