@@ -20,6 +20,7 @@ from optclip._clip._coefficient import respond as respond
 from optclip._clip._layout import LaidOutLeaf as LaidOutLeaf
 from optclip._clip._layout import Layout as Layout
 from optclip._clip._layout import lay_out as lay_out
+from optclip._clip._layout import layout_of as layout_of
 from optclip._clip._move import MOVE as MOVE
 from optclip._clip._run import ThresholdFunction as ThresholdFunction
 from optclip._clip._run import apply as apply
@@ -29,7 +30,6 @@ from optclip._clip._run import decided as decided
 from optclip._clip._run import fixed as fixed
 from optclip._clip._run import is_bad as is_bad
 from optclip._clip._run import kept_norms as kept_norms
-from optclip._clip._run import layout_of as layout_of
 from optclip._clip._scale import SCALE as SCALE
 from optclip._clip._scale import scale as scale
 from optclip._clip._scale import scaled_leaf as scaled_leaf

@@ -15,6 +15,8 @@ from optclip.scopes._interface import Groups, Scope, blocks_of, owners_of
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
 
+    from optclip._clip._clip import Clip
+
 
 class LaidOutLeaf(NamedTuple):
     """One leaf of the tree.
@@ -66,6 +68,12 @@ class Layout(NamedTuple):
         """Return the leaves that are scaled as (index, leaf, block)."""
         pairs = enumerate(self.leaves)
         return [(i, x, x.block) for i, x in pairs if x.block is not None]
+
+
+def layout_of(clip: Clip, tree: PyTree) -> Layout:
+    """Lay out a tree for a clip."""
+    masks = clip.mask, clip.norm_mask, clip.clip_mask
+    return lay_out(clip.scope, tree, masks, clip.axis_name)
 
 
 def lay_out(

@@ -21,18 +21,12 @@ from optclip._arrays._types import PyTree
 from optclip._clip import _nonfinite
 from optclip._clip._clip import Clip, Decision, Thresholds
 from optclip._clip._coefficient import coefficients_of
-from optclip._clip._layout import Layout, lay_out
+from optclip._clip._layout import Layout
 from optclip.norms._interface import Measured
 from optclip.responses._interface import compares
 
 # Computes the thresholds from the layout and the norms.
 ThresholdFunction = Callable[[Layout, Batched], Thresholds]
-
-
-def layout_of(clip: Clip, tree: PyTree) -> Layout:
-    """Lay out a tree for a clip."""
-    masks = clip.mask, clip.norm_mask, clip.clip_mask
-    return lay_out(clip.scope, tree, masks, clip.axis_name)
 
 
 def decide(clip: Clip, layout: Layout, thresholds_of: ThresholdFunction) -> Decision:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
-from optclip._arrays import _prefix, _validate
-from optclip._arrays._types import PyTree
+from optclip._arrays import _validate
+from optclip._arrays._types import KeyPath, Leaf
 from optclip.norms import Block
-from optclip.scopes._interface import Scope
+from optclip.scopes._interface import PerLeaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +95,11 @@ def check_layout(
 
 
 @dataclasses.dataclass(frozen=True)
-class ByHead(Scope):
+class ByHead(PerLeaf):
     """Each head of a layer by its largest logit; one block for each layer."""
 
-    def blocks(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: Block([x], ()), tree)
-
-    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        return _prefix.lookup(values, tree)
+    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+        return Block([leaf], ())
 
 
 BY_HEAD: ByHead = ByHead()

@@ -7,29 +7,20 @@ from typing import Any
 from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import KeyPath, Leaf, PyTree
 from optclip.norms import Block
-from optclip.scopes._scope import Scope
+from optclip.scopes._scope import PerLeaf, Scope
 
 # By path and shape of a leaf: the axes of its norms, or None for those of a unit.
 AxesByLeaf = Callable[[str, tuple[int, ...]], int | tuple[int, ...] | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Axes(Scope):
+class Axes(PerLeaf):
     """One norm for each slice of each leaf along the given axes. Use `axes(...)`."""
 
     axis: tuple[int, ...]
 
-    def blocks(self, tree: PyTree) -> PyTree:
-        flat = _leaves.flatten(tree)
-        return flat.rebuild(
-            [
-                Block([x], counted_from_zero(self.axis, x, path))
-                for path, x in zip(flat.paths, flat.leaves, strict=True)
-            ]
-        )
-
-    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        return _prefix.lookup(values, tree)
+    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+        return Block([leaf], counted_from_zero(self.axis, leaf, path))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import jax
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import PyTree
+from optclip._arrays._types import KeyPath, PyTree
+from optclip._arrays._types import Leaf as LeafValue
 from optclip.norms import Block
 
 
@@ -70,26 +71,34 @@ class Tree(Scope):
         return jax.tree.map(lambda _: values, tree)
 
 
+class PerLeaf(Scope):
+    """A scope whose blocks are single leaves, or slices of one."""
+
+    @abc.abstractmethod
+    def block(self, path: KeyPath, leaf: LeafValue) -> Block | None:
+        """The block of a leaf; None if it is not clipped."""
+
+    def blocks(self, tree: PyTree) -> PyTree:
+        return jax.tree.map_with_path(self.block, tree)
+
+    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
+        return _prefix.lookup(values, tree)
+
+
 @dataclasses.dataclass(frozen=True)
-class Leaf(Scope):
+class Leaf(PerLeaf):
     """One norm for each leaf, `over="leaf"`."""
 
-    def blocks(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: Block([x]), tree)
-
-    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        return _prefix.lookup(values, tree)
+    def block(self, path: KeyPath, leaf: LeafValue) -> Block:
+        return Block([leaf])
 
 
 @dataclasses.dataclass(frozen=True)
-class Element(Scope):
+class Element(PerLeaf):
     """Each element by its own modulus, `over="element"`."""
 
-    def blocks(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: Block([x], ()), tree)
-
-    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        return _prefix.lookup(values, tree)
+    def block(self, path: KeyPath, leaf: LeafValue) -> Block:
+        return Block([leaf], ())
 
 
 TREE: Tree = Tree()

@@ -3,33 +3,26 @@
 import dataclasses
 from typing import Literal
 
-from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import Leaf, PyTree
+from optclip._arrays import _validate
+from optclip._arrays._types import KeyPath, Leaf
 from optclip.norms import Block
-from optclip.scopes._interface import Scope, counted_from_zero
+from optclip.scopes._interface import PerLeaf, counted_from_zero
 
 Method = Literal["eigh", "newton_schulz"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrices(Scope):
+class Matrices(PerLeaf):
     """One norm for each matrix of each leaf. Use `matrices(...)`."""
 
     matrix_axes: tuple[int, ...]
 
-    def blocks(self, tree: PyTree) -> PyTree:
-        flat = _leaves.flatten(tree)
-        pairs = zip(flat.paths, flat.leaves, strict=True)
-        return flat.rebuild([self._block(path, x) for path, x in pairs])
-
-    def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        return _prefix.lookup(values, tree)
-
-    def _block(self, path: _leaves.KeyPath, x: Leaf) -> Block | None:
-        rank = len(getattr(x, "shape", ()))
+    def block(self, path: KeyPath, leaf: Leaf) -> Block | None:
+        rank = len(getattr(leaf, "shape", ()))
         if rank < 2:
-            return Block([x], (0,)) if rank else None
-        return Block([x], counted_from_zero(self.matrix_axes, x, path, "matrix_axes"))
+            return Block([leaf], (0,)) if rank else None
+        axis = counted_from_zero(self.matrix_axes, leaf, path, "matrix_axes")
+        return Block([leaf], axis)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The thresholds that are known from the step alone: numbers and schedules."""
 
+import abc
 import dataclasses
 import numbers
 from collections.abc import Callable
@@ -12,8 +13,23 @@ from optclip._arrays._types import Number, PyTree
 from optclip.thresholds._rule import Seen
 
 
+class _WithoutMemory(abc.ABC):
+    """A rule that depends on the step alone."""
+
+    @abc.abstractmethod
+    def at(self, step: jax.Array) -> Number:
+        """Return the threshold in a step."""
+
+    def init(self, norm: PyTree) -> tuple[()]:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Number, PyTree]:
+        return self.at(seen.step), memory
+
+
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class Constant(_WithoutMemory):
     """The threshold that never changes; numbers and arrays mean this."""
 
     value: Number
@@ -29,30 +45,16 @@ class Constant:
         value = self.value
         return float(value) if isinstance(value, numbers.Real) else (id(value),)
 
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
-
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Number, PyTree]:
-        return self.at(seen.step), memory
-
     def at(self, step: jax.Array) -> Number:
         del step
         return self.value
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Schedule(_WithoutMemory):
     """The threshold that an optax schedule gives for the step; callables mean this."""
 
     function: Callable[[jax.Array], Any]  # optax has other unions of number types.
-
-    def init(self, norm: PyTree) -> tuple[()]:
-        del norm
-        return ()
-
-    def update(self, seen: Seen, memory: PyTree) -> tuple[Number, PyTree]:
-        return self.at(seen.step), memory
 
     def at(self, step: jax.Array) -> Number:
         return self.function(step)
