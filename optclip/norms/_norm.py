@@ -1,80 +1,21 @@
-"""Which norm: `Norm` for those over elements, and what each kind of norm offers."""
+"""Entrywise norms of blocks: axes, counts, the dtype of the sum, and its mesh axes."""
 
-import abc
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from optclip._arrays import _validate
-from optclip._arrays._batching import Batched
+from optclip._arrays import _axis_names, _leaves, _sparse, _validate
 from optclip._arrays._types import AxisName
-from optclip.norms._block import Block
-from optclip.norms._entrywise import entrywise_norms
-
-
-class Measured(NamedTuple):
-    """The norms of some blocks.
-
-    Attributes:
-      norms: one entry per block.
-      memory: one array per block, from which the next measurement starts; empty if the
-        norm remembers nothing.
-      work: what else was computed for each block and the clipping action can use, such
-        as a factorization of each matrix.
-    """
-
-    norms: Batched
-    memory: Sequence[jax.Array] = ()
-    work: Sequence[Any] = ()  # Each measurement has a type of its own, or none.
-
-
-class Measurement(abc.ABC):
-    """How the norms of blocks are computed.
-
-    Attributes:
-      is_entrywise: whether rounding each element toward zero never increases the norm,
-        which `strict` clipping relies on.
-    """
-
-    is_entrywise: bool = False
-
-    @property
-    def is_a_mean(self) -> bool:
-        """Whether the norm is divided by the number of elements.
-
-        Then the norm of some blocks together is not the norm of their norms.
-        """
-        return False
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a measurement starts from the memory of the one before."""
-        return False
-
-    @abc.abstractmethod
-    def measure(
-        self,
-        blocks: Sequence[Block],
-        memory: Sequence[jax.Array] = (),
-        axis_name: AxisName | None = None,
-        *,
-        guarded: bool = True,
-        flushed: bool = True,
-    ) -> Measured:
-        """Return the norm of each block.
-
-        Unless `guarded`, a norm reads inf where the sum of its squares overflows.
-        Unless `flushed`, a norm below 2**-60 is returned as it is, since it will be
-        part of another.
-        """
-
-    def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
-        """Return the memory before the first measurement."""
-        del blocks
-        return ()
+from optclip.norms import _roots, _totals
+from optclip.norms._block import Block, declared_across
+from optclip.norms._norm_protocol import Measured, Measurement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,11 +75,43 @@ class Norm(Measurement):
     ) -> Measured:
         """Return the norm of each block."""
         del memory
-        norms = entrywise_norms(
-            blocks, float(self.ord), self.per_count, axis_name,
-            guarded=guarded, flushed=flushed,
-        )  # fmt: skip
-        return Measured(norms)
+        arrays, members, counts = [], [], [0] * len(blocks)
+        for i, block in enumerate(blocks):
+            for leaf in block.leaves:
+                x, shape, leaf_axes, matrix = _leaves.taken_apart(leaf)
+                is_sparse = matrix is not None
+                if leaf_axes is None:
+                    leaf_axes = axis_name
+                x, axis = jnp.asarray(x), block.axis
+                if leaf_axes is None and axis != ():
+                    _axis_names.check_known()
+                split = _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes)
+                if self.per_count:
+                    counts[i] += _count(shape, axis, split, is_sparse=is_sparse)
+                if is_sparse and axis is not None:
+                    axis = _sparse.axes_in_data(matrix, axis)
+                arrays.append(x)
+                members.append(_totals.Member(i, axis, split))
+        # The norm of single elements is the modulus, whatever its order.
+        are_elements = all(member.axis == () for member in members)
+        plan = _totals.NormPlan(
+            ord=math.inf if are_elements else float(self.ord),
+            dtype=accumulator(arrays),
+            members=tuple(members),
+            num_blocks=len(blocks),
+            declared=tuple(map(declared_across, blocks)),
+            guarded=guarded,
+        )
+        norms = _roots.roots(arrays, plan)
+        if self.per_count:
+            divisors = [self._divisor(n, plan.dtype) for n in counts]
+            norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
+        return Measured(norms.map(_roots.flush_small) if flushed else norms)
+
+    def _divisor(self, count: Any, dtype: str) -> np.generic | jax.Array:
+        """Return a power of `_count`, as a NumPy number, which has no weak type."""
+        power = _leaves.count_as(count, dtype) ** self.per_count
+        return np.dtype(dtype).type(power) if isinstance(power, float) else power
 
 
 L1: Norm = Norm(1.0)
@@ -151,3 +124,31 @@ AVERAGE: Norm = Norm(2.0, per_count=1.0)
 def of_order(ord: float | None) -> Norm:
     """The norm that an `ord=` argument names; None is 2."""
     return L2 if ord is None else Norm(ord)
+
+
+def _count(
+    shape: tuple[int, ...],
+    axis: tuple[int, ...] | None,
+    split: _axis_names.Axes,
+    *,
+    is_sparse: bool,
+) -> Any:
+    """Count the elements of one leaf in a norm, on all devices of its split.
+
+    The count is an int, or under `jax.export` a symbol, whose type is not public.
+    """
+    if is_sparse and split:
+        raise ValueError(
+            "A BCOO leaf must be on one device for a norm with a mean, got one that is"
+            f" split over the mesh axes {split}: each device may have entries of one"
+            " dense array, or an array of its own. Give a norm without a mean, or dense"
+            " leaves."
+        )
+    here = math.prod(shape if axis is None else [shape[a] for a in axis])
+    return here * _axis_names.axes_size(split)
+
+
+def accumulator(arrays: Sequence[jax.Array]) -> str:
+    """Return the dtype in which elements of these arrays are added."""
+    wide = any(jnp.finfo(x.dtype).bits == 64 for x in arrays)
+    return "float64" if wide else "float32"

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 
 from optclip._arrays import _validate
-from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
+from optclip.norms._norm import AVERAGE, INF, L1, L2, RMS, Norm
+from optclip.norms._norm_protocol import Measurement
 
 NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
 NormLike = Measurement | float | NormName
