@@ -252,8 +252,14 @@ def is_typed_here() -> bool:
 
 
 def untyped_axes() -> Axes:
-    """The mapped axes here, if no type says what varies over them."""
-    return () if is_typed_here() else jax.sharding.get_abstract_mesh().manual_axes
+    """Return the mapped axes of several devices, if no type says what varies over them.
+
+    Over one device a leaf is whole, so that its norm is known without a type.
+    """
+    if is_typed_here():
+        return ()
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(name for name in axes if lax.axis_size(name) > 1)
 
 
 def _is_typed(name: Hashable) -> bool:

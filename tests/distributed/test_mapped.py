@@ -74,6 +74,19 @@ def test_axis_name_untyped_map_is_followed(over, axis_name, spans):
     np.testing.assert_allclose(norms, expected, rtol=1e-6)
 
 
+def test_clip_pmap_over_one_device_needs_no_axis_name():
+    """One device has whole leaves, so that the types need not say so."""
+    tx = optclip.clip_by_norm(optclip.thresholds.ema(max_norm=2.0), axis=0)
+    tree = {"kernel": TREE["both"][None]}
+
+    def step(tree):
+        return tx.update(tree, tx.init(tree))[0]
+
+    clipped = jax.pmap(step)(tree)["kernel"][0]
+    expected = 2 * TREE["both"] / square_norm(TREE["both"])
+    np.testing.assert_allclose(clipped, expected, rtol=1e-6)
+
+
 def test_clip_by_value_untyped_needs_no_axis_name():
     """Elements share no norm."""
     clipped = mapped(
