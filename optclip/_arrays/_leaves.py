@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import sys
@@ -126,18 +125,33 @@ def named(path: KeyPath, article: str = "the") -> str:
 
 
 def names_of(paths: list[KeyPath]) -> list[str]:
-    """The paths as strings, without the last key of a parameter in a box of Flax.
+    """Return the paths as strings, without the keys that only unwrap one array.
 
-    Its optimizer has boxes at `init` and none at `update`: both are to have one name.
+    Flax's optimizer has parameters in boxes at `init` and none at `update`, and both
+    must have one name. The array of a haliax `NamedArray` has a position for a key.
     """
-    if not any(path[-1:] == (_IN_BOX,) for path in paths):
+    if not any(_may_unwrap(key) for path in paths for key in path):
         return [path_str(path) for path in paths]
-    number = collections.Counter(p[:i] for p in paths for i in range(len(p)))
+    children: dict[KeyPath, set[Any]] = {}
+    for path in paths:
+        for i, key in enumerate(path):
+            children.setdefault(path[:i], set()).add(key)
 
-    def is_boxed(path: KeyPath) -> bool:
-        return path[-1:] == (_IN_BOX,) and number[path[:-1]] == 1
+    def unwraps(path: KeyPath, i: int) -> bool:
+        is_inner_box = path[i] == _IN_BOX and i < len(path) - 1
+        is_only_child = len(children[path[:i]]) == 1
+        return is_only_child and _may_unwrap(path[i]) and not is_inner_box
 
-    return [path_str(path[:-1] if is_boxed(path) else path) for path in paths]
+    return [
+        path_str(tuple(key for i, key in enumerate(path) if not unwraps(path, i)))
+        for path in paths
+    ]
+
+
+def _may_unwrap(key: Any) -> bool:
+    """Return whether a key can be of the one array in a box or a keyless node."""
+    # JAX numbers the children of nodes that are registered without keys.
+    return key in (_IN_BOX, jax.tree_util.FlattenedIndexKey(0))
 
 
 def is_clippable(path: KeyPath, leaf: Leaf) -> bool:

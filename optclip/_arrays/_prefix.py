@@ -23,7 +23,8 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
 
     Args:
       function: takes a path such as `"encoder/layer_0/kernel"` (keys joined by
-        slashes), returns a bool for a mask, a label for groups.
+        slashes), returns a bool for a mask, a label for groups. An array in a box of
+        Flax or in a haliax `NamedArray` has the path of its box.
 
     Returns:
       A function from a tree to a tree of the same structure, as `mask=`,

@@ -33,6 +33,28 @@ def test_by_path_joins_keys_with_slashes():
     assert mask == {"enc": [{"w": True}, {"w": True}], "none": None}
 
 
+class NamedArray:
+    """An array in a node without keys, as haliax has them."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+jax.tree_util.register_pytree_node(
+    NamedArray,
+    lambda node: ((node.array,), None),
+    lambda _, children: NamedArray(*children),
+)
+
+
+def test_by_path_array_in_keyless_node_has_path_of_node():
+    tree = {"dense": {"weight": NamedArray(jnp.full(4, 3.0)), "bias": jnp.ones(1)}}
+    mask = optclip.by_path(lambda path: path == "dense/weight")
+    clipped = F.clip_by_norm(tree, 1.0, mask=mask)["dense"]
+    np.testing.assert_allclose(clipped["weight"].array, np.full(4, 0.5))
+    np.testing.assert_array_equal(clipped["bias"], [1.0])
+
+
 def matrices(tree):
     return jax.tree.map(lambda x: jnp.ndim(x) > 1, tree)
 
