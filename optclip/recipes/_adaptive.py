@@ -27,9 +27,13 @@ def agc(
     .. math:: G_i \leftarrow \lambda \frac{\max(\|W_i\|, \epsilon)}{\|G_i\|} G_i
         \quad \text{if } \|G_i\| > \lambda \max(\|W_i\|, \epsilon)
 
-    A unit is all that feeds one output, which JAX's layers have on the last axis: norms
-    are over all axes but that, and a leaf of rank 1 or 0 is one unit.
+    A unit is all that feeds one output, which the layers of Flax, Haiku and Keras have
+    on the last axis: norms are over all axes but that, and a leaf of rank 1 or 0 is one
+    unit.
 
+    - Equinox and haliax have outputs on the first axis, where the default clips the
+      wrong slices. `axis=lambda path, shape: -1 if len(shape) == 2 else None` gives
+      each output of their linear layers its own norm; see `scopes.units`.
     - An attention kernel `(in, heads, head_dim)` has one norm for each entry of
       `head_dim`, all heads together, although its outputs are on two axes.
       `axis=lambda path, shape: 0 if len(shape) == 3 and "out" not in path else None`

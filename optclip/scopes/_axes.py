@@ -89,8 +89,15 @@ def units(
 ) -> Units:
     """The scope of one norm for each unit: all that feeds one output of a layer.
 
-    That is over all axes but the last, where JAX's layers have their outputs, for
-    leaves of any rank; leaves of rank 1 and 0 are one unit.
+    That is over all axes but the last, where the layers of Flax, Haiku and Keras have
+    their outputs, for leaves of any rank; leaves of rank 1 and 0 are one unit.
+
+    Warning:
+      Equinox and haliax have outputs on the first axis, as PyTorch does, where the
+      default has one norm per input. Pass
+      `axis=lambda path, shape: -1 if len(shape) == 2 else None` for linear layers. For
+      other weights return the axes of their inputs, such as `(1, 2, 3)` for an Equinox
+      `Conv2d`, and `-1` for a haliax `Linear` stacked as `(layers, outputs, inputs)`.
 
     Args:
       stacked: a function of the path of a leaf, such as `"layers/dense/kernel"`, that
