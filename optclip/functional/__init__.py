@@ -18,8 +18,6 @@ strict     the true norm of the output is never above the threshold, whatever th
            zero in the dtype of each leaf
 mask       which leaves are clipped; the others are left alone, neither measured nor
            scaled: a tree of bools, a prefix of one, or a function tree -> tree
-norm_mask  for experts: which of these leaves enter the norm; given in the same ways
-clip_mask  for experts: which of these leaves are scaled
 axis_name  mapped axes that leaves are split over: a name, a tuple of names (`()` for
            none), a PartitionSpec, or a tree of these; None reads them off the type of
            each leaf, which `jax.shard_map` keeps

@@ -37,8 +37,6 @@ def clip_by(
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
-    norm_mask: Mask | None = None,
-    clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, PyTree]:
     r"""Any clip by a norm: measure, respond, apply.
@@ -69,9 +67,6 @@ def clip_by(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
@@ -105,8 +100,7 @@ def clip_by(
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
         as_scope(over), measurement, how, eps=eps, strict=strict,
-        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
-        axis_name=axis_name,
+        nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)
 

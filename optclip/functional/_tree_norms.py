@@ -79,8 +79,6 @@ def clip_by_group_norm(
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
-    norm_mask: Mask | None = None,
-    clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     r"""Clip each group of leaves by the norm of the group.
@@ -111,9 +109,6 @@ def clip_by_group_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
@@ -138,8 +133,7 @@ def clip_by_group_norm(
     return clip_by(
         tree, Named("max_norm", max_norm), over=scopes.groups(groups),
         norm=of_order(ord), response=response, eps=eps,
-        strict=strict, nonfinite=nonfinite, mask=mask, norm_mask=norm_mask,
-        clip_mask=clip_mask, axis_name=axis_name,
+        strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
 
 
@@ -154,8 +148,6 @@ def clip_by_global_norm(
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
-    norm_mask: Mask | None = None,
-    clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, jax.Array]:
     r"""Clip all leaves by their common norm n, :math:`x \min(1, c / n)`.
@@ -184,9 +176,6 @@ def clip_by_global_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
@@ -232,8 +221,7 @@ def clip_by_global_norm(
     """
     clip = Clip(
         TREE, of_order(ord), resolve(response), SCALE, eps=eps, strict=strict,
-        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
-        axis_name=axis_name,
+        nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm)
     return run(clip, tree, threshold, norms=_norm_argument(use_norm, strict=strict))

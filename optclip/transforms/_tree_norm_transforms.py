@@ -30,8 +30,6 @@ def clip_by_global_norm(
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
-    norm_mask: Mask | None = None,
-    clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
     record: Record = True,
     name: str = "clip",
@@ -62,9 +60,6 @@ def clip_by_global_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
@@ -95,8 +90,7 @@ def clip_by_global_norm(
     """
     return clip_by(
         Named("max_norm", max_norm), norm=of_order(ord), response=response, eps=eps,
-        strict=strict, nonfinite=nonfinite, mask=mask, norm_mask=norm_mask,
-        clip_mask=clip_mask, axis_name=axis_name,
+        strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,
     )  # fmt: skip
 
@@ -111,8 +105,6 @@ def clip_by_group_norm(
     strict: bool = False,
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
-    norm_mask: Mask | None = None,
-    clip_mask: Mask | None = None,
     axis_name: AxisName | None = None,
     record: Record = True,
     name: str = "clip",
@@ -145,9 +137,6 @@ def clip_by_group_norm(
       mask: which leaves are clipped; the others are left alone altogether, neither
         measured nor scaled. A tree of bools, a prefix of one, or a function that makes
         one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
@@ -176,7 +165,6 @@ def clip_by_group_norm(
     return clip_by(
         Named("max_norm", max_norm), over=scopes.groups(groups), norm=of_order(ord),
         response=response, eps=eps,
-        strict=strict, nonfinite=nonfinite, mask=mask, norm_mask=norm_mask,
-        clip_mask=clip_mask, axis_name=axis_name,
+        strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,
     )  # fmt: skip

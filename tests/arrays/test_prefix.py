@@ -61,12 +61,17 @@ def matrices(tree):
 
 def injected(**options):
     """Inject hyperparameters, which makes one bool of a function that it calls."""
-    tx = optax.inject_hyperparams(optclip.clip_by_global_norm)(1.0, **options)
+    tx = optax.inject_hyperparams(optclip.clip_by)(1.0, **options)
     return tx.update(TREE, tx.init(TREE))
 
 
-CLIP = functools.partial(F.clip_by_global_norm, TREE, 1.0)
-ONE_LEAF = functools.partial(F.clip_by_global_norm, TREE["bias"], 1.0)
+def clipped(tree, **options):
+    """Clip the tree by its global norm, which has every kind of mask."""
+    return optclip.clip_by(1.0, **options).init(tree)
+
+
+CLIP = functools.partial(clipped, TREE)
+ONE_LEAF = functools.partial(clipped, TREE["bias"])
 # A function of a path would be called with the whole tree, and mask all of it alike.
 WRONG_MASKS = [
     (CLIP, lambda path: "kernel" in path, TypeError, "` must return .*optclip.by_path"),

@@ -101,16 +101,10 @@ def test_clip_by_each_cell_matches_table(cell):
         assert message is None or any(error in message for error in errors)
 
 
-def has_function(policy, given, scope):
-    """Whether a pure function has such a mask."""
-    return scope in ("tree", "groups") or given != "clip_mask"
-
-
 @pytest.mark.covering(
     policy=("zero", "raise"),
-    given=("nan", "clip_mask", "overflow"),
+    given=("nan", "mask", "overflow"),
     scope=nf.SCOPES,
-    where=has_function,
 )
 def test_pure_functions_uncompiled_match_table(policy, given, scope):
     cell = nf.Cell(policy, given, scope)

@@ -210,7 +210,7 @@ def test_clips_empty_tree_is_unchanged(tree):
         "value": optclip.clip_by_value(1.0),
         "axis": optclip.clip_by_norm(1.0, axis=0, record="leaves"),
         "group": optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: "x")),
-        "tree": WHOLE(1.0, clip_mask=lambda tree: tree),
+        "tree": optclip.clip_by(1.0, clip_mask=lambda tree: tree),
     }
     chained = optax.named_chain(*txs.items())
     clipped, state = helpers.quick_jit(lambda: once(chained, tree))()

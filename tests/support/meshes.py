@@ -71,9 +71,7 @@ def _of(entry: registry.Entry) -> Clip:
 def _masked(**more: Any) -> Any:
     counted = {"bias": True, "kernel": True, "out": False}
     clipped = {"bias": True, "kernel": False, "out": True}
-    return optclip.clip_by_global_norm(
-        2.0, norm_mask=counted, clip_mask=clipped, **more
-    )
+    return optclip.clip_by(2.0, norm_mask=counted, clip_mask=clipped, **more)
 
 
 def _skip(**more: Any) -> Any:

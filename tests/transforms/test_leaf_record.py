@@ -47,7 +47,7 @@ def once(tx, tree):
 
 
 def clip(limit=2.0, **options):
-    return optclip.clip_by_global_norm(limit, record="leaves", **options)
+    return optclip.clip_by(limit, record="leaves", **options)
 
 
 def test_leaf_norms_have_the_order_of_the_clip_and_do_not_change_it(run):

@@ -149,7 +149,7 @@ ROWS = [
         wrapped(parted, GLOBAL, OURS, [X, WEIGHTS]), of(OURS, 1.0, [X, WEIGHTS]), show=show.norm, note="outside of it"),
     Row("29b", "masked", "`masked(clip_by_global_norm(1), [True, False])`, leaves `[3, 4]` and `[12]`",
         wrapped(first_masked, GLOBAL, OURS, [X, np.float32([12])]),
-        clip(lambda: OURS(1.0, clip_mask=[True, False]), [X, np.float32([12])]), note="with `clip_mask=[True, False]`"),
+        clip(lambda: optclip.clip_by(1.0, clip_mask=[True, False]), [X, np.float32([12])]), note="`clip_by` with `clip_mask=[True, False]`"),
     Row("30", "float16-underflow", "`clip_by_global_norm(1e-3)`, float16, 1000 times 1e-4", *globally(1e-3, np.full(1000, 1e-4, np.float16)), show=show.norm),
     Row("32", "norm-overflow", "`optax.tree.norm`, `functional.global_norm`, float32 `[3e20, 4e20]`",
         lambda run: run(optax.tree.norm)(jnp.float32([3e20, 4e20])), lambda run: run(F.global_norm)(jnp.float32([3e20, 4e20]))),
