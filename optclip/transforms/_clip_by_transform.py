@@ -5,6 +5,7 @@ Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -14,7 +15,7 @@ from optclip._clip import apply, clip_of
 from optclip.norms._interface import NormLike, as_norm
 from optclip.responses._interface import resolve
 from optclip.scopes._interface import ScopeLike, as_scope
-from optclip.transforms._engine import Engine
+from optclip.transforms._engine import Engine, Step
 from optclip.transforms._lift import lifted
 from optclip.transforms._rules import rules_of
 from optclip.typing import (
@@ -116,13 +117,25 @@ def clip_by(
         axis_name=axis_name,
     )  # fmt: skip
     engine = Engine(clip, rules_of(threshold, clip), record, name)
+    return clipping(engine, engine.decide)
+
+
+def clipping(
+    engine: Engine, decide: Callable[..., Step]
+) -> optax.GradientTransformationExtraArgs:
+    """Build the transformation of an engine.
+
+    Args:
+      engine: the engine.
+      decide: its method `decide`, or that method with some of its options.
+    """
 
     def update_fn(
         updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ClipState]:
-        step = engine.decide(updates, state, params, extra_args)
+        step = decide(updates, state, params, extra_args)
         clipped, coefficients = apply(step.decision)
-        new = engine.recorded(step, coefficients) if record else None
+        new = engine.recorded(step, coefficients) if engine.record else None
         return clipped, engine.after(state, step, new)
 
     return lifted(engine, engine.init, update_fn)

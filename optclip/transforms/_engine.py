@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from optclip._clip import (
     is_bad,
     layout_of,
 )
-from optclip.norms._interface import declared_across
+from optclip.norms._interface import Measured, declared_across
 from optclip.responses._interface import is_same_always
 from optclip.scopes._interface import TREE
 from optclip.transforms import _leaf_record, _param_placeholder, _record, _state
@@ -121,6 +121,7 @@ class Engine:
         extra: dict[str, Any],
         *,
         in_common: bool = False,
+        measure: Callable[[Layout], Measured] | None = None,
     ) -> Step:
         """Measure the updates of a step and decide where to clip them.
 
@@ -130,6 +131,7 @@ class Engine:
           params: as passed to `update`.
           extra: the extra arguments of `update`, of any type.
           in_common: whether all devices must decide the same.
+          measure: replaces the measurement of the clip; None for none.
         """
         layout = layout_of(self.clip, updates)
         _state.check_state(
@@ -142,7 +144,9 @@ class Engine:
         clip = self.clip.at(state.clip_step)
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
-        if self.has_leaf_norms:
+        if measure is not None:
+            measured = measure(layout)
+        elif self.has_leaf_norms:
             measured, leaf_norms = _leaf_record.measure(clip, layout, updates)
         else:
             measured = clip.norm.measure(layout.blocks, norm_memory)

@@ -8,6 +8,7 @@ from optclip import scopes
 from optclip.norms._interface import of_order
 from optclip.thresholds._interface import Named
 from optclip.transforms._clip_by_transform import clip_by
+from optclip.transforms._passed_norm import clip_by_passed_norm
 from optclip.typing import (
     AxisName,
     Labels,
@@ -31,6 +32,7 @@ def clip_by_global_norm(
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
+    use_norm: str | None = None,
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
@@ -63,6 +65,8 @@ def clip_by_global_norm(
       axis_name: the mapped axes that leaves are split over, which a norm then spans: a
         name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
         None reads them off the type of each leaf, which `jax.shard_map` keeps.
+      use_norm: the name of an extra argument of `update` that is the norm, such as
+        `"grad_norm"`, so that it is not measured again; None measures it.
       record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
         keeps the norm of each leaf too. False keeps nothing.
       name: what `optclip.metrics` calls this clip; its keys begin with the name.
@@ -72,10 +76,19 @@ def clip_by_global_norm(
 
     Raises:
       ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, a
-        mask does not match.
+        mask does not match; with `use_norm`, other norms than the L2 norm of all
+        leaves are asked for (`ord`, `mask`, `strict`, `record="leaves"`), or `update`
+        lacks the norm.
 
     Guarantees:
       Those of `functional.clip_by_global_norm`, whose help has a table of edges.
+
+    With `use_norm="grad_norm"`, `update(updates, state, params, grad_norm=norm)` reads
+    the norm. The caller guarantees that it is the L2 norm of exactly the updates that
+    reach this transformation, over all leaves and all devices. Clipping cannot check
+    this. Inside `optax.masked` or `optax.MultiSteps` the norm must cover the part or
+    the mean that is clipped. A norm that overflowed to inf counts as non-finite;
+    `functional.global_norm` does not overflow.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -88,6 +101,12 @@ def clip_by_global_norm(
     Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
     Neural Networks", 2012, arXiv:1211.5063.
     """
+    if use_norm is not None:
+        return clip_by_passed_norm(
+            use_norm, max_norm, ord=ord, response=response, eps=eps, strict=strict,
+            nonfinite=nonfinite, mask=mask, axis_name=axis_name, record=record,
+            name=name,
+        )  # fmt: skip
     return clip_by(
         Named("max_norm", max_norm), norm=of_order(ord), response=response, eps=eps,
         strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,

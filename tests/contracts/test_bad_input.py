@@ -261,7 +261,11 @@ ROUTED = [
     ((3, T, "`{p}` must be one of ['"), "response"),
     ((jnp.ones(2), V, "`{p}` of shape (2,) does not broadcast to one"), "scale"),
     ((["x"], T, "The leaf '0' must be an array, a number, a BCOO matrix"), "tree"),
-    (("x", T, "`{p}` must be the norm of the tree, a real scalar"), "use_norm"),
+    (
+        ("x", T, "`{p}` must be the norm of the tree, a real scalar"),
+        "functional.clip_by_global_norm.use_norm",
+    ),
+    ((3, T, "`{p}` must be the name of an extra argument of"), "use_norm"),
 ]
 ROUTES = {name: row for row, names in ROUTED for name in names.split()}
 PLACES = [
@@ -420,6 +424,14 @@ MESSAGES = {
         (jnp.ones(2), T, "`use_norm` must be the norm of the tree, a real scalar of 0"),
         (True, T, "or None to compute it, got True (bool)"),
         (-1.0, V, "or None to compute it, got -1.0 (float)"),
+    ],
+    "clip_by_global_norm.use_norm": [
+        (
+            "params",
+            T,
+            "`use_norm` must be the name of an extra argument of update, such",
+        ),
+        ("n", V, "got None (NoneType). Pass it: tx.update(updates, state, params, n="),
     ],
     "metrics.opt_state": [(None, V, "got None (NoneType). Give the whole state of")],
     "suggest.norms": [

@@ -1,0 +1,127 @@
+"""Global-norm clipping by a norm that the caller of `update` has computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optclip._arrays import _axis_names, _validate
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import PyTree
+from optclip._clip import Layout, clip_of
+from optclip.norms._interface import (
+    L2,
+    Measured,
+    accumulator,
+    flush_small,
+    of_order,
+)
+from optclip.responses._interface import resolve
+from optclip.scopes._interface import TREE
+from optclip.thresholds._interface import Named
+from optclip.transforms._clip_by_transform import clipping
+from optclip.transforms._engine import Engine, Step
+from optclip.transforms._rules import rules_of
+from optclip.typing import ClipState, Mask, Record, ResponseLike, Threshold
+
+_OF_UPDATE = ("updates", "state", "params")
+
+
+def clip_by_passed_norm(
+    use_norm: str,
+    max_norm: Threshold,
+    *,
+    ord: float | None,
+    response: ResponseLike,
+    strict: bool,
+    mask: Mask | None,
+    record: Record,
+    name: str,
+    **options: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Build the transformation.
+
+    Args:
+      use_norm: the extra argument of `update` that is the norm.
+      max_norm: as the user passed it.
+      ord: as the user passed it; only 2 or None.
+      response: as the user passed it.
+      strict: as the user passed it; only False.
+      mask: as the user passed it; only None.
+      record: as the user passed it; not `"leaves"`.
+      name: as the user passed it.
+      **options: the other fields of `Clip`, as the user passed them.
+    """
+    _check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
+    clip = clip_of(TREE, L2, resolve(response), **options)
+    engine = Engine(clip, rules_of(Named("max_norm", max_norm), clip), record, name)
+
+    def decide(
+        updates: PyTree, state: ClipState, params: PyTree, extra: dict[str, Any]
+    ) -> Step:
+        norm = _norm_in(extra, use_norm)
+
+        def measure(layout: Layout) -> Measured:
+            return Measured(Batched([_as_measured(norm, layout)]), (), ())
+
+        return engine.decide(updates, state, params, extra, measure=measure)
+
+    return clipping(engine, decide)
+
+
+def _check(
+    use_norm: str, *, ord: float | None, strict: bool, mask: Mask | None, record: Record
+) -> None:
+    """Raise unless this names an argument, and no option needs another norm."""
+    is_name = isinstance(use_norm, str) and use_norm.isidentifier()
+    if not is_name or use_norm in _OF_UPDATE:
+        wanted = "the name of an extra argument of update, such as 'grad_norm'"
+        raise TypeError(_validate.must_be("use_norm", wanted, use_norm))
+    _validate.flag("strict", strict)
+    needs_another = {
+        "ord": of_order(ord) != L2,
+        "strict": strict,
+        "mask": mask is not None,
+        "record": isinstance(record, str) and record == "leaves",
+    }
+    for option, is_needed in needs_another.items():
+        if is_needed:
+            raise ValueError(
+                f"`use_norm` does not support {option}=, which needs a norm that"
+                f" clipping measures itself. Remove {option}= or use_norm=."
+            )
+
+
+def _norm_in(extra: dict[str, Any], name: str) -> jax.Array:
+    """Return the extra argument of `update` that is the norm."""
+    norm = extra.get(name)
+    error = _error_of(norm)
+    if error is None:
+        norm = jnp.asarray(norm)
+        _axis_names.check_one(name, norm)
+        return norm
+    wanted = "a real scalar of at least 0, the global norm of the updates"
+    advice = (
+        f"Pass it: tx.update(updates, state, params, {name}=norm). Flax's"
+        " TrainState.apply_gradients does not pass it on."
+    )
+    raise error(_validate.must_be(name, wanted, norm, advice))
+
+
+def _error_of(norm: Any) -> type[Exception] | None:
+    """Return the error that a value raises as a norm, None for none."""
+    if norm is None:
+        return ValueError
+    if not _validate.is_number(norm) or jnp.shape(norm):
+        return TypeError
+    known = _validate.concrete(norm)
+    return ValueError if known is not None and known < 0 else None
+
+
+def _as_measured(norm: jax.Array, layout: Layout) -> jax.Array:
+    """Return the norm in the dtype and range of measured ones."""
+    arrays = [jax.typeof(leaf.array) for leaf in layout.leaves if leaf.is_used]
+    return flush_small(norm.astype(accumulator(arrays)))
