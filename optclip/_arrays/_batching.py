@@ -56,6 +56,11 @@ class Batched:
         """Entries of which none are stacked."""
         return cls.tree_unflatten(tuple((i,) for i in range(len(entries))), entries)
 
+    @classmethod
+    def of_vector(cls, vector: jax.Array) -> Batched:
+        """Return the numbers of a vector of two or more, as one stack."""
+        return cls.tree_unflatten((tuple(range(len(vector))),), [vector])
+
     def with_entries(self, entries: list[Any]) -> Batched:
         """Other entries, stacked as these are."""
         return self.tree_unflatten(self.indices, self._stacked(entries))
@@ -84,6 +89,17 @@ class Batched:
             entries = _unstacked(value, len(index), as_slices)
             found.update(zip(index, entries, strict=True))
         return [found[i] for i in range(len(found))]
+
+    @property
+    def num_entries(self) -> int:
+        """The length of the list."""
+        return sum(map(len, self.indices))
+
+    def vector(self) -> jax.Array:
+        """Return the entries, each one number, as one vector in their order."""
+        if len(self.indices) == 1 and len(self.indices[0]) > 1:
+            return self.values[0]
+        return jnp.stack(self.entries(as_slices=True))
 
     def any(self) -> jax.Array:
         """Whether any of these flags is set."""

@@ -1,12 +1,14 @@
-"""What there is once for each norm, kept by path: nobody takes it for parameters.
+"""Memory per norm, under a key that no rule over parameter names matches.
 
-Flax puts a parameter into a box that says how it is sharded, and
-`optax.tree_map_params` finds parameters by their structure. In a tree of that structure
-one number would get the sharding of a matrix.
+Flax boxes a parameter with its sharding, `optax.tree_map_params` finds parameters by
+their structure, and trainers match partition rules with their names. In a tree of that
+structure, or under such a name, one number would get the sharding of a matrix.
 """
 
 import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _leaves
-from optclip._arrays._types import PyTree
+from optclip._arrays._types import PyTree, TreeDef
 
 _ONE = jax.tree.structure(0)
 
@@ -23,24 +25,37 @@ class PerNorm(NamedTuple):
     """What a rule remembers of each norm.
 
     Attributes:
-      by_path: a dict from the path of a norm, such as `"encoder/kernel"`.
+      by_digest: a dict of one entry. Its key is the number of norms and a digest of
+        their paths, such as `"291_5f0c2d9e81ab"`. The entry is one array over the
+        norms, `(norms,)` or `(norms, window)`, if each norm is one number. Otherwise it
+        is a dict with an array for each norm, `"0"`, `"1"`, in their order.
     """
 
-    by_path: dict[str, Any]
+    by_digest: dict[str, Any]
 
 
-def keyed(treedef: Any, entries: list[Any]) -> Any:
-    """One entry for each leaf of a structure as a dict by path; of one array itself."""
+def keyed(treedef: TreeDef, entries: list[Any]) -> Any:
+    """Return a dict by path with one entry per leaf; of one array its entry itself."""
     if treedef == _ONE:
         return entries[0]
     return dict(zip(_names(treedef), entries, strict=True))
 
 
-def packed(memory: PyTree, norm: Any, *, is_like_params: bool) -> Any:
-    """A memory with a `PerNorm` in place of each tree of the structure of the norms.
+def of_vector(treedef: TreeDef, vector: Any) -> PerNorm:
+    """Return a memory with one array over all norms."""
+    return PerNorm({_digest(treedef): vector})
 
-    If norms are as large as the parameters, what is as large as the norms stays: there
-    the sharding of the parameters is right.
+
+def by_position(treedef: TreeDef, entries: list[Any]) -> PerNorm:
+    """Return a memory with one array per norm."""
+    return PerNorm({_digest(treedef): {str(i): x for i, x in enumerate(entries)}})
+
+
+def packed(memory: PyTree, norm: PyTree, *, is_like_params: bool) -> PyTree:
+    """Return a memory with a `PerNorm` for each tree of the structure of the norms.
+
+    If norms are as large as the parameters, entries as large as the norms stay in
+    their tree, since the sharding of the parameters is right there.
     """
     treedef = jax.tree.structure(norm)
     if treedef == _ONE or not treedef.num_leaves:
@@ -53,44 +68,61 @@ def packed(memory: PyTree, norm: Any, *, is_like_params: bool) -> Any:
             return x
         if is_like_params and shapes == [jnp.shape(e) for e in entries]:
             return x
-        return PerNorm(keyed(treedef, entries))
+        if not _can_be_stacked(entries, shapes):
+            return by_position(treedef, entries)
+        return of_vector(treedef, jax.tree.map(lambda *e: jnp.stack(e), *entries))
 
     return jax.tree.map(one, memory, is_leaf=lambda x: _entries(treedef, x) is not None)
 
 
-def unpacked(memory: PyTree, norm: Any) -> Any:
-    """The inverse of `packed`; of other norms the dicts, for the caller to refuse."""
+def unpacked(memory: PyTree, norm: PyTree) -> PyTree:
+    """Return the inverse of `packed`.
+
+    Raises:
+      ValueError: the memory is of norms with other paths.
+    """
+    treedef = jax.tree.structure(norm)
 
     def one(x: Any) -> Any:
-        if not isinstance(x, PerNorm):
-            return x
-        treedef = jax.tree.structure(norm)
-        names = _names(treedef)
-        if x.by_path.keys() != set(names):
-            return x.by_path
-        return treedef.unflatten([x.by_path[name] for name in names])
+        return treedef.unflatten(in_order(x, treedef)) if _is_packed(x) else x
 
-    return jax.tree.map(one, memory, is_leaf=lambda x: isinstance(x, PerNorm))
+    return jax.tree.map(one, memory, is_leaf=_is_packed)
 
 
-def in_order(memory: PerNorm, treedef: Any) -> list[Any]:
+def in_order(memory: PerNorm, treedef: TreeDef) -> list[Any]:
     """Return the entries of a memory in the order of the norms.
 
     Raises:
-      ValueError: the memory is of norms of another structure.
+      ValueError: the memory is of norms with other paths.
     """
-    names = _names(treedef)
-    if memory.by_path.keys() != set(names):
-        raise ValueError(
-            "The updates must have the norms that the state was made for, with the"
-            f" paths {sorted(memory.by_path)[:5]}, got {sorted(names)[:5]}. Pass init"
-            " and update trees of one structure."
-        )
-    return [memory.by_path[name] for name in names]
+    check_same_norms(memory, treedef)
+    (entry,) = memory.by_digest.values()
+    number = treedef.num_leaves
+    if _is_by_position(entry, number):
+        # By position: `jit` returns a dict with its keys sorted.
+        return [entry[str(i)] for i in range(number)]
+    arrays, structure = jax.tree.flatten(entry)
+    columns = [jnp.unstack(jnp.asarray(x)) for x in arrays]
+    return [structure.unflatten([c[i] for c in columns]) for i in range(number)]
+
+
+def check_same_norms(memory: PyTree, treedef: TreeDef) -> None:
+    """Raise unless each `PerNorm` of a memory is of norms with these paths."""
+    for x in jax.tree.leaves(memory, is_leaf=_is_packed):
+        if _is_packed(x) and list(x.by_digest) != [_digest(treedef)]:
+            raise ValueError(
+                "`state` must be of the norms of these updates, with the paths"
+                f" {sorted(_names(treedef))[:5]} and the key {_digest(treedef)!r}"
+                " (their number and a digest of their paths), got"
+                f" {list(x.by_digest)}. A leaf was added, removed, renamed or"
+                " reordered. Pass init and update trees of one structure. After a"
+                " change of the model, take the state of this transformation from"
+                " init."
+            )
 
 
 def unique(name: str, given: Set[str], taken: Set[str]) -> str:
-    """`name`, or with the first number behind it that is no other one's name."""
+    """Return `name`, or with the first number after it that is no other name."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
@@ -98,19 +130,48 @@ def unique(name: str, given: Set[str], taken: Set[str]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _names(treedef: Any) -> tuple[str, ...]:
-    """The paths of the leaves, each once: {"a/b": x, "a": {"b": y}} has one twice."""
+def _digest(treedef: TreeDef) -> str:
+    paths = json.dumps(_names(treedef)).encode()
+    return f"{treedef.num_leaves}_{hashlib.sha256(paths).hexdigest()[:12]}"
+
+
+@functools.lru_cache(maxsize=64)
+def _names(treedef: TreeDef) -> tuple[str, ...]:
+    """Return the paths of the leaves, each once: {"a/b": x, "a": {"b": y}} has two."""
     numbered = treedef.unflatten(range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
     given = _leaves.names_of(paths)
-    known, found = set(given), dict[str, None]()
+    known, names = set(given), dict[str, None]()
     for name in given:
-        found[unique(name, known, found.keys())] = None
-    return tuple(found)
+        names[unique(name, known, names.keys())] = None
+    return tuple(names)
 
 
-def _entries(treedef: Any, x: Any) -> list[Any] | None:
-    """What a tree has at each leaf of a structure; None if it has another one."""
+def _is_packed(x: Any) -> bool:
+    return isinstance(x, PerNorm)
+
+
+def _is_by_position(entry: Any, number: int) -> bool:
+    return isinstance(entry, dict) and entry.keys() == set(map(str, range(number)))
+
+
+def _can_be_stacked(entries: list[Any], shapes: list[tuple[int, ...]]) -> bool:
+    """Return whether there is one entry per number, and all are of one type.
+
+    Entries of arrays of norms are not stacked, since each may be sharded in its own
+    way.
+    """
+    kinds = {
+        tuple((jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(entry))
+        for entry in entries
+    }
+    is_ambiguous = _is_by_position(entries[0], len(entries))
+    are_numbers = not any(shapes) or not any(map(jnp.shape, jax.tree.leaves(entries)))
+    return len(kinds) == 1 and are_numbers and not is_ambiguous
+
+
+def _entries(treedef: TreeDef, x: Any) -> list[Any] | None:
+    """Return the subtree at each leaf of a structure; None if `x` has another one."""
     if jax.tree.structure(x).node_data() != treedef.node_data():
         return None  # First, for the error below would print all arrays.
     try:

@@ -33,17 +33,25 @@ class Action(abc.ABC):
     """
 
     def fit(
-        self, clip: Clip, values: dict[str, list[Number]], norms: Batched
+        self, clip: Clip, values: dict[str, list[Number] | Batched], norms: Batched
     ) -> Batched:
         """Return the threshold of each block in the dtype and shape of its norm.
 
-        Negative ones become 0.
+        Negative ones become 0. Values that are stacked as the norms are stay stacked.
 
         Raises:
           ValueError: a threshold does not broadcast to the shape of its norm.
         """
         ((name, of_blocks),) = values.items()
         least = _LEAST_STRICT if clip.strict else LEAST
+
+        def at_least(limits: Batched) -> Batched:
+            return limits.map(lambda c: zero_below(least[c.dtype.name], c))
+
+        if isinstance(of_blocks, Batched):
+            pairs = zip(of_blocks.values, norms.values, strict=True)
+            stacks = [_fitted(clip, name, *pair, least)[0] for pair in pairs]
+            return at_least(Batched.tree_unflatten(norms.indices, stacks))
         limits: dict[int, tuple[jax.Array, bool]] = {}
         for index, stack in zip(norms.indices, norms.values, strict=True):
             # The norms of a stack have one type, so that one stands for all.
@@ -54,7 +62,7 @@ class Action(abc.ABC):
         batched = norms.with_entries([limit for limit, _ in fitted])
         if all(is_known for _, is_known in fitted):
             return batched
-        return batched.map(lambda c: zero_below(least[c.dtype.name], c))
+        return at_least(batched)
 
     def per_norm(self, thresholds: Batched, norms: Batched) -> Batched:
         """Return one fitted threshold for each norm."""

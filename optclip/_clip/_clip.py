@@ -65,12 +65,13 @@ class Thresholds(NamedTuple):
     """The thresholds of one run.
 
     Attributes:
-      by_argument: one value per block under the name of the argument that set it;
-        two lists, `"lower"` and `"upper"`, if elements have two bounds.
+      by_argument: one value per block under the name of the argument that set it, in
+        a list or stacked as the norms are; two lists, `"lower"` and `"upper"`, if
+        elements have two bounds.
       memory: what the rules remember after the run.
     """
 
-    by_argument: dict[str, list[Number]]
+    by_argument: dict[str, list[Number] | Batched]
     memory: Sequence[PyTree] = ()
 
 

@@ -53,7 +53,7 @@ class Move(Action):
     """
 
     def fit(
-        self, clip: Clip, values: dict[str, list[Number]], norms: Batched
+        self, clip: Clip, values: dict[str, list[Number] | Batched], norms: Batched
     ) -> Batched:
         """Return one threshold per leaf, at least 0, or its two bounds as `Limits`.
 

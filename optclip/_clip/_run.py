@@ -17,7 +17,8 @@ import jax.numpy as jnp
 
 from optclip._arrays import _axis_names, _leaves, _prefix
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import PyTree
+from optclip._arrays._packed_state import PerNorm
+from optclip._arrays._types import Number, PyTree
 from optclip._clip import _nonfinite
 from optclip._clip._clip import Clip, Decision, Thresholds
 from optclip._clip._coefficient import coefficients_of
@@ -94,15 +95,21 @@ def kept_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTr
     Args:
       clip: the clip.
       name: the argument that sets the threshold.
-      norms: a tree of norms.
+      norms: a tree of norms, or a `PerNorm` of one vector of them.
       thresholds: a tree like `norms`.
     """
     leaves, treedef = jax.tree.flatten(norms)
-    batched = Batched(leaves)
-    values = {name: treedef.flatten_up_to(thresholds)}
+    values: dict[str, list[Number] | Batched]
+    if isinstance(norms, PerNorm):
+        batched = Batched.of_vector(*leaves)
+        values = {name: Batched.of_vector(*jax.tree.leaves(thresholds))}
+    else:
+        batched = Batched(leaves)
+        values = {name: treedef.flatten_up_to(thresholds)}
     fitted = clip.action.fit(clip, values, batched)
     of_norms = clip.action.per_norm(fitted, batched)
     coefficients = coefficients_of(clip, batched, of_norms)
-    return treedef.unflatten(
-        batched.map(jnp.multiply, coefficients).entries(as_slices=True)
-    )
+    kept = batched.map(jnp.multiply, coefficients)
+    if isinstance(norms, PerNorm):
+        return treedef.unflatten(kept.values)
+    return treedef.unflatten(kept.entries(as_slices=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,8 @@ class Running(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class SecondMoment:
     """See `second_moment`."""
+
+    takes_vector: ClassVar[bool] = True
 
     theta: Number
     decay: Number
@@ -83,6 +85,8 @@ class EmaOfMax:
 @dataclasses.dataclass(frozen=True)
 class Moment:
     """See `moment`."""
+
+    takes_vector: ClassVar[bool] = True
 
     power: Number
     decay: Number

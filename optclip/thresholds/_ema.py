@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._numerics import select
+from optclip._arrays._packed_state import PerNorm
 from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Seen, like
@@ -36,6 +37,8 @@ class Average(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Ema:
     """See `ema`."""
+
+    takes_vector: ClassVar[bool] = True
 
     ratio: NumberOrSchedule
     decay: Number
@@ -80,7 +83,12 @@ class Ema:
 
     def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
         """Build the threshold of each norm that scales the tree to `max_norm` in L2."""
-        peak, total = _peak_and_total(jax.tree.leaves(norms))
+        leaves = jax.tree.leaves(norms)
+        if isinstance(norms, PerNorm):
+            batched = _batching.Batched.of_vector(*leaves)
+        else:
+            batched = _batching.Batched(leaves)
+        peak, total = _peak_and_total(batched)
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
@@ -107,11 +115,10 @@ class Ema:
         return select(is_first, left, mixed)
 
 
-def _peak_and_total(norms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _peak_and_total(batched: _batching.Batched) -> tuple[jax.Array, jax.Array]:
     """Return the largest norm, and the L2 norm of all norms over it, at least 1."""
-    if not norms:
+    if not batched.values:
         return jnp.ones(()), jnp.ones(())
-    batched = _batching.Batched(norms)
     peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
     # Both results are materialized: otherwise XLA on CPU recomputes all norms for
     # each threshold.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ class Averages(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class MeanOverRms:
     """See `mean_over_rms`."""
+
+    takes_vector: ClassVar[bool] = True
 
     b1: Number
     b2: Number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from optclip.thresholds._window import Window
 @dataclasses.dataclass(frozen=True)
 class MeanPlusStd:
     """See `mean_plus_std`."""
+
+    takes_vector: ClassVar[bool] = True
 
     k: Number
     window: int
@@ -73,14 +76,14 @@ def _mean_and_deviation(
     is_filled = _window.is_known(ring, count)
     ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
     # The peak is a modulus, since `skip` has rules for a loss, which may be negative.
-    peak = jnp.max(jnp.abs(ring), axis=0)
+    peak = jnp.max(jnp.abs(ring), axis=-1)
     # Norms are divided by the largest, since squares above 1e19 would overflow.
-    fractions = _numerics.fraction(ring, peak)
+    fractions = _numerics.fraction(ring, peak[..., None])
     number = jnp.maximum(count, 1).astype(ring.dtype)
-    mean = jnp.sum(fractions, axis=0) / number
-    offsets = jnp.where(is_filled, fractions - mean[None], jnp.zeros_like(ring))
+    mean = jnp.sum(fractions, axis=-1) / number
+    offsets = jnp.where(is_filled, fractions - mean[..., None], jnp.zeros_like(ring))
     freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
-    deviation = _numerics.root(jnp.sum(jnp.square(offsets), axis=0) / freedom)
+    deviation = _numerics.root(jnp.sum(jnp.square(offsets), axis=-1) / freedom)
     return mean * peak, deviation * peak
 
 

@@ -1,8 +1,9 @@
 """Rules in a step: what they are shown, what they return and what they remember."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,23 +18,47 @@ from optclip._arrays import (
     _validate,
     _xla,
 )
-from optclip._arrays._types import PyTree
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import Number, PyTree, TreeDef
 from optclip.thresholds import _running
 from optclip.thresholds._fixed import Constant, Schedule
-from optclip.thresholds._rule import Measure, Rule, Seen
+from optclip.thresholds._norms_of_rule import NormsOfRule, norms_of_rules
+from optclip.thresholds._rule import Rule, Seen
 from optclip.thresholds._threshold_argument import is_rule
 
 
 def init_memory(
-    name: str, rules: PyTree, norm: PyTree, *, is_like_params: bool = False
+    name: str,
+    rules: PyTree,
+    treedef: TreeDef,
+    norms: list[Any],
+    zeros: Callable[[Any], jax.Array],
+    *,
+    is_like_params: bool = False,
 ) -> list[PyTree]:
-    """Return the memory of each rule; norms may be as large as the parameters."""
+    """Return the memory of each rule.
+
+    Args:
+      name: the argument that the rules were passed as.
+      rules: one rule, or a tree of them.
+      treedef: the structure of the norms.
+      norms: the shape and dtype of each norm.
+      zeros: makes an array from a shape and dtype.
+      is_like_params: whether norms are as large as the parameters.
+    """
     memories = []
-    for rule, norms in _rules_with_norms(name, rules, norm):
-        made = jax.tree.map(functools.partial(_as_array, name, rule), rule.init(norms))
-        memories.append(
-            _packed_state.packed(made, norms, is_like_params=is_like_params)
-        )
+    for each in norms_of_rules(name, rules, treedef, norms):
+        shapes = [norms[i] for i in each.indices]
+        if each.is_vector:
+            vector = jax.eval_shape(lambda *x: jnp.stack(x), *shapes)
+            norm = each.of_vector(zeros(vector))
+        else:
+            norm = each.treedef.unflatten([zeros(shape) for shape in shapes])
+        as_array = functools.partial(_as_array, name, each.rule)
+        made = jax.tree.map(as_array, each.rule.init(norm))
+        if not each.is_vector:
+            made = _packed_state.packed(made, norm, is_like_params=is_like_params)
+        memories.append(made)
     return memories
 
 
@@ -58,6 +83,14 @@ def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) ->
     return jax.tree.unflatten(treedef, thresholds)
 
 
+class MeasureAll(Protocol):
+    """Returns the structure of the norms of a tree, and the norms."""
+
+    def __call__(
+        self, tree: PyTree, /, *, guarded: bool = True
+    ) -> tuple[TreeDef, Batched]: ...
+
+
 class Context(NamedTuple):
     """What a rule may read of a step, besides the norms; see `Seen`.
 
@@ -66,7 +99,7 @@ class Context(NamedTuple):
     """
 
     keep: Callable[[PyTree, PyTree], PyTree]
-    measure: Measure
+    measure: MeasureAll
     params: PyTree
     step: jax.Array
     extra: dict[str, Any]
@@ -76,13 +109,14 @@ class Context(NamedTuple):
 def learned_thresholds(
     name: str,
     rules: PyTree,
-    norms: PyTree,
+    treedef: TreeDef,
+    norms: Batched,
     memory: list[PyTree],
     context: Context,
     *,
     is_like_params: bool = False,
-) -> tuple[PyTree, list[PyTree]]:
-    """Return the thresholds, with the structure of the norms, and new memories.
+) -> tuple[list[Number] | Batched, list[PyTree]]:
+    """Return one threshold per norm, and new memories.
 
     If one of its norms is not finite, a rule keeps its whole memory, step counts
     included: NaN and inf never enter, and healthy leaves do not learn in that step.
@@ -91,41 +125,49 @@ def learned_thresholds(
       name: the argument that the rules were passed as.
       rules: one rule, or a tree of them, each above the norms that it sets thresholds
         for.
+      treedef: the structure of the norms.
       norms: as measured.
       memory: the memory of each rule.
       context: what rules may read of the step.
       is_like_params: whether norms are as large as the parameters.
     """
-    treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    finite = treedef.flatten_up_to(_batching.each(jnp.isfinite, norms))
-    thresholds, memories = [], []
-    for i, (rule, norm) in enumerate(_rules_with_norms(name, rules, norms)):
-        finite_norm = _batching.each(_or_zero, finite[i], norm)
+    finite = norms.map(jnp.isfinite)
+    finite_norms = finite.map(_or_zero, norms)
+    entries = norms.entries(as_slices=True)
+    of_rules = norms_of_rules(name, rules, treedef, entries)
+    thresholds: list[Number] = [0.0] * len(entries)
+    memories = []
+    for place, (each, old) in enumerate(zip(of_rules, memory, strict=True)):
+        norm, is_finite = each.select(finite_norms), each.select(finite)
+        if each.is_vector:
+            _packed_state.check_same_norms(old, each.treedef)
+        else:
+            old = _packed_state.unpacked(old, norm)
         seen = Seen(
-            norm=finite_norm,
-            finite=finite[i],
-            keep=functools.partial(
-                _norms_after_clipping, name, context.keep, finite_norm
-            ),
-            measure=lambda tree, i=i, **how: treedef.flatten_up_to(
-                context.measure(tree, **how)
-            )[i],
+            norm=norm,
+            finite=is_finite,
+            keep=functools.partial(_norms_after_clipping, name, each, context, norm),
+            measure=functools.partial(_measured, name, rules, place, each, context),
             params=context.params,
             step=context.step,
             extra=context.extra,
             updates=context.updates,
         )
-        old = _packed_state.unpacked(memory[i], norm)
-        threshold, new = _checked_update(name, rule, seen, old)
-        filled = _prefix.fill(name, threshold, norm)
-        if not isinstance(rule, (Constant, Schedule)):
-            filled = _materialized(_batching.each(_largest_for_inf, filled, finite[i]))
-        thresholds.append(filled)
-        learned = _running.taken_if(finite[i], new, old)
-        memories.append(
-            _packed_state.packed(learned, norm, is_like_params=is_like_params)
-        )
-    return jax.tree.unflatten(treedef, thresholds), memories
+        threshold, new = _checked_update(name, each.rule, seen, old)
+        filled = each.fill(name, threshold, norm)
+        if not isinstance(each.rule, (Constant, Schedule)):
+            filled = _batching.each(_largest_for_inf, filled, is_finite)
+            filled = _materialized(filled, is_vector=each.is_vector)
+        learned = _running.taken_if(is_finite, new, old)
+        if not each.is_vector:
+            learned = _packed_state.packed(learned, norm, is_like_params=is_like_params)
+        memories.append(learned)
+        if each.is_vector and len(of_rules) == len(norms.indices) == 1:
+            # The thresholds stay one vector, as the norms are.
+            return Batched.of_vector(*jax.tree.leaves(filled)), memories
+        for i, limit in zip(each.indices, each.entries(filled), strict=True):
+            thresholds[i] = limit
+    return thresholds, memories
 
 
 def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
@@ -225,10 +267,31 @@ def _rules_with_norms(
 
 
 def _norms_after_clipping(
-    name: str, keep: Callable[..., PyTree], norm: PyTree, threshold: PyTree
+    name: str, each: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
 ) -> PyTree:
     """Compute `keep` of a rule's norms, as a function of its threshold alone."""
-    return keep(norm, _prefix.fill(f"{name}: keep(threshold)", threshold, norm))
+    return context.keep(norm, each.fill(f"{name}: keep(threshold)", threshold, norm))
+
+
+def _measured(
+    name: str,
+    rules: PyTree,
+    place: int,
+    each: NormsOfRule,
+    context: Context,
+    tree: PyTree,
+    /,
+    *,
+    guarded: bool = True,
+) -> PyTree:
+    """Return the norms of a tree that belong to the rule at a place among the rules."""
+    treedef, norms = context.measure(tree, guarded=guarded)
+    of_rules = norms_of_rules(name, rules, treedef, norms.entries(as_slices=True))
+    if of_rules[place].treedef == each.treedef:
+        return of_rules[place].select(norms)
+    # Parameters may have leaves that the updates lack.
+    norm = dataclasses.replace(of_rules[place], is_vector=False).select(norms)
+    return each.fill(name, norm, each.select(norms)) if each.is_vector else norm
 
 
 def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
@@ -248,8 +311,10 @@ def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
     return jnp.where(is_finite | (limit != jnp.inf), limit, largest)
 
 
-def _materialized(thresholds: PyTree) -> PyTree:
-    """Materialize scalars, which XLA on CPU would recompute in every use."""
+def _materialized(thresholds: PyTree, *, is_vector: bool) -> PyTree:
+    """Materialize numbers, which XLA on CPU would recompute in every use."""
+    if is_vector:
+        return _xla.materialized(thresholds)
     leaves, treedef = jax.tree.flatten(thresholds)
     scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
     floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from optclip._arrays import _batching, _validate
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
-from optclip.thresholds._rule import Rule, Seen, Threshold
+from optclip.thresholds._rule import Rule, Seen, Threshold, takes_vector
 from optclip.thresholds._threshold_argument import one_rule
 
 
@@ -19,6 +19,10 @@ class OfGradients:
     """See `of_gradients`."""
 
     rule: Rule
+
+    @property
+    def takes_vector(self) -> bool:
+        return takes_vector(self.rule)
 
     def init(self, norm: PyTree) -> PyTree:
         return self.rule.init(norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from optclip.thresholds._rule import Seen, like
 @dataclasses.dataclass(frozen=True)
 class PreviousNorm:
     """See `previous_norm`."""
+
+    takes_vector: ClassVar[bool] = True
 
     max_norm: Number
 

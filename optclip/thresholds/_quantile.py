@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +31,16 @@ def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
     """Return the quantile at a place among the known norms, per norm of the scope."""
     count, low, fraction = place
     is_filled = _window.is_known(ring, count)
-    ordered = jnp.sort(jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=0)
+    ordered = jnp.sort(
+        jnp.where(is_filled, ring, jnp.full_like(ring, jnp.inf)), axis=-1
+    )
     places = _window.places(ring)
 
     def at(index: jax.Array) -> jax.Array:
         # The entry is selected by a sum, since indexing needs an output sharding on a
         # mesh of Explicit axes.
-        here = places == jnp.broadcast_to(index, ring.shape)
-        return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=0)
+        here = places == _window.along(index, ring)
+        return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=-1)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
     # Without any known norm both are inf, and inf - inf would be NaN.
@@ -49,6 +51,8 @@ def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
 @dataclasses.dataclass(frozen=True)
 class Quantile:
     """See `quantile`."""
+
+    takes_vector: ClassVar[bool] = True
 
     q: Number
     window: int
@@ -66,7 +70,7 @@ class Quantile:
         def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
             # A non-finite norm is excluded from its own threshold; `nonfinite=` decides
             # how it is clipped.
-            ring = jnp.where(finite[None], ring, old)
+            ring = jnp.where(_window.along(finite, ring), ring, old)
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
             place = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from optclip.thresholds._rule import Seen, like
 @dataclasses.dataclass(frozen=True)
 class RelativeToParams:
     """See `relative_to_params`."""
+
+    takes_vector: ClassVar[bool] = True
 
     ratio: Number
     min_norm: Number

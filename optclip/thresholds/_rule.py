@@ -82,6 +82,14 @@ class Rule(Protocol):
         ...
 
 
+def takes_vector(rule: object) -> bool:
+    """Return whether a rule computes with all norms as one vector, in a `PerNorm`.
+
+    A user's rule may read norms by their labels, so it receives a tree.
+    """
+    return bool(getattr(rule, "takes_vector", False))
+
+
 Threshold = NumberOrSchedule | Rule
 ThresholdTree = Threshold | PyTree
 

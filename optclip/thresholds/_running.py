@@ -95,7 +95,8 @@ def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
     # The flag is materialized: otherwise XLA on CPU recomputes all norms for each
     # memory.
-    is_finite = (_xla.materialized(largest) if len(flags) > 1 else largest) == 0
+    is_many = len(flags) > 1 or flags[0].ndim > 0
+    is_finite = (_xla.materialized(largest) if is_many else largest) == 0
 
     def new_or_old(n: ArrayLike, o: ArrayLike) -> jax.Array:
         n, o = jnp.asarray(n), jnp.asarray(o)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,8 @@ class _Result(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Zscore:
     """See `zscore`."""
+
+    takes_vector: ClassVar[bool] = True
 
     z: Number
     decay: Number

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,6 @@ import jax.numpy as jnp
 from optclip._arrays import _leaves, _packed_state, _placement
 from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import counted
-from optclip._arrays._packed_state import PerNorm
 from optclip._arrays._types import Leaf, PyTree, Record, TreeDef
 from optclip._clip import (
     Clip,
@@ -85,14 +85,14 @@ class Engine:
             treedef, memory = jax.tree.structure(0), self._memory_of_placeholder(params)
         else:
             treedef, norms, vectors = _shapes(self.clip, params)
-            zeros = [_placement.zeros(shape, params) for shape in norms]
+            zeros = functools.partial(_placement.zeros, tree=params)
             memory = self.rules.init(
-                jax.tree.unflatten(treedef, zeros),
+                treedef, norms, zeros,
                 is_like_params=_param_placeholder.is_like_params(self.clip.scope),
-            )
+            )  # fmt: skip
             if self.clip.norm.remembers:
-                blank = [_placement.zeros(shape, params) for shape in vectors]
-                memory.append(_by_block(treedef, blank))
+                blank = [zeros(shape) for shape in vectors]
+                memory.append(_packed_state.by_position(treedef, blank))
         record = _state.blank(treedef, self.clip.scope, self.record)
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
@@ -104,7 +104,7 @@ class Engine:
         memory = [
             _param_placeholder.memory(self.clip.scope, rule, params) for rule in rules
         ]
-        # What is kept by path has one number here, a prefix of the true state.
+        # The memory of a norm has one number here, a prefix of the true state.
         return [*memory, jnp.zeros(())] if self.clip.norm.remembers else memory
 
     def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
@@ -164,7 +164,6 @@ class Engine:
         """Return the memories of the rules, and the memory of the norm after them."""
         if not self.clip.norm.remembers:
             return memory, []
-        # By name: `jit` returns a dict with its keys sorted.
         return memory[:-1], _packed_state.in_order(memory[-1], layout.treedef)
 
     def recorded(
@@ -195,18 +194,13 @@ class Engine:
         decision = step.decision
         memory = list(decision.rule_memory)
         if decision.clip.norm.remembers:
-            memory.append(_by_block(decision.layout.treedef, decision.norm_memory))
+            vectors = list(decision.norm_memory)
+            memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
         count = counted(state.clip_step)
         if new is None:
             return ClipState(count, memory, {})
         record = _record.advanced(state.clip_record[self.name], new)
         return ClipState(count, memory, {self.name: record})
-
-
-def _by_block(treedef: TreeDef, vectors: Sequence[jax.Array]) -> PerNorm:
-    """Return the memory of a norm, by the path of each block."""
-    keyed = _packed_state.keyed(treedef, list(vectors))
-    return PerNorm(keyed if isinstance(keyed, dict) else {"": keyed})
 
 
 def _shapes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import PyTree
+from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
 from optclip.scopes._interface import TREE
 from optclip.thresholds import Bounds
@@ -49,10 +50,19 @@ class Rules:
         rules = self.by_argument.values()
         return [[()] * len(jax.tree.leaves(rule, is_leaf=is_rule)) for rule in rules]
 
-    def init(self, norms: PyTree, *, is_like_params: bool) -> list[PyTree]:
-        """Return the memory of each rule for norms of these shapes."""
+    def init(
+        self,
+        treedef: TreeDef,
+        norms: list[Any],
+        zeros: Callable[[Any], jax.Array],
+        *,
+        is_like_params: bool,
+    ) -> list[PyTree]:
+        """Return the memory of each rule, see `thresholds._memory.init_memory`."""
         return [
-            init_memory(name, rule, norms, is_like_params=is_like_params)
+            init_memory(
+                name, rule, treedef, norms, zeros, is_like_params=is_like_params
+            )
             for name, rule in self.by_argument.items()
         ]
 
@@ -79,25 +89,26 @@ class Rules:
           params: as passed to `update`.
           extra: the extra arguments of `update`.
         """
-        values, kept = {}, []
+        values: dict[str, list[Any] | Batched] = {}
+        kept = []
         rules = zip(self.by_argument.items(), memories, strict=True)
         for (name, rule), memory in rules:
             if isinstance(rule, Constant):
                 values[name] = [rule.value] * len(layout.blocks)
                 kept.append(memory)
                 continue
-            norm = layout.tree(norms.entries())
             if is_fixed(rule):
+                norm = layout.tree(norms.entries())
                 thresholds = fixed_thresholds(name, rule, norm, step)
+                values[name] = layout.entries(thresholds)
             else:
                 keep = functools.partial(kept_norms, clip, name)
                 measure = functools.partial(_norms_of, clip)
                 context = Context(keep, measure, params, step, extra, updates)
-                thresholds, memory = learned_thresholds(
-                    name, rule, norm, memory, context,
+                values[name], memory = learned_thresholds(
+                    name, rule, layout.treedef, norms, memory, context,
                     is_like_params=_param_placeholder.is_like_params(clip.scope),
                 )  # fmt: skip
-            values[name] = layout.entries(thresholds)
             kept.append(memory)
         return Thresholds(values, kept)
 
@@ -117,11 +128,12 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
     return Rules({"lower": threshold.lower, "upper": threshold.upper})
 
 
-def _norms_of(clip: Clip, tree: PyTree, *, guarded: bool = True) -> PyTree:
+def _norms_of(
+    clip: Clip, tree: PyTree, *, guarded: bool = True
+) -> tuple[TreeDef, Batched]:
     # The tree has its own layout, since parameters may have leaves that updates lack.
     layout = layout_of(clip, tree)
-    measured = clip.norm.measure(layout.blocks, guarded=guarded)
-    return layout.tree(measured.norms.entries())
+    return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
 
 
 def _rules_over(name: str, threshold: ThresholdTree, clip: Clip) -> PyTree:

@@ -84,9 +84,11 @@ class ClipState(NamedTuple):
 
     Attributes:
       clip_step: int32, the number of updates so far.
-      clip_memory: what the threshold's rules remember; empty for numbers, schedules. A
-        tree of one entry a norm is kept as a dict by path; of one entry an element it
-        stays, and is sharded as the parameters are.
+      clip_memory: the memory of the threshold's rules; empty for numbers, schedules.
+        A rule over whole leaves or groups has one array per quantity, `(norms,)` or
+        `(norms, window)`, under a key with a digest of the paths of the norms. A rule
+        over slices has one array per leaf, by position. A rule over elements has trees
+        like the parameters, which are sharded as they are.
       clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
         `record=False`.
     """

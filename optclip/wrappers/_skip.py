@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, PyTree
 from optclip._clip import clip_of, coefficients_of
 from optclip.norms._interface import as_norm
@@ -39,6 +40,9 @@ from optclip.typing import (
     ThresholdTree,
 )
 from optclip.wrappers._inner import check_state, transformation
+
+# The structure of a loss.
+_ONE_VALUE = jax.tree.structure(0)
 
 
 def skip(
@@ -136,10 +140,12 @@ def skip(
     _validate.flag("learn_skipped", learn_skipped)
 
     def init_fn(params: PyTree) -> SkipState:
-        zero = jnp.zeros((), jnp.float32)
-        memory = (
-            () if value_rule is None else init_memory("max_value", value_rule, zero)
-        )
+        memory: PyTree = ()
+        if value_rule is not None:
+            zero = jnp.zeros((), jnp.float32)
+            memory = init_memory(
+                "max_value", value_rule, _ONE_VALUE, [zero], jnp.zeros_like
+            )
         # The counters are two arrays, since one used twice could not be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if value_rule is not None:
@@ -251,7 +257,9 @@ def _value_threshold(
         extra=extra,
         updates=updates,
     )
-    threshold, memory = learned_thresholds("max_value", rule, value, memory, context)
+    (threshold,), memory = learned_thresholds(
+        "max_value", rule, _ONE_VALUE, Batched.apart([value]), memory, context
+    )
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
 

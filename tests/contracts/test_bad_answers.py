@@ -164,15 +164,6 @@ def test_update_state_of_something_else_raises(state, error, words, run):
         run(lambda: tx.update(TREE, state))()
 
 
-def test_update_memory_of_another_tree_raises(run):
-    """Without a record the memory is all that tells the trees apart."""
-    tx = optclip.clip_by_norm(thresholds.ema(), record=False)
-    state = tx.init({"a": jnp.ones(2)})
-    words = "the memory in the state must .*'b'.*got .*'a'.*Give the state that init"
-    with pytest.raises(V, match=f"(?s){words}"):
-        run(lambda: tx.update({"b": jnp.ones(2)}, state))()
-
-
 OTHERS = [
     optclip.clip_by_norm(1.0),
     optclip.clip_by_norm(thresholds.quantile(0.5, 4)),

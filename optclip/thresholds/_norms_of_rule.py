@@ -1,0 +1,105 @@
+"""The norms that one rule sets thresholds for, in the form that it computes with.
+
+A tree of 291 numbers costs every rule as many operations, and a window as many sorts,
+which XLA takes a minute to compile. Rules of this package compute with one vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optclip._arrays import _packed_state, _prefix
+from optclip._arrays._batching import Batched
+from optclip._arrays._types import Number, PyTree, TreeDef
+from optclip.thresholds._rule import Rule, takes_vector
+from optclip.thresholds._threshold_argument import is_rule
+
+
+@dataclasses.dataclass(frozen=True)
+class NormsOfRule:
+    """One rule and its norms.
+
+    Attributes:
+      rule: the rule.
+      treedef: the structure of its norms.
+      indices: the place of each of them among all norms.
+      is_vector: whether the rule receives them as one vector in a `PerNorm`; otherwise
+        it receives a tree.
+    """
+
+    rule: Rule
+    treedef: TreeDef
+    indices: tuple[int, ...]
+    is_vector: bool
+
+    def of_vector(self, vector: Any) -> PyTree:
+        """Return a vector in the form that the rule receives."""
+        return _packed_state.of_vector(self.treedef, vector)
+
+    def select(self, values: Batched) -> PyTree:
+        """Return the values of these norms, of one per norm, as the rule receives them.
+
+        Slices, since most rules stack them again, and XLA then removes both.
+        """
+        if self.is_vector and len(self.indices) == values.num_entries:
+            return self.of_vector(values.vector())
+        entries = values.entries(as_slices=True)
+        mine = [entries[i] for i in self.indices]
+        if self.is_vector:
+            return self.of_vector(jnp.stack(mine))
+        return self.treedef.unflatten(mine)
+
+    def fill(self, name: str, threshold: PyTree, norm: PyTree) -> PyTree:
+        """Return the threshold of each norm, from a prefix of their tree."""
+        if not self.is_vector or jax.tree.structure(threshold) in (
+            jax.tree.structure(0),
+            jax.tree.structure(norm),
+        ):
+            return _prefix.fill(name, threshold, norm)
+        # An example of the tree, for its structure.
+        example = self.treedef.unflatten(self.indices)
+        filled = jax.tree.leaves(_prefix.fill(name, threshold, example))
+        return self.of_vector(jnp.stack([jnp.asarray(x) for x in filled]))
+
+    def entries(self, thresholds: PyTree) -> list[Number]:
+        """Return one threshold per norm."""
+        if not self.is_vector:
+            return self.treedef.flatten_up_to(thresholds)
+        (vector,) = jax.tree.leaves(thresholds)
+        return list(jnp.unstack(vector))
+
+
+def norms_of_rules(
+    name: str, rules: PyTree, treedef: TreeDef, norms: list[Any]
+) -> list[NormsOfRule]:
+    """Return each rule with its norms.
+
+    Args:
+      name: the argument that the rules were passed as.
+      rules: one rule, or a tree of them, each above its norms.
+      treedef: the structure of the norms.
+      norms: arrays with the shapes of the norms.
+
+    Raises:
+      ValueError: `rules` is not a prefix of that structure.
+    """
+    pairs: list[tuple[Rule, PyTree]] = []
+    _prefix.map_prefix(
+        name,
+        lambda *pair: pairs.append(pair),
+        rules,
+        treedef.unflatten(range(treedef.num_leaves)),
+        is_leaf=is_rule,
+    )
+    out = []
+    for rule, tree in pairs:
+        indices, structure = jax.tree.flatten(tree)
+        are_numbers = not any(jnp.shape(norms[i]) for i in indices)
+        is_many = structure != jax.tree.structure(0) and len(indices) > 1
+        is_vector = is_many and are_numbers and takes_vector(rule)
+        out.append(NormsOfRule(rule, structure, tuple(indices), is_vector))
+    return out

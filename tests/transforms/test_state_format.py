@@ -1,0 +1,107 @@
+"""The arrays and keys of the memory of rules, whatever the number of leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests.support.helpers import quick_jit
+
+NUM_LAYERS = 10
+LAYER = {"kernel": jnp.ones((2, 3)), "norm": {"scale": jnp.ones(3)}}
+PARAMS = {"embed": jnp.ones((4, 2)), "layers": [LAYER] * NUM_LAYERS}
+NUM_LEAVES = 2 * NUM_LAYERS + 1
+
+
+class Recorded:
+    """A user's rule that reads its norms by label."""
+
+    def init(self, norm):
+        return norm
+
+    def update(self, seen, memory):
+        by_label = {**seen.norm, "embed": jnp.maximum(seen.norm["embed"], 1)}
+        return by_label, seen.norm
+
+
+RULES = {
+    "ema": thresholds.ema(),
+    "zscore": thresholds.zscore(),
+    "quantile": thresholds.quantile(0.5, 8),
+    "mean_plus_std": thresholds.mean_plus_std(window=8),
+    "mean_over_rms": thresholds.mean_over_rms(),
+    "previous_norm": thresholds.previous_norm(),
+    "ema_of_max": thresholds.ema_of_max(),
+    "moment": thresholds.moment(),
+    "of_gradients": thresholds.of_gradients(thresholds.ema()),
+    "user": Recorded(),
+}
+
+
+def keys_of(tree):
+    """Return each key on the way to an array."""
+    paths = [path for path, _ in jax.tree.leaves_with_path(tree)]
+    keys = [getattr(key, "key", None) for path in paths for key in path]
+    return {key for key in keys if isinstance(key, str)}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_state_of_rule_over_leaves_has_one_array_per_quantity(name):
+    tx = optclip.clip_by_norm(RULES[name])
+    state = jax.eval_shape(tx.init, PARAMS)
+    _, after = jax.eval_shape(
+        lambda *args: tx.update(*args, gradients=args[0]), PARAMS, state
+    )
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    shapes = {x.shape for x in jax.tree.leaves(state.clip_memory)}
+    assert shapes <= {(NUM_LEAVES,), (NUM_LEAVES, 8), ()}
+    assert len(jax.tree.leaves(state)) <= 20
+
+
+@pytest.mark.parametrize("over", ["leaf", optclip.units()], ids=["leaf", "units"])
+def test_keys_of_memory_contain_no_parameter_name(over):
+    tx = optclip.clip_by(thresholds.quantile(0.5, 8), over=over)
+    keys = keys_of(jax.eval_shape(tx.init, PARAMS).clip_memory)
+    assert not keys & keys_of(PARAMS)
+    assert any(key.startswith(f"{NUM_LEAVES}_") for key in keys)
+    positions = {key for key in keys if key.isdigit()}
+    assert positions == (set() if over == "leaf" else set(map(str, range(NUM_LEAVES))))
+
+
+@pytest.mark.parametrize("rule", ["ema", "quantile", "user"])
+def test_state_of_renamed_leaf_raises(rule):
+    tx = optclip.clip_by_norm(RULES[rule], record=False)
+    state = tx.init(PARAMS)
+    renamed = {**PARAMS, "embed": PARAMS["layers"], "layers": PARAMS["embed"]}
+    with pytest.raises(ValueError, match=f"'{NUM_LEAVES}_.*renamed.*one structure"):
+        tx.update(renamed, state)
+
+
+def test_trees_of_rules_over_leaves_learn_as_one_rule():
+    """Each rule has its part of the norms, in an order of its own."""
+    rules = {"embed": thresholds.ema(warmup=0), "layers": thresholds.ema(warmup=0)}
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 8), PARAMS)
+    clipped = []
+    for rule in (rules, thresholds.ema(warmup=0)):
+        tx = optclip.clip_by_norm(rule)
+        _, state = quick_jit(tx.update)(PARAMS, tx.init(PARAMS))
+        clipped.append(quick_jit(tx.update)(grads, state)[0])
+    for one, other in zip(*map(jax.tree.leaves, clipped), strict=True):
+        assert np.all(one < 8)
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_memory_of_one_step_matches_a_tree_of_numbers():
+    """A user's rule and a rule of this package see the same norms."""
+    memories = []
+    for rule in (RULES["previous_norm"], RULES["user"]):
+        tx = optclip.clip_by_norm(rule)
+        _, state = quick_jit(tx.update)(PARAMS, tx.init(PARAMS))
+        memories += jax.tree.leaves(state.clip_memory)
+    np.testing.assert_array_equal(*memories)
+    expected = [np.sqrt(8), *[x for _ in range(NUM_LAYERS) for x in (6**0.5, 3**0.5)]]
+    np.testing.assert_allclose(memories[0], expected, rtol=1e-6)
