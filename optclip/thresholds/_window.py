@@ -48,8 +48,7 @@ def with_norms(window: Window, norm: PyTree, length: int) -> Window:
     def with_last(ring: jax.Array, x: jax.Array) -> jax.Array:
         # A restored checkpoint may have NumPy arrays.
         ring = jnp.asarray(ring)
-        last = _placement.placed_as(x.astype(ring.dtype), ring[..., 0])
-        return lax.dynamic_update_index_in_dim(ring, last, window.next, ring.ndim - 1)
+        return ring.at[..., window.next].set(_placement.placed_as(x, ring[..., 0]))
 
     norms = jax.tree.map(with_last, window.norms, norm)
     return Window(
