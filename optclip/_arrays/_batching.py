@@ -91,9 +91,13 @@ class Batched:
         return [found[i] for i in range(len(found))]
 
     @property
-    def num_entries(self) -> int:
-        """The length of the list."""
-        return sum(map(len, self.indices))
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each entry, of entries that are arrays."""
+        shapes: dict[int, tuple[int, ...]] = {}
+        for index, value in zip(self.indices, self.values, strict=True):
+            shape = jnp.shape(value)
+            shapes.update(dict.fromkeys(index, shape[1:] if len(index) > 1 else shape))
+        return [shapes[i] for i in range(len(shapes))]
 
     def vector(self) -> jax.Array:
         """Return the entries, each one number, as one vector in their order."""

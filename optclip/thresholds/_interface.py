@@ -1,10 +1,12 @@
 """What other packages of optclip use of `thresholds`, beside its public names."""
 
 from optclip.thresholds._fixed import Constant as Constant
+from optclip.thresholds._fixed_thresholds import (
+    fixed_thresholds as fixed_thresholds,
+)
+from optclip.thresholds._fixed_thresholds import is_fixed as is_fixed
 from optclip.thresholds._memory import Context as Context
-from optclip.thresholds._memory import fixed_thresholds as fixed_thresholds
 from optclip.thresholds._memory import init_memory as init_memory
-from optclip.thresholds._memory import is_fixed as is_fixed
 from optclip.thresholds._memory import learned_thresholds as learned_thresholds
 from optclip.thresholds._relative_to_params import RelativeToParams as RelativeToParams
 from optclip.thresholds._rule import Rule as Rule

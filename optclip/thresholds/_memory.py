@@ -1,4 +1,4 @@
-"""Rules in a step: what they are shown, what they return and what they remember."""
+"""Rules in a step: the norms that they receive, their thresholds and memories."""
 
 import dataclasses
 import functools
@@ -14,7 +14,6 @@ from optclip._arrays import (
     _leaves,
     _numerics,
     _packed_state,
-    _prefix,
     _validate,
     _xla,
 )
@@ -22,9 +21,9 @@ from optclip._arrays._batching import Batched
 from optclip._arrays._types import Number, PyTree, TreeDef
 from optclip.thresholds import _running
 from optclip.thresholds._fixed import Constant, Schedule
+from optclip.thresholds._fixed_thresholds import check_threshold
 from optclip.thresholds._norms_of_rule import NormsOfRule, norms_of_rules
 from optclip.thresholds._rule import Rule, Seen
-from optclip.thresholds._threshold_argument import is_rule
 
 
 def init_memory(
@@ -47,40 +46,23 @@ def init_memory(
       is_like_params: whether norms are as large as the parameters.
     """
     memories = []
-    for each in norms_of_rules(name, rules, treedef, norms):
-        shapes = [norms[i] for i in each.indices]
+    shapes = [norm.shape for norm in norms]
+    of_rules = norms_of_rules(
+        name, rules, treedef, shapes, is_like_params=is_like_params
+    )
+    for each in of_rules:
+        types = [norms[i] for i in each.indices]
         if each.is_vector:
-            vector = jax.eval_shape(lambda *x: jnp.stack(x), *shapes)
+            vector = jax.eval_shape(lambda *x: jnp.stack(x), *types)
             norm = each.of_vector(zeros(vector))
         else:
-            norm = each.treedef.unflatten([zeros(shape) for shape in shapes])
+            norm = each.treedef.unflatten(map(zeros, types))
         as_array = functools.partial(_as_array, name, each.rule)
         made = jax.tree.map(as_array, each.rule.init(norm))
         if not each.is_vector:
             made = _packed_state.packed(made, norm, is_like_params=is_like_params)
         memories.append(made)
     return memories
-
-
-def is_fixed(rules: PyTree) -> bool:
-    """Whether all of the thresholds are known from the step alone."""
-    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
-    return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
-
-
-def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
-    """Return the thresholds of fixed rules, with the structure of the norms."""
-    pairs = _rules_with_norms(name, rules, norm)
-    fixed_rules = [
-        (r, norms) for r, norms in pairs if isinstance(r, (Constant, Schedule))
-    ]
-    thresholds = []
-    for rule, norms in fixed_rules:
-        threshold = rule.at(step)
-        _check_threshold(name, rule, threshold, norms)
-        thresholds.append(_prefix.fill(name, threshold, norms))
-    treedef = jax.tree.structure(rules, is_leaf=is_rule)
-    return jax.tree.unflatten(treedef, thresholds)
 
 
 class MeasureAll(Protocol):
@@ -133,9 +115,16 @@ def learned_thresholds(
     """
     finite = norms.map(jnp.isfinite)
     finite_norms = finite.map(_or_zero, norms)
-    entries = norms.entries(as_slices=True)
-    of_rules = norms_of_rules(name, rules, treedef, entries)
-    thresholds: list[Number] = [0.0] * len(entries)
+    of_rules = norms_of_rules(
+        name, rules, treedef, norms.shapes, is_like_params=is_like_params
+    )
+    if len(memory) != len(of_rules):
+        raise ValueError(
+            f"`state` must have a memory for each of the {len(of_rules)} rules in"
+            f" `{name}`, got {len(memory)}. Give the state that init of this very"
+            " transformation returned."
+        )
+    thresholds: list[Number] = [0.0] * len(norms.shapes)
     memories = []
     for place, (each, old) in enumerate(zip(of_rules, memory, strict=True)):
         norm, is_finite = each.select(finite_norms), each.select(finite)
@@ -198,7 +187,7 @@ def _checked_update(
         wanted = "a tuple of two, the threshold and the new memory"
         raise TypeError(_validate.must_be(subject, wanted, answer))
     threshold, new = answer
-    _check_threshold(name, rule, threshold, seen.norm)
+    check_threshold(name, rule, threshold, seen.norm)
     if _shapes(new) != _shapes(memory):
         _raise_if_foreign(name, rule, seen.norm, memory, None)
         raise ValueError(
@@ -214,22 +203,6 @@ def _checked_update(
                 " that update returns to whole numbers. Return floats from init too."
             )
     return threshold, new
-
-
-def _check_threshold(name: str, rule: Rule, threshold: PyTree, norm: PyTree) -> None:
-    leaves = jax.tree.leaves(threshold)
-    # Of a tree without leaves, which may be None, there are no norms.
-    is_missing = threshold is None and norm is not None
-    for value in [None] if is_missing else leaves:
-        if _validate.is_number(value):
-            continue
-        is_schedule = isinstance(rule, Schedule)
-        who = f"schedule {rule.function!r}" if is_schedule else f"rule {rule!r}"
-        subject = f"`{name}`: the threshold that the {who} returns"
-        wanted = "a real number, an array, or a tree of these"
-        is_factory = is_schedule and is_rule(value)
-        advice = "Call it first and give the rule itself." if is_factory else ""
-        raise TypeError(_validate.must_be(subject, wanted, value, advice))
 
 
 def _raise_if_foreign(
@@ -255,17 +228,6 @@ def _shapes(memory: PyTree) -> tuple[Hashable, list[tuple[int, ...]]]:
     return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
 
 
-def _rules_with_norms(
-    name: str, rules: PyTree, norm: PyTree
-) -> list[tuple[Rule, PyTree]]:
-    """Return each rule with its subtree of norms."""
-    pairs: list[tuple[Rule, PyTree]] = []
-    _prefix.map_prefix(
-        name, lambda *pair: pairs.append(pair), rules, norm, is_leaf=is_rule
-    )
-    return pairs
-
-
 def _norms_after_clipping(
     name: str, each: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
 ) -> PyTree:
@@ -286,12 +248,14 @@ def _measured(
 ) -> PyTree:
     """Return the norms of a tree that belong to the rule at a place among the rules."""
     treedef, norms = context.measure(tree, guarded=guarded)
-    of_rules = norms_of_rules(name, rules, treedef, norms.entries(as_slices=True))
-    if of_rules[place].treedef == each.treedef:
-        return of_rules[place].select(norms)
-    # Parameters may have leaves that the updates lack.
-    norm = dataclasses.replace(of_rules[place], is_vector=False).select(norms)
-    return each.fill(name, norm, each.select(norms)) if each.is_vector else norm
+    # As a tree first, since parameters may have leaves that the updates lack.
+    measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)
+    if measured[place].treedef == each.treedef:
+        return dataclasses.replace(measured[place], is_vector=each.is_vector).select(
+            norms
+        )
+    norm = measured[place].select(norms)
+    return each.fill(name, norm, each.of_vector(norm)) if each.is_vector else norm
 
 
 def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:

@@ -45,7 +45,7 @@ class NormsOfRule:
 
         Slices, since most rules stack them again, and XLA then removes both.
         """
-        if self.is_vector and len(self.indices) == values.num_entries:
+        if self.is_vector and len(self.indices) == len(values.shapes):
             return self.of_vector(values.vector())
         entries = values.entries(as_slices=True)
         mine = [entries[i] for i in self.indices]
@@ -74,7 +74,12 @@ class NormsOfRule:
 
 
 def norms_of_rules(
-    name: str, rules: PyTree, treedef: TreeDef, norms: list[Any]
+    name: str,
+    rules: PyTree,
+    treedef: TreeDef,
+    shapes: list[tuple[int, ...]],
+    *,
+    is_like_params: bool,
 ) -> list[NormsOfRule]:
     """Return each rule with its norms.
 
@@ -82,7 +87,9 @@ def norms_of_rules(
       name: the argument that the rules were passed as.
       rules: one rule, or a tree of them, each above its norms.
       treedef: the structure of the norms.
-      norms: arrays with the shapes of the norms.
+      shapes: the shape of each norm.
+      is_like_params: whether norms are as large as the parameters, whose tree the rule
+        then receives, also if each parameter is one number.
 
     Raises:
       ValueError: `rules` is not a prefix of that structure.
@@ -98,8 +105,11 @@ def norms_of_rules(
     out = []
     for rule, tree in pairs:
         indices, structure = jax.tree.flatten(tree)
-        are_numbers = not any(jnp.shape(norms[i]) for i in indices)
-        is_many = structure != jax.tree.structure(0) and len(indices) > 1
-        is_vector = is_many and are_numbers and takes_vector(rule)
+        is_vector = (
+            takes_vector(rule)
+            and not is_like_params
+            and len(indices) > 1
+            and not any(shapes[i] for i in indices)
+        )
         out.append(NormsOfRule(rule, structure, tuple(indices), is_vector))
     return out

@@ -1,7 +1,7 @@
-"""The state for what `optax.tree_map_params` gives to `init` in place of parameters.
+"""The state for the object that `optax.tree_map_params` passes to `init`.
 
-It says which entries of a true state are like the parameters. All that is kept by path
-is one number here, since the paths are not known: a prefix of the true state.
+It marks the entries of a true state that are like the parameters. A `PerNorm` is one
+number here, since its key is not known: a prefix of the true state.
 """
 
 import functools

@@ -19,7 +19,7 @@ def split(tx, state):
         tx, lambda x: True, state, transform_non_params=lambda x: False
     )
     like, others = [], []
-    # A prefix of the state: one mark may stand for all that is kept by path.
+    # A prefix of the state: one mark may stand for a whole memory per norm.
     jax.tree.map(
         lambda is_like, part: (like if is_like else others).extend(
             np.shape(x) for x in jax.tree.leaves(part)
