@@ -153,13 +153,13 @@ def test_ghost_sum_has_derivative_by_closed_over_value():
 
 @pytest.mark.parametrize("over", ["tree", "leaf"])
 def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
-    """The first example has an infinite derivative, the last is padding."""
+    """The first example has infinite derivatives and cotangents, the last is padding."""
     x = np.array([[1.0, 0.0], [1.0, 2.0], [2.0, 0.5], [0.0, 0.0]], np.float32)
     params = {"w": ONES, "v": ONES}
     padding = np.arange(4) == 3
 
     def loss(p, x):
-        return jnp.sum(p["w"] / x) + jnp.sum(p["v"] * x)
+        return jnp.sum(p["w"] / x) + jnp.sum(jnp.sqrt(p["v"] * x))
 
     ghost, vmap = (
         quick_jit(clipped_grad(loss, 1.0, over=over, method=method))
