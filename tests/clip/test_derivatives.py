@@ -186,7 +186,7 @@ def clip_of(entry):
 
 
 # One entry for each scope and response: second derivatives take four times as long.
-BENT = list({entry.traits: entry for entry in ENTRIES[::-1]}.values())
+BENT = list({(e.scope, e.response): e for e in ENTRIES[::-1]}.values())
 
 
 def second_order(clip, x, along):

@@ -8,8 +8,6 @@ import pytest
 from tests.support import covering
 from tests.support.registry import ENTRIES, SCALAR
 
-# A schedule or a rule stands for one number, which two bounds are not.
-COMPLETE = [ENTRIES, SCALAR, [x for x in SCALAR if x.id != "value-two-bounds"]]
 SETTINGS = {"entry": ENTRIES, "dtype": ("a", "b", "c", "d"), "run": covering.RUNS}
 
 
@@ -48,19 +46,28 @@ def test_pairs_meet_every_pair_in_few_cases(settings, where, most):
     assert len(cases) <= most
 
 
+def traits_of(entries):
+    return {trait for entry in entries for trait in entry.traits}
+
+
 @pytest.mark.parametrize("name", ["jax", "leaves", "optax", "values"])
-def test_contract_covers_every_entry(name):
+def test_contract_covers_every_entry_and_trait(name):
     """A contract with clips of its own would miss the next one that is registered."""
     module = importlib.import_module(f"tests.contracts.test_{name}")
     tests = {name: x for name, x in vars(module).items() if name.startswith("test_")}
     # All entries are in one checkpoint.
     tests.pop("test_orbax_restores_the_state_of_every_entry", None)
-    assert tests
+    tested = []
     for name, test in tests.items():
         marks = getattr(test, "pytestmark", [])
-        entries = [m.kwargs.get("entry") for m in marks if m.name == "covering"]
+        entries = [m.kwargs["entry"] for m in marks if m.name == "covering"]
         entries += [m.args[1] for m in marks if m.name == "parametrize"]
-        assert any(list(given) in COMPLETE for given in entries), name
+        assert len(entries) == 1, name
+        tested += entries
+        # A threshold to set is a number, which no rule is.
+        traits = [traits_of(ENTRIES), traits_of(SCALAR)]
+        assert traits_of(entries[0]) in traits, name
+    assert ENTRIES in tested
 
 
 @pytest.mark.covering(a=("x", "y"), b=(1, 2))

@@ -1,5 +1,6 @@
 """Every transformation under every transformation of JAX.
 
+All entries are traced and compiled; entries of every trait are in every transformation.
 The tests share one compiled `update` per entry, on leaves of three dtypes. The scope of
 the parameter puts the tests of one entry in a row, so that one worker runs them.
 """
@@ -17,10 +18,13 @@ import pytest
 
 from tests.support import helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import ENTRIES, numpy_tree
+from tests.support.registry import ENTRIES, by_trait, numpy_tree
 
-every = pytest.mark.parametrize(
-    "entry", ENTRIES, ids=lambda entry: entry.id, scope="module"
+every, each_trait = (
+    pytest.mark.parametrize(
+        "entry", entries, ids=lambda entry: entry.id, scope="module"
+    )
+    for entries in (ENTRIES, by_trait())
 )
 TREE = helpers.mixed_gradients()
 OTHER = helpers.mixed_gradients(1)
@@ -51,10 +55,10 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-@pytest.mark.covering(entry=ENTRIES, kind=helpers.KINDS)
-def test_state_types_do_not_depend_on_values_or_step(entry, kind):
+@every
+def test_state_types_do_not_depend_on_values_or_step(entry):
     """`init` reads shapes and dtypes; `update` keeps the types and leaks no tracer."""
-    tree = helpers.typed(kind)
+    tree = TREE
     tx = helpers.strict(entry.make())
     state = tx.init(tree)
     chex.assert_tree_has_only_ndarrays(state)
@@ -71,7 +75,7 @@ def test_state_types_do_not_depend_on_values_or_step(entry, kind):
         jax.eval_shape(tx.update, leaf, state)
 
 
-@every
+@each_trait
 def test_eager_update_equals_compiled_and_compiles_once(entry):
     tx = helpers.strict(entry.make())
     found, state = tx.update(TREE, tx.init(TREE))
@@ -84,7 +88,7 @@ def test_eager_update_equals_compiled_and_compiles_once(entry):
     assert helpers.differs(updates, OTHER)
 
 
-@every
+@each_trait
 def test_debug_nans_finds_nothing(entry):
     """A zero gradient divides by zero in no branch, taken or not."""
     tx = entry.make()
@@ -112,7 +116,7 @@ def test_compiled_update_works_in_place_without_host_or_retrace(entry):
     helpers.assert_close(clipped, entry.expected(numpy_tree(TREE)))
 
 
-@every
+@each_trait
 def test_loops_and_branches_carry_the_state(entry):
     tx = helpers.strict(entry.make())
 
@@ -139,7 +143,7 @@ def test_loops_and_branches_carry_the_state(entry):
     helpers.assert_same_types((state, last), (tx.init(TREE), TREE))
 
 
-@every
+@each_trait
 def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
     trees = [helpers.mixed_gradients(seed) for seed in range(3)]
 

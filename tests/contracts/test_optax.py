@@ -1,7 +1,8 @@
 """Every transformation inside every wrapper of optax.
 
-All wrappers of an entry are updated side by side in one compiled step, called twice.
-The scope of the parameter puts the tests of one entry in a row, so that one worker runs
+All entries take extra arguments; entries of every trait are inside every wrapper. The
+wrappers of an entry are updated side by side in one compiled step, called twice. The
+scope of the parameter puts the tests of one entry in a row, so that one worker runs
 them and compiles the step once.
 """
 
@@ -14,10 +15,14 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES, SCALAR, numpy_tree
+from tests.support.registry import ENTRIES, SCALAR, by_trait, numpy_tree
 
-every = pytest.mark.parametrize(
-    "entry", ENTRIES, ids=lambda entry: entry.id, scope="module"
+WRAPPED = by_trait()
+every, each_trait, each_scalar_trait = (
+    pytest.mark.parametrize(
+        "entry", entries, ids=lambda entry: entry.id, scope="module"
+    )
+    for entries in (ENTRIES, WRAPPED, by_trait(SCALAR))
 )
 TREE = helpers.mixed_gradients()
 # Adam and `flatten` bring leaves of several dtypes to one.
@@ -37,17 +42,23 @@ def injected(entry, threshold):
     return factory(**{entry.threshold[0]: threshold}, **entry.kwargs)
 
 
-def wrapped(entry):
-    """Return each wrapper with its gradients in the first and second step."""
-    clip = entry.make()
-    tx = helpers.strict(clip)
-    parts = {"a": clip, "b": entry.make(name="other")}
-    finite = optax.apply_if_finite(clip, max_consecutive_errors=3)
+def called(entry):
+    """Return the clip without parameters and with extra arguments, and its gradients."""
+    tx = helpers.strict(entry.make())
     without = optax.GradientTransformation(tx.init, lambda g, s, _: tx.update(g, s))
     extra = functools.partial(tx.update, value=np.float32(1), batch=None)
     return {
         "bare": (without, TREE),
         "extra": (optax.GradientTransformation(tx.init, extra), TREE),
+    }
+
+
+def wrapped(entry):
+    """Return each wrapper with its gradients in the first and second step."""
+    clip = entry.make()
+    parts = {"a": clip, "b": entry.make(name="other")}
+    finite = optax.apply_if_finite(clip, max_consecutive_errors=3)
+    return {
         "adam": (optax.chain(clip, optax.adam(2.0), entry.make(name="after")), WIDE),
         "masked": (optax.masked(clip, {"dense": True, "out": False}), TREE),
         "partition": (optax.partition(parts, {"dense": "a", "out": "b"}), TREE),
@@ -62,7 +73,7 @@ def wrapped(entry):
 @functools.cache
 def outcome(entry):
     """Return the updates and the state of each wrapper after either step."""
-    cases = wrapped(entry)
+    cases = called(entry) | (wrapped(entry) if entry in WRAPPED else {})
     grads = [{name: case[i] for name, case in cases.items()} for i in (1, -1)]
     states = {name: case[0].init(case[1]) for name, case in cases.items()}
 
@@ -100,7 +111,7 @@ def test_update_takes_extra_arguments_and_parameters_or_none(entry):
     helpers.assert_identical(outcome(entry)["extra"], outcome(entry)["bare"])
 
 
-@pytest.mark.covering(entry=SCALAR)
+@each_scalar_trait
 def test_inject_hyperparams_threshold_can_be_set_or_scheduled(entry):
     name, c = entry.threshold
     halved = optax.piecewise_constant_schedule(c, {1: 0.5})
@@ -119,7 +130,7 @@ def test_inject_hyperparams_threshold_can_be_set_or_scheduled(entry):
         states = optax.tree.set(state, **{name: half}), schedule
 
 
-@every
+@each_trait
 def test_chain_clips_before_and_after_adam(entry):
     """Before the optimizer it clips gradients, after it updates; metrics has both."""
     found, state = outcome(entry)["adam"][0]
@@ -133,7 +144,7 @@ def test_chain_clips_before_and_after_adam(entry):
     assert names(state) == {"clip", "after"}
 
 
-@every
+@each_trait
 def test_masked_leaves_stay_identical_and_enter_no_norm(entry):
     found, state = outcome(entry)["masked"][0]
     helpers.assert_identical(found["out"], TREE["out"])
@@ -142,7 +153,7 @@ def test_masked_leaves_stay_identical_and_enter_no_norm(entry):
     assert names(state) == {"clip"}
 
 
-@every
+@each_trait
 def test_partition_clips_each_part_by_its_own_norm(entry):
     found, state = outcome(entry)["partition"][0]
     wide = numpy_tree(TREE)
@@ -155,7 +166,7 @@ def test_partition_clips_each_part_by_its_own_norm(entry):
     assert names(state) == {"clip", "other"}
 
 
-@every
+@each_trait
 def test_multi_steps_clips_the_mean_once(entry):
     (zero, _), (found, state) = outcome(entry)["multi_steps"]
     assert is_zero(zero)
@@ -164,7 +175,7 @@ def test_multi_steps_clips_the_mean_once(entry):
     assert max(float(rate) for rate in rates) == 1.0
 
 
-@every
+@each_trait
 def test_flatten_clips_the_concatenation(entry):
     """Tree and element clips do not depend on it; the others clip one long leaf."""
     found, _ = outcome(entry)["flatten"][0]
@@ -173,7 +184,7 @@ def test_flatten_clips_the_concatenation(entry):
         assert_clipped(entry, found, WIDE)
 
 
-@every
+@each_trait
 def test_apply_if_finite_keeps_the_state_of_the_clip(entry):
     (found, before), (zeros, after) = outcome(entry)["finite"]
     assert_clipped(entry, found, TREE)
@@ -181,7 +192,7 @@ def test_apply_if_finite_keeps_the_state_of_the_clip(entry):
     helpers.assert_identical(after.inner_state, before.inner_state)
 
 
-@every
+@each_trait
 def test_conditionally_transform_clips_from_the_second_step(entry):
     (first, _), (second, _) = outcome(entry)["condition"]
     helpers.assert_identical(first, TREE)

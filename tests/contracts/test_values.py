@@ -11,18 +11,19 @@ import pytest
 import optclip
 from tests.support import covering, helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import BY_SCOPE, ENTRIES, SCALAR, numpy_tree
+from tests.support.registry import ENTRIES, SCALAR, by_trait, numpy_tree
 
 # The mixed gradients have leaves of all three dtypes, and both of 16 bits are computed
 # in float32.
 KINDS = ("bfloat16", "float16", "mixed") if covering.full else ("float16", "mixed")
 # The scope of the parameter puts the tests of one entry in a row, so that one worker
 # runs them and compiles the clip once.
+LIMITED = by_trait(SCALAR)
 scalar, one_bound = (
     pytest.mark.parametrize(
         "entry", entries, ids=lambda entry: entry.id, scope="module"
     )
-    for entries in (SCALAR, [e for e in SCALAR if e.id != "value-two-bounds"])
+    for entries in (LIMITED, [e for e in LIMITED if e.id != "value-two-bounds"])
 )
 TREE = helpers.mixed_gradients()
 ZEROS = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), TREE)
@@ -32,18 +33,11 @@ def clip(tx, tree):
     return tx.update(tree, tx.init(tree))[0]
 
 
-@pytest.mark.covering(
-    entry=ENTRIES,
-    kind=KINDS,
-    run=covering.RUNS,
-    # An eager run compiles each operation in each dtype.
-    where=lambda entry, kind, run: (
-        covering.full or run == "jit" or (kind == "mixed" and entry in BY_SCOPE)
-    ),
-)
-def test_clip_matches_formula_in_every_dtype(entry, kind, run):
+@pytest.mark.covering(entry=ENTRIES, kind=KINDS)
+def test_clip_matches_formula_in_every_dtype(entry, kind):
+    """Compiled; an eager update is compared with its formula in test_jax.py."""
     tx, tree = helpers.strict(entry.make()), helpers.typed(kind)
-    found = run(lambda tree: clip(tx, tree))(tree)
+    found = jax.jit(lambda tree: clip(tx, tree))(tree)
     helpers.assert_same_types(found, tree)
     assert helpers.differs(found, tree)
     helpers.assert_close(found, entry.expected(numpy_tree(tree)), ulps=4)
@@ -86,8 +80,8 @@ def clips_at(entry):
     c = entry.threshold[1]
     names = list(THRESHOLDS)
     if not covering.full:
-        # One per entry, so that neighbors in the registry take all.
-        names = [names[SCALAR.index(entry) % len(names)]]
+        # One per entry, so that neighbors take all.
+        names = [names[LIMITED.index(entry) % len(names)]]
 
     def clips(tree, traced):
         limits = {name: THRESHOLDS[name](c) for name in names}

@@ -9,9 +9,9 @@ of every other at least once.
 
 With `--full` the same test runs the product. A value may have `traits`, a tuple: then
 these meet the values of the other settings in its place, and the value itself comes up
-at least once. The traits of an entry of the registry are its kind of scope and its
-response, so that 26 entries by four dtypes are about 45 cases and not 104: each entry
-comes up, and each scope and each response meets each dtype.
+at least once. The traits of an entry of the registry are its kinds of scope, response
+and state, so that 26 entries by four dtypes are about 50 cases and not 104: each entry
+comes up, and each scope, response and state meets each dtype.
 """
 
 import itertools

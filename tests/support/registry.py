@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import optclip
-from tests.support import oracles
+from tests.support import covering, oracles
 
 
 # Compared by identity, so that a compiled function can be cached per entry.
@@ -37,6 +37,8 @@ class Entry:
       slope_at_zero: its derivative there: 0 where the threshold itself is 0.
       scope: the kind of what shares a norm.
       response: the kind of what happens past the threshold.
+      state: the kind of state: a record of the norms, the memory of a rule as well,
+        or vectors of a power iteration.
       roundings: by how many of the largest element of a leaf each one may be off
         besides, where what it becomes depends on all of them.
     """
@@ -52,6 +54,7 @@ class Entry:
     slope_at_zero: float = 1.0
     scope: str = "leaf"
     response: str = "hard"
+    state: str = "record"
     roundings: int = 0
 
     @property
@@ -67,7 +70,7 @@ class Entry:
     @property
     def traits(self) -> tuple[str, ...]:
         """What of it meets every other setting of a test: see tests/support/covering.py."""
-        return f"over {self.scope}", f"by {self.response}"
+        return f"over {self.scope}", f"by {self.response}", f"keeps {self.state}"
 
     @property
     def pure(self) -> Callable[[chex.ArrayTree], Any] | None:
@@ -331,6 +334,7 @@ ENTRIES = [
         scalar_threshold=False,
         slope_at_zero=0.0,
         scope="tree",
+        state="rule",
     ),
     Entry(
         "zscore-in-warm-up",
@@ -340,6 +344,7 @@ ENTRIES = [
         takes_flat=True,
         scalar_threshold=False,
         scope="tree",
+        state="rule",
     ),
     Entry(
         "units",
@@ -374,6 +379,7 @@ ENTRIES = [
         _together_to_two,
         takes_flat=True,
         scalar_threshold=False,
+        state="rule",
     ),
     Entry(
         "singular-value",
@@ -408,6 +414,7 @@ ENTRIES = [
         {"method": "power_iteration", "steps": 40},
         statics=("steps",),
         scope="matrices",
+        state="vectors",
         roundings=16,
     ),
 ]
@@ -415,6 +422,24 @@ ENTRIES = [
 # One for each kind of scope, where a contract is about what shares a norm alone.
 BY_SCOPE = list({entry.scope: entry for entry in ENTRIES[::-1]}.values())
 SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
+
+
+def by_trait(entries: list[Entry] = ENTRIES) -> list[Entry]:
+    """Return few of the entries that have every trait, or all with `--full`.
+
+    For a contract about the code around a clip, which its traits may break and its
+    formula cannot. One test of each module of contracts takes all entries.
+    """
+    if covering.full:
+        return entries
+    missing = {trait for entry in entries for trait in entry.traits}
+    chosen = set()
+    while missing:
+        best = max(entries, key=lambda entry: len(missing.intersection(entry.traits)))
+        chosen.add(best)
+        missing -= set(best.traits)
+    return [entry for entry in entries if entry in chosen]
+
 
 # Public names that are no transformation, and the file that tests each.
 OTHER_NAMES = {
