@@ -106,16 +106,18 @@ def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return x
 
-        def by_example(flags: jax.Array) -> jax.Array:
-            return flags.reshape(-1, *[1] * (x.ndim - 1))
-
         # A sum selects the example, since indexing needs an output sharding on a mesh
         # of Explicit axes.
-        only = jnp.where(by_example(is_first), x, jnp.zeros_like(x))
+        only = jnp.where(by_example(is_first, x), x, jnp.zeros_like(x))
         first = jnp.sum(only, 0, keepdims=True, dtype=x.dtype)
-        return jnp.where(by_example(counts), x, first)
+        return jnp.where(by_example(counts, x), x, first)
 
     return jax.tree.map(replaced, examples), jnp.any(counts)
+
+
+def by_example(values: jax.Array, like: jax.Array) -> jax.Array:
+    """Reshape one value per example to broadcast along the first axis of `like`."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def without_padding(tree: Any, is_padding: jax.Array) -> Any:

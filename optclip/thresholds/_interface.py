@@ -10,7 +10,6 @@ from optclip.thresholds._memory import init_memory as init_memory
 from optclip.thresholds._memory import learned_thresholds as learned_thresholds
 from optclip.thresholds._relative_to_params import RelativeToParams as RelativeToParams
 from optclip.thresholds._rule import Rule as Rule
-from optclip.thresholds._rule import Seen as Seen
 from optclip.thresholds._threshold_argument import Named as Named
 from optclip.thresholds._threshold_argument import as_rules as as_rules
 from optclip.thresholds._threshold_argument import is_rule as is_rule

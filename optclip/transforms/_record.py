@@ -122,7 +122,7 @@ def _as_float32(number: jax.Array) -> jax.Array:
 def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
-    if len(outcomes) == 1 and not outcomes[0].norm.ndim and not _differs(outcomes[0]):
+    if len(outcomes) == 1 and _is_common_number(outcomes[0]):
         norm, threshold, coefficient, bad, _, clipped = outcomes[0]
         fraction = clipped.astype(jnp.float32)
         return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
@@ -140,12 +140,14 @@ def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
         return values[0] if len(values) == 1 else _maxima.largest(jnp.stack(values))
 
     count = functools.reduce(jnp.add, clipped).astype(jnp.float32)
-    sizes = [x.clipped.size * _axis_names.axes_size(_split(x)) for x in outcomes]
+    split = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
+    sizes = map(_axis_names.axes_size, split)
+    number = sum(x.clipped.size * n for x, n in zip(outcomes, sizes, strict=True))
     return ClipRecord(
         clip_norm=largest(norm),
         clip_threshold=-largest(threshold),
         clip_coefficient=-largest(coefficient),
-        clip_fraction=count / _leaves.count_as(sum(sizes), jnp.float32),
+        clip_fraction=count / _leaves.count_as(number, jnp.float32),
         clip_clipped=count > 0,
         clip_nonfinite=functools.reduce(jnp.add, bad) > 0,
     )
@@ -251,10 +253,7 @@ def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
     )
 
 
-def _split(outcome: FlaggedOutcome) -> _axis_names.Axes:
-    return _axis_names.split_axes(outcome.clipped, outcome.declared.axis_name)
-
-
-def _differs(outcome: FlaggedOutcome) -> bool:
-    """Return whether each device has norms of its own."""
-    return bool(_axis_names.split_axes(outcome.norm, outcome.declared.axis_name))
+def _is_common_number(outcome: FlaggedOutcome) -> bool:
+    """Return whether there is one norm, the same on all devices."""
+    norm, declared = outcome.norm, outcome.declared.axis_name
+    return not norm.ndim and not _axis_names.split_axes(norm, declared)

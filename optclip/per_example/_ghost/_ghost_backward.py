@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _placement
 from optclip._arrays._types import PyTree
-from optclip.per_example._example_gradients import harmless
+from optclip.per_example._example_gradients import by_example, harmless
 from optclip.per_example._ghost import _walk
 from optclip.per_example._ghost._choice import Trace, traced
 
@@ -135,18 +135,14 @@ def _site_outputs(
 
 def _selected(counts: jax.Array, x: jax.Array) -> jax.Array:
     """Return the arrays of examples that count, and zeros: 0 times inf is NaN."""
-    return jnp.where(_by_example(counts, x), x, jnp.zeros_like(x))
+    return jnp.where(by_example(counts, x), x, jnp.zeros_like(x))
 
 
 def _scaled(weights: jax.Array, d: jax.Array) -> jax.Array:
     """Cotangents times the weights, in float32 or wider, rounded once."""
     wide = _leaves.widen(d)
-    product = wide * _by_example(weights, d).astype(wide.dtype)
+    product = wide * by_example(weights, d).astype(wide.dtype)
     return _selected(weights != 0, product.astype(d.dtype))
-
-
-def _by_example(x: jax.Array, like: jax.Array) -> jax.Array:
-    return x.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _varying(x: jax.Array, like: list[jax.Array]) -> jax.Array:
