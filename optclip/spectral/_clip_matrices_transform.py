@@ -10,7 +10,7 @@ from optclip.responses._interface import ResponseLike
 from optclip.spectral._matrix_scopes import Method, matrices, singular_values
 from optclip.spectral._spectral_norm import Spectral
 from optclip.thresholds._interface import Named
-from optclip.transforms._interface import clip_by
+from optclip.transforms._interface import checks_positions, clip_by
 from optclip.typing import (
     AxisName,
     Mask,
@@ -21,6 +21,7 @@ from optclip.typing import (
 )
 
 
+@checks_positions()
 def clip_by_spectral_norm(
     max_norm: ThresholdTree,
     *,
@@ -96,12 +97,13 @@ def clip_by_spectral_norm(
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
     return clip_by(
-        Named("max_norm", max_norm), over=matrices(matrix_axes), norm=norm,
-        response=response, eps=eps, nonfinite=nonfinite, mask=mask,
-        axis_name=axis_name, record=record, name=name,
+        Named("max_norm", max_norm, "clip_by_spectral_norm"),
+        over=matrices(matrix_axes), norm=norm, response=response, eps=eps,
+        nonfinite=nonfinite, mask=mask, axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
 
 
+@checks_positions()
 def clip_by_singular_value(
     max_value: ThresholdTree,
     *,
@@ -174,7 +176,7 @@ def clip_by_singular_value(
     2026, arXiv:2603.14315, for the soft cap.
     """
     return clip_by(
-        Named("max_value", max_value),
+        Named("max_value", max_value, "clip_by_singular_value"),
         over=singular_values(matrix_axes, method=method),
         response="smooth" if response == "soft" else response,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name, record=record, name=name,

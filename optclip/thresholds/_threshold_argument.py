@@ -14,10 +14,11 @@ from optclip.thresholds._rule import Rule, Threshold, ThresholdTree
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """A threshold and the argument that it was given as, for errors to name."""
+    """A threshold, with the argument and the function that errors must name."""
 
     name: str
     value: ThresholdTree
+    function: str = "clip_by"
 
 
 _WANTED = (

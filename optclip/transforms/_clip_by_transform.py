@@ -17,6 +17,7 @@ from optclip.responses._interface import resolve
 from optclip.scopes._interface import ScopeLike, as_scope
 from optclip.transforms._engine import Engine, Step
 from optclip.transforms._lift import lifted
+from optclip.transforms._positions import checks_positions
 from optclip.transforms._rules import rules_of
 from optclip.typing import (
     AxisName,
@@ -30,6 +31,7 @@ from optclip.typing import (
 )
 
 
+@checks_positions()
 def clip_by(
     threshold: ThresholdTree,
     *,

@@ -8,6 +8,7 @@ from optclip import scopes
 from optclip.norms._interface import of_order
 from optclip.thresholds._interface import Named
 from optclip.transforms._clip_by_transform import clip_by
+from optclip.transforms._positions import checks_positions
 from optclip.typing import (
     AxisName,
     Mask,
@@ -19,6 +20,7 @@ from optclip.typing import (
 )
 
 
+@checks_positions()
 def clip_by_norm(
     max_norm: ThresholdTree,
     *,
@@ -83,13 +85,14 @@ def clip_by_norm(
     Source: `tf.clip_by_norm`; Keras' `clipnorm`.
     """
     return clip_by(
-        Named("max_norm", max_norm), norm=of_order(ord),
+        Named("max_norm", max_norm, "clip_by_norm"), norm=of_order(ord),
         over="leaf" if axis is None else scopes.axes(axis), response=response, eps=eps,
         strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,
     )  # fmt: skip
 
 
+@checks_positions()
 def clip_by_average_norm(
     max_norm: ThresholdTree,
     *,
@@ -150,13 +153,14 @@ def clip_by_average_norm(
     Source: `tf.compat.v1.clip_by_average_norm`.
     """
     return clip_by(
-        Named("max_norm", max_norm), over="leaf", norm="average",
-        response=response, eps=eps,
+        Named("max_norm", max_norm, "clip_by_average_norm"), over="leaf",
+        norm="average", response=response, eps=eps,
         strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,
     )  # fmt: skip
 
 
+@checks_positions()
 def clip_by_rms(
     max_rms: ThresholdTree,
     *,
@@ -219,7 +223,7 @@ def clip_by_rms(
     Memory Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
     """
     return clip_by(
-        Named("max_rms", max_rms), norm="rms",
+        Named("max_rms", max_rms, "clip_by_rms"), norm="rms",
         over="leaf" if axis is None else scopes.axes(axis), response=response, eps=eps,
         strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,

@@ -57,7 +57,8 @@ def clip_by_passed_norm(
     """
     _check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
     clip = clip_of(TREE, L2, resolve(response), **options)
-    engine = Engine(clip, rules_of(Named("max_norm", max_norm), clip), record, name)
+    threshold = Named("max_norm", max_norm, "clip_by_global_norm")
+    engine = Engine(clip, rules_of(threshold, clip), record, name)
 
     def decide(
         updates: PyTree, state: ClipState, params: PyTree, extra: dict[str, Any]

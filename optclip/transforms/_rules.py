@@ -14,7 +14,7 @@ from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
-from optclip.scopes._interface import TREE
+from optclip.scopes._interface import Groups, Leaf, Tree
 from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
     Constant,
@@ -29,7 +29,11 @@ from optclip.thresholds._interface import (
     learned_thresholds,
 )
 from optclip.transforms import _param_placeholder
+from optclip.transforms._positions import pure_call
 from optclip.typing import ThresholdTree
+
+# The scopes whose norms are single numbers, and what shares one.
+_SHARING = {Tree: "the tree", Leaf: "each leaf", Groups: "each group"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +120,9 @@ class Rules:
 def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
     """Return the rules of a threshold by the names of its arguments."""
     if isinstance(threshold, Named):
-        name, value = threshold.name, threshold.value
-        return Rules({name: _rules_over(name, value, clip)})
+        return Rules({threshold.name: _rules_over(threshold, clip)})
     if not isinstance(threshold, Bounds):
-        return Rules({"threshold": _rules_over("threshold", threshold, clip)})
+        return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
     if clip.action is not MOVE:
         raise ValueError(
             "Two bounds are for single elements. Give over='element' and"
@@ -136,14 +139,25 @@ def _norms_of(
     return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
 
 
-def _rules_over(name: str, threshold: ThresholdTree, clip: Clip) -> PyTree:
-    rules = as_rules(name, threshold)
-    is_tree = clip.scope is TREE and not is_rule(threshold)
-    if is_tree and any(map(np.ndim, jax.tree.leaves(threshold))):
-        wanted = "one number, optax schedule or rule, since the tree has one norm"
-        advice = (
-            "To clip gradients at once call optclip.functional.clip_by_global_norm("
-            "grads, max_norm)."
-        )
-        raise TypeError(_validate.must_be(name, wanted, threshold, advice))
-    return rules
+def _rules_over(threshold: Named, clip: Clip) -> PyTree:
+    _check_is_no_gradient(threshold, clip)
+    return as_rules(threshold.name, threshold.value)
+
+
+def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
+    """Raise if arrays cannot be thresholds of this scope, and may be gradients."""
+    name, value = threshold.name, threshold.value
+    leaves = jax.tree.leaves(value, is_leaf=is_rule)
+    arrays = [x for x in leaves if hasattr(x, "dtype") and np.ndim(x)]
+    call = pure_call(threshold.function, "...")
+    advice = f"To clip gradients directly, call {call}."
+    sharing = _SHARING.get(type(clip.scope))
+    if arrays and sharing is not None:
+        wanted = f"one number, optax schedule or rule for {sharing}"
+        raise TypeError(_validate.must_be(name, wanted, value, advice))
+    for array in arrays:
+        # A traced array passes, since its values are not known.
+        known = _validate.concrete(array) if _validate.is_number(array) else None
+        if known is not None and not np.all(known >= 0):
+            wanted = "0 or more and not NaN"
+            raise ValueError(_validate.must_be(name, wanted, array, advice))

@@ -9,6 +9,7 @@ from optclip.norms._interface import of_order
 from optclip.thresholds._interface import Named
 from optclip.transforms._clip_by_transform import clip_by
 from optclip.transforms._passed_norm import clip_by_passed_norm
+from optclip.transforms._positions import checks_positions
 from optclip.typing import (
     AxisName,
     Labels,
@@ -22,6 +23,7 @@ from optclip.typing import (
 )
 
 
+@checks_positions()
 def clip_by_global_norm(
     max_norm: Threshold,
     *,
@@ -108,12 +110,13 @@ def clip_by_global_norm(
             name=name,
         )  # fmt: skip
     return clip_by(
-        Named("max_norm", max_norm), norm=of_order(ord), response=response, eps=eps,
-        strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
-        record=record, name=name,
+        Named("max_norm", max_norm, "clip_by_global_norm"), norm=of_order(ord),
+        response=response, eps=eps, strict=strict, nonfinite=nonfinite, mask=mask,
+        axis_name=axis_name, record=record, name=name,
     )  # fmt: skip
 
 
+@checks_positions()
 def clip_by_group_norm(
     max_norm: ThresholdTree,
     groups: Labels,
@@ -182,8 +185,8 @@ def clip_by_group_norm(
       {'head': Array([9.], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
     """
     return clip_by(
-        Named("max_norm", max_norm), over=scopes.groups(groups), norm=of_order(ord),
-        response=response, eps=eps,
+        Named("max_norm", max_norm, "clip_by_group_norm"),
+        over=scopes.groups(groups), norm=of_order(ord), response=response, eps=eps,
         strict=strict, nonfinite=nonfinite, mask=mask, axis_name=axis_name,
         record=record, name=name,
     )  # fmt: skip

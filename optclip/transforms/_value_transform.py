@@ -8,6 +8,7 @@ from optclip._arrays import _validate
 from optclip.thresholds import bounds
 from optclip.thresholds._interface import Named
 from optclip.transforms._clip_by_transform import clip_by
+from optclip.transforms._positions import checks_positions
 from optclip.typing import (
     Mask,
     Nonfinite,
@@ -17,6 +18,7 @@ from optclip.typing import (
 )
 
 
+@checks_positions(" For two bounds pass lower= and upper=.")
 def clip_by_value(
     limit: ThresholdTree | None = None,
     *,
@@ -70,7 +72,7 @@ def clip_by_value(
     """
     two = _validate.is_two_sided(limit, lower, upper)
     return clip_by(
-        bounds(lower, upper) if two else Named("limit", limit), over="element",
-        response=response, strict=strict, nonfinite=nonfinite, mask=mask,
-        record=record, name=name,
+        bounds(lower, upper) if two else Named("limit", limit, "clip_by_value"),
+        over="element", response=response, strict=strict, nonfinite=nonfinite,
+        mask=mask, record=record, name=name,
     )  # fmt: skip

@@ -299,7 +299,7 @@ MESSAGES = {
         ({"a": 1.0, "b": "x"}, T, "for leaf and group scope a tree of these, got 'x'"),
     ],
     "clip_by.threshold": [
-        (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule,"),
+        (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule"),
         ([], V, "There is one norm here: give one number. For more clip by leaf, as"),
     ],
     "clip_by_value.lower": [

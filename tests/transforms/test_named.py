@@ -1,13 +1,14 @@
 """Thresholds that `clip_by` and the named clips reject."""
 
+import jax
 import numpy as np
 import pytest
 
 import optclip
 
 ONES = np.ones(3, np.float32)
+LABELS = {"a": "x"}
 BOUNDS = optclip.thresholds.bounds(-1.0, 2.0)
-AT_ONCE = "one number.*clip gradients at once call optclip.functional.clip_by_global"
 REJECTED = [
     (optclip.clip_by_value, (), {}, "got neither: .*Give limit alone"),
     (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Give limit alone"),
@@ -19,15 +20,6 @@ REJECTED = [
         {"over": "element", "response": "smooth"},
         "Two bounds are for single elements",
     ),
-    # Gradients in the place of the threshold.
-    *(
-        (make, (gradients,), {}, f"`{name}` must be {AT_ONCE}")
-        for make, name in (
-            (optclip.clip_by_global_norm, "max_norm"),
-            (optclip.clip_by, "threshold"),
-        )
-        for gradients in ({"b": ONES}, [ONES], ONES)
-    ),
 ]
 
 
@@ -36,3 +28,51 @@ def test_clip_by_wrong_arguments_raises(make, arguments, options, words):
     error = ValueError if "bounds" in words else TypeError
     with pytest.raises(error, match=f"(?s){words}"):
         make(*arguments, **options)
+
+
+# Each factory with the further arguments that it needs.
+FACTORIES = {
+    "clip_by": (),
+    "clip_by_average_norm": (),
+    "clip_by_global_norm": (),
+    "clip_by_group_norm": (LABELS,),
+    "clip_by_norm": (),
+    "clip_by_rms": (),
+    "clip_by_singular_value": (),
+    "clip_by_spectral_norm": (),
+    "clip_by_value": (),
+}
+# These accept arrays of thresholds, unless some are negative.
+OF_ARRAYS = ("clip_by_singular_value", "clip_by_spectral_norm", "clip_by_value")
+GRADIENTS = [
+    (name, gradients)
+    for name in FACTORIES
+    for gradients in (-ONES, [-ONES], {"a": -ONES}, {"a": ONES})
+    if name not in OF_ARRAYS or np.any(jax.tree.leaves(gradients)[0] < 0)
+]
+
+
+@pytest.mark.parametrize(("name", "gradients"), GRADIENTS)
+def test_factory_of_gradients_raises_with_pure_call(name, gradients):
+    call = rf"directly, call optclip\.functional\.{name}\(updates, \.\.\.\)\.$"
+    error = ValueError if name in OF_ARRAYS else TypeError
+    with pytest.raises(error, match=call):
+        getattr(optclip, name)(gradients, *FACTORIES[name])
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_factory_of_positions_of_pure_function_raises_with_pure_call(name):
+    call = rf"got \d arg.* call optclip\.functional\.{name}\(updates, [a-z_, ]+\)\.$"
+    with pytest.raises(TypeError, match=call):
+        getattr(optclip, name)({"a": ONES}, 1.0, *FACTORIES[name])
+
+
+def test_clip_by_value_two_bounds_by_position_raises_with_both_calls():
+    words = r"pass lower= and upper=\..*call optclip\.functional\.clip_by_value\("
+    with pytest.raises(TypeError, match=words):
+        optclip.clip_by_value(-1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_factory_of_array_of_thresholds_is_accepted(name):
+    getattr(optclip, name)({"a": ONES})
