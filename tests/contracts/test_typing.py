@@ -78,7 +78,7 @@ def test_recipe_options_name_the_clip_they_go_to():
 )
 def test_number_type_agrees_with_the_check(value):
     if isinstance(value, optclip.typing.Number):
-        optclip.clip_by_norm(value)
+        optclip.clip_by_value(value)
         return
     with pytest.raises(TypeError, match="eps"):
         optclip.clip_by_global_norm(1.0, eps=value)
