@@ -108,13 +108,9 @@ __all__ = [
     "with_periodic_reset",
 ]
 
-# What others call it, or it was called before: where to find it.
+# Names of other libraries, and where to find what they name.
 _ELSEWHERE = {
-    "ELEMENT": "over='element'",
-    "LEAF": "over='leaf'",
-    "TREE": "over='tree'",
     "adaptive_grad_clip": "optclip.recipes.agc",
-    "after": "optclip.clip_after",
     "apply_if_finite": "optclip.skip",
     "clip": "optclip.clip_by_value",
     "clip_by_block_rms": "optclip.clip_by_rms",
@@ -123,8 +119,6 @@ _ELSEWHERE = {
     "clip_grad_value_": "optclip.functional.clip_by_value",
     "skip_not_finite": "optclip.skip",
     "qk_clip": "optclip.clip_attention_logits",
-    "with_carry": "optclip.with_error_feedback",
-    "with_reset": "optclip.with_periodic_reset",
 }
 
 

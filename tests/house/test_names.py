@@ -19,13 +19,6 @@ EQUIVALENTS = {
     "clip_grad_value_": "optclip.functional.clip_by_value",
     "qk_clip": "optclip.clip_attention_logits",
     "skip_not_finite": "optclip.skip",
-    # Of before 0.1.0.
-    "ELEMENT": "over='element'",
-    "LEAF": "over='leaf'",
-    "TREE": "over='tree'",
-    "after": "optclip.clip_after",
-    "with_carry": "optclip.with_error_feedback",
-    "with_reset": "optclip.with_periodic_reset",
 }
 
 
@@ -37,9 +30,6 @@ def test_missing_name_raises_with_its_equivalent(name):
     assert str(caught.value) == (
         f"module 'optclip' has no attribute '{name}'. Did you mean {equivalent}?"
     )
-    if equivalent.startswith("over="):
-        optclip.clip_by(1.0, over=equivalent.removeprefix("over=").strip("'"))
-        return
     found = optclip
     for part in equivalent.split(".")[1:]:
         found = getattr(found, part)
