@@ -1,0 +1,154 @@
+"""Long runs: no drift from float64, no growth of the state, no second trace."""
+
+import gc
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import optclip
+from optclip import thresholds
+from tests.support.helpers import quick_jit
+
+SCAN_STEPS, LOOP_STEPS = 100_000, 12_000
+SIZES = {"a": (4, 2), "b": (8,), "c": (2, 2)}
+RATIO, DECAY, WINDOW, Q = 1.05, 0.98, 16, 0.5
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def optimizer(rule):
+    return optclip.clip_by_norm(rule, record="leaves")
+
+
+RULES = {
+    "ema": thresholds.ema(RATIO, DECAY, warmup=0),
+    "quantile": thresholds.quantile(Q, WINDOW),
+}
+
+
+def factors(num_steps):
+    """Return the size of the gradients of each step: a slow wave, noise and spikes."""
+    random = np.random.default_rng(0)
+    wave = 2 + np.sin(np.arange(num_steps) / 500)
+    spikes = np.where(random.random(num_steps) < 0.01, 20.0, 1.0)
+    sizes = wave * random.uniform(0.8, 1.25, num_steps) * spikes
+    return sizes.astype(np.float32)
+
+
+def gradients(size):
+    """Return gradients whose leaves have norms of 1, 2 and 3 times `size`."""
+    return {
+        name: jnp.full(shape, (i + 1) * size / np.sqrt(np.prod(shape)), jnp.float32)
+        for i, (name, shape) in enumerate(SIZES.items())
+    }
+
+
+def expected_thresholds(rule, sizes):
+    """Return the thresholds of the leaf whose norm is `sizes`, in float64."""
+    sizes = sizes.astype(np.float64)
+    if rule == "quantile":
+        windows = (sizes[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(sizes)))
+        return np.array([np.quantile(window, Q) for window in windows])
+    average, limits = np.inf, []
+    for size in sizes:
+        limits.append(RATIO * average)
+        kept = min(size, limits[-1])
+        average = kept if average == np.inf else DECAY * average + (1 - DECAY) * kept
+    return np.array(limits)
+
+
+def assert_thresholds(rule, found, sizes):
+    """Compare thresholds of all leaves, and require that some steps were clipped."""
+    expected = expected_thresholds(rule, sizes)
+    for i, name in enumerate(SIZES):
+        np.testing.assert_allclose(found[name], (i + 1) * expected, rtol=2e-5)
+    assert 0.2 < np.mean(sizes > expected) < 0.8 or rule == "ema"
+    assert np.any(sizes > expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_scan_of_100_000_steps_follows_float64(rule):
+    tx, sizes = optimizer(RULES[rule]), factors(SCAN_STEPS)
+
+    def step(state, size):
+        _, state = tx.update(gradients(size), state)
+        return state, state.clip_record["clip"].clip_threshold
+
+    start = tx.init(gradients(1.0))
+    state, found = quick_jit(lambda s, x: jax.lax.scan(step, s, x))(start, sizes)
+    assert_thresholds(rule, found, sizes)
+    assert state.clip_step == SCAN_STEPS
+
+
+def run_loop(rule, first, last, devices, checkpoint):
+    """Take steps in a Python loop on a mesh, from a checkpoint if there is one."""
+    mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    places = {"a": rows, "b": rows, "c": whole}
+    tx, traces = optimizer(RULES[rule]), []
+
+    @jax.jit
+    def update(size, state):
+        traces.append(1)
+        grads = jax.lax.with_sharding_constraint(gradients(size), places)
+        _, state = tx.update(grads, state)
+        return state
+
+    state = jax.device_put(tx.init(gradients(1.0)), whole)
+    if first:
+        state = serialization.from_bytes(state, checkpoint.read_bytes())
+        state = jax.device_put(state, whole)
+    kinds = jax.tree.map(jax.typeof, state)
+    found, num_arrays = [], 0
+    for i, size in enumerate(factors(LOOP_STEPS)[first:last]):
+        state = update(size, state)
+        # Each step is awaited: thousands of collectives at once starve on few cores.
+        found.append(jax.device_get(state.clip_record["clip"].clip_threshold))
+        if i == 100:
+            gc.collect()
+            num_arrays = len(jax.live_arrays())
+    gc.collect()
+    growth = len(jax.live_arrays()) - num_arrays
+    checkpoint.write_bytes(serialization.to_bytes(state))
+    names = list(SIZES)
+    return {
+        "thresholds": {n: [float(limits[n]) for limits in found] for n in names},
+        "traces": len(traces),
+        "growth": growth,
+        "is_same_type": kinds == jax.tree.map(jax.typeof, state),
+        "num_bytes": checkpoint.stat().st_size,
+    }
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_loop_with_restart_on_other_devices_follows_float64(rule, tmp_path):
+    """Each half runs in a process of its own, on four devices and then on two."""
+    half, parts = LOOP_STEPS // 2, []
+    for first, last, devices in ((0, half, 4), (half, LOOP_STEPS, 2)):
+        config = [rule, first, last, devices, str(tmp_path / "state")]
+        output = subprocess.run(
+            [sys.executable, "-m", "tests.integration.soak.test_soak", *map(str, config)],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        parts.append(json.loads(output.splitlines()[-1]))
+    for part in parts:
+        assert part["traces"] == 1
+        assert part["growth"] <= 0
+        assert part["is_same_type"]
+    assert parts[0]["num_bytes"] == parts[1]["num_bytes"]
+    found = {n: parts[0]["thresholds"][n] + parts[1]["thresholds"][n] for n in SIZES}
+    assert_thresholds(rule, found, factors(LOOP_STEPS))
+
+
+if __name__ == "__main__":
+    rule, *numbers, checkpoint = sys.argv[1:]
+    jax.config.update("jax_num_cpu_devices", int(numbers[2]))
+    print(json.dumps(run_loop(rule, *map(int, numbers), pathlib.Path(checkpoint))))

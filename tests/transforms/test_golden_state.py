@@ -1,0 +1,92 @@
+"""The state format of 0.1, which later versions restore.
+
+`golden_state_0_1.json` was written by 0.1.0 with
+
+    python -m tests.transforms.test_golden_state
+
+Do not write it again: a state that another version wrote proves nothing.
+"""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import optclip
+from optclip import thresholds
+from tests.support.helpers import quick_jit
+
+GOLDEN = pathlib.Path(__file__).with_name("golden_state_0_1.json")
+PARAMS = {"body": [jnp.ones((2, 3)), jnp.ones(3)], "head": jnp.ones((3, 2))}
+STEPS_BEFORE = 5
+
+
+def optimizer():
+    """Chain memories over the tree, leaves, slices and elements."""
+    return optax.chain(
+        optclip.clip_by_global_norm(thresholds.zscore(1.0, warmup=2), name="tree"),
+        optclip.clip_by_norm(thresholds.ema(warmup=2, max_norm=2.0), name="leaf"),
+        optclip.clip_by_norm(
+            thresholds.quantile(0.5, 4), record="leaves", name="named"
+        ),
+        optclip.clip_by_norm(
+            thresholds.mean_plus_std(0.5, window=4), axis=0, name="slice"
+        ),
+        optclip.clip_by_value(thresholds.second_moment(0.5, warmup=2), name="element"),
+    )
+
+
+def gradients(step):
+    """Return gradients of one step, larger in each third one."""
+    random = np.random.default_rng(step)
+    size = 9.0 if step % 3 == 2 else 1.0
+    return jax.tree.map(
+        lambda p: (size * random.uniform(-1, 1, p.shape)).astype(np.float32), PARAMS
+    )
+
+
+def by_path(state):
+    """Return the arrays of a state under their paths, as lists."""
+    leaves = jax.tree.leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(x).tolist() for path, x in leaves}
+
+
+def write():
+    """Write the state after some steps, and the updates of the next."""
+    tx, state = optimizer(), optimizer().init(PARAMS)
+    for step in range(STEPS_BEFORE):
+        _, state = tx.update(gradients(step), state)
+    clipped, _ = tx.update(gradients(STEPS_BEFORE), state)
+    numbers = {"state": by_path(state), "clipped": by_path(clipped)}
+    GOLDEN.write_text(json.dumps(numbers, indent=0) + "\n")
+
+
+def test_golden_state_of_0_1_restores_and_clips_as_then():
+    golden = json.loads(GOLDEN.read_text())
+    tx = optimizer()
+    like = tx.init(PARAMS)
+    assert by_path(like).keys() == golden["state"].keys()
+
+    def restored(path, x):
+        array = np.asarray(golden["state"][jax.tree_util.keystr(path)], x.dtype)
+        assert array.shape == x.shape
+        return array
+
+    state = jax.tree.map_with_path(restored, like)
+    grads = gradients(STEPS_BEFORE)
+    clipped, after = quick_jit(tx.update)(grads, state)
+    for path, expected in golden["clipped"].items():
+        np.testing.assert_allclose(by_path(clipped)[path], expected, rtol=1e-5)
+    metrics = optclip.metrics(after)
+    clips = ("tree", "leaf", "named", "slice", "element")
+    assert all(
+        any(metrics[key] < 1 for key in metrics if key.startswith(f"{clip}/coeff"))
+        for clip in clips
+    )
+
+
+if __name__ == "__main__":
+    write()
