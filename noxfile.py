@@ -192,6 +192,13 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Minutes: 100,000 steps, and a restart on another number of devices."""
+    install(session, "test")
+    tests(session, "tests/integration/soak")
+
+
+@nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """An hour: speed, memory, compile times, beside others, into benchmarks/results."""
     install(session, "bench")
