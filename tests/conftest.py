@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from tests.support import covering
+from tests.support import compiler, covering
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -34,7 +34,10 @@ def caches_of_one_module():
 @pytest.fixture
 def run(request):
     """A function as it is, or compiled: both, or as the covering array says."""
-    return jax.jit if request.param == "jit" else lambda function: function
+    # Not above: the environments of TPUs, stacks and the site lack what it imports.
+    from tests.support import helpers
+
+    return helpers.optimized_jit if request.param == "jit" else lambda f: f
 
 
 @pytest.fixture
@@ -92,6 +95,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     covering.full = config.getoption("full")
+    # The tests aside time programs or start others.
+    if not covering.full and not any("integration" in arg for arg in config.args):
+        compiler.hurry()
 
 
 def pytest_generate_tests(metafunc):

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support import covering, helpers, leaf_kinds
 from tests.support.registry import ENTRIES
-from tests.support.unoptimized import unoptimized  # noqa: F401
 
 
 def clip_of(entry):

@@ -13,7 +13,6 @@ import optclip
 from optclip import functional as F
 from tests.support import helpers, oracles
 from tests.support.leaf_kinds import wide as dense
-from tests.support.unoptimized import unoptimized  # noqa: F401
 
 ROWS = np.array([[1], [3], [1]])
 

@@ -40,7 +40,9 @@ def num_bytes(tree):
 
 
 def compiled(function, *args, donated=(0,)):
-    return jax.jit(function, donate_argnums=donated).lower(*args).compile()
+    return (
+        helpers.optimized_jit(function, donate_argnums=donated).lower(*args).compile()
+    )
 
 
 def accessed(program):
@@ -184,7 +186,7 @@ LOTS = len(SMALL) * math.ceil(NUM_SMALL / len(SMALL) / 32)
 
 @functools.cache
 def traced_norm(ord):
-    norm = jax.jit(lambda t: functional.global_norm(t, ord=ord))
+    norm = helpers.optimized_jit(lambda t: functional.global_norm(t, ord=ord))
     return norm.trace(typed(SMALL * (NUM_SMALL // len(SMALL)), "float32"))
 
 

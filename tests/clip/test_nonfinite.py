@@ -327,7 +327,8 @@ def matrix(place=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "jit"), [*((name, jax.jit) for name in MAXIMA), ("norm", lambda f: f)]
+    ("name", "jit"),
+    [*((name, helpers.optimized_jit) for name in MAXIMA), ("norm", lambda f: f)],
 )
 def test_maximum_of_large_array_with_nan_is_nan(name, jit):
     function = jit(MAXIMA[name])
@@ -338,14 +339,14 @@ def test_maximum_of_large_array_with_nan_is_nan(name, jit):
 
 @pytest.mark.parametrize("method", ["eigh", "newton_schulz"])
 def test_zero_on_large_matrix_with_nan_gives_zeros(method):
-    clip = jax.jit(functools.partial(cap, method=method, policy="zero"))
+    clip = helpers.optimized_jit(functools.partial(cap, method=method, policy="zero"))
     assert not np.any(clip(matrix(0)))
     np.testing.assert_allclose(clip(matrix()), 0.5 * np.eye(SIDE), atol=1e-5)
 
 
 def test_skip_large_leaf_with_nan_skips():
     tx = optclip.skip(optax.sgd(1.0), norm="inf", max_norm=5.0)
-    update = jax.jit(lambda x: tx.update(x, tx.init(x))[0])
+    update = helpers.optimized_jit(lambda x: tx.update(x, tx.init(x))[0])
     np.testing.assert_array_equal(update(matrix()), -np.eye(SIDE))
     assert not np.any(update(matrix(0)))
 
@@ -366,7 +367,7 @@ def test_maximum_over_devices_with_nan_is_nan(name, mode):
             in_specs=P("data"),
             out_specs=P("data") if name == "newton_schulz" else P(),
         )
-    compiled = jax.jit(function)
+    compiled = helpers.optimized_jit(function)
     for place in (0, SIDE - 1):
         x = jax.device_put(matrix(place), NamedSharding(mesh, P("data")))
         assert np.all(np.isnan(compiled(x)))

@@ -51,7 +51,7 @@ def follows_formula(clip, entry, tree, scale):
     ),
 )
 def test_entry_hostile_magnitudes_follow_formula(entry, dtype):
-    clip = entry_clip(entry, jax.jit)
+    clip = entry_clip(entry, helpers.optimized_jit)
     cases = [strategies.pattern(name, dtype) for name in strategies.PATTERNS]
     num_clipped = sum(follows_formula(clip, entry, *case) for case in cases)
     assert num_clipped > len(cases) / 3
@@ -85,7 +85,7 @@ CASES = [
 
 
 @functools.cache
-def compiled(name, jit=jax.jit, **options):
+def compiled(name, jit=helpers.optimized_jit, **options):
     def clip(tree, threshold):
         tx = helpers.strict(CLIPS[name](threshold, record=False, **options))
         return tx.update(tree, tx.init(tree))[0]

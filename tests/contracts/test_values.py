@@ -37,7 +37,7 @@ def clip(tx, tree):
 def test_clip_matches_formula_in_every_dtype(entry, kind):
     """Compiled; an eager update is compared with its formula in test_jax.py."""
     tx, tree = helpers.strict(entry.make()), helpers.typed(kind)
-    found = jax.jit(lambda tree: clip(tx, tree))(tree)
+    found = helpers.optimized_jit(lambda tree: clip(tx, tree))(tree)
     helpers.assert_same_types(found, tree)
     assert helpers.differs(found, tree)
     helpers.assert_close(found, entry.expected(numpy_tree(tree)), ulps=4)
@@ -53,7 +53,9 @@ def test_clip_of_float64_is_computed_in_float64(entry, run):
     with jax.enable_x64(True):
         tree = helpers.typed("float64")
         tx = helpers.strict(entry.make())
-        found = (quick_jit if run is jax.jit else run)(lambda t: clip(tx, t))(tree)
+        found = (quick_jit if run is helpers.optimized_jit else run)(
+            lambda t: clip(tx, t)
+        )(tree)
         helpers.assert_same_types(found, tree)
         assert helpers.differs(found, tree)
         expected = entry.expected(numpy_tree(tree))

@@ -11,7 +11,7 @@ from jax.experimental import checkify, sparse
 import optclip
 from optclip import clip_cotangent, with_clipped_cotangent
 from tests.support import backprop
-from tests.support.helpers import assert_identical, differs, quick_jit
+from tests.support.helpers import assert_identical, differs, optimized_jit, quick_jit
 
 RNG = np.random.default_rng(5)
 SIZES = np.exp(RNG.normal(size=(7, 4, 1)))
@@ -78,7 +78,7 @@ def memory(steps, relative="unclipped"):
         return jnp.sum(jax.lax.scan(step, jnp.zeros((4, 6)), xs)[0])
 
     xs = np.ones((steps, 4, 6), np.float32)
-    program = jax.jit(jax.grad(value)).lower(W, xs).compile()
+    program = optimized_jit(jax.grad(value)).lower(W, xs).compile()
     return program.memory_analysis().temp_size_in_bytes
 
 

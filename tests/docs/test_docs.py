@@ -12,7 +12,6 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.support import helpers, oracles
-from tests.support.unoptimized import unoptimized  # noqa: F401
 from tools import pictures
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"

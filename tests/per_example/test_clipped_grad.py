@@ -13,7 +13,7 @@ import optclip
 from optclip import per_example
 from optclip.per_example import clipped_grad, clipped_sum, norms
 from optclip.per_example._responses import response_of
-from tests.support.helpers import quick_jit
+from tests.support.helpers import optimized_jit, quick_jit
 
 PARAMS = {
     "w": np.array([[0.3, -0.2], [0.1, 0.4], [0.5, 0.2]], np.float32),
@@ -162,7 +162,7 @@ def test_clipped_grad_uses_threshold_of_each_group_or_leaf(over, thresholds, res
 def test_clipped_sum_clips_tree_in_its_widest_precision():
     with jax.enable_x64(True):
         grads = {"a": np.full((1, 3), 0.1, np.float32), "b": np.ones((1, 2))}
-        found, _ = jax.jit(clipped_sum)(grads, 0.7)
+        found, _ = optimized_jit(clipped_sum)(grads, 0.7)
         assert {x.dtype for x in found.values()} == {np.dtype("float64")}
         whole = np.concatenate([x.ravel() for x in found.values()])
         assert 0.7 - 1e-11 < np.linalg.norm(whole) <= 0.7
@@ -170,7 +170,7 @@ def test_clipped_sum_clips_tree_in_its_widest_precision():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_clipped_sum_of_half_precision_is_float32(dtype):
-    clipped = jax.jit(functools.partial(clipped_sum, strict=False))
+    clipped = optimized_jit(functools.partial(clipped_sum, strict=False))
     found, info = clipped(jnp.full((300, 2), 200.0, dtype), 1.0)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, 300 / np.sqrt(2), rtol=1e-5)
@@ -182,7 +182,7 @@ def test_clipped_sum_of_half_precision_is_float32(dtype):
 )
 def test_padding_changes_no_bit(size, method):
     padding = np.array([False, True, False, False, True, False, False])
-    f = jax.jit(clipped_grad(loss, BOUND, microbatch_size=size, method=method))
+    f = optimized_jit(clipped_grad(loss, BOUND, microbatch_size=size, method=method))
     first, info = f(PARAMS, BATCH, padding=padding)
     for junk in (np.nan, np.inf, 1e30, 0.0):
         batch = np.where(padding[:, None], np.float32(junk), BATCH)

@@ -196,7 +196,7 @@ def test_ghost_norms_allocate_no_batch_of_gradients():
     given = params, ids
     kinds = f.plan(*jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), given)).leaves
     assert kinds == {"words": "embedding", "layers": "gram", "head": "gram"}
-    program = jax.jit(f).lower(*given).compile()
+    program = helpers.optimized_jit(f).lower(*given).compile()
     found = re.findall(r"f32\[([0-9,]+)\]", program.as_text())
     largest = max(math.prod(map(int, shape.split(","))) for shape in found)
     # The leaves themselves are the largest arrays, and the gradients of few examples.

@@ -9,7 +9,7 @@ import pytest
 
 import optclip
 from optclip.per_example import clipped_grad, norms
-from tests.support.helpers import quick_jit
+from tests.support.helpers import optimized_jit, quick_jit
 
 ONES, BATCH = np.ones(2, np.float32), np.ones((3, 2), np.float32)
 RNG = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_ghost_of_half_precision_parameters_is_float32_without_strict():
 def test_ghost_sum_in_float32_keeps_bound(method):
     f = clipped_grad(square_in(), 0.01, method=method)
     assert f.plan(WIDE, SAME).method == "ghost"
-    run = jax.jit(f)
+    run = optimized_jit(f)
     whole, info = run(WIDE, SAME, padding=np.zeros(512, bool))
     less, _ = run(WIDE, SAME, padding=np.arange(512) == 7)
     assert (info.norms > 0.01).all()

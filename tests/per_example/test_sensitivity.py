@@ -10,6 +10,7 @@ import pytest
 
 import optclip
 from optclip.per_example import clipped_grad, clipped_sum
+from tests.support.helpers import optimized_jit
 
 # Pairs of batches that differ in one example; 200,000 in all, half of them adversarial.
 PAIRS, EXAMPLES, SIZE = 12_500, 4, 6
@@ -78,7 +79,7 @@ def test_sensitivity_of_traced_threshold_is_array():
         leaf = clipped_grad(linear, {"w": threshold, "b": 1.0}, over="leaf")
         return tree, leaf.sensitivity(params=PARAMS)
 
-    of = jax.jit(of)
+    of = optimized_jit(of)
     np.testing.assert_allclose(of(3.0), [6, math.sqrt(10)], rtol=1e-6)
     np.testing.assert_array_equal(of(-1.0), [0, 1])
 
@@ -120,7 +121,7 @@ LAST = np.arange(EXAMPLES) == EXAMPLES - 1
 WITHOUT = np.stack([np.zeros_like(LAST), LAST, ~LAST])
 
 
-@functools.partial(jax.jit, static_argnames="response")
+@functools.partial(optimized_jit, static_argnames="response")
 def sums(grads, threshold, response):
     def one(grads, threshold, padding):
         return clipped_sum(grads, threshold, response=response, padding=padding)[0]
@@ -163,7 +164,7 @@ def test_rounding_of_sum_stays_within_stated_bound(size):
     """1 + B (max(m, 8) + 3) 2**-23 times the sensitivity: B examples, m at a time."""
     batch = np.float32(np.random.default_rng(2).normal(size=(1024, 3)) + 3)
     f = clipped_grad(linear, 1.0, microbatch_size=size)
-    run = jax.jit(f)
+    run = optimized_jit(f)
     zeros = np.zeros(3, np.float32)
 
     def sum_without(i):
@@ -180,7 +181,7 @@ def test_sum_of_many_microbatches_is_more_accurate_than_plain(size):
     """A plain sum of so many equal numbers is off by twice as much."""
     batch = np.full(4096, 0.3000001, np.float32)
     f = clipped_grad(linear, 1.0, microbatch_size=size)
-    found = float(jax.jit(f)(np.float32(0), batch)[0])
+    found = float(optimized_jit(f)(np.float32(0), batch)[0])
     most = 4096 * (max(size, 8) + 3) * 2.0**-24
     assert abs(found - 4096 * float(batch[0])) <= most
     plain = float(np.cumsum(batch)[-1])
@@ -195,7 +196,7 @@ def test_sum_without_strict_exceeds_threshold_by_rounding():
         def one(g):
             return clipped_sum(g, 0.1, strict=strict)[0]
 
-        return length(jax.jit(jax.vmap(one))(grads)).max()
+        return length(optimized_jit(jax.vmap(one))(grads)).max()
 
     assert 0.1 < longest(strict=False) <= 0.1 * (1 + 2e-6)
     assert longest(strict=True) <= np.float32(0.1)

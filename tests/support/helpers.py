@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tests.support import covering
+from tests.support import compiler
 
 # All with a zero and a sign.
 FP8 = [
@@ -64,13 +64,6 @@ def strict(tx: optax.GradientTransformationExtraArgs):
 # Trees of gradients as `typed` makes them; `mixed` is of all three dtypes at once.
 KINDS = ("float32", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
-# Compiles in a fifth of the time, and is not what users run.
-UNOPTIMIZED = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-if jax.__version_info__ < (0, 12):
-    UNOPTIMIZED["xla_cpu_use_fusion_emitters"] = False
 
 
 def quick_jit(function, **kwargs):
@@ -78,10 +71,14 @@ def quick_jit(function, **kwargs):
 
     That a state keeps its structure, a wrapper of optax passes a clip on, a mask leaves
     a leaf out: none of it needs XLA's optimizations, which are most of what a test
-    costs. What numbers come out is tested with them, and so is all of it by `--full`.
+    costs. With `--full` all programs are optimized.
     """
-    options = {} if covering.full else {"compiler_options": UNOPTIMIZED}
-    return jax.jit(function, **options, **kwargs)
+    return jax.jit(function, **compiler.options(compiler.UNOPTIMIZED), **kwargs)
+
+
+def optimized_jit(function, **kwargs):
+    """`jax.jit` as users have it, for the numbers and the programs themselves."""
+    return jax.jit(function, **compiler.options(compiler.OPTIMIZED), **kwargs)
 
 
 def gradients(

@@ -8,7 +8,7 @@ import jax
 import nbformat
 from nbclient import NotebookClient
 
-from tests.support import covering, helpers
+from tests.support import compiler, covering
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 # Their libraries do not go together with those of the suite.
@@ -27,7 +27,7 @@ def environment():
     What a notebook says has to hold however XLA makes the program, and to optimize it is
     most of what it costs.
     """
-    flags = {} if covering.full else helpers.UNOPTIMIZED
+    flags = {} if covering.full else compiler.UNOPTIMIZED
     given = os.environ.get("XLA_FLAGS", "")
     return {
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,

@@ -9,10 +9,10 @@ import numpy as np
 from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip.per_example._ghost._squares import scaled_squares
-from tests.support import helpers
+from tests.support import compiler
 
-# For a program that runs once: see helpers.UNOPTIMIZED.
-in_haste = functools.partial(jax.jit, compiler_options=helpers.UNOPTIMIZED)
+# For a program that runs once, with `--full` too.
+in_haste = functools.partial(jax.jit, compiler_options=compiler.UNOPTIMIZED)
 
 
 def is_float(x):

@@ -1,7 +1,6 @@
 """Test each learned rule against its paper in float64, and what all have in common."""
 
 import chex
-import jax
 import numpy as np
 import pytest
 
@@ -36,7 +35,7 @@ def test_learned_threshold_follows_its_paper(case):
     """With all of XLA's optimizations, as users run it."""
     rule, oracle = CASES[case]
     tx = optclip.clip_by_global_norm(rule)
-    limits, clipped, _ = thresholds_of(tx, rules.NORMS, jax.jit)
+    limits, clipped, _ = thresholds_of(tx, rules.NORMS, helpers.optimized_jit)
     # At NaN or inf the largest float stands for inf, so that `nonfinite=` applies.
     limits[limits == np.finfo(np.float32).max] = INF
     expected = np.array([oracle.step(n) for n in rules.NORMS])
