@@ -60,10 +60,14 @@ class Move(Action):
         Raises:
           ValueError: a threshold does not broadcast to the shape of its leaf.
         """
-        if len(values) == 2:
-            pairs = zip(values["lower"], values["upper"], strict=True)
+        by_name = {
+            name: x.entries() if isinstance(x, Batched) else x
+            for name, x in values.items()
+        }
+        if len(by_name) == 2:
+            pairs = zip(by_name["lower"], by_name["upper"], strict=True)
             return Batched.apart([Limits(*pair) for pair in pairs])
-        ((name, of_leaves),) = values.items()
+        ((name, of_leaves),) = by_name.items()
         pairs = zip(of_leaves, norms.entries(), strict=True)
         return Batched.apart([_fitted(clip, name, *pair) for pair in pairs])
 

@@ -146,12 +146,13 @@ def _threshold(norms: np.ndarray, rate: float) -> float:
 def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     if isinstance(norms, (str, os.PathLike)):
         norms = lines_of(norms)
-    is_list = isinstance(norms, (list, tuple)) and len(norms) > 0
-    first = norms[0] if is_list else norms
-    entries = norms
-    if isinstance(first, Mapping):
-        key = _key_in(first, clip, part)
-        entries = [_entry(x, key) for x in norms] if is_list else norms[key]
+    entries, key = norms, None
+    if isinstance(norms, Mapping):
+        key = _key_in(norms, clip, part)
+        entries = norms[key]
+    elif isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], Mapping):
+        key = _key_in(norms[0], clip, part)
+        entries = [_entry(x, key) for x in norms]
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
@@ -164,7 +165,7 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         raise ValueError(
             _validate.must_be("norms", "0 or more", float(np.nanmin(array)))
         )
-    if not isinstance(first, Mapping) and (clip is not None or part is not None):
+    if key is None and (clip is not None or part is not None):
         raise ValueError(
             "`clip` and `part` name a norm in the output of optclip.metrics, got"
             f" clip={clip!r} and part={part!r} with an array. Leave them out."

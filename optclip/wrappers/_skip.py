@@ -257,8 +257,12 @@ def _value_threshold(
         extra=extra,
         updates=updates,
     )
-    (threshold,), memory = learned_thresholds(
+    thresholds, memory = learned_thresholds(
         "max_value", rule, _ONE_VALUE, Batched.apart([value]), memory, context
+    )
+    # A single value is never stacked, so its threshold comes in a list.
+    (threshold,) = (
+        thresholds.entries() if isinstance(thresholds, Batched) else thresholds
     )
     return jnp.asarray(threshold).astype(jnp.float32), memory
 
