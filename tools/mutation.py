@@ -97,6 +97,13 @@ EQUIVALENT = {
     r"\+ +clip_cotangent\(\(\), [02]\.0 if": "of no array nothing is clipped",
     r"\+.*largest / \(is_known / is_known": "what it is divided by is 1 or NaN",
     r"\+ +return Dense\(groups / own": "how many groups there are is read off the arrays",
+    r"\+.*least \+ least\*\* 1\)": "as many steps reach 1, none of them past it",
+    r"\+ +return +any\(\"jaxpr\" in key": "only memory and speed depend on it",
+    r"\+.*site\.avals\[ -1\]\.size": "a site with a rule has one output",
+    r"\+.*one = .*asarray\(x\)\[ -1\], examples": "only the type of an example is read",
+    r"\+ +if padding\.shape\[0\] != -1": "sums over no example are zeros as well",
+    r"\+.*size_of\(step\.norm\) >= _CONC": "a size that only speed depends on",
+    r"\+ +and -1 < _leaves\.size_of\(norm\)": "an empty array adds nothing to another",
 }
 
 
