@@ -11,6 +11,8 @@ import pytest
 
 import optclip
 from optclip import functional
+
+# Private: `clip_by` is replaced in the modules that call it.
 from optclip.spectral import _clip_matrices_transform
 from optclip.transforms import (
     _leaf_norm_transforms,

@@ -13,6 +13,8 @@ from jax import P, lax
 from jax.sharding import AxisType
 
 import optclip
+
+# Private: the JAX that coverage is measured with has no types of older versions.
 from optclip._arrays import _axis_names
 from optclip.functional import (
     clip_by_global_norm,
@@ -280,7 +282,7 @@ def test_skip_axis_name_decides_for_all_devices():
 
 def test_varying_type_of_older_jax_is_read(monkeypatch):
     """Before JAX 0.10.0 a type has `vma` and no word on unreduced axes."""
-    # Private, because the JAX that coverage is measured with has no such types.
+    # The version is read at import, when no test can replace it.
     monkeypatch.setattr(_axis_names, "IS_OLD", True)
     for vma in (frozenset({"data"}), frozenset(), None):
         kind = types.SimpleNamespace(vma=vma)

@@ -93,6 +93,7 @@ def test_strict_norm_is_never_above_threshold(dtype, monkeypatch):
     count = 4_000 if covering.full else 2_500
     if "float8" in dtype and not covering.full:
         count = 500
+        # Trees are made a batch at a time, so that fewer need a smaller batch.
         monkeypatch.setattr(bounds, "BATCH", count)
     with jax.enable_x64(dtype == "float64"):
         excess, num_above, num_clipped = bounds.worst(dtype, count, strict=True)

@@ -12,6 +12,8 @@ from jax.experimental import checkify
 import optclip
 from optclip import per_example
 from optclip.per_example import clipped_grad, clipped_sum, norms
+
+# Private: a test array has too few elements to lose as much of a norm as 2**40 may.
 from optclip.per_example._responses import response_of
 from tests.support.helpers import optimized_jit, quick_jit
 

@@ -10,6 +10,8 @@ import pytest
 from jax import lax
 
 from optclip.per_example import norms
+
+# Private: public functions check a loss before `backward` does, with a message of theirs.
 from optclip.per_example._ghost._ghost_backward import backward
 from tests.support import (
     covering,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Private: `clipped_grad` takes no weights and compiles a backward pass for each norm.
 from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip.per_example._ghost._squares import scaled_squares
@@ -41,11 +42,7 @@ def norm(grads):
 
 
 def ghost(loss, params, examples, weights, run=jax.jit):
-    """Losses, norms and the weighted sums of gradients, without gradients.
-
-    `clipped_grad` would compile a backward pass for each norm that it clips by, and has
-    no sum with weights that are not coefficients, so the parts of it are called here.
-    """
+    """Losses, norms and the weighted sums of gradients, without gradients."""
 
     def function(*given):
         back = backward(loss, *given)

@@ -25,6 +25,7 @@ def test_question_tiny_prints_complete_table(question):
 
 
 def test_command_tiny_prints_table_and_saves_nothing(capsys, monkeypatch):
+    # A call of `save` raises and leaves the committed results as they are.
     monkeypatch.delattr(results, "save")
     __main__.main(["weight", "--tiny"])
     assert "| lines of code | " in capsys.readouterr().out

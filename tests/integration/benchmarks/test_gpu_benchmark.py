@@ -93,6 +93,7 @@ def test_gpu_part_that_raises_is_recorded_and_the_next_runs(monkeypatch):
         yield {"ms": 1.0}
         raise MemoryError("too large")
 
+    # No part of the benchmark raises at tiny sizes.
     monkeypatch.setattr(
         gpu, "PARTS", {"a": raises, "b": lambda tiny: iter([{"ms": 2.0}])}
     )

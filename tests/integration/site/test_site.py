@@ -91,6 +91,7 @@ def test_name_without_page_warns(monkeypatch):
 
     said = []
     logger = types.SimpleNamespace(warning=said.append)
+    # The check reports to Sphinx's logger alone, which discards it outside a build.
     monkeypatch.setattr(api_pages.logging, "getLogger", lambda name: logger)
     described = {
         name: types.SimpleNamespace(docname=home)
