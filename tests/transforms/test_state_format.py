@@ -105,3 +105,12 @@ def test_memory_of_one_step_matches_a_tree_of_numbers():
     np.testing.assert_array_equal(*memories)
     expected = [np.sqrt(8), *[x for _ in range(NUM_LAYERS) for x in (6**0.5, 3**0.5)]]
     np.testing.assert_allclose(memories[0], expected, rtol=1e-6)
+
+
+def test_memory_over_elements_of_numbers_is_like_the_parameters():
+    """Each parameter is one number here, as is the norm of a leaf."""
+    params = {"scale": jnp.float32(8), "shift": jnp.float32(8)}
+    tx = optclip.clip_by_value(thresholds.moment(decay=0.5))
+    clipped, state = tx.update(params, tx.init(params))
+    assert jax.tree.structure(state.clip_memory[0][0]) == jax.tree.structure(params)
+    assert clipped == {"scale": 4, "shift": 4}
