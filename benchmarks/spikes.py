@@ -163,7 +163,7 @@ def methods() -> dict[str, Any]:
     clips = {f"global norm {c:g}": optclip.clip_by_global_norm(c) for c in THRESHOLDS}
     clips |= {each.__name__: each() for each in BEFORE}
     return {
-        "no clip": plain,
+        "unclipped": plain,
         **{name: chain(clip, adam, end) for name, clip in clips.items()},
         **{each.__name__: chain(each(), end) for each in INSTEAD},
         f"acclip, rate x {ACCLIP_RATE:g}": chain(
@@ -266,7 +266,7 @@ def rows(tiny: bool) -> Iterator[Row]:
     corpus, plan = read_corpus(), spiked(32 if tiny else STEPS)
     models, made, seeds = MODELS, methods(), range(2 if tiny else SEEDS)
     if tiny:
-        models, made = (RNN,), {name: made[name] for name in ("no clip", "olmo_skip")}
+        models, made = (RNN,), {name: made[name] for name in ("unclipped", "olmo_skip")}
 
     def trained(job: tuple[Model, str, Plan]) -> Row:
         model, name, plan = job
@@ -280,7 +280,7 @@ def rows(tiny: bool) -> Iterator[Row]:
             "lost_to": lost_to(smooth, plan),
         }
 
-    jobs = [(model, "no clip", Plan(plan.steps)) for model in models]
+    jobs = [(model, "unclipped", Plan(plan.steps)) for model in models]
     jobs += itertools.product(models, made, [plan])
     # Two at a time: while one is compiled, which takes one core.
     with ThreadPoolExecutor(2) as pool:
@@ -294,7 +294,7 @@ def table(rows: Sequence[Row]) -> str:
         name = row["method"] if row["spikes"] else f"*{row['method']}, no spikes*"
         by_method.setdefault(name, []).append(row)
     models = dict.fromkeys(row["model"] for row in rows)
-    heads = [f"{model}: final loss | steps lost" for model in models]
+    heads = [f"{model}: final loss | steps above" for model in models]
     lines = [f"| method | {' | '.join(heads)} |", "|---" * (1 + 2 * len(models)) + "|"]
     for name in sorted(by_method, key=lambda name: sum(map(loss, by_method[name]))):
         lines.append(f"| {name} | {' | '.join(map(_cells, by_method[name]))} |")
@@ -308,7 +308,7 @@ def loss(row: Row) -> float:
 
 
 def _cells(row: Row) -> str:
-    """Medians: the loss with its range, and the steps lost by kind of spike."""
+    """Medians: the loss with its range, and the steps above by kind of spike."""
     losses = np.asarray(row["held_out"], float)
     found = (row["lost_to"].get(kind) for kind in KINDS)
     lost = " / ".join(f"{np.median(each):.0f}" for each in found if each)
