@@ -22,9 +22,7 @@ PAGES = [
     if "```python" in path.read_text() and path.name != "stacks.md"
 ]
 # Blocks that import these are run by tests/integration/stacks, as are those of stacks.md.
-OTHER_LIBRARIES = re.compile(
-    r"^(?:import|from) (?:dp_accounting|flax|jax_privacy)\b", re.M
-)
+OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.M)
 
 
 @pytest.mark.parametrize("page", ["../README.md", *PAGES])

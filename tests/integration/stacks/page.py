@@ -1,4 +1,4 @@
-"""The blocks of docs/stacks.md, executed for the tests."""
+"""The blocks of pages that need other libraries, executed for the tests."""
 
 import contextlib
 import functools
@@ -7,14 +7,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
-TEXT = (ROOT / "docs" / "stacks.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "stacks.md").read_text()
+# The other blocks of these pages need no library, and are run by tests/docs.
+OTHER_PAGES = ("muon.md", "private_training.md")
+OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.MULTILINE)
 
 
 def blocks() -> dict[str, str]:
     """Return the code under each heading that has some."""
+    found = _blocks_of(TEXT)
+    for name in OTHER_PAGES:
+        for title, code in _blocks_of((DOCS / name).read_text()).items():
+            if OTHER_LIBRARIES.search(code):
+                found[title] = code
+    return found
+
+
+def _blocks_of(text: str) -> dict[str, str]:
     # A heading has a blank line before it, so that no comment of a block is one.
-    parts = re.split(r"(?:^|\n\n)#{1,3} (.+)\n", TEXT)
+    parts = re.split(r"(?:^|\n\n)#{1,3} (.+)\n", text)
     found = {}
     for title, body in zip(parts[1::2], parts[2::2], strict=True):
         codes = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
@@ -33,7 +45,7 @@ def run(title: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     code = blocks()[title]
     names = {} if names is None else names
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(compile(code, f"docs/stacks.md, {title}", "exec"), names)
+        exec(compile(code, f"docs, {title}", "exec"), names)
     said = re.findall(r"^# (.*)$", code, re.MULTILINE)
     printed = out.getvalue().splitlines()
     assert [_words(line) for line in printed] == [_words(line) for line in said]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 CONTRIB = "Optimizers of `optax.contrib`"
-PRIVATE = "Private training with `jax_privacy`"
+PRIVATE = "Clipping by `jax_privacy`"
 
 
 @pytest.fixture(scope="module")

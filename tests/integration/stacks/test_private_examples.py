@@ -20,8 +20,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:optax.global_norm is deprecated:DeprecationWarning"
 )
 
-PRIVATE = "Private training"
-OF_NNX = "Private training of a Flax NNX model"
+PRIVATE = "DP-SGD"
+OF_NNX = "DP-SGD of a Flax NNX model"
 DROPOUT = "Dropout in private training"
 C = 1e-3
 
@@ -113,9 +113,9 @@ def test_clipped_grad_equals_jax_privacy_on_ordinary_gradients(private):
     assert ours.sensitivity() == theirs.sensitivity()
 
 
-def test_clipped_grad_line_of_comparison_reuses_loss_of_jax_privacy(private):
-    comparison = (page.ROOT / "docs" / "comparison.md").read_text()
-    (line,) = re.findall(r"^`(optclip\.per_example\..*)`$", comparison, re.MULTILINE)
+def test_clipped_grad_line_of_page_reuses_loss_of_jax_privacy(private):
+    text = (page.DOCS / "private_training.md").read_text()
+    (line,) = re.findall(r"^`(optclip\.per_example\..*)`$", text, re.MULTILINE)
 
     def loss(params, x, y):
         assert x.shape == (1, 8)
