@@ -40,6 +40,28 @@ MODULE = """\
    {pages}
 """
 
+GROUPS = {
+    "Transformations": (
+        "clip_by_global_norm", "clip_by_norm", "clip_by_value", "clip_by_group_norm",
+        "clip_by_average_norm", "clip_by_rms", "clip_by_spectral_norm",
+        "clip_by_singular_value", "clip_by",
+    ),
+    "Functions without an optimizer": ("functional",),
+    "Published methods": ("recipes",),
+    "Wrappers of optimizers": (
+        "skip", "with_error_feedback", "with_periodic_reset", "clip_before",
+        "clip_after",
+    ),
+    "Masks, scopes, thresholds and responses": (
+        "by_path", "axes", "units", "groups", "matrices", "singular_values", "scopes",
+        "norms", "thresholds", "responses",
+    ),
+    "Monitoring and plots": ("metrics", "summary", "suggest", "Suggestion", "plot"),
+    "Per-example gradients": ("per_example",),
+    "Backward pass": ("clip_cotangent", "with_clipped_cotangent", "cotangent_probe"),
+    "Attention": ("clip_attention_logits", "find_heads", "Heads"),
+    "Types": ("typing",),
+}  # fmt: skip
 INDEX = """\
 API reference
 =============
@@ -64,8 +86,15 @@ def modules() -> list[ModuleType]:
 
 
 def names(module: ModuleType) -> list[str]:
-    """What `__all__` of the module says, without modules, by kind and alphabet."""
-    found = [n for n in module.__all__ if not inspect.ismodule(getattr(module, n))]
+    """The names in `__all__` without modules, by purpose or by kind and alphabet."""
+    public_names = module.__all__
+    if module.__name__ == "optclip":
+        # A name without a group raises here.
+        purposes = [name for group in GROUPS.values() for name in group]
+        public_names = sorted(public_names, key=purposes.index)
+    found = [n for n in public_names if not inspect.ismodule(getattr(module, n))]
+    if module.__name__ == "optclip":
+        return found
     order = ("function", "class", "data")
     return sorted(found, key=lambda n: (order.index(kind(module, n)), n.lower()))
 
@@ -149,12 +178,19 @@ def pages() -> dict[pathlib.Path, str]:
 
 
 def index_page() -> str:
-    """The page of all modules: each with the first paragraph of its docstring."""
-    found = modules()
-    rows = (f":doc:`{m.__name__}`\n   {_first(m)}\n" for m in found)
-    return INDEX.format(
-        list="\n".join(rows), pages="\n   ".join(m.__name__ for m in found)
-    )
+    """List public names and modules by purpose, each with its first paragraph."""
+    top, homes, lines = importlib.import_module("optclip"), public(), []
+    for title, group in GROUPS.items():
+        lines += [title, "-" * len(title), ""]
+        for name in group:
+            full = f"optclip.{name}"
+            lines += [
+                f":doc:`{full} </{homes[full]}>`",
+                f"   {_first(getattr(top, name))}",
+                "",
+            ]
+    pages = "\n   ".join(module.__name__ for module in modules())
+    return INDEX.format(list="\n".join(lines), pages=pages)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
