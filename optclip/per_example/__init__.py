@@ -1,4 +1,4 @@
-"""Gradients clipped example by example: for private and for robust training.
+"""Clip or measure the gradient of each example, for private or robust training.
 
 ========================= ============================================================
 `clipped_grad`            of a loss of one example the sum of clipped gradients, and

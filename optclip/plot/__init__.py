@@ -1,4 +1,4 @@
-"""SEE IT: pictures of what a clip did, from what `optclip.metrics` gave.
+"""Plot the history that `optclip.metrics` recorded.
 
 Each takes the history of a run: a list of such dicts, one a step; one dict of arrays,
 as `jax.lax.scan` stacks them; or the path of a file with one JSON object a line, as

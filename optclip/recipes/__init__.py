@@ -1,4 +1,4 @@
-"""The published methods by their names, each one expression of optclip's parts.
+"""Published methods by name, each one expression of optclip's parts.
 
 Called without arguments each has its authors' defaults, where they gave any. A clip
 goes before the optimizer; what says so in the table is an optimizer, or goes behind

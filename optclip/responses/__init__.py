@@ -1,4 +1,4 @@
-"""WHAT HAPPENS at a threshold: a coefficient for each norm.
+"""Compute the coefficient that a norm and its threshold give.
 
 A response is any object with `coefficient(norm, threshold)`, or a plain function of
 that signature. Both arguments are float32 or float64 arrays of one shape, `norm`

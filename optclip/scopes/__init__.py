@@ -1,4 +1,4 @@
-"""OVER WHAT one norm is taken: the tree, each leaf, given axes, groups, each element.
+"""Define which elements share a norm: the tree, leaves, axes, groups or elements.
 
 A scope arranges the leaves of a tree into blocks that share a norm, and says which
 norm each leaf was in. It does no arithmetic: your own is a class with two methods.

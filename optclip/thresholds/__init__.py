@@ -1,4 +1,4 @@
-"""WHERE to clip: a number, a schedule, a rule that learns, or a rule of your own.
+"""Set the threshold: a number, a schedule, or a rule that learns from norms.
 
 A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
 `__call__` (optax.inject_hyperparams takes any callable for a schedule). What it knows
