@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "gather",
     "api_pages",
+    "code_breaks",
     "name_links",
     "mathml",
     "returns",

@@ -16,7 +16,11 @@ ROOT = DOCS.parent
 LINK = re.compile(r"\]\(([\w./-]+\.(?:md|ipynb|py|cff|png))(?=[#)])")
 PROMISES = "tests/README.md"
 EXAMPLE = """\
-{front}# {name}.py
+---
+orphan: true
+---
+
+# {name}.py
 
 Run it in a checkout, or [download](../../examples/{name}.py) it.
 
@@ -35,9 +39,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         copies[DOCS / place(name)] = follow(path.read_text(), name)
     for path in ROOT.glob("examples/*.py"):
         name = path.relative_to(ROOT).as_posix()
-        # Only training scripts are in the navigation; benchmarks and plots are linked.
-        front = "" if path.stem.startswith("train_") else "---\norphan: true\n---\n\n"
-        copies[DOCS / place(name)] = EXAMPLE.format(name=path.stem, front=front)
+        copies[DOCS / place(name)] = EXAMPLE.format(name=path.stem)
     renew(copies)
     app.connect("source-read", read)
     return {"parallel_read_safe": True}

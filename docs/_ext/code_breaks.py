@@ -1,0 +1,31 @@
+"""Places in code where a table cell may break a line: after `.`, `_`, `(`, `,`, `=`.
+
+Without them a browser breaks long calls inside a word. `<wbr>` is not copied with the
+text, unlike a space of no width.
+"""
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
+CODE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
+PLACE = re.compile(r"(?<=[._,=])(?=[a-zA-Z])|(?<=\()(?=[^\s)])")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Mark the places in each page before it is written."""
+    app.connect("html-page-context", mark)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def mark(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Add the places to the code in tables of a page."""
+    if "body" in context:
+        context["body"] = TABLE.sub(
+            lambda table: CODE.sub(lambda code: PLACE.sub("<wbr>", code[0]), table[0]),
+            context["body"],
+        )
