@@ -33,7 +33,7 @@ Run it in a checkout, or [download](../../examples/{name}.py) it.
 def setup(app: Sphinx) -> dict[str, bool]:
     """Copy, and follow links in pages."""
     copies = {}
-    pages = [*ROOT.glob("*.md"), ROOT / PROMISES, *ROOT.glob("notebooks/*.ipynb")]
+    pages = [*ROOT.glob("*.md"), ROOT / PROMISES, *ROOT.glob("notebooks/*.*")]
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         copies[DOCS / place(name)] = follow(path.read_text(), name)
