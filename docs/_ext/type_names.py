@@ -41,7 +41,8 @@ def written(
     if not inspect.isfunction(value):
         return signature, returned
     found = inspect.signature(value)
-    known = value.__globals__
+    # A decorator has other globals than the function that it wraps.
+    known = inspect.unwrap(value).__globals__
     parameters = [
         p.replace(annotation=linked(p.annotation, known))
         for p in found.parameters.values()
