@@ -110,7 +110,7 @@ def test_wrapper_matches_optax(elsewhere, params, gradients):
 
 def test_readme_calls_are_rows_of_the_comparison():
     calls = dict(ROW.findall((ROOT / "README.md").read_text()))
-    assert len(calls) == 6
+    assert len(calls) == 9
     assert calls.items() <= ROWS.items()
     # Two wrappers are tested above, `MultiSteps` and the sum over examples elsewhere.
     assert len(ROWS) == len(EXPECTED) + 4
