@@ -13,7 +13,8 @@ import optclip
 from tests.integration.stacks import page, wandb_file
 
 KEYS = {
-    f"clip/{key}" for key in ("coefficient", "nonfinite", "norm", "rate", "threshold")
+    f"clip/{key}"
+    for key in ("coefficient", "nonfinite", "norm", "rate", "steps", "threshold")
 }
 # By default the reader keeps a sample of ten.
 ALL = {"scalars": 0, "tensors": 0}
