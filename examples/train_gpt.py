@@ -10,8 +10,15 @@ weights and batches:
 3. `optclip.skip` around AutoClip and AdamW. It skips steps whose loss is more than 6
    standard deviations above the mean of recent losses, so the threshold is learned.
 
-At learning rates of 0.003, 0.01 and 0.03, clipping at its best threshold reaches 2.546,
-2.546 and 2.700 nats on held-out text; skipping reaches 2.505, 2.490 and 2.600.
+It prints, for a learning rate of 0.01 (mean ± standard deviation of three seeds):
+
+                                       after bursts    held-out text   skipped
+    unclipped                         3.032 ± 0.080    2.653 ± 0.046         0
+    optax.clip_by_global_norm(0.3)    2.848 ± 0.086    2.546 ± 0.028         0
+    optclip.skip                      2.595 ± 0.022    2.490 ± 0.020        48
+
+At learning rates of 0.003 and 0.03, clipping at its best threshold reaches 2.546 and
+2.700 nats on held-out text; skipping reaches 2.505 and 2.600.
 
     python examples/train_gpt.py             # under two minutes on two cores
     python examples/train_gpt.py --quick     # a smoke test
