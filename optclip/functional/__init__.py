@@ -1,37 +1,16 @@
-"""Pure functions: a tree and a threshold in, a clipped tree out, without a state.
+"""Clip gradients with pure functions: a tree and a threshold in, a clipped tree out.
 
-Every function takes any pytree or a bare array and works under jit, grad, vmap, scan
-and shard_map. None stays None; integers, bools, float0 and PRNG keys pass untouched
-and enter no norm; a `jax.experimental.sparse.BCOO` leaf stands for its dense gradient.
-Structure, shapes, dtypes and weak types of the output are those of the input.
+The functions accept any pytree or array and work under `jit`, `grad`, `vmap`, `scan`
+and `shard_map`. Structure, shapes, dtypes and weak types of the output equal those
+of the input. None stays None. Integers, bools, float0 and PRNG keys are unchanged and
+enter no norm. A `jax.experimental.sparse.BCOO` leaf stands for its dense gradient;
+duplicate indices are summed.
 
-Arguments that all clips share:
-
-========== =====================================================================
-nonfinite  ``"propagate"`` a NaN or inf norm makes all that share it NaN, a value
-           clip sends inf to the bound and keeps NaN; ``"zero"`` all that share
-           the norm becomes zero; ``"raise"`` an error under `checkify`, else
-           propagate. Leaves outside the norm are seen by raise alone
-eps        added to the norm before the division; PyTorch's formula has 1e-6
-strict     the true norm of the output is never above the threshold, whatever the
-           roundings: clips inside a band of 1.3e-4 below it, then rounds towards
-           zero in the dtype of each leaf
-mask       which leaves are clipped; the others are left alone, neither measured nor
-           scaled: a tree of bools, a prefix of one, or a function tree -> tree
-axis_name  mapped axes that leaves are split over: a name, a tuple of names (`()` for
-           none), a PartitionSpec, or a tree of these; None reads them off the type of
-           each leaf, which `jax.shard_map` keeps
-========== =====================================================================
-
-A threshold is 0 or more, a number or array, traced or not: 0 clips to zero, inf
-touches nothing, under any policy (though raise still raises). A concrete negative or
-NaN raises ValueError, a traced negative counts as 0. A prefix tree may hold None for
-'unclipped'. An element below 2**-63 (1.1e-19) counts as 0 in a norm, and so does a norm
-below 2**-60 (8.7e-19). A threshold below 2**-60, with `strict` below 2**-36 (1.5e-11),
-counts as 0 and makes all zeros. Duplicates in a BCOO leaf are summed in
-float32; they come back summed where elements or slices of it are clipped, and with
-`strict`. Its norms may be taken over axes of its data alone; a bound for its
-elements is a number.
+A threshold is a number or an array of at least 0, or a prefix tree of these with None
+for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises
+ValueError; a traced negative one counts as 0. Norms and thresholds below 2**-60 count
+as 0, and so do elements below 2**-63 in a norm. `help(optclip.clip_by)` explains the
+options that all functions share.
 """
 
 from optclip.attention._clip_logits import (

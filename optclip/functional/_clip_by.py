@@ -1,4 +1,4 @@
-"""The pure clip by any norm: any threshold, scope, norm and response."""
+"""Clip by any scope, norm and response, as a pure function."""
 
 from __future__ import annotations
 
@@ -39,46 +39,10 @@ def clip_by(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, PyTree]:
-    r"""Any clip by a norm: measure, respond, apply.
+    """Clip by any scope, norm and response.
 
-    .. math:: x \leftarrow x \cdot \mathrm{response}(\|x\|_{over}, threshold)
-
-    Args:
-      tree: any pytree of arrays.
-      threshold: where to clip: a number, an array that broadcasts to the norms, or a
-        prefix tree of these with None for what is not clipped. 0 clips to zero, inf
-        clips nothing.
-      over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `optclip.axes(...)`,
-        `units(...)`, `groups(...)`, or a scope of your own.
-      norm: which norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above
-        0, or an `optclip.norms.Norm`.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`, and the norms before the clip in the structure of the scope:
-      a scalar for the tree, a dict by label for groups, a tree for the others.
-
-    Raises:
-      TypeError: an argument is not of its kind.
-      ValueError: `threshold` is negative or NaN, or fits no norm; `response` has a
-        schedule in it, for which a pure function has no step.
+    Each norm `n` of the tree is compared with its threshold `c`, and the elements that
+    share the norm are multiplied by `response(n, c)`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -87,6 +51,31 @@ def clip_by(
       >>> clipped, norms = clip_by(kernel, 1.0, over=optclip.axes(0), norm="l1")
       >>> print(norms)
       [[7. 1.]]
+
+    Args:
+      tree: Pytree of arrays, or one array.
+      threshold: Threshold: a number, an array that broadcasts to the norms, or a prefix
+        tree of these with None for unclipped.
+      over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
+        `optclip.axes(...)`, `units(...)`, `groups(...)`, or another scope.
+      norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,
+        or an `optclip.norms.Norm`.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree, and the norms before clipping: a scalar for the tree, a dict by
+      label for groups, otherwise a tree.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
+        `response` contains a schedule; or `norm` keeps a state.
     """
     how = resolve(response)
     if not is_same_always(how):

@@ -1,4 +1,4 @@
-"""The pure clips of each leaf, or slice of it, by its own norm."""
+"""Clip each leaf, or each slice of it, by its own norm."""
 
 from __future__ import annotations
 
@@ -22,44 +22,10 @@ def clip_by_norm(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
-    r"""Clip each leaf by its own norm, :math:`x \min(1, c / \|x\|)`.
+    """Clip each leaf by its own norm.
 
-    Args:
-      tree: any pytree of arrays.
-      max_norm: the largest norm that is let through, c in the formula: a number, an
-        array that broadcasts to the norms (the shape of the leaf with 1 at `axis`), or
-        a prefix tree of these with None for what is not clipped. 0 clips to zero, inf
-        clips nothing.
-      axis: the axes of each leaf that a norm is taken over, an int or a tuple; every
-        leaf must have them. None is all of them: one norm a leaf.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`. Leaves, or slices, inside the norm are kept to the bit. A
-      norm is accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for others
-      from 0.5 up.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks `axis`.
+    Each leaf, or each slice of it along `axis`, is multiplied by
+    `min(1, max_norm / norm)`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -68,7 +34,29 @@ def clip_by_norm(
       [[0.6 0.1]
        [0.8 0.2]]
 
-    Source: `tf.clip_by_norm`.
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
+        the leaf with 1 at `axis`), or a prefix tree of these with None for unclipped.
+      axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree. Leaves or slices within the threshold are bit-identical.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN, or does not broadcast to the norms; or
+        a leaf lacks `axis`.
+
+    References:
+      `tf.clip_by_norm`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), norm=of_order(ord),
@@ -88,40 +76,11 @@ def clip_by_average_norm(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
-    r"""Clip each leaf by its average norm, :math:`x \min(1, c\,n / \|x\|_2)`.
+    """Clip each leaf by its average norm.
 
-    The average norm is the L2 norm over the number n of elements, as TensorFlow
-    defined it; for the root mean square see `clip_by_rms`.
-
-    Args:
-      tree: any pytree of arrays.
-      max_norm: the largest norm that is let through, c in the formula: a number, or a
-        prefix tree of numbers with None for what is not clipped. 0 clips to zero, inf
-        clips nothing.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or fits no norm.
+    The average norm is the L2 norm divided by the number of elements, as TensorFlow
+    defines it. Each leaf is multiplied by `min(1, max_norm / average_norm)`.
+    `clip_by_rms` uses the root mean square.
 
     Example:
       >>> import jax.numpy as jnp
@@ -129,7 +88,26 @@ def clip_by_average_norm(
       >>> print(clip_by_average_norm(jnp.array([3.0, 4.0]), 0.5))
       [0.6 0.8]
 
-    Source: `tf.compat.v1.clip_by_average_norm`.
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_norm: Threshold: a number, or a prefix tree of numbers with None for
+        unclipped.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree. Leaves within the threshold are bit-identical.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN, or does not broadcast to the norms.
+
+    References:
+      `tf.compat.v1.clip_by_average_norm`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), over="leaf", norm="average",
@@ -150,40 +128,10 @@ def clip_by_rms(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
-    r"""Clip each leaf by its root mean square, :math:`x \min(1, c / RMS(x))`.
+    """Clip each leaf by its root mean square.
 
-    Args:
-      tree: any pytree of arrays.
-      max_rms: the largest root mean square that is let through, c in the formula: a
-        number, an array that broadcasts to the norms (the shape of the leaf with 1 at
-        `axis`), or a prefix tree of these with None for what is not clipped. 0 clips to
-        zero, inf clips nothing.
-      axis: the axes of each leaf that a mean is taken over, an int or a tuple; every
-        leaf must have them. None is all of them: one a leaf.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`.
-
-    Raises:
-      ValueError: `max_rms` is negative or NaN, or fits no norm; a leaf lacks `axis`.
+    Each leaf, or each slice of it along `axis`, is multiplied by
+    `min(1, max_rms / rms)`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -191,8 +139,29 @@ def clip_by_rms(
       >>> print(clip_by_rms(jnp.array([3.0, -3.0, 3.0, 3.0]), 1.0))
       [ 1. -1.  1.  1.]
 
-    Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear
-    Memory Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_rms: Threshold: a number, an array that broadcasts to the means, or a prefix
+        tree of these with None for unclipped.
+      axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree. Leaves or slices within the threshold are bit-identical.
+
+    Raises:
+      ValueError: `max_rms` is negative or NaN, or does not broadcast to the means; or a
+        leaf lacks `axis`.
+
+    References:
+      Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+      Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
     """
     return clip_by(
         tree, Named("max_rms", max_rms), norm="rms",

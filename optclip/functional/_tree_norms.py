@@ -1,4 +1,4 @@
-"""The pure clips of many leaves by a common norm, and that norm."""
+"""Clip many leaves by a common norm, and compute that norm."""
 
 from __future__ import annotations
 
@@ -32,27 +32,9 @@ def global_norm(
     axis_name: AxisName | None = None,
     mask: Mask | None = None,
 ) -> jax.Array:
-    r"""The norm of all leaves together, :math:`(\sum_i |x_i|^p)^{1/p}`.
+    """Compute the norm of all leaves together.
 
-    Args:
-      tree: any pytree of arrays.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      mask: which leaves are measured: a tree of bools, a prefix of one, or a function
-        that makes one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-
-    Returns:
-      A scalar, float32, or float64 if a leaf is; 0 for a tree without numbers, inf
-      where the norm is above the largest float, NaN or inf if an entry is.
-
-    Guarantees:
-      Accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for others from 0.5
-      up, whatever the dtypes of the leaves; squares never overflow on the way. A norm
-      below 2**-60 counts as 0, and an element below 2**-63 in a norm. The derivative at
-      zero is 0.
+    The norm is `(sum(abs(x) ** p)) ** (1 / p)` over all elements, in float32 or wider.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,6 +42,20 @@ def global_norm(
       >>> half = {"w": jnp.array([300.0, 400.0], jnp.float16), "frozen": None}
       >>> print(global_norm(half))
       500.0
+
+    Args:
+      tree: Pytree of arrays, or one array.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      mask: Leaves to measure; a tree of bools or a function of the tree. Default: all.
+
+    Returns:
+      A scalar: float32, or float64 if a leaf is float64. It is 0 for a tree without
+      numbers, inf above the largest float, and NaN or inf if an element is.
+
+    Guarantees:
+      Accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for other orders
+      from 0.5 up, in every dtype. Squares do not overflow. The derivative at zero is 0.
     """
     clip = Clip(
         TREE, of_order(ord), responses.Hard(), SCALE, mask=mask, axis_name=axis_name
@@ -81,44 +77,10 @@ def clip_by_group_norm(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
-    r"""Clip each group of leaves by the norm of the group.
+    """Clip each group of leaves by the norm of the group.
 
-    .. math:: x \leftarrow x \min(1, c_g / \|\text{all leaves of the group } g\|)
-
-    Args:
-      tree: any pytree of arrays.
-      max_norm: the largest norm that is let through: a number for all groups, or a dict
-        of numbers by label; None is unclipped.
-      groups: the label of each leaf: a tree of strings with the structure of `tree`, a
-        prefix of it, or a function that makes one of the tree, such as
-        `optclip.by_path(...)`; None marks leaves in no group, which are left alone.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`, and the norm of each group before the clip, by label.
-
-    Raises:
-      TypeError: a label is not a string.
-      ValueError: `max_norm` is negative or NaN, or its labels are not the groups'.
+    The leaves of a group are multiplied by `min(1, max_norm / norm)`, where the norm
+    covers the group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -129,6 +91,29 @@ def clip_by_group_norm(
       >>> clipped, norms = clip_by_group_norm(grads, 1.0, labels)
       >>> print(clipped["w"], clipped["b"], clipped["head"], norms["body"])
       [0.6] [0.8] [0.5] 5.0
+
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_norm: Threshold: a number for all groups, or a dict of numbers by label with
+        None for unclipped.
+      groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
+        the tree that returns one, such as `optclip.by_path(...)`. Leaves labeled None
+        are unclipped.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree, and a dict with the norm of each group before clipping.
+
+    Raises:
+      TypeError: A label is not a string.
+      ValueError: `max_norm` is negative or NaN, or its labels differ from `groups`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), over=scopes.groups(groups),
@@ -150,63 +135,9 @@ def clip_by_global_norm(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> tuple[PyTree, jax.Array]:
-    r"""Clip all leaves by their common norm n, :math:`x \min(1, c / n)`.
+    """Clip all leaves by their common norm.
 
-    Args:
-      tree: any pytree of arrays.
-      max_norm: the largest norm that is let through, c in the formula: a number. 0
-        clips to zero, inf clips nothing.
-      use_norm: the norm of the tree, if you have it already; it is then not computed.
-        One that reads inf counts as not finite: leave it out if only its squares
-        overflowed.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-
-    Returns:
-      A tree like `tree`, and the norm before the clip: scalar, float32 or wider.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or `use_norm` negative (a NaN is for
-        `nonfinite`); or both `strict` and `use_norm` are given: the rounding error of
-        that norm is not known.
-
-    Guarantees:
-      Inside the norm (with `eps` added) every leaf is kept to the bit, with `strict`
-      up to 1.3e-4 of `max_norm` below it. Else the true norm of the output is at most
-      `max_norm * (1 + 2e-5)`, before each element is rounded to the dtype of its leaf,
-      and with `strict` at most `max_norm` after that; all leaves are scaled by one
-      factor, in float32 or wider. For orders other than 2 and inf it is `1 + 2e-4`.
-
-    ================ ================================================================
-    edge             result
-    ================ ================================================================
-    max_norm 0       zeros
-    max_norm inf     untouched, whatever the entries; the norm is still returned
-    max_norm < 0     ValueError; counts as 0 when traced
-    norm 0           untouched; the derivative is the identity
-    a NaN or inf     by `nonfinite`
-    norm > 3.4e38    inf: by `nonfinite`
-    below 2**-60     a norm and a max_norm count as 0; with `strict` a max_norm below
-                     2**-36
-    ================ ================================================================
+    All leaves are multiplied by `min(1, max_norm / norm)`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -216,8 +147,39 @@ def clip_by_global_norm(
       >>> print(clipped["w"], clipped["b"], norm)
       [0.6 0. ] [0.8] 5.0
 
-    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
-    Neural Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_norm: Threshold: a number. 0 clips to zero, inf clips nothing.
+      use_norm: Norm of the tree, which is then not computed. An infinite norm counts as
+        non-finite. Default: None, compute the norm.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree, and the norm before clipping: a scalar, float32 or wider.
+
+    Raises:
+      ValueError: `max_norm` or `use_norm` is negative, or `max_norm` is NaN; or
+        `strict` is combined with `use_norm`, whose rounding error is unknown.
+
+    Guarantees:
+      Within the threshold every leaf is bit-identical. Otherwise all leaves are
+      multiplied by one factor in float32 or wider, and the norm is at most `max_norm *
+      (1 + 2e-5)`, or `(1 + 2e-4)` for orders other than 2 and inf, before the cast to
+      the dtype of each leaf. With `strict=True` it is at most `max_norm` after the
+      cast, and leaves within 1.3e-4 of the threshold are clipped too. A norm above
+      3.4e38 reads inf and follows `nonfinite`. The derivative at norm 0 is the
+      identity.
+
+    References:
+      Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
+      Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
     clip = Clip(
         TREE, of_order(ord), resolve(response), SCALE, eps=eps, strict=strict,

@@ -1,4 +1,4 @@
-"""The pure clip of elements."""
+"""Clip each element to bounds."""
 
 from __future__ import annotations
 
@@ -34,46 +34,43 @@ def clip_by_value(
     nonfinite: Nonfinite = "propagate",
     mask: Mask | None = None,
 ) -> PyTree:
-    r"""Clip each element to :math:`[-limit, limit]`, or to :math:`[lower, upper]`.
+    """Clip each element to `[-limit, limit]`, or to `[lower, upper]`.
 
     `clip_by_value(x, 1.0)` has symmetric bounds. `clip_by_value(x, -1.0, 2.0)` has a
     lower and an upper one, as in `tf.clip_by_value` and `jnp.clip`.
 
-    Args:
-      tree: any pytree of arrays.
-      limit: the largest modulus that is let through, the symmetric bound: a number, an
-        array that broadcasts to each leaf without growing it, or a prefix tree of these
-        with None for no bound. 0 clips to zero. Complex elements are clipped by their
-        modulus. Keras calls it `clipvalue`. With `upper` it is the lower bound.
-      upper: the upper bound, of any sign, passed in the same ways; None is no bound.
-      lower: the lower bound, of any sign, passed in the same ways; None is no bound.
-      strict: whether a bound that the dtype of a leaf has no number for is rounded
-        towards zero, not to nearest.
-      nonfinite: what a NaN or an inf does: `"propagate"` moves inf to its bound and
-        keeps NaN; `"zero"` makes the element zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-
-    Returns:
-      A tree like `tree`. Elements inside the bounds are kept to the bit.
-
-    Raises:
-      TypeError: no bound is passed, or `limit` with `lower`; a bound is not a number
-        or an array of numbers.
-      ValueError: a bound is NaN or does not broadcast; `limit` is negative; or both
-        bounds are concrete numbers and `lower > upper`. (Where an array
-        `lower > upper`, the result is `lower`.)
-
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip.functional import clip_by_value
-      >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), lower=-4.4, upper=2.5))
+      >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), -4.4, 2.5))
       [-4.4  2.   2.5]
 
-    Source: `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
-    Networks", PhD thesis, Brno University of Technology, 2012.
+    Args:
+      tree: Pytree of arrays, or one array.
+      limit: Symmetric bound, or the lower bound if `upper` is passed: a number, an
+        array that broadcasts to each leaf, or a prefix tree of these with None for
+        unbounded. Complex elements are clipped by their modulus.
+      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
+      lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
+      strict: Whether a bound that the dtype cannot represent is rounded toward zero
+        instead of to nearest.
+      nonfinite: What NaN and inf do. `"propagate"` moves inf to its bound and keeps
+        NaN, `"zero"` makes them zero, and `"raise"` raises an error under `checkify`.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+
+    Returns:
+      The clipped tree. Elements within the bounds are bit-identical. Where an array
+      `lower` exceeds `upper`, the result is `lower`.
+
+    Raises:
+      TypeError: No bound is passed, `limit` is combined with `lower`, or a bound is not
+        a number or an array.
+      ValueError: A bound is NaN or does not broadcast, `limit` is negative, or `lower >
+        upper` for numbers.
+
+    References:
+      `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural
+      Networks", PhD thesis, Brno University of Technology, 2012.
     """
     raise_if_exchanged("limit", tree, limit)
     if upper is not None and lower is None:

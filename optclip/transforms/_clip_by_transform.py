@@ -1,6 +1,7 @@
-"""`clip_by`: any threshold, scope, norm and response as an optax transformation.
+"""Clip by any threshold, scope, norm and response, as an optax transformation.
 
-Every `clip_by_*` is one call of `clip_by`, which adds rules, state and a record.
+Each `clip_by_*` transformation is one call of `clip_by`, which adds the learning of
+thresholds, the state and the record.
 """
 
 from __future__ import annotations
@@ -48,70 +49,71 @@ def clip_by(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Any clip there is: measure, threshold, respond, apply, record.
+    """Build a clipping transformation from its parts.
 
-    .. math:: u \leftarrow u \cdot \mathrm{response}(\|u\|_{over}, threshold)
-
-    Args:
-      threshold: where to clip. A number or array of at least 0, traced or not (0 clips
-        to zero, inf measures and touches nothing); an optax schedule (what it returns
-        counts as traced: below 0 is 0, NaN stays NaN); a rule with
-        `init(norm)` and `update(seen, memory)`; for leaf and group scope a prefix tree
-        of these, None for unclipped; for single elements also
-        `thresholds.bounds(...)`.
-      over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `axes(...)`,
-        `units(...)`, `groups(...)`, or a scope of your own.
-      norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above 0, or an
-        `optclip.norms.Norm`.
-      response: what happens at the threshold: a name such as `"hard"`, `"smooth"` or
-        `"drop"` (`help(optclip.responses)` has them all), an object with
-        `coefficient(norm, threshold)`, or a function of those two. It is asked inside
-        the threshold too, and returns 1 there to touch nothing.
-      eps: a number of at least 0 that is added to the norm before the response sees it;
-        PyTorch's formula has 1e-6.
-      strict: the true norm of the output is never above the threshold: clips inside a
-        band of 1.3e-4 below it, then rounds towards zero in the dtype of each leaf. The
-        threshold of a norm counts as 0 below 2**-36, in float64 below 2**-450. The norm
-        is that of what is measured; a response of your own keeps to what it asks for,
-        not to the threshold.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that
-        returns one for the updates, such as `optclip.by_path(...)`; None is all leaves.
-      norm_mask: for experts: which of these leaves enter the norm; given in the same
-        ways.
-      clip_mask: for experts: which of these leaves are scaled; given in the same ways.
-      axis_name: mapped axes that leaves are split over, which a norm spans: a name, a
-        tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these or a
-        function tree -> tree; None reads them off the type of each leaf, which
-        `jax.shard_map` keeps.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it by leaf for leaf, axis and element scope, and for the tree the norm of
-        each leaf beside its own. False keeps nothing.
-      name: what `optclip.metrics` calls this clip.
-
-    Returns:
-      A transformation; its state is a `ClipState` of fixed structure. With
-      `record=False` and a threshold that is fixed it is `optax.EmptyState()`, as that
-      of optax's clips, so that one restores a checkpoint of the other.
-
-    Raises:
-      ValueError: an argument is out of range; or, at `init` and `update`, a tree of
-        thresholds, masks, labels or axis names does not match the updates; a
-        threshold varies over devices that share a norm; a leaf is unreduced
-        over a mesh axis.
+    Each norm `n` of the updates is compared with its threshold `c`, and the elements
+    that share the norm are multiplied by `response(n, c)`. All other transformations
+    are calls of this one. Their help explains shared options in one line; the full
+    explanation is here.
 
     Example:
-      Adaptive soft clipping of each layer's units, by hand:
-
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.clip_by(1.0, over=optclip.axes(0), response="smooth")
       >>> kernel = jnp.array([[3.0, 0.0], [4.0, 1.0]])
       >>> print(tx.update(kernel, tx.init(kernel))[0].round(2))
       [[0.59 0.  ]
        [0.78 0.71]]
+
+    Args:
+      threshold: Where to clip: a number or array of at least 0, an optax schedule, a
+        rule of `optclip.thresholds`, or your own object with `init(norm)` and
+        `update(seen, memory)`. For scopes of leaves and groups also a prefix tree of
+        these, in which None means unclipped. 0 clips to zero; inf measures and clips
+        nothing. A traced negative threshold counts as 0.
+      over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
+        `axes(...)`, `units(...)`, `groups(...)`, or another scope of `optclip.scopes`.
+      norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,
+        or an `optclip.norms.Norm`.
+      response: What happens above the threshold. A name: `"hard"` (default) scales to
+        the threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
+        `optclip.responses`. An object with `coefficient(norm, threshold)`, or a
+        function of these two; it is also called below the threshold, and must return 1
+        there.
+      eps: Number of at least 0 added to each norm before the division. Default: 0.
+        PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold. It then clips
+        to 1.3e-4 below the threshold and rounds toward zero in the dtype of each leaf.
+        A threshold below 2**-36 (2**-450 for float64) counts as 0.
+      nonfinite: What NaN and inf do. `"propagate"` (default) makes all elements that
+        share the norm NaN, `"zero"` makes them zero, and `"raise"` raises an error
+        under `jax.experimental.checkify`.
+      mask: Leaves to clip; other leaves are neither measured nor scaled. A tree of
+        bools, a prefix of one, or a function of the updates that returns one, such as
+        `optclip.by_path(lambda path: "embed" not in path)`. Default: all.
+      norm_mask: Leaves that enter the norm, in the same forms. Default: `mask`.
+      clip_mask: Leaves that are scaled, in the same forms. Default: `mask`.
+      axis_name: Mapped axes that split the leaves, which norms then span: a name, a
+        tuple of names (`()` for none), a `PartitionSpec`, a prefix tree of these, or a
+        function of the updates. Default: read from the type of each leaf, which
+        `jax.shard_map` sets.
+      record: Whether the state records each step for `optclip.metrics`. `"leaves"`
+        records one entry per norm, and for the tree also the norm of each leaf.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation with a `ClipState` of fixed structure. With `record=False`
+      and a fixed threshold the state is `optax.EmptyState()`, as in optax, and `update`
+      accepts and returns any state.
+
+    Raises:
+      ValueError: An argument is out of range; a tree of thresholds, masks, labels or
+        axis names does not match the updates; a threshold differs between devices that
+        share a norm; or a leaf is unreduced over a mesh axis.
+
+    Guarantees:
+      Unclipped leaves are bit-identical. With the hard response the norm of clipped
+      leaves is at most `threshold * (1 + 2e-5)`, and `(1 + 2e-4)` for orders other than
+      2 and inf, before the cast to the dtype of each leaf.
     """
     clip = clip_of(
         as_scope(over), as_norm(norm), resolve(response), eps=eps, strict=strict,

@@ -1,4 +1,4 @@
-"""The clips of each leaf by its own norm, each one call of `clip_by`."""
+"""Clip each leaf by its own norm, as optax transformations."""
 
 from __future__ import annotations
 
@@ -35,45 +35,10 @@ def clip_by_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip each leaf by its own norm, :math:`x \min(1, c / \|x\|)`.
+    """Clip each leaf by its own norm.
 
-    Args:
-      max_norm: the largest norm that is let through, c in the formula: a number, an
-        optax schedule, a rule of `optclip.thresholds`, or a prefix tree of these with
-        None for what is not clipped. 0 clips to zero; inf measures and clips nothing.
-        Keras calls it `clipnorm`.
-      axis: the axes of each leaf that a norm is taken over, an int or a tuple; every
-        leaf must have them. None is all of them: one norm a leaf.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, a
-        leaf lacks `axis`, or a tree of thresholds or a mask does not match.
+    Each leaf, or each slice of it along `axis`, is multiplied by
+    `min(1, max_norm / norm)`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -82,7 +47,30 @@ def clip_by_norm(
       >>> print(tx.update(updates, tx.init(updates))[0])
       {'b': Array([0.5], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
 
-    Source: `tf.clip_by_norm`; Keras' `clipnorm`.
+    Args:
+      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
+        or a prefix tree of these with None for unclipped.
+      axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN; a leaf lacks `axis`; or a tree of
+        thresholds or a mask does not match the updates.
+
+    References:
+      `tf.clip_by_norm`; `clipnorm` of Keras.
     """
     return clip_by(
         Named("max_norm", max_norm, "clip_by_norm"), norm=of_order(ord),
@@ -105,43 +93,11 @@ def clip_by_average_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip each leaf by its average norm, :math:`x \min(1, c\,n / \|x\|_2)`.
+    """Clip each leaf by its average norm.
 
-    The average norm is the L2 norm over the number n of elements, as TensorFlow
-    defined it; for the root mean square see `clip_by_rms`.
-
-    Args:
-      max_norm: the largest norm that is let through, c in the formula: a number, an
-        optax schedule, a rule of `optclip.thresholds`, or a prefix tree of these with
-        None for what is not clipped. 0 clips to zero; inf measures and clips nothing.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, a
-        tree of thresholds or a mask does not match.
+    The average norm is the L2 norm divided by the number of elements, as TensorFlow
+    defines it. Each leaf is multiplied by `min(1, max_norm / average_norm)`.
+    `clip_by_rms` uses the root mean square.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -150,7 +106,28 @@ def clip_by_average_norm(
       >>> print(tx.update(updates, tx.init(updates))[0])
       [0.6 0.8]
 
-    Source: `tf.compat.v1.clip_by_average_norm`.
+    Args:
+      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
+        or a prefix tree of these with None for unclipped.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN; or a tree of thresholds or a mask does
+        not match the updates.
+
+    References:
+      `tf.compat.v1.clip_by_average_norm`.
     """
     return clip_by(
         Named("max_norm", max_norm, "clip_by_average_norm"), over="leaf",
@@ -174,43 +151,10 @@ def clip_by_rms(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip each leaf by its root mean square, :math:`x \min(1, c / RMS(x))`.
+    """Clip each leaf by its root mean square.
 
-    Args:
-      max_rms: the largest root mean square that is let through, c in the formula: a
-        number, an optax schedule, a rule of `optclip.thresholds`, or a prefix tree of
-        these with None for what is not clipped. 0 clips to zero; inf measures and clips
-        nothing.
-      axis: the axes of each leaf that a mean is taken over, an int or a tuple; every
-        leaf must have them. None is all of them: one a leaf.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      ValueError: a concrete `max_rms` is negative or NaN; at `init` and `update`, a
-        leaf lacks `axis`, or a tree of thresholds or a mask does not match.
+    Each leaf, or each slice of it along `axis`, is multiplied by
+    `min(1, max_rms / rms)`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -219,8 +163,30 @@ def clip_by_rms(
       >>> print(tx.update(updates, tx.init(updates))[0])
       [ 1. -1.  1.  1.]
 
-    Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear
-    Memory Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
+    Args:
+      max_rms: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
+        or a prefix tree of these with None for unclipped.
+      axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      ValueError: `max_rms` is negative or NaN; a leaf lacks `axis`; or a tree of
+        thresholds or a mask does not match the updates.
+
+    References:
+      Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+      Cost", 2018, arXiv:1804.04235; `optax.clip_by_block_rms`.
     """
     return clip_by(
         Named("max_rms", max_rms, "clip_by_rms"), norm="rms",

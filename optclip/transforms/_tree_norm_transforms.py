@@ -1,4 +1,4 @@
-"""The clips of many leaves by a common norm, each one call of `clip_by`."""
+"""Clip many leaves by a common norm, as optax transformations."""
 
 from __future__ import annotations
 
@@ -38,59 +38,11 @@ def clip_by_global_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip all leaves by their common norm n, :math:`x \min(1, c / n)`.
+    """Clip all leaves by their common norm.
 
-    A drop-in for `optax.clip_by_global_norm`: with `record=False` the state has no
-    leaves either, and a checkpoint of one restores into the other.
-
-    Args:
-      max_norm: the largest norm that is let through, c in the formula: a number, an
-        optax schedule, a rule of `optclip.thresholds`. 0 clips to zero; inf measures
-        and clips nothing. Keras calls it `global_clipnorm`.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      use_norm: the name of an extra argument of `update` that is the norm, such as
-        `"grad_norm"`, so that it is not measured again; None measures it.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps the norm of each leaf too. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, a
-        mask does not match; with `use_norm`, other norms than the L2 norm of all
-        leaves are asked for (`ord`, `mask`, `strict`, `record="leaves"`), or `update`
-        lacks the norm.
-
-    Guarantees:
-      Those of `functional.clip_by_global_norm`, whose help has a table of edges.
-
-    With `use_norm="grad_norm"`, `update(updates, state, params, grad_norm=norm)` reads
-    the norm. The caller guarantees that it is the L2 norm of exactly the updates that
-    reach this transformation, over all leaves and all devices. Clipping cannot check
-    this. Inside `optax.masked` or `optax.MultiSteps` the norm must cover the part or
-    the mean that is clipped. A norm that overflowed to inf counts as non-finite;
-    `functional.global_norm` does not overflow.
+    All leaves are multiplied by `min(1, max_norm / norm)`. Replaces
+    `optax.clip_by_global_norm`; with `record=False` checkpoints of the two are
+    interchangeable.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -100,8 +52,43 @@ def clip_by_global_norm(
       >>> print(updates["w"], optclip.metrics(state)["clip/norm"])
       [-0.6 -0.8] 5.0
 
-    Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent
-    Neural Networks", 2012, arXiv:1211.5063.
+    Args:
+      max_norm: Threshold: a number, an optax schedule, or a rule of
+        `optclip.thresholds`.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      use_norm: Name of an extra argument of `update` that holds the norm, which is then
+        not computed. Default: None, compute the norm.
+      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN; a mask does not match the updates;
+        `use_norm` is combined with `ord`, `mask`, `strict` or `record="leaves"`; or
+        `update` lacks the argument that `use_norm` names.
+
+    Guarantees:
+      The same as those of `optclip.functional.clip_by_global_norm`.
+
+    With `use_norm="grad_norm"`, `update(updates, state, params, grad_norm=norm)` reads
+    the norm. It must be the L2 norm of exactly the updates that reach this
+    transformation, over all leaves and all devices; this cannot be checked. Inside
+    `optax.masked` or `optax.MultiSteps`, pass the norm of the masked or averaged
+    updates. An infinite norm counts as non-finite; `optclip.functional.global_norm`
+    does not overflow.
+
+    References:
+      Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
+      Networks", 2012, arXiv:1211.5063; `global_clipnorm` of Keras.
     """
     if use_norm is not None:
         return clip_by_passed_norm(
@@ -131,48 +118,10 @@ def clip_by_group_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip each group of leaves by the norm of the group.
+    """Clip each group of leaves by the norm of the group.
 
-    .. math:: x \leftarrow x \min(1, c_g / \|\text{all leaves of the group } g\|)
-
-    Args:
-      max_norm: the largest norm that is let through: a number, an optax schedule or a
-        rule of `optclip.thresholds` for all groups, or a dict of these by label; None
-        is unclipped.
-      groups: the label of each leaf: a tree of strings with the structure of the
-        updates, a prefix of it, or a function that makes one of the updates, such as
-        `optclip.by_path(...)`; None marks leaves in no group, which are left alone.
-      ord: the order p of the norm, any number above 0, or inf for the largest modulus;
-        None is 2.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      strict: whether the true norm of the output is never above the threshold, whatever
-        is rounded on the way. It then clips inside a band of 1.3e-4 below the threshold
-        and rounds towards zero.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      record: whether the state keeps what happened in each group, for
-        `optclip.metrics`. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation; `metrics` gives its norms by label.
-
-    Raises:
-      TypeError: a label is not a string.
-      ValueError: a concrete `max_norm` is negative or NaN; at `init` and `update`, the
-        labels, the thresholds or a mask do not match.
+    The leaves of a group are multiplied by `min(1, max_norm / norm)`, where the norm
+    covers the group.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -183,6 +132,31 @@ def clip_by_group_norm(
       >>> updates = {"w": jnp.array([3.0, 4.0]), "head": jnp.array([9.0])}
       >>> print(tx.update(updates, tx.init(updates))[0])
       {'head': Array([9.], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
+
+    Args:
+      max_norm: Threshold: a number, an optax schedule or a rule of `optclip.thresholds`
+        for all groups, or a dict of these by label with None for unclipped.
+      groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
+        the updates that returns one, such as `optclip.by_path(...)`. Leaves labeled
+        None are unclipped.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      strict: Whether the norm after rounding never exceeds the threshold.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      record: Whether to record each step, with one entry per group.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      TypeError: A label is not a string.
+      ValueError: `max_norm` is negative or NaN; or the labels, the thresholds or a mask
+        do not match the updates.
     """
     return clip_by(
         Named("max_norm", max_norm, "clip_by_group_norm"),

@@ -1,4 +1,4 @@
-"""The clip of each element, one call of `clip_by`."""
+"""Clip each element to bounds, as an optax transformation."""
 
 from __future__ import annotations
 
@@ -31,35 +31,7 @@ def clip_by_value(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clip each element to :math:`[-limit, limit]`, or to :math:`[lower, upper]`.
-
-    Args:
-      limit: the largest modulus that is let through, the symmetric bound: a number, an
-        array that broadcasts to each leaf, an optax schedule, a rule, or a prefix tree
-        of these. 0 clips to zero. Complex elements are clipped by their modulus. Keras
-        calls it `clipvalue`. Give this, or `lower` and `upper`.
-      lower: the lower bound, of any sign, given in the same ways; None is no bound.
-      upper: the upper bound, of any sign, given in the same ways; None is no bound.
-      response: what happens to an element outside its bounds: `"hard"` moves it to the
-        bound; `optclip.responses` has others for a symmetric `limit`.
-      strict: whether a bound that the dtype of a leaf has no number for is rounded
-        towards zero, not to nearest.
-      nonfinite: what a NaN or an inf does: `"propagate"` moves inf to its bound and
-        keeps NaN; `"zero"` makes the element zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation. Elements inside the bounds are kept to the bit.
-
-    Raises:
-      TypeError: both forms are given, or neither; a bound is not a number.
-      ValueError: a concrete bound is NaN, `limit` is negative, or `lower > upper`.
+    """Clip each element to `[-limit, limit]`, or to `[lower, upper]`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -68,7 +40,32 @@ def clip_by_value(
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.   0.5  1. ]
 
-    Source: `tf.clip_by_value`; Keras' `clipvalue`; `optax.clip`.
+    Args:
+      limit: Symmetric bound: a number, an array that broadcasts to each leaf, an optax
+        schedule, a rule of `optclip.thresholds`, or a prefix tree of these. Complex
+        elements are clipped by their modulus. Pass either `limit` or `lower` and
+        `upper`.
+      lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
+      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
+      response: What happens outside the bounds. `"hard"` (default) moves elements to
+        the bound; other responses need a symmetric `limit`.
+      strict: Whether a bound that the dtype cannot represent is rounded toward zero
+        instead of to nearest.
+      nonfinite: What NaN and inf do. `"propagate"` moves inf to its bound and keeps
+        NaN, `"zero"` makes them zero, and `"raise"` raises an error under `checkify`.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation. Elements within the bounds are bit-identical.
+
+    Raises:
+      TypeError: Both forms are passed, or neither; or a bound is not a number.
+      ValueError: A bound is NaN, `limit` is negative, or `lower > upper`.
+
+    References:
+      `tf.clip_by_value`; `clipvalue` of Keras; `optax.clip`.
     """
     two = _validate.is_two_sided(limit, lower, upper)
     return clip_by(
