@@ -1,10 +1,31 @@
-"""optclip: gradient clipping for JAX, right in every dtype and on every mesh.
+"""Gradient clipping for JAX: optax transformations and pure functions.
 
-In an optimizer, as a function, and what it did::
+In an optimizer, as a function, and the record of a step::
 
     tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(3e-4))
     clipped, norm = optclip.functional.clip_by_global_norm(grads, 1.0)
-    optclip.metrics(opt_state)
+    optclip.metrics(opt_state)  # norm, threshold, coefficient, fraction clipped
+
+Index::
+
+    Transformations     clip_by_value, clip_by_norm, clip_by_average_norm, clip_by_rms,
+                        clip_by_group_norm, clip_by_global_norm
+    General form        clip_by(threshold, over=, norm=, response=)
+    Pure functions      functional, with the same names and global_norm
+    Scopes, masks       axes, units, groups, matrices, singular_values, by_path
+    Thresholds          thresholds: quantile, ema, zscore, ... learn from past norms
+    Responses, norms    responses, norms
+    Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
+    Wrappers            skip, with_error_feedback, with_periodic_reset, clip_after,
+                        clip_before
+    Monitoring          metrics, summary, suggest, plot
+    Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
+    Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
+    Attention           clip_attention_logits (QK-Clip), Heads, find_heads
+    Matrices            clip_by_singular_value, clip_by_spectral_norm
+    Types               typing
+
+`help(optclip.clip_by)` explains the options that the transformations share.
 """
 
 import sys as _sys
