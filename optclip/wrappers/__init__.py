@@ -1,11 +1,11 @@
-"""Around an optimizer or a clip: what changes more than one gradient.
+"""Wrap an optimizer or a clipping transformation.
 
 ===================== =================================================================
-`skip`                leave out a step whose norm or loss is off, moments and all
-`with_error_feedback` add what was cut off to the next step: U-Clip
-`with_periodic_reset` reset an optimizer's moments every so many steps: SPAM
-`clip_before`         clip before an optimizer, whose state stays in front
-`clip_after`          clip what an optimizer returns, seeing the gradients: ACClip
+`skip`                skip steps whose norm or loss is too large or not finite
+`with_error_feedback` add the part that clipping removed to the next step (U-Clip)
+`with_periodic_reset` reset an optimizer's state at regular intervals (SPAM)
+`clip_before`         clip gradients, and store the optimizer's state first
+`clip_after`          clip an optimizer's updates, given its gradients (ACClip)
 ===================== =================================================================
 """
 

@@ -1,4 +1,4 @@
-"""A clip behind an optimizer, which may look at what the optimizer was given."""
+"""Clipping after an optimizer, with access to the optimizer's gradients."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ from optclip.wrappers._inner import check_state, transformation
 def clip_after(
     inner: optax.GradientTransformation, clip: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.chain(inner, clip)`, where the clip is shown what `inner` was given.
+    """Clip an optimizer's updates by rules that also read its gradients.
 
-    Args:
-      inner: an optimizer, or a part of one, such as `optax.scale_by_adam()`.
-      clip: a clip of what it returns. Its rules find in `seen.extra` the
-        `gradients`, the updates that `inner` got, and `inner_state`, its new state.
-
-    Returns:
-      A transformation.
-
-    Raises:
-      TypeError: an argument is not an optax transformation.
+    Equal to `optax.chain(inner, clip)`, except that the rules of `clip` find two more
+    entries in `seen.extra`: `gradients`, the updates passed to `inner`, and
+    `inner_state`, its new state.
 
     Example:
-      Updates of Adam no longer than the gradients they are made of:
+      Limit the length of Adam's updates to the length of the gradients:
 
       >>> import jax.numpy as jnp, optax, optclip
       >>> length = optclip.functional.global_norm
@@ -44,6 +37,19 @@ def clip_after(
       >>> updates, _ = tx.update(grads, tx.init(grads))
       >>> print(f"{length(updates):.4f}")
       0.0050
+
+    Args:
+      inner: The optimizer to wrap, or a part of one, such as `optax.scale_by_adam()`.
+      clip: The transformation that clips the updates of `inner`.
+
+    Returns:
+      A transformation.
+
+    Raises:
+      TypeError: An argument is not an optax transformation.
+
+    See Also:
+      `thresholds.of_gradients`, to learn any threshold from the gradients.
     """
     first = transformation("inner", inner)
     second = transformation("clip", clip)

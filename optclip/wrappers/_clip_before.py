@@ -1,4 +1,4 @@
-"""Clipping before an optimizer, with the optimizer's state in front."""
+"""Clipping before an optimizer, with the optimizer's state stored first."""
 
 from __future__ import annotations
 
@@ -15,23 +15,10 @@ from optclip.wrappers._inner import transformation
 def clip_before(
     inner: optax.GradientTransformation, clip: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """Apply `clip`, then `inner`, and keep the state of `inner` in front.
+    """Apply `clip`, then `inner`, and store the state of `inner` first.
 
-    The updates equal those of `optax.chain(clip, inner)`. Code that reads the
-    optimizer's state by its position, such as `opt_state[0].mu`, continues to work.
-
-    Args:
-      inner: an optimizer, such as `optax.adamw(3e-4)`.
-      clip: a transformation that is applied to the gradients first.
-
-    Returns:
-      A transformation. Its state is `(*inner_state, clip_state)` if the state of
-      `inner` is a plain, non-empty tuple, as a chain has it, else `(inner_state,
-      clip_state)`.
-
-    Raises:
-      TypeError: an argument is not an optax transformation; at `update`, the state is
-        not a tuple with a state for each.
+    The updates equal those from `optax.chain(clip, inner)`. Code that reads the
+    optimizer's state by position, such as `opt_state[0].mu`, continues to work.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -41,14 +28,27 @@ def clip_before(
       >>> print(state[0].count, optclip.metrics(state)["clip/norm"])
       1 5.0
 
+    Args:
+      inner: The optimizer to wrap, such as `optax.adamw(3e-4)`.
+      clip: The transformation that clips the gradients.
+
+    Returns:
+      A transformation. Its state is `(*inner_state, clip_state)` if the state of
+      `inner` is a plain, non-empty tuple, as for a chain. Otherwise it is
+      `(inner_state, clip_state)`.
+
+    Raises:
+      TypeError: An argument is not an optax transformation. In `update`: the state is
+        not a tuple with one state for each of the two.
+
     See Also:
-      `clip_after`, to clip what an optimizer returns.
+      `clip_after`, to clip an optimizer's updates.
     """
     first = transformation("clip", clip)
     second = transformation("inner", inner)
 
     def joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
-        # A named tuple is one state, not several.
+        # A named tuple is one state, so it is not unpacked.
         if inner_state and type(inner_state) is tuple:
             return (*inner_state, clip_state)
         return inner_state, clip_state
@@ -61,11 +61,15 @@ def clip_before(
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
         if type(state) is not tuple or len(state) < 2:
             wanted = "the tuple that init of clip_before returned"
-            advice = "The state of the optimizer alone does not contain the clip's."
+            advice = (
+                "The optimizer's state alone lacks the state of `clip`; create a new"
+                " one with tx.init(params)."
+            )
             raise TypeError(_validate.must_be("state", wanted, state, advice))
         *inner_states, clip_state = state
         inner_state = tuple(inner_states)
-        # Of a single entry, only init tells whether it is the state or in a tuple.
+        # A single entry is either the state itself or the only entry of a tuple of
+        # states. Only `init` shows which.
         if len(inner_state) == 1:
             shapes = jax.eval_shape(second.init, updates)
             is_tuple = shapes and type(shapes) is tuple

@@ -1,4 +1,4 @@
-"""Error feedback: what a clip cuts off, the residual, is added to the next step."""
+"""Error feedback: add the part that clipping removed to the next step."""
 
 from __future__ import annotations
 
@@ -17,31 +17,10 @@ from optclip.wrappers._inner import check_state, transformation
 def with_error_feedback(
     clip: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Any clip, with what it cut off added to the next updates: on average unbiased.
+    """Add the part that clipping removes to the next updates.
 
-    .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad
-        \Delta_{t+1} = g_t + \Delta_t - u_t, \qquad \Delta_1 = 0
-
-    Args:
-      clip: a clip, or any optax transformation.
-
-    Returns:
-      A transformation with the updates' structure, shapes and dtypes. Its memory is as
-      large as the parameters, in float32 or wider, and includes the rounding
-      of the output.
-
-    Raises:
-      TypeError: `clip` is not an optax transformation; at `init` and `update`, a leaf
-        is sparse: what is cut off would not be.
-
-    ================== ==============================================================
-    edge               what happens
-    ================== ==============================================================
-    NaN or inf in g    the clip's own policy decides on the updates; entries whose
-                       residual would not be finite keep the one they had
-    threshold below    the residual grows in every such step: the clip must let through
-    most norms         more than comes in
-    ================== ==============================================================
+    Clipping is then unbiased on average. The residual `r` starts at 0, and in each
+    step `u = clip(g + r)`, then `r = g + r - u`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -55,8 +34,27 @@ def with_error_feedback(
       [0.5]
       [0.]
 
-    Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
-    2023, arXiv:2302.02971.
+    Args:
+      clip: The clipping transformation to wrap, or any other optax transformation.
+
+    Returns:
+      A transformation that preserves the structure, shapes and dtypes of the updates.
+      Its residual is as large as the parameters, in float32 or wider, and includes the
+      rounding errors of the output.
+
+    Raises:
+      TypeError: `clip` is not an optax transformation. In `init` and `update`: a leaf
+        is sparse, but its residual would be dense.
+
+    Edge cases:
+      - NaN or inf: `nonfinite` of `clip` determines the updates. Entries whose new
+        residual would not be finite keep the old one.
+      - Most norms above the threshold: the residual grows without limit. Raise the
+        threshold.
+
+    References:
+      Elesedy and Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
+      2023, arXiv:2302.02971.
     """
     inner = transformation("clip", clip)
 
@@ -104,18 +102,18 @@ def with_error_feedback(
 
 
 def _dense_leaves(tree: PyTree) -> _leaves.Flat:
-    """The leaves of a tree; raise if one is sparse."""
+    """Return the leaves of a tree; raise if one is sparse."""
     flat = _leaves.flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
             raise TypeError(
                 f"{_leaves.named(path, 'The')} must be dense, got a BCOO"
-                " matrix: what is cut off is kept as a dense array. Give its"
-                " todense(), or leave it out by optax.masked."
+                " matrix, whose residual would be a dense array. Pass its"
+                " todense(), or exclude it with optax.masked."
             )
     return flat
 
 
 def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new residual, and the old one where the new is not finite."""
+    """Return the new residual, with the old one in entries that are not finite."""
     return jnp.where(jnp.isfinite(new), new, old)

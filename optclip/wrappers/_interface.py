@@ -1,3 +1,3 @@
-"""What other packages of optclip use of `wrappers`, beside its public names."""
+"""Private names of `wrappers` that other optclip packages use."""
 
 from optclip.wrappers._inner import transformation as transformation

@@ -1,4 +1,4 @@
-"""An optimizer whose moments are reset every so many steps."""
+"""An optimizer whose state is reset at regular intervals."""
 
 from __future__ import annotations
 
@@ -27,26 +27,10 @@ def with_periodic_reset(
     floor: Number = 0.01,
     keep: Callable[[str], bool] | str | None = "counts",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Reset an optimizer's state before every `every`-th update, then warm up again.
+    """Reset an optimizer's state before every `every`-th update, then warm up again.
 
-    After a reset the updates are multiplied by a cosine from `floor` to 1,
-    :math:`1 - (1 - floor) \cdot (1 + \cos(\pi k / (warmup + 1))) / 2` for the k-th
-    update from it on, counted from 0.
-
-    Args:
-      inner: an optimizer, or a part of one.
-      every: the number of updates from reset to reset, an int above 0.
-      warmup: the number of updates after a reset over which the factor rises, an int of
-        at least 0; 0 for none.
-      floor: the factor of the first update after a reset, from 0 to 1.
-      keep: which leaves of the state stay: a function of the path of a leaf; None for
-        none; `"counts"` for the fields called `count`, so that schedules and the
-        correction of Adam's bias go on, and for what clips recorded. Hyperparameters
-        that optax.inject_hyperparams keeps go back to what they were at the start.
-
-    Returns:
-      A transformation. Its state goes back to what `inner.init` makes of the parameters
-      (of the updates, if `update` is given none).
+    The k-th update since the reset (from k = 0) is multiplied by a factor that rises
+    from `floor` to 1: `1 - (1 - floor) * (1 + cos(pi * k / (warmup + 1))) / 2`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -60,15 +44,30 @@ def with_periodic_reset(
       [1.]
       [2.]
 
-    Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
-    Training*, 2025, arXiv:2501.06842.
+    Args:
+      inner: The optimizer to wrap, or a part of one.
+      every: Number of updates between resets; a positive int.
+      warmup: Number of updates after each reset that are scaled; 0 for none.
+      floor: Factor of the first update after a reset, from 0 to 1.
+      keep: State leaves that a reset preserves: a function of the leaf's path, or None
+        for no leaves. The default `"counts"` preserves the step counts (fields named
+        `count`), so that schedules and Adam's bias correction continue, and clipping
+        records. Values injected by `optax.inject_hyperparams` are reset.
+
+    Returns:
+      A transformation. A reset restores the state `inner.init(params)`, or
+      `inner.init(updates)` if `update` receives no parameters.
+
+    References:
+      Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+      Training*, 2025, arXiv:2501.06842.
     """
     wrapped = transformation("inner", inner)
     _validate.length("every", every)
     _validate.length("warmup", warmup, least=0)
     _validate.fraction("floor", floor)
     if keep not in ("counts", None):
-        wanted = "a function of the path of a leaf of the state, 'counts' or None"
+        wanted = "a function of a state leaf's path, 'counts' or None"
         _validate.kind("keep", keep, Callable, wanted)
 
     def init_fn(params: PyTree) -> PeriodicResetState:
@@ -98,7 +97,7 @@ def _reset_if(
     blank: PyTree,
     keep: Callable[[str], bool] | str | None,
 ) -> PyTree:
-    """The blank state if a reset is due, but for the leaves that stay; else `state`."""
+    """Return the blank state if a reset is due, except the preserved leaves."""
 
     def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
         stays = callable(keep) and keep(_leaves.path_str(path))
@@ -110,26 +109,27 @@ def _reset_if(
 
 
 def _is_count(path: KeyPath) -> bool:
-    """Whether it is a field that counts steps; a parameter called `count` is not."""
+    """Return whether a leaf is a field of counts, not a parameter named `count`."""
     fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
     return any(key.name in _COUNTS for key in fields)
 
 
 def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
-    """What the `phase`-th updates after a reset are multiplied by."""
+    """Return the factor of the update `phase` steps after a reset."""
     angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
     cosine = 1 - (1 - floor) * (1 + jnp.cos(angle)) / 2
     return jnp.where(phase < warmup, cosine, 1.0)
 
 
 def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:
-    """The floating leaves times a factor; bit-identical where it is 1."""
+    """Multiply the floating leaves by a factor; unchanged where it is 1."""
 
     def scaled(x: Leaf) -> Leaf:
         if not _leaves.is_floating(x):
             return x
         like = jnp.asarray(x)
         wide = _leaves.widen(like) * factor.astype(_leaves.real_dtype(like.dtype))
+        # The select keeps updates bit-identical where the factor is 1.
         return jnp.where(factor == 1, like, _leaves.narrow(wide, like))
 
     return jax.tree.map(scaled, updates)

@@ -1,4 +1,4 @@
-"""Steps that are skipped: zero updates, and an optimizer whose state stays."""
+"""Skipped steps: zero updates, and an optimizer whose state does not change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from optclip.typing import (
 )
 from optclip.wrappers._inner import check_state, transformation
 
-# The structure of a loss.
+# The tree structure of a loss, which is a scalar.
 _ONE_VALUE = jax.tree.structure(0)
 
 
@@ -58,56 +58,11 @@ def skip(
     axis_name: AxisName | None = None,
     name: str = "skip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Leave out steps whose norm or loss is off, or not finite.
+    """Skip steps whose gradient norm or loss is too large or not finite.
 
-    In such a step the updates are zero and the state of `inner` stays as it was:
-    moments, counts, schedules. (A clip to zero before it would let the moments decay
-    and the weights too.) NaN and inf in the leaves that it looks at are always off.
-
-    Args:
-      inner: the optimizer to leave out, such as a chain of a clip and Adam.
-      max_norm: the norm above which a step is skipped: a number, an optax schedule, a
-        rule of `optclip.thresholds`, or for leaves and groups a prefix tree of these
-        with None for no limit; of several norms one is enough.
-      max_value: the loss above which a step is skipped, the extra argument `value` or
-        `loss` of `update`: a number, a schedule or a rule; None does not look at it.
-      over: what shares a norm: `"tree"`, `"leaf"`, `"element"`, `axes(...)`,
-        `units(...)`, `groups(...)`, or a scope of your own.
-      norm: which norm: `"l2"`, `"l1"`, `"inf"`, `"rms"`, `"average"`, any order p above
-        0, or an `optclip.norms.Norm`.
-      max_consecutive: after so many skips without a break the next step is taken
-        whatever it is, NaN included: loud, where training stands still otherwise. None
-        is never.
-      learn_skipped: whether the rules of `max_norm` and `max_value` learn from steps
-        that were skipped (never from what is not finite; `ema`, which learns from what
-        is left, from none of them). True follows a shift of level, but a huge spike
-        then hides the next ones as long as the window remembers it; False sees those,
-        but after a shift skips for ever: give `max_consecutive` with it.
-      mask: which leaves are looked at; a step is skipped for all leaves or for none. A
-        tree of bools, a prefix of one, or a function that makes one of the updates,
-        such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over, which a norm then spans: a
-        name, a tuple of names (`()` for none), a `PartitionSpec`, or a tree of these.
-        None reads them off the type of each leaf, which `jax.shard_map` keeps.
-      name: what `optclip.metrics` calls it: it gives `skip/norm`, `skip/threshold`,
-        `skip/skipped` and `skip/consecutive`, `skip/rate`, the fraction of steps whose
-        norm was above the threshold, and with `max_value` also `skip/value` and
-        `skip/value_threshold`. What `inner` records it records of steps taken.
-
-    Returns:
-      A transformation that ends a chain: what follows it sees zeros in a skipped step.
-
-    Raises:
-      ValueError: `max_value` is given, and at `update` neither `value` nor `loss` is.
-
-    ========================== ======================================================
-    edge                       what happens
-    ========================== ======================================================
-    NaN or inf in the updates  skipped; it never enters a rule's memory
-    NaN or inf as `value`      skipped, if `max_value` is given; it enters no memory
-    norm equal to `max_norm`   taken
-    `max_norm` that is NaN     skipped
-    ========================== ======================================================
+    A skipped step returns zero updates and leaves the state of `inner` (moments, step
+    counts, schedules) unchanged. Clipping the gradients to zero would instead let the
+    moments decay and apply weight decay.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -123,11 +78,57 @@ def skip(
       >>> print(optclip.metrics(state)["skip/skipped"])
       2
 
-    Source: OLMo (allenai/OLMo-core), MaxText, Levanter, AXLearn and Megatron each have
-    such a rule; see `optclip.recipes`.
+    Args:
+      inner: The optimizer to wrap, such as a chain of clipping and Adam.
+      max_norm: Maximum norm of an accepted step: a number, an optax schedule, a rule of
+        `optclip.thresholds`, or a prefix tree of these. Default: inf, which skips only
+        non-finite steps.
+      max_value: Maximum loss of an accepted step: a number, optax schedule or rule.
+        Pass the loss to `update` as `value` or `loss`. Default: no check of the loss.
+      over: Scope of each norm, as in `clip_by`. One norm above its limit is enough to
+        skip the step. Default: one norm for the whole tree.
+      norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
+      max_consecutive: Maximum number of consecutive skips. The next step is applied
+        even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
+      learn_skipped: Whether the rules also learn from skipped steps, except non-finite
+        ones. With True they follow a lasting change, but one huge spike can hide later
+        ones. With False they do not, but a lasting change skips every later step unless
+        `max_consecutive` is set.
+      mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      A transformation. Wrap the whole optimizer, or place it last in a chain:
+      transformations after it receive zeros in skipped steps.
+
+      `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped`,
+      `skip/consecutive`, `skip/rate` (fraction of steps with a norm above `max_norm`),
+      and with `max_value` also `skip/value` and `skip/value_threshold`. Records of
+      clipping in `inner` cover only the accepted steps.
+
+    Raises:
+      ValueError: In `update`: `max_value` is set, but neither `value` nor `loss` is
+        passed.
+
+    Edge cases:
+      - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
+        skipped, and no rule learns from it.
+      - Norm equal to `max_norm`: the step is accepted.
+      - Limit of NaN: the step is skipped.
+      - `ema` averages norms after clipping, so that as `max_norm` it never learns from
+        skipped steps.
+
+    See Also:
+      `optclip.recipes`: the skipping rules of OLMo, AXLearn and Megatron-LM.
+
+    References:
+      Similar rules exist in OLMo-core (allenai/OLMo-core), MaxText, Levanter, AXLearn
+      and Megatron-LM.
     """
     wrapped = transformation("inner", inner)
-    # Detached, so that of single elements the norms are taken too.
+    # The response is detached: otherwise elements would be clipped by their values,
+    # without computing norms.
     clip = clip_of(
         as_scope(over), as_norm(norm), responses.detached("drop"),
         mask=mask, axis_name=axis_name,
@@ -146,7 +147,7 @@ def skip(
             memory = init_memory(
                 "max_value", value_rule, _ONE_VALUE, [zero], jnp.zeros_like
             )
-        # The counters are two arrays, since one used twice could not be donated.
+        # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if value_rule is not None:
             value, limit = jnp.zeros((2,), jnp.float32)
@@ -159,7 +160,7 @@ def skip(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipState]:
         check_state(state, SkipState)
-        # Devices skip together, since their parameters must stay the same.
+        # All devices skip the same steps, so that their parameters stay equal.
         step = watch.decide(
             updates, state.skip_norm, params, extra_args,
             in_common=bool(_axis_names.untyped_axes()),
@@ -191,8 +192,8 @@ def skip(
             )
             seen = seen._replace(clip_memory=unlearned)
             memory = _select_tree(skipped, state.skip_value, memory)
-        # A skipped step passes zeros to `inner`, so that a NaN raises no error there
-        # and makes no derivative NaN.
+        # `inner` receives zeros in a skipped step, so that a NaN neither raises an
+        # error there nor makes derivatives NaN.
         inner_input = _zero_if(skipped, updates)
         inner_updates, inner_state = wrapped.update(
             inner_input, state.skip_inner, params, **extra_args
@@ -213,23 +214,23 @@ def skip(
 
 
 def _check_record(record: SkipRecord, *, has_value: bool) -> None:
-    """Raise if the record is of a skip that differs in `max_value`."""
+    """Raise if the record is from a `skip` that differs in `max_value`."""
     if (record.skip_value is not None) != has_value:
         wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
-        advice = "Give the state that init of this very transformation returned."
+        advice = "Pass the state returned by this transformation's init."
         raise ValueError(_validate.must_be("state", wanted, record, advice))
 
 
 def _loss_in(extra: dict[str, Any]) -> jax.Array:
-    """Return the extra argument `value`, or `loss`, as some trainers call it."""
+    """Return the extra argument `value`, or `loss`, the name that some trainers use."""
     value = extra.get("value")
     if value is None:
         value = extra.get("loss")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
-        wanted = "a real scalar, the loss, which this skip looks at"
+        wanted = "the loss, a real scalar, because max_value is set"
         advice = (
             "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
-            " Flax's TrainState.apply_gradients does not pass it on. Without a loss,"
+            " Flax's TrainState.apply_gradients does not forward it. Without a loss,"
             " omit max_value; for olmo_skip pass use_value=False."
         )
         name = "loss" if extra.get("value") is None and value is not None else "value"
@@ -248,7 +249,7 @@ def _value_threshold(
     params: PyTree,
     extra: dict[str, Any],
 ) -> tuple[jax.Array, PyTree]:
-    """The threshold of the loss, and the new memory of its rule."""
+    """Return the threshold of the loss and the new memory of its rule."""
     context = Context(
         keep=lambda norm, threshold: jnp.minimum(norm, threshold),
         measure=functools.partial(_raise_on_measure, rule),
@@ -269,13 +270,16 @@ def _value_threshold(
 
 def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
     del tree, how
-    wanted = "a rule that learns from its norms alone, since a loss is one number"
-    advice = "It measures a tree. Try optclip.thresholds.mean_plus_std(6.0)."
+    wanted = "a rule that reads only norms, since a loss has no tree to measure"
+    advice = "Try optclip.thresholds.mean_plus_std(6.0)."
     raise ValueError(_validate.must_be("max_value", wanted, rule, advice))
 
 
 def _is_above(step: ClipRecord) -> jax.Array:
-    """Whether a norm is past its threshold, or not finite, or the threshold is NaN."""
+    """Return whether a norm exceeds its threshold, or one of them is not valid.
+
+    The step is skipped too if a norm is not finite or a threshold is NaN.
+    """
     flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
     flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
     return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
@@ -289,7 +293,7 @@ def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 
 def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
-    """The tree with zeros for its numbers, integers and bools too; PRNG keys stay."""
+    """Replace numbers, integers and bools by zeros; PRNG keys are unchanged."""
 
     def zeroed(x: Leaf) -> Leaf:
         if _leaves.is_sparse(x):

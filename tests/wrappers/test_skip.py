@@ -173,7 +173,7 @@ def test_skip_hands_zeros_to_optimizer():
 
 def test_skip_around_multi_steps_excludes_step_from_mean():
     steps = optax.MultiSteps(SGD, every_k_schedule=2)
-    with pytest.raises(TypeError, match=r"Give its .gradient_transformation\(\)"):
+    with pytest.raises(TypeError, match=r"Pass its .gradient_transformation\(\)"):
         optclip.skip(steps)
     tx = optclip.skip(steps.gradient_transformation())
     updates, _ = run(tx, [1.0, 1.0, np.nan, 1.0, 3.0])

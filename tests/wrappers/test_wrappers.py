@@ -36,7 +36,7 @@ def vectors(*numbers):
 )
 def test_wrapper_rejects_state_of_inner(wrap, name):
     inner = optclip.clip_by_global_norm(1.0)
-    words = f"`state` must be the {name} of .*got Clip.*Give"
+    words = f"`state` must be the {name} of .*got Clip.*Pass"
     with pytest.raises(TypeError, match=words):
         wrap(inner).update(np.ones(2), inner.init(np.ones(2)))
 
