@@ -1,11 +1,10 @@
-"""Published methods by name, each one expression of optclip's parts.
+"""Published clipping methods, each a single expression of optclip's parts.
 
-Called without arguments each has its authors' defaults, where they gave any. A clip
-goes before the optimizer; what says so in the table is an optimizer, or goes behind
-one. "Adam" stands for `optax.scale_by_adam()`, which a learning rate follows.
+Defaults are the authors', where they exist. "Adam" is `optax.scale_by_adam()`, followed
+by the learning rate.
 
 =============== =================================== ==================================
-recipe          what it is                          where it goes in the chain
+recipe          combination                         place in the chain
 =============== =================================== ==================================
 `agc`           units x the parameters' own norm    before the optimizer
 `autoclip`      tree x quantile of all norms        before the optimizer
@@ -16,12 +15,12 @@ recipe          what it is                          where it goes in the chain
 `olmo_ratio`    leaves x running norm               before the optimizer
 `auto_s`        tree x normalize                    before the optimizer
 `sclip`         elements x smooth                   before the optimizer
-`uclip`         any clip, with error feedback       before the optimizer
-`spam`          elements x second moment, resets    in place of Adam
-`stable_spam`   elements, then leaves, resets       in place of Adam
-`acclip`        elements x mean modulus             in place of Adam
-`spectra`       singular values x a number, softly  in place of Adam
-`stable_adamw`  leaves x RMS of gradient over v     in place of Adam and its decay
+`uclip`         any clipping with error feedback    before the optimizer
+`spam`          elements x second moment, resets    replaces Adam
+`stable_spam`   elements, then leaves, resets       replaces Adam
+`acclip`        elements x mean modulus             replaces Adam
+`spectra`       singular values x soft cap          replaces Adam
+`stable_adamw`  leaves x RMS of gradient over v     replaces Adam and weight decay
 `clippy`        leaves x fraction of parameters     after the learning rate
 `olmo_skip`     skip x mean + 6 deviations          around the whole optimizer
 `axlearn_skip`  skip x 20 running norms             around the whole optimizer

@@ -1,4 +1,4 @@
-"""Clips of the whole tree by its norms so far, and of units by their weights."""
+"""Clipping of the tree by its past norms, and of units by their weights' norms."""
 
 from __future__ import annotations
 
@@ -22,46 +22,14 @@ def agc(
     axis: AxesByLeaf | None = None,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adaptive gradient clipping: each unit to a fraction of its own weights' norm.
+    """Clip each unit's gradient to a fraction of its weights' norm (AGC).
 
-    .. math:: G_i \leftarrow \lambda \frac{\max(\|W_i\|, \epsilon)}{\|G_i\|} G_i
-        \quad \text{if } \|G_i\| > \lambda \max(\|W_i\|, \epsilon)
+    Adaptive gradient clipping: `g = g * min(1, ratio * max(|w|, min_norm) / |g|)`,
+    where `|g|` and `|w|` are the norms of a unit.
 
-    A unit is all that feeds one output, which the layers of Flax, Haiku and Keras have
-    on the last axis: norms are over all axes but that, and a leaf of rank 1 or 0 is one
-    unit.
-
-    - Equinox and haliax have outputs on the first axis, where the default clips the
-      wrong slices. `axis=lambda path, shape: -1 if len(shape) == 2 else None` gives
-      each output of their linear layers its own norm; see `scopes.units`.
-    - An attention kernel `(in, heads, head_dim)` has one norm for each entry of
-      `head_dim`, all heads together, although its outputs are on two axes.
-      `axis=lambda path, shape: 0 if len(shape) == 3 and "out" not in path else None`
-      gives each output its own; the kernel `out` has its outputs on the last axis.
-    - An embedding `(vocabulary, features)` has one norm a feature, over the whole
-      vocabulary. `axis=lambda path, shape: -1 if "embed" in path else None` gives each
-      word its own.
-
-    `optax.adaptive_grad_clip` does otherwise in two cases: it takes norms of rank 3
-    over axis 0 alone, of the kernel "out" too; and a leaf with at most one
-    axis longer than 1, such as a kernel `(1, 64)`, is one unit to it.
-
-    Args:
-      ratio: :math:`\lambda`, the fraction of its weights' norm that the gradient of a
-        unit may have: a finite scalar of at least 0.
-      min_norm: :math:`\epsilon`, what smaller norms of weights count as, so that a unit
-        that starts at zero can move: a finite scalar of at least 0.
-      stacked: a function of the path of a leaf, such as `"layers/dense/kernel"`, that
-        returns whether its first axis counts layers, as `jax.lax.scan` over layers
-        stacks them; each layer then has units of its own.
-      axis: a function of path and shape of a leaf that returns the axes its norms are
-        taken over, an int or a tuple; None for the rule above.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer; `update` must be given the parameters. The
-      paper leaves out the last linear layer:
-      `mask=optclip.by_path(lambda path: "head" not in path)`.
+    A unit is the set of weights that feed one output. Flax, Haiku and Keras store
+    outputs on the last axis, so each norm covers all other axes. A leaf with fewer than
+    two axes is one unit.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -71,10 +39,40 @@ def agc(
       >>> print(*(f"{norm:.3f}" for norm in jnp.linalg.norm(updates, axis=0)))
       0.050 0.005
 
-    The rule alone, with what it does at the edges: `thresholds.relative_to_params`.
+    Pass `axis` for layers that the default does not fit:
 
-    Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
-    Without Normalization*, 2021, arXiv:2102.06171, equation 3.
+    - Linear layers of Equinox and haliax, with outputs on the first axis:
+      `lambda path, shape: -1 if len(shape) == 2 else None`.
+    - Attention kernels `(in, heads, head_dim)`, one norm per output of each head:
+      `lambda path, shape: 0 if len(shape) == 3 and "out" not in path else None`.
+    - Embeddings `(vocabulary, features)`, one norm per word instead of per feature:
+      `lambda path, shape: -1 if "embed" in path else None`.
+
+    Args:
+      ratio: Maximum norm of a unit's gradient, as a fraction of its weights' norm.
+      min_norm: Lower bound on the norm of the weights, so that a unit that starts at
+        zero can train.
+      stacked: Function of a leaf's path that returns whether its first axis counts
+        layers, as for `jax.lax.scan` over layers. Default: no leaf is stacked.
+      axis: Function of a leaf's path and shape that returns the axes of its norms: an
+        int, a tuple, or None for the default.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+
+    Returns:
+      A transformation; place it before the optimizer. `update` requires `params`. The
+      paper excludes the last linear layer:
+      `mask=optclip.by_path(lambda path: "head" not in path)`.
+
+    `optax.adaptive_grad_clip` differs in two cases. It takes norms of rank-3 leaves
+    over axis 0 only, and it treats a leaf with at most one axis longer than 1, such as
+    a kernel `(1, 64)`, as one unit.
+
+    See Also:
+      `thresholds.relative_to_params`: the rule and its edge cases. `scopes.units`.
+
+    References:
+      Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
+      Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     threshold = thresholds.relative_to_params(ratio, min_norm)
     return build(
@@ -85,20 +83,11 @@ def agc(
 def autoclip(
     q: Number = 0.1, window: int = 10_000, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AutoClip: the global norm to a quantile of all norms so far, this one included.
+    """Clip the global norm to a quantile of all norms so far (AutoClip).
 
-    .. math:: c_t = \mathrm{quantile}_q(\|g_1\|, \ldots, \|g_t\|)
-
-    Clips about 1 - q of the steps while norms keep their level: the paper's 0.1 clips
-    nine steps in ten. To clip rare steps only, pass `q=0.9` or more.
-
-    Args:
-      q: the quantile, from 0 to 1; the paper's p over 100.
-      window: how many norms are remembered; the paper remembers all.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer, with a state of 40 kB.
+    The threshold is `quantile(norms, q)` of the norms up to and including this step.
+    While norms are stationary it clips about `1 - q` of the steps: nine in ten with the
+    paper's 0.1. To clip rare steps only, pass `q=0.9` or more.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -109,11 +98,21 @@ def autoclip(
       >>> print(updates)
       [80.4]
 
-    The rule alone, with what it does at the edges: `thresholds.quantile`.
+    Args:
+      q: Quantile, from 0 to 1; the paper's p divided by 100.
+      window: Number of last norms to store; the paper stores all of them.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Seetharaman, Wichern, Pardo, Le Roux, *AutoClip: Adaptive Gradient Clipping
-    for Source Separation Networks*, 2020, arXiv:2007.14469; also QC-SGD, 2023,
-    arXiv:2309.17316.
+    Returns:
+      A transformation; place it before the optimizer. Its state takes 40 kB.
+
+    See Also:
+      `thresholds.quantile`: the rule and its edge cases.
+
+    References:
+      Seetharaman, Wichern, Pardo and Le Roux, *AutoClip: Adaptive Gradient Clipping for
+      Source Separation Networks*, 2020, arXiv:2007.14469. QC-SGD, 2023,
+      arXiv:2309.17316, also clips to a quantile.
     """
     return build(clip_by, options, thresholds.quantile(q, window))
 
@@ -125,23 +124,10 @@ def zclip(
     max_norm: Number = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""ZClip: spikes of the global norm, by their z-score, and `max_norm` always.
+    """Clip spikes of the global norm by z-score, and always at `max_norm` (ZClip).
 
-    .. math:: c = \mu + \frac{z^2}{s}\sigma \quad \text{if }
-        s = \frac{\|g\| - \mu}{\sigma} > z
-
-    Args:
-      z: the z-score above which a norm is a spike, a finite scalar above 0.
-      decay: the decay of the running mean and variance, from 0 to 1.
-      warmup: the number of first steps, whose mean and variance are the first values.
-      max_norm: a ceiling, the largest norm that any step is left with, in the warm-up
-        too. Norms that are usually above it, as those of many models are above 1, are
-        clipped to it in every step, and no spike is seen beside it: give a ceiling
-        above your usual norms, or `float("inf")` for none, the paper's equations alone.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer.
+    A spike has a z-score `s = (norm - mean) / std` above `z`; its threshold is
+    `mean + z**2 / s * std`, so that larger spikes are clipped to smaller norms.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -152,10 +138,24 @@ def zclip(
       >>> print(f"{updates[0]:.2f}")
       1.51
 
-    The rule alone, with what it does at the edges: `thresholds.zscore`.
+    Args:
+      z: z-score above which a norm is a spike.
+      decay: Decay of the running mean and variance, from 0 to 1.
+      warmup: Number of first steps, whose mean and variance start the running ones.
+      max_norm: Maximum norm of every step, warm-up included. If usual norms exceed it,
+        as many models' norms exceed 1, every step is clipped to it, spikes included.
+        Pass a larger value, or `float("inf")` for the paper's equations alone.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
-    Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
+    Returns:
+      A transformation; place it before the optimizer.
+
+    See Also:
+      `thresholds.zscore`: the rule and its edge cases.
+
+    References:
+      Kumar, Owen, Chowdhury and Güra, *ZClip: Adaptive Spike Mitigation for LLM
+      Pre-Training*, 2025, arXiv:2504.02507, equations 4 to 9; `max_norm` from its code.
     """
     return build(
         clip_by, options, thresholds.zscore(z, decay, warmup, max_norm=max_norm)
@@ -165,19 +165,9 @@ def zclip(
 def mean_std_clip(
     k: Number = 3.0, window: int = 128, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""The global norm to the mean of the last norms plus k of their deviations.
+    """Clip the global norm to the mean of past norms plus k standard deviations.
 
-    .. math:: c_t = \mathrm{mean} + k\,\mathrm{std} \text{ of }
-        \|g_{t-128}\|, \ldots, \|g_{t-1}\|
-
-    Args:
-      k: the number of standard deviations.
-      window: the number of norms.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer; Levanter has it behind Adam and its
-      weight decay, before the learning rate.
+    The threshold is `mean + k * std` of the last `window` norms before this step.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -188,8 +178,19 @@ def mean_std_clip(
       >>> print(updates)
       [5.]
 
-    The rule alone, with what it does at the edges: `thresholds.mean_plus_std`.
+    Args:
+      k: Number of standard deviations.
+      window: Number of norms.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
+    Returns:
+      A transformation; place it before the optimizer. Levanter places it after Adam and
+      weight decay, before the learning rate.
+
+    See Also:
+      `thresholds.mean_plus_std`: the rule and its edge cases.
+
+    References:
+      Levanter (marin-community/levanter), `clip_update_by_historical_norm`.
     """
     return build(clip_by, options, thresholds.mean_plus_std(k, window))

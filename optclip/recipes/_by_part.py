@@ -1,4 +1,4 @@
-"""Clips of each leaf or group by the running average of its own norm."""
+"""Clipping of each leaf or group by its running average norm."""
 
 from __future__ import annotations
 
@@ -22,21 +22,11 @@ def adagc(
     max_norm: Number = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AdaGC: each leaf to a multiple of the running average of its own clipped norm.
+    """Clip each leaf to a multiple of its running average norm (AdaGC).
 
-    .. math:: g \leftarrow g \min(1, \lambda\gamma_{t-1} / \|g\|), \qquad
-        \gamma_t = \beta\gamma_{t-1} + (1 - \beta)\|g\|
-
-    Args:
-      ratio: :math:`\lambda`, how many times its average the norm of a leaf may be.
-      decay: :math:`\beta`, the decay of the running average, from 0 to 1.
-      warmup: the number of first steps, which are clipped by their global norm; the
-        smallest norm that a leaf is left with in them is its first :math:`\gamma`.
-      max_norm: the global norm that the warm-up clips to.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer.
+    In each step `g = g * min(1, ratio * mean / |g|)`, and then, with the clipped `g`,
+    `mean = decay * mean + (1 - decay) * |g|`. During the warm-up the global norm is
+    clipped instead.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -48,10 +38,23 @@ def adagc(
       >>> print(updates["a"], updates["b"])
       [3.] [4.2]
 
-    The rule alone, with what it does at the edges: `thresholds.ema`.
+    Args:
+      ratio: Maximum norm of a leaf, as a multiple of its running average.
+      decay: Decay of the running average, from 0 to 1.
+      warmup: Number of first steps, clipped by global norm. A leaf's smallest clipped
+        norm in them starts its average.
+      max_norm: Maximum global norm during the warm-up.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language
-    Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
+    Returns:
+      A transformation; place it before the optimizer.
+
+    See Also:
+      `thresholds.ema`: the rule and its edge cases.
+
+    References:
+      Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language Model
+      Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     threshold = thresholds.ema(ratio, decay, warmup, max_norm)
     return build(clip_by, options, threshold, over="leaf")
@@ -60,19 +63,10 @@ def adagc(
 def olmo_ratio(
     ratio: NumberOrSchedule = 1.5, decay: Number = 0.95, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""OLMo's ratio clip: each leaf to a multiple of its running clipped norm.
+    """Clip each leaf to a multiple of its running average norm, without warm-up (OLMo).
 
-    .. math:: g \leftarrow g \min(1, r\gamma_{t-1} / (\|g\| + 10^{-6})), \qquad
-        \gamma_t = \beta\gamma_{t-1} + (1 - \beta)\|g\|
-
-    Args:
-      ratio: r, `max_grad_norm_ratio` there, where it has no default.
-      decay: :math:`\beta`, the larger of Adam's two there.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer. The first step is not clipped; a leaf
-      without gradient does not lower its average.
+    In each step `g = g * min(1, ratio * mean / (|g| + 1e-6))`, and then, with the
+    clipped `g`, `mean = decay * mean + (1 - decay) * |g|`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -83,9 +77,21 @@ def olmo_ratio(
       >>> print(updates)
       [2.]
 
-    The rule alone, with what it does at the edges: `thresholds.ema`.
+    Args:
+      ratio: Maximum norm of a leaf, as a multiple of its running average: a number or
+        an optax schedule. OLMo's `max_grad_norm_ratio`, which has no default.
+      decay: Decay of the running average. OLMo uses the larger of Adam's two decays.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: OLMo (allenai/OLMo), `max_grad_norm_ratio`.
+    Returns:
+      A transformation; place it before the optimizer. It does not clip the first step.
+      A zero gradient does not lower a leaf's average.
+
+    See Also:
+      `thresholds.ema`: the rule and its edge cases.
+
+    References:
+      OLMo (allenai/OLMo), `max_grad_norm_ratio`.
     """
     threshold = thresholds.ema(ratio, decay, warmup=0)
     all_options: dict[str, Any] = {"eps": 1e-6} | unwrapped(options)
@@ -103,32 +109,16 @@ def aggc(
     max_growth: Number = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AGGC: each group into a band around its running norm; small norms may grow.
+    """Scale each group's norm into a band around its running average (AGGC).
 
-    .. math:: U = \alpha_{high} S, \quad L = \max(m, \alpha_{low} S), \quad
-        k = \begin{cases} \max(U / n, 0.9) & n > U \\ \min(L / n, g) & n < L
-        \\ 1 & \text{otherwise} \end{cases}, \quad
-        S \leftarrow \beta S + (1 - \beta) k n
+    Norms above the band shrink; with `max_growth` above 1, norms below it grow::
 
-    Args:
-      groups: the label of each leaf: a tree of strings with the structure of the
-        updates, a prefix of it, or a function that makes one of the updates, such as
-        `optclip.by_path(...)`; None groups by the module's name, the last but one key
-        of each path without its number: all `dense_0` and `dense_1`.
-      high: :math:`\alpha_{high}`, the upper edge of the band as a fraction of the
-        running norm: a number above 0 or an optax schedule.
-      low: :math:`\alpha_{low}`, the lower edge as a fraction of the running norm: a
-        number of at least 0 or an optax schedule.
-      decay: :math:`\beta` of the running norm, which starts at 0.
-      min_norm: m, which the lower edge is never under.
-      max_shrink: the smallest factor that a large norm is multiplied by.
-      max_growth: the largest factor; 1, which their LoRA scripts have, lets none grow.
-        Their GRPO scripts do: `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer. Unlike in the authors' code the first step,
-      of which nothing is known, is left alone, and so is a group without gradient.
+        upper = high * mean
+        lower = max(min_norm, low * mean)
+        k = max(upper / norm, max_shrink) if norm > upper
+        k = min(lower / norm, max_growth) if norm < lower
+        k = 1 otherwise
+        mean = decay * mean + (1 - decay) * k * norm
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -138,11 +128,32 @@ def aggc(
       >>> print(optclip.metrics(state)["clip/norm/dense"])
       5.0
 
-    The rule alone, with what it does at the edges: `thresholds.ema`.
+    Args:
+      groups: Label of each leaf; a tree of strings or a function of the updates.
+        Default: the name of the leaf's module without its number, so that `dense_0`
+        and `dense_1` are one group.
+      high: Upper edge of the band as a fraction of the running average: a number above
+        0 or an optax schedule.
+      low: Lower edge as a fraction of the running average: a number or a schedule.
+      decay: Decay of the running average, which starts at 0.
+      min_norm: Minimum of the lower edge.
+      max_shrink: Smallest factor for a large norm.
+      max_growth: Largest factor for a small norm; 1 forbids growth, as in the authors'
+        LoRA scripts. Their GRPO scripts allow it:
+        `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
-    Language Model Training*, 2026, arXiv:2601.11864; numbers from its LoRA scripts,
-    which also move both edges over the training: give schedules.
+    Returns:
+      A transformation; place it before the optimizer. Unlike the authors' code, it does
+      not change the first step, which has no average yet, or a group without gradient.
+
+    See Also:
+      `thresholds.ema` and `responses.band`: the rule and the response.
+
+    References:
+      Li, Wu and Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
+      Language Model Training*, 2026, arXiv:2601.11864. Defaults from its LoRA scripts,
+      which also move both edges during training: pass schedules.
     """
     for name, value in (("high", high), ("low", low)):
         if not callable(value):
@@ -159,6 +170,6 @@ def aggc(
 
 
 def _module(path: str) -> str:
-    """The name of the module a parameter is in, without its number."""
+    """Return the name of a parameter's module without its number."""
     keys = [key for key in path.split("/")[:-1] if not key.isdigit()] or ["all"]
     return keys[-1].rstrip("0123456789").rstrip("_") or "all"

@@ -1,4 +1,4 @@
-"""Methods in place of Adam, which keep moments of their own to clip by."""
+"""Replacements for Adam that keep separate moments to clip by."""
 
 from __future__ import annotations
 
@@ -25,25 +25,10 @@ def spam(
     grace: int = 20,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SPAM: Adam that clips spikes of single elements and resets its moments.
+    """Clip spikes of single elements, then apply Adam with periodic resets (SPAM).
 
-    .. math:: g_i \leftarrow \mathrm{sign}(g_i)\sqrt{\theta v_i} \quad
-        \text{if } g_i^2 > \theta v_i
-
-    Args:
-      inner: what the clipped gradients go to; None is `optax.scale_by_adam(b2=b2)`.
-      theta: :math:`\theta`, how many times v the square of an element may be.
-      b2: the decay of v, and of Adam's second moment.
-      every: the number of steps from one reset of moments and v to the next.
-      warmup: the number of steps after a reset in which the updates grow back to their
-        size; see `optclip.with_periodic_reset`.
-      grace: the number of steps at the start, and after a reset, in which nothing is
-        clipped.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation in place of Adam: a learning rate follows. Unlike in the authors'
-      code an element that had no gradient yet is not clipped to zero for ever.
+    With `v` the running mean square of an element, the update is
+    `g = sign(g) * sqrt(theta * v)` if `g**2 > theta * v`, else `g`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -54,10 +39,26 @@ def spam(
       >>> print(f"{optclip.metrics(state)['clip/threshold']:.2f}")
       2.24
 
-    The rule alone, with what it does at the edges: `thresholds.second_moment`.
+    Args:
+      inner: The optimizer to wrap. Default: `optax.scale_by_adam(b2=b2)`.
+      theta: Maximum square of an element, as a multiple of `v`.
+      b2: Decay of `v` and of Adam's second moment, from 0 to 1.
+      every: Number of steps between resets of the moments and of `v`.
+      warmup: Number of scaled steps after a reset; see `optclip.with_periodic_reset`.
+      grace: Number of unclipped steps at the start and after each reset.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
-    Training*, 2025, arXiv:2501.06842, algorithm 1.
+    Returns:
+      A transformation that replaces Adam; add a learning rate after it. The authors'
+      code permanently clips elements without earlier gradients to zero; this one does
+      not clip them.
+
+    See Also:
+      `thresholds.second_moment`: the rule and its edge cases.
+
+    References:
+      Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+      Training*, 2025, arXiv:2501.06842, algorithm 1.
     """
     _validate.fraction("b2", b2)
     _validate.length("grace", grace, least=0)
@@ -77,25 +78,13 @@ def stable_spam(
     every: int = 1000,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Stable-SPAM: elements by the running maximum, leaves to a steady norm, Adam.
+    """Clip elements, normalize leaves to a steady norm, then apply Adam (Stable-SPAM).
 
-    .. math:: g_i \leftarrow \frac{g_i}{\max|g|}\hat m \text{ if } |g_i| > \hat m,
-        \qquad g \leftarrow \frac{g}{\|g\|}\frac{\hat\mu}{\sqrt{\hat\nu} + \epsilon}
+    With debiased running averages of each leaf's largest element (`peak`), norm
+    (`mean`) and squared norm (`square`)::
 
-    Args:
-      inner: what the gradients then go to; None is `optax.scale_by_adam()`.
-      decay: the decay of :math:`\hat m`, the running maximum of each leaf.
-      b1: the decay of :math:`\hat\mu`, the running norm of each leaf.
-      b2: the decay of :math:`\hat\nu`, the running square of that norm.
-      every: the number of steps from one reset of Adam to the next; the thresholds are
-        not reset.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation in place of Adam: a learning rate follows. The authors' code has
-      one counter for all averages and sets it to 1 at a reset, so that its thresholds
-      are then hundreds of times too large; and the step of a reset still uses the old
-      moments. Neither is so here.
+        g = g / max(|g|) * peak if |g| > peak
+        g = g / norm * mean / (sqrt(square) + eps)
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -106,11 +95,28 @@ def stable_spam(
       >>> print(f"{optclip.metrics(state)['max/threshold']:.0f}")
       501
 
-    The rules alone, with what they do at the edges: `thresholds.ema_of_max`,
-    `thresholds.mean_over_rms`.
+    Args:
+      inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
+      decay: Decay of the largest element's average.
+      b1: Decay of the norm's average.
+      b2: Decay of the squared norm's average.
+      every: Number of steps between resets of `inner`; thresholds are not reset.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
 
-    Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
-    Adam*, 2025, arXiv:2502.17055.
+    Returns:
+      A transformation that replaces Adam; add a learning rate after it. Its records are
+      named `max` (elements) and `norm` (leaves).
+
+      A reset does not affect the averages, and its step already uses the new moments.
+      The authors' code restarts the averages' step counter, so that thresholds are
+      hundreds of times too large after a reset, and it resets one step later.
+
+    See Also:
+      `thresholds.ema_of_max` and `thresholds.mean_over_rms`: the rules.
+
+    References:
+      Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
+      2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
     of_elements: dict[str, Any] = {"name": "max"} | unwrapped(options)
@@ -134,22 +140,13 @@ def acclip(
     eps: Number = 1e-5,
     **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""ACClip: a momentum, each element clipped by the running mean of its gradient's.
+    """Clip the momentum's elements to the gradient's running mean modulus (ACClip).
 
-    .. math:: m = \beta_1 m + (1 - \beta_1) g, \qquad
-        \tau^\alpha = \beta_2\tau^\alpha + (1 - \beta_2)|g|^\alpha, \qquad
-        u = \min\left(1, \frac{\tau}{|m| + \epsilon}\right) m
+    In each step::
 
-    Args:
-      b1: :math:`\beta_1`, the decay of the momentum.
-      b2: :math:`\beta_2`, the decay of the threshold.
-      alpha: :math:`\alpha`, the power of which the mean is taken, from 1 to 2 in the
-        paper.
-      eps: :math:`\epsilon`, added to the modulus of the momentum.
-      options: further arguments of `clip_by`: those of `typing.MomentClipOptions`.
-
-    Returns:
-      A transformation in place of Adam: a learning rate follows.
+        m = b1 * m + (1 - b1) * g
+        tau**alpha = b2 * tau**alpha + (1 - b2) * |g|**alpha
+        update = min(1, tau / (|m| + eps)) * m
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -158,10 +155,25 @@ def acclip(
       >>> print(f"{updates[0]:.4f}")
       0.0100
 
-    The rule alone, with what it does at the edges: `thresholds.moment`.
+    Args:
+      b1: Decay of the momentum.
+      b2: Decay of the threshold.
+      alpha: Power of the mean, from 1 to 2 in the paper.
+      eps: Number added to the modulus of the momentum.
+      options: Further arguments of `clip_by`, listed in `typing.MomentClipOptions`.
 
-    Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
-    arXiv:1912.03194.
+    Returns:
+      A transformation that replaces Adam; add a learning rate after it.
+
+    Raises:
+      ValueError: `nonfinite="zero"`, which would hide moments that are NaN.
+
+    See Also:
+      `thresholds.moment`: the rule and its edge cases.
+
+    References:
+      Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
+      arXiv:1912.03194.
     """
     _validate.fraction("b1", b1)
     _validate.fraction("b2", b2)

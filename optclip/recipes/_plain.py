@@ -1,4 +1,4 @@
-"""Clips with fixed thresholds, and error feedback."""
+"""Clipping with fixed thresholds, and error feedback."""
 
 from __future__ import annotations
 
@@ -19,18 +19,7 @@ from optclip.wrappers import with_error_feedback
 def auto_s(
     max_norm: Threshold = 1.0, gamma: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Automatic clipping: always the same length, but where that is below gamma.
-
-    .. math:: g \leftarrow R \frac{g}{\|g\| + \gamma}
-
-    Args:
-      max_norm: R, the norm that large gradients are left with.
-      gamma: :math:`\gamma`, which is added to the norm; 0 is the paper's AUTO-V.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer, of one gradient; the paper's are those of
-      single examples.
+    """Normalize the gradient, `g = max_norm * g / (norm + gamma)` (AUTO-S).
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -39,8 +28,18 @@ def auto_s(
       >>> print(tx.update(updates, tx.init(updates))[0])
       [0.  0.8]
 
-    Source: Bu, Wang, Zha, Karypis, *Automatic Clipping: Differentially Private Deep
-    Learning Made Easier and Stronger*, 2023, arXiv:2206.07136.
+    Args:
+      max_norm: Limit of the norm: a number, an optax schedule or a rule.
+      gamma: Number added to the norm; 0 gives the paper's AUTO-V.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+
+    Returns:
+      A transformation of one gradient; place it before the optimizer. The paper applies
+      the formula to per-example gradients.
+
+    References:
+      Bu, Wang, Zha and Karypis, *Automatic Clipping: Differentially Private Deep
+      Learning Made Easier and Stronger*, 2023, arXiv:2206.07136.
     """
     _validate.plain("gamma", gamma)
     threshold = Named("max_norm", max_norm)
@@ -52,19 +51,7 @@ def sclip(
     tau: NumberOrSchedule = 1.0,
     **options: Unpack[ClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SClip: each element by a smooth curve with the limit c.
-
-    .. math:: y \leftarrow c_t \frac{y}{\sqrt{y^2 + \tau_t}}
-
-    Args:
-      c: the limit, a number or an optax schedule.
-      tau: :math:`\tau`, a number above 0 or an optax schedule: small elements are
-        multiplied by :math:`c / \sqrt\tau`.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation before the optimizer: a smooth clip at :math:`\sqrt\tau`, then a
-      scale.
+    """Clip each element smoothly, `y = c * y / sqrt(y**2 + tau)` (SClip).
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -73,8 +60,19 @@ def sclip(
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.2  0.   1.2]
 
-    Source: Yu, Jakovetić, Kar, *Smoothed Gradient Clipping and Error Feedback for
-    Distributed Optimization under Heavy-Tailed Noise*, 2023, arXiv:2310.16920.
+    Args:
+      c: Limit of each element: a number or an optax schedule.
+      tau: Squared scale of the curve: a number above 0 or an optax schedule. Small
+        elements are multiplied by `c / sqrt(tau)`.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+
+    Returns:
+      A transformation; place it before the optimizer. It clips smoothly at `sqrt(tau)`,
+      the recorded threshold, then multiplies by `c / sqrt(tau)`.
+
+    References:
+      Yu, Jakovetić and Kar, *Smoothed Gradient Clipping and Error Feedback for
+      Distributed Optimization under Heavy-Tailed Noise*, 2023, arXiv:2310.16920.
     """
     for name, value in (("c", c), ("tau", tau)):
         if not callable(value):
@@ -82,7 +80,7 @@ def sclip(
     edge = scheduled(jnp.sqrt, tau)
     scale = scheduled(lambda limit, t: limit / jnp.sqrt(t), c, tau)
     clip = build(clip_by, options, edge, over="element", response="smooth")
-    # A number is passed as a schedule too, which keeps the dtype of the updates.
+    # A number becomes a schedule too: optax.scale_by_schedule keeps the updates' dtype.
     at: Any = scale if callable(scale) else lambda step: scale
     scaled = optax.scale_by_schedule(at)
     return optax.with_extra_args_support(optax.chain(clip, scaled))
@@ -91,19 +89,10 @@ def sclip(
 def uclip(
     clip: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""U-Clip: what was cut off is added to the next gradient, before it is clipped.
+    """Add the part that clipping removed to the next gradient (U-Clip).
 
-    .. math:: u_t = \mathrm{clip}(g_t + \Delta_t), \qquad
-        \Delta_{t+1} = g_t + \Delta_t - u_t
-
-    Args:
-      clip: any clip, an optax transformation; None is `clip_by_value(1.0)`.
-
-    Returns:
-      A transformation before the optimizer: `optclip.with_error_feedback(clip)`.
-
-    Raises:
-      TypeError: `clip` is not an optax transformation.
+    The residual `r` starts at 0, and in each step `u = clip(g + r)`, then
+    `r = g + r - u`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -114,7 +103,18 @@ def uclip(
       >>> print(updates, state.feedback_residual)
       [1.] [0.5]
 
-    Source: Elesedy, Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
-    2023, arXiv:2302.02971.
+    Args:
+      clip: The clipping transformation to wrap. Default: `clip_by_value(1.0)`.
+
+    Returns:
+      The transformation `optclip.with_error_feedback(clip)`; place it before the
+      optimizer.
+
+    Raises:
+      TypeError: `clip` is not an optax transformation.
+
+    References:
+      Elesedy and Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
+      2023, arXiv:2302.02971.
     """
     return with_error_feedback(clip_by_value(1.0) if clip is None else clip)

@@ -1,4 +1,4 @@
-"""Further arguments of a recipe, passed on to the clip or skip it makes."""
+"""Further arguments of a recipe, passed to `clip_by` or `skip`."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,7 +11,10 @@ from optclip.typing import Number, NumberOrSchedule
 
 
 def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments; optax.inject_hyperparams passes them as one named `options`."""
+    """Return the options as a dict.
+
+    `optax.inject_hyperparams` passes them as a single argument named `options`.
+    """
     inner = options.get("options")
     return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
 
@@ -22,14 +25,18 @@ def build(
     *arguments: Any,
     **fixed: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """What `make` returns for the arguments of a method and the options of its user."""
+    """Call `make` with the arguments of a method and the user's options.
+
+    Raises:
+      TypeError: An option is unknown, or is set by the method.
+    """
     chosen = unwrapped(options)
     parameters = inspect.signature(make).parameters.values()
     accepted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for name, value in chosen.items():
         if name in fixed:
-            wanted = "left out, since this method is defined by its own"
-            advice = f"To choose it build another method with {make.__name__}."
+            wanted = "omitted, since this method sets it"
+            advice = f"To choose it, build a method with optclip.{make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
     _validate.options(chosen, accepted - fixed.keys())
     return make(*arguments, **fixed, **chosen)
@@ -38,18 +45,17 @@ def build(
 def scheduled(
     function: Callable[..., Number], *values: NumberOrSchedule
 ) -> NumberOrSchedule:
-    """`function` of numbers, or the schedule of it if one of them is a schedule."""
+    """Return `function` of numbers, or its schedule if one of them is a schedule."""
     if not any(callable(value) for value in values):
         return function(*values)
     return lambda step: function(*(v(step) if callable(v) else v for v in values))
 
 
 def refuse_behind_moments(name: str, options: Mapping[str, Any]) -> None:
-    """Raise for a policy that would hide that moments are NaN, and train no more."""
+    """Raise for the policy `"zero"`, which would hide NaN moments and stop training."""
     if unwrapped(options).get("nonfinite") == "zero":
         raise ValueError(
-            f"`nonfinite` must not be 'zero' for {name}, which clips behind its"
-            " moments: after one NaN they stay NaN, and all updates would be zero from"
-            " then on. Leave it out, and wrap the optimizer:"
-            f" optclip.skip({name}(...))."
+            f"`nonfinite` must not be 'zero' for {name}, which clips after its moment"
+            " estimates: one NaN would make them NaN and every later update zero. Omit"
+            f" it, and skip such steps: optclip.skip({name}(...))."
         )

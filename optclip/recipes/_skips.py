@@ -1,4 +1,4 @@
-"""Steps that are left out, as the large training codes do."""
+"""Rules for skipping steps, as in large training codebases."""
 
 from __future__ import annotations
 
@@ -22,28 +22,10 @@ def olmo_skip(
     use_value: bool = True,
     **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""OLMo's rule: skip if loss or norm is above its mean plus 6 deviations.
+    """Skip steps whose norm or loss exceeds its mean plus 6 deviations (OLMo).
 
-    .. math:: \text{skip if } n > \mathrm{mean} + \sigma\,\mathrm{std} \text{ of the
-        last } n_{t-128}, \ldots, n_{t-1}\text{, or the same of the loss}
-
-    Args:
-      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
-      sigma: the number of standard deviations.
-      window: the number of norms and losses; nothing is skipped in the first half.
-      use_value: whether the loss is looked at, the extra argument `value` of `update`.
-      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
-
-    Returns:
-      A transformation around the whole optimizer, its clip and learning rate included.
-      Unlike there NaN and inf never enter the window: one NaN makes OLMo skip as many
-      steps as the window has. What was skipped enters it, as there, so that a huge
-      spike hides the next ones for `window` steps; with `learn_skipped=False,
-      max_consecutive=100` it does not. MaxText's and Levanter's rules have the same
-      numbers.
-
-    Raises:
-      ValueError: at `update`, `value` is missing.
+    A step is skipped if its norm is above `mean + sigma * std` of the last `window`
+    norms, or its loss above the same limit for losses.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -57,7 +39,29 @@ def olmo_skip(
       [-1.]
       [0.]
 
-    Source: OLMo-core (allenai/OLMo-core), `SkipStepOptimizer`.
+    Args:
+      inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
+      sigma: Number of standard deviations.
+      window: Number of norms and losses. Fewer than half of them skip nothing.
+      use_value: Whether to check the loss, which `update` then requires as `value`.
+      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+
+    Returns:
+      A transformation; wrap the whole optimizer, with its clipping and learning rate.
+
+      NaN and inf never enter the window. In OLMo, one NaN skips `window` steps. Skipped
+      finite steps do enter it, as in OLMo, so that a huge spike can hide later ones for
+      `window` steps. To exclude them, pass `learn_skipped=False, max_consecutive=100`.
+
+    Raises:
+      ValueError: In `update`: the loss is not passed.
+
+    See Also:
+      `thresholds.mean_plus_std`: the rule and its edge cases.
+
+    References:
+      OLMo-core (allenai/OLMo-core), `SkipStepOptimizer`. The rules of MaxText and
+      Levanter have the same defaults.
     """
     _validate.plain("sigma", sigma)
     _validate.flag("use_value", use_value)
@@ -74,23 +78,10 @@ def axlearn_skip(
     decay: Number = 0.99,
     **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""AXLearn's rule: skip if the norm is above 20 times its running average.
+    """Skip steps whose norm exceeds 20 times its running average (AXLearn).
 
-    .. math:: \text{skip if } n_t > 20\,\hat\gamma_{t-1}; \quad \text{else }
-        \gamma_t = 0.99\,\gamma_{t-1} + 0.01\,n_t, \quad
-        \hat\gamma_t = \frac{\gamma_t}{1 - 0.99^t}
-
-    Args:
-      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
-      ratio: the smallest of its multipliers, which decides.
-      decay: the decay of the running average, which is debiased and does not learn from
-        steps that were skipped.
-      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
-
-    Returns:
-      A transformation around the whole optimizer, its clip and learning rate included.
-      Unlike there the first step is never skipped: AXLearn's average starts at 1, so
-      gradients above 20 from the first step on are skipped for ever.
+    A step is skipped if `norm > ratio * mean`, where `mean` is the debiased running
+    average of the norms of accepted steps.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -103,8 +94,24 @@ def axlearn_skip(
       [0.]
       [-19.]
 
-    Source: AXLearn (apple/axlearn), `skip_and_clip_by_global_norm` with
-    `drop_norm_by_grad_norm_ema`.
+    Args:
+      inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
+      ratio: Maximum norm as a multiple of the average. Default: AXLearn's smallest
+        multiplier.
+      decay: Decay of the running average, from 0 to 1.
+      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+
+    Returns:
+      A transformation; wrap the whole optimizer, with its clipping and learning rate.
+      Unlike AXLearn, it never skips the first step. AXLearn's average starts at 1, so
+      that it skips every step if all norms are above 20.
+
+    See Also:
+      `thresholds.ema`: the rule and its edge cases.
+
+    References:
+      AXLearn (apple/axlearn), `skip_and_clip_by_global_norm` with
+      `drop_norm_by_grad_norm_ema`.
     """
     rule = thresholds.ema(ratio, decay, warmup=0, start="debiased")
     all_options: dict[str, Any] = {"learn_skipped": False} | unwrapped(options)
@@ -116,17 +123,7 @@ def megatron_skip(
     max_norm: ThresholdTree = math.inf,
     **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Megatron's rule: skip if the norm is above a fixed number, or not finite.
-
-    .. math:: \text{skip if } \|g\| > c \text{ or } \|g\| \text{ is not finite}
-
-    Args:
-      inner: the optimizer to leave out; None is `optax.scale_by_adam()`.
-      max_norm: the number, or an optax schedule; inf skips only what is not finite.
-      options: further arguments of `optclip.skip`: those of `typing.SkipOptions`.
-
-    Returns:
-      A transformation around the whole optimizer, its clip and learning rate included.
+    """Skip steps whose norm exceeds a fixed number or is not finite (Megatron-LM).
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -134,7 +131,17 @@ def megatron_skip(
       >>> print(tx.update(jnp.array([11.0]), tx.init(jnp.zeros(1)))[0])
       [0.]
 
-    Source: Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
+    Args:
+      inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
+      max_norm: Maximum norm of an accepted step: a number or an optax schedule.
+        Default: inf, which skips only non-finite steps.
+      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+
+    Returns:
+      A transformation; wrap the whole optimizer, with its clipping and learning rate.
+
+    References:
+      Megatron-LM (NVIDIA/Megatron-LM), `grad_norm_skip_threshold`.
     """
     return build(skip, options, _adam_if_none(inner), max_norm=max_norm)
 

@@ -1,4 +1,4 @@
-"""SPECTRA: the singular values of each step, and of gradients, kept below a limit."""
+"""SPECTRA: soft caps on the singular values of updates and of gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from optclip.transforms._interface import clip_by
 from optclip.typing import MomentClipOptions, NumberOrSchedule
 from optclip.wrappers._interface import transformation
 
-# What the authors divide by at a learning rate below it.
+# Smaller learning rates count as this one, as in the authors' code.
 _LEAST_RATE = 1e-10
 
 
@@ -41,46 +41,12 @@ def spectra(
     method: Method = "newton_schulz",
     **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""SPECTRA: the singular values of each step softly capped, behind any optimizer.
+    """Cap the singular values of an optimizer's updates softly (SPECTRA).
 
-    .. math:: u \leftarrow \sqrt{\max(1, outputs / inputs)}\; H_{c_t}(u), \qquad
-        H_c(u) = (I + u u^* / c^2)^{-1/2} u, \qquad
-        c_t = c\,\eta_w / \eta_t \text{ while } t < w
-
-    Args:
-      inner: the optimizer, without learning rate and weight decay; None is
-        `optax.scale_by_adam()`.
-      max_value: c, what a singular value of a step is softly capped at: a number of at
-        least 0 or an optax schedule.
-      max_gradient: the same of a gradient, before `inner`; the authors have 0.1 for it,
-        and advise None, which leaves gradients alone.
-      learning_rate: :math:`\eta`, the schedule of the learning rate, an optax schedule.
-        In the warm-up both caps are divided by it, so that cap times learning rate
-        stays what it is at the end of the warm-up. None for none.
-      warmup: w, the number of first steps in which `learning_rate` does so; 0 for none.
-      matrix_axes: the axes of the inputs and of the outputs of a kernel, of which
-        negative ones count from the end; a leaf with more of them is a batch.
-      transposed: a function of the path of a leaf that returns whether its outputs are
-        on the first of these axes. To the authors those of an embedding `(vocabulary,
-        features)` are: `lambda path: "embed" in path`.
-      method: how singular values are capped: `"newton_schulz"` by matrix products
-        alone, `"eigh"` by a decomposition; `optclip.clip_by_singular_value` says what
-        each is good for.
-      options: further arguments of `optclip.clip_by_singular_value`: `mask`,
-        `axis_name`, `nonfinite`, `record` and `name`.
-
-    Returns:
-      A transformation in place of Adam: weight decay and learning rate follow. Matrices
-      are batched over axes that are not `matrix_axes`. A vector is a matrix of one
-      singular value, its norm, in `max_value`, and left alone by `max_gradient`. Unlike
-      there its norm is capped below c, too, so that it does not fall from c to
-      :math:`c / \sqrt 2` at c; to leave vectors alone, their `apply_to="2d"`, give
-      `mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)`. Their decay of c at
-      the end of the training is an optax schedule for `max_value`. The record of
-      `max_gradient` is named `"gradient"`.
-
-    Raises:
-      ValueError: one of `learning_rate` and `warmup` is given without the other.
+    Each matrix `u` becomes `sqrt(max(1, outputs / inputs)) * H(u)`, where `H` replaces
+    each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. While `step < warmup`, the
+    cap `c` is `max_value * learning_rate(warmup) / learning_rate(step)`, so that cap
+    times learning rate stays constant.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -96,11 +62,44 @@ def spectra(
       >>> print(f"{clip.update(3 * kernel, clip.init(kernel))[0][0, 0]:.2f}")
       1.90
 
-    Source: Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*,
-    2026, arXiv:2603.14315; numbers and warm-up from its code.
+    Args:
+      inner: The optimizer to wrap, without learning rate and weight decay. Default:
+        `optax.scale_by_adam()`.
+      max_value: Soft cap of the updates' singular values: a number or a schedule.
+      max_gradient: The same for gradients, before `inner`. The authors' code has 0.1,
+        but they recommend None, no cap.
+      learning_rate: Schedule of the learning rate; requires `warmup`. Default: None.
+      warmup: Number of first steps that scale both caps by `learning_rate`.
+      matrix_axes: Axes of a kernel's inputs and outputs. Other axes are batch axes.
+      transposed: Function of a leaf's path that returns whether the first of these axes
+        holds the outputs, as the authors do for embeddings `(vocabulary, features)`:
+        `lambda path: "embed" in path`. Default: no leaf is transposed.
+      method: `"newton_schulz"` (matrix products only) or `"eigh"` (decomposition); see
+        `optclip.clip_by_singular_value`.
+      options: `mask`, `axis_name`, `nonfinite`, `record` and `name`, as in
+        `optclip.clip_by_singular_value`.
+
+    Returns:
+      A transformation that replaces Adam; add weight decay and learning rate after it.
+      The record of `max_gradient` is named `gradient`.
+
+    Raises:
+      ValueError: Only one of `learning_rate` and `warmup` is passed, or
+        `nonfinite="zero"`, which would hide moments that are NaN.
+
+    Differences from the authors' code:
+      - The norm of a vector is its singular value. `max_value` also scales norms below
+        `c`, so that the output is continuous there; `max_gradient` excludes vectors.
+      - `apply_to="2d"`, which excludes all vectors, is
+        `mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)`.
+      - The decay of the cap at the end of training is a schedule for `max_value`.
+
+    References:
+      Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*, 2026,
+      arXiv:2603.14315; defaults and warm-up from its code.
     """
     _check_schedule(learning_rate, warmup)
-    wanted = "a function of the path of a leaf, or None"
+    wanted = "a function of a leaf's path, or None"
     _validate.kind("transposed", transposed, (Callable, type(None)), wanted)
     refuse_behind_moments("spectra", options)
     chosen = unwrapped(options)
@@ -140,9 +139,9 @@ def _check_schedule(learning_rate: Any, warmup: Any) -> None:
     _validate.length("warmup", warmup, least=0)
     if (learning_rate is None) == (warmup > 0):
         raise ValueError(
-            "`learning_rate` and `warmup` must be given together, got"
-            f" learning_rate={learning_rate!r} and warmup={warmup}. Give both to raise"
-            " the caps in the warm-up, or neither."
+            "`learning_rate` and `warmup` must be passed together, got"
+            f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
+            " the caps during the warm-up, or neither."
         )
 
 
@@ -151,7 +150,7 @@ def _warmed_up(
     learning_rate: Callable[[jax.Array], Any] | None,
     warmup: int,
 ) -> NumberOrSchedule:
-    """What a cap is in the warm-up, such that cap times learning rate stays."""
+    """Return the cap, scaled in the warm-up to keep cap times learning rate fixed."""
     if learning_rate is None:
         return value
 

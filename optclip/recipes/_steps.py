@@ -1,4 +1,4 @@
-"""Methods that limit the step itself, by the moments or the parameters behind it."""
+"""Methods that limit the step itself, by second moments or by parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from optclip.wrappers import clip_after
 
 @dataclasses.dataclass(frozen=True)
 class _UnitQuotient:
-    """The norm of the updates at which the norm of `quotients` is 1.
+    """Set the threshold to the norm of the updates at which `quotients` has norm 1.
 
-    Quotients are taken as proportional to the updates, as those by parameters are.
+    The quotients must be proportional to the updates.
     """
 
     quotients: Callable[[Seen], PyTree]
@@ -42,7 +42,8 @@ def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array
     one, inf = jnp.ones_like(norm), jnp.full_like(norm, jnp.inf)
     none = excess == 0
     allowed = jnp.where(none, inf, ratio(norm, jnp.where(none, one, excess)))
-    # A norm below 2**-60 reads 0; a threshold of 0 would clip what is allowed.
+    # Norms below 2**-60 read 0. Their threshold is inf unless the quotients exceed 1,
+    # since a threshold of 0 would zero an update that is allowed.
     off = ~finite | ((norm == 0) & (excess <= 1))
     return jnp.where(off, inf, allowed)
 
@@ -54,22 +55,10 @@ def stable_adamw(
     weight_decay: float | jax.Array = 0.0,
     **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    r"""StableAdamW: AdamW, slower in a leaf whose second moment is out of date.
+    """Scale AdamW down in leaves whose second moment is outdated (StableAdamW).
 
-    .. math:: u \leftarrow \frac{u}{\max(1, RMS)}, \qquad
-        RMS = \sqrt{\mathrm{mean}\frac{g^2}{\max(\hat v, \epsilon^2)}}
-
-    Args:
-      b1: the decay of Adam's first moment.
-      b2: the decay of Adam's second moment.
-      eps: Adam's, and :math:`\epsilon` above.
-      weight_decay: AdamW's; `update` must then be given the parameters.
-      options: further arguments of `clip_by`: those of `typing.MomentClipOptions`.
-
-    Returns:
-      A transformation in place of `optax.scale_by_adam` and `add_decayed_weights`: a
-      learning rate follows. Its record has the norm of each step, and the largest that
-      it is allowed.
+    Per leaf, `u = u / max(1, rms)` with `rms = sqrt(mean(g**2 / max(v, eps**2)))`,
+    where `v` is Adam's debiased second moment.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -80,8 +69,24 @@ def stable_adamw(
       >>> print(f"{optclip.metrics(state)['clip/coefficient']:.2f} {updates[0]:.2f}")
       0.58 0.37
 
-    Source: Wortsman et al., *Stable and low-precision training for large-scale
-    vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
+    Args:
+      b1: Decay of Adam's first moment.
+      b2: Decay of Adam's second moment.
+      eps: Adam's `eps`, also used in `rms`.
+      weight_decay: AdamW's weight decay; if not 0, `update` requires `params`.
+      options: Further arguments of `clip_by`, listed in `typing.MomentClipOptions`.
+
+    Returns:
+      A transformation that replaces `optax.scale_by_adam` and `add_decayed_weights`;
+      add a learning rate after it. It records the RMS of each update and the maximum
+      that the formula allows.
+
+    Raises:
+      ValueError: `nonfinite="zero"`, which would hide moments that are NaN.
+
+    References:
+      Wortsman et al., *Stable and low-precision training for large-scale
+      vision-language models*, 2023, arXiv:2304.13013, algorithm 2.
     """
     _validate.fraction("b1", b1)
     _validate.fraction("b2", b2)
@@ -101,7 +106,7 @@ def stable_adamw(
                 return g
             wide = _leaves.widen(jnp.asarray(g))
             root = jnp.sqrt(v.astype(jnp.abs(wide).dtype) / correction)
-            # v may be 0. Bounded, the norm is finite and its inverse not subnormal.
+            # v may be 0. The bound keeps the norm finite and its inverse normal.
             return jnp.minimum(_quotient(wide, jnp.maximum(root, eps)), 2.0**60)
 
         return jax.tree.map(quotient, seen.extra["gradients"], nu)
@@ -117,23 +122,10 @@ def stable_adamw(
 def clippy(
     relative: Number = 0.5, absolute: Number = 0.01, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Clippy: no element of a parameter changes by more than a fraction of itself.
+    """Scale steps so that no weight changes by more than a fraction of itself (Clippy).
 
-    .. math:: \Delta \leftarrow \Delta \min\left(1, \min_i
-        \frac{\lambda_{rel}|w_i| + \lambda_{abs}}{|\Delta_i|}\right)
-
-    Args:
-      relative: :math:`\lambda_{rel}`; 0.1 in TensorFlow Recommenders.
-      absolute: :math:`\lambda_{abs}`, by which a parameter of 0 may change; 1e-7 there.
-      options: further arguments of `clip_by`: those of `typing.ClipOptions`.
-
-    Returns:
-      A transformation of the steps themselves: it comes last, after the learning rate.
-      `update` must be given the parameters. Its record has the largest element of each
-      step, and the largest that it is allowed.
-
-    Raises:
-      ValueError: at `update`, `params` is None.
+    Each leaf's step is multiplied by the minimum over its elements of
+    `min(1, (relative * |w| + absolute) / |step|)`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -143,8 +135,23 @@ def clippy(
       >>> print(updates)
       [-0.5 -0.5]
 
-    Source: Tang et al., *Improving Training Stability for Multitask Ranking Models in
-    Recommender Systems*, 2023, arXiv:2302.09178; numbers from ports of it.
+    Args:
+      relative: Maximum change as a fraction of the weight; 0.1 in TensorFlow
+        Recommenders.
+      absolute: Maximum change of a weight of 0; 1e-7 in TensorFlow Recommenders.
+      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+
+    Returns:
+      A transformation of the steps; place it last, after the learning rate. `update`
+      requires `params`. It records the largest element of each step and the largest
+      that the formula allows.
+
+    Raises:
+      ValueError: In `update`: `params` is None.
+
+    References:
+      Tang et al., *Improving Training Stability for Multitask Ranking Models in
+      Recommender Systems*, 2023, arXiv:2302.09178; defaults from ports of its code.
     """
     _validate.plain("relative", relative)
     _validate.plain("absolute", absolute)
@@ -166,11 +173,11 @@ def clippy(
 
 
 def _quotient(x: jax.Array, divisor: jax.Array) -> jax.Array:
-    """`|x| / divisor`; a very large number where that is 0 and x is not."""
+    """Return `|x| / divisor`, or a very large number if only the divisor is 0."""
     size = jnp.abs(x)
     none = divisor == 0
-    # A divisor of 0 is replaced by 1, so that the quotient and its derivative are not
-    # NaN.
+    # A divisor of 0 is replaced by 1 to keep NaN out of the quotient and its
+    # derivative.
     quotient = ratio(size, jnp.where(none, jnp.ones_like(divisor), divisor))
     largest = jnp.asarray(jnp.finfo(size.dtype).max / 2, size.dtype)
     return jnp.where(none & (size > 0), largest, quotient)

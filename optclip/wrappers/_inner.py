@@ -8,7 +8,7 @@ from optclip._arrays import _validate
 
 
 def transformation(name: str, value: Any) -> optax.GradientTransformationExtraArgs:
-    """Return `value` as a transformation with extra arguments; raise for other values."""
+    """Return `value` as a transformation with extra arguments, or raise."""
     advice = "Pass one, such as optax.adam(1e-3) or optclip.clip_by_global_norm(1.0)."
     if hasattr(value, "gradient_transformation"):  # optax.MultiSteps
         advice = "Pass its .gradient_transformation()."

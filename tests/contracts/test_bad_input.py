@@ -450,9 +450,9 @@ MESSAGES = {
     ],
     "recipes.spectra.learning_rate": [
         (0.1, T, "`learning_rate` must be an optax schedule, or None, got 0.1 (float)"),
-        (lambda step: 0.1, V, "`learning_rate` and `warmup` must be given together"),
+        (lambda step: 0.1, V, "`learning_rate` and `warmup` must be passed together"),
     ],
-    "recipes.spectra.warmup": [(5, V, "got learning_rate=None and warmup=5. Give")],
+    "recipes.spectra.warmup": [(5, V, "got learning_rate=None and warmup=5. Pass")],
     "Heads.query": [
         (3, T, "`query` must be a path such as 'attn/query/kernel', or a tuple of"),
         (("a", None), T, "or a tuple of paths, got ('a', None) (tuple)"),

@@ -55,9 +55,9 @@ def test_recipes_table_names_every_recipe():
 
 
 @every
-def test_recipe_docstring_has_source_example_and_returns(name):
+def test_recipe_docstring_has_references_example_and_returns(name):
     doc = inspect.getdoc(getattr(recipes, name))
-    assert doc.count("Source: ") == 1
+    assert doc.count("References:\n") == 1
     assert "Example:" in doc
     assert "Returns:" in doc
 
@@ -156,11 +156,11 @@ def test_recipe_with_moments_rejects_policy_that_hides_nan(name):
 @pytest.mark.parametrize(
     ("names", "option", "words"),
     [
-        ("adagc agc stable_spam", "over", "^`over` must be left out, since this method is"),
-        ("auto_s sclip spectra", "response", "^`response` must be left out, since this"),
-        ("clippy", "norm", "^`norm` must be left out, since this method is"),
-        ("spectra", "eps", "^`eps` must be left out, since this method is"),
-        ("olmo_skip", "max_value", "^`max_value` must be left out, since this method is"),
+        ("adagc agc stable_spam", "over", "^`over` must be omitted, since this method"),
+        ("auto_s sclip spectra", "response", "^`response` must be omitted, since this"),
+        ("clippy", "norm", "^`norm` must be omitted, since this method sets it"),
+        ("spectra", "eps", "^`eps` must be omitted, since this method sets it"),
+        ("olmo_skip", "max_value", "^`max_value` must be omitted, since this method"),
         ("zclip spam olmo_skip stable_adamw", "strickt", "must be some of .*strickt=1"),
         ("zclip spam olmo_skip stable_adamw", "threshold", "some of .*threshold=1"),
     ],
