@@ -1,27 +1,27 @@
 """Set the threshold: a number, a schedule, or a rule that learns from norms.
 
-A rule is a frozen object with `init(norm)` and `update(seen, memory)`, without
-`__call__` (optax.inject_hyperparams takes any callable for a schedule). What it knows
-it keeps in `memory`, a pytree of arrays of fixed shapes. A norm that is NaN or inf
-never enters a memory: if one is, a rule learns nothing from the step, of other leaves
-neither, and its warm-up waits. A tree of rules, one per leaf, keeps the leaves apart.
+A rule is a frozen object with `init(norm)` and `update(seen, memory)`. It has no
+`__call__`, since `optax.inject_hyperparams` treats callables as schedules. It keeps
+its data in `memory`, a pytree of arrays with fixed shapes. NaN and inf never enter a
+memory: if one of its norms is not finite, a rule learns nothing in that step, and its
+warm-up pauses. With one rule per leaf, only the affected leaves pause.
 
 ==================== ===================================== =============================
 rule                 threshold                             published as
 ==================== ===================================== =============================
 `constant`           a number
 `schedule`           an optax schedule of the step
-`relative_to_params` a fraction of the parameters' norm       AGC
-`previous_norm`      scales by the norm of the step before
+`relative_to_params` a fraction of the parameters' norm    AGC
+`previous_norm`      scales by the previous step's norm
 `quantile`           a quantile of the last norms          AutoClip
 `mean_plus_std`      mean + k deviations of the last norms Levanter
-`zscore`             the same of a running mean            ZClip
+`zscore`             running mean + z deviations           ZClip
 `ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
-`mean_over_rms`      how steady the norms are              Stable-SPAM's AdaGN
+`mean_over_rms`      steadiness of the norms, at most 1    Stable-SPAM's AdaGN
 `second_moment`      a multiple of each element's RMS      SPAM
-`ema_of_max`         the running maximum of each leaf      Stable-SPAM's AdaClip
+`ema_of_max`         running average of each leaf's peak   Stable-SPAM's AdaClip
 `moment`             each element's running power mean     ACClip
-`of_gradients`       a rule that looks before an optimizer ACClip
+`of_gradients`       another rule, applied to gradients    ACClip
 ==================== ===================================== =============================
 """
 

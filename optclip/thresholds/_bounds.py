@@ -1,4 +1,4 @@
-"""Two thresholds for elements, one on each side."""
+"""Separate lower and upper thresholds for elements."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ from optclip.thresholds._threshold_argument import as_rules
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Two thresholds for elements, one on each side. Use `bounds(...)`.
+    """Hold a lower and an upper threshold for elements; create it with `bounds(...)`.
 
     Args:
-      lower: the lower bound, of any sign; None is no bound.
-      upper: the upper bound, of any sign; None is no bound.
+      lower: Lower bound, of any sign. Default: None, no bound.
+      upper: Upper bound, of any sign. Default: None, no bound.
     """
 
     lower: ThresholdTree | None = None
@@ -31,20 +31,7 @@ class Bounds:
 def bounds(
     lower: ThresholdTree | None = None, upper: ThresholdTree | None = None
 ) -> Bounds:
-    """Two bounds for elements, in place of a symmetric threshold.
-
-    Args:
-      lower: the lower bound, of any sign: a number, an array that broadcasts to each
-        leaf, an optax schedule, a rule, or a prefix tree of these; None is no bound.
-      upper: the upper bound, of any sign: a number, an array that broadcasts to each
-        leaf, an optax schedule, a rule, or a prefix tree of these; None is no bound.
-
-    Returns:
-      A threshold for `clip_by(..., over="element")`.
-
-    Raises:
-      TypeError: a bound is not a number or an array of numbers.
-      ValueError: a bound is NaN; or both are concrete numbers and `lower > upper`.
+    """Bound elements by separate lower and upper thresholds.
 
     Example:
       >>> import jax.numpy as jnp
@@ -54,5 +41,17 @@ def bounds(
       >>> updates = jnp.array([-3.0, 0.5, 3.0])
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.   0.5  2. ]
+
+    Args:
+      lower: Lower bound, of any sign: a number, an array that broadcasts to each leaf,
+        an optax schedule, a rule, or a prefix tree of these. Default: None, no bound.
+      upper: Upper bound, specified in the same ways.
+
+    Returns:
+      A threshold for `clip_by(..., over="element")`.
+
+    Raises:
+      TypeError: A bound is not a number or an array of numbers.
+      ValueError: A bound is NaN, or `lower > upper`, both concrete numbers.
     """
     return Bounds(lower, upper)

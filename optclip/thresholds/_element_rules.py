@@ -1,4 +1,4 @@
-"""Thresholds for single elements, from what each of them, or its leaf, was before."""
+"""Rules for single elements, based on past values of the element or its leaf."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optclip.thresholds._rule import Seen, like
 
 
 class Running(NamedTuple):
-    """A running quantity of each norm, and the number of norms in it."""
+    """A running quantity per norm, and the number of norms in it."""
 
     value: PyTree
     steps: jax.Array
@@ -43,8 +43,8 @@ class SecondMoment:
         warm = memory.steps >= self.warmup
 
         def bound(root: jax.Array) -> jax.Array:
-            # An element without any gradient so far has v = 0. Its threshold is inf,
-            # since a threshold of 0 would keep the element at zero.
+            # An element without a gradient so far has v = 0. Its threshold is inf,
+            # since a threshold of 0 would keep its updates at zero.
             has_moment = warm & (root > 0)
             threshold = jnp.sqrt(like(self.theta, root)) * root
             return jnp.where(has_moment, threshold, jnp.full_like(root, jnp.inf))
@@ -103,8 +103,8 @@ class Moment:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
             old_weight, new_weight = _running.weights(self.decay, norm)
             power = like(self.power, norm)
-            # Powers are computed of fractions of the larger norm, so that they stay in
-            # range. The divisor is 1 where both norms are 0, which keeps out 0 / 0.
+            # Both norms are divided by the larger one, so that their powers stay in
+            # range. The divisor is 1 where both are 0, which avoids 0 / 0.
             peak = jnp.maximum(old, norm)
             safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
             powers = (
@@ -120,31 +120,10 @@ class Moment:
 def second_moment(
     theta: Number = 5000.0, decay: Number = 0.999, warmup: int = 20
 ) -> SecondMoment:
-    r"""A multiple of the running root mean square of each element.
+    """Clip to a multiple of each element's running root mean square.
 
-    .. math:: c_t = \sqrt{\theta\, v_{t-1}}, \qquad
-        v_t = decay \cdot v_{t-1} + (1 - decay) \cdot (\text{clipped } u_t)^2
-
-    Args:
-      theta: how many times its mean square the square of an element may be, a finite
-        scalar of at least 0, traced or not.
-      decay: a scalar from 0 to 1, traced or not: Adam's `b2`, for v to be Adam's.
-      warmup: a number of steps in which nothing is clipped, an int of at least 0.
-
-    Returns:
-      A rule for any scope, made for `over="element"`: its memory there is as large as
-      the parameters, in float32.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            inf: nothing is clipped
-    first step         inf, without a warm-up too
-    this step's norm   is not in v, which it enters clipped
-    v = 0              inf: an element that had no gradient yet is not known
-    zero element       counts as any other
-    NaN or inf         as for any other; the step never enters the memory
-    ================== ==============================================================
+    The threshold is `sqrt(theta * v)`; then `v = decay * v + (1 - decay) * u**2` with
+    the clipped element `u`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -157,36 +136,31 @@ def second_moment(
       [2. 1.]
       [2.828427 1.      ]
 
-    Source: Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
-    Training*, 2025, arXiv:2501.06842; its code clips what had no gradient yet to zero.
+    Args:
+      theta: Maximum square of an element as a multiple of `v`.
+      decay: Decay of `v`, from 0 to 1; Adam's `b2` makes `v` equal to Adam's.
+      warmup: Number of unclipped first steps.
+
+    Returns:
+      A rule for any scope, intended for `over="element"`, where its memory is as large
+      as the parameters, in float32.
+
+    Edge cases:
+      - The threshold is inf in the first step and as long as `v` is 0, so that elements
+        without earlier gradients can move. SPAM's code clips them to zero.
+
+    References:
+      Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+      Training*, 2025, arXiv:2501.06842.
     """
     return SecondMoment(theta, decay, warmup)
 
 
 def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
-    r"""The running average of the largest element of each leaf.
+    """Clip to the running average of each leaf's largest element.
 
-    .. math:: c_t = \frac{m_t}{1 - decay^t}, \qquad
-        m_t = decay \cdot m_{t-1} + (1 - decay) \cdot \max_i |u_{t,i}|
-
-    Args:
-      decay: a scalar from 0 to 1, traced or not.
-
-    Returns:
-      A rule made for element scope; its memory is a float a leaf.
-
-    Raises:
-      TypeError, ValueError: `decay` is not a number from 0 to 1.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            none
-    first step         the largest element: nothing is clipped
-    this step's norm   is in the average
-    zero leaf          counts as any other
-    NaN or inf         as if the element were 0; the step never enters the memory
-    ================== ==============================================================
+    The threshold is `m / (1 - decay**t)` in step `t`, counted from 1, where
+    `m = decay * m + (1 - decay) * max(|u|)` includes this step.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -199,34 +173,27 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       [3. 1.]
       [7. 1.]
 
-    Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
-    Adam*, 2025, arXiv:2502.17055, AdaClip.
+    Args:
+      decay: Decay of the average, from 0 to 1.
+
+    Returns:
+      A rule for `over="element"`; its memory is one float per leaf. The first step is
+      not clipped. Non-finite elements count as 0.
+
+    Raises:
+      TypeError, ValueError: `decay` is not a number from 0 to 1.
+
+    References:
+      Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
+      2025, arXiv:2502.17055, AdaClip.
     """
     return EmaOfMax(decay)
 
 
 def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
-    r"""The running power mean of each element's modulus, this step's included.
+    """Clip to the running power mean of each element's modulus.
 
-    .. math:: c_t^p = decay \cdot c_{t-1}^p + (1 - decay) \cdot |u_t|^p
-
-    Args:
-      power: p, a finite scalar above 0, traced or not.
-      decay: a scalar from 0 to below 1, or traced.
-
-    Returns:
-      A rule for any scope, made for `over="element"`: its memory there is as large as
-      the parameters, in float32. It starts at 0, so the first thresholds are small.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            none: thresholds grow from 0
-    first step         :math:`(1 - decay)^{1/p} |u|`
-    this step's norm   is in the average
-    zero element       counts as any other
-    NaN or inf         as if it were 0; the step never enters the memory
-    ================== ==============================================================
+    The threshold `c` includes this step: `c**p = decay * c**p + (1 - decay) * |u|**p`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -239,7 +206,17 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
       [1.5]
       [10.75]
 
-    Source: Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
-    arXiv:1912.03194, ACClip.
+    Args:
+      power: Power `p` of the mean, above 0.
+      decay: Decay of the mean, from 0 to below 1.
+
+    Returns:
+      A rule for any scope, intended for `over="element"`, where its memory is as large
+      as the parameters, in float32. `c` starts at 0, so the first thresholds are small.
+      A non-finite element counts as 0.
+
+    References:
+      Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
+      arXiv:1912.03194, ACClip.
     """
     return Moment(power, decay)

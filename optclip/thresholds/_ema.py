@@ -1,4 +1,4 @@
-"""The threshold that is a multiple of the running norm."""
+"""A multiple of the running average norm as the threshold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STARTS = ("first", "debiased", "zero")
 
 
 class Average(NamedTuple):
-    """The running norm, inf before there is one, and the number of steps."""
+    """The running norm, inf before the first, and the number of steps."""
 
     norm: PyTree
     step: jax.Array
@@ -75,14 +75,14 @@ class Ema:
         thresholds = _batching.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
-            # A leaf without gradient keeps its average, which would shrink to 0.
+            # A leaf without gradient keeps its average, which would else decay to 0.
             return select(left > 0, self._averaged(old, left, memory.step), old)
 
         norms = _batching.each(learn, memory.norm, seen.keep(thresholds))
         return thresholds, Average(norms, _numerics.counted(memory.step))
 
     def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
-        """Build the threshold of each norm that scales the tree to `max_norm` in L2."""
+        """Build the function that limits norms to a total L2 norm of `max_norm`."""
         leaves = jax.tree.leaves(norms)
         if isinstance(norms, PerNorm):
             batched = _batching.Batched.of_vector(*leaves)
@@ -93,14 +93,14 @@ class Ema:
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
             is_over = (_numerics.fraction(limit, peak) < total) & (norm > 0)
-            # The fraction comes first: the common factor alone could flush to zero.
+            # The norm is divided first: limit / (peak * total) alone may underflow.
             common_limit = limit * (_numerics.fraction(norm, peak) / total)
             return select(is_over, common_limit, jnp.full_like(norm, jnp.inf))
 
         return bound
 
     def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
-        """Return the average with one more norm."""
+        """Return the average, updated by one norm."""
         is_first = old == jnp.inf
         if self.start == "debiased":
             weights = _running.debiased_weights(self.decay, step, left)
@@ -116,7 +116,7 @@ class Ema:
 
 
 def _peak_and_total(batched: _batching.Batched) -> tuple[jax.Array, jax.Array]:
-    """Return the largest norm, and the L2 norm of all norms over it, at least 1."""
+    """Return the largest norm, and the L2 norm of all over the largest, at least 1."""
     if not batched.values:
         return jnp.ones(()), jnp.ones(())
     peaks = batched.map(lambda x: _collectives.largest(x) if x.ndim else x)
@@ -143,38 +143,11 @@ def ema(
     max_norm: Number = 1.0,
     start: str = "first",
 ) -> Ema:
-    r"""A multiple of the running average of the norms that were left.
+    """Clip to a multiple of the running average norm.
 
-    .. math:: c_t = ratio \cdot \gamma_{t-1}, \qquad
-        \gamma_t = decay \cdot \gamma_{t-1} + (1 - decay) \cdot \|\text{clipped } u_t\|
-
-    For the first `warmup` steps all norms of the scope are clipped together, by one
-    factor, to `max_norm` of their L2 norm.
-
-    Args:
-      ratio: a finite scalar of at least 0, traced or not, or an optax schedule of it.
-      decay: a scalar from 0 to 1, traced or not.
-      warmup: a number of steps, an int of at least 0.
-      max_norm: a number of at least 0; inf clips nothing in the warm-up.
-      start: how :math:`\gamma` begins: `"first"`, at the first norm, and is the
-        smallest of the warm-up; `"debiased"`, as the mean of the first few, like Adam's
-        moments; `"zero"`, at 0.
-
-    Returns:
-      A rule for any scope and norm, made for leaves; its memory is a float a norm.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            its fraction of `max_norm` if the L2 norm of all is above
-    first step         as in the warm-up; without one inf
-    this step's norm   is not in the average, which it enters clipped; in the warm-up
-                       the threshold is made of it
-    zero norm          inf in the warm-up, else as for any other; it does not enter the
-                       memory (a leaf that gets no gradient for a while would be clipped
-                       to almost nothing)
-    NaN or inf norm    as for any other; it never enters the memory
-    ================== ==============================================================
+    The threshold is `ratio * mean`; then `mean = decay * mean + (1 - decay) * norm`
+    with the clipped norm. During the warm-up one common factor clips all norms of the
+    scope to a total L2 norm of `max_norm`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -189,7 +162,26 @@ def ema(
       [3.]
       [3.75]
 
-    Source: Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language
-    Model Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
+    Args:
+      ratio: Threshold as a multiple of the average: a number or an optax schedule.
+      decay: Decay of the average, from 0 to 1.
+      warmup: Number of warm-up steps.
+      max_norm: Maximum total norm during the warm-up; inf clips nothing.
+      start: Start of the average: `"first"`, the smallest norm of the warm-up, or
+        without one the first norm; `"zero"`; or `"debiased"`, zero with Adam's bias
+        correction.
+
+    Returns:
+      A rule for any scope and norm, intended for leaves; its memory is one float per
+      norm.
+
+    Edge cases:
+      - First step without warm-up: the threshold is inf.
+      - Zero norm: does not enter the average, since a leaf without gradients for some
+        time would otherwise be clipped to almost nothing.
+
+    References:
+      Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language Model
+      Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
     """
     return Ema(ratio, decay, warmup, max_norm, start)

@@ -1,4 +1,4 @@
-"""The thresholds that are known from the step alone: numbers and schedules."""
+"""Thresholds that depend only on the step: numbers and schedules."""
 
 import abc
 import dataclasses
@@ -14,11 +14,11 @@ from optclip.thresholds._rule import Seen
 
 
 class _WithoutMemory(abc.ABC):
-    """A rule that depends on the step alone."""
+    """A rule that depends only on the step."""
 
     @abc.abstractmethod
     def at(self, step: jax.Array) -> Number:
-        """Return the threshold in a step."""
+        """Return the threshold at a step."""
 
     def init(self, norm: PyTree) -> tuple[()]:
         del norm
@@ -30,7 +30,7 @@ class _WithoutMemory(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Constant(_WithoutMemory):
-    """The threshold that never changes; numbers and arrays mean this."""
+    """A fixed threshold; numbers and arrays are converted to it."""
 
     value: Number
 
@@ -41,7 +41,7 @@ class Constant(_WithoutMemory):
         return hash(self._identity())
 
     def _identity(self) -> float | tuple[int]:
-        # Arrays are not compared: they may be traced.
+        # Arrays are compared by identity, since they may be traced.
         value = self.value
         return float(value) if isinstance(value, numbers.Real) else (id(value),)
 
@@ -52,7 +52,7 @@ class Constant(_WithoutMemory):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(_WithoutMemory):
-    """The threshold that an optax schedule gives for the step; callables mean this."""
+    """A threshold that follows an optax schedule; callables are converted to it."""
 
     function: Callable[[jax.Array], Any]  # optax has other unions of number types.
 
@@ -61,49 +61,30 @@ class Schedule(_WithoutMemory):
 
 
 def constant(value: Number) -> Constant:
-    """A fixed threshold, the rule that a plain number stands for.
-
-    Args:
-      value: a number or array of at least 0, traced or not; 0 clips to zero, inf
-        measures and touches nothing.
-
-    Raises:
-      TypeError: `value` is not a real number or an array of them; a bool is not.
-      ValueError: a concrete value is negative or NaN.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    any step or norm   `value`: there is no warm-up and no memory
-    NaN or inf norm    the same; the clip's `nonfinite` says what is done
-    ================== ==============================================================
+    """Clip at a fixed threshold, like a plain number.
 
     Example:
       >>> from optclip import thresholds
       >>> thresholds.constant(1.0)
       Constant(value=1.0)
+
+    Args:
+      value: Number or array of at least 0; 0 clips to zero, inf clips nothing.
+
+    Returns:
+      A rule without memory or warm-up.
+
+    Raises:
+      TypeError: `value` is not a real number or an array of them; a bool is not.
+      ValueError: A concrete value is negative or NaN.
     """
     _validate.number("value", value)
-    # jax takes no Python int past 32 bits.
+    # JAX does not accept Python ints of more than 32 bits.
     return Constant(float(value) if isinstance(value, int) else value)
 
 
 def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
-    """A threshold by an optax schedule, the rule that a plain callable stands for.
-
-    Args:
-      function: takes the step, an int32 scalar from 0 up, returns the threshold.
-
-    Raises:
-      TypeError: `function` is not a function.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    first step         `function(0)`
-    zero norm          as for any other
-    NaN or inf norm    as for any other; the step counts
-    ================== ==============================================================
+    """Clip at a threshold that follows an optax schedule, like a plain callable.
 
     Example:
       >>> import optax
@@ -111,9 +92,18 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       >>> warm = thresholds.schedule(optax.linear_schedule(10.0, 1.0, 100))
       >>> print(warm.function(50))
       5.5
+
+    Args:
+      function: Function from the step, an int32 scalar that starts at 0 and also counts
+        non-finite steps, to the threshold.
+
+    Returns:
+      A rule without memory.
+
+    Raises:
+      TypeError: `function` is not callable.
     """
     wanted = "an optax schedule, which is a function of the step"
-    _validate.kind(
-        "function", function, Callable, wanted, "A number is a threshold by itself."
-    )
+    advice = "For a fixed threshold, pass the number directly."
+    _validate.kind("function", function, Callable, wanted, advice)
     return Schedule(function)

@@ -1,4 +1,4 @@
-"""The thresholds of numbers and schedules, which depend on the step alone."""
+"""Thresholds of numbers and schedules, which depend only on the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optclip.thresholds._threshold_argument import is_rule
 
 
 def is_fixed(rules: PyTree) -> bool:
-    """Return whether all thresholds are known from the step alone."""
+    """Return whether all thresholds depend only on the step."""
     leaves = jax.tree.leaves(rules, is_leaf=is_rule)
     return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
 
@@ -35,17 +35,17 @@ def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) ->
 def check_threshold(name: str, rule: Rule, threshold: PyTree, norm: PyTree) -> None:
     """Raise unless a rule returned numbers, arrays or a tree of these."""
     leaves = jax.tree.leaves(threshold)
-    # Of a tree without leaves, which may be None, there are no norms.
+    # A tree without leaves, which may be None, has no norms.
     is_missing = threshold is None and norm is not None
     for value in [None] if is_missing else leaves:
         if _validate.is_number(value):
             continue
         is_schedule = isinstance(rule, Schedule)
         who = f"schedule {rule.function!r}" if is_schedule else f"rule {rule!r}"
-        subject = f"`{name}`: the threshold that the {who} returns"
+        subject = f"`{name}`: the threshold returned by the {who}"
         wanted = "a real number, an array, or a tree of these"
         is_factory = is_schedule and is_rule(value)
-        advice = "Call it first and give the rule itself." if is_factory else ""
+        advice = "Call it first and pass the rule itself." if is_factory else ""
         raise TypeError(_validate.must_be(subject, wanted, value, advice))
 
 

@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `thresholds`, beside its public names."""
+"""Private names of `thresholds` that other optclip packages use."""
 
 from optclip.thresholds._fixed import Constant as Constant
 from optclip.thresholds._fixed_thresholds import (

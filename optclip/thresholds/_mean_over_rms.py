@@ -1,4 +1,4 @@
-"""The threshold that says how steady the norms are: mean over root mean square."""
+"""The running mean of the norms over their root mean square as the threshold."""
 
 from __future__ import annotations
 
@@ -65,31 +65,12 @@ class MeanOverRms:
 def mean_over_rms(
     b1: Number = 0.7, b2: Number = 0.9, eps: Number = 1e-8
 ) -> MeanOverRms:
-    r"""The running mean of the norms over their running root mean square.
+    """Divide the norms' running mean by their running root mean square.
 
-    .. math:: c_t = \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + eps}, \quad
-        m_t = b_1 m_{t-1} + (1 - b_1) n_t, \quad v_t = b_2 v_{t-1} + (1 - b_2) n_t^2
-
-    It is 1 for norms that do not change, whatever their size, and less after a spike:
-    made for the response `"normalize"`, by leaf.
-
-    Args:
-      b1: the decay of the mean: a scalar from 0 to 1, traced or not.
-      b2: the decay of the mean square: a scalar from 0 to 1, traced or not.
-      eps: a finite scalar of at least 0.
-
-    Returns:
-      A rule for any scope and norm; its memory is two floats for each norm.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            none
-    first step         1; of a zero norm 0
-    this step's norm   is in both averages
-    zero norm          counts as any other
-    NaN or inf norm    as of a norm of 0; it never enters the memory
-    ================== ==============================================================
+    The threshold is `m / (sqrt(v) + eps)` with the debiased running averages `m` of the
+    norm and `v` of its square, this step included. It is 1 for constant norms of any
+    size, and smaller after a spike. Use it with `over="leaf"` and
+    `response="normalize"`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -104,7 +85,17 @@ def mean_over_rms(
       0.83
       0.67
 
-    Source: Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
-    Adam*, 2025, arXiv:2502.17055, AdaGN.
+    Args:
+      b1: Decay of the mean, from 0 to 1.
+      b2: Decay of the mean square, from 0 to 1.
+      eps: Number added to the root mean square.
+
+    Returns:
+      A rule for any scope and norm; its memory is two floats per norm. The first
+      threshold is 1, or 0 for a norm of 0.
+
+    References:
+      Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
+      2025, arXiv:2502.17055, AdaGN.
     """
     return MeanOverRms(b1, b2, eps)

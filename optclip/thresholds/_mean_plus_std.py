@@ -1,4 +1,4 @@
-"""The threshold from mean and standard deviation of the last norms."""
+"""The mean plus some standard deviations of the last norms as the threshold."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class MeanPlusStd:
                 f"{self._needed} or more with warmup={self.warmup} and ddof={self.ddof}"
             )
             advice = (
-                "With fewer norms nothing would ever be clipped. Give a longer window,"
-                " or less of these."
+                "With fewer norms nothing would ever be clipped. Pass a longer window,"
+                " or a smaller warmup or ddof."
             )
             raise ValueError(_validate.must_be("window", wanted, self.window, advice))
 
     @property
     def _needed(self) -> int:
-        """The number of norms from which on there is a threshold."""
+        """The number of norms that the first finite threshold requires."""
         needed = max(2, self.window // 2) if self.warmup is None else self.warmup
         return max(needed, self.ddof + 1)
 
@@ -54,8 +54,8 @@ class MeanPlusStd:
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
         def bound(ring: jax.Array) -> jax.Array:
             mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
-            # After equal norms the deviation is 0. The floor of 1e-6 of the mean keeps
-            # rounding from clipping.
+            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean
+            # avoids clipping rounding errors.
             threshold = mean + like(self.k, mean) * jnp.maximum(
                 deviation, jnp.abs(mean) * 1e-6
             )
@@ -75,9 +75,9 @@ def _mean_and_deviation(
 ) -> tuple[jax.Array, jax.Array]:
     is_filled = _window.is_known(ring, count)
     ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
-    # The peak is a modulus, since `skip` has rules for a loss, which may be negative.
+    # The absolute value is needed for a loss in `skip`, which may be negative.
     peak = jnp.max(jnp.abs(ring), axis=-1)
-    # Norms are divided by the largest, since squares above 1e19 would overflow.
+    # Norms are divided by the largest, since squares of norms above 1e19 overflow.
     fractions = _numerics.fraction(ring, peak[..., None])
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(fractions, axis=-1) / number
@@ -90,36 +90,10 @@ def _mean_and_deviation(
 def mean_plus_std(
     k: Number = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
 ) -> MeanPlusStd:
-    r"""The mean of the norms before this one plus k of their standard deviations.
+    """Clip to the mean of past norms plus k standard deviations.
 
-    .. math:: c_t = \mathrm{mean} + k \cdot \mathrm{std}\quad
-        \text{of } n_{t-window}, \ldots, n_{t-1}
-
-    Args:
-      k: a finite scalar of at least 0, traced or not.
-      window: how many norms are kept, an int.
-      warmup: with fewer norms than these nothing is clipped; None is half the window,
-        at least 2.
-      ddof: what is taken from their number in the variance, like NumPy's: 1 is what
-        PyTorch does.
-
-    Returns:
-      A rule for any scope and norm. The norms are those before the clip, so that the
-      threshold does not creep down.
-
-    Raises:
-      ValueError: `window` is shorter than `warmup` and `ddof` ask for.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            inf: nothing is clipped
-    equal norms        a millionth of k above them
-    zero norm          counts as any other
-    NaN or inf norm    as for any other; it never enters the memory
-    first step         inf: nothing is clipped
-    this step's norm   is not in the window; it enters it unclipped
-    ================== ==============================================================
+    The threshold is `mean + k * std` of the last `window` norms before this step. The
+    window stores unclipped norms, so that the threshold does not creep down.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -133,7 +107,23 @@ def mean_plus_std(
       [4.]
       [5.]
 
-    Source: `clip_update_by_historical_norm` of Levanter (marin-community/levanter),
-    whose smallest deviation is an absolute 1e-6.
+    Args:
+      k: Number of standard deviations.
+      window: Number of norms; an int.
+      warmup: Number of norms before the first clipping. Default: half the window, at
+        least 2.
+      ddof: Number subtracted from the divisor of the variance, as in NumPy; PyTorch
+        uses 1.
+
+    Returns:
+      A rule for any scope and norm. The smallest deviation is `1e-6 * mean`, so that
+      rounding errors of equal norms are not clipped.
+
+    Raises:
+      ValueError: `window` is too short for `warmup` and `ddof`.
+
+    References:
+      Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
+      smallest deviation is 1e-6.
     """
     return MeanPlusStd(k, window, warmup, ddof)

@@ -1,4 +1,4 @@
-"""Rules in a step: the norms that they receive, their thresholds and memories."""
+"""One step of the rules: their norms, thresholds and memories."""
 
 import dataclasses
 import functools
@@ -38,12 +38,12 @@ def init_memory(
     """Return the memory of each rule.
 
     Args:
-      name: the argument that the rules were passed as.
-      rules: one rule, or a tree of them.
-      treedef: the structure of the norms.
-      norms: the shape and dtype of each norm.
-      zeros: makes an array from a shape and dtype.
-      is_like_params: whether norms are as large as the parameters.
+      name: Argument that the rules were passed as.
+      rules: One rule, or a tree of them.
+      treedef: Structure of the norms.
+      norms: Shape and dtype of each norm.
+      zeros: Function from a shape and dtype to an array.
+      is_like_params: Whether norms are as large as the parameters.
     """
     memories = []
     shapes = [norm.shape for norm in norms]
@@ -66,7 +66,7 @@ def init_memory(
 
 
 class MeasureAll(Protocol):
-    """Returns the structure of the norms of a tree, and the norms."""
+    """Return the structure of a tree's norms, and the norms."""
 
     def __call__(
         self, tree: PyTree, /, *, guarded: bool = True
@@ -74,10 +74,10 @@ class MeasureAll(Protocol):
 
 
 class Context(NamedTuple):
-    """What a rule may read of a step, besides the norms; see `Seen`.
+    """The values of a step that a rule may read, besides the norms; see `Seen`.
 
-    Here `keep` takes norms and thresholds, and `measure` returns all norms, of which a
-    rule in a tree of rules gets its own.
+    Here `keep` takes norms and thresholds. `measure` returns all norms, from which each
+    rule of a tree receives those below it.
     """
 
     keep: Callable[[PyTree, PyTree], PyTree]
@@ -104,14 +104,13 @@ def learned_thresholds(
     included: NaN and inf never enter, and healthy leaves do not learn in that step.
 
     Args:
-      name: the argument that the rules were passed as.
-      rules: one rule, or a tree of them, each above the norms that it sets thresholds
-        for.
-      treedef: the structure of the norms.
-      norms: as measured.
-      memory: the memory of each rule.
-      context: what rules may read of the step.
-      is_like_params: whether norms are as large as the parameters.
+      name: Argument that the rules were passed as.
+      rules: One rule, or a tree of them, as a prefix of the norms.
+      treedef: Structure of the norms.
+      norms: Measured norms.
+      memory: Memory of each rule.
+      context: Values of the step that rules may read.
+      is_like_params: Whether norms are as large as the parameters.
     """
     finite = norms.map(jnp.isfinite)
     finite_norms = finite.map(_or_zero, norms)
@@ -121,8 +120,8 @@ def learned_thresholds(
     if len(memory) != len(of_rules):
         raise ValueError(
             f"`state` must have a memory for each of the {len(of_rules)} rules in"
-            f" `{name}`, got {len(memory)}. Give the state that init of this very"
-            " transformation returned."
+            f" `{name}`, got {len(memory)}. Pass the state returned by this"
+            " transformation's init."
         )
     thresholds: list[Number] = [0.0] * len(norms.shapes)
     memories = []
@@ -152,7 +151,7 @@ def learned_thresholds(
             learned = _packed_state.packed(learned, norm, is_like_params=is_like_params)
         memories.append(learned)
         if each.is_vector and len(of_rules) == len(norms.indices) == 1:
-            # The thresholds stay one vector, as the norms are.
+            # The norms are one vector, so the thresholds remain one too.
             return Batched.of_vector(*jax.tree.leaves(filled)), memories
         for i, limit in zip(each.indices, each.entries(filled), strict=True):
             thresholds[i] = limit
@@ -164,26 +163,26 @@ def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
 
 
 def _as_array(name: str, rule: Rule, value: Any) -> Any:
-    """Return an entry of a rule's memory as an array, a PRNG key unchanged."""
+    """Return an entry of a rule's memory as an array; a PRNG key is unchanged."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return value
     if isinstance(value, (bool, int, float, complex)):
         return jnp.asarray(value)
-    subject = f"`{name}`: what init(norm) of the rule {rule!r} returns"
+    subject = f"`{name}`: the memory returned by init(norm) of the rule {rule!r}"
     raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
 
 
 def _checked_update(
     name: str, rule: Rule, seen: Seen, memory: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """Return the threshold and memory that a rule returns; raise if invalid."""
+    """Return a rule's threshold and new memory; raise if one is invalid."""
     try:
         answer = rule.update(seen, memory)
     except (AttributeError, TypeError, ValueError) as error:
         _raise_if_foreign(name, rule, seen.norm, memory, error)
         raise
     if not isinstance(answer, tuple) or len(answer) != 2:
-        subject = f"`{name}`: what update(seen, memory) of the rule {rule!r} returns"
+        subject = f"`{name}`: the result of update(seen, memory) of the rule {rule!r}"
         wanted = "a tuple of two, the threshold and the new memory"
         raise TypeError(_validate.must_be(subject, wanted, answer))
     threshold, new = answer
@@ -192,15 +191,15 @@ def _checked_update(
         _raise_if_foreign(name, rule, seen.norm, memory, None)
         raise ValueError(
             f"`{name}`: update(seen, memory) of the rule {rule!r} must return a memory"
-            f" of the structure and shapes of the one it is given, {_shapes(memory)},"
-            f" got {_shapes(new)}."
+            f" with the structure and shapes of its argument, {_shapes(memory)}, got"
+            f" {_shapes(new)}. Change init or update of the rule to match."
         )
     for now, then in zip(jax.tree.leaves(new), jax.tree.leaves(memory), strict=True):
         if _leaves.is_floating(now) and not _leaves.is_floating(then):
             raise ValueError(
                 f"`{name}`: the memory of the rule {rule!r} must be floats, got"
-                f" {jnp.result_type(then)} from init(norm), which would cut the floats"
-                " that update returns to whole numbers. Return floats from init too."
+                f" {jnp.result_type(then)} from init(norm), which would truncate the"
+                " floats that update returns. Return floats from init too."
             )
     return threshold, new
 
@@ -208,30 +207,30 @@ def _checked_update(
 def _raise_if_foreign(
     name: str, rule: Rule, norm: PyTree, memory: PyTree, error: Exception | None
 ) -> None:
-    """Raise if a rule failed since the memory in the state is not its own."""
+    """Raise if a rule failed because the memory in the state is another rule's."""
     try:
         made = jax.eval_shape(rule.init, norm)
     except Exception:
-        return  # An init that needs concrete numbers cannot say what it makes.
+        return  # An init that requires concrete numbers has no abstract result.
     if _shapes(made) != _shapes(memory):
-        cause = "" if error is None else f" The rule itself says: {error}"
+        cause = "" if error is None else f" The rule itself raised: {error}"
         raise ValueError(
-            f"`{name}`: the memory in the state must be of the structure and shapes"
+            f"`{name}`: the memory in the state must have the structure and shapes"
             f" that the rule {rule!r} has for these updates, {_shapes(made)}, got"
-            f" {_shapes(memory)}. Give the state that init returned for this rule and a"
+            f" {_shapes(memory)}. Pass the state returned by init for this rule and a"
             f" tree like these updates.{cause}"
         ) from error
 
 
 def _shapes(memory: PyTree) -> tuple[Hashable, list[tuple[int, ...]]]:
-    """Return the structure and shapes of a memory; dtypes are cast back."""
+    """Return the structure and shapes of a memory; dtypes are cast back later."""
     return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
 
 
 def _norms_after_clipping(
     name: str, each: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
 ) -> PyTree:
-    """Compute `keep` of a rule's norms, as a function of its threshold alone."""
+    """Return a rule's norms after clipping, as a function of its threshold alone."""
     return context.keep(norm, each.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
@@ -246,9 +245,10 @@ def _measured(
     *,
     guarded: bool = True,
 ) -> PyTree:
-    """Return the norms of a tree that belong to the rule at a place among the rules."""
+    """Return the norms of a tree that belong to the rule at position `place`."""
     treedef, norms = context.measure(tree, guarded=guarded)
-    # As a tree first, since parameters may have leaves that the updates lack.
+    # The norms are first arranged as a tree, since parameters may have leaves that the
+    # updates lack.
     measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)
     if measured[place].treedef == each.treedef:
         return dataclasses.replace(measured[place], is_vector=each.is_vector).select(
@@ -261,9 +261,9 @@ def _measured(
 def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
     """Replace inf by the largest float where the norm is not finite.
 
-    An infinite threshold of the user's changes nothing, NaN and inf included, and
+    A user's infinite threshold changes nothing, NaN and inf included, and
     `_clip/_coefficient.respond` exempts it from `nonfinite="zero"`. A rule returns inf
-    as long as it knows no norms, and the policy applies then too.
+    until it has norms, and there the policy must apply too.
     """
     limit = jnp.asarray(threshold)
     if not jnp.issubdtype(limit.dtype, jnp.floating):
@@ -276,7 +276,7 @@ def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
 
 
 def _materialized(thresholds: PyTree, *, is_vector: bool) -> PyTree:
-    """Materialize numbers, which XLA on CPU would recompute in every use."""
+    """Materialize scalars, which XLA on CPU would otherwise recompute for each use."""
     if is_vector:
         return _xla.materialized(thresholds)
     leaves, treedef = jax.tree.flatten(thresholds)

@@ -1,7 +1,8 @@
-"""The norms that one rule sets thresholds for, in the form that it computes with.
+"""The norms for which one rule sets thresholds, as a tree or as one vector.
 
-A tree of 291 numbers costs every rule as many operations, and a window as many sorts,
-which XLA takes a minute to compile. Rules of this package compute with one vector.
+With a tree of 291 norms every operation of a rule becomes 291 operations, and every
+sort 291 sorts, which take XLA a minute to compile. Rules of this package therefore
+compute with one vector.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class NormsOfRule:
     """One rule and its norms.
 
     Attributes:
-      rule: the rule.
-      treedef: the structure of its norms.
-      indices: the place of each of them among all norms.
-      is_vector: whether the rule receives them as one vector in a `PerNorm`; otherwise
-        it receives a tree.
+      rule: The rule.
+      treedef: Structure of its norms.
+      indices: Position of each of them among all norms.
+      is_vector: Whether the rule receives them as one vector in a `PerNorm`, not as a
+        tree.
     """
 
     rule: Rule
@@ -41,9 +42,9 @@ class NormsOfRule:
         return _packed_state.of_vector(self.treedef, vector)
 
     def select(self, values: Batched) -> PyTree:
-        """Return the values of these norms, of one per norm, as the rule receives them.
+        """Select the values of this rule's norms, in the form that the rule receives.
 
-        Slices, since most rules stack them again, and XLA then removes both.
+        They are slices: most rules stack them again, and XLA then removes both.
         """
         if self.is_vector and len(self.indices) == len(values.shapes):
             return self.of_vector(values.vector())
@@ -54,13 +55,13 @@ class NormsOfRule:
         return self.treedef.unflatten(mine)
 
     def fill(self, name: str, threshold: PyTree, norm: PyTree) -> PyTree:
-        """Return the threshold of each norm, from a prefix of their tree."""
+        """Return the threshold of each norm, from a prefix of the norms' tree."""
         if not self.is_vector or jax.tree.structure(threshold) in (
             jax.tree.structure(0),
             jax.tree.structure(norm),
         ):
             return _prefix.fill(name, threshold, norm)
-        # An example of the tree, for its structure.
+        # `fill` only needs the structure of the tree.
         example = self.treedef.unflatten(self.indices)
         filled = jax.tree.leaves(_prefix.fill(name, threshold, example))
         return self.of_vector(jnp.stack([jnp.asarray(x) for x in filled]))
@@ -84,12 +85,12 @@ def norms_of_rules(
     """Return each rule with its norms.
 
     Args:
-      name: the argument that the rules were passed as.
-      rules: one rule, or a tree of them, each above its norms.
-      treedef: the structure of the norms.
-      shapes: the shape of each norm.
-      is_like_params: whether norms are as large as the parameters, whose tree the rule
-        then receives, also if each parameter is one number.
+      name: Argument that the rules were passed as.
+      rules: One rule, or a tree of them, as a prefix of the norms.
+      treedef: Structure of the norms.
+      shapes: Shape of each norm.
+      is_like_params: Whether norms are as large as the parameters. Rules then receive a
+        tree, even if each parameter is a single number.
 
     Raises:
       ValueError: `rules` is not a prefix of that structure.

@@ -1,4 +1,4 @@
-"""A rule that learns from the gradients, where what is clipped is made of them."""
+"""A rule that learns from gradients while their moments are clipped."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class OfGradients:
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         if "gradients" not in seen.extra:
             advice = (
-                "Wrap the clip as optclip.clip_after(inner, clip), or give them:"
-                " update(updates, state, params, gradients=...)."
+                "Wrap the transformation with optclip.clip_after(inner, clip), or pass"
+                " them: update(updates, state, params, gradients=...)."
             )
-            wanted = "the gradients, which this threshold learns from"
+            wanted = "the gradients, from which this threshold learns"
             raise ValueError(_validate.must_be("gradients", wanted, None, advice))
         norm = seen.measure(seen.extra["gradients"])
         finite = _batching.each(jnp.isfinite, norm)
@@ -44,35 +44,16 @@ class OfGradients:
         norm = _batching.each(is_valid, norm, finite)
         seen_gradients = seen._replace(norm=norm, finite=finite)
         threshold, new = self.rule.update(seen_gradients, memory)
-        # Here, since the engine checks the norms of the updates alone, which may be
-        # finite where those of the gradients are not.
+        # The memory is checked here too, since the engine only checks the norms of the
+        # updates, which may be finite when the gradients' norms are not.
         return threshold, _running.taken_if(finite, new, memory)
 
 
 def of_gradients(rule: Threshold) -> OfGradients:
-    """The threshold of another rule, which is shown the norms of the gradients.
+    """Apply a rule to the norms of the gradients instead of the updates.
 
-    For a clip of what an optimizer made of them, such as a momentum, in
-    `optclip.clip_after(inner, clip)`.
-
-    Args:
-      rule: any rule; what it is shown to `keep` is still what the clip leaves.
-
-    Returns:
-      A rule with the same memory, which a NaN or inf in the gradients never enters.
-
-    Raises:
-      TypeError: `rule` is not a threshold.
-      ValueError: at `update`, `gradients` is missing.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    first steps        as of `rule`, its warm-up too
-    this step's norm   that of the gradients, as `rule` has it
-    zero norm          as of `rule`, for gradients of zero
-    NaN or inf norm    as of a norm of 0; it never enters the memory
-    ================== ==============================================================
+    For use in `optclip.clip_after(inner, clip)`, which clips the updates that `inner`
+    computes from the gradients, such as a momentum.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -85,5 +66,15 @@ def of_gradients(rule: Threshold) -> OfGradients:
       [1.]
       [1.5]
       [1.75]
+
+    Args:
+      rule: Rule to apply. Its `seen.keep` still returns the clipped updates' norms.
+
+    Returns:
+      A rule with the same memory; non-finite gradients never enter it.
+
+    Raises:
+      TypeError: `rule` is not a threshold.
+      ValueError: In `update`: `gradients` is not passed.
     """
     return OfGradients(one_rule("rule", rule))

@@ -1,4 +1,4 @@
-"""The threshold that clips by the norm of the step before."""
+"""A threshold that scales by the previous step's norm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class PreviousNorm:
 
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         def threshold(norm: jax.Array, previous: jax.Array) -> jax.Array:
-            # Nothing is known in the first step, nor of what had no gradient.
+            # In the first step, and after a zero gradient, the memory is 0. The current
+            # norm then replaces it.
             before = select(previous > 0, previous, norm)
             limit = like(self.max_norm, norm)
             exceeds = before > limit
@@ -41,33 +42,17 @@ class PreviousNorm:
 
 
 def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
-    r"""Clip by the norm of the step before, as what runs inside the backward pass must.
+    """Scale by the previous step's norm, as optimizers in the backward pass do.
 
-    .. math:: u \leftarrow u \min(1, max\_norm / n_{t-1}), \qquad
-        c_t = n_t \min(1, max\_norm / n_{t-1})
+    The update is `u * min(1, max_norm / previous)`, so the threshold is
+    `norm * min(1, max_norm / previous)`. It is approximate: the first step of a larger
+    norm is not clipped.
 
-    An optimizer that updates each layer as soon as its gradient is there has no global
-    norm yet. It can scale by the last one, and this rule is that clip where all
-    gradients are there, to see what it costs in a run. Inside such an optimizer call
+    An optimizer that updates each layer during the backward pass does not have the
+    global norm yet, so it can only use the last one. This rule shows the effect of that
+    in an ordinary training run. Inside such an optimizer, call
     `optclip.functional.clip_by_global_norm(gradient, max_norm, use_norm=previous)` for
     each layer.
-
-    Args:
-      max_norm: a finite scalar of at least 0, traced or not: what the norm of the
-        updates is at most if it does not grow from one step to the next.
-
-    Returns:
-      A rule for any scope and norm; its memory is the last norm. It is approximate: the
-      step in which a norm first grows is not clipped.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    first step         `max_norm`
-    last norm 0        `max_norm`
-    NaN or inf norm    by the norm before it, which stays in the memory
-    zero norm          0: there is nothing to clip
-    ================== ==============================================================
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -81,5 +66,14 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
       [0.25]
       [8.]
       [1.]
+
+    Args:
+      max_norm: Maximum norm of the updates, if norms do not grow between steps.
+
+    Returns:
+      A rule for any scope and norm; its memory is the last finite norm.
+
+    Edge cases:
+      - First step, or a last norm of 0: the threshold is `max_norm`.
     """
     return PreviousNorm(max_norm)

@@ -1,4 +1,4 @@
-"""The threshold that is a quantile of the last norms."""
+"""A quantile of the last norms as the threshold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from optclip.thresholds._window import Window
 
 
 class _Place(NamedTuple):
-    """Where a quantile lies among `num_known` sorted norms.
+    """Position of a quantile among `num_known` sorted norms.
 
-    It is `fraction` of the way from the index `low` to the next.
+    It lies the fraction `fraction` of the way from the index `low` to the next.
     """
 
     num_known: jax.Array
@@ -28,7 +28,7 @@ class _Place(NamedTuple):
 
 
 def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
-    """Return the quantile at a place among the known norms, per norm of the scope."""
+    """Return the quantile at a position among the stored norms."""
     count, low, fraction = place
     is_filled = _window.is_known(ring, count)
     ordered = jnp.sort(
@@ -37,13 +37,13 @@ def _interpolated(ring: jax.Array, place: _Place) -> jax.Array:
     places = _window.places(ring)
 
     def at(index: jax.Array) -> jax.Array:
-        # The entry is selected by a sum, since indexing needs an output sharding on a
-        # mesh of Explicit axes.
+        # A masked sum selects the entry, since indexing requires an output sharding on
+        # a mesh with Explicit axes.
         here = places == _window.along(index, ring)
         return jnp.sum(jnp.where(here, ordered, jnp.zeros_like(ordered)), axis=-1)
 
     a, b = at(low), at(jnp.minimum(low + 1, jnp.maximum(count - 1, 0)))
-    # Without any known norm both are inf, and inf - inf would be NaN.
+    # Without stored norms both are inf, and inf - inf would be NaN.
     step = jnp.where(jnp.isfinite(a), b - a, jnp.zeros_like(a))
     return a + step * fraction
 
@@ -68,8 +68,8 @@ class Quantile:
         new = _window.with_norms(memory, seen.norm, self.window)
 
         def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
-            # A non-finite norm is excluded from its own threshold; `nonfinite=` decides
-            # how it is clipped.
+            # A non-finite norm is excluded from its own threshold. The policy
+            # `nonfinite` then decides about the updates.
             ring = jnp.where(_window.along(finite, ring), ring, old)
             counts = new.num_known, memory.num_known
             pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
@@ -89,7 +89,8 @@ class Quantile:
             place = jnp.asarray(self.q).astype(dtype) * last
             low = jnp.floor(place)
             return _Place(count, low.astype(jnp.int32), place - low)
-        # In float64, or a large step between two norms would show the rounding.
+        # Positions are computed in float64: between two very different norms, a
+        # rounding error in the position would be a visible error of the quantile.
         places = float(q) * np.arange(-1, self.window).clip(0)
         low, fraction = np.floor(places), places - np.floor(places)
         low, fraction = jnp.asarray(low, jnp.int32), jnp.asarray(fraction, dtype)
@@ -97,37 +98,10 @@ class Quantile:
 
 
 def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
-    r"""A quantile of the last norms, the current one among them.
+    """Clip to a quantile of the last norms, including this one.
 
-    .. math:: c_t = \mathrm{quantile}_q(n_{t-window+1}, \ldots, n_t)
-
-    Clips about 1 - q of the steps while norms keep their level: 0.9 clips one step in
-    ten, and the paper's 0.1 nine in ten. More are clipped while norms rise, fewer while
-    they fall.
-
-    Args:
-      q: a scalar from 0 to 1, traced or not; about 1 - q of the steps are clipped.
-      window: how many norms are kept, an int; the memory is that many floats for each
-        norm of the scope.
-
-    Returns:
-      A rule for any scope and norm. Between two norms it is interpolated linearly, as
-      `numpy.quantile` does.
-
-    Raises:
-      TypeError, ValueError: `q` is not a number from 0 to 1, or `window` not an int of
-        1 or more.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    first step         its own norm: nothing is clipped
-    fewer than window  the quantile of all so far
-    zero norm          counts as any other
-    NaN or inf norm    the quantile without it; it never enters the memory
-    warm-up            none
-    this step's norm   is in the window, unclipped
-    ================== ==============================================================
+    While norms are stationary it clips about `1 - q` of the steps, for example one in
+    ten with `q=0.9`. It clips more while norms rise, and fewer while they fall.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -140,7 +114,24 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       [3.8]
       [12.]
 
-    Source: Seetharaman, Wichern, Pardo, Le Roux, *AutoClip: Adaptive Gradient Clipping
-    for Source Separation Networks*, 2020, arXiv:2007.14469.
+    Args:
+      q: Quantile, from 0 to 1. The paper's default clips nine steps in ten.
+      window: Number of norms to store, an int; the memory is that many floats per norm.
+
+    Returns:
+      A rule for any scope and norm. Quantiles are interpolated linearly, as in
+      `numpy.quantile`. The window stores unclipped norms.
+
+    Raises:
+      TypeError, ValueError: `q` is not a number from 0 to 1, or `window` is not a
+        positive int.
+
+    Edge cases:
+      - First step: the threshold is its norm, so nothing is clipped.
+      - NaN or inf norm: the threshold is the quantile of the stored norms.
+
+    References:
+      Seetharaman, Wichern, Pardo and Le Roux, *AutoClip: Adaptive Gradient Clipping for
+      Source Separation Networks*, 2020, arXiv:2007.14469.
     """
     return Quantile(q, window)

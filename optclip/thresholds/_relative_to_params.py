@@ -1,4 +1,4 @@
-"""The threshold that goes by the parameters: adaptive gradient clipping."""
+"""A fraction of the parameters' norm as the threshold: adaptive gradient clipping."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class RelativeToParams:
         def fraction(norm: jax.Array) -> jax.Array:
             return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
 
-        # Unguarded: squares of parameters do not overflow in a run that trains.
+        # The norm is not guarded against overflow, which would cost a second pass:
+        # squares of parameters do not overflow in a run that trains.
         measured = seen.measure(seen.params, guarded=False)
         return _batching.each(fraction, measured), memory
 
@@ -44,33 +45,9 @@ class RelativeToParams:
 def relative_to_params(
     ratio: Number = 0.01, min_norm: Number = 1e-3
 ) -> RelativeToParams:
-    r"""A fraction of the parameters' own norm, over the same scope.
+    """Clip to a fraction of the parameters' norm.
 
-    .. math:: c = ratio \cdot \max(\|w\|, min\_norm)
-
-    Args:
-      ratio: the fraction: a finite scalar of at least 0, traced or not.
-      min_norm: what smaller norms count as, so that parameters that start at zero can
-        move by `ratio * min_norm`: a finite scalar of at least 0, traced or not.
-
-    Returns:
-      A rule without memory, for any scope and norm; `update` must be given `params`.
-
-    Raises:
-      ValueError: at `update`, `params` is None or has another structure than the
-        updates.
-
-    ================ ================================================================
-    edge             threshold
-    ================ ================================================================
-    warm-up          none: the first step is as any other
-    zero norm        as for any other
-    NaN or inf norm  as for any other
-    this step's norm is not looked at: only that of the parameters is
-    zero parameters  `ratio * min_norm`
-    NaN or inf in w  NaN or inf: NaN shows in the updates, inf clips nothing
-    huge parameters  inf where their squares add up to more than the largest float
-    ================ ================================================================
+    The threshold is `ratio * max(norm(params), min_norm)`, over the same scope.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -82,7 +59,24 @@ def relative_to_params(
       [[3.e-01 0.e+00]
        [4.e-01 1.e-05]]
 
-    Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
-    Without Normalization*, 2021, arXiv:2102.06171, equation 3.
+    Args:
+      ratio: Maximum norm of the updates as a fraction of the parameters' norm.
+      min_norm: Lower bound on the parameters' norm, so that parameters that start at
+        zero can train.
+
+    Returns:
+      A rule without memory, for any scope and norm; `update` requires `params`.
+
+    Raises:
+      ValueError: In `update`: `params` is None, or its structure differs from the
+        updates'.
+
+    Edge cases:
+      - NaN in the parameters makes the threshold and the updates NaN. With inf, or
+        squares whose sum overflows, the threshold is inf.
+
+    References:
+      Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
+      Without Normalization*, 2021, arXiv:2102.06171, equation 3.
     """
     return RelativeToParams(ratio, min_norm)

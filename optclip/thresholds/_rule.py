@@ -1,4 +1,4 @@
-"""The protocol of rules: what a rule is shown, and what it returns."""
+"""The protocol of threshold rules: their inputs and results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,27 +10,27 @@ from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 
 
 class Measure(Protocol):
-    """Takes a tree like the updates, returns its norms over the same scope."""
+    """Compute the norms of a tree like the updates, over the same scope."""
 
     def __call__(self, tree: PyTree, /, *, guarded: bool = True) -> PyTree: ...
 
 
 class Seen(NamedTuple):
-    """What a rule may look at; what it does not use costs nothing under jit.
+    """Describe a step to a rule; unused entries cost nothing under jit.
 
     Attributes:
-      norm: the norms of the scope, finite: `()` for the tree; a tree or dict of them
-        for leaves and groups; with 1 at reduced axes; the modulus for elements. A
-        non-finite norm reads 0, and so does one below 2**-60.
-      finite: a tree of bools like `norm`: which of them were finite.
-      keep: takes a threshold, returns the norms that the response would leave.
-      measure: takes a tree like the updates, returns its norms over the same scope;
-        with `guarded=False` a norm reads inf where the sum of its squares overflows, at
-        half the cost.
-      params: as given to `update`, or None.
-      step: int32, the number of updates before this one, non-finite ones too.
-      extra: the extra keyword arguments of `update`, such as `value`.
-      updates: what is clipped, as given to `update`.
+      norm: Norms of the scope: a scalar for the tree, a tree or dict of them for leaves
+        and groups, arrays with length-1 reduced axes for axes, and moduli for elements.
+        Non-finite norms and norms below 2**-60 read 0.
+      finite: Tree of bools like `norm`: whether each norm was finite.
+      keep: Function from a threshold to the norms after clipping.
+      measure: Function from a tree like the updates to its norms over the same scope.
+        With `guarded=False` it takes half the time, but returns inf where a sum of
+        squares overflows.
+      params: Parameters passed to `update`, or None.
+      step: Number of earlier updates, non-finite ones included; int32.
+      extra: Extra keyword arguments of `update`, such as `value`.
+      updates: Updates to clip, as passed to `update`.
     """
 
     norm: PyTree
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 @runtime_checkable
 class Rule(Protocol):
-    """How a threshold comes about.
+    """Compute a threshold in each step, optionally from memory.
 
     Example:
       A threshold of twice the mean of all norms so far, 1 on the first step:
@@ -53,7 +53,7 @@ class Rule(Protocol):
       >>> import dataclasses, jax, jax.numpy as jnp, optclip
       >>> @dataclasses.dataclass(frozen=True)
       ... class TwiceTheMean:
-      ...     def init(self, norm):  # An array; by leaf or group a tree of them.
+      ...     def init(self, norm):  # An array; per leaf or group, a tree of them.
       ...         return jax.tree.map(jnp.zeros_like, norm)
       ...     def update(self, seen, memory):
       ...         known, count = seen.step > 0, seen.step + 1
@@ -71,13 +71,13 @@ class Rule(Protocol):
     """
 
     def init(self, norm: PyTree, /) -> PyTree:
-        """The memory before the first step, from norms of which only shapes count."""
+        """Return the memory before the first step, from the shapes of the norms."""
         ...
 
     def update(self, seen: Seen, memory: PyTree, /) -> tuple[PyTree, PyTree]:
-        """The threshold, shaped as the norms or broadcast to them, and new memory.
+        """Return the threshold, which must broadcast to the norms, and the new memory.
 
-        The engine takes the new memory only if all norms that this rule saw are finite.
+        The new memory is used only if all norms of this rule are finite.
         """
         ...
 
@@ -95,5 +95,5 @@ ThresholdTree = Threshold | PyTree
 
 
 def like(value: Number, norm: jax.Array) -> jax.Array:
-    """A hyperparameter, traced or not, in the dtype of the norms it goes with."""
+    """Return a hyperparameter, traced or not, in the dtype of the norms."""
     return jnp.asarray(value).astype(norm.dtype)

@@ -1,4 +1,4 @@
-"""Running averages of norms, and whether a memory takes the new values."""
+"""Running averages of norms, and the choice between new and old memory."""
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +36,10 @@ def weights(decay: Number, norm: jax.Array) -> tuple[jax.Array, jax.Array]:
 def debiased_weights(
     decay: Number, count: jax.Array, norm: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the weights of an average without bias to zero, after `count` norms.
+    """Return the weights of a debiased average after `count` norms.
 
-    The same as Adam's correction, but of the average itself, which is then the mean of
-    the first few norms.
+    Adam's bias correction, applied to the average itself: it starts as the mean of the
+    first few norms.
     """
     concrete_decay = _validate.concrete(decay)
     if concrete_decay is None:
@@ -48,7 +48,8 @@ def debiased_weights(
         with np.errstate(divide="ignore"):
             log = jnp.asarray(np.log(np.float64(concrete_decay)), norm.dtype)
     number = (count + 1).astype(norm.dtype)
-    # A decay of 1 makes it the plain mean; of 0 the logarithm is -inf, which is right.
+    # A decay of 1 gives the plain mean. For a decay of 0 the logarithm is -inf, and the
+    # weights are correct too.
     whole = jnp.expm1(number * log)
     safe = select(whole == 0, jnp.ones_like(whole), whole)
     new_weight = select(whole == 0, 1 / number, jnp.expm1(log) / safe)
@@ -71,7 +72,7 @@ def mean(
 def root_mean_square(
     old_weight: jax.Array, new_weight: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
-    """Return the root of the running mean square, also where the square overflows."""
+    """Return the root of the running mean square, even if the square would overflow."""
     old, new = jnp.abs(old), jnp.abs(new)
     peak = jnp.maximum(old, new)
     safe = select(peak > 0, peak, jnp.ones_like(peak))
@@ -80,7 +81,7 @@ def root_mean_square(
 
 
 def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:
-    """Return two trees of zeros like the norms; one tree twice cannot be donated."""
+    """Return two trees of zeros like the norms; a tree used twice cannot be donated."""
     first, second = (jax.tree.map(jnp.zeros_like, norm) for _ in range(2))
     return first, second
 
@@ -91,7 +92,7 @@ def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
     if not flags or not jax.tree.leaves(new):
         return new
     is_bad = _batching.Batched(flags).map(jnp.logical_not).any()
-    # The flag is the same on all devices, so that their memories stay equal.
+    # All devices use the same flag, so that their memories stay equal.
     largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
     # The flag is materialized: otherwise XLA on CPU recomputes all norms for each
     # memory.

@@ -1,4 +1,4 @@
-"""What a threshold argument means: a number, a schedule, a rule, or a tree of them."""
+"""Conversion of a threshold argument to rules."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ _WANTED = (
 
 
 def is_rule(value: object) -> TypeGuard[Rule]:
-    """Whether `value` is a rule; False for an optimizer, which has the same methods."""
+    """Return whether `value` is a rule; an optimizer, with the same methods, is not."""
     is_other = isinstance(value, type) or _is_transformation(value)
     return isinstance(value, Rule) and not is_other
 
@@ -40,7 +40,7 @@ def as_rules(
     negative: bool = False,
     none: float = math.inf,
 ) -> PyTree:
-    """A threshold argument, or each leaf of a tree of them, as rules."""
+    """Return a threshold argument, or each leaf of a tree of them, as rules."""
     if not negative:
         _validate.not_none(name, threshold)
 
@@ -55,26 +55,26 @@ def as_rules(
         if callable(value):
             return Schedule(value)
         _validate.number(name, value, negative=negative)
-        # jax takes no Python int past 32 bits.
+        # JAX does not accept Python ints of more than 32 bits.
         return Constant(float(value) if isinstance(value, int) else value)
 
     return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
 
 
 def _advice(value: object) -> str:
-    """What to do with something that is close to a rule."""
+    """Return the fix for values that are close to a rule."""
     if _is_transformation(value):
         return (
-            "A transformation is a whole clip, not where to clip. Give a rule, such as"
-            " optclip.thresholds.zscore() in place of optclip.recipes.zclip()."
+            "A transformation is not a threshold. Pass a rule, such as"
+            " optclip.thresholds.zscore() instead of optclip.recipes.zclip()."
         )
     if isinstance(value, type) and hasattr(value, "update"):
-        return f"Give an instance of the class, {value.__name__}(...)."
+        return f"Pass an instance of the class, {value.__name__}(...)."
     return ""
 
 
 def one_rule(name: str, threshold: Threshold) -> Rule:
-    """A threshold argument that must not be a tree of them, as a rule."""
+    """Return a threshold argument as one rule; raise for a tree of them."""
     rule = as_rules(name, threshold)
     if not isinstance(rule, Rule):
         wanted = "one number, optax schedule or rule, such as"
@@ -84,10 +84,10 @@ def one_rule(name: str, threshold: Threshold) -> Rule:
 
 
 def _is_threshold(value: object) -> bool:
-    # An optimizer is a tuple of functions, which would pass for schedules.
+    # An optimizer is a tuple of functions, which would be read as schedules.
     return value is None or _is_transformation(value) or is_rule(value)
 
 
 def _is_transformation(value: object) -> bool:
-    # By name, for optax is not imported below `transforms`.
+    # The class is compared by name, since optax is not imported below `transforms`.
     return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)

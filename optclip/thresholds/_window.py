@@ -1,4 +1,4 @@
-"""The memory of the last norms, and how one more is added."""
+"""The memory of the last norms, and its update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from optclip._arrays._types import PyTree
 
 
 class Window(NamedTuple):
-    """The last norms, a ring: for each norm an array with the window as last axis.
+    """A ring buffer of the last norms: per norm an array with the window as last axis.
 
-    `next` is the index that the next norm goes to, `num_known` how many there are.
+    `next` is the index of the next norm, `num_known` the number of stored norms.
     """
 
     norms: PyTree
@@ -24,24 +24,24 @@ class Window(NamedTuple):
 
 
 def empty(norm: PyTree, length: int) -> Window:
-    """A window of `length` norms, none of them known yet."""
+    """Return an empty window for `length` norms."""
 
     def ring(x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x, shape=(*x.shape, length))
 
-    # Two zeros, not one twice, which could not be donated.
+    # Each counter has its own array, since an array used twice cannot be donated.
     return Window(jax.tree.map(ring, norm), *jnp.zeros((2,), jnp.int32))
 
 
 def with_norms(window: Window, norm: PyTree, length: int) -> Window:
-    """The window after one more step, whose norms replace the oldest.
+    """Return the window after one more step, whose norms replace the oldest.
 
     Raises:
-      ValueError: the window is of another length.
+      ValueError: The window has another length.
     """
     lengths = {jnp.shape(ring)[-1] for ring in jax.tree.leaves(window.norms)}
     if lengths - {length}:
-        advice = "Give the window of the run that made the state, or call init anew."
+        advice = "Pass the window that made the state, or create a new state with init."
         wanted = f"{lengths.pop()}, the number of norms in the state"
         raise ValueError(_validate.must_be("window", wanted, length, advice))
 
@@ -59,7 +59,7 @@ def with_norms(window: Window, norm: PyTree, length: int) -> Window:
 
 
 def is_known(ring: jax.Array, count: jax.Array) -> jax.Array:
-    """Return which places have a norm; `count` is a scalar or one for each norm."""
+    """Return which entries hold a norm; `count` is a scalar or one per norm."""
     return places(ring) < along(count, ring)
 
 
@@ -69,5 +69,5 @@ def places(ring: jax.Array) -> jax.Array:
 
 
 def along(number: jax.Array, ring: jax.Array) -> jax.Array:
-    """Return a scalar, or one number for each norm, at all places of its window."""
+    """Broadcast a scalar, or one number per norm, along the window."""
     return jnp.broadcast_to(jnp.expand_dims(number, -1), ring.shape)

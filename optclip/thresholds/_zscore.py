@@ -1,4 +1,4 @@
-"""The threshold for spikes: the running mean plus some deviations."""
+"""A running mean plus some deviations as the threshold of spikes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MODES = ("reciprocal", "mean", "percentile")
 
 
 class Moments(NamedTuple):
-    """Running mean and standard deviation, and the steps of warm-up taken."""
+    """Running mean and standard deviation, and the number of warm-up steps so far."""
 
     mean: PyTree
     deviation: PyTree
@@ -89,13 +89,13 @@ class Zscore:
     def _spike(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the limit of a spike, and whether the norm is one."""
+        """Return the threshold of a spike, and whether the norm is one."""
         z = like(self.z, norm)
         if self.mode == "percentile":
             edge = mean + z * deviation
             return edge, (norm > edge) & (deviation > 0)
         divisor = deviation + like(self.eps, norm)
-        # After equal norms the deviation is 0, and every other norm would be a spike.
+        # After equal norms the deviation is 0, and any larger norm would be a spike.
         is_known = deviation > 0
         safe = select(is_known, divisor, jnp.ones_like(divisor))
         score = select(is_known, (norm - mean) / safe, jnp.zeros_like(norm))
@@ -115,7 +115,8 @@ class Zscore:
         old_weight, new_weight = (
             select(is_warm, *pair) for pair in zip(late, early, strict=True)
         )
-        # After zeros alone this norm is the first: a leaf may get gradients late.
+        # After zeros only, this norm becomes the mean: a leaf may receive gradients
+        # late.
         is_first = is_warm & (mean == 0) & (deviation == 0)
         mean = select(is_first, norm, mean)
         new = _running.mean(old_weight, new_weight, mean, norm)
@@ -137,39 +138,11 @@ def zscore(
     eps: Number = 1e-6,
     skip_spikes: bool = False,
 ) -> Zscore:
-    r"""Spikes, norms more than z deviations above the running mean, are clipped.
+    """Clip spikes: norms more than z deviations above the running mean.
 
-    .. math:: s = \frac{n - \mu}{\sigma + eps}, \qquad
-        c = \mu + z\sigma \cdot \frac{z}{s} \text{ if } s > z \text{, else } \infty
-
-    After that :math:`\mu` and :math:`\sigma^2` move by `1 - decay` towards the norm, of
-    a spike towards c, and the square of its distance from the new :math:`\mu`.
-
-    Args:
-      z: a finite scalar above 0, traced or not.
-      decay: a scalar from 0 to 1, traced or not.
-      warmup: the number of first norms, whose mean and deviation the running ones start
-        from, an int above 0.
-      mode: where a spike is clipped to: `"reciprocal"`, by the formula above, the
-        higher the lower; `"mean"`, :math:`\mu`; `"percentile"`,
-        :math:`\mu + z\sigma`, and what is above that is a spike.
-      max_norm: a number of at least 0 that no threshold is above, in the warm-up too.
-      eps: what is added to the deviation in the formula: a finite scalar of at least 0.
-      skip_spikes: whether mean and deviation stay as they are at a spike.
-
-    Returns:
-      A rule for any scope and norm; its memory is two floats for each norm.
-
-    ================== ==============================================================
-    edge               threshold
-    ================== ==============================================================
-    warm-up            `max_norm`
-    first step         `max_norm`
-    this step's norm   is not in mean and deviation; it enters after, a spike clipped
-    equal norms only   `max_norm`: as long as :math:`\sigma` is 0 nothing is known
-    zero norm          counts as any other; after zeros alone a norm is the first
-    NaN or inf norm    as of a norm of 0; it never enters the memory
-    ================== ==============================================================
+    A norm with `s = (norm - mean) / (std + eps)` above `z` is a spike; its threshold is
+    `mean + z**2 / s * std`. Then the norm, or a spike's threshold, enters the running
+    mean and variance with weight `1 - decay`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -182,7 +155,26 @@ def zscore(
       4.00
       3.15
 
-    Source: Kumar, Owen, Chowdhury, Güra, *ZClip: Adaptive Spike Mitigation for LLM
-    Pre-Training*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
+    Args:
+      z: z-score above which a norm is a spike.
+      decay: Decay of the mean and variance, from 0 to 1.
+      warmup: Number of first norms, whose mean and deviation start the running ones.
+      mode: Threshold of a spike: `"reciprocal"`, the formula above, lower for larger
+        spikes; `"mean"`; or `"percentile"`, `mean + z * std`, above which every norm is
+        a spike.
+      max_norm: Maximum threshold, warm-up included.
+      eps: Number added to the deviation in `s`.
+      skip_spikes: Whether spikes leave mean and deviation unchanged.
+
+    Returns:
+      A rule for any scope and norm; its memory is two floats per norm.
+
+    Edge cases:
+      - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
+      - After zeros only, the first positive norm becomes the mean.
+
+    References:
+      Kumar, Owen, Chowdhury and Güra, *ZClip: Adaptive Spike Mitigation for LLM
+      Pre-Training*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
     """
     return Zscore(z, decay, warmup, mode, max_norm, eps, skip_spikes)

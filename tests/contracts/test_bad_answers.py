@@ -1,6 +1,7 @@
 """Wrong answers of user-defined rules, responses and scopes; mismatched states."""
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -101,8 +102,8 @@ ANSWERS = [
     (scaled(Rule(1.0)), T, r"`max_rms`: .*a tuple of two.*got 1\.0"),
     (scaled(Rule((1.0, (), ()))), T, "`max_rms`: .*a tuple of two"),
     (scaled(Rule((1.0, ()), "x")), T, r"init\(norm\).*pytree of arrays, got 'x'"),
-    (scaled(Rule((1.0, None), 0.0)), V, "`max_rms`: .*must return a memory of.*got"),
-    (scaled(Rule((1.0, np.ones(3)), 0.0)), V, r"memory of.*it is given.*got .*\(3,\)"),
+    (scaled(Rule((1.0, None), 0.0)), V, "`max_rms`: .*must return a memory.*got"),
+    (scaled(Rule((1.0, np.ones(3)), 0.0)), V, r"structure.*its argument.*got .*\(3,\)"),
     (WHOLE(1.0, response=lambda n, c: "x"), T, r"`response` returns must be a real"),
     (WHOLE(1.0, response=Response(1j)), T, "`response` returns must be a real.*got 1j"),
     (WHOLE(1.0, response=Response(np.ones(3))), V, r"the shape.*Its shape is \(3,\)"),
@@ -191,7 +192,7 @@ def test_update_state_of_another_clip_is_accepted_or_raises_with_advice():
                 assert jax.tree.structure(after) == jax.tree.structure(state)
                 num_accepted += 1
             else:
-                assert "Give" in problem
+                assert re.search("Give|Pass", problem)
     assert len(OTHERS) <= num_accepted < len(OTHERS) ** 2
 
 

@@ -239,7 +239,7 @@ def test_mean_plus_std_of_equal_norms_is_above_rounding():
     "numbers", [{"window": 1}, {"window": 4, "warmup": 5}, {"window": 4, "ddof": 4}]
 )
 def test_mean_plus_std_rejects_lengths_that_would_never_clip(numbers):
-    words = "nothing would ever be clipped. Give a longer"
+    words = "nothing would ever be clipped. Pass a longer"
     with pytest.raises(ValueError, match=words):
         thresholds.mean_plus_std(3.0, **numbers)
 

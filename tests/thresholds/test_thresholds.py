@@ -114,8 +114,8 @@ def test_rule_rejects_memory_of_whole_numbers():
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (optclip.recipes.zclip(), "whole clip.*Give a rule, such"),
-        (UserRule, "Give an instance of the class, UserRule"),
+        (optclip.recipes.zclip(), "not a threshold. Pass a rule, such"),
+        (UserRule, "Pass an instance of the class, UserRule"),
     ],
 )
 def test_threshold_rejects_transformation_and_class(value, words):
@@ -125,7 +125,7 @@ def test_threshold_rejects_transformation_and_class(value, words):
 
 def test_threshold_rejects_rule_that_was_not_called():
     tx = optclip.clip_by_global_norm(thresholds.quantile)
-    words = "schedule .* returns must be a real number.*Quantile.*the rule itself"
+    words = "returned by the schedule .* must be a real.*Quantile.*the rule itself"
     with pytest.raises(TypeError, match=words):
         jax.eval_shape(lambda x: tx.update(x, tx.init(x)), np.ones(2))
 
