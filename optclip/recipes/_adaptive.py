@@ -56,19 +56,17 @@ def agc(
         layers, as for `jax.lax.scan` over layers. Default: no leaf is stacked.
       axis: Function of a leaf's path and shape that returns the axes of its norms: an
         int, a tuple, or None for the default.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. `update` requires `params`. The
       paper excludes the last linear layer:
       `mask=optclip.by_path(lambda path: "head" not in path)`.
 
-    `optax.adaptive_grad_clip` differs in two cases. It takes norms of rank-3 leaves
-    over axis 0 only, and it treats a leaf with at most one axis longer than 1, such as
-    a kernel `(1, 64)`, as one unit.
-
     See Also:
-      `thresholds.relative_to_params`: the rule and its edge cases. `scopes.units`.
+      `thresholds.relative_to_params`, the rule. `scopes.units`, the scope.
+      `optax.adaptive_grad_clip` takes norms of rank-3 leaves over axis 0 only, and
+      treats leaves with at most one axis longer than 1, such as `(1, 64)`, as one unit.
 
     References:
       Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
@@ -101,13 +99,14 @@ def autoclip(
     Args:
       q: Quantile, from 0 to 1; the paper's p divided by 100.
       window: Number of last norms to store; the paper stores all of them.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
-      A transformation; place it before the optimizer. Its state takes 40 kB.
+      A transformation; place it before the optimizer. Its state takes 4 bytes per
+      norm of the window.
 
     See Also:
-      `thresholds.quantile`: the rule and its edge cases.
+      `thresholds.quantile`, the rule.
 
     References:
       Seetharaman, Wichern, Pardo and Le Roux, *AutoClip: Adaptive Gradient Clipping for
@@ -145,13 +144,13 @@ def zclip(
       max_norm: Maximum norm of every step, warm-up included. If usual norms exceed it,
         as many models' norms exceed 1, every step is clipped to it, spikes included.
         Pass a larger value, or `float("inf")` for the paper's equations alone.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer.
 
     See Also:
-      `thresholds.zscore`: the rule and its edge cases.
+      `thresholds.zscore`, the rule.
 
     References:
       Kumar, Owen, Chowdhury and Güra, *ZClip: Adaptive Spike Mitigation for LLM
@@ -165,7 +164,7 @@ def zclip(
 def mean_std_clip(
     k: Number = 3.0, window: int = 128, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Clip the global norm to the mean of past norms plus k standard deviations.
+    """Clip the global norm to the mean of past norms plus k deviations (Levanter).
 
     The threshold is `mean + k * std` of the last `window` norms before this step.
 
@@ -180,15 +179,15 @@ def mean_std_clip(
 
     Args:
       k: Number of standard deviations.
-      window: Number of norms.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      window: Number of past norms.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. Levanter places it after Adam and
       weight decay, before the learning rate.
 
     See Also:
-      `thresholds.mean_plus_std`: the rule and its edge cases.
+      `thresholds.mean_plus_std`, the rule.
 
     References:
       Levanter (marin-community/levanter), `clip_update_by_historical_norm`.

@@ -44,13 +44,13 @@ def adagc(
       warmup: Number of first steps, clipped by global norm. A leaf's smallest clipped
         norm in them starts its average.
       max_norm: Maximum global norm during the warm-up.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer.
 
     See Also:
-      `thresholds.ema`: the rule and its edge cases.
+      `thresholds.ema`, the rule.
 
     References:
       Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language Model
@@ -79,16 +79,16 @@ def olmo_ratio(
 
     Args:
       ratio: Maximum norm of a leaf, as a multiple of its running average: a number or
-        an optax schedule. OLMo's `max_grad_norm_ratio`, which has no default.
+        an optax schedule. OLMo's `max_grad_norm_ratio` has no default.
       decay: Decay of the running average. OLMo uses the larger of Adam's two decays.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. It does not clip the first step.
       A zero gradient does not lower a leaf's average.
 
     See Also:
-      `thresholds.ema`: the rule and its edge cases.
+      `thresholds.ema`, the rule.
 
     References:
       OLMo (allenai/OLMo), `max_grad_norm_ratio`.
@@ -141,7 +141,7 @@ def aggc(
       max_growth: Largest factor for a small norm; 1 forbids growth, as in the authors'
         LoRA scripts. Their GRPO scripts allow it:
         `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. Unlike the authors' code, it does

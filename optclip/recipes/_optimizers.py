@@ -27,8 +27,8 @@ def spam(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip spikes of single elements, then apply Adam with periodic resets (SPAM).
 
-    With `v` the running mean square of an element, the update is
-    `g = sign(g) * sqrt(theta * v)` if `g**2 > theta * v`, else `g`.
+    With `v` the running mean square of an element, a gradient with `g**2 > theta * v`
+    becomes `sign(g) * sqrt(theta * v)`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -44,9 +44,10 @@ def spam(
       theta: Maximum square of an element, as a multiple of `v`.
       b2: Decay of `v` and of Adam's second moment, from 0 to 1.
       every: Number of steps between resets of the moments and of `v`.
-      warmup: Number of scaled steps after a reset; see `optclip.with_periodic_reset`.
+      warmup: Number of steps after a reset with scaled updates; see
+        `optclip.with_periodic_reset`.
       grace: Number of unclipped steps at the start and after each reset.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it. The authors'
@@ -54,7 +55,7 @@ def spam(
       not clip them.
 
     See Also:
-      `thresholds.second_moment`: the rule and its edge cases.
+      `thresholds.second_moment`, the rule.
 
     References:
       Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
@@ -101,7 +102,7 @@ def stable_spam(
       b1: Decay of the norm's average.
       b2: Decay of the squared norm's average.
       every: Number of steps between resets of `inner`; thresholds are not reset.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it. Its records are
@@ -160,7 +161,7 @@ def acclip(
       b2: Decay of the threshold.
       alpha: Power of the mean, from 1 to 2 in the paper.
       eps: Number added to the modulus of the momentum.
-      options: Further arguments of `clip_by`, listed in `typing.MomentClipOptions`.
+      options: Options of `clip_by`, listed in `typing.MomentClipOptions`.
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it.
@@ -169,7 +170,7 @@ def acclip(
       ValueError: `nonfinite="zero"`, which would hide moments that are NaN.
 
     See Also:
-      `thresholds.moment`: the rule and its edge cases.
+      `thresholds.moment`, the rule.
 
     References:
       Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,

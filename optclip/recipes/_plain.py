@@ -31,7 +31,7 @@ def auto_s(
     Args:
       max_norm: Limit of the norm: a number, an optax schedule or a rule.
       gamma: Number added to the norm; 0 gives the paper's AUTO-V.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation of one gradient; place it before the optimizer. The paper applies
@@ -64,7 +64,7 @@ def sclip(
       c: Limit of each element: a number or an optax schedule.
       tau: Squared scale of the curve: a number above 0 or an optax schedule. Small
         elements are multiplied by `c / sqrt(tau)`.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. It clips smoothly at `sqrt(tau)`,

@@ -42,9 +42,9 @@ def olmo_skip(
     Args:
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       sigma: Number of standard deviations.
-      window: Number of norms and losses. Fewer than half of them skip nothing.
+      window: Number of past norms and losses. The first half skips nothing.
       use_value: Whether to check the loss, which `update` then requires as `value`.
-      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
@@ -57,7 +57,7 @@ def olmo_skip(
       ValueError: In `update`: the loss is not passed.
 
     See Also:
-      `thresholds.mean_plus_std`: the rule and its edge cases.
+      `thresholds.mean_plus_std`, the rule.
 
     References:
       OLMo-core (allenai/OLMo-core), `SkipStepOptimizer`. The rules of MaxText and
@@ -99,7 +99,7 @@ def axlearn_skip(
       ratio: Maximum norm as a multiple of the average. Default: AXLearn's smallest
         multiplier.
       decay: Decay of the running average, from 0 to 1.
-      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
@@ -107,7 +107,7 @@ def axlearn_skip(
       that it skips every step if all norms are above 20.
 
     See Also:
-      `thresholds.ema`: the rule and its edge cases.
+      `thresholds.ema`, the rule.
 
     References:
       AXLearn (apple/axlearn), `skip_and_clip_by_global_norm` with
@@ -135,7 +135,7 @@ def megatron_skip(
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       max_norm: Maximum norm of an accepted step: a number or an optax schedule.
         Default: inf, which skips only non-finite steps.
-      options: Further arguments of `optclip.skip`, listed in `typing.SkipOptions`.
+      options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.

@@ -88,8 +88,8 @@ def spectra(
         `nonfinite="zero"`, which would hide moments that are NaN.
 
     Differences from the authors' code:
-      - The norm of a vector is its singular value. `max_value` also scales norms below
-        `c`, so that the output is continuous there; `max_gradient` excludes vectors.
+      - A vector's singular value is its norm. `max_value` also scales norms below `c`,
+        so that the output is continuous there; `max_gradient` excludes vectors.
       - `apply_to="2d"`, which excludes all vectors, is
         `mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)`.
       - The decay of the cap at the end of training is a schedule for `max_value`.

@@ -40,6 +40,7 @@ class _UnitQuotient:
 
 def _allowed(norm: jax.Array, finite: jax.Array, excess: jax.Array) -> jax.Array:
     one, inf = jnp.ones_like(norm), jnp.full_like(norm, jnp.inf)
+    # Quotients of 0 set no limit. Their divisor is 1, which avoids 0 / 0.
     none = excess == 0
     allowed = jnp.where(none, inf, ratio(norm, jnp.where(none, one, excess)))
     # Norms below 2**-60 read 0. Their threshold is inf unless the quotients exceed 1,
@@ -74,7 +75,7 @@ def stable_adamw(
       b2: Decay of Adam's second moment.
       eps: Adam's `eps`, also used in `rms`.
       weight_decay: AdamW's weight decay; if not 0, `update` requires `params`.
-      options: Further arguments of `clip_by`, listed in `typing.MomentClipOptions`.
+      options: Options of `clip_by`, listed in `typing.MomentClipOptions`.
 
     Returns:
       A transformation that replaces `optax.scale_by_adam` and `add_decayed_weights`;
@@ -139,7 +140,7 @@ def clippy(
       relative: Maximum change as a fraction of the weight; 0.1 in TensorFlow
         Recommenders.
       absolute: Maximum change of a weight of 0; 1e-7 in TensorFlow Recommenders.
-      options: Further arguments of `clip_by`, listed in `typing.ClipOptions`.
+      options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation of the steps; place it last, after the learning rate. `update`

@@ -143,15 +143,14 @@ def second_moment(
 
     Returns:
       A rule for any scope, intended for `over="element"`, where its memory is as large
-      as the parameters, in float32.
+      as the parameters, in float32. The threshold is inf while `v` is 0, so that
+      elements without earlier gradients can move. SPAM's code clips them to zero.
 
-    Edge cases:
-      - The threshold is inf in the first step and as long as `v` is 0, so that elements
-        without earlier gradients can move. SPAM's code clips them to zero.
+    See Also:
+      `recipes.spam`.
 
     References:
-      Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
-      Training*, 2025, arXiv:2501.06842.
+      Huang et al., *SPAM*, 2025, arXiv:2501.06842.
     """
     return SecondMoment(theta, decay, warmup)
 
@@ -183,9 +182,11 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
     Raises:
       TypeError, ValueError: `decay` is not a number from 0 to 1.
 
+    See Also:
+      `recipes.stable_spam`.
+
     References:
-      Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
-      2025, arXiv:2502.17055, AdaClip.
+      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055, AdaClip.
     """
     return EmaOfMax(decay)
 
@@ -215,8 +216,10 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
       as the parameters, in float32. `c` starts at 0, so the first thresholds are small.
       A non-finite element counts as 0.
 
+    See Also:
+      `recipes.acclip`.
+
     References:
-      Zhang et al., *Why are Adaptive Methods Good for Attention Models?*, 2020,
-      arXiv:1912.03194, ACClip.
+      Zhang et al., 2020, arXiv:1912.03194, ACClip.
     """
     return Moment(power, decay)

@@ -75,7 +75,7 @@ class Ema:
         thresholds = _batching.each(limit, seen.norm, memory.norm)
 
         def learn(old: jax.Array, left: jax.Array) -> jax.Array:
-            # A leaf without gradient keeps its average, which would else decay to 0.
+            # A leaf without gradient keeps its average: otherwise it would decay to 0.
             return select(left > 0, self._averaged(old, left, memory.step), old)
 
         norms = _batching.each(learn, memory.norm, seen.keep(thresholds))
@@ -167,8 +167,8 @@ def ema(
       decay: Decay of the average, from 0 to 1.
       warmup: Number of warm-up steps.
       max_norm: Maximum total norm during the warm-up; inf clips nothing.
-      start: Start of the average: `"first"`, the smallest norm of the warm-up, or
-        without one the first norm; `"zero"`; or `"debiased"`, zero with Adam's bias
+      start: Start of the average: `"first"`, the smallest norm of the warm-up, or the
+        first norm if `warmup` is 0; `"zero"`; or `"debiased"`, zero with Adam's bias
         correction.
 
     Returns:
@@ -177,11 +177,13 @@ def ema(
 
     Edge cases:
       - First step without warm-up: the threshold is inf.
-      - Zero norm: does not enter the average, since a leaf without gradients for some
-        time would otherwise be clipped to almost nothing.
+      - Zero norm: does not enter the average. Otherwise a leaf without gradients for
+        some time would be clipped to almost nothing.
+
+    See Also:
+      `recipes.adagc`, `recipes.olmo_ratio` and `recipes.aggc`.
 
     References:
-      Wang, Li, et al., *AdaGC: Improving Training Stability for Large Language Model
-      Pretraining*, 2025, arXiv:2502.11034, algorithm 1.
+      Wang, Li, et al., *AdaGC*, 2025, arXiv:2502.11034, algorithm 1.
     """
     return Ema(ratio, decay, warmup, max_norm, start)

@@ -61,7 +61,7 @@ class Schedule(_WithoutMemory):
 
 
 def constant(value: Number) -> Constant:
-    """Clip at a fixed threshold, like a plain number.
+    """Clip at a fixed threshold; equal to passing the number itself.
 
     Example:
       >>> from optclip import thresholds
@@ -84,7 +84,7 @@ def constant(value: Number) -> Constant:
 
 
 def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
-    """Clip at a threshold that follows an optax schedule, like a plain callable.
+    """Follow an optax schedule; equal to passing the schedule itself.
 
     Example:
       >>> import optax
@@ -94,8 +94,8 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
       5.5
 
     Args:
-      function: Function from the step, an int32 scalar that starts at 0 and also counts
-        non-finite steps, to the threshold.
+      function: Function from the step to the threshold. The step is an int32 scalar
+        that starts at 0 and also counts non-finite steps.
 
     Returns:
       A rule without memory.

@@ -65,7 +65,7 @@ class MeanOverRms:
 def mean_over_rms(
     b1: Number = 0.7, b2: Number = 0.9, eps: Number = 1e-8
 ) -> MeanOverRms:
-    """Divide the norms' running mean by their running root mean square.
+    """Divide the running mean of the norms by their running root mean square.
 
     The threshold is `m / (sqrt(v) + eps)` with the debiased running averages `m` of the
     norm and `v` of its square, this step included. It is 1 for constant norms of any
@@ -94,8 +94,10 @@ def mean_over_rms(
       A rule for any scope and norm; its memory is two floats per norm. The first
       threshold is 1, or 0 for a norm of 0.
 
+    See Also:
+      `recipes.stable_spam`.
+
     References:
-      Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
-      2025, arXiv:2502.17055, AdaGN.
+      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055, AdaGN.
     """
     return MeanOverRms(b1, b2, eps)

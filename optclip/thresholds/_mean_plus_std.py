@@ -122,6 +122,9 @@ def mean_plus_std(
     Raises:
       ValueError: `window` is too short for `warmup` and `ddof`.
 
+    See Also:
+      `recipes.mean_std_clip` and `recipes.olmo_skip`.
+
     References:
       Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
       smallest deviation is 1e-6.

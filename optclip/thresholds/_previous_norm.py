@@ -45,12 +45,12 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
     """Scale by the previous step's norm, as optimizers in the backward pass do.
 
     The update is `u * min(1, max_norm / previous)`, so the threshold is
-    `norm * min(1, max_norm / previous)`. It is approximate: the first step of a larger
-    norm is not clipped.
+    `norm * min(1, max_norm / previous)`. It is approximate: after small norms, the
+    first large norm is not clipped.
 
     An optimizer that updates each layer during the backward pass does not have the
-    global norm yet, so it can only use the last one. This rule shows the effect of that
-    in an ordinary training run. Inside such an optimizer, call
+    global norm yet and must use the last one. This rule shows the effect in an ordinary
+    training run. Inside such an optimizer, call
     `optclip.functional.clip_by_global_norm(gradient, max_norm, use_norm=previous)` for
     each layer.
 
@@ -71,9 +71,7 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
       max_norm: Maximum norm of the updates, if norms do not grow between steps.
 
     Returns:
-      A rule for any scope and norm; its memory is the last finite norm.
-
-    Edge cases:
-      - First step, or a last norm of 0: the threshold is `max_norm`.
+      A rule for any scope and norm; its memory is the last finite norm. In the first
+      step, and after a norm of 0, the threshold is `max_norm`.
     """
     return PreviousNorm(max_norm)

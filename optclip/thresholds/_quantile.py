@@ -115,7 +115,7 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       [12.]
 
     Args:
-      q: Quantile, from 0 to 1. The paper's default clips nine steps in ten.
+      q: Quantile, from 0 to 1. The default, the paper's, clips nine steps in ten.
       window: Number of norms to store, an int; the memory is that many floats per norm.
 
     Returns:
@@ -130,8 +130,10 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       - First step: the threshold is its norm, so nothing is clipped.
       - NaN or inf norm: the threshold is the quantile of the stored norms.
 
+    See Also:
+      `recipes.autoclip`.
+
     References:
-      Seetharaman, Wichern, Pardo and Le Roux, *AutoClip: Adaptive Gradient Clipping for
-      Source Separation Networks*, 2020, arXiv:2007.14469.
+      Seetharaman et al., *AutoClip*, 2020, arXiv:2007.14469.
     """
     return Quantile(q, window)

@@ -65,18 +65,18 @@ def relative_to_params(
         zero can train.
 
     Returns:
-      A rule without memory, for any scope and norm; `update` requires `params`.
+      A rule without memory, for any scope and norm; `update` requires `params`. If
+      they contain NaN, the updates become NaN. If their norm is infinite or overflows,
+      nothing is clipped.
 
     Raises:
       ValueError: In `update`: `params` is None, or its structure differs from the
         updates'.
 
-    Edge cases:
-      - NaN in the parameters makes the threshold and the updates NaN. With inf, or
-        squares whose sum overflows, the threshold is inf.
+    See Also:
+      `recipes.agc`.
 
     References:
-      Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
-      Without Normalization*, 2021, arXiv:2102.06171, equation 3.
+      Brock et al., 2021, arXiv:2102.06171, equation 3.
     """
     return RelativeToParams(ratio, min_norm)

@@ -19,9 +19,9 @@ class Seen(NamedTuple):
     """Describe a step to a rule; unused entries cost nothing under jit.
 
     Attributes:
-      norm: Norms of the scope: a scalar for the tree, a tree or dict of them for leaves
-        and groups, arrays with length-1 reduced axes for axes, and moduli for elements.
-        Non-finite norms and norms below 2**-60 read 0.
+      norm: Norms of the scope: a scalar for the tree; a tree or dict of scalars for
+        leaves or groups; for axes, arrays whose reduced axes have length 1; for
+        elements, their moduli. Non-finite norms and norms below 2**-60 read 0.
       finite: Tree of bools like `norm`: whether each norm was finite.
       keep: Function from a threshold to the norms after clipping.
       measure: Function from a tree like the updates to its norms over the same scope.
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
 @runtime_checkable
 class Rule(Protocol):
-    """Compute a threshold in each step, optionally from memory.
+    """Compute the threshold of each step; the protocol of user-defined rules.
 
     Example:
       A threshold of twice the mean of all norms so far, 1 on the first step:

@@ -48,8 +48,8 @@ def debiased_weights(
         with np.errstate(divide="ignore"):
             log = jnp.asarray(np.log(np.float64(concrete_decay)), norm.dtype)
     number = (count + 1).astype(norm.dtype)
-    # A decay of 1 gives the plain mean. For a decay of 0 the logarithm is -inf, and the
-    # weights are correct too.
+    # A decay of 1 gives the plain mean. The selects avoid its 0 / 0. For a decay of 0
+    # the logarithm is -inf, and the weights are correct without a special case.
     whole = jnp.expm1(number * log)
     safe = select(whole == 0, jnp.ones_like(whole), whole)
     new_weight = select(whole == 0, 1 / number, jnp.expm1(log) / safe)

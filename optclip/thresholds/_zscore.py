@@ -173,8 +173,10 @@ def zscore(
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
       - After zeros only, the first positive norm becomes the mean.
 
+    See Also:
+      `recipes.zclip`.
+
     References:
-      Kumar, Owen, Chowdhury and Güra, *ZClip: Adaptive Spike Mitigation for LLM
-      Pre-Training*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
+      Kumar et al., *ZClip*, 2025, arXiv:2504.02507; `max_norm` and modes from its code.
     """
     return Zscore(z, decay, warmup, mode, max_norm, eps, skip_spikes)

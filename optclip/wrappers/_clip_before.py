@@ -38,8 +38,8 @@ def clip_before(
       `(inner_state, clip_state)`.
 
     Raises:
-      TypeError: An argument is not an optax transformation. In `update`: the state is
-        not a tuple with one state for each of the two.
+      TypeError: An argument is not an optax transformation. In `update`: `state` is not
+        a tuple of both states.
 
     See Also:
       `clip_after`, to clip an optimizer's updates.

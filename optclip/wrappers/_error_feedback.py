@@ -61,7 +61,7 @@ def with_error_feedback(
     def init_fn(params: PyTree) -> ErrorFeedbackState:
         flat = _dense_leaves(params)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
-        # The leaves have the dtypes in which `update` passes them to the clip.
+        # `clip.init` receives the dtypes in which `update` passes the leaves to it.
         leaves = [
             _leaves.widen(_leaves.values(x)) if is_live else x for x, is_live in pairs
         ]

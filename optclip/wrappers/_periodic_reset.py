@@ -29,8 +29,8 @@ def with_periodic_reset(
 ) -> optax.GradientTransformationExtraArgs:
     """Reset an optimizer's state before every `every`-th update, then warm up again.
 
-    The k-th update since the reset (from k = 0) is multiplied by a factor that rises
-    from `floor` to 1: `1 - (1 - floor) * (1 + cos(pi * k / (warmup + 1))) / 2`.
+    Update k after a reset (k = 0, 1, ...) is multiplied by a factor that rises from
+    `floor` to 1: `1 - (1 - floor) * (1 + cos(pi * k / (warmup + 1))) / 2`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -49,10 +49,10 @@ def with_periodic_reset(
       every: Number of updates between resets; a positive int.
       warmup: Number of updates after each reset that are scaled; 0 for none.
       floor: Factor of the first update after a reset, from 0 to 1.
-      keep: State leaves that a reset preserves: a function of the leaf's path, or None
-        for no leaves. The default `"counts"` preserves the step counts (fields named
-        `count`), so that schedules and Adam's bias correction continue, and clipping
-        records. Values injected by `optax.inject_hyperparams` are reset.
+      keep: State leaves to preserve: a function of a leaf's path, or None for none. The
+        default `"counts"` preserves clipping records and step counts (fields named
+        `count`), so that schedules and Adam's bias correction continue. Values injected
+        by `optax.inject_hyperparams` are reset.
 
     Returns:
       A transformation. A reset restores the state `inner.init(params)`, or

@@ -90,10 +90,10 @@ def skip(
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
       max_consecutive: Maximum number of consecutive skips. The next step is applied
         even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
-      learn_skipped: Whether the rules also learn from skipped steps, except non-finite
-        ones. With True they follow a lasting change, but one huge spike can hide later
-        ones. With False they do not, but a lasting change skips every later step unless
-        `max_consecutive` is set.
+      learn_skipped: Whether the rules also learn from skipped finite steps. With True
+        they follow a lasting change, but one huge spike can hide later ones. With False
+        no spike is hidden, but after a lasting change every step is skipped: set
+        `max_consecutive` too.
       mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
       name: Prefix of the record's keys in `optclip.metrics`.
@@ -113,18 +113,15 @@ def skip(
 
     Edge cases:
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
-        skipped, and no rule learns from it.
+        skipped. No rule learns from the non-finite value.
       - Norm equal to `max_norm`: the step is accepted.
-      - Limit of NaN: the step is skipped.
-      - `ema` averages norms after clipping, so that as `max_norm` it never learns from
-        skipped steps.
+      - NaN as `max_norm` or `max_value`: the step is skipped.
+      - `ema` as `max_norm`: never learns from skipped steps, since it averages norms
+        after clipping.
 
     See Also:
-      `optclip.recipes`: the skipping rules of OLMo, AXLearn and Megatron-LM.
-
-    References:
-      Similar rules exist in OLMo-core (allenai/OLMo-core), MaxText, Levanter, AXLearn
-      and Megatron-LM.
+      `recipes.olmo_skip`, `recipes.axlearn_skip` and `recipes.megatron_skip`, the rules
+      of these codebases. MaxText and Levanter have similar ones.
     """
     wrapped = transformation("inner", inner)
     # The response is detached: otherwise elements would be clipped by their values,
