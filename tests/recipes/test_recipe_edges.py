@@ -54,7 +54,7 @@ quick_spam = functools.partial(recipes.spam, optax.identity(), theta=4.0, b2=0.0
         (recipes.olmo_ratio(2.0, 0.5, eps=0.0), [1e-5, 8e-5], [1e-5, 2e-5], 1e-5),
     ],
 )
-def test_recipe_clips_numbers_as_by_hand(tx, norms, expected, rtol):
+def test_recipe_matches_hand_computed_values(tx, norms, expected, rtol):
     updates, _ = over_norms(tx, norms)
     np.testing.assert_allclose(updates, expected, rtol=rtol)
 
@@ -92,7 +92,7 @@ def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter(updates, expe
     np.testing.assert_allclose(clipped, expected, atol=1e-30)
 
 
-def test_clippy_python_number_is_a_leaf():
+def test_clippy_accepts_python_number_as_leaf():
     tx = recipes.clippy()
     out, _ = tx.update({"w": -3.0}, tx.init({"w": 4.0}), {"w": 4.0})
     np.testing.assert_allclose(out["w"], -2.01, rtol=1e-6)

@@ -124,14 +124,14 @@ def test_ema_ratio_may_be_a_schedule():
     np.testing.assert_allclose([limit, memory.norm], [9.0, 6.0])
 
 
-def test_ema_warm_up_records_threshold_beside_leaf_of_zeros():
+def test_ema_warm_up_records_threshold_next_to_zero_leaf():
     updates = {"frozen": np.zeros((1, 2), np.float32), "w": np.float32([[30, 40]])}
     _, metrics, _ = history(optclip.recipes.adagc(), updates)
     np.testing.assert_allclose(metrics["clip/threshold"], 1.0)
     np.testing.assert_allclose(metrics["clip/coefficient"], 0.02, rtol=1e-6)
 
 
-def test_ema_that_would_stay_zero_is_rejected():
+def test_ema_from_zero_rejects_decay_of_one():
     words = r"`decay` must be below 1, got 1.*clip all to 0"
     with pytest.raises(ValueError, match=words):
         thresholds.ema(decay=1.0, start="zero")
@@ -205,7 +205,7 @@ def test_quantile_after_nonfinite_first_norm_is_inf(q):
     assert limit == INF
 
 
-def test_mean_plus_std_of_too_few_norms_divides_by_nothing():
+def test_mean_plus_std_of_too_few_norms_computes_no_nan():
     """Each operation is checked: the deviation of two norms less two divides by 0."""
     rule = thresholds.mean_plus_std(1.0, 6, ddof=2)
     memory = rule.init(jnp.float32(0))

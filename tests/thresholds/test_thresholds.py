@@ -29,7 +29,7 @@ def clipped_once(tx, updates, params=None):
     return run(updates, params)
 
 
-def test_rule_is_given_norm_step_parameters_and_extra_arguments():
+def test_rule_receives_norm_step_parameters_and_extra_arguments():
     log = []
     tx = optclip.clip_by_global_norm(watching(log))
     grads, params = np.float32([3.0, 4.0]), np.float32([6.0, 8.0])
@@ -50,7 +50,7 @@ def test_rule_is_given_norm_step_parameters_and_extra_arguments():
     assert seen.extra == {"value": 7.0}
 
 
-def test_rule_in_tree_is_given_its_own_subtree():
+def test_rule_in_tree_receives_its_subtree():
     log = []
     a, one, two = np.float32([3.0, 4.0]), np.float32([1.0]), np.float32([2.0])
     tree = {"a": a, "b": [one, two]}
@@ -174,7 +174,7 @@ def test_bounds_leaves_side_without_bound_unclipped(bounds, expected):
 
 
 @pytest.mark.parametrize("over", ["tree", "leaf"])
-def test_previous_norm_scales_by_norm_before(over):
+def test_previous_norm_scales_by_previous_step(over):
     """The first by its own norm; a zero and a NaN are not the norm before."""
     norms = np.array([5.0, 20.0, 0.1, 0.0, 3.0, 1e10, 7.0, np.nan, 0.2, 0.5])
     judged = np.array([5.0, 5.0, 20.0, 0.1, 3.0, 3.0, 1e10, 7.0, 7.0, 0.2])

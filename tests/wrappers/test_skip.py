@@ -64,7 +64,7 @@ def test_skip_metrics_count_skipped_steps():
     assert optclip.metrics(states[3])["skip/consecutive"] == 3
 
 
-def test_skip_max_consecutive_takes_next_step():
+def test_skip_max_consecutive_applies_next_step():
     tx = optclip.skip(SGD, max_norm=10.0, max_consecutive=2)
     updates, states = run(tx, [100.0] * 5 + [np.nan] * 2)
     assert taken(updates) == [0, 0, 1, 0, 0, 1, 0]
@@ -76,7 +76,7 @@ SHIFT = [1.0, 1.1, 0.9, 50.0, 50.0, 50.0, 50.0]
 
 
 @pytest.mark.parametrize(("learns", "skipped"), [(True, 1), (False, 4)])
-def test_skip_after_shift_of_level_ends_if_it_learns(learns, skipped):
+def test_skip_after_lasting_change_ends_if_it_learns(learns, skipped):
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
     for limits in ({"max_norm": rule}, {"max_value": rule}):
         tx = optclip.skip(SGD, **limits, learn_skipped=learns)
@@ -87,7 +87,7 @@ def test_skip_after_shift_of_level_ends_if_it_learns(learns, skipped):
 
 
 @pytest.mark.parametrize(("scale", "name"), [(1.0, "value"), (-1.0, "loss")])
-def test_skip_by_loss_skips_spikes_upwards(scale, name):
+def test_skip_by_loss_skips_high_and_nonfinite_losses(scale, name):
     """A loss may be negative; in its warm-up nothing is known."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
     spike, bad = 3.0 + 10.0 * scale, (np.nan, np.inf, -np.inf)
@@ -156,7 +156,7 @@ def test_skip_ignores_leaves_outside_mask():
     assert np.isnan(updates["b"])
 
 
-def test_skip_hands_zeros_to_optimizer():
+def test_skip_passes_zeros_to_optimizer():
     """So that a NaN raises nothing there, and no derivative is NaN."""
     clip = optclip.clip_by_global_norm(1.0, nonfinite="raise")
     tx = optclip.skip(optax.chain(clip, optax.scale_by_adam()), max_norm=10.0)

@@ -73,7 +73,7 @@ def test_error_feedback_keeps_residual_at_nonfinite_step(bad):
         (optclip.clip_by_global_norm(2.0, nonfinite="zero"), [2, 0, 1, 0]),
     ],
 )
-def test_error_feedback_beside_bad_leaf_pays_out_once(clip, expected):
+def test_error_feedback_next_to_nonfinite_leaf_adds_residual_once(clip, expected):
     steps = [(3.0, 0.0), (0.0, np.nan), (0.0, 0.0), (0.0, 0.0)]
     trees = [{"a": np.float32(a), "b": np.float32(b)} for a, b in steps]
     updates, _ = steps_of(optclip.with_error_feedback(clip), trees)
@@ -117,7 +117,7 @@ def test_periodic_reset_keeps_counts_and_records():
     np.testing.assert_allclose(optax.tree.get(state, "mu"), [0.2], rtol=1e-6)
 
 
-def test_periodic_reset_keeps_paths_it_is_given():
+def test_periodic_reset_keep_function_preserves_its_paths():
     tx = optclip.with_periodic_reset(
         optax.scale_by_adam(), 3, warmup=0, keep=lambda path: "mu" in path
     )
@@ -208,7 +208,7 @@ INNER = {
 
 
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-def test_clip_before_equals_chain_with_state_of_inner_in_front(inner, run):
+def test_clip_before_equals_chain_and_stores_inner_state_first(inner, run):
     clip = optclip.clip_by_global_norm(1.0)
     tx, chain = optclip.clip_before(inner, clip), optax.chain(clip, inner)
     params = helpers.gradients()
@@ -227,7 +227,7 @@ def test_clip_before_equals_chain_with_state_of_inner_in_front(inner, run):
     assert optclip.metrics(state)["clip/rate"] == 1
 
 
-def test_clip_before_keeps_look_ups_of_adam_state():
+def test_clip_before_keeps_positions_of_adam_state():
     """As MaxText reads its moments: by position, and by attribute of a position."""
     tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
     params = helpers.gradients()
