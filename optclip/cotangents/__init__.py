@@ -1,7 +1,7 @@
-"""Clips inside the backward pass: of cotangents over `axis`, by step or by layer.
+"""Clip cotangents inside the backward pass; the forward pass is unchanged.
 
-Forwards each is the identity. Use them by `optclip.clip_cotangent`,
-`optclip.with_clipped_cotangent` and `optclip.cotangent_probe`.
+Public names: `optclip.clip_cotangent`, `optclip.with_clipped_cotangent` and
+`optclip.cotangent_probe`.
 """
 
 from optclip.cotangents._clip_cotangent import clip_cotangent as clip_cotangent

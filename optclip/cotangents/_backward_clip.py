@@ -1,4 +1,4 @@
-"""The identity whose backward pass clips: one `jax.custom_vjp` for all of them."""
+"""Build the identity whose backward pass clips, as one `jax.custom_vjp`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CotangentClip:
-    """What is done to cotangents on their way back.
+    """Describe how cotangents are clipped in the backward pass.
 
     Attributes:
-      clip: the clip of a dict of arrays, each by itself.
-      reference: what the thresholds are multiples of; None for thresholds as they are.
+      clip: the clip applied to each array of a dict separately.
+      reference: the statistic that thresholds are multiples of, None for absolute ones.
     """
 
     clip: Clip
@@ -46,7 +46,7 @@ class CotangentClip:
     def apply(
         self, cotangents: PyTree, thresholds: PyTree, is_recorded: bool
     ) -> tuple[PyTree, CotangentRecord | None]:
-        """The clipped cotangents, and what was done to them if that is asked for."""
+        """Return the clipped cotangents, and a record of the clipping if requested."""
         layout = layout_of(self.clip, cotangents)
         decision = decide(self.clip, layout, self._thresholds_of(thresholds))
         clipped, coefficients = apply(decision)
@@ -56,12 +56,12 @@ class CotangentClip:
         return clipped, _probe.record_of(decision.norms, of_norms)
 
     def spanning(self, axis_name: PyTree) -> CotangentClip:
-        """The same, with the mapped axes that each array is split over."""
+        """Return a copy with the mapped axes that each array is split over."""
         clip = dataclasses.replace(self.clip, axis_name=axis_name)
         return dataclasses.replace(self, clip=clip)
 
     def spans_by_name(self) -> bool:
-        """Whether mapped axes are declared, which may be known at the call alone."""
+        """Return whether mapped axes are declared; some exist only during the call."""
         declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
         return any(axes != () for axes in declared)
 
@@ -88,18 +88,18 @@ def _multiple(
 
 
 def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
-    """The mapped axes that the norms of a leaf are split over, all of which count.
+    """Return the mapped axes that the norms of a leaf are split over.
 
     Raises:
-      ValueError: nothing says which these are.
+      ValueError: Neither types nor a `PartitionSpec` specify these axes.
     """
     declared = _leaves.axis_name_of(block.leaves[0])
     if _axis_names.untyped_axes() and not isinstance(declared, PartitionSpec):
         raise ValueError(
-            "`axis_name` must be the PartitionSpec of each leaf with `relative` inside"
-            " pmap, and shard_map with check_vma=False, where no type says on which"
-            f" devices the other norms are, got {declared}. Give it, or leave"
-            " check_vma on."
+            "With `relative` inside pmap, or inside shard_map with check_vma=False,"
+            " `axis_name` must be the PartitionSpec of each leaf because types do not"
+            f" specify which devices hold the other norms, got {declared}. Pass the"
+            " PartitionSpec, or use shard_map with check_vma=True."
         )
     return _axis_names.split_axes(norm, declared_across(block).axis_name)
 
@@ -111,8 +111,8 @@ def passed(
     probe: CotangentRecord | None,
     name: str | None,
 ) -> tuple[PyTree, CotangentRecord | None]:
-    """The arrays and the probe as they are, with the clip in their backward pass."""
-    # Python numbers are not traced, so that their values can still be checked.
+    """Return the arrays and the probe unchanged, with clipping in the backward pass."""
+    # Do not trace Python numbers, so that their values can still be checked.
     traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
 
     is_recorded = probe is not None or name is not None
@@ -122,12 +122,12 @@ def passed(
         return backward.apply(cotangents, now, is_recorded)
 
     # Tracing raises the errors of the backward pass here, at the user's call. It also
-    # finds the arrays that a response or a reference closes over, of any dtype: the
-    # rule below may only read the traced ones as arguments.
+    # finds the arrays that a response or a reference closes over, of any dtype. The
+    # rule below must receive traced ones as arguments.
     pulled, closed_over = _closures.converted(apply, arrays, traced)
     is_closed = not any(isinstance(x, Tracer) for x in closed_over)
     if is_closed and not backward.spans_by_name():
-        # Outside `jit`, a second call of the function itself compiles nothing.
+        # Calling the function itself avoids a compilation per call outside `jit`.
         pulled, closed_over = apply, []
 
     def identity(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
@@ -158,8 +158,7 @@ def passed(
         if "custom_vjp" not in str(error):
             raise
         raise TypeError(
-            "The cotangents of clip_cotangent must be those of reverse mode, as of"
-            " jax.grad, jax.vjp or jax.jacrev, got forward mode, as of jax.jvp or"
-            " jax.jacfwd: there is no clip of tangents. Leave clip_cotangent out of"
-            " what is differentiated forwards."
+            "clip_cotangent does not support forward-mode differentiation, such as"
+            " jax.jvp or jax.jacfwd. Use jax.grad, jax.vjp or jax.jacrev, or remove"
+            " clip_cotangent from the function."
         ) from error

@@ -1,4 +1,4 @@
-"""A layer whose outputs have clipped cotangents."""
+"""Wrap layers so that the cotangents of their outputs are clipped."""
 
 from __future__ import annotations
 
@@ -18,19 +18,7 @@ def with_clipped_cotangent(
     max_norm: Number | PyTree,
     **options: Unpack[CotangentOptions],
 ) -> Callable[..., Any]:
-    """A function like `block`, with `clip_cotangent` on all that it returns.
-
-    Args:
-      block: a function, or a layer that can be called, of Flax, Equinox or Haiku. Wrap
-        it where it is called, so that its parameters stay where the model has them.
-      max_norm: where to clip, as `clip_cotangent` takes it.
-      options: the further arguments of `clip_cotangent`, all but `probe`.
-
-    Returns:
-      A function with the arguments and the results of `block`.
-
-    Raises:
-      TypeError: `block` cannot be called, or an option is none of `clip_cotangent`.
+    """Wrap a layer so that the cotangents of all its outputs are clipped.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -41,12 +29,26 @@ def with_clipped_cotangent(
       ...     return jnp.sum(out["h"] ** 2) / 2
       >>> print(jax.grad(loss)(1.0))
       5.0
+
+    Args:
+      block: Function, or callable layer of Flax, Equinox or Haiku. Wrap it where it is
+        called, so that its parameters keep their place in the model.
+      max_norm: Threshold, in the forms that `clip_cotangent` accepts.
+      options: Other arguments of `clip_cotangent` except `probe`.
+
+    Returns:
+      A function with the arguments and results of `block`.
+
+    Raises:
+      TypeError: `block` is not callable, or `clip_cotangent` lacks an option.
+
+    See Also:
+      `clip_cotangent`, which the wrapper applies to the outputs of `block`.
     """
-    wanted = "a function, or a layer that can be called"
+    wanted = "a function or a callable layer"
     _validate.kind("block", block, Callable, wanted)
     _validate.options(options, CotangentOptions.__optional_keys__)
-    # Errors that do not depend on the layer's output are raised here, before the first
-    # call.
+    # This raises errors that do not depend on the layer's output before the first call.
     plain: Any = {k: v for k, v in options.items() if k not in ("mask", "axis_name")}
     is_tree = not jax.tree_util.all_leaves([max_norm])
     clip_cotangent((), 1.0 if is_tree else max_norm, **plain)

@@ -1,4 +1,4 @@
-"""Which leaves of a tree are clipped on the way back, kept by path."""
+"""Select the leaves whose cotangents are clipped, keyed by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optclip.typing import CotangentRecord
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """The leaves of a tree whose cotangents are clipped; the others stay as they are.
+    """Hold a tree and which of its leaves have clipped cotangents.
 
     Attributes:
       flat: the whole tree.
@@ -26,7 +26,7 @@ class Chosen:
 
     @property
     def arrays(self) -> PyTree:
-        """The arrays by path, or the one array; None for those that stay."""
+        """Return the clipped arrays by path, or the only array, with None elsewhere."""
         return self._keyed(self.flat.leaves)
 
     def by_name(self) -> list[tuple[str, Any]]:
@@ -36,18 +36,18 @@ class Chosen:
         return [(name, leaf) for name, leaf, is_chosen in leaves if is_chosen]
 
     def spread(self, name: str, threshold: PyTree) -> PyTree:
-        """A threshold for each of these arrays, in the same structure."""
+        """Return a threshold for each of `arrays`, in its structure."""
         places = self.flat.rebuild(list(range(len(self.are_chosen))))
         filled = _prefix.fill(name, threshold, places)
         return self._keyed(self.flat.treedef.flatten_up_to(filled))
 
     def axis_names(self, axis_name: AxisName | None) -> PyTree:
-        """The mapped axes declared for each, in the same structure."""
+        """Return the mapped axes declared for each of `arrays`, in its structure."""
         _axis_names.check(axis_name)
         return self._keyed(_axis_names.by_leaf(axis_name, self.flat))
 
     def rebuild(self, arrays: PyTree) -> PyTree:
-        """The tree, with these arrays in their places."""
+        """Return the tree with the clipped leaves replaced by `arrays`."""
         is_one = not isinstance(self.arrays, dict)
         replacements = iter([arrays] if is_one else [arrays[k] for k in self.arrays])
         pairs = zip(self.flat.leaves, replacements, self.are_chosen, strict=True)
@@ -66,22 +66,23 @@ def _is_record(value: Any) -> bool:
 
 
 def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
-    """The floating-point arrays of a tree that a mask takes.
+    """Select the floating-point arrays of a tree that are in the mask.
 
     Raises:
-      TypeError: a leaf is not an array or a number, or is a sparse matrix; a probe is
-        among them.
+      TypeError: A leaf is a sparse matrix, or neither an array nor a number; or the
+        tree contains a probe.
     """
     leaves = jax.tree.leaves(tree, is_leaf=_is_record)
     if any(map(_is_record, leaves)):
-        advice = "With `probe` a pair is returned: h, probe = clip_cotangent(...)."
-        raise TypeError(_validate.must_be("tree", "without a probe", tree, advice))
+        wanted = "a tree without a probe"
+        advice = "With `probe`, unpack the result: h, probe = clip_cotangent(...)."
+        raise TypeError(_validate.must_be("tree", wanted, tree, advice))
     flat = _leaves.flatten(tree)
     live = flat.clippable()
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
         if _leaves.is_sparse(leaf):
             subject = _leaves.named(path, "The")
-            advice = "Clip the cotangent of its data."
+            advice = "Pass its data, and rebuild the sparse array from the result."
             raise TypeError(_validate.must_be(subject, "a dense array", leaf, advice))
     in_mask = _prefix.spread_mask("mask", mask, flat, live)
     return Chosen(

@@ -1,4 +1,4 @@
-"""Statistics of the backward pass, as the cotangent of a probe that goes through it."""
+"""Record clipping in the backward pass as the cotangent of a probe."""
 
 from __future__ import annotations
 
@@ -14,22 +14,10 @@ from optclip.typing import CotangentRecord
 
 
 def cotangent_probe(steps: int | None = None) -> CotangentRecord:
-    """A record of zeros, whose gradient says what `clip_cotangent` did.
+    """Create a record of zeros whose gradient reports how `clip_cotangent` clipped.
 
-    Give it to the loss as an argument, and to `clip_cotangent` as `probe=`; its
-    gradient is then the record of the backward pass.
-
-    Args:
-      steps: None for one record of all clips that the probe goes through; or the length
-        of a `jax.lax.scan`, which takes the probe among its `xs`, for one a step. Each
-        step then has a probe of its own.
-
-    Returns:
-      A `CotangentRecord` of zeros, float32, of shape `()` or `(steps,)`.
-
-    Raises:
-      TypeError: `steps` is not an int, or None.
-      ValueError: `steps` is below 1.
+    Pass it to the loss as an argument, and to `clip_cotangent` as `probe`. The gradient
+    with respect to it is the record of the backward pass.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -38,16 +26,31 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
       ...     h, probe = optclip.clip_cotangent(h, 1.0, probe=probe)
       ...     return jnp.sum(h**2) / 2
       >>> grad = jax.grad(loss, argnums=(0, 1))
-      >>> grads, seen = grad(1.0, optclip.cotangent_probe())
+      >>> grads, record = grad(1.0, optclip.cotangent_probe())
       >>> print(grads)
       5.25
-      >>> for key, value in optclip.metrics(seen).items():
+      >>> for key, value in optclip.metrics(record).items():
       ...     print(key, value)
       cotangent/largest_norm 5.0
       cotangent/mean_coefficient 0.6
       cotangent/clipped 1
       cotangent/fraction 0.5
       cotangent/nonfinite 0
+
+    Args:
+      steps: Length of a `jax.lax.scan` that takes the probe in its `xs`, for one record
+        per step. Default: None, one record of all `clip_cotangent` calls it passes
+        through.
+
+    Returns:
+      A `CotangentRecord` of float32 zeros, of shape `()` or `(steps,)`.
+
+    Raises:
+      TypeError: `steps` is neither an int nor None.
+      ValueError: `steps` is below 1.
+
+    See Also:
+      `optclip.metrics`, which reads the record.
     """
     if steps is not None:
         _validate.length("steps", steps)
@@ -58,7 +61,7 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
 
 
 def record_of(norms: Batched, coefficients: Batched) -> CotangentRecord:
-    """Return what one clip did to all its blocks; a constant to derivatives."""
+    """Return the record of one call over all its blocks, constant to derivatives."""
     pairs = zip(norms.entries(), coefficients.entries(), strict=True)
     records = [_record(*pair) for pair in pairs]
     return jax.lax.stop_gradient(functools.reduce(joined, records))
@@ -67,7 +70,7 @@ def record_of(norms: Batched, coefficients: Batched) -> CotangentRecord:
 def _record(norm: jax.Array, coefficient: jax.Array) -> CotangentRecord:
     coefficient = jnp.broadcast_to(coefficient, norm.shape)
     finite = jnp.isfinite(norm)
-    # The ones are computed from the norms, so that under `vmap` each example counts.
+    # Compute the ones from the norms, so that under `vmap` each example is counted.
     there = (finite | ~finite).astype(jnp.float32)
     is_live = finite & (norm > 0) & (coefficient == coefficient)
     # A norm that is 0 or not finite, or a NaN coefficient, counts as unclipped.
@@ -87,12 +90,12 @@ def _record(norm: jax.Array, coefficient: jax.Array) -> CotangentRecord:
     )
 
 
-# These fields are joined by their maximum; the others are counts and sums.
+# Fields combined by their maximum; the others are counts and sums.
 _LARGEST = ("cotangent_norm", "cotangent_chains")
 
 
 def joined(one: CotangentRecord, other: CotangentRecord) -> CotangentRecord:
-    """The record of two clips that one probe goes through, one after the other."""
+    """Combine the records of two calls that one probe passes through in turn."""
     pairs = zip(CotangentRecord._fields, one, other, strict=True)
     return CotangentRecord(
         *(jnp.maximum(a, b) if f in _LARGEST else a + b for f, a, b in pairs)
@@ -100,7 +103,7 @@ def joined(one: CotangentRecord, other: CotangentRecord) -> CotangentRecord:
 
 
 def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
-    """The record of all devices that have one probe in common."""
+    """Combine the records of all devices that share one probe."""
     totals = []
     for field, value, entry in zip(record._fields, record, probe, strict=True):
         here = set(_axis_names.split_axes(value)) - set(_axis_names.split_axes(entry))

@@ -1,7 +1,7 @@
-"""What a relative threshold is a multiple of: one number made of all norms of a leaf.
+"""Compute the statistic of a leaf's norms that relative thresholds are multiples of.
 
-Norms of 0, as of padding, and norms that are not finite stay out of it, but for a
-function of the user's own, which is shown 0 for both.
+Norms that are 0, such as those of padding, or non-finite are excluded. Custom functions
+receive 0 in their place.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ from optclip._arrays import (
     _validate,
 )
 
-# From the norms of a leaf, and the mapped axes that they are split over.
+# Function of the norms of a leaf and of the mapped axes that split them.
 Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
 
-_WANTED = (
-    "'rms', 'median', a number from 0 to 1 for a quantile, a function of the norms, or"
-    " None"
-)
+_WANTED = "'rms', 'median', a quantile from 0 to 1, a function of the norms, or None"
 
 
 def reference_of(relative: Any) -> Reference | None:
-    """The function that a `relative=` argument means."""
+    """Return the function that a `relative` argument specifies."""
     if relative is None:
         return None
     if isinstance(relative, str):
@@ -49,12 +46,12 @@ def reference_of(relative: Any) -> Reference | None:
 def multiple(
     reference: Reference, factor: Any, norms: jax.Array, axes: _axis_names.Axes
 ) -> jax.Array:
-    """The threshold: a multiple of the reference, inf if `factor` is."""
+    """Return `factor` times the reference, or inf if `factor` is inf."""
     base = _numerics.broadcast_like(reference(norms, axes), norms)
     factor = jnp.asarray(factor).astype(norms.dtype)
     factor = _numerics.broadcast_like(factor, norms)
     largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
-    # A finite factor gives a finite threshold, since inf would clip nothing.
+    # A finite factor must give a finite threshold, because inf would clip nothing.
     finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)
     return jnp.where(
         jnp.isinf(factor),
@@ -66,7 +63,7 @@ def multiple(
 def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
     counted = _counted(norms)
     usable = jnp.where(counted, norms, jnp.zeros_like(norms))
-    # The peak cancels in the result and `pmax` has no derivative, so it is a constant.
+    # The peak is a constant: it cancels in the result, and `pmax` has no derivative.
     peak = lax.stop_gradient(jnp.max(usable, initial=0))
     peak = _collectives.spanning(lax.pmax, peak, axes)
     scaled = _numerics.fraction(usable, peak)
@@ -81,8 +78,7 @@ def _quantile(level: Any) -> Reference:
         if not everywhere.size:
             return jnp.zeros((), norms.dtype)
         counted = _counted(everywhere)
-        # Excluded norms are sorted last. They are the largest float, since differences
-        # of inf are NaN.
+        # Excluded norms sort last, as the largest float: differences of inf are NaN.
         behind = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
         ordered = jnp.sort(jnp.where(counted, everywhere, behind))
         last = jnp.maximum(jnp.sum(counted) - 1, 0)
@@ -100,7 +96,7 @@ def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
         everywhere = _gathered(norms, axes)
         usable = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
         reference = function(usable)
-        subject = "What `relative` returns"
+        subject = "The result of `relative`"
         if not _validate.is_number(reference) or jnp.ndim(reference):
             raise TypeError(_validate.must_be(subject, "one real number", reference))
         return jnp.asarray(reference).astype(norms.dtype)
@@ -113,6 +109,6 @@ def _counted(norms: jax.Array) -> jax.Array:
 
 
 def _gathered(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
-    """All norms of the leaf in one row, those of other devices too."""
+    """Return all norms of the leaf as one vector, including other devices."""
     here = _placement.whole(norms).ravel()
     return lax.all_gather(here, axes, tiled=True) if axes else here

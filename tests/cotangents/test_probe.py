@@ -212,12 +212,12 @@ def test_record_is_constant_to_derivatives():
 @pytest.mark.parametrize(
     ("x", "probe", "error", "match"),
     [
-        (X, cotangent_probe(3), ValueError, "must be one record.*xs of a jax.lax"),
+        (X, cotangent_probe(3), ValueError, "a record of scalars.*xs of jax.lax.scan"),
         (
             X,
             cotangent_probe()._replace(cotangent_norm=None),
             ValueError,
-            "`probe` must be one record",
+            "`probe` must be a record",
         ),
         ((X, cotangent_probe()), None, TypeError, "h, probe = clip_cotangent"),
     ],
