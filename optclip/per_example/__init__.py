@@ -1,16 +1,14 @@
-"""Clip or measure the gradient of each example, for private or robust training.
+"""Clip gradients per example, for differentially private and for robust training.
 
-========================= ============================================================
-`clipped_grad`            of a loss of one example the sum of clipped gradients, and
-                          how much one example changes it at most
-`norms`                   how large the gradient of each example is
-`clipped_sum`             the same sum of gradients that are there already
-`aggregate`               that as an aggregator for optax
-`QuantileThreshold`       a threshold that a part of the examples stays below
-`ExampleInfo`             what each example had: value, norm, coefficient
-========================= ============================================================
+- `clipped_grad`: compute the sum of clipped per-example gradients of a loss, and its
+  sensitivity.
+- `norms`: measure the gradient norm of each example.
+- `clipped_sum`: clip and sum per-example gradients that are already computed.
+- `aggregate`: do the same as an optax aggregator.
+- `QuantileThreshold`: adapt the threshold to a quantile of the norms.
+- `ExampleInfo`: hold the loss, norm and coefficient of each example.
 
-Noise, sampling and accounting are the work of other libraries.
+Noise, sampling and accounting are left to other libraries, such as `jax_privacy`.
 """
 
 from optclip.per_example._clipped_grad import ClippedGrad as ClippedGrad

@@ -1,4 +1,4 @@
-"""Each example clipped, then the sum: measure, respond, scale, add."""
+"""Clip the gradient of each example, then sum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clipped(
     *,
     is_ghost: bool = False,
 ) -> tuple[PyTree, ExampleInfo]:
-    """The sum of the clipped gradients, or each of them, and what each example had."""
+    """Return the sum of clipped gradients, or each of them, and an `ExampleInfo`."""
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)
     of_each = _microbatches.of_each(
@@ -49,7 +49,7 @@ def clipped(
 def measured(
     source: Source, bound: Bound, padding: Any, size: int | None, *, is_ghost: bool
 ) -> tuple[Any, PyTree]:
-    """The value and the norms of each example."""
+    """Return the value and the norms of each example."""
     clip = bound.clip(source.split)
     source, flags = padded(source, padding)
 
@@ -67,7 +67,7 @@ def measured(
 
 
 def check_size(size: int | None) -> None:
-    """Raise unless this is a number of examples, or None for all."""
+    """Raise unless `size` is a positive int, or None for all examples."""
     if size is not None:
         _validate.length("microbatch_size", size)
 
@@ -79,7 +79,7 @@ def _contribution(
     example: PyTree,
     is_padding: jax.Array,
 ) -> tuple[PyTree, ExampleInfo]:
-    """What one example adds, and what is known of it."""
+    """Return the clipped gradient of one example, and its `ExampleInfo`."""
     value, aux, grads = source.of_one(example)
     clipped, norms = bound.one_clipped(clip, _wide(grads))
     clipped, about = without_padding((clipped, (value, *norms)), is_padding)
@@ -87,7 +87,7 @@ def _contribution(
 
 
 def _wide(grads: PyTree) -> PyTree:
-    """The gradient in the precision of its norm, which all of it is summed in."""
+    """Return the gradient in the precision of its norm, in which it is summed."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(grads) if _leaves.is_floating(x)]
     is_double = any(_leaves.real_dtype(x.dtype) == jnp.float64 for x in leaves)
     real = jnp.float64 if is_double else jnp.float32

@@ -1,4 +1,4 @@
-"""Gradients of a loss, clipped example by example, and their sum."""
+"""Clip the gradient of a loss per example, and sum over the batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from optclip.per_example._microbatches import batch_size
 from optclip.per_example._responses import ExampleResponse
 from optclip.scopes._interface import ScopeLike
 
-# Modules of Flax NNX with Dropout contain PRNG keys and counters. Without copy=True
-# Flax rejects the update of a counter inside the gradient's trace.
+# Flax NNX modules with Dropout contain PRNG keys and counters. Without copy=True, Flax
+# rejects the update of a counter inside the gradient's trace.
 _TO_SPLIT = (
-    "Pass it to the loss as another argument. Split a Flax NNX module by graphdef,"
+    "Pass it to the loss as another argument. Split a Flax NNX module with graphdef,"
     " params, rest = nnx.split(model, nnx.Param, ...), pass params, and call"
     " nnx.merge(graphdef, params, rest, copy=True) in the loss."
 )
@@ -30,14 +30,9 @@ _TO_SPLIT = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
-    """What `clipped_grad` returns: a function, and how much one example may change it.
+    """Compute the sum of clipped per-example gradients, and its sensitivity.
 
-    Args:
-      loss: the loss of one example, checked.
-      bound: how each gradient is clipped, and so how much it adds at most.
-      microbatch_size: how many examples are derived at a time, None for all.
-      reduce: whether gradients are added up, `"sum"` or `"none"`.
-      method: how gradients are made, `"vmap"`, `"ghost"` or `"auto"`.
+    Returned by `clipped_grad`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -45,6 +40,13 @@ class ClippedGrad:
       >>> f = optclip.per_example.clipped_grad(loss, 1.0, normalize_by=4)
       >>> print(f.sensitivity(), f.sensitivity("replace_one"))
       0.25 0.5
+
+    Args:
+      loss: Loss of one example, validated.
+      bound: Clipping of each gradient, which determines the sensitivity.
+      microbatch_size: Number of examples differentiated at a time; None for all.
+      reduce: `"sum"`, or `"none"` for the clipped gradient of each example.
+      method: Computation of the gradients: `"vmap"`, `"ghost"` or `"auto"`.
     """
 
     loss: Any
@@ -56,20 +58,21 @@ class ClippedGrad:
     def __call__(
         self, *args: Any, padding: jax.Array | None = None, **keywords: Any
     ) -> tuple[PyTree, ExampleInfo]:
-        """The clipped gradients and what each example had.
+        """Compute the clipped gradients, and information about each example.
 
         Args:
-          *args: those of the loss, `batch_argnums` with a batch axis in front.
-          padding: which places of the batch are padding, `(batch,)` of bools; they add
-            nothing, whatever is there. None is no padding.
-          **keywords: none: the arguments of the loss are positional.
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
+          padding: Bools of shape `(batch,)` that mark padding, which adds nothing and
+            may contain NaN. Default: None, no padding.
+          **keywords: Rejected, because the arguments of the loss are positional.
 
         Returns:
-          The sum, like the parameters, in float32 or wider; and an `ExampleInfo`.
+          The sum, in the structure of the parameters and float32 or wider, and an
+          `ExampleInfo`.
 
         Raises:
-          TypeError: an argument of the loss is passed by keyword, or a parameter is not
-            a dense array of floats, such as a PRNG key of a Flax NNX module.
+          TypeError: An argument of the loss is passed by keyword; or a parameter is not
+            a dense array of floats, such as a PRNG key in a Flax NNX module.
         """
         check_positional(keywords)
         size = self.microbatch_size
@@ -80,14 +83,14 @@ class ClippedGrad:
         )
 
     def plan(self, *args: Any) -> Plan:
-        """Which method is used for these arguments, and from what that was estimated.
+        """Report the method for these arguments, with the memory estimates.
 
         Args:
-          *args: those of the loss, `batch_argnums` with a batch axis in front.
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
 
         Returns:
-          A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
-          the gradients and the parts of a microbatch take.
+          A `Plan`: the method, how `"ghost"` treats each leaf, and bytes per
+          microbatch.
         """
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
@@ -96,29 +99,30 @@ class ClippedGrad:
     def sensitivity(
         self, relation: Relation = "add_or_remove", params: PyTree = None
     ) -> float:
-        r"""How much the sum changes at most, in the L2 norm, by one example.
+        """Compute the largest L2 change of the sum when one example changes.
+
+        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C, which count as 1
+        for `response="unit"`, and twice as much for `"replace_one"`.
 
         Args:
-          relation: what neighbouring batches are: `"add_or_remove"` one example,
-            `"zero_out"` one, or `"replace_one"` by another, which is twice as much. The
-            enum of `dp_accounting` is taken too.
-          params: the parameters, whose leaves or groups are counted where one threshold
-            stands for several; else None.
+          relation: How neighboring batches differ: `"add_or_remove"` (default) one
+            example, `"zero_out"` one, or `"replace_one"`. The enum of `dp_accounting`
+            also works.
+          params: Parameters, required if one threshold applies to several leaves or
+            groups.
 
         Returns:
-          :math:`\sqrt{\sum_k C_k^2}` over the thresholds, or the root of their number
-          for `response="unit"`, divided by `normalize_by`. A float, or an array if a
-          threshold is traced.
+          A float, or an array if a threshold is traced.
         """
         return self.bound.sensitivity(relation, params)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("init", "update"):
             raise AttributeError(
-                "A transformation of optax must change gradients, got a ClippedGrad,"
-                " which makes them. Call it in place of jax.grad(loss) and give the sum"
-                " to the optimizer; for gradients of examples that are there already"
-                " use optclip.per_example.aggregate(...)."
+                "ClippedGrad is not an optax transformation: it computes gradients."
+                " Call it instead of jax.grad(loss), and pass the sum to the optimizer."
+                " To clip per-example gradients that are already computed, use"
+                " optclip.per_example.aggregate(...)."
             )
         raise AttributeError(f"'ClippedGrad' object has no attribute {name!r}")
 
@@ -139,82 +143,10 @@ def clipped_grad(
     nonfinite: Nonfinite = "zero",
     strict: bool = True,
 ) -> ClippedGrad:
-    r"""A function that clips the gradient of each example, then adds them up.
+    """Compute gradients clipped per example, and sum them over the batch.
 
-    .. math:: \frac{1}{N} \sum_i g_i \min(1, C / \|g_i\|)
-
-    Args:
-      loss: the loss of one example, `loss(params, example)` without a batch axis; it
-        returns a number, or `(number, aux)` with `has_aux`.
-      threshold: C, the most that the gradient of one example may have as its norm: a
-        number, traced or not; a dict by label for groups; a prefix tree for leaves.
-      argnums: by which argument of the loss it is derived, or by which several.
-      has_aux: whether the loss returns `(value, aux)`, of which aux is kept by example.
-      batch_argnums: which argument has the batch axis in front, or which several.
-      microbatch_size: how many examples are derived at a time, which bounds the memory;
-        it need not divide the batch. None is all at once.
-      method: `"vmap"` computes the gradient of each example. `"ghost"` computes their
-        norms from the inputs of each layer and the cotangents of its outputs, then the
-        sum from these cotangents times the coefficients. `"auto"` takes the method with
-        the smaller estimate of memory.
-      reduce: `"sum"` adds the gradients up; `"none"` returns each of them, with the
-        batch axis in front.
-      normalize_by: N, a number that the sum is divided by: the *expected* size of a
-        batch, never the actual one, which is private too.
-      over: what shares a norm and has a threshold of its own: `"tree"`, `"leaf"` or
-        `optclip.groups(...)`, which must label every leaf.
-      response: what happens to a gradient: `"hard"`; `"auto_s"` scales by
-        C / (norm + 0.01); `"normalize"`; `"drop"`; `"smooth"`; `"unit"` clips and
-        divides by C; or a response of your own, such as
-        `lambda norm, c: c / (norm + 0.1)`, which is cut at C / norm.
-      nonfinite: what an example with NaN or inf in its gradient adds: `"zero"` nothing;
-        `"propagate"` NaN; `"raise"` an error under `checkify`. NaN from a response of
-        your own makes the sum NaN under each.
-      strict: whether no example ever adds more than C, whatever is rounded; its norm is
-        clipped inside a band of 1.3e-4 below C. `"ghost"` rounds the products of the
-        sum after the norm is measured: see Guarantees.
-
-    Returns:
-      A function of the arguments of the loss, and `padding=None`. It returns the sum,
-      like the parameters in float32 or wider, and an `ExampleInfo`. Its method
-      `sensitivity(relation)` is the bound that noise is made for.
-
-    Raises:
-      TypeError, ValueError: an argument is not of its kind.
-
-    Guarantees:
-      With `strict=True` and `method="vmap"`, of B examples, m at a time on n devices,
-      the sum changes by one example by at most the sensitivity times 1 + K 2**-23 with
-      K = B (max(m, 8) + n + 2), and by at most the sensitivity up to K = 500. That is
-      the rounding of the sum in float32: m - 1 additions in a microbatch; at most
-      max(8 / m, 1) of microbatches, whose sum is then added without a loss; n - 1
-      across devices; three at the end. Without microbatches m is B. Padding changes no
-      bit. The band covers the rounding of norms, except on a mesh of CPUs: XLA may add
-      a small leaf of several axes in one chain there, and the worst norm found is 4e-4
-      off.
-
-      With `method="ghost"` a microbatch is summed over examples and positions after the
-      norms are measured. In float32 an example of T positions exceeds C by about
-      k (T + 1) 2**-24 beyond the band, where k is the sum of the norms of its positions
-      over the norm of its gradient: cotangents that cancel to 1e-7 of their size gave
-      22 %. Set `jax.default_matmul_precision("highest")` on accelerators, which else
-      multiply float32 as TF32 or bfloat16. In fewer than 32 bits the sum over the
-      microbatch is rounded, 3.4 times the sensitivity for 2,048 examples in bfloat16:
-      that raises with `strict=True`, and so does a custom derivative between a
-      parameter and its first use with data. After that any derivative rule, such as
-      `clip_cotangent`, is exact.
-
-    ======================== =======================================================
-    edge                     what an example adds
-    ======================== =======================================================
-    a norm of 0              zeros
-    a threshold of 0         zeros; `strict` takes one below 2**-36 for 0
-    a threshold of inf       its gradient; the sensitivity is inf
-    a norm above 3.4e38      what `nonfinite` says
-    fp16, bf16 parameters    its gradient, clipped and added in float32
-    a batch of padding       zeros; so is the sum of no example
-    BatchNorm, MoE capacity  examples see each other, which no clip here can undo
-    ======================== =======================================================
+    The result is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with one
+    gradient g per example and the threshold C.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -225,17 +157,82 @@ def clipped_grad(
       >>> print(grads, info.norms, f.sensitivity())
       [0.90000004 1.2       ] [5.  0.5] 1.0
 
-    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, *Deep Learning with
-    Differential Privacy*, 2016, arXiv:1607.00133; AUTO-S: Bu, Wang, Zha, Karypis,
-    *Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger*,
-    2022, arXiv:2206.07136.
+    Args:
+      loss: Loss of one example, `loss(params, example)` without a batch axis; returns a
+        number, or `(number, aux)` with `has_aux`.
+      threshold: Maximum norm C of one example's gradient: a number, a dict by label for
+        groups, or a prefix tree for leaves.
+      argnums: Argument or arguments to differentiate with respect to. Default: 0.
+      has_aux: Whether the loss returns `(value, aux)`; `info.aux` stacks aux.
+      batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
+      microbatch_size: Number of examples differentiated at a time, which bounds memory;
+        it need not divide the batch. Default: None, all.
+      method: `"vmap"` (default) computes each gradient. `"ghost"` computes each norm
+        from layer inputs and output cotangents, then the sum from scaled cotangents.
+        `"auto"` chooses the smaller memory estimate.
+      reduce: `"sum"` (default), or `"none"` for each clipped gradient, batch axis
+        first.
+      normalize_by: Divisor of the sum: the *expected* batch size, because the actual
+        size is sensitive. Default: 1.
+      over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`, which must label every leaf.
+      response: `"hard"` (default), `"smooth"`, `"normalize"` or `"drop"`; `"auto_s"`,
+        which scales by `C / (norm + 0.01)`; `"unit"`, which clips and divides by C; or
+        a custom response such as `lambda norm, c: c / (norm + 0.1)`, which is limited
+        to `c / norm`.
+      nonfinite: What an example with NaN or inf adds: `"zero"` (default) nothing,
+        `"propagate"` NaN, `"raise"` an error under `checkify`.
+      strict: Whether no example adds more than C after rounding. Default: True, which
+        clips to 1.3e-4 below C.
+
+    Returns:
+      A `ClippedGrad`: call it with the arguments of the loss, and optionally `padding`,
+      for the sum and an `ExampleInfo`. `sensitivity(relation)` bounds the effect of one
+      example, to calibrate noise.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range, or `reduce="none"` is combined with a
+        method other than `"vmap"`.
+
+    Guarantees:
+      With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
+      most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`
+      for m examples at a time (B without microbatches) on n devices. The excess is
+      float32 rounding of the sum; up to K = 500 the margin of `strict` covers it. On a
+      mesh of CPUs norms can be off by 4e-4, because XLA may sum small leaves in order.
+
+      `method="ghost"` rounds the sum over examples and positions after measuring norms.
+      In float32, an example with T positions can exceed C by a factor of about
+      `1 + k * (T + 1) * 2**-24`, where k is the sum of the norms of its positions
+      divided by the norm of its gradient; the excess reached 22% when positions
+      canceled to 1e-7. On accelerators, set `jax.default_matmul_precision("highest")`,
+      because the default uses TF32 or bfloat16.
+
+      With `strict=True`, `"ghost"` rejects sums in fewer than 32 bits, whose rounding
+      reached 3.4 times the sensitivity for 2,048 examples in bfloat16. It always
+      rejects custom derivatives between a parameter and its first use with data; later
+      ones, such as `clip_cotangent`, are exact.
+
+      An example with norm 0 adds zeros, and so does a threshold of 0 (with `strict`,
+      below 2**-36). A threshold of inf clips nothing, and the sensitivity is inf. A
+      norm above 3.4e38 counts as non-finite. An empty or fully padded batch gives
+      zeros. NaN from a custom response makes the sum NaN for every `nonfinite`.
+
+    The loss must not combine examples, as BatchNorm and MoE capacity limits do;
+    per-example clipping cannot bound their effect.
+
+    References:
+      Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.
+      Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier
+      and Stronger", 2022, arXiv:2206.07136 (`"auto_s"`).
     """
     _clip_then_sum.check_size(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
     _validate.choice("method", method, METHODS)
     if reduce == "none" and method != "vmap":
         wanted = "'vmap' for reduce='none'"
-        advice = "The gradients of single examples are made there alone."
+        advice = "Other methods do not compute the gradient of each example."
         raise ValueError(_validate.must_be("method", wanted, method, advice))
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     checked = Loss(loss, argnums, batch_argnums, has_aux)
@@ -245,15 +242,15 @@ def clipped_grad(
 def source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
-    """The gradients of the examples in the arguments of a loss."""
+    """Return the per-example gradients of a loss at these arguments."""
     params, examples = loss.params(args), loss.examples(args)
     check_floats(_leaves.flatten(params), _TO_SPLIT)
     number = batch_size(examples)
     if not isinstance(number, int) and (size is not None or method != "vmap"):
         raise ValueError(
-            "A batch must have a static size for microbatches and for any method but"
-            f" 'vmap', got the symbolic size {number}, microbatch_size={size} and"
-            f" method={method!r}. Export it with a static batch dimension, or with"
+            "Microbatches and methods other than 'vmap' require a static batch size,"
+            f" got the symbolic size {number}, microbatch_size={size} and"
+            f" method={method!r}. Export with a static batch dimension, or pass"
             " microbatch_size=None and method='vmap'."
         )
     check_placed(params, examples, number if size is None else size)

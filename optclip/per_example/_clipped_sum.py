@@ -1,4 +1,4 @@
-"""Gradients that have a batch axis already: clipped one by one, and added."""
+"""Clip and sum per-example gradients that are already computed."""
 
 from __future__ import annotations
 
@@ -28,35 +28,13 @@ def clipped_sum(
     nonfinite: Nonfinite = "zero",
     strict: bool = True,
 ) -> tuple[PyTree, ExampleInfo]:
-    r"""The sum of gradients of examples or workers, each clipped by its own norm.
+    """Clip the gradients of examples or workers separately, and sum them.
 
-    .. math:: \frac{1}{N} \sum_i g_i \min(1, C / \|g_i\|)
-
-    Args:
-      grads: a tree whose arrays have the examples, or workers, as their first axis.
-      threshold: C, the most that one of them may have as its norm: a number, traced or
-        not; a dict by label for groups; a prefix tree for leaves.
-      padding: which places of the first axis are padding, an array of bools; None is
-        none of them.
-      normalize_by: N, a number above 0 that the sum is divided by.
-      over: what shares a norm and has a threshold of its own: `"tree"`, `"leaf"` or
-        `optclip.groups(...)`, which must label every leaf.
-      response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
-        `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing;
-        `"propagate"` NaN; `"raise"` an error under `checkify`.
-        NaN from a response of your own makes the sum NaN under each.
-      strict: whether none ever adds more than C, whatever is rounded.
-
-    Returns:
-      A tree without the first axis, in float32 or wider, and an `ExampleInfo` whose
-      values are None.
-
-    Raises:
-      TypeError, ValueError: an argument is not of its kind.
+    The result is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with the
+    threshold C.
 
     Example:
-      Centered clipping of three workers, of which one sends nonsense:
+      Centered clipping of three workers, one of which sends an outlier:
 
       >>> import jax.numpy as jnp, optclip
       >>> center, workers = jnp.array([1.0]), jnp.array([[1.1], [0.8], [1e9]])
@@ -66,8 +44,35 @@ def clipped_sum(
       >>> print(center + moved)
       [1.1333333]
 
-    Source: centered clipping: Karimireddy, He, Jaggi, *Learning from History for
-    Byzantine Robust Optimization*, 2021, arXiv:2012.10333.
+    Args:
+      grads: Pytree of arrays with examples or workers along the first axis.
+      threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
+        or a prefix tree for leaves.
+      padding: Bools that mark padding along the first axis. Default: None, no padding.
+      normalize_by: Divisor of the sum, above 0. Default: 1.
+      over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`, which must label every leaf.
+      response: What happens above the threshold; the choices are those of
+        `clipped_grad`.
+      nonfinite: What a gradient with NaN or inf adds: `"zero"` (default) nothing,
+        `"propagate"` NaN, `"raise"` an error under `checkify`.
+      strict: Whether no gradient adds more than C after rounding. Default: True.
+
+    Returns:
+      A tree without the first axis, in float32 or wider, and an `ExampleInfo` whose
+      `values` is None.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range; or the first axes of `grads` differ, or
+        are split over mapped axes.
+
+    See Also:
+      `clipped_grad` computes the gradients too; `aggregate` works inside `optax.chain`.
+
+    References:
+      Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
+      Optimization", 2021, arXiv:2012.10333 (centered clipping).
     """
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     check_whole(grads)
@@ -84,32 +89,11 @@ def aggregate(
     nonfinite: Nonfinite = "zero",
     strict: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""An aggregator of optax: gradients with a batch axis in, one update out.
+    """Build an optax aggregator that clips per-example gradients and sums them.
 
-    .. math:: \frac{1}{N} \sum_i g_i \min(1, C / \|g_i\|)
-
-    For `optax.experimental.aggregating.process`, or first in a chain.
-
-    Args:
-      threshold: C, the most that the gradient of one example may have as its norm: a
-        number, a dict by label for groups, or a prefix tree for leaves.
-      normalize_by: N, a number that the sum is divided by: the expected size of a
-        batch.
-      over: what shares a norm and has a threshold of its own: `"tree"`, `"leaf"` or
-        `optclip.groups(...)`, which must label every leaf.
-      response: what happens to a gradient: `"hard"`, `"auto_s"`, `"normalize"`,
-        `"drop"`, `"smooth"`, `"unit"`, or a response of your own.
-      nonfinite: what a gradient with NaN or inf adds: `"zero"` nothing;
-        `"propagate"` NaN; `"raise"` an error under `checkify`.
-        NaN from a response of your own makes the sum NaN under each.
-      strict: whether none ever adds more than C, whatever is rounded.
-
-    Returns:
-      A transformation whose `update` takes gradients with an axis of examples in front
-      and, as an extra argument, `padding`; its state is empty.
-
-    Raises:
-      TypeError, ValueError: an argument is not of its kind.
+    `update` returns `sum(g * min(1, C / norm(g)) for g in updates) / normalize_by`.
+    Place it first in `optax.chain`, or pass it to
+    `optax.experimental.aggregating.process`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -119,6 +103,30 @@ def aggregate(
       >>> grads = jnp.array([[3.0, 4.0], [0.3, 0.4]])
       >>> print(tx.update(grads, tx.init(params), params)[0])
       [-0.45000002 -0.6       ]
+
+    Args:
+      threshold: Maximum norm C of one example's gradient: a number, a dict by label for
+        groups, or a prefix tree for leaves.
+      normalize_by: Divisor of the sum: the expected batch size.
+      over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`, which must label every leaf.
+      response: What happens above the threshold; the choices are those of
+        `clipped_grad`.
+      nonfinite: What a gradient with NaN or inf adds: `"zero"` (default) nothing,
+        `"propagate"` NaN, `"raise"` an error under `checkify`.
+      strict: Whether no gradient adds more than C after rounding. Default: True.
+
+    Returns:
+      An optax transformation with an empty state. `update` takes gradients with a
+      leading axis of examples and, optionally, `padding`.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range; or the updates lack a leading axis of
+        examples.
+
+    See Also:
+      `clipped_sum`, which also returns an `ExampleInfo`.
     """
     bound_of(threshold, over, response, nonfinite, strict, normalize_by)
 
@@ -146,13 +154,13 @@ def aggregate(
 
 
 def _check_shapes(summed: PyTree, params: PyTree) -> None:
-    """Raise if what was added up were not gradients with an axis of examples."""
+    """Raise if the updates lacked a leading axis of examples."""
     shapes, wanted = (
         [jnp.shape(x) for x in jax.tree.leaves(tree)] for tree in (summed, params)
     )
     if params is not None and shapes != wanted:
         raise ValueError(
-            "The updates must have an axis of examples before those of the parameters,"
-            f" got sums of the shapes {shapes} for parameters of {wanted}. Give"
-            " gradients of examples, as jax.vmap(jax.grad(loss), (None, 0)) makes."
+            "The updates must have a leading axis of examples, got sums of shapes"
+            f" {shapes} for parameters of shapes {wanted}. Pass per-example gradients,"
+            " such as from jax.vmap(jax.grad(loss), (None, 0))."
         )

@@ -1,4 +1,4 @@
-"""How much one example may add to a sum: its clip, and the sensitivity that follows."""
+"""Bound the contribution of one example to a sum, and compute the sensitivity."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from optclip.typing import CotangentRecord
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
-# How far apart two sums are, in bounds; the names of dp_accounting beside ours.
+# Distance of neighboring sums in bounds; the last two names are from dp_accounting.
 _RELATIONS = {
     "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
     "add_or_remove_one": 1, "replace_special": 1,
@@ -46,7 +46,7 @@ _RELATIONS = {
 
 
 class ClippedNorms(NamedTuple):
-    """What is known of the norms of one example, in the structure of the scope."""
+    """Hold the norms of one example and their clipping, in the scope's structure."""
 
     norm: PyTree
     coefficient: PyTree
@@ -61,7 +61,7 @@ def _about(decision: Decision, coefficients: Batched) -> ClippedNorms:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """The clip of one example, and what all of it adds at most."""
+    """Describe the clipping of one example, which bounds its contribution."""
 
     threshold: Any
     scope: Scope
@@ -72,14 +72,14 @@ class Bound:
     is_unit: bool
 
     def clip(self, axis_name: PyTree = None) -> Clip:
-        """The clip of the gradient of one example."""
+        """Return the clip applied to the gradient of one example."""
         return Clip(
             self.scope, L2, self.response, SCALE, strict=self.strict,
             nonfinite=self.nonfinite, axis_name=axis_name,
         )  # fmt: skip
 
     def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
-        """The clipped gradient of one example."""
+        """Return the clipped gradient of one example, and its norms."""
         layout = layout_of(clip, grads)
         self._check_all_bounded(layout)
         decision = decide(clip, layout, fixed("threshold", self.threshold))
@@ -87,12 +87,12 @@ class Bound:
         return clipped, _about(decision, coefficients)
 
     def norms_of_squares(self, clip: Clip, squares: PyTree) -> PyTree:
-        """The norms of one example, of the squared norm of each leaf, `Scaled`."""
+        """Return the norms of one example from `Scaled` squared norms of its leaves."""
         layout, norms = _laid_out(clip, squares)
         return layout.tree(norms)
 
     def of_squares(self, clip: Clip, squares: PyTree) -> tuple[ClippedNorms, PyTree]:
-        """What its norms say, and the coefficient of each leaf."""
+        """Return the norms of one example, and the coefficient of each leaf."""
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
         measured = Measured(Batched(norms))
@@ -104,7 +104,7 @@ class Bound:
         return _about(decision, coefficients), by_leaf
 
     def finished(self, clip: Clip, summed: PyTree) -> PyTree:
-        """The sum, or each example, in units of its threshold and by `normalize_by`."""
+        """Divide a sum by `normalize_by` and, for `unit`, by its thresholds."""
         if self.is_unit:
             summed = self._in_units(clip, summed)
         by = self.normalize_by
@@ -113,7 +113,7 @@ class Bound:
         return jax.tree.map(lambda x: x / jnp.asarray(by, _real(x)), summed)
 
     def sensitivity(self, relation: Any, params: PyTree) -> Any:
-        """How much the sum differs at most between neighbouring batches."""
+        """Return the largest L2 distance between sums of neighboring batches."""
         word = str(getattr(relation, "name", relation)).lower()
         if word not in _RELATIONS:
             wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
@@ -121,7 +121,7 @@ class Bound:
         return _RELATIONS[word] * self._whole(params) / _wide(self.normalize_by)
 
     def _whole(self, params: PyTree) -> Any:
-        """The root of the sum of the squares of all thresholds, each 1 for `unit`."""
+        """Return the root of the sum of squared thresholds, each 1 for `unit`."""
         limits = self._limits(params)
         if self.is_unit:
             return math.sqrt(len(limits))
@@ -138,8 +138,8 @@ class Bound:
         if params is None:
             if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
                 return limits
-            wanted = "given to count the leaves or groups of one threshold"
-            advice = "Give f.sensitivity(relation, params=params)."
+            wanted = "the parameters, whose leaves or groups share one threshold"
+            advice = "Call f.sensitivity(relation, params=params)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
         layout = layout_of(self.clip(()), _zeros(params))
         norms = layout.tree([0.0] * len(layout.blocks))
@@ -163,15 +163,14 @@ class Bound:
         for leaf in layout.leaves:
             if leaf.block is None:
                 raise ValueError(
-                    f"Each leaf must be in a group, got {_leaves.named(leaf.path)} in"
-                    " none:"
-                    " its part of an example has no bound. Label it, or differentiate"
-                    " with respect to the other leaves only."
+                    "Each leaf must be in a group so that its gradient is bounded, got"
+                    f" {_leaves.named(leaf.path)} without one. Label it, or"
+                    " differentiate with respect to the other leaves only."
                 )
 
 
 def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
-    """Raise unless each leaf has a gradient with a bound: a dense array of floats."""
+    """Raise unless each leaf is a dense array of floats, whose gradient is bounded."""
     for x in jax.tree.leaves(flat.tree, is_leaf=_is_probe):
         if _is_probe(x):
             raise TypeError(
@@ -183,8 +182,8 @@ def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
             kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(
-                f"Each leaf must be a dense array of floats, got {_leaves.named(path)}"
-                f" of {kind}: its part of an example has no bound. {advice}"
+                "Each leaf must be a dense array of floats so that its gradient is"
+                f" bounded, got {_leaves.named(path)} of {kind}. {advice}"
             )
 
 
@@ -200,7 +199,7 @@ def bound_of(
     strict: bool,
     normalize_by: Any,
 ) -> Bound:
-    """The bound that the arguments of a user mean, checked."""
+    """Return the validated bound that a user's arguments specify."""
     scope = _scope(over)
     _check_threshold(threshold, scope)
     _validate.plain("normalize_by", normalize_by, above=True)
@@ -212,7 +211,7 @@ def bound_of(
 
 
 def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
-    """The leaves in blocks, and the norm of each block; inf above the largest float."""
+    """Return the layout of the leaves and the norm of each block; inf on overflow."""
     leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
     layout = layout_of(clip, treedef.unflatten([x.square for x in leaves]))
     members: list[list[Scaled]] = [[] for _ in layout.blocks]
@@ -250,7 +249,7 @@ def _check_threshold(threshold: Any, scope: Scope) -> None:
                 raise ValueError(message)
     if scope == TREE and not _validate.is_number(threshold):
         wanted = "one number for over='tree'"
-        advice = "Give over='leaf' or over=optclip.groups(...) for a tree of them."
+        advice = "Pass over='leaf' or over=optclip.groups(...) for several."
         raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
 
 
@@ -259,7 +258,7 @@ def _values(threshold: Any) -> list[Any]:
 
 
 def _wide(value: Any) -> Any:
-    """A number in float64, or a traced one in float32 or wider."""
+    """Return a number in float64, or a traced one in float32 or wider."""
     concrete = _validate.concrete(value)
     if concrete is not None:
         return float(concrete)
@@ -267,7 +266,7 @@ def _wide(value: Any) -> Any:
 
 
 def _zeros(params: PyTree) -> PyTree:
-    """A tree like the parameters, without their numbers."""
+    """Return a tree with the parameters' structure and dtypes, as scalars."""
     return jax.tree.map(
         lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
     )

@@ -1,4 +1,4 @@
-"""Where the gradients of examples come from, and how they lie on devices."""
+"""Describe the source of per-example gradients, and their placement on devices."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from optclip.per_example import _microbatches
 
 
 class Source(NamedTuple):
-    """The gradients of examples, or what they are derived of.
+    """Hold per-example gradients, or the loss and the examples to compute them from.
 
-    `of_one(example)` returns the value of an example, its aux and its gradient; `split`
-    gives the mapped axes that each leaf is split over; over `axes` examples are. `loss`
-    returns the value and aux for parameters and an example, None where gradients were
-    given.
+    `of_one(example)` returns the value, the aux and the gradient of an example. `split`
+    holds the mapped axes that split each leaf, and `axes` those that split the
+    examples. `loss` returns the value and aux for parameters and an example; it is None
+    for gradients that are already computed.
     """
 
     of_one: Callable[[PyTree], tuple[Any, Any, PyTree]]
@@ -33,21 +33,21 @@ class Source(NamedTuple):
 
 
 def check_whole(grads: PyTree) -> None:
-    """Raise inside `shard_map`, where no type says which axes have other examples."""
+    """Raise inside `shard_map`, where examples may be split over devices."""
     axes = [_axis_names.varying(jax.typeof(x)) for x in jax.tree.leaves(grads)]
     if any(axes) or _axis_names.untyped_axes():
         raise ValueError(
-            "Gradients that have an axis of examples must be whole on each device, got"
-            " some that are split over mapped axes. Use jax.jit without shard_map, or"
-            " clipped_grad, which knows the loss."
+            "Per-example gradients must be whole on each device, got arrays that are"
+            " split over mapped axes. Use jax.jit without shard_map, or pass the loss"
+            " to clipped_grad."
         )
 
 
 def check_placed(params: PyTree, examples: PyTree, together: Any) -> None:
-    """Raise on Explicit axes where `vmap` cannot place the gradients of examples.
+    """Raise on Explicit axes where `vmap` cannot place per-example gradients.
 
-    It does not map over an axis that an unmapped argument is sharded over, and selects
-    by a flag of each example only what is sharded like the flags.
+    `vmap` does not map over an axis that also shards an unmapped argument, and `select`
+    requires its operands to be sharded as the flags are.
     """
     batch = {
         name for x in jax.tree.leaves(examples) for name in _explicit_axes(x, slice(1))
@@ -58,9 +58,9 @@ def check_placed(params: PyTree, examples: PyTree, together: Any) -> None:
         if axes & batch or (axes and together != 1):
             name = f"'{_leaves.path_str(path)}'" if path else "an array"
             raise ValueError(
-                f"A parameter must be whole on a mesh of Explicit axes, got {name}"
-                f" sharded over {sorted(axes)}. Make the mesh with Auto axes"
-                " (jax.sharding.AxisType.Auto), or gather the parameter by jax.reshard."
+                f"Parameters must be whole on a mesh of Explicit axes, got {name}"
+                f" sharded over {sorted(axes)}. Create the mesh with Auto axes"
+                " (jax.sharding.AxisType.Auto), or gather it with jax.reshard."
             )
 
 
@@ -69,13 +69,13 @@ def _explicit_axes(x: Any, dimensions: slice = slice(None)) -> set[Any]:
 
 
 def padding_of(padding: Any, examples: PyTree) -> jax.Array:
-    """Which places of the batch are padding, one bool an example."""
+    """Return bools that mark the padding of the batch, one per example."""
     number = _microbatches.batch_size(examples)
     if padding is None:
-        # `vmap` maps flags and examples together, so on Explicit axes both must be
-        # sharded alike.
+        # `vmap` maps flags and examples together, so on Explicit axes they must have
+        # the same sharding.
         return _placement.no_flags(jax.tree.leaves(examples)[0])
-    wanted = f"an array of {number} bools, one an example, or None"
+    wanted = f"an array of {number} bools, one per example, or None"
     if getattr(padding, "dtype", None) != np.bool_:
         raise TypeError(_validate.must_be("padding", wanted, padding))
     if jnp.shape(padding) != (number,):
@@ -85,9 +85,9 @@ def padding_of(padding: Any, examples: PyTree) -> jax.Array:
 
 
 def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
-    """Which places are padding, and the examples with others in these places.
+    """Return the source with padding replaced by other examples, and the padding flags.
 
-    What is there may be NaN, which derivatives of zeros keep.
+    Padding may contain NaN, which would persist in derivatives multiplied by zero.
     """
     flags = padding_of(padding, source.examples)
     if padding is None or flags.shape[0] == 0:
@@ -97,7 +97,7 @@ def padded(source: Source, padding: Any) -> tuple[Source, jax.Array]:
 
 
 def harmless(examples: PyTree, counts: jax.Array) -> tuple[PyTree, jax.Array]:
-    """The first example that counts in place of each that does not, and if any does."""
+    """Replace each example that does not count by the first that does, if any."""
     place = jnp.arange(counts.shape[0])
     is_first = counts & (place == jnp.argmax(counts))
 
@@ -121,5 +121,5 @@ def by_example(values: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def without_padding(tree: Any, is_padding: jax.Array) -> Any:
-    """Zeros in place of what an example has that is padding."""
+    """Replace the results of padding by zeros."""
     return jax.tree.map(lambda x: jnp.where(is_padding, jnp.zeros_like(x), x), tree)

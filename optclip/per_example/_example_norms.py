@@ -1,4 +1,4 @@
-"""The norms of the gradients of examples, which nothing is clipped by."""
+"""Measure per-example gradient norms without clipping."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,13 +18,9 @@ from optclip.scopes._interface import ScopeLike
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleNorms:
-    """What `norms` returns: a function, and which method it takes.
+    """Compute per-example values and gradient norms.
 
-    Args:
-      loss: the loss of one example, checked.
-      bound: what shares a norm; nothing is clipped.
-      microbatch_size: how many examples are derived at a time, None for all.
-      method: how norms are made, `"vmap"`, `"ghost"` or `"auto"`.
+    Returned by `norms`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -32,6 +28,12 @@ class ExampleNorms:
       >>> f = optclip.per_example.norms(loss, method="auto")
       >>> print(f.plan(jnp.ones((64, 64)), jnp.ones((8, 64))).method)
       ghost
+
+    Args:
+      loss: Loss of one example, validated.
+      bound: Leaves that share a norm; nothing is clipped.
+      microbatch_size: Number of examples differentiated at a time; None for all.
+      method: Computation of the norms: `"vmap"`, `"ghost"` or `"auto"`.
     """
 
     loss: Any
@@ -42,19 +44,20 @@ class ExampleNorms:
     def __call__(
         self, *args: Any, padding: jax.Array | None = None, **keywords: Any
     ) -> tuple[jax.Array, PyTree]:
-        """The value of the loss and the norm of each example.
+        """Compute the loss and the gradient norm of each example.
 
         Args:
-          *args: those of the loss, `batch_argnums` with a batch axis in front.
-          padding: which places of the batch are padding, `(batch,)` of bools; they have
-            zeros, whatever is there. None is no padding.
-          **keywords: none: the arguments of the loss are positional.
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
+          padding: Bools of shape `(batch,)` that mark padding, whose results are 0 and
+            which may contain NaN. Default: None, no padding.
+          **keywords: Rejected, because the arguments of the loss are positional.
 
         Returns:
-          The values, `(batch,)`; and the norms, `(batch,)` or a tree of such.
+          The values, `(batch,)`, and the norms, `(batch,)` or a dict or tree of these.
 
         Raises:
-          TypeError: an argument of the loss is passed by keyword.
+          TypeError: An argument of the loss is passed by keyword; or a parameter is not
+            a dense array of floats.
         """
         check_positional(keywords)
         size = self.microbatch_size
@@ -65,14 +68,14 @@ class ExampleNorms:
         )
 
     def plan(self, *args: Any) -> Plan:
-        """Which method is used for these arguments, and from what that was estimated.
+        """Report the method for these arguments, with the memory estimates.
 
         Args:
-          *args: those of the loss, `batch_argnums` with a batch axis in front.
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
 
         Returns:
-          A `Plan`: the method, what `"ghost"` does about each leaf, and the bytes that
-          the gradients and the parts of a microbatch take.
+          A `Plan`: the method, how `"ghost"` treats each leaf, and bytes per
+          microbatch.
         """
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
@@ -89,32 +92,10 @@ def norms(
     method: Method = "vmap",
     over: ScopeLike = "tree",
 ) -> ExampleNorms:
-    r"""A function that measures the gradient of each example, :math:`\|g_i\|`.
+    """Measure the gradient norm of each example, without clipping.
 
-    For the gradient noise scale, for data pruning, for the choice of a threshold. It is
-    **not private**.
-
-    Args:
-      loss: the loss of one example, `loss(params, example)` without a batch axis; it
-        returns a number, or `(number, aux)` with `has_aux`.
-      argnums: by which argument of the loss it is derived, or by which several.
-      has_aux: whether the loss returns `(value, aux)`, of which aux is left away.
-      batch_argnums: which argument has the batch axis in front, or which several.
-      microbatch_size: how many examples are derived at a time, which bounds the memory;
-        it need not divide the batch. None is all at once.
-      method: `"vmap"` makes the gradient of each example; `"ghost"` makes its norm from
-        what goes into each layer and the cotangents of what comes out; `"auto"` takes
-        what is estimated to need less memory.
-      over: what shares a norm: `"tree"`, `"leaf"` or `optclip.groups(...)`.
-
-    Returns:
-      A function of the arguments of the loss, and `padding=None`. It returns the values
-      of the loss, `(batch,)`, and the norms: `(batch,)` over the tree, a dict or tree
-      of such for groups or leaves; 0 for padding. Its method `plan` says what
-      `"auto"` takes.
-
-    Raises:
-      TypeError, ValueError: an argument is not of its kind.
+    Useful for the gradient noise scale, for data pruning and for choosing a threshold.
+    The norms are sensitive.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -123,6 +104,31 @@ def norms(
       >>> values, norms = f(jnp.ones(2), jnp.array([[3.0, 4.0], [0.3, 0.4]]))
       >>> print(norms)
       [5.  0.5]
+
+    Args:
+      loss: Loss of one example, `loss(params, example)` without a batch axis; returns a
+        number, or `(number, aux)` with `has_aux`.
+      argnums: Argument or arguments to differentiate with respect to. Default: 0.
+      has_aux: Whether the loss returns `(value, aux)`; aux is discarded.
+      batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
+      microbatch_size: Number of examples differentiated at a time, which bounds memory.
+        Default: None, all.
+      method: `"vmap"` (default) computes each gradient, `"ghost"` only its norm, and
+        `"auto"` chooses the smaller memory estimate.
+      over: Leaves that share a norm: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`.
+
+    Returns:
+      An `ExampleNorms`: call it with the arguments of the loss, and optionally
+      `padding`, for the values `(batch,)` and the norms: `(batch,)`, or a dict of these
+      by label for groups, or a tree of these for leaves.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range.
+
+    See Also:
+      `clipped_grad`, whose `ExampleInfo` contains the same norms.
     """
     _clip_then_sum.check_size(microbatch_size)
     _validate.choice("method", method, METHODS)

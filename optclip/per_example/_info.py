@@ -1,4 +1,4 @@
-"""What is known of each example after its gradient was clipped."""
+"""Hold diagnostics of each example whose gradient was clipped."""
 
 from typing import Any, NamedTuple
 
@@ -8,22 +8,11 @@ from optclip._arrays._types import PyTree
 
 
 class ExampleInfo(NamedTuple):
-    """What each example had and what became of it, none of which is private.
+    """Hold per-example diagnostics, which are sensitive.
 
-    Nothing here is covered by a privacy guarantee: publishing a loss or a norm of one
-    example tells about that example. Every array has the batch axis first; padding has
-    zeros, but for `aux`.
-
-    Args:
-      values: the loss of each example; None where gradients were given.
-      norms: the norm of each example before the clip: `(batch,)` over the tree, a dict
-        of such by label for groups, a tree of such for leaves.
-      coefficients: what each gradient was multiplied by to be clipped, in the structure
-        of `norms`, before `"unit"` and `normalize_by` divide; 0 for padding.
-      nonfinite: whether an example had a norm that is not finite, in the structure of
-        `norms`; such an example adds nothing under `nonfinite="zero"`.
-      padding: which places of the batch are padding, `(batch,)` of bools.
-      aux: what the loss returned beside its value, None without `has_aux`.
+    The privacy guarantee does not cover them: publishing a loss or norm reveals
+    information about that example. Arrays have the batch axis first, and are zero at
+    padding except in `aux`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -33,6 +22,16 @@ class ExampleInfo(NamedTuple):
       >>> _, info = f(jnp.ones(2), batch, padding=jnp.array([False, True]))
       >>> print(info.values, info.norms, info.coefficients)
       [7. 0.] [5. 0.] [0.2 0. ]
+
+    Args:
+      values: Loss of each example; None from `clipped_sum`.
+      norms: Norm of each example before clipping: an array `(batch,)`, a dict of these
+        by label for groups, or a tree of these for leaves.
+      coefficients: Factor applied to each gradient, in the structure of `norms`. It
+        excludes the divisions of `"unit"` and `normalize_by`.
+      nonfinite: Whether each norm is non-finite, in the structure of `norms`.
+      padding: Bools `(batch,)` that mark padding.
+      aux: Auxiliary output of the loss; None without `has_aux`.
     """
 
     values: jax.Array | None

@@ -5,11 +5,11 @@ from typing import Any
 
 from jax.extend.core import Jaxpr
 
-# Their derivatives are computed by functions of the user's, which need not be linear in
-# the cotangent: a rule may clip it, and an iterative solver may stop early.
+# User functions compute their derivatives, and need not be linear in the cotangent: a
+# rule may clip it, and an iterative solver may stop early.
 _CUSTOM = frozenset(["custom_vjp_call", "custom_linear_solve"])
 
-# By the first letters of their names, which have suffixes in some versions of JAX.
+# Prefixes of primitive names, because some versions of JAX append suffixes.
 _COLLECTIVES = (
     "psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter",
     "ragged_all_to_all", "pgather",
@@ -17,12 +17,12 @@ _COLLECTIVES = (
 
 
 def has_custom_derivative(eqn: Any) -> bool:
-    """Whether an equation, or one inside it, need not be linear in its cotangent."""
+    """Return whether an equation may be nonlinear in its cotangent."""
     return any(each.primitive.name in _CUSTOM for each in _with_inner(eqn))
 
 
 def collectives(jaxpr: Jaxpr, axes: Any) -> list[str]:
-    """The names of the collectives over some of these mapped axes."""
+    """Return the names of the collectives over any of these mapped axes."""
     return [
         each.primitive.name
         for eqn in jaxpr.eqns
@@ -38,7 +38,7 @@ def _axes_of(eqn: Any) -> tuple[Any, ...]:
 
 
 def _with_inner(eqn: Any) -> Iterator[Any]:
-    """An equation and those of the jaxprs among its parameters, alone or in tuples."""
+    """Yield an equation, and the equations of the jaxprs in its parameters."""
     yield eqn
     for value in eqn.params.values():
         for x in value if isinstance(value, (tuple, list)) else (value,):

@@ -1,4 +1,4 @@
-"""The loss of one example: which arguments are a batch, by which it is derived."""
+"""Describe the loss of one example: its parameters and its batch arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optclip.per_example._microbatches import batch_size
 
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A function of one example, as the user gave it."""
+    """Hold a user's function of one example."""
 
     function: Callable[..., Any]
     argnums: int | tuple[int, ...]
@@ -34,23 +34,23 @@ class Loss:
         places += _places("batch_argnums", self.batch_argnums)
         if len(set(places)) < len(places):
             raise ValueError(
-                "`argnums` and `batch_argnums` must name each argument once, got"
-                f" {self.argnums} and {self.batch_argnums}. Give each argument to one."
+                "`argnums` and `batch_argnums` must list different arguments, got"
+                f" {self.argnums} and {self.batch_argnums}. List each argument once."
             )
 
     def params(self, args: tuple[Any, ...]) -> PyTree:
-        """What the loss is derived by: one argument, or a tuple of them."""
+        """Return the argument to differentiate with respect to, or a tuple of them."""
         self._check_count(args)
         if isinstance(self.argnums, int):
             return args[self.argnums]
         return tuple(args[i] for i in self.argnums)
 
     def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
-        """The arguments that have a batch axis."""
+        """Return the arguments that have a batch axis."""
         return [args[i] for i in _places("batch_argnums", self.batch_argnums)]
 
     def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
-        """The loss as a function of the parameters and one example, `(value, aux)`."""
+        """Return a function of parameters and one example: `(value, aux)`."""
         batch = _places("batch_argnums", self.batch_argnums)
         is_one = isinstance(self.argnums, int)
         by = _places("argnums", self.argnums)
@@ -73,7 +73,7 @@ class Loss:
         if not isinstance(returned, (tuple, list)) or len(returned) != 2:
             raise TypeError(
                 "With has_aux=True the loss must return (value, aux), got"
-                f" {_kind(returned)}. Return both, or leave out has_aux=True."
+                f" {_kind(returned)}. Return both, or remove has_aux=True."
             )
         value, aux = returned
         return value, aux
@@ -85,40 +85,41 @@ class Loss:
         )
         if len(args) < needed:
             raise TypeError(
-                f"The function must be called with at least {needed} arguments, as"
-                f" `argnums` and `batch_argnums` say, got {len(args)}."
+                f"The function must be called with at least {needed} arguments to cover"
+                f" `argnums` and `batch_argnums`, got {len(args)}. Pass the others."
             )
 
 
 def check_positional(keywords: Mapping[str, Any]) -> None:
     """Raise if an argument of a loss was passed by keyword.
 
-    `argnums` and `batch_argnums` count places, so a keyword has no batch axis.
+    `argnums` and `batch_argnums` are positions, so a keyword argument has no batch
+    axis.
     """
     if keywords:
         raise TypeError(
             "The arguments of the loss must be positional, got the keywords"
-            f" {sorted(keywords)}. Pass them in order, with `batch_argnums` for those"
-            " that have a batch axis; bind others by functools.partial(loss, ...)."
+            f" {sorted(keywords)}. Pass them by position, and list those with a batch"
+            " axis in `batch_argnums`; bind others with functools.partial(loss, ...)."
         )
 
 
 def apart(
     loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, examples: list[PyTree]
 ) -> tuple[PyTree, Callable[[PyTree], PyTree], Axes]:
-    """Parameters for which each device derives by itself.
+    """Return parameters with respect to which each device differentiates separately.
 
-    Inside `shard_map` JAX sums the derivative by what is the same on all devices,
-    over them: that would be the gradient of several examples.
+    Inside `shard_map`, JAX sums derivatives with respect to replicated arrays over
+    devices, which would be the gradient of several examples.
 
     Returns:
-      The parameters; a function to the mapped axes that each of them is split over, for
-      its norm; and the axes over which examples are split.
+      The parameters; a function that returns the mapped axes that split each of them,
+      for the norm; and the axes that split the examples.
     """
     _check_typed()
     values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
-    # The axes of the examples count too, since a loss that is summed over devices
-    # varies over none.
+    # Include the axes of the examples, because a loss summed over devices does not vary
+    # over any.
     example_types = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
     axes = frozenset().union(*map(_axis_names.varying, [values, *example_types]))
     flat = _leaves.flatten(params)
@@ -126,16 +127,16 @@ def apart(
     for path, names in zip(flat.paths, axes_of_leaves, strict=True):
         if both := names & axes:
             raise ValueError(
-                f"A parameter must be whole on devices with different examples, got"
-                f" {_leaves.named(path)}, split over the mesh axes"
-                f" {_sorted(both)} as the loss is. Gather it before, as by"
-                " jax.lax.all_gather, or use jax.jit on Auto axes without shard_map."
+                "Parameters must be whole on devices with different examples, got"
+                f" {_leaves.named(path)} split over {_sorted(both)}, mesh axes that"
+                " also split the loss. Gather it first with jax.lax.all_gather, or use"
+                " jax.jit on Auto axes without shard_map."
             )
     moved = [_varying(x, axes) for x in flat.leaves]
     if axes and batch_size(examples):
         _check_separate(loss, flat.rebuild(moved), examples, axes)
     split = flat.rebuild([_sorted(names) for names in axes_of_leaves])
-    # The axes are returned as a function, since a callable tree would pass for one.
+    # Return the axes as a function, because `axis_name` calls a callable tree.
     return flat.rebuild(moved), lambda _: split, _sorted(axes)
 
 
@@ -145,16 +146,16 @@ def _check_separate(
     examples: list[PyTree],
     axes: frozenset[Any],
 ) -> None:
-    """Raise if a collective makes the gradient of one example depend on others."""
-    # One example is traced, since jax 0.8.3 has no psum in a vmap inside a shard_map.
+    """Raise if a collective makes an example's gradient depend on others."""
+    # Trace one example, because jax 0.8.3 lacks psum in a vmap inside shard_map.
     one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
     backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
     if collectives := _jaxprs.collectives(backward.jaxpr, axes):
         raise ValueError(
             "The loss must not combine examples of different devices, got"
-            f" `{collectives[0]}` over the mesh axes {_sorted(axes)}: an example would"
-            " change the gradients of others. Remove it; pass axis_name=() to"
-            " clip_cotangent."
+            f" `{collectives[0]}` over the mesh axes {_sorted(axes)}, which makes the"
+            " gradient of one example depend on others. Remove it; for"
+            " clip_cotangent, pass axis_name=()."
         )
 
 
@@ -180,13 +181,13 @@ def _check_value(value: Any) -> None:
     if not _leaves.is_floating(value) or jnp.shape(value):
         raise TypeError(
             f"The loss must return one real number for one example, got {_kind(value)}."
-            " It is called without a batch axis; give has_aux=True if it returns"
+            " Its arguments have no batch axis; pass has_aux=True if it returns"
             " (value, aux)."
         )
 
 
 def _kind(returned: Any) -> str:
-    """What a loss returned, in words: an array by its type, other things by theirs."""
+    """Describe a result of the loss by its array type or its Python type."""
     if hasattr(returned, "dtype"):
         return str(jax.typeof(returned))
     return type(returned).__name__
@@ -195,6 +196,7 @@ def _kind(returned: Any) -> str:
 def _check_typed() -> None:
     if _axis_names.untyped_axes():
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, the types do not say"
-            " which devices have other examples. Leave check_vma on."
+            "Per-example gradients are not supported inside pmap, or shard_map with"
+            " check_vma=False, where types do not specify which devices hold other"
+            " examples. Use shard_map with check_vma=True."
         )

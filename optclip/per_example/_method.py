@@ -1,4 +1,4 @@
-"""By which method gradients of examples are made, and what it takes."""
+"""Choose the method that computes per-example gradients, and estimate its memory."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -17,19 +17,7 @@ METHODS = ("vmap", "ghost", "auto")
 
 
 class Plan(NamedTuple):
-    """What `method="auto"` takes, and what that was estimated from.
-
-    Args:
-      method: `"vmap"` makes the gradient of each example, `"ghost"` its norm alone.
-      leaves: what `"ghost"` does about each leaf, a tree of words: `"gram"`,
-        `"product"`, `"embedding"` have a formula; a `"bias"`, a `"gain"` and what is
-        `"materialized"` has its gradient made; `"unused"` has none. `"ghost"` rejects a
-        leaf marked `"custom"`: a `jax.custom_vjp` or `custom_linear_solve` lies between
-        it and its first use with data.
-      vmap_bytes: what the gradients of a microbatch take, without activations.
-      ghost_bytes: what the data and cotangents of its layers take, and their products.
-        For complex parameters, which `"ghost"` rejects, it is `vmap_bytes`.
-      unsupported: why `"ghost"` raises here, whatever it needs; empty if it does not.
+    """Describe the chosen method, with the memory estimates behind `method="auto"`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -38,6 +26,17 @@ class Plan(NamedTuple):
       >>> plan = f.plan(jnp.ones((64, 64)), jnp.ones((8, 64)))
       >>> print(plan.method, plan.leaves, plan.vmap_bytes)
       ghost gram 131072
+
+    Args:
+      method: `"vmap"` or `"ghost"`.
+      leaves: How `"ghost"` measures each leaf. `"gram"`, `"product"` and `"embedding"`
+        have a formula for the norm; `"bias"`, `"gain"` and `"materialized"` leaves have
+        their gradient computed; `"unused"` leaves have none. `"custom"` is rejected: a
+        `jax.custom_vjp` or `custom_linear_solve` precedes the first use with data.
+      vmap_bytes: Bytes of a microbatch's gradients, excluding activations.
+      ghost_bytes: Bytes of a microbatch's layer inputs, cotangents and their products;
+        equal to `vmap_bytes` for complex parameters, which `"ghost"` rejects.
+      unsupported: Message of the error that `"ghost"` raises here, or an empty string.
     """
 
     method: str
@@ -50,7 +49,7 @@ class Plan(NamedTuple):
 def planned(
     source: Source, bound: Bound, size: int | None, method: str = "auto"
 ) -> Plan:
-    """The plan for examples, `size` of them at a time."""
+    """Return the plan for these examples, `size` at a time."""
     number = _microbatches.batch_size(source.examples)
     together = number if size is None else min(size, number)
     wide = sum(map(_num_bytes, jax.tree.leaves(source.params)))
@@ -76,7 +75,7 @@ def _is_real(params: PyTree) -> bool:
 
 
 def _num_bytes(x: Any) -> int:
-    """What a gradient takes in the precision that it is summed in."""
+    """Return the bytes of a gradient in the precision of its sum."""
     return jnp.size(x) * _leaves.widen(jnp.zeros((), jnp.result_type(x))).itemsize
 
 
@@ -109,7 +108,7 @@ def unsupported(source: Source, bound: Bound) -> str:
 
 
 def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> bool:
-    """Whether norms are made without gradients; raise where that would be wrong."""
+    """Return whether to compute norms without gradients; raise if unsupported."""
     if method == "vmap":
         return False
     why = unsupported(source, bound)
@@ -117,5 +116,5 @@ def is_ghost(source: Source, bound: Bound, size: int | None, method: str) -> boo
         return not why and planned(source, bound, size).method == "ghost"
     if why:
         raise ValueError(why)
-    # Without an example there is none to read a plan off.
+    # Without examples there is nothing to trace for a plan.
     return _microbatches.batch_size(source.examples) > 0

@@ -1,4 +1,4 @@
-"""A sum over a batch, a few examples at a time, with what each of them had."""
+"""Sum over a batch in microbatches, and return outputs of each example."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jax import lax
 from optclip._arrays import _numerics, _placement
 from optclip._arrays._types import PyTree
 
-# (examples of a microbatch, which of them are padding) -> (contributions, outputs). The
-# outputs have an axis of examples, and the contributions unless they are added up.
+# (examples of a microbatch, padding flags) -> (contributions, outputs). Outputs have an
+# axis of examples, and so do contributions unless they are summed.
 OfMicrobatch = Callable[[PyTree, jax.Array], tuple[PyTree, PyTree]]
 
-# Up to this many examples are added plainly, since compensated summation takes time.
+# Number of examples added without compensated summation, which is slower.
 PLAIN = 8
 
 
 def batch_size(examples: PyTree) -> int:
-    """The length of the first axis, which all arrays of a batch have in common."""
+    """Return the length of the first axis, which all arrays of a batch share."""
     sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(examples)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
-            "The arrays of a batch must have the same first axis, one entry an example,"
-            f" got first axes of {sorted(sizes) or 'no array'}. Give each a batch axis."
+            "The arrays of a batch must have first axes of the same length, got"
+            f" {sorted(sizes) or 'no array'}. Add a batch axis to each array."
         )
     return sizes.pop()[0]
 
@@ -37,7 +37,7 @@ def summed(
     padding: jax.Array,
     size: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """The sum of what a function adds up, and the outputs of each example."""
+    """Return the sum of a function's contributions, and its outputs per example."""
     number = padding.shape[0]
     if size is None or size >= number:
         return _at_once(function, examples, padding)
@@ -66,22 +66,21 @@ def summed(
 def _at_once(
     function: OfMicrobatch, examples: PyTree, padding: jax.Array
 ) -> tuple[PyTree, PyTree]:
-    """What a function gives for the whole batch; zeros where there is no example."""
+    """Apply a function to the whole batch; return zeros for an empty batch."""
     if padding.shape[0] != 0:
         return function(examples, padding)
-    # It is not run: XLA on CPU crashes on some programs of empty arrays.
+    # Do not run the function: XLA on CPU crashes on some programs with empty arrays.
     kinds = jax.eval_shape(function, examples, padding)
     return jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
 
 
 def of_each(function: Callable[[PyTree, jax.Array], Any]) -> OfMicrobatch:
-    """A function of one example and its flag, for all examples of a microbatch."""
+    """Lift a function of one example and its flag to the examples of a microbatch."""
 
     def of_all(examples: PyTree, padding: jax.Array) -> Any:
         if padding.shape[0] != 1:
             return jax.vmap(function)(examples, padding)
-        # With a batch axis of length 1, XLA on CPU makes a program that takes a third
-        # longer.
+        # Remove a batch axis of length 1, which makes programs a third slower on CPU.
         one = jax.tree.map(lambda x: jnp.squeeze(x, 0), (examples, padding))
         return jax.tree.map(lambda x: jnp.expand_dims(x, 0), function(*one))
 
@@ -89,7 +88,7 @@ def of_each(function: Callable[[PyTree, jax.Array], Any]) -> OfMicrobatch:
 
 
 def added_up(function: OfMicrobatch) -> OfMicrobatch:
-    """The same function, its contributions added up."""
+    """Return the same function with its contributions summed."""
 
     def sum_of(*chunk: Any) -> tuple[PyTree, PyTree]:
         contributions, outputs = function(*chunk)
@@ -101,7 +100,7 @@ def added_up(function: OfMicrobatch) -> OfMicrobatch:
 def each(
     function: OfMicrobatch, examples: PyTree, padding: jax.Array, size: int | None
 ) -> tuple[PyTree, PyTree]:
-    """The contributions themselves, and the outputs."""
+    """Return a function's contributions of each example, and its outputs."""
     number = padding.shape[0]
     if size is None or size >= number:
         return _at_once(function, examples, padding)
@@ -111,18 +110,18 @@ def each(
 
 
 def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
-    """Sums, and what their rounding has lost, to be added with what comes next.
+    """Return sums and their rounding errors, which are added to the next part.
 
-    So for a given batch the error does not grow with the number of microbatches.
+    The error for a given batch then does not grow with the number of microbatches.
     """
     total = jax.tree.map(jnp.add, whole, part)
     return total, jax.tree.map(_numerics.lost, whole, part, total)
 
 
 def _few(count: int, most: int) -> int:
-    """How many of the microbatches are added plainly, at most `most`.
+    """Return how many microbatches to add without compensation, at most `most`.
 
-    They divide the number of all, or fill it up by an eighth at most.
+    The number divides their count, or pads it by at most an eighth.
     """
     few = -(-count // -(-count // most))
     if -count % few * 8 <= count:
@@ -133,9 +132,9 @@ def _few(count: int, most: int) -> int:
 def _chunks(
     examples: PyTree, padding: jax.Array, size: int, count: int
 ) -> tuple[PyTree, Any]:
-    """Microbatches: every k-th example, so that each device has some of each.
+    """Split a batch into microbatches of every k-th example, each spread over devices.
 
-    The last are filled up with examples that are there, as padding.
+    The last microbatches are filled with existing examples, flagged as padding.
     """
     missing = count * size - padding.shape[0]
 
@@ -149,11 +148,11 @@ def _chunks(
 
 
 def _in_order(outputs: PyTree, number: int) -> PyTree:
-    """What came out of the microbatches, in the order of the batch."""
+    """Return the outputs of the microbatches in the order of the batch."""
     outputs = jax.tree.map(lambda x: _without_axis(jnp.swapaxes(x, 0, 1)), outputs)
     return jax.tree.map(lambda x: x[:number], outputs)
 
 
 def _without_axis(x: jax.Array) -> jax.Array:
-    """The first two axes as one, of empty arrays too."""
+    """Merge the first two axes, also of empty arrays."""
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])

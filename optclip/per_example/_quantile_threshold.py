@@ -1,4 +1,4 @@
-"""A threshold that follows a quantile of the norms of examples, privately or not."""
+"""Adapt a threshold to a quantile of per-example norms, optionally with noise."""
 
 import dataclasses
 import math
@@ -16,11 +16,7 @@ from optclip.per_example._info import ExampleInfo
 
 
 class QuantileState(NamedTuple):
-    """The threshold for the next step, and what it was made of.
-
-    Args:
-      threshold: C, for `clipped_grad(loss, state.threshold)`: a float32 scalar.
-      fraction: which part of the examples had a norm of at most C, with its noise.
+    """Hold the threshold of the next step, and the fraction it was computed from.
 
     Example:
       >>> import optclip
@@ -28,6 +24,11 @@ class QuantileState(NamedTuple):
       >>> state = rule.init()
       >>> print(state.threshold, state.fraction)
       2.0 0.9
+
+    Args:
+      threshold: Threshold C, a float32 scalar, for
+        `clipped_grad(loss, state.threshold)`.
+      fraction: Fraction of examples with norm at most C in the last step, with noise.
     """
 
     threshold: jax.Array
@@ -36,36 +37,14 @@ class QuantileState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantileThreshold:
-    r"""A threshold that a given part of the examples stays below.
+    """Adapt the threshold so that a given fraction of examples stays below it.
 
-    .. math:: C \leftarrow C e^{-\eta (b - \gamma)}, \quad
-       b = \frac{1}{2} + \frac{1}{m} (N(0, \sigma_b^2) + \sum_i
-       (1[\|g_i\| \le C] - \frac{1}{2}))
+    After each step `C *= exp(-learning_rate * (b - quantile))`, where
+    `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
+    fraction of m examples with norm at most C.
 
-    Without noise it is for robust training. With noise it is private: the count of a
-    step then costs a part of the budget, which `noise_multiplier` takes off.
-
-    Args:
-      quantile: gamma, the part of the examples that is to be below it, from 0 to 1.
-      learning_rate: eta, how fast the threshold moves, above 0; at 0.2 by at most a
-        tenth a step for the median.
-      init_value: C of the first step, a number above 0.
-      count_noise: sigma_b, the standard deviation of the noise on the count, 0 for
-        none; the paper takes a twentieth of the batch.
-      expected_batch_size: m, the expected number of examples in a batch, which privacy
-        asks for; None is the actual number.
-
-    Raises:
-      TypeError, ValueError: an argument is not of its kind, or there is noise and no
-        expected batch size.
-
-    ================== ==============================================================
-    edge               what happens
-    ================== ==============================================================
-    NaN or inf norm    counts as above the threshold
-    padding            is not counted
-    no example         the threshold stays as it is; with noise it moves by the noise
-    ================== ==============================================================
+    Without noise, use it for robust training. With noise it is differentially private
+    at a part of the budget, for which `noise_multiplier` accounts.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -78,8 +57,30 @@ class QuantileThreshold:
       >>> print(state.threshold, state.fraction)
       1.0 0.5
 
-    Source: Andrew, Thakkar, McMahan, Ramaswamy, *Differentially Private Learning with
-    Adaptive Clipping*, 2019, arXiv:1905.03871.
+    Args:
+      quantile: Target fraction of examples below the threshold, from 0 to 1. Default:
+        0.5.
+      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes the threshold
+        by about 10% per step at most for the median without noise.
+      init_value: Threshold of the first step, above 0. Default: 0.1.
+      count_noise: Standard deviation of the noise on the count, 0 for none. The paper
+        uses a twentieth of the batch size.
+      expected_batch_size: Expected number m of examples per batch, required with
+        `count_noise`. Default: None, the actual number, which is sensitive.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: An argument is out of range, or `count_noise` lacks
+        `expected_batch_size`.
+
+    Guarantees:
+      A NaN or inf norm counts as above the threshold, and padding is not counted. A
+      batch without examples leaves the threshold unchanged, unless
+      `expected_batch_size` is set: b is then 1/2 plus noise.
+
+    References:
+      Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with
+      Adaptive Clipping", 2019, arXiv:1905.03871.
     """
 
     quantile: float = 0.5
@@ -97,14 +98,14 @@ class QuantileThreshold:
         if size is not None:
             _validate.plain("expected_batch_size", size, above=True)
         elif self.count_noise:
-            wanted = "the expected number of examples where there is `count_noise`"
-            advice = "The actual number is private too."
+            wanted = "the expected number of examples with `count_noise`"
+            advice = "The actual number is sensitive, so it cannot be used."
             raise ValueError(
                 _validate.must_be("expected_batch_size", wanted, size, advice)
             )
 
     def init(self) -> QuantileState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         threshold = jnp.asarray(self.init_value, jnp.float32)
         return QuantileState(threshold, jnp.asarray(self.quantile, jnp.float32))
 
@@ -114,25 +115,25 @@ class QuantileThreshold:
         info: ExampleInfo,
         key: jax.Array | None = None,
     ) -> QuantileState:
-        """The state after a step.
+        """Return the state after a step.
 
         Args:
-          state: the state before the step, whose threshold was clipped by.
-          info: what a clip over the whole tree returned.
-          key: a PRNG key of this step where there is `count_noise`, else None.
+          state: State before the step, whose threshold the step used.
+          info: Result of clipping with `over="tree"`.
+          key: PRNG key of this step if there is `count_noise`. Default: None.
 
         Returns:
           The new state.
 
         Raises:
-          TypeError: the norms are not one for each example.
-          ValueError: there is noise and no key, or a key and no noise.
+          TypeError: `info` does not have one norm per example.
+          ValueError: `key` is missing with `count_noise`, or passed without it.
         """
-        wanted = "what a clip with over='tree' returns, with one norm an example"
+        wanted = "an ExampleInfo with one norm per example, from over='tree'"
         if not isinstance(info, ExampleInfo) or getattr(info.norms, "ndim", 0) != 1:
             raise TypeError(_validate.must_be("info", wanted, info))
         if (key is None) == bool(self.count_noise):
-            wanted = "a PRNG key of this step with `count_noise`, and None without"
+            wanted = "a PRNG key with `count_noise`, and None without"
             raise ValueError(_validate.must_be("key", wanted, key))
         live = _placement.varying_as(~info.padding, info.norms)
         below = live & (info.norms <= state.threshold)
@@ -154,22 +155,22 @@ class QuantileThreshold:
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"
     ) -> float:
-        r"""The noise multiplier for the gradients, beside the noise on the count.
+        """Compute the noise multiplier that remains for the gradients.
 
-        .. math:: z_\Delta = (z^{-2} - (2 \sigma_b)^{-2})^{-1/2}
+        It is `(total**-2 - (2 * count_noise)**-2) ** -0.5`; for relations other than
+        `"add_or_remove"` without the factor 2.
 
         Args:
-          total: z, the noise multiplier that the budget is accounted with for both, a
-            number above 0.
-
-          relation: what neighbouring batches are. By `"add_or_remove"` a count moves by
-            1/2; by `"zero_out"` and `"replace_one"` by 1, and the formula has no 2.
+          total: Noise multiplier that the accountant uses for each step, above 0.
+          relation: How neighboring batches differ. One example changes the centered
+            count by 1/2 for `"add_or_remove"` (default), and by 1 for `"zero_out"` and
+            `"replace_one"`.
 
         Returns:
-          The multiplier of the sensitivity for the noise on the gradients.
+          The noise on the gradients divided by their sensitivity, a float.
 
         Raises:
-          ValueError: the noise on the count is too small for it.
+          ValueError: `count_noise` is so small that the count alone exceeds the budget.
         """
         _validate.plain("total", total, above=True)
         relations = ("add_or_remove", "zero_out", "replace_one")
@@ -178,6 +179,6 @@ class QuantileThreshold:
         z, noise = float(np.asarray(total)), float(self.count_noise)
         if noise <= moves * z:
             wanted = f"above {moves} times the noise multiplier, {moves * z}"
-            advice = "The count alone would spend the whole budget."
+            advice = "Less noise spends the whole budget on the count."
             raise ValueError(_validate.must_be("count_noise", wanted, noise, advice))
         return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)

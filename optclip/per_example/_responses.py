@@ -1,4 +1,4 @@
-"""What happens to the gradient of one example: responses that keep it within C."""
+"""Define responses for per-example gradients, which bound each norm by C."""
 
 import dataclasses
 from typing import Any, Literal
@@ -18,14 +18,14 @@ from optclip.responses._interface import (
 
 ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
 
-# What a norm lacks at most of 2**40 elements whose squares are flushed to zero: a
-# response that enlarges would make something of it.
+# The largest norm of 2**40 elements whose squares are flushed to zero. It is added to
+# the measured norm, so that a response above 1 cannot enlarge such elements beyond C.
 _FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoS:
-    """A coefficient of c / (n + gamma): always scaled, and little where n is small."""
+    """Scale every gradient by `c / (n + gamma)`, as in AUTO-S."""
 
     gamma: float = 0.01
 
@@ -36,7 +36,7 @@ class AutoS:
 
 @dataclasses.dataclass(frozen=True)
 class _Capped:
-    """A response of which nothing above c / n is let through."""
+    """Limit a response to `c / n`."""
 
     response: Response
 
@@ -48,20 +48,20 @@ class _Capped:
         return jnp.clip(uncapped, -most, most)
 
 
-# "proportional" compares norms; "unit" divides when all are added up.
+# Exclude "proportional", which compares norms. "unit" divides after the sum.
 _BY_NAME = {name: how for name, how in BY_NAME.items() if not compares(how)}
 _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 
 
 def response_of(response: Any) -> Response:
-    """The response that a `response=` argument means, checked and cut at c / n."""
+    """Return the validated response of a `response` argument, limited to `c / n`."""
     how = resolve(response, _BY_NAME)
     if not is_same_always(how):
-        wanted = "without a schedule in it"
-        advice = "There is no step here: give the value of the schedule."
+        wanted = "a response without schedules"
+        advice = "No step is counted here; pass the value of the schedule."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if compares(how):
-        wanted = "one that looks at one norm at a time"
-        advice = "Give 'hard'."
+        wanted = "a response that depends on a single norm"
+        advice = "Pass 'hard'."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     return how if type(how) is Hard else _Capped(how)

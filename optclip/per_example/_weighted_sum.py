@@ -1,6 +1,6 @@
-"""The clipped sum without the gradients: norms, then cotangents times coefficients.
+"""Compute the clipped sum from norms and scaled cotangents.
 
-No gradient of a single example is kept, where `_ghost` has a formula for its norm.
+Gradients of single examples are computed only where `_ghost` lacks a formula.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def unsupported(bound: Bound) -> str:
     """Return the error message if `bound` needs gradients, else an empty string."""
     if bound.nonfinite != "raise":
         return ""
-    advice = "Give method='vmap', which has the gradient of each example."
+    advice = "Pass method='vmap', which computes the gradient of each example."
     wanted = "'zero' or 'propagate' for method='ghost'"
     return _validate.must_be("nonfinite", wanted, bound.nonfinite, advice)
 
 
 def of_microbatch(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
-    """The clipped sum of a microbatch, and what each example had."""
+    """Return the clipped sum of a microbatch, and an `ExampleInfo`."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[PyTree, PyTree]:
         back = _checked_backward(source, examples, strict=bound.strict)
@@ -63,7 +63,7 @@ def _checked_backward(
 
 
 def measured(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
-    """The value and the norms of the examples of a microbatch."""
+    """Return the value and the norms of the examples of a microbatch."""
 
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
         back = _checked_backward(source, examples, strict=False)
@@ -79,7 +79,7 @@ def _about(bound: Bound, clip: Clip, squares: PyTree, is_padding: jax.Array) -> 
 
 
 def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:
-    """The sum of the gradients, each times its coefficient."""
+    """Return the sum of the gradients, each multiplied by its coefficient."""
     leaves, treedef = jax.tree.flatten(back.params)
     weights = treedef.flatten_up_to(by_leaf)
     layout = layout_of(clip, back.params)
@@ -87,8 +87,8 @@ def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:
     for block in sorted({block for *_, block in layout.scaled()}):
         which = [i for i, _, leaf_block in layout.scaled() if leaf_block == block]
         weight = weights[which[0]]
-        # The alarm is NaN if a coefficient is, so that gradients which do not depend on
-        # that example become NaN too.
+        # The alarm is NaN if a coefficient is, so that gradients become NaN even where
+        # they do not depend on that example.
         alarm = jnp.sum(weight - weight)
         sums = weighted_gradients(back, which, weight)
         for i, total in zip(which, sums, strict=True):

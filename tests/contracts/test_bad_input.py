@@ -236,7 +236,10 @@ ROUTED = [
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),
     ((3, T, "`{p}` must be an optax schedule, which is"), "schedule.function"),
     (("x", T, "`{p}` must be an optax schedule, or"), "recipes.spectra.learning_rate"),
-    (([jnp.ones(2), jnp.ones(3)], V, "must have the same first axis"), "grads"),
+    (
+        ([jnp.ones(2), jnp.ones(3)], V, "must have first axes of the same length"),
+        "grads",
+    ),
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
     (([3], T, "`{p}` must be a dict from what to call a run to"), "histories"),
     (([3], T, "`{p}` must be a list of dicts as optclip.metrics returns"), "history"),
@@ -507,36 +510,40 @@ MESSAGES = {
         ("x", T, "`argnums` must be an int of 0 or more, or a tuple of them, got 'x'"),
         (True, T, "an int of 0 or more, or a tuple of them, got True (bool)"),
         ((), V, "an int of 0 or more, or a tuple of them, got () (tuple)"),
-        ((0, 0), V, "`argnums` and `batch_argnums` must name each argument once, got"),
-        (7, T, "The function must be called with at least 8 arguments, as `argnums`"),
+        ((0, 0), V, "`argnums` and `batch_argnums` must list different arguments, got"),
+        (7, T, "The function must be called with at least 8 arguments to cover"),
     ],
     "per_example.clipped_grad.loss": [
-        (lambda p, x: p["a"], T, "one real number for one example, got float32[2]. It"),
-        (lambda p, x: jnp.int32(1), T, "got int32[]. It is called without a batch"),
+        (
+            lambda p, x: p["a"],
+            T,
+            "one real number for one example, got float32[2]. Its",
+        ),
+        (lambda p, x: jnp.int32(1), T, "got int32[]. Its arguments have no batch axis"),
     ],
     "per_example.clipped_grad.over": [
         (None, T, "`over` must be 'tree', 'leaf' or optclip.groups(...), got None"),
         (optclip.axes(0), V, "or optclip.groups(...), got Axes(axis=(0,)) (Axes)"),
-        (optclip.groups({"a": "x", "b": None}), V, "got the leaf 'b/0' in none: its"),
+        (optclip.groups({"a": "x", "b": None}), V, "got the leaf 'b/0' without one"),
     ],
     "per_example.clipped_grad.response": [
         (3, T, "`response` must be one of ['auto_s', 'drop', 'hard', 'normalize',"),
         ("proportional", V, "or a function of those two, got 'proportional' (str)"),
     ],
     "per_example.clipped_grad.threshold": [
-        ([], V, "`threshold` must be one number for over='tree', got [] (list). Give"),
+        ([], V, "`threshold` must be one number for over='tree', got [] (list). Pass"),
         (np.ones(2), V, "`threshold` must be one number for each norm, got array([1.,"),
     ],
     "per_example.clipped_grad.method": [(None, T, "`method` must be one of 'vmap',")],
     "per_example.clipped_sum.padding": [
-        (jnp.ones(2), T, "`padding` must be an array of 2 bools, one an example, or"),
+        (jnp.ones(2), T, "`padding` must be an array of 2 bools, one per example, or"),
     ],
     "per_example.clipped_sum.grads": [
-        ({}, V, "The arrays of a batch must have the same first axis, one entry an"),
-        (1.0, V, "one entry an example, got first axes of [()]. Give each a batch"),
+        ({}, V, "The arrays of a batch must have first axes of the same length, got"),
+        (1.0, V, "got [()]. Add a batch axis to each array."),
     ],
     "per_example.QuantileThreshold.count_noise": [
-        (1.0, V, "`expected_batch_size` must be the expected number of examples where")
+        (1.0, V, "`expected_batch_size` must be the expected number of examples with")
     ],
     "plot.runs.histories": [
         ({}, V, "`histories` must have at least one run, got none. Give a dict such"),

@@ -226,7 +226,7 @@ def gathering(w, x):
         (
             lambda w, x: clipped_grad(gathering, 1.0)(w, x)[0],
             {"check_vma": False},
-            "Leave check_vma on",
+            "Use shard_map with check_vma=True",
         ),
     ],
 )

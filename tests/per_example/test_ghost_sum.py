@@ -69,7 +69,7 @@ REJECTED = {
     "integer": (
         lambda p, x: linear(p["w"], x),
         np.int32(300),
-        "dense array of floats, got the leaf 'n'",
+        "dense array of floats .* got the leaf 'n'",
     ),
     "probe": (
         lambda p, x: jnp.sum(optclip.clip_cotangent(p["w"] * x, 1.0, probe=p["n"])[0]),

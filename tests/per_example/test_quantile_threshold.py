@@ -93,10 +93,10 @@ BY_LEAF = ONES._replace(norms={"w": np.ones(2)})
 @pytest.mark.parametrize(
     ("noise", "info", "key", "error", "words"),
     [
-        (0.0, np.ones(3), None, TypeError, "`info` must be what a clip with over='tree'"),
-        (0.0, BY_LEAF, None, TypeError, "one norm an example"),
+        (0.0, np.ones(3), None, TypeError, "`info` must be an ExampleInfo"),
+        (0.0, BY_LEAF, None, TypeError, "one norm per example"),
         (0.0, ONES, 0, ValueError, "`key` must be a PRNG key .*None without"),
-        (1.0, ONES, None, ValueError, "`key` must be a PRNG key of this step"),
+        (1.0, ONES, None, ValueError, "`key` must be a PRNG key with"),
     ],
 )  # fmt: skip
 def test_quantile_threshold_bad_argument_raises(noise, info, key, error, words):

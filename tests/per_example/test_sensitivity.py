@@ -59,7 +59,7 @@ def test_sensitivity_equals_formula_in_float64(name):
     ("over", "arguments", "error", "words"),
     [
         ("tree", {"relation": "near"}, ValueError, "`relation` must be 'add_or_remove', "),
-        ("leaf", {}, ValueError, r"`params` must be given.*params=params"),
+        ("leaf", {}, ValueError, r"`params` must be the parameters.*params=params"),
         (
             optclip.groups(lambda tree: "all"),
             {"params": PARAMS},

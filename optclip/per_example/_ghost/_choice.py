@@ -1,4 +1,4 @@
-"""What is done about each leaf of a loss, known before it is run."""
+"""Decide how to measure each leaf of a loss before running it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,34 +11,34 @@ from optclip._arrays._types import PyTree
 from optclip.per_example._ghost import _plan, _sites
 from optclip.per_example._ghost._plan import CONST, DATA, JaxprPlan, Site, Weight
 
-# A leaf whose gradient need not be linear in the cotangents of its sites.
+# A leaf whose gradient may be nonlinear in the cotangents of its sites.
 CUSTOM = "custom"
 
 
 class Trace(NamedTuple):
-    """What is known of a loss before it is run."""
+    """Hold the static analysis of a loss."""
 
     plan: JaxprPlan
     out_tree: Any
-    # Of each leaf, its sites.
+    # The sites of each leaf.
     sites: list[list[Site]]
-    # Of each leaf, what is done about it.
+    # The kind of each leaf, as in `Choice`.
     kinds: list[str]
 
     def is_narrow(self) -> bool:
-        """Whether a gradient is rounded to fewer than 32 bits after it was summed."""
+        """Return whether a summed gradient is rounded to fewer than 32 bits."""
         return any(site.is_narrow() for sites in self.sites for site in sites)
 
 
 class Choice(NamedTuple):
-    """What `scaled_squares` does about each leaf, and the memory that it takes.
+    """Describe how `scaled_squares` measures each leaf, and the memory it uses.
 
-    A leaf is of the kind `gram` (products of positions), `product` (a matrix product
-    for each example), `embedding` (rows added up), `bias`, `gain` or `materialized`
-    (its gradient by itself), `unused`, or `custom`, which is not supported. `kept`
-    are the bytes of data and cotangents that are kept for an example, `work` those of
-    the largest products of positions; `is_narrow` says whether a sum over examples is
-    rounded to fewer than 32 bits.
+    The kind of a leaf is `gram` (products of positions), `product` (a matrix product
+    per example), `embedding` (summed rows), `bias`, `gain` or `materialized` (its
+    gradient is computed), `unused`, or `custom`, which is not supported. `kept` is the
+    number of bytes of data and cotangents stored per example, `work` the bytes of the
+    largest products of positions. `is_narrow` is whether a sum over examples is rounded
+    to fewer than 32 bits.
     """
 
     kinds: PyTree
@@ -55,14 +55,14 @@ def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
             return (
                 "method='ghost' does not support a custom derivative (`jax.custom_vjp`,"
                 " `jax.lax.custom_linear_solve`) between a parameter and its first use"
-                f" with data, got one at {_leaves.named(path)}: it need not be linear"
-                " in the cotangent. Use method='vmap'."
+                f" with data, got one at {_leaves.named(path)}. It may be nonlinear in"
+                " the cotangent. Use method='vmap'."
             )
     if not is_rounded:
         return ""
     return (
-        "`strict` must be False for method='ghost' where parameters meet data in fewer"
-        " than 32 bits, such as bfloat16: the sum over examples is rounded to it."
+        "`strict` must be False for method='ghost' if parameters meet data in fewer"
+        " than 32 bits, such as bfloat16, to which the sum over examples is rounded."
         " Compute in float32, or use method='vmap'."
     )
 
@@ -74,7 +74,7 @@ def choice_of(
     *,
     has_aux: bool = False,
 ) -> Choice:
-    """What is done about each leaf, and how much memory an example takes."""
+    """Decide how to measure each leaf, and estimate the memory per example."""
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(x) for x in leaves]
     trace = traced(loss, treedef.unflatten(leaves), example, has_aux)
@@ -87,7 +87,7 @@ def choice_of(
 
 
 def _named(sites: list[Site], kind: str) -> str:
-    """What a leaf is: that it is a bias or a gain makes no difference."""
+    """Return the kind of a leaf, with biases and gains named."""
     names = {"add": "bias", "sub": "bias", "mul": "gain"}
     is_one = kind == "materialized" and len(sites) == 1
     return names.get(sites[0].name, kind) if is_one else kind
@@ -96,7 +96,7 @@ def _named(sites: list[Site], kind: str) -> str:
 def traced(
     loss: Callable[..., Any], params: PyTree, example: PyTree, has_aux: bool
 ) -> Trace:
-    """The plan for a loss, and what is to be done about each leaf."""
+    """Trace a loss, and decide how to measure each leaf."""
     arguments, treedef = jax.tree.flatten((params, example))
 
     def flat(arguments, zero):
@@ -104,7 +104,7 @@ def traced(
         value, aux = outputs if has_aux else (outputs, None)
         value = jnp.asarray(value)
         _check_value(value)
-        # Adding the zero makes a loss of parameters alone depend on data.
+        # Adding the zero makes a loss that depends only on parameters depend on data.
         return value + zero.astype(value.dtype), aux
 
     zero = jnp.zeros((), jnp.float32)
@@ -121,8 +121,8 @@ def traced(
 def _info(i: int, leaf: jax.Array) -> Any:
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         raise TypeError(
-            f"`params` must be real for the norms of method='ghost', got a leaf of"
-            f" {leaf.dtype}. Keep its real and its imaginary part as two leaves."
+            "`params` must be real for the norms of method='ghost', got a leaf of"
+            f" {leaf.dtype}. Pass its real and imaginary parts as two leaves."
         )
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     if not is_float:
@@ -133,8 +133,8 @@ def _info(i: int, leaf: jax.Array) -> Any:
 def _check_value(value: jax.Array) -> None:
     if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
-            f"`loss` must be a function that returns one real number for one example,"
-            f" got {value.dtype}{list(value.shape)}. Give the function of one example,"
+            "`loss` must return one real number for one example, got"
+            f" {value.dtype}{list(value.shape)}. Pass a function of one example,"
             " without a batch axis."
         )
 

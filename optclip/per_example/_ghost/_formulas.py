@@ -1,8 +1,8 @@
-"""Norms of gradients from what went into a site and the cotangent of what came out.
+"""Compute gradient norms from the inputs of a site and the cotangents of its outputs.
 
-A dense layer is `A`, of T positions and k inputs, and `D`, of as many positions and p
-outputs: its gradient is `A^T D`, whose squared norm is `<A A^T, D D^T>` too. Numbers
-are brought near 1 by powers of two first; `Scaled` keeps the exponent.
+A dense layer has `A` of T positions and k inputs, and `D` of T positions and p outputs.
+Its gradient is `A^T D`, whose squared norm also equals `<A A^T, D D^T>`. Numbers are
+first scaled near 1 by powers of two; `Scaled` stores the exponent.
 """
 
 from typing import Any, NamedTuple
@@ -13,84 +13,90 @@ from jax import lax
 
 from optclip._arrays import _leaves
 
-# So many elements of gradients are kept at once where they are made one by one.
+# Number of gradient elements held together when gradients are computed in chunks.
 CHUNK = 2**20
 
-# Positions cancel if the square is so much smaller than the sum of their own squares,
-# and the products of positions then lose as many digits.
+# Positions cancel if the square is below this fraction of the sum of their squares. The
+# products of positions then lose as many digits.
 CANCELLED = 2.0**-4
 
-# What is below any exponent, of a gradient that is 0.
+# Exponent of a zero gradient, below all others.
 NOTHING = -5000
 
 
 class Scaled(NamedTuple):
-    """Squares of norms: `square * 4**exponent`."""
+    """Represent squared norms as `square * 4**exponent`."""
 
     square: jax.Array
     exponent: jax.Array
 
     @classmethod
     def of(cls, square: jax.Array, exponent: jax.Array) -> "Scaled":
-        # A square of 0 has the least exponent, so that it never sets the unit of a sum.
+        # A square of 0 gets the smallest exponent, so that it never sets a sum's unit.
         return cls(square, jnp.where(square == 0, NOTHING, exponent))
 
     def at(self, exponent: jax.Array) -> jax.Array:
-        """The square, in units of `4**exponent`."""
+        """Return the square in units of `4**exponent`."""
         by = self.exponent - exponent
         return shifted(shifted(self.square, by), by)
 
     def norm(self) -> jax.Array:
-        """The norm, in the whole range of its dtype."""
+        """Return the norm, over the whole range of its dtype."""
         return shifted(jnp.sqrt(self.square), self.exponent)
 
     def summed(self) -> "Scaled":
-        """The sum over the last axis."""
+        """Return the sum over the last axis."""
         most = jnp.max(self.exponent, axis=-1)
         square = sum_last(self.at(most[..., None]), 1)
         return Scaled.of(square, most)
 
 
 def sum_last(x: jax.Array, count: int) -> jax.Array:
-    """The sum over the last axes."""
+    """Return the sum over the last `count` axes."""
     first = x.ndim - count
     return jnp.sum(x, tuple(range(first, x.ndim)))
 
 
 def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`x * 2**exponent`, in two steps that stay in range; `x` as wide as sums are."""
+    """Return `x * 2**exponent`, in two steps that stay in range.
+
+    `x` must be float32 or float64.
+    """
     bits, bias = _layout(x.dtype)
     exponent = jnp.clip(exponent, 2 - 2 * bias, 2 * bias - 2)
     for step in (exponent // 2, exponent - exponent // 2):
-        # The bits of a power of two are its exponent alone.
+        # The bits of a power of two consist of its exponent.
         pattern = (step + bias).astype(f"uint{8 * x.dtype.itemsize}") << bits
         x = x * lax.bitcast_convert_type(pattern, x.dtype)
     return x
 
 
 def _layout(dtype: Any) -> tuple[int, int]:
-    """How many bits come after the exponent, and what it is for 1."""
+    """Return the number of mantissa bits, and the exponent bits of 1."""
     info = jnp.finfo(dtype)
     return info.nmant, info.maxexp - 1
 
 
 def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """Of the largest element, 0 of zeros and where one is not finite; axes are kept."""
+    """Return the exponent of the largest element, with axes kept.
+
+    It is 0 for zeros, and if an element is non-finite.
+    """
     largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
-    # The exponent is constant to derivatives: the norm does not depend on it, and
+    # Stop the gradient: the norm does not depend on the exponent, and
     # `bitcast_convert_type` has no derivative.
     largest = lax.stop_gradient(_leaves.widen(largest))
     bits, bias = _layout(largest.dtype)
     kind = f"uint{8 * largest.dtype.itemsize}"
     pattern = lax.bitcast_convert_type(largest, kind)
     exponent = (pattern >> bits).astype(jnp.int32) - bias
-    # The bits of zero, inf and NaN do not hold an exponent.
+    # The bits of zero, inf and NaN do not contain an exponent.
     live = (largest > 0) & (largest < jnp.inf)
     return jnp.where(live, exponent, 0)
 
 
 def of_gradient(gradient: jax.Array) -> Scaled:
-    """The squared norm of one array."""
+    """Return the squared norm of one array."""
     flat = _leaves.widen(gradient).reshape(-1)
     exponent = exponent_of(flat, (0,))
     square = jnp.sum(lax.square(shifted(flat, -exponent)))
@@ -98,7 +104,7 @@ def of_gradient(gradient: jax.Array) -> Scaled:
 
 
 def mapped(function: Any, size: int, *trees: Any) -> Any:
-    """`function` of the slices of trees, so few at once that `size` elements fit."""
+    """Map a function over slices, as many together as fit in `CHUNK` elements."""
     count = jax.tree.leaves(trees)[0].shape[0]
     fit = max(CHUNK // max(size, 1), 1)
     if fit >= count:
@@ -107,7 +113,7 @@ def mapped(function: Any, size: int, *trees: Any) -> Any:
 
 
 class Dense(NamedTuple):
-    """The sizes of a dense layer, `groups` of them side by side."""
+    """Hold the sizes of `groups` parallel dense layers."""
 
     groups: int
     positions: int
@@ -116,17 +122,20 @@ class Dense(NamedTuple):
 
     @property
     def is_gram(self) -> bool:
-        """Whether products of positions are smaller than the gradient."""
+        """Return whether products of positions are smaller than the gradient."""
         return 2 * self.positions**2 <= self.inputs * self.outputs
 
 
 def dense(a: jax.Array, d: jax.Array) -> Scaled:
-    """Of each example; `a` and `d` are of (examples, groups, positions, size)."""
+    """Return the squared norm per example.
+
+    `a` and `d` have shape (examples, groups, positions, size).
+    """
     groups, positions, inputs = a.shape[1:]
     sizes = Dense(groups, positions, inputs, d.shape[-1])
     if sizes.groups == 1 or not sizes.is_gram:
         return _dense(sizes, a, d).summed()
-    # Groups are computed one after the other, so that only one is copied at a time.
+    # Compute groups sequentially, so that only one is copied at a time.
     by_group = lax.map(
         lambda operands: _dense(sizes, *(x[:, None] for x in operands)),
         (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),
@@ -146,11 +155,11 @@ def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
 
 
 def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Both near 1, the products `a * d` of a position in the proportion they had."""
+    """Scale both near 1, with the products `a * d` of positions in proportion."""
     a, d = _near_float32(a), _near_float32(d)
     of_a, of_d = exponent_of(a, (-1,)), exponent_of(d, (-1,))
     is_any = jnp.any(d != 0, axis=-1, keepdims=True)
-    # Where d is 0 the size of a does not matter; zeros cannot overflow in the shift.
+    # Zero `a` where `d` is 0: the product is 0, and zeros cannot overflow in the shift.
     a = a * is_any.astype(a.dtype)
     is_any &= jnp.any(a != 0, axis=-1, keepdims=True)
     of_both = jnp.where(is_any, of_a + of_d, NOTHING)
@@ -159,7 +168,7 @@ def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
 
 
 def _near_float32(x: jax.Array) -> jax.Array:
-    """Return the array; bfloat16 stays, since it has the range of float32."""
+    """Return the array; bfloat16 stays because it has the range of float32."""
     return x if x.dtype == jnp.bfloat16 else _leaves.widen(x)
 
 
@@ -169,16 +178,16 @@ def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The squared norm, and the sum of the squared norms of single positions."""
+    """Return the squared norm, and the sum of the positions' squared norms."""
     by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
     pairs = by_position[0] * by_position[1]
     diagonal = jnp.trace(pairs, axis1=-2, axis2=-1)
-    # A negative sum is a rounding error of 0, so it becomes 0.
+    # Replace a negative sum by 0, since it is 0 up to rounding.
     return jnp.maximum(sum_last(pairs, 2), 0), diagonal
 
 
 def _product(a: jax.Array, d: jax.Array) -> jax.Array:
-    """The squared norm of the gradient itself, of few at once."""
+    """Return the squared norm of the gradient itself, computed in chunks."""
 
     def one(a, d):
         gradient = _einsum("tk,tp->kp", a, d)
@@ -197,14 +206,17 @@ def _einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
-    """Of each example; `ids` (examples, groups, positions), negative for none."""
+    """Return the squared norm per example.
+
+    `ids` has shape (examples, groups, positions); negative ids read no row.
+    """
 
     def one(ids, d):
         order = jnp.argsort(ids)
         ids, d = ids[order], d[order]
         is_new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
         segment = jnp.cumsum(is_new)
-        # A negative index reads no row, so that its cotangent adds nothing.
+        # A negative index reads no row, so its cotangent must add nothing.
         live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
         total = jax.ops.segment_sum(live, segment, num_segments=len(ids))
         return of_gradient(total)

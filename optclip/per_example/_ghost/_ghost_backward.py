@@ -1,12 +1,13 @@
 """Run one backward pass per example, down to the sites where parameters meet data.
 
-Each starts from a cotangent of 1. A gradient is linear in the cotangents of its sites,
-so that cotangents times the coefficients of the examples give the clipped sum. At that
-point every `jax.custom_vjp` between a site and the loss, such as cotangent clipping,
-has been applied to the unscaled cotangent of one example.
+Each pass starts from a cotangent of 1. Gradients are linear in the cotangents of their
+sites, so cotangents multiplied by the examples' coefficients give the clipped sum.
+Every `jax.custom_vjp` between a site and the loss, such as `clip_cotangent`, has then
+been applied to the unscaled cotangent of one example.
 
-Source: the book-keeping of Bu, Wang, Zha, Karypis, *Differentially Private Optimization
-on Large Model at Small Cost*, 2022, arXiv:2210.00038.
+References:
+  Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at
+  Small Cost", 2022, arXiv:2210.00038 (book-keeping).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +22,18 @@ from optclip.per_example._example_gradients import by_example, harmless
 from optclip.per_example._ghost import _walk
 from optclip.per_example._ghost._choice import Trace, traced
 
-# Derivatives by one operand are linear in the other, so that zeros give zeros.
+# Derivatives with respect to one operand are linear in the other: zeros give zeros.
 BILINEAR = frozenset(["dot_general", "conv_general_dilated", "mul", "gather"])
 
 
 class BackwardPass(NamedTuple):
-    """The losses of a batch, and for each site its data and its cotangents."""
+    """Hold the losses of a batch, and the data and cotangents of each site."""
 
     trace: Trace
     params: PyTree
     values: jax.Array
     aux: PyTree
-    # By the key of a site, arrays with the axis of examples first.
+    # Arrays by site key, with the axis of examples first.
     records: dict[int, tuple[jax.Array, ...]]
     cotangents: dict[int, tuple[jax.Array, ...]]
 
@@ -41,7 +42,7 @@ class BackwardPass(NamedTuple):
         return jax.tree.leaves(self.params)
 
     def of(self, which: Sequence[int]) -> tuple[dict, dict]:
-        """The records and cotangents that the gradients of some leaves need."""
+        """Return the records and cotangents that some leaves' gradients need."""
         keys = {site.key for i in which for site in self.trace.sites[i]}
         records = {key: self.records[key] for key in keys}
         return records, {key: self.cotangents[key] for key in keys}
@@ -81,7 +82,7 @@ def backward(
 def gradients(
     back: BackwardPass, which: Sequence[int], records: dict, cotangents: dict
 ) -> list[jax.Array]:
-    """The gradients of some leaves, from the sites of one example."""
+    """Return the gradients of some leaves from the sites of one example."""
     _, pull = jax.vjp(
         lambda leaves: _site_outputs(back, which, leaves, records),
         [back.leaves[i] for i in which],
@@ -93,15 +94,16 @@ def gradients(
 def weighted_gradients(
     back: BackwardPass, which: Sequence[int], weights: jax.Array
 ) -> list[jax.Array]:
-    """The sum over examples of the gradients of some leaves, each times its weight.
+    """Return the sum over examples of some leaves' gradients times weights.
 
-    An example with a weight of 0 adds nothing, whatever its data and cotangents are.
+    An example with weight 0 adds nothing, even if its data or cotangents are
+    non-finite.
     """
     records, cotangents = back.of(which)
     counts = weights != 0
     sites = {site.key: site for i in which for site in back.trace.sites[i]}
-    # 0 times inf is NaN, so the data of such an example is replaced too: by zeros, or
-    # by those of another example where a derivative may divide by them.
+    # 0 times inf is NaN, so the data of excluded examples must be replaced too: by
+    # zeros, or by another example's data where a derivative may divide by it.
     plain = {k: x for k, x in records.items() if sites[k].name in BILINEAR}
     plain = jax.tree.map(lambda x: _selected(counts, x), plain)
     other = {k: x for k, x in records.items() if k not in plain}
@@ -117,7 +119,7 @@ def weighted_gradients(
 
     _, pull = jax.vjp(outputs, [back.leaves[i] for i in which])
     (grads,) = pull(cotangents)
-    # If no example counts, the data are zeros, by which a derivative may divide.
+    # Select zeros if no example counts: a derivative may then divide by data of zero.
     wide = [_leaves.widen(x) for x in grads]
     return [jnp.where(is_any, x, jnp.zeros_like(x)) for x in wide]
 
@@ -139,7 +141,7 @@ def _selected(counts: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _scaled(weights: jax.Array, d: jax.Array) -> jax.Array:
-    """Cotangents times the weights, in float32 or wider, rounded once."""
+    """Return cotangents times weights, in float32 or wider, rounded once."""
     wide = _leaves.widen(d)
     product = wide * by_example(weights, d).astype(wide.dtype)
     return _selected(weights != 0, product.astype(d.dtype))

@@ -1,20 +1,19 @@
-"""Where parameters meet data: the plan for a loss, made of its jaxpr.
+"""Plan a loss from its jaxpr: find where parameters meet data.
 
-A *weight* is what is computed from parameters alone. An equation that takes a weight
-and data is a *site*. All that a gradient needs is there: the data that went in, and the
-cotangent of what came out. `_walk` runs a plan.
+A *weight* is computed from parameters alone. An equation that combines a weight with
+data is a *site*. A gradient depends only on its sites: the data that enters them, and
+the cotangents of their outputs. `_walk` runs a plan.
 
-These two files are all that knows what a jaxpr looks like. They lean on
-`jax.make_jaxpr`; on the fields of jaxprs, of equations (`ctx.manager` among them) and
-of variables; on `Primitive.bind` and `get_bind_params`; on the names in `_jaxprs`;
-and on the names and parameters of scan (`jaxpr`, `length`, `reverse`, `unroll`),
-checkpoint (`jaxpr`, `prevent_cse`, `policy`) and jit (`jaxpr`). An equation that they
-do not know is a site.
+Only this file and `_walk` depend on the structure of jaxprs. They use `jax.make_jaxpr`;
+the fields of jaxprs, equations (including `ctx.manager`) and variables;
+`Primitive.bind` and `get_bind_params`; the names in `_jaxprs`; and the names and
+parameters of scan (`jaxpr`, `length`, `reverse`, `unroll`), checkpoint (`jaxpr`,
+`prevent_cse`, `policy`) and jit (`jaxpr`). Any other equation is treated as a site.
 
-The derivative from a site to a parameter is linear in the cotangent, so that a scaled
-cotangent gives a scaled gradient, unless a custom derivative is on the way: its rule
-may clip, round or filter. `is_linear` tells the two apart. `is_narrow` finds those that
-are rounded to fewer than 32 bits after they were summed over examples.
+The derivative from a site to a parameter is linear in the cotangent, so a scaled
+cotangent gives a scaled gradient. A custom derivative between them may break this: its
+rule may clip, round or filter. `is_linear` detects these cases. `is_narrow` detects
+gradients that are rounded to fewer than 32 bits after the sum over examples.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from optclip.per_example._jaxprs import has_custom_derivative
 
 DATA, CONST = "data", "const"
 
-# What moves the elements of one array about, all of them or some.
+# Primitives that rearrange, negate or select the elements of one array.
 MOVES = frozenset(
     {"transpose", "reshape", "squeeze", "expand_dims", "rev", "copy", "copy_p", "neg"}
     | {"slice", "split", "broadcast_in_dim", "convert_element_type", "name"}
@@ -38,20 +37,20 @@ MOVES = frozenset(
 )
 CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 REMATS = frozenset(["checkpoint", "remat", "remat2"])
-# Derivatives by their operands depend on none of them.
+# Their derivatives do not depend on their operands.
 AFFINE = frozenset(["add", "sub", "add_any", "concatenate"])
 
-# A larger weight that a loop changes is not kept for all examples at once.
+# Number of elements above which a weight that a loop changes is not copied per example.
 LARGE = 2**20
 
 
 class Weight(NamedTuple):
-    """Computed from some leaves of the parameters, and from constants."""
+    """Represent a value computed from some leaves of the parameters and constants."""
 
     leaves: frozenset[int]
-    # Elements of one leaf, each once, so that a gradient has the norm of the leaf's.
+    # Elements of one leaf, each at most once, so that gradients keep their norm.
     is_moved: bool = True
-    # Of each scan around: whether it takes a slice a step, or the same one each time.
+    # For each enclosing scan, whether it slices the weight per step or reuses it.
     stacked: tuple[bool, ...] = ()
     # Computed without a custom derivative.
     is_linear: bool = True
@@ -64,7 +63,10 @@ Lengths = tuple[int, ...]
 
 
 class Site(NamedTuple):
-    """Where weights meet data, or one is made data (then `eqn` is None)."""
+    """Represent an equation where weights meet data.
+
+    If `eqn` is None, it is a single weight that is treated as data from there on.
+    """
 
     key: int
     eqn: Any
@@ -78,7 +80,7 @@ class Site(NamedTuple):
 
     @property
     def weights(self) -> dict[int, Weight]:
-        """The operands that are weights, by their place."""
+        """Return the operands that are weights, by position."""
         pairs = enumerate(self.infos)
         return {i: info for i, info in pairs if isinstance(info, Weight)}
 
@@ -88,7 +90,7 @@ class Site(NamedTuple):
 
     @property
     def kept(self) -> list[int]:
-        """Which operands the derivative by the weights may need."""
+        """Return the operands that derivatives with respect to weights may need."""
         if self.name in AFFINE:
             return []
         return [i for i, info in enumerate(self.infos) if info == DATA]
@@ -99,36 +101,36 @@ class Site(NamedTuple):
         )
 
     def is_linear(self) -> bool:
-        """Whether the gradients of its leaves are linear in its cotangents."""
+        """Return whether its leaves' gradients are linear in its cotangents."""
         weights_are = all(weight.is_linear for weight in self.weights.values())
         return weights_are and (self.eqn is None or not has_custom_derivative(self.eqn))
 
     def is_narrow(self) -> bool:
-        """Whether the gradients of its leaves are rounded to fewer than 32 bits."""
+        """Return whether its leaves' gradients are rounded to fewer than 32 bits."""
         weights_are = any(weight.is_narrow for weight in self.weights.values())
         return weights_are or any(_leaves.is_narrow(aval) for aval in self.avals)
 
     def is_plain(self) -> bool:
-        """Whether its derivative by a weight that all steps use is one operation."""
+        """Return whether the derivative by a weight is one operation."""
         params = () if self.eqn is None else self.eqn.params
         return not any("jaxpr" in key or key == "branches" for key in params)
 
 
 class EquationPlan(NamedTuple):
-    """What is done about one equation."""
+    """Plan one equation."""
 
     eqn: Any
     outs: tuple[Info, ...]
     site: Site | None = None
     inner: "JaxprPlan | None" = None
-    # Operands that are made data first.
+    # Operands that are treated as data from here on.
     demoted: Mapping[int, Site] = MappingProxyType({})
     num_consts: int = 0
     num_carry: int = 0
 
 
 class JaxprPlan(NamedTuple):
-    """What is done about the equations of a jaxpr."""
+    """Plan the equations of a jaxpr."""
 
     jaxpr: Any
     consts: list[Any]
@@ -140,7 +142,7 @@ class JaxprPlan(NamedTuple):
 def planned(
     closed: Any, infos: Sequence[Info], first: int = 0, lengths: Lengths = ()
 ) -> JaxprPlan:
-    """What to do about a jaxpr with such inputs; sites are numbered from `first`."""
+    """Plan a jaxpr with these inputs; sites are numbered from `first`."""
     jaxpr = getattr(closed, "jaxpr", closed)
     env = dict.fromkeys(jaxpr.constvars, CONST) | dict(
         zip(jaxpr.invars, infos, strict=True)
@@ -171,7 +173,7 @@ def _step(
         return EquationPlan(eqn, inner.outs, inner=inner)
     data = (DATA,) * len(eqn.outvars)
     if eqn.effects:
-        # An effect may write to a reference, whose content is then unknown.
+        # An effect may write to a reference, whose contents are then unknown.
         return EquationPlan(eqn, data, demoted=_demoted(eqn, ins, ins, first, lengths))
     if DATA not in ins:
         outs = tuple(_derived(eqn, ins, out.aval) for out in eqn.outvars)
@@ -186,7 +188,7 @@ def _step(
 
 
 def _derived(eqn: Any, ins: tuple[Info, ...], aval: Any) -> Info:
-    """What an equation of weights and constants gives."""
+    """Return the kind of output of an equation of weights and constants."""
     if not is_inexact(aval) or eqn.primitive.name == "stop_gradient":
         return CONST
     weights = [info for info in ins if isinstance(info, Weight)]
@@ -217,7 +219,7 @@ def _demoted(
 def _scan_step(
     eqn: Any, ins: tuple[Info, ...], first: int, lengths: Lengths
 ) -> EquationPlan | None:
-    """Sites in the body; None if the loop is better left alone."""
+    """Plan the sites in the body; return None to treat the whole loop as a site."""
     body = getattr(eqn.params["jaxpr"], "jaxpr", eqn.params["jaxpr"])
     num_xs = sum(map(_is_stacked, eqn.invars, body.invars))
     num_carry = len(eqn.outvars) - sum(map(_is_stacked, eqn.outvars, body.outvars))
@@ -227,7 +229,7 @@ def _scan_step(
         for i in range(num_carry)
         if body.outvars[i] is not body.invars[num_consts + i]
     }
-    # Of what changes only the first value is a weight.
+    # Only the first value of a changing carry is a weight.
     changed = [ins[i] if i in changes else CONST for i in range(len(ins))]
     demoted = _demoted(eqn, ins, changed, first, lengths)
     if any(eqn.invars[i].aval.size > LARGE for i in demoted):

@@ -1,8 +1,8 @@
-"""Which sites have a formula for the norm, and what it is to be given.
+"""Select the sites that have a formula for the norm, and prepare its arguments.
 
-A site has one if a leaf meets data there and nowhere else: a matrix product, a
-convolution, rows taken by index. Steps of a scan are positions where each uses the same
-weight, and groups where each has its own.
+A site has a formula if a leaf meets data only there, in a matrix product, a convolution
+or a row lookup. Steps of a scan are positions if all use the same weight, and groups if
+each has a separate one.
 """
 
 import math
@@ -18,7 +18,7 @@ from optclip.per_example._ghost._plan import Site, is_inexact
 
 
 def rule_of(site: Site) -> str | None:
-    """`gram`, `product`, `embedding`, or None for what has no formula."""
+    """Return `gram`, `product` or `embedding`, or None without a formula."""
     if not _is_simple(site):
         return None
     if site.name == "gather":
@@ -29,12 +29,12 @@ def rule_of(site: Site) -> str | None:
 
 
 def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
-    """Squared norms of a site that has a rule, of each example."""
+    """Return per-example squared norms of a site that has a rule."""
     (x,), (d,) = records, taps
     if site.name == "gather":
         return _formulas.embedding(*_rows(site, x, d))
     if not is_inexact(x):
-        # A matrix product takes bools and integers beside floats; a norm needs floats.
+        # A matrix product accepts bools and integers, but a norm requires floats.
         x = x.astype(jnp.promote_types(d.dtype, jnp.float32))
     if site.name == "dot_general":
         return _formulas.dense(*_matrices(site, x, d))
@@ -42,7 +42,7 @@ def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
 
 
 def sizes_of(site: Site) -> Dense:
-    """What a matrix product or a convolution is as a dense layer."""
+    """Return the sizes of a matrix product or convolution as a dense layer."""
     (weight,) = site.weights
     shape = site.eqn.invars[weight].aval.shape
     steps, groups = math.prod(site.lengths), math.prod(_stacked(site))
@@ -62,21 +62,21 @@ def sizes_of(site: Site) -> Dense:
 
 
 def num_kept_bytes(site: Site) -> int:
-    """How much data of one example, and cotangents, are kept for a site."""
+    """Return the bytes of data and cotangents stored per example for a site."""
     avals = [site.eqn.invars[i].aval for i in site.kept]
     steps = math.prod(site.lengths)
     return steps * sum(x.size * x.dtype.itemsize for x in [*avals, *site.avals])
 
 
 def num_work_bytes(site: Site) -> int:
-    """How much more the products of positions of one example take, and the copies."""
+    """Return the additional bytes per example of products of positions and copies."""
     sizes = sizes_of(site)
     width = 2 * sizes.positions + sizes.inputs + sizes.outputs
     return 4 * sizes.positions * width
 
 
 def _is_simple(site: Site) -> bool:
-    """One weight of real elements, moved about, and data that are not empty."""
+    """Return whether a site has one real rearranged weight and nonempty data."""
     infos = list(site.weights.values())
     if len(infos) != 1 or not infos[0].is_moved or site.eqn is None:
         return False
@@ -89,7 +89,7 @@ def _is_simple(site: Site) -> bool:
 
 
 def _product(site: Site) -> str | None:
-    # Patches of a convolution are larger than what it needs.
+    # Patches of a convolution take more memory than computing its gradient directly.
     return "product" if site.name == "dot_general" else None
 
 
@@ -102,7 +102,7 @@ def _is_convolution(site: Site) -> bool:
 
 
 def _takes_rows(site: Site) -> bool:
-    """Whether each index, or tuple of indices, gives all of a row."""
+    """Return whether each index, or tuple of indices, selects a whole row."""
     params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
     numbers = params["dimension_numbers"]
     indexed = set(numbers.start_index_map)
@@ -128,7 +128,7 @@ def _stacked(site: Site) -> list[int]:
 
 
 def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
-    """(examples, groups, positions, size), of three lists of axes of one step."""
+    """Arrange as (examples, groups, positions, size), from axes of one step."""
     (weight,) = site.weights.values()
     first = 1 + len(site.lengths)
     groups, positions, size = ([first + i for i in each] for each in axes)
@@ -146,11 +146,11 @@ def _matrices(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Ar
     contracted, batched = contract[1 - weight], batch[1 - weight]
     rank = x.ndim - 1 - len(site.lengths)
     free = [i for i in range(rank) if i not in (*contracted, *batched)]
-    # Axes of the output: batch, what is free on the left, what is free on the right.
+    # Axes of the output: batch, free axes on the left, free axes on the right.
     width = len(site.avals[0].shape) - len(batched) - len(free)
     of_x = [len(batched) + (0 if weight else width) + i for i in range(len(free))]
     of_w = [len(batched) + (len(free) if weight else 0) + i for i in range(width)]
-    # The order of contracted axes makes no difference to a norm.
+    # The order of contracted axes does not affect the norm.
     a = _arranged(site, x, batched, free, contracted)
     return a, _arranged(site, d, range(len(batched)), of_x, of_w)
 
@@ -161,8 +161,8 @@ def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arr
     kernel = site.eqn.invars[1].aval.shape
     channels = params["feature_group_count"]
 
-    # One array of (examples, groups, steps, images, channels, ...): of one step's
-    # images those of all are taken together.
+    # Return (examples, groups, steps, images, channels, ...), and the images of all
+    # steps as one axis.
     def images(x, spec):
         x = _arranged_images(site, x, spec)
         return x, x.reshape(-1, *x.shape[4:])
@@ -190,7 +190,7 @@ def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array:
-    """(examples, groups, steps, images, channels, ...)."""
+    """Arrange as (examples, groups, steps, images, channels, ...)."""
     (weight,) = site.weights.values()
     first = 1 + len(site.lengths)
     stacked = [i for i in range(1, first) if weight.stacked[i - 1]]
@@ -209,7 +209,7 @@ def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Arra
         if params["mode"] != lax.GatherScatterMode.CLIP:
             live = live & (one >= 0) & (one <= last)
         row = row * (last + 1) + jnp.clip(one, 0, last).astype(jnp.int32)
-    # An index out of range belongs to no row, unless the mode clips it.
+    # An out-of-range index reads no row, unless the mode clips it.
     row = jnp.where(live, row, -1)
     rank = len(site.avals[0].shape)
     batch = [i for i in range(rank) if i not in numbers.offset_dims]

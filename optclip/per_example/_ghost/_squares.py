@@ -1,4 +1,4 @@
-"""Squared norms of the gradient of each example, without the gradients."""
+"""Compute squared norms of per-example gradients without the gradients."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._ghost._ghost_backward import BackwardPass, gradients
 from optclip.per_example._ghost._plan import Site
 
-# So many elements of the gradients of all examples are no matter.
+# Number of gradient elements over all examples whose memory is negligible.
 SMALL = 2**22
 
 
 def scaled_squares(back: BackwardPass) -> PyTree:
-    """For each leaf the squared norms of the gradients of a batch.
+    """Return the squared norms of a batch's gradients for each leaf.
 
-    They are `Scaled`, which neither overflow nor vanish.
+    They are `Scaled`, so they neither overflow nor underflow.
     """
     leaves, count = back.leaves, len(back.values)
     sites, kinds = back.trace.sites, back.trace.kinds
@@ -49,7 +49,7 @@ def _float_of(leaf: jax.Array) -> Any:
 
 
 def _room(count: int, sites: list[Site]) -> int:
-    """How many elements may be kept: few, or as many as the cotangents have."""
+    """Return the number of gradient elements that may be stored together."""
     cotangent_size = sum(
         x.size for site in sites for x in jax.tree.leaves(_shapes(site))
     )
@@ -63,7 +63,7 @@ def _shapes(site: Site) -> Any:
 def _materialized(
     back: BackwardPass, group: list[int], one_by_one: bool
 ) -> list[Scaled]:
-    """Of each leaf of the group, from its gradient."""
+    """Return the squared norms of the group's leaves from their gradients."""
 
     def one(records, cotangents):
         grads = gradients(back, group, records, cotangents)

@@ -1,9 +1,9 @@
-"""Runs a plan: the loss with taps, or what is made of parameters alone.
+"""Run a plan: the loss with taps, or only the parts computed from parameters.
 
-`tapped` runs the loss with a zero, a tap, added to the output of each site, so that the
-derivative by the tap is the cotangent there. `replayed` computes these outputs again,
-from the parameters and the data that was kept, nothing else: what is differentiated
-where no formula for a norm is known.
+`tapped` adds a zero, called a tap, to the output of each site, so that the derivative
+with respect to the tap is the cotangent there. `replayed` computes these outputs again
+from the parameters and the recorded data. Differentiating it gives the gradients of
+leaves without a formula for the norm.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ from optclip.per_example._ghost._plan import (
 
 
 def tapped(plan: JaxprPlan, args: list[Any], taps: dict[int, Any]) -> tuple[list, dict]:
-    """The outputs, and of each site the data that weights met."""
+    """Return the outputs, and the data that meets weights at each site."""
     env = _env(plan, args)
     records = {}
     for step in plan.steps:
@@ -70,7 +70,7 @@ def _tapped_inner(
 
 
 def replayed(plan: JaxprPlan, args: list[Any], records: dict) -> tuple[list, dict]:
-    """The outputs, None for data, and those of the sites that there are records of."""
+    """Return the outputs, None for data, and the outputs of recorded sites."""
     env = _env(plan, args)
     site_outputs = {}
     for step in plan.steps:
@@ -119,7 +119,7 @@ def _replayed_inner(
 
     changed = {i for i in range(step.num_carry) if step.outs[i] == DATA}
     steps = xs, scanned_records, jnp.arange(step.eqn.params["length"])
-    # Steps are vectorized, unless that would keep a gradient for each of them.
+    # Vectorize over steps, unless that would store a gradient for each of them.
     is_plain = all(site.is_plain() for site in sites)
     ys, site_outputs = jax.vmap(body)(steps) if is_plain else lax.map(body, steps)
     fixed = [None if i in changed else x for i, x in enumerate(carry)]
@@ -141,9 +141,9 @@ def _added(outs: list, taps: tuple) -> list:
 
 
 def _bound(eqn: Any, values: list) -> list:
-    """The outputs of an equation, as `jax.core.eval_jaxpr` makes them."""
+    """Return the outputs of an equation, as `jax.core.eval_jaxpr` computes them."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    # Before jax 0.10 functions were apart.
+    # Before JAX 0.10, `get_bind_params` returned functions separately.
     functions, params = params if isinstance(params, tuple) else ((), params)
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*functions, *values, **params)
