@@ -58,22 +58,18 @@ def clip_cotangent(
       12.625 5.25
 
     Args:
-      tree: Pytree of arrays, such as the activations of a layer or the state of a
-        recurrent network. Integers, bools and PRNG keys pass unchanged.
+      tree: Pytree of arrays, such as the activations of a layer. Integers, bools and
+        PRNG keys pass unchanged.
       max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
         the leaf with 1 at `axis`), or a prefix tree of these with None for unclipped.
-        With `relative` it is a factor. 0 clips to zero, inf clips nothing.
       axis: Axes that each norm covers, an int or a tuple. Default: -1, one norm per
-        vector along the last axis, such as per token. None: one norm per leaf. `()`:
-        one norm per element.
+        vector along the last axis. None: one norm per leaf. `()`: one norm per element.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two. It may
-        close over traced values.
+        object with `coefficient(norm, threshold)`, or a function of these two.
       relative: Statistic of the leaf's norms that multiplies `max_norm`: `"rms"`,
-        `"median"`, a quantile from 0 to 1, or a function that maps the vector of norms
-        to a number. Names and quantiles exclude norms that are 0 or non-finite; a
-        function receives non-finite ones as 0. Default: None, absolute thresholds.
+        `"median"`, a quantile from 0 to 1, or a function from the vector of norms to a
+        number. Default: None, absolute thresholds.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
       axis_name: Mapped axes that split the leaves: a `PartitionSpec`, the names that
@@ -81,15 +77,14 @@ def clip_cotangent(
         leaf's type, which suffices for `axis=None`.
       probe: Record from `cotangent_probe` whose gradient reports the clipping.
       name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique within the
-        loss. Requires JAX 0.11.1 or newer.
+        loss. Requires JAX 0.11.1.
 
     Returns:
-      The tree, bit-identical. With `probe`, a pair of the tree and the probe; pass that
-      probe to the next `clip_cotangent`.
+      The tree, bit-identical. With `probe`, a pair of the tree and the probe, which the
+      next `clip_cotangent` takes.
 
     Raises:
-      TypeError: An argument has the wrong type; or the function is differentiated in
-        forward mode, such as by `jax.jvp`.
+      TypeError: The function is differentiated in forward mode, such as by `jax.jvp`.
       ValueError: `max_norm` is negative, NaN or of the wrong shape; a leaf lacks
         `axis`; `relative` is combined with `axis=None`; `response` contains a schedule;
         or `name` is used before JAX 0.11.1.
@@ -97,15 +92,18 @@ def clip_cotangent(
     Guarantees:
       Cotangents within the threshold are bit-identical, and zeros stay zero. A traced
       negative threshold counts as 0. The gradient with respect to `max_norm` is 0.
-      Second derivatives differentiate the clipped backward pass. Relative thresholds
-      scale with the loss.
+      Second derivatives differentiate the clipped backward pass.
 
-      Under `jax.vmap` each example has separate norms and `relative` statistics. An
-      array that all examples share is clipped per example if another array, a threshold
-      or the probe has an axis of examples; otherwise once, after summation.
+      `relative` excludes norms that are 0 or non-finite; a function receives 0 for
+      both. Relative thresholds scale with the loss. `response` and `relative` may close
+      over traced values.
+
+      Under `jax.vmap` each example has separate norms and statistics. An array shared
+      by all examples is clipped after summation, unless another array, a threshold or
+      the probe has an axis of examples.
 
       An outer `jax.grad` does not clip in the value that `jax.value_and_grad` returns;
-      call the function separately for that.
+      call the function separately for that value.
 
     Clipping each time step or layer biases the gradient of the parameters and does not
     bound it, so keep `optclip.clip_by_global_norm` in the optimizer.

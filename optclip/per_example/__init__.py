@@ -1,12 +1,11 @@
-"""Clip gradients per example, for differentially private and for robust training.
+"""Clip gradients per example, for differentially private and robust training.
 
-- `clipped_grad`: compute the sum of clipped per-example gradients of a loss, and its
-  sensitivity.
-- `norms`: measure the gradient norm of each example.
-- `clipped_sum`: clip and sum per-example gradients that are already computed.
-- `aggregate`: do the same as an optax aggregator.
-- `QuantileThreshold`: adapt the threshold to a quantile of the norms.
-- `ExampleInfo`: hold the loss, norm and coefficient of each example.
+- `clipped_grad`: sum of clipped per-example gradients of a loss, and its sensitivity.
+- `norms`: gradient norm of each example.
+- `clipped_sum`: sum of per-example gradients that are already computed.
+- `aggregate`: the same sum as an optax aggregator.
+- `QuantileThreshold`: threshold that follows a quantile of the norms.
+- `ExampleInfo`: loss, norm and coefficient of each example.
 
 Noise, sampling and accounting are left to other libraries, such as `jax_privacy`.
 """

@@ -42,11 +42,11 @@ class ClippedGrad:
       0.25 0.5
 
     Args:
-      loss: Loss of one example, validated.
+      loss: Loss of one example.
       bound: Clipping of each gradient, which determines the sensitivity.
       microbatch_size: Number of examples differentiated at a time; None for all.
-      reduce: `"sum"`, or `"none"` for the clipped gradient of each example.
-      method: Computation of the gradients: `"vmap"`, `"ghost"` or `"auto"`.
+      reduce: `"sum"` or `"none"`.
+      method: `"vmap"`, `"ghost"` or `"auto"`.
     """
 
     loss: Any
@@ -62,13 +62,12 @@ class ClippedGrad:
 
         Args:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
-          padding: Bools of shape `(batch,)` that mark padding, which adds nothing and
-            may contain NaN. Default: None, no padding.
+          padding: Bools `(batch,)` that mark padding, which adds nothing even if it
+            contains NaN. Default: None, no padding.
           **keywords: Rejected, because the arguments of the loss are positional.
 
         Returns:
-          The sum, in the structure of the parameters and float32 or wider, and an
-          `ExampleInfo`.
+          The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
 
         Raises:
           TypeError: An argument of the loss is passed by keyword; or a parameter is not
@@ -145,8 +144,8 @@ def clipped_grad(
 ) -> ClippedGrad:
     """Compute gradients clipped per example, and sum them over the batch.
 
-    The result is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with one
-    gradient g per example and the threshold C.
+    The sum is `sum(g * min(1, C / norm(g)) for g in gradients) / normalize_by`, with
+    the threshold C.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -163,64 +162,61 @@ def clipped_grad(
       threshold: Maximum norm C of one example's gradient: a number, a dict by label for
         groups, or a prefix tree for leaves.
       argnums: Argument or arguments to differentiate with respect to. Default: 0.
-      has_aux: Whether the loss returns `(value, aux)`; `info.aux` stacks aux.
+      has_aux: Whether the loss returns `(value, aux)`. Default: False.
       batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
       microbatch_size: Number of examples differentiated at a time, which bounds memory;
-        it need not divide the batch. Default: None, all.
-      method: `"vmap"` (default) computes each gradient. `"ghost"` computes each norm
-        from layer inputs and output cotangents, then the sum from scaled cotangents.
-        `"auto"` chooses the smaller memory estimate.
+        it need not divide the batch size. Default: None, all.
+      method: `"vmap"` (default) computes each gradient; `"ghost"` computes only norms,
+        then the sum from scaled cotangents; `"auto"` chooses the smaller memory
+        estimate.
       reduce: `"sum"` (default), or `"none"` for each clipped gradient, batch axis
         first.
       normalize_by: Divisor of the sum: the *expected* batch size, because the actual
         size is sensitive. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
-      response: `"hard"` (default), `"smooth"`, `"normalize"` or `"drop"`; `"auto_s"`,
-        which scales by `C / (norm + 0.01)`; `"unit"`, which clips and divides by C; or
-        a custom response such as `lambda norm, c: c / (norm + 0.1)`, which is limited
-        to `c / norm`.
+      response: `"hard"` (default), `"smooth"`, `"normalize"` or `"drop"`; `"auto_s"`
+        scales by `C / (norm + 0.01)`; `"unit"` clips and divides by C. Custom responses
+        are limited to `C / norm`.
       nonfinite: What an example with NaN or inf adds: `"zero"` (default) nothing,
         `"propagate"` NaN, `"raise"` an error under `checkify`.
-      strict: Whether no example adds more than C after rounding. Default: True, which
-        clips to 1.3e-4 below C.
+      strict: Whether no example adds more than C after rounding, by clipping to 1.3e-4
+        below C. Default: True.
 
     Returns:
-      A `ClippedGrad`: call it with the arguments of the loss, and optionally `padding`,
-      for the sum and an `ExampleInfo`. `sensitivity(relation)` bounds the effect of one
-      example, to calibrate noise.
+      A `ClippedGrad`. Call it with the arguments of the loss, and optionally `padding`,
+      for the sum in float32 or wider and an `ExampleInfo`. Its method `sensitivity`
+      bounds the effect of one example.
 
     Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range, or `reduce="none"` is combined with a
-        method other than `"vmap"`.
+      ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
 
     Guarantees:
       With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
       most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`
       for m examples at a time (B without microbatches) on n devices. The excess is
       float32 rounding of the sum; up to K = 500 the margin of `strict` covers it. On a
-      mesh of CPUs norms can be off by 4e-4, because XLA may sum small leaves in order.
+      mesh of CPUs, norms can be off by 4e-4, because XLA may add small leaves in order.
 
-      `method="ghost"` rounds the sum over examples and positions after measuring norms.
-      In float32, an example with T positions can exceed C by a factor of about
-      `1 + k * (T + 1) * 2**-24`, where k is the sum of the norms of its positions
-      divided by the norm of its gradient; the excess reached 22% when positions
-      canceled to 1e-7. On accelerators, set `jax.default_matmul_precision("highest")`,
-      because the default uses TF32 or bfloat16.
+      `"ghost"` rounds the sum over examples and positions after measuring norms. In
+      float32, an example with T positions can exceed C by a factor of about
+      `1 + k * (T + 1) * 2**-24`, where k is the sum of its positions' norms divided by
+      its norm; the excess reached 22% when positions canceled to 1e-7. On accelerators
+      set `jax.default_matmul_precision("highest")`, because the default multiplies in
+      TF32 or bfloat16.
 
-      With `strict=True`, `"ghost"` rejects sums in fewer than 32 bits, whose rounding
-      reached 3.4 times the sensitivity for 2,048 examples in bfloat16. It always
-      rejects custom derivatives between a parameter and its first use with data; later
-      ones, such as `clip_cotangent`, are exact.
+      With `strict=True`, `"ghost"` rejects sums in fewer than 32 bits: in bfloat16,
+      rounding reached 3.4 times the sensitivity for 2,048 examples. It always rejects
+      custom derivatives between a parameter and its first use with data; later ones,
+      such as `clip_cotangent`, are exact.
 
-      An example with norm 0 adds zeros, and so does a threshold of 0 (with `strict`,
-      below 2**-36). A threshold of inf clips nothing, and the sensitivity is inf. A
-      norm above 3.4e38 counts as non-finite. An empty or fully padded batch gives
-      zeros. NaN from a custom response makes the sum NaN for every `nonfinite`.
+      Zero gradients and thresholds of 0 (with `strict`, below 2**-36) add zeros. A
+      threshold of inf clips nothing and makes the sensitivity inf. A norm above 3.4e38
+      counts as non-finite. An empty or fully padded batch gives zeros. NaN from a
+      custom response makes the sum NaN for every `nonfinite`.
 
     The loss must not combine examples, as BatchNorm and MoE capacity limits do;
-    per-example clipping cannot bound their effect.
+    clipping cannot bound their effect.
 
     References:
       Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.

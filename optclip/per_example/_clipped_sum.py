@@ -30,7 +30,7 @@ def clipped_sum(
 ) -> tuple[PyTree, ExampleInfo]:
     """Clip the gradients of examples or workers separately, and sum them.
 
-    The result is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with the
+    The sum is `sum(g * min(1, C / norm(g)) for g in grads) / normalize_by`, with the
     threshold C.
 
     Example:
@@ -52,10 +52,8 @@ def clipped_sum(
       normalize_by: Divisor of the sum, above 0. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
-      response: What happens above the threshold; the choices are those of
-        `clipped_grad`.
-      nonfinite: What a gradient with NaN or inf adds: `"zero"` (default) nothing,
-        `"propagate"` NaN, `"raise"` an error under `checkify`.
+      response: What happens above the threshold; the same choices as in `clipped_grad`.
+      nonfinite: `"zero"` (default), `"propagate"` or `"raise"` for NaN and inf.
       strict: Whether no gradient adds more than C after rounding. Default: True.
 
     Returns:
@@ -63,12 +61,10 @@ def clipped_sum(
       `values` is None.
 
     Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range; or the first axes of `grads` differ, or
-        are split over mapped axes.
+      ValueError: The first axes of `grads` differ, or are split over mapped axes.
 
     See Also:
-      `clipped_grad` computes the gradients too; `aggregate` works inside `optax.chain`.
+      `clipped_grad` also computes the gradients; `aggregate` works in `optax.chain`.
 
     References:
       Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
@@ -91,8 +87,8 @@ def aggregate(
 ) -> optax.GradientTransformationExtraArgs:
     """Build an optax aggregator that clips per-example gradients and sums them.
 
-    `update` returns `sum(g * min(1, C / norm(g)) for g in updates) / normalize_by`.
-    Place it first in `optax.chain`, or pass it to
+    `update` returns `sum(g * min(1, C / norm(g)) for g in updates) / normalize_by`,
+    with the threshold C. Place it first in `optax.chain`, or pass it to
     `optax.experimental.aggregating.process`.
 
     Example:
@@ -105,15 +101,13 @@ def aggregate(
       [-0.45000002 -0.6       ]
 
     Args:
-      threshold: Maximum norm C of one example's gradient: a number, a dict by label for
-        groups, or a prefix tree for leaves.
+      threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
+        or a prefix tree for leaves.
       normalize_by: Divisor of the sum: the expected batch size.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
-      response: What happens above the threshold; the choices are those of
-        `clipped_grad`.
-      nonfinite: What a gradient with NaN or inf adds: `"zero"` (default) nothing,
-        `"propagate"` NaN, `"raise"` an error under `checkify`.
+      response: What happens above the threshold; the same choices as in `clipped_grad`.
+      nonfinite: `"zero"` (default), `"propagate"` or `"raise"` for NaN and inf.
       strict: Whether no gradient adds more than C after rounding. Default: True.
 
     Returns:
@@ -121,9 +115,7 @@ def aggregate(
       leading axis of examples and, optionally, `padding`.
 
     Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range; or the updates lack a leading axis of
-        examples.
+      ValueError: The updates lack a leading axis of examples.
 
     See Also:
       `clipped_sum`, which also returns an `ExampleInfo`.

@@ -18,7 +18,7 @@ from optclip.scopes._interface import ScopeLike
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExampleNorms:
-    """Compute per-example values and gradient norms.
+    """Compute the loss and the gradient norm of each example.
 
     Returned by `norms`.
 
@@ -30,10 +30,10 @@ class ExampleNorms:
       ghost
 
     Args:
-      loss: Loss of one example, validated.
-      bound: Leaves that share a norm; nothing is clipped.
+      loss: Loss of one example.
+      bound: Leaves that share a norm.
       microbatch_size: Number of examples differentiated at a time; None for all.
-      method: Computation of the norms: `"vmap"`, `"ghost"` or `"auto"`.
+      method: `"vmap"`, `"ghost"` or `"auto"`.
     """
 
     loss: Any
@@ -48,8 +48,8 @@ class ExampleNorms:
 
         Args:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
-          padding: Bools of shape `(batch,)` that mark padding, whose results are 0 and
-            which may contain NaN. Default: None, no padding.
+          padding: Bools `(batch,)` that mark padding, whose results are 0 even if it
+            contains NaN. Default: None, no padding.
           **keywords: Rejected, because the arguments of the loss are positional.
 
         Returns:
@@ -94,8 +94,8 @@ def norms(
 ) -> ExampleNorms:
     """Measure the gradient norm of each example, without clipping.
 
-    Useful for the gradient noise scale, for data pruning and for choosing a threshold.
-    The norms are sensitive.
+    Useful for the gradient noise scale, data pruning and choosing a threshold. The
+    norms are sensitive.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -109,23 +109,19 @@ def norms(
       loss: Loss of one example, `loss(params, example)` without a batch axis; returns a
         number, or `(number, aux)` with `has_aux`.
       argnums: Argument or arguments to differentiate with respect to. Default: 0.
-      has_aux: Whether the loss returns `(value, aux)`; aux is discarded.
+      has_aux: Whether the loss returns `(value, aux)`; aux is discarded. Default:
+        False.
       batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
-      microbatch_size: Number of examples differentiated at a time, which bounds memory.
-        Default: None, all.
-      method: `"vmap"` (default) computes each gradient, `"ghost"` only its norm, and
+      microbatch_size: Number of examples differentiated at a time. Default: None, all.
+      method: `"vmap"` (default) computes each gradient, `"ghost"` only its norm;
         `"auto"` chooses the smaller memory estimate.
       over: Leaves that share a norm: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`.
 
     Returns:
-      An `ExampleNorms`: call it with the arguments of the loss, and optionally
-      `padding`, for the values `(batch,)` and the norms: `(batch,)`, or a dict of these
-      by label for groups, or a tree of these for leaves.
-
-    Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: An argument is out of range.
+      An `ExampleNorms`. Call it with the arguments of the loss, and optionally
+      `padding`, for the values `(batch,)` and the norms: `(batch,)`, a dict of these by
+      label for groups, or a tree of these for leaves.
 
     See Also:
       `clipped_grad`, whose `ExampleInfo` contains the same norms.

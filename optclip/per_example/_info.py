@@ -10,9 +10,9 @@ from optclip._arrays._types import PyTree
 class ExampleInfo(NamedTuple):
     """Hold per-example diagnostics, which are sensitive.
 
-    The privacy guarantee does not cover them: publishing a loss or norm reveals
-    information about that example. Arrays have the batch axis first, and are zero at
-    padding except in `aux`.
+    The privacy guarantee does not cover them: a loss or norm reveals information about
+    its example. Arrays have the batch axis first, and are zero at padding except in
+    `aux`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -25,9 +25,9 @@ class ExampleInfo(NamedTuple):
 
     Args:
       values: Loss of each example; None from `clipped_sum`.
-      norms: Norm of each example before clipping: an array `(batch,)`, a dict of these
-        by label for groups, or a tree of these for leaves.
-      coefficients: Factor applied to each gradient, in the structure of `norms`. It
+      norms: Norm of each example before clipping: `(batch,)`, a dict of these by label
+        for groups, or a tree of these for leaves.
+      coefficients: Factor that clips each gradient, in the structure of `norms`;
         excludes the divisions of `"unit"` and `normalize_by`.
       nonfinite: Whether each norm is non-finite, in the structure of `norms`.
       padding: Bools `(batch,)` that mark padding.

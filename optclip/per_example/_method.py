@@ -17,7 +17,7 @@ METHODS = ("vmap", "ghost", "auto")
 
 
 class Plan(NamedTuple):
-    """Describe the chosen method, with the memory estimates behind `method="auto"`.
+    """Describe the chosen method, with the memory estimates for `method="auto"`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -29,14 +29,14 @@ class Plan(NamedTuple):
 
     Args:
       method: `"vmap"` or `"ghost"`.
-      leaves: How `"ghost"` measures each leaf. `"gram"`, `"product"` and `"embedding"`
-        have a formula for the norm; `"bias"`, `"gain"` and `"materialized"` leaves have
-        their gradient computed; `"unused"` leaves have none. `"custom"` is rejected: a
-        `jax.custom_vjp` or `custom_linear_solve` precedes the first use with data.
+      leaves: How `"ghost"` measures each leaf: by a formula (`"gram"`, `"product"`,
+        `"embedding"`) or from its gradient (`"bias"`, `"gain"`, `"materialized"`). An
+        `"unused"` leaf has none. A `"custom"` leaf is rejected: a custom derivative
+        precedes its first use with data.
       vmap_bytes: Bytes of a microbatch's gradients, excluding activations.
       ghost_bytes: Bytes of a microbatch's layer inputs, cotangents and their products;
-        equal to `vmap_bytes` for complex parameters, which `"ghost"` rejects.
-      unsupported: Message of the error that `"ghost"` raises here, or an empty string.
+        the same as `vmap_bytes` for complex parameters, which `"ghost"` rejects.
+      unsupported: Error message of `"ghost"` here, or an empty string.
     """
 
     method: str

@@ -41,10 +41,8 @@ class QuantileThreshold:
 
     After each step `C *= exp(-learning_rate * (b - quantile))`, where
     `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
-    fraction of m examples with norm at most C.
-
-    Without noise, use it for robust training. With noise it is differentially private
-    at a part of the budget, for which `noise_multiplier` accounts.
+    fraction of m examples with norm at most C. With `count_noise` the threshold is
+    differentially private, and spends a part of the budget: see `noise_multiplier`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -58,25 +56,23 @@ class QuantileThreshold:
       1.0 0.5
 
     Args:
-      quantile: Target fraction of examples below the threshold, from 0 to 1. Default:
-        0.5.
-      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes the threshold
-        by about 10% per step at most for the median without noise.
+      quantile: Target fraction of examples below the threshold. Default: 0.5.
+      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by at most
+        10% per step for the median without noise.
       init_value: Threshold of the first step, above 0. Default: 0.1.
-      count_noise: Standard deviation of the noise on the count, 0 for none. The paper
+      count_noise: Standard deviation of the noise on the count. Default: 0. The paper
         uses a twentieth of the batch size.
       expected_batch_size: Expected number m of examples per batch, required with
         `count_noise`. Default: None, the actual number, which is sensitive.
 
     Raises:
-      TypeError: An argument has the wrong type.
       ValueError: An argument is out of range, or `count_noise` lacks
         `expected_batch_size`.
 
     Guarantees:
-      A NaN or inf norm counts as above the threshold, and padding is not counted. A
-      batch without examples leaves the threshold unchanged, unless
-      `expected_batch_size` is set: b is then 1/2 plus noise.
+      NaN and inf norms count as above the threshold; padding is not counted. A batch
+      without examples leaves the threshold unchanged, unless `expected_batch_size` is
+      set: b is then 1/2 plus noise.
 
     References:
       Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with
@@ -118,9 +114,9 @@ class QuantileThreshold:
         """Return the state after a step.
 
         Args:
-          state: State before the step, whose threshold the step used.
-          info: Result of clipping with `over="tree"`.
-          key: PRNG key of this step if there is `count_noise`. Default: None.
+          state: State before the step.
+          info: Result of clipping with `state.threshold` and `over="tree"`.
+          key: PRNG key of this step with `count_noise`. Default: None.
 
         Returns:
           The new state.
@@ -155,22 +151,23 @@ class QuantileThreshold:
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"
     ) -> float:
-        """Compute the noise multiplier that remains for the gradients.
+        """Compute the noise multiplier of the gradients that keeps the total budget.
 
-        It is `(total**-2 - (2 * count_noise)**-2) ** -0.5`; for relations other than
-        `"add_or_remove"` without the factor 2.
+        It is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for `"add_or_remove"`, and
+        without the factor 2 for other relations.
 
         Args:
-          total: Noise multiplier that the accountant uses for each step, above 0.
-          relation: How neighboring batches differ. One example changes the centered
-            count by 1/2 for `"add_or_remove"` (default), and by 1 for `"zero_out"` and
-            `"replace_one"`.
+          total: Noise multiplier that the accountant uses for count and gradients,
+            above 0.
+          relation: How neighboring batches differ: `"add_or_remove"` (default),
+            `"zero_out"` or `"replace_one"`. One example changes the centered count by
+            1/2, 1 and 1.
 
         Returns:
-          The noise on the gradients divided by their sensitivity, a float.
+          The standard deviation of gradient noise divided by the sensitivity, a float.
 
         Raises:
-          ValueError: `count_noise` is so small that the count alone exceeds the budget.
+          ValueError: `count_noise` is so small that the count spends the whole budget.
         """
         _validate.plain("total", total, above=True)
         relations = ("add_or_remove", "zero_out", "replace_one")
