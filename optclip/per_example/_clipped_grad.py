@@ -100,8 +100,8 @@ class ClippedGrad:
     ) -> float:
         """Compute the largest L2 change of the sum when one example changes.
 
-        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C, which count as 1
-        for `response="unit"`, and twice as much for `"replace_one"`.
+        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C. With
+        `response="unit"` each C counts as 1, and `"replace_one"` doubles the result.
 
         Args:
           relation: How neighboring batches differ: `"add_or_remove"` (default) one
@@ -180,7 +180,7 @@ def clipped_grad(
         are limited to `C / norm`.
       nonfinite: What an example with NaN or inf adds: `"zero"` (default) nothing,
         `"propagate"` NaN, `"raise"` an error under `checkify`.
-      strict: Whether no example adds more than C after rounding, by clipping to 1.3e-4
+      strict: Whether no example adds more than C after rounding, which clips to 1.3e-4
         below C. Default: True.
 
     Returns:
@@ -194,26 +194,21 @@ def clipped_grad(
     Guarantees:
       With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
       most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`
-      for m examples at a time (B without microbatches) on n devices. The excess is
-      float32 rounding of the sum; up to K = 500 the margin of `strict` covers it. On a
-      mesh of CPUs, norms can be off by 4e-4, because XLA may add small leaves in order.
+      for m examples at a time (B without microbatches) on n devices. Up to K = 500 the
+      margin of `strict` covers this rounding of the sum. On a mesh of CPUs, norms can
+      be off by 4e-4.
 
-      `"ghost"` rounds the sum over examples and positions after measuring norms. In
-      float32, an example with T positions can exceed C by a factor of about
-      `1 + k * (T + 1) * 2**-24`, where k is the sum of its positions' norms divided by
-      its norm; the excess reached 22% when positions canceled to 1e-7. On accelerators
-      set `jax.default_matmul_precision("highest")`, because the default multiplies in
-      TF32 or bfloat16.
+      `"ghost"` rounds the sum after measuring norms. In float32, an example with T
+      positions can exceed C by a factor of about `1 + k * (T + 1) * 2**-24`, where k is
+      the sum of its positions' norms divided by its norm. On accelerators set
+      `jax.default_matmul_precision("highest")`. `"ghost"` rejects custom derivatives
+      between a parameter and its first use with data and, with `strict=True`, sums in
+      fewer than 32 bits.
 
-      With `strict=True`, `"ghost"` rejects sums in fewer than 32 bits: in bfloat16,
-      rounding reached 3.4 times the sensitivity for 2,048 examples. It always rejects
-      custom derivatives between a parameter and its first use with data; later ones,
-      such as `clip_cotangent`, are exact.
-
-      Zero gradients and thresholds of 0 (with `strict`, below 2**-36) add zeros. A
-      threshold of inf clips nothing and makes the sensitivity inf. A norm above 3.4e38
-      counts as non-finite. An empty or fully padded batch gives zeros. NaN from a
-      custom response makes the sum NaN for every `nonfinite`.
+      An example adds zeros if its gradient or the threshold is 0 (with `strict`, below
+      2**-36). A threshold of inf clips nothing and makes the sensitivity inf. A norm
+      above 3.4e38 counts as non-finite. An empty or fully padded batch gives zeros. NaN
+      from a custom response makes the sum NaN for every `nonfinite`.
 
     The loss must not combine examples, as BatchNorm and MoE capacity limits do;
     clipping cannot bound their effect.

@@ -37,7 +37,7 @@ class QuantileState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class QuantileThreshold:
-    """Adapt the threshold so that a given fraction of examples stays below it.
+    """Adapt the threshold C so that a given fraction of examples stays below it.
 
     After each step `C *= exp(-learning_rate * (b - quantile))`, where
     `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
@@ -56,9 +56,9 @@ class QuantileThreshold:
       1.0 0.5
 
     Args:
-      quantile: Target fraction of examples below the threshold. Default: 0.5.
+      quantile: Target fraction of examples with norm at most C. Default: 0.5.
       learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by at most
-        10% per step for the median without noise.
+        about 10% per step for the median without noise.
       init_value: Threshold of the first step, above 0. Default: 0.1.
       count_noise: Standard deviation of the noise on the count. Default: 0. The paper
         uses a twentieth of the batch size.
@@ -115,8 +115,9 @@ class QuantileThreshold:
 
         Args:
           state: State before the step.
-          info: Result of clipping with `state.threshold` and `over="tree"`.
-          key: PRNG key of this step with `count_noise`. Default: None.
+          info: `ExampleInfo` of the step, clipped with `state.threshold` and
+            `over="tree"`.
+          key: PRNG key of this step, required with `count_noise`. Default: None.
 
         Returns:
           The new state.
@@ -151,23 +152,24 @@ class QuantileThreshold:
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"
     ) -> float:
-        """Compute the noise multiplier of the gradients that keeps the total budget.
+        """Compute the noise multiplier to use for the gradients.
 
-        It is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for `"add_or_remove"`, and
-        without the factor 2 for other relations.
+        The noise on count and gradients together then costs as much as `total`. The
+        result is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for `"add_or_remove"`,
+        and without the factor 2 for other relations.
 
         Args:
           total: Noise multiplier that the accountant uses for count and gradients,
             above 0.
           relation: How neighboring batches differ: `"add_or_remove"` (default),
-            `"zero_out"` or `"replace_one"`. One example changes the centered count by
-            1/2, 1 and 1.
+            `"zero_out"` or `"replace_one"`.
 
         Returns:
-          The standard deviation of gradient noise divided by the sensitivity, a float.
+          The standard deviation of the gradient noise divided by the sensitivity, a
+          float.
 
         Raises:
-          ValueError: `count_noise` is so small that the count spends the whole budget.
+          ValueError: `count_noise` is so small that the count alone exceeds the budget.
         """
         _validate.plain("total", total, above=True)
         relations = ("add_or_remove", "zero_out", "replace_one")

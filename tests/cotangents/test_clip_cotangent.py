@@ -258,7 +258,7 @@ def test_with_clipped_cotangent_clips_outputs_of_layer():
 
 
 @pytest.mark.parametrize("policy", ["propagate", "zero"])
-def test_clip_cotangent_nonfinite_row_leaves_other_rows(policy):
+def test_clip_cotangent_nonfinite_row_keeps_other_rows(policy):
     cotangent = COTANGENT.copy()
     cotangent[0, 0, 0], cotangent[1, 1, 1] = np.nan, np.inf
     found = quick_jit(lambda g: pulled(X, g, C, nonfinite=policy))(cotangent)

@@ -93,7 +93,7 @@ def test_probe_counts_all_steps_and_keeps_gradient(how):
 
 
 @pytest.mark.parametrize("how", ["scan", "remat"])
-def test_probe_through_three_clips_per_example_counts_each_norm_once(how):
+def test_probe_through_three_calls_counts_each_norm_once(how):
     w = 1.5
 
     def one(x, probe):
@@ -160,7 +160,7 @@ def test_probe_counts_elements_or_leaves(axis):
     np.testing.assert_allclose(found.cotangent_norm, norms.max(), rtol=1e-6)
 
 
-def test_metrics_names_probes_by_path_beside_clips():
+def test_metrics_names_probes_and_clips_by_path():
     tx = optclip.clip_by_global_norm(1.0)
     probes = {"encoder": {"block": cotangent_probe()}, "clip": cotangent_probe(3)}
     found = optclip.metrics((tx.init(jnp.ones(2)), probes))
@@ -272,7 +272,7 @@ def test_logs_of_newer_jax_equal_probe(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"axis": ()}, {"relative": "rms"}], ids=str)
-def test_probe_changes_no_bit_of_cotangents(options):
+def test_probe_keeps_cotangents_bit_identical(options):
     with_record = quick_jit(lambda p: pulled(**options, probe=p))(cotangent_probe())
     assert np.any(with_record != 1)
     assert_identical(quick_jit(lambda: pulled(**options))(), with_record)

@@ -77,7 +77,7 @@ def test_relative_threshold_skips_nonfinite_rows(relative):
 
 
 @pytest.mark.parametrize("relative", RELATIVES)
-def test_relative_threshold_edges(relative):
+def test_relative_threshold_of_zeros_or_inf_is_never_nan(relative):
     """No norm, no array, a factor of 0 or inf; nothing on the way is NaN."""
     run = clipped(relative, axis=-1)
     with jax.debug_nans(True):

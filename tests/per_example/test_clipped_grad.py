@@ -182,7 +182,7 @@ def test_clipped_sum_of_half_precision_is_float32(dtype):
 @pytest.mark.parametrize(
     ("size", "method"), [(None, "vmap"), (3, "vmap"), (None, "ghost")]
 )
-def test_padding_changes_no_bit(size, method):
+def test_clipped_grad_ignores_contents_of_padding(size, method):
     padding = np.array([False, True, False, False, True, False, False])
     f = optimized_jit(clipped_grad(loss, BOUND, microbatch_size=size, method=method))
     first, info = f(PARAMS, BATCH, padding=padding)
@@ -198,7 +198,7 @@ def test_padding_changes_no_bit(size, method):
     assert not any(map(np.any, jax.tree.leaves(nothing)))
 
 
-def test_padded_nan_reaches_no_derivative():
+def test_clipped_grad_padded_nan_keeps_derivatives_finite():
     padding = np.arange(7) == 3
     batch = np.where(padding[:, None], np.float32(np.nan), BATCH)
 
@@ -211,7 +211,7 @@ def test_padded_nan_reaches_no_derivative():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(slope))
 
 
-def test_padding_passes_beside_random_keys():
+def test_clipped_grad_padding_accepts_random_keys():
     def noisy(params, example, key):
         return loss(params, example + jax.random.normal(key, (3,)))
 
@@ -266,7 +266,7 @@ def test_clipped_grad_takes_arguments_anywhere_and_keeps_aux_per_example(method)
         ("ghost", "zero", 0), ("ghost", "propagate", np.nan),
     ],
 )  # fmt: skip
-def test_nonfinite_example_adds_as_policy_says(method, policy, adds):
+def test_clipped_grad_nonfinite_example_follows_policy(method, policy, adds):
     f = clipped_grad(linear, 3.0, nonfinite=policy, method=method)
     run = quick_jit(f)
     for bad in (np.nan, np.inf, -np.inf):
@@ -294,7 +294,7 @@ def test_nan_from_response_makes_sum_nan_under_each_policy(nonfinite, method):
     assert all(np.isnan(x).all() for x in jax.tree.leaves(total))
 
 
-def test_response_of_user_is_cut_at_threshold():
+def test_custom_response_is_limited_to_threshold():
     grads = np.array([[3.0, 4.0], [0.3, 0.4]], np.float32)
     found, _ = clipped_sum(grads, 1.0, response=lambda n, c: 10.0, strict=False)
     np.testing.assert_allclose(found, [1.2, 1.6], rtol=1e-6)

@@ -159,7 +159,7 @@ def test_ghost_loop_of_unknown_length_raises_error_of_jax():
         norms(loss, method="ghost")(PLACE_PARAMS, PLACE_EXAMPLES)
 
 
-def test_backward_rejects_complex_parameters_and_losses_that_are_no_number():
+def test_backward_complex_parameter_or_nonscalar_loss_raises():
     """Public functions check this before they call `backward`."""
     with pytest.raises(TypeError, match="must be real.*complex64.*two leaves"):
         backward(lambda p, x: p.real.sum(), jnp.ones(2, complex), PLACE_EXAMPLES)
