@@ -1,4 +1,4 @@
-"""Where the heads of attention layers are in a tree of parameters."""
+"""Locate the heads of attention layers in a tree of parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from optclip.attention._heads import Heads
 
 
 class Place(NamedTuple):
-    """Where a leaf has the heads of a layer.
+    """Describe where a leaf holds the heads of a layer.
 
-    `number` is that of the leaf in the tree; `axes` are those of layers, if stacked, of
-    heads, and of features, if these are told apart; `is_flat` says whether the axis of
-    heads has the features too.
+    Attributes:
+      path: Path of the leaf.
+      number: Index of the leaf in the flattened tree.
+      ndim: Number of axes of the leaf.
+      axes: The axes of layers (if stacked), of heads, and of features (if needed).
+      heads: Number of heads.
+      features: Number of features per head.
+      layers: Number of layers; 1 if not stacked.
+      is_flat: Whether the axis of heads also contains the features.
     """
 
     path: str
@@ -32,10 +38,15 @@ class Place(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """An attention layer in a tree, or a stack of them.
+    """Describe an attention layer in a tree, or a stack of layers.
 
-    `logits` is the shape of what there is of each query head, `groups` the number of
-    key heads; `width` is how many entries of a head meet a key of its own, None if all.
+    Attributes:
+      name: Name of the layer.
+      query: Places of the query leaves.
+      key: Places of the key leaves.
+      logits: Shape of the largest logits: query heads, after layers if stacked.
+      groups: Number of key heads.
+      width: Number of entries per query head that multiply a separate key; None if all.
     """
 
     name: str
@@ -50,8 +61,8 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
     """Locate the heads of each layer in a tree.
 
     Raises:
-      ValueError: a leaf is not there, is named twice, or does not have such heads; or a
-        layer normalizes its queries and keys.
+      ValueError: A leaf is missing, is named twice, or does not have such heads; or a
+        layer normalizes its queries or keys.
     """
     check_layers(layers)
     flat = _leaves.flatten(params)
@@ -64,8 +75,8 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
             if path in layer_of_path:
                 raise ValueError(
                     f"`layers` must name each leaf once, got '{path}' in"
-                    f" '{layer_of_path[path]}' and '{name}'. A leaf with queries and"
-                    " keys in one cannot be clipped by head: keep them in two."
+                    f" '{layer_of_path[path]}' and '{name}'. Heads cannot be clipped"
+                    " in a leaf that holds both queries and keys; use two leaves."
                 )
             layer_of_path[path] = name
         _layer_checks.check_not_normalized(name, heads, index)
@@ -74,9 +85,9 @@ def layers_in(params: PyTree, layers: Mapping[str, Heads]) -> list[Layer]:
 
 
 def check_layers(layers: Any) -> None:
-    """Raise unless this is a dict of `Heads` by name."""
+    """Raise unless `layers` is a dict of `Heads` by name."""
     wanted = "a dict from the name of a layer to its optclip.Heads"
-    advice = "optclip.find_heads makes one from path patterns."
+    advice = "optclip.find_heads builds it from path patterns."
     _validate.kind("layers", layers, Mapping, wanted, advice)
     if not layers:
         raise ValueError(_validate.must_be("layers", wanted, layers, advice))
@@ -92,30 +103,32 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
         if not _is_dense(flat.paths[i], flat.leaves[i]):
             kind = getattr(flat.leaves[i], "dtype", type(flat.leaves[i]).__name__)
             raise ValueError(
-                f"The leaf '{path}' that `layers` names must be a dense array of a"
-                f" floating-point dtype, got {kind}. Name the leaf of the projection."
+                f"The leaf '{path}' in `layers` must be a dense floating-point array,"
+                f" got {kind}. Name the weights of the projection."
             )
         return _place(heads, path, i, jnp.shape(flat.leaves[i]), count)
 
     query = [place(path, None) for path in heads.query_paths]
     q = query[0]
-    # The key of MLA has values in the same leaf, so that a head has more entries.
+    # The key leaf of MLA also holds values, so its heads are larger than those of the
+    # query, and the number of heads must come from the query.
     count = q.heads if heads.rope and heads.head_dim else None
     key = [place(path, count) for path in heads.key_paths]
     k = key[0]
     for first, leaf in [*((q, leaf) for leaf in query), *((k, leaf) for leaf in key)]:
         if (leaf.heads, leaf.layers) != (first.heads, q.layers):
             raise ValueError(
-                f"The leaves of the layer '{name}' must have one number of heads and of"
-                f" layers, got {leaf.heads} and {leaf.layers} in '{leaf.path}', not"
-                f" {first.heads} as '{first.path}' and {q.layers} as '{q.path}' has."
-                " Check axis=, head_dim= and stacked= of its optclip.Heads."
+                f"The leaves of the layer '{name}' differ in the number of heads or"
+                f" layers: '{leaf.path}' has {leaf.heads} heads and {leaf.layers}"
+                f" layers, '{first.path}' has {first.heads} heads, and '{q.path}' has"
+                f" {q.layers} layers. Check axis=, head_dim= and stacked= of its"
+                " optclip.Heads."
             )
     if not q.heads or not k.heads or q.heads % k.heads:
         raise ValueError(
-            f"The key heads of the layer '{name}' must divide its query heads, got"
-            f" {k.heads} in '{k.path}' and {q.heads} in '{q.path}'. Check axis= and"
-            " head_dim= of its optclip.Heads."
+            "The number of key heads must divide the number of query heads, but the"
+            f" layer '{name}' has {k.heads} key heads in '{k.path}' and {q.heads} query"
+            f" heads in '{q.path}'. Check axis= and head_dim= of its optclip.Heads."
         )
     width = q.features - heads.rope if heads.rope else None
     if width is not None:
@@ -132,27 +145,27 @@ def _is_dense(keys: Any, leaf: Leaf) -> bool:
 
 
 def _check_features(name: str, q: Place, k: Place, last: set[int]) -> None:
-    """Raise if heads of queries and keys differ in size, whichever axis has features.
+    """Raise if query and key heads differ in size, whichever axis holds the features.
 
-    `last` is how long the last axes are.
+    `last` is the set of lengths of the last axes.
     """
     if q.features != k.features and len(last) > 1:
         raise ValueError(
-            f"The query and key heads of the layer '{name}' must be of one size, got"
-            f" {q.features} in '{q.path}' and {k.features} in '{k.path}'. Where the key"
-            " leaf has values too, or a rotary part is shared (MLA), give rope= to its"
-            " optclip.Heads; else check axis=."
+            f"The query and key heads of the layer '{name}' must have the same size,"
+            f" got {q.features} in '{q.path}' and {k.features} in '{k.path}'. If the"
+            " key leaf also holds values, or heads share a rotary key (MLA), pass"
+            " rope= to its optclip.Heads; otherwise check axis=."
         )
 
 
 def _check_rotary(rope: int, width: int, query: list[Place], key: list[Place]) -> None:
-    """Raise unless heads have the rotary entries, and keys the others."""
+    """Raise unless each head has the rotary entries, and each key the other entries."""
     pairs = [(place, rope + 1) for place in query] + [(place, width) for place in key]
     for place, least in pairs:
         if place.features < least:
             raise ValueError(
                 f"Each head of '{place.path}' must have at least {least} entries, since"
-                f" {rope} of the {width + rope} of a query are rotary, got"
+                f" {rope} of the {width + rope} entries of a query head are rotary, got"
                 f" {place.features}. Check rope= and axis= of its optclip.Heads."
             )
 
@@ -160,7 +173,7 @@ def _check_rotary(rope: int, width: int, query: list[Place], key: list[Place]) -
 def _place(
     heads: Heads, path: str, number: int, shape: tuple[int, ...], count: int | None
 ) -> Place:
-    """Where a leaf has heads, so many of them if that is known."""
+    """Locate the heads of a leaf; `count` is their number if it is known."""
     axis = _axis_of("axis", heads.axis, path, shape)
     axes = (axis,)
     if heads.head_dim is None:
@@ -173,16 +186,16 @@ def _place(
         num_heads = shape[axis] // features if features else 0
         if num_heads * features != shape[axis]:
             raise ValueError(
-                f"The axis {axis} of '{path}' must have a multiple of {features}"
-                f" entries, as many as a head has, got {shape[axis]}. Check head_dim="
-                " and axis= of its optclip.Heads."
+                f"The length of axis {axis} of '{path}' must be a multiple of the head"
+                f" size {features}, got {shape[axis]}. Check head_dim= and axis= of its"
+                " optclip.Heads."
             )
     layers = 1
     if heads.stacked is not None:
         stack = _axis_of("stacked", heads.stacked, path, shape)
         if stack in axes:
             raise ValueError(
-                f"`stacked` must be another axis than that of heads, got {stack} for"
+                f"`stacked` and the axis of heads must differ, got axis {stack} for"
                 f" both in '{path}' of shape {shape}. Check axis= and stacked= of its"
                 " optclip.Heads."
             )
@@ -195,6 +208,6 @@ def _axis_of(name: str, axis: int, path: str, shape: tuple[int, ...]) -> int:
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
             f"`{name}` must be an axis of '{path}' of shape {shape}, got {axis}."
-            " Name the leaf in an optclip.Heads with axes that it has."
+            " Pass an axis that the leaf has to its optclip.Heads."
         )
     return axis % len(shape)

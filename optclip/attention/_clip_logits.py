@@ -1,4 +1,4 @@
-"""QK-Clip as a pure function: attention heads whose largest logit is too large."""
+"""Scale attention heads whose largest logit exceeds a threshold (QK-Clip)."""
 
 from __future__ import annotations
 
@@ -23,54 +23,13 @@ def clip_attention_logits(
     balance: Number = 0.5,
     by_group: bool = False,
 ) -> tuple[PyTree, dict[str, jax.Array]]:
-    r"""QK-Clip: scale query and key heads whose logits exceed `max_logit`.
+    """Scale query and key heads whose logits exceed `max_logit` (QK-Clip).
 
-    .. math:: \gamma_h = \min(1, max\_logit / S_h), \quad
-              k_g = \min_{h \in g} \gamma_h^{1 - balance}, \quad
-              W_k^g \leftarrow k_g W_k^g, \quad
-              W_q^h \leftarrow \frac{\gamma_h}{k_g} W_q^h
-
-    The logits of each head shrink by exactly its own coefficient. With one key head for
-    each query head the query takes gamma to the power of `balance` and the key the
-    rest. Call it on the parameters after each optimizer step.
-
-    Args:
-      params: any pytree of arrays that has the leaves which `layers` names.
-      max_logits: a dict from the name of each layer to its largest scaled logits, S,
-        one for each query head, as `max_attention_logit` returns them: over the batch,
-        all positions, and all steps since the last clip, by `jnp.maximum`.
-      max_logit: the largest logit that is let through: a number, an array that
-        broadcasts to the heads, or a dict of these by layer, None for unclipped. The
-        paper has 100.
-      layers: a dict from the name of each layer to its `optclip.Heads`; see
-        `optclip.find_heads`.
-      balance: what the query takes of each coefficient, as a power from 0 to 1; the key
-        takes the rest.
-      by_group: whether all query heads that share a key head are scaled like the one
-        with the largest logit (Megatron's form), and not each by its own coefficient.
-
-    Returns:
-      The parameters, and a dict of what the logits of each query head were multiplied
-      by.
-
-    Raises:
-      TypeError: an argument is not of its kind.
-      ValueError: a leaf is not there, is named twice or does not have such heads;
-        names or numbers of heads differ; a layer normalizes its queries or keys, so
-        that the size of its weights does not matter; or a number is out of range.
-
-    ======================== ========================================================
-    largest logit of a head  its weights
-    ======================== ========================================================
-    at most `max_logit`      the same bits, unless another head of its group is clipped
-    0, negative, -inf        the same: they say nothing of the size of weights
-    NaN or inf               the same: it is not known how much is too much
-    ======================== ========================================================
-
-    Inside `shard_map`, logits that vary over mesh axes which the query does not vary
-    over are first reduced over these by their maximum. Reduce them before where types
-    do not say that (`check_vma=False`, `pmap`), and where the query is split over the
-    mesh axis of the data, but not by head.
+    Each query head h with largest logit S has the coefficient
+    `gamma = min(1, max_logit / S)`. A key head is multiplied by
+    `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
+    `gamma / k`, so the logits of a head shrink by its own gamma. Call this function on
+    the parameters after each optimizer step.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -82,7 +41,44 @@ def clip_attention_logits(
       >>> print(scaled["attn"], params["query"][0, :, 0], params["key"][0, :, 0])
       [1.   0.25] [1.  0.5] [1.  0.5]
 
-    Source: Kimi K2, arXiv 2507.20534 (2025), Algorithm 1.
+    Args:
+      params: Pytree of arrays with the leaves that `layers` names.
+      max_logits: Largest logits of each layer, by name: an array with one entry per
+        query head, from `max_attention_logit`, over the batch, all positions, and all
+        steps since the last call.
+      max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
+        of these by layer with None for unclipped. The paper uses 100.
+      layers: The `optclip.Heads` of each layer, by name; see `optclip.find_heads`.
+      balance: Power from 0 to 1 of the coefficient that scales the query; the key is
+        scaled by the rest. Default: 0.5.
+      by_group: Whether query heads that share a key head all use the smallest
+        coefficient among them, as in Megatron. Default: False.
+
+    Returns:
+      The parameters, and a dict of the coefficients of the query heads by layer.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: A leaf is missing, is named twice or does not have such heads; names
+        or numbers of heads differ; a number is out of range; or a layer normalizes its
+        queries or keys, so that scaling the weights cannot change its logits.
+
+    Guarantees:
+      Heads within the threshold are bit-identical unless a head of their group is
+      clipped. A head is unclipped if its largest logit is NaN, infinite, zero or
+      negative; such a logit does not measure the size of the weights.
+
+    Inside `jax.shard_map`, logits are reduced by their maximum over mesh axes that they
+    vary over and the query does not. Reduce them yourself where types do not specify
+    these axes (`check_vma=False`, `jax.pmap`), and where the query is split over the
+    data axis but not by head.
+
+    See Also:
+      `optclip.clip_attention_logits`, the optax transformation.
+
+    References:
+      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Algorithm
+      1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)

@@ -1,4 +1,4 @@
-"""QK-Clip as the last transformation of a chain."""
+"""Scale attention heads after each step, as the last transformation of a chain."""
 
 from __future__ import annotations
 
@@ -34,51 +34,12 @@ def clip_attention_logits(
     record: Record = True,
     name: str = "attention",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""QK-Clip: updates after which no attention logit was above `max_logit`.
+    """Scale query and key heads whose logits exceed `max_logit` (QK-Clip).
 
-    .. math:: \gamma_h = \min(1, max\_logit / S_h), \quad
-              k_g = \min_{h \in g} \gamma_h^{1 - balance}, \quad
-              W_k^g \leftarrow k_g W_k^g, \quad
-              W_q^h \leftarrow \frac{\gamma_h}{k_g} W_q^h
-
-    It goes last in the chain, for it scales parameters after the step: what it returns
-    is the difference to the clipped new parameters, in the dtype of the updates. A
-    learning rate behind it would multiply that difference. bfloat16 updates round it: a
-    head clipped from 10,000 to 100 is then off by 2 %. `optax.MultiSteps` passes on the
-    logits of the last microbatch alone: give that the maximum since the last step.
-
-    `update` is given the largest logits, as in
-    `tx.update(grads, state, params, max_logits=logits)`, a dict from the name of each
-    layer to one for each query head; `optax.chain` passes it on. Inside `shard_map`
-    they are reduced over the mesh axes that the query does not vary over.
-    Reduce them before where types do not say that (`check_vma=False`, `pmap`), and
-    where the query is split over the mesh axis of the data, but not by head.
-
-    Args:
-      max_logit: the largest logit that is let through, S being what there was: a
-        number, an array that broadcasts to the heads, an optax schedule, a rule, or a
-        dict of these by layer, None for unclipped. The paper has 100. Weights that 0
-        clips to zero stay there.
-      layers: a dict from the name of each layer to its `optclip.Heads`; see
-        `optclip.find_heads`.
-      balance: what the query takes of each coefficient, as a power from 0 to 1; the key
-        takes the rest.
-      by_group: whether all query heads that share a key head are scaled like the one
-        with the largest logit (Megatron's form), and not each by its own coefficient.
-      record: whether the state keeps, of each layer, the largest logit, the threshold,
-        the smallest coefficient and what was clipped, for `optclip.metrics`;
-        `"leaves"` is the same. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation. Updates of heads that are not clipped are kept to the bit; heads
-      whose largest logit is 0, negative, NaN or infinite are not clipped, and counted.
-
-    Raises:
-      TypeError: an argument is not of its kind.
-      ValueError: at `init` and `update`, a leaf is not there, is named twice or does
-        not have such heads; a layer normalizes its queries or keys, so that the size of
-        its weights does not matter; `update` lacks the parameters or the logits.
+    Each query head h with largest logit S has the coefficient
+    `gamma = min(1, max_logit / S)`. In the new parameters, a key head is multiplied by
+    `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
+    `gamma / k`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -92,7 +53,50 @@ def clip_attention_logits(
       >>> print(optclip.metrics(state)["attention/coefficient/attention"])
       0.25
 
-    Source: Kimi K2, arXiv 2507.20534 (2025), Algorithm 1.
+    Args:
+      max_logit: Threshold: a number, an array that broadcasts to the heads, an optax
+        schedule, a rule of `optclip.thresholds`, or a dict of these by layer with None
+        for unclipped. The paper uses 100. 0 sets the weights to zero permanently.
+      layers: The `optclip.Heads` of each layer, by name; see `optclip.find_heads`.
+      balance: Power from 0 to 1 of the coefficient that scales the query; the key is
+        scaled by the rest. Default: 0.5.
+      by_group: Whether query heads that share a key head all use the smallest
+        coefficient among them, as in Megatron. Default: False.
+      record: Whether to record each step, with one entry per layer.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation. Its `update` requires `params` and the extra argument
+      `max_logits`: a dict of arrays by layer, with the largest logit of each query
+      head, from `optclip.functional.max_attention_logit`. `optax.chain` passes it on.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: At `init` and `update`: a leaf is missing, is named twice or does not
+        have such heads; or a layer normalizes its queries or keys, so that scaling the
+        weights cannot change its logits. At `update`: `params` or `max_logits` is
+        missing.
+
+    Guarantees:
+      Updates of unclipped heads are bit-identical, unless a head of their group is
+      clipped. A head is unclipped, and counted as non-finite, if its largest logit is
+      NaN, infinite, zero or negative; such a logit does not measure the size of the
+      weights.
+
+    Place it last in the chain: it returns the difference to the scaled new parameters,
+    which a later learning rate would multiply. The difference has the dtype of the
+    updates; in bfloat16 a head clipped from 10,000 to 100 is off by 2 %.
+    `optax.MultiSteps` passes only the logits of the last microbatch; pass the maximum
+    since the last step.
+
+    Inside `jax.shard_map`, logits are reduced by their maximum over mesh axes that they
+    vary over and the query does not. Reduce them yourself where types do not specify
+    these axes (`check_vma=False`, `jax.pmap`), and where the query is split over the
+    data axis but not by head.
+
+    References:
+      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Algorithm
+      1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
@@ -116,8 +120,8 @@ def clip_attention_logits(
         **extra_args: Any,
     ) -> tuple[PyTree, ClipState]:
         if params is None:
-            wanted = "the parameters, which it scales"
-            advice = "Give them: tx.update(updates, state, params, max_logits=...)."
+            wanted = "the parameters, which clip_attention_logits scales"
+            advice = "Pass them: tx.update(updates, state, params, max_logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
         located = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
@@ -135,7 +139,7 @@ def clip_attention_logits(
         clipped = _clipped(updates, flat, factors)
         if not record:
             return clipped, engine.after(state, step, None)
-        # The largest of those that are of use.
+        # Unusable logits are inf, and the record shows the largest of the others.
         shown = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
         scaled = scaled.with_entries(layout.entries(by_layer))
         new = engine.recorded(step, scaled, shown=shown)
@@ -147,15 +151,16 @@ def clip_attention_logits(
 def _clipped(
     updates: PyTree, params: _leaves.Flat, factors: dict[int, jax.Array]
 ) -> PyTree:
-    """The updates with which parameters come to be the new ones times the factors."""
+    """Return the updates that lead to the scaled new parameters."""
     flat = _leaves.flatten(updates)
     index = {name: i for i, name in enumerate(_leaves.names_of(flat.paths))}
     names, leaves = _leaves.names_of(params.paths), list(flat.leaves)
     for i, factor in factors.items():
         if names[i] not in index:
             raise ValueError(
-                f"`updates` must have the leaf '{names[i]}' that `layers` names, got"
-                f" {sorted(index)[:5]}. Leave such layers out under optax.masked."
+                f"`updates` lacks the leaf '{names[i]}' in `layers`, got"
+                f" {sorted(index)[:5]}. Remove such layers from `layers` inside"
+                " optax.masked."
             )
         at = index[names[i]]
         leaves[at] = _difference(leaves[at], params.leaves[i], factor)
@@ -163,6 +168,7 @@ def _clipped(
 
 
 def _difference(update: Leaf, param: Leaf, factor: jax.Array) -> jax.Array:
+    """Return the update that leads to `factor * (param + update)`."""
     u, p = jnp.asarray(update), jnp.asarray(param)
     wide = _leaves.widen(p) + _leaves.widen(u)
     new = scale(wide, factor, wide)

@@ -1,4 +1,4 @@
-"""The heads of all attention layers of a tree, found by the paths of its leaves."""
+"""Find the heads of all attention layers by the paths of their leaves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
 from optclip.attention._heads import Heads, check_layout
 
-# The name of the only layer of a tree, which stands at its root.
+# The name of a layer whose query and key paths have no common start.
 _ROOT = "attention"
 
 
@@ -25,42 +25,12 @@ def find_heads(
     head_dim: int | None = None,
     stacked: int | None = None,
 ) -> dict[str, Heads]:
-    """The `layers` of `clip_attention_logits`, by the names of their projections.
+    """Find the heads of all attention layers by the paths of their projections.
 
-    What two leaves have in common at the front of their paths pairs them, and is the
-    name of the layer: `"block_0/attn"` of `"block_0/attn/query/kernel"` and
-    `"block_0/attn/key/kernel"`; `"attention"` if they have nothing in common.
-
-    Args:
-      params: the parameters, any pytree of arrays or of their shapes.
-      query: which leaves project to queries: the name of a module or leaf, such as
-        `"query"`, at any depth; or a pattern of whole paths, such as
-        `"decoder/*/query/*"`, as `fnmatch` takes it.
-      key: which leaves project to keys, given in the same ways.
-      axis: the axis that counts heads, in each leaf found; see `optclip.Heads`.
-      rope: how many entries at the end of each query head are rotary with a key that
-        all heads share (MLA); rotary embeddings of whole heads need 0.
-      head_dim: how many entries a head has where `axis` counts heads and features in
-        one; None is an axis of heads alone.
-      stacked: the axis of each leaf that counts layers, as `nn.scan` stacks them; None
-        is one layer a leaf.
-
-    Returns:
-      A dict from the name of each layer to its `optclip.Heads`, in the order of the
-      leaves.
-
-    Raises:
-      TypeError: a pattern is not a string, or a number not an int.
-      ValueError: a pattern matches nothing, or a query has no key or a key no query.
-
-    ========= ====================== ===================== ==========================
-    library   query                  key                   layout
-    ========= ====================== ===================== ==========================
-    Flax      `"query"`              `"key"`               as it is
-    Equinox   `"query_proj"`         `"key_proj"`          `axis=0, head_dim=n`
-    Haiku     `"query"`              `"key"`               `axis=-1, head_dim=n`
-    MaxText   `"query"`              `"key"`               `stacked=1`
-    ========= ====================== ===================== ==========================
+    The result is the `layers` argument of `clip_attention_logits`. Queries and keys are
+    paired by the longest common start of their paths, which names the layer:
+    `"block_0/attn"` for `"block_0/attn/query/kernel"` and `"block_0/attn/key/kernel"`,
+    and `"attention"` if the start is empty.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -69,6 +39,36 @@ def find_heads(
       >>> layers = optclip.find_heads(params, query="query", key="key")
       >>> print(list(layers), layers["block_0/attn"].query)
       ['block_0/attn'] ('block_0/attn/query/kernel',)
+
+    Args:
+      params: Parameters: a pytree of arrays or `jax.ShapeDtypeStruct`.
+      query: Leaves that project to queries: the name of a module or leaf at any depth,
+        such as `"query"`, or an `fnmatch` pattern of whole paths, such as
+        `"decoder/*/query/*"`.
+      key: Leaves that project to keys, in the same forms.
+      axis: Axis that counts heads in each of these leaves. Default: -2, as in Flax.
+      rope: Number of rotary entries at the end of each query head that share one key
+        (MLA). Default: 0, also for rotary embeddings of whole heads.
+      head_dim: Number of entries per head if `axis` counts heads times features.
+        Default: None, an axis of heads only.
+      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them. Default:
+        None, one layer per leaf.
+
+    Returns:
+      A dict of `optclip.Heads` by layer name, in the order of the leaves.
+
+    Raises:
+      TypeError: A pattern is not a string, or a number is not an int.
+      ValueError: A pattern matches nothing, or a query has no key or a key no query.
+
+    ========= ====================== ===================== ==========================
+    library   query                  key                   layout
+    ========= ====================== ===================== ==========================
+    Flax      `"query"`              `"key"`               the default
+    Equinox   `"query_proj"`         `"key_proj"`          `axis=0, head_dim=n`
+    Haiku     `"query"`              `"key"`               `axis=-1, head_dim=n`
+    MaxText   `"query"`              `"key"`               `stacked=1`
+    ========= ====================== ===================== ==========================
     """
     check_layout(axis, rope, head_dim, stacked)
     flat = _leaves.flatten(params)
@@ -85,9 +85,9 @@ def find_heads(
             lone = (query_paths or key_paths)[0]
             which = "key" if query_paths else "query"
             raise ValueError(
-                f"Each query must have a key beside it, and each key a query, got"
+                f"Each query must have a key next to it, and each key a query, got"
                 f" '{lone}' with no {which} under '{name}'. query={query!r} matches"
-                f" {_listed(queries)} and key={key!r} matches {_listed(keys)}. Give"
+                f" {_listed(queries)} and key={key!r} matches {_listed(keys)}. Pass"
                 " patterns that match both."
             )
         for side in (query_paths, key_paths):
@@ -106,12 +106,12 @@ def find_heads(
 
 
 def _check_one_layer(name: str, paths: list[str], rank_of: dict[str, int]) -> None:
-    """Raise if queries, or keys, have several kernels: of several layers, then."""
+    """Raise if the queries or the keys have several kernels, so of several layers."""
     if len({rank_of[path] for path in paths}) < len(paths):
         raise ValueError(
             "Each layer must have one kernel and at most one bias for its queries, and"
-            f" for its keys, got {_listed(paths)} under '{name}'. Give narrower"
-            " patterns, one call for each layer, or name them in optclip.Heads."
+            f" for its keys, got {_listed(paths)} under '{name}'. Pass narrower"
+            " patterns, call find_heads once per layer, or build optclip.Heads."
         )
 
 
@@ -131,13 +131,13 @@ def _matches(name: str, pattern: str, paths: list[str]) -> list[str]:
     if not matching:
         advice = f"The paths are {_listed(paths)}."
         raise ValueError(
-            _validate.must_be(name, f"{wanted}, that is there", pattern, advice)
+            _validate.must_be(name, f"{wanted}, that matches a leaf", pattern, advice)
         )
     return matching
 
 
 def _in_common(path: str, others: list[str]) -> str:
-    """The longest front of a path, in whole words, that one of others has too."""
+    """Return the longest start of a path, in whole words, that another shares."""
     words = path.split("/")
 
     def front(other: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The heads of attention layers: which leaves hold them, and the scope of one head."""
+"""Name the leaves that hold the heads of attention layers, and scope norms to heads."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from optclip.scopes._interface import PerLeaf
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Where the parameters of one attention layer, or of a stack of them, have heads.
+    """Locate the heads of an attention layer, or of a stack of layers, in its
+    parameters.
 
-    The key may have fewer heads than the query, if their number divides that of the
-    query (GQA, MQA): the heads of a group stand side by side, as in
-    `jax.nn.dot_product_attention`.
-
-    Args:
-      query: the path of the query projection, such as `"block_0/attn/query/kernel"`, or
-        a tuple of paths, of kernel and bias.
-      key: the path of the key projection, or a tuple of paths, given in the same way.
-      axis: the axis that counts heads, in each leaf: -2 in Flax, whose kernels are
-        `(d, heads, n)` and biases `(heads, n)`. The features of a head are the axis
-        after it.
-      rope: how many entries at the end of each query head are rotary with a key that
-        all heads share, that of multi-head latent attention (MLA). That key is not
-        named here; of the key leaf the entries behind those that meet the query, such
-        as values, are left alone. Rotary embeddings of whole heads need 0.
-      head_dim: how many entries a head has where `axis` counts heads and features in
-        one, head after head, like Haiku (`axis=-1`) and Equinox (`axis=0`). None is an
-        axis of heads alone.
-      stacked: the axis of each leaf that counts layers, as `nn.scan` stacks them;
-        largest logits are then `(layers, heads)`. None is a single layer.
-
-    Raises:
-      TypeError: a path is not a string, or a number not an int.
-      ValueError: there is no path, or `rope` leaves nothing of `head_dim`.
+    The number of key heads must divide the number of query heads (GQA, MQA). Query
+    heads that share a key head are adjacent, as in `jax.nn.dot_product_attention`.
 
     Example:
       >>> import optclip
       >>> optclip.Heads("attn/query/kernel", "attn/key/kernel").axis
       -2
+
+    Args:
+      query: Path of the query projection, such as `"block_0/attn/query/kernel"`, or a
+        tuple of paths for kernel and bias.
+      key: Path of the key projection, or a tuple of paths.
+      axis: Axis that counts heads in each leaf. Default: -2, as in Flax, where kernels
+        are `(d, heads, n)` and biases `(heads, n)`. The next axis holds the features.
+      rope: Number of rotary entries at the end of each query head that share one key
+        (multi-head latent attention, MLA). Do not name the leaf of the shared key.
+        Further entries of each key head, such as values, are unchanged. Default: 0,
+        also for rotary embeddings of whole heads.
+      head_dim: Number of entries per head if `axis` counts heads times features, one
+        head after another, as in Haiku (`axis=-1`) and Equinox (`axis=0`). Default:
+        None, an axis of heads only.
+      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them; the
+        largest logits then have shape `(layers, heads)`. Default: None, a single layer.
+
+    Raises:
+      TypeError: A path is not a string, or a number is not an int.
+      ValueError: There is no path, or `rope` is not below `head_dim`.
+
+    See Also:
+      `optclip.find_heads` builds these from the parameters.
     """
 
     query: str | tuple[str, ...]
@@ -67,7 +69,7 @@ class Heads:
 
 
 def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
-    """Raise unless this is a path, or a tuple of some."""
+    """Raise unless `paths` is a path or a tuple of paths."""
     wanted = "a path such as 'attn/query/kernel', or a tuple of paths"
     each = paths if isinstance(paths, tuple) else (paths,)
     if not all(isinstance(path, str) for path in each):
@@ -79,7 +81,7 @@ def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
 def check_layout(
     axis: int, rope: int, head_dim: int | None, stacked: int | None
 ) -> None:
-    """Raise unless these can say where a leaf has heads."""
+    """Raise unless these arguments can locate the heads of a leaf."""
     axes = {"axis": axis} if stacked is None else {"axis": axis, "stacked": stacked}
     for name, value in axes.items():
         if isinstance(value, bool) or not isinstance(value, int):
@@ -90,13 +92,13 @@ def check_layout(
     _validate.length("head_dim", head_dim)
     if rope >= head_dim:
         wanted = f"less than `head_dim`, {head_dim}"
-        advice = "It counts the rotary entries among those of a head."
+        advice = "Rotary entries are a part of each head."
         raise ValueError(_validate.must_be("rope", wanted, rope, advice))
 
 
 @dataclasses.dataclass(frozen=True)
 class ByHead(PerLeaf):
-    """Each head of a layer by its largest logit; one block for each layer."""
+    """Compare the largest logit of each head; one block per layer."""
 
     def block(self, path: KeyPath, leaf: Leaf) -> Block:
         return Block([leaf], ())

@@ -1,4 +1,4 @@
-"""What the paths of attention layers say: whether they are there, and normalized."""
+"""Check that the paths of a layer exist, and that its queries are not normalized."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from collections.abc import Collection
 
 from optclip.attention._heads import Heads
 
-# Of a norm on queries and keys, in words joined by underscores.
+# Names of normalization layers for queries and keys, in words joined by underscores.
 _WORDS = r"(norm|ln|layer_?norm|rms_?norm|rms|l2_?norm|normalization)(_scale)?"
 _OF_KEYS = "(k|key|keys|qk)"
 _OF_BOTH = "(q|query|queries|k|key|keys|qk)"
 _NORMALIZED = re.compile(rf"(attn_)?{_OF_BOTH}_?{_WORDS}|{_WORDS}_?{_OF_BOTH}")
-# Beside a latent there may be norms of the latent, which queries and keys are made of.
+# MLA may normalize the query latent, from which queries are projected. Scaling the
+# projection still scales the logits, so only norms of keys are rejected.
 _NORMALIZED_MLA = re.compile(rf"(attn_)?{_OF_KEYS}_?{_WORDS}|{_WORDS}_?{_OF_KEYS}")
 
 
 def check_there(name: str, path: str, paths: Collection[str]) -> None:
-    """Raise unless a tree has a leaf at a path."""
+    """Raise unless `paths` contains `path`."""
     if path in paths:
         return
     near = difflib.get_close_matches(path, paths, 5, 0.5) or sorted(paths)[:5]
     raise ValueError(
         f"`layers` at '{name}' must name leaves of the parameters, got '{path}'."
-        f" Near it there are {near}."
+        f" Similar paths: {near}."
     )
 
 
 def check_not_normalized(name: str, heads: Heads, paths: Collection[str]) -> None:
-    """Raise if a module beside the query's is a norm of queries or keys."""
+    """Raise if a module next to the query normalizes queries or keys."""
     pattern = _NORMALIZED_MLA if heads.rope else _NORMALIZED
     for query in heads.query_paths:
         words = query.split("/")
-        # The query may be a leaf, beside whose module others stand, or in a module.
+        # The query may be a leaf of the attention module, or a module with a kernel.
         above = ["/".join(words[:depth]) for depth in (-1, -2)]
         for path in paths:
             for module in above:
@@ -42,9 +43,9 @@ def check_not_normalized(name: str, heads: Heads, paths: Collection[str]) -> Non
                 if path.startswith(start) and _is_norm(rest.split("/")[0], pattern):
                     raise ValueError(
                         f"The layer '{name}' in `layers` must not normalize its queries"
-                        f" or keys, got the norm '{path}'. The size of its logits does"
-                        " not depend on the size of the weights, so that scaling these"
-                        " cannot clip it. Leave the layer out."
+                        f" or keys, got the norm '{path}'. Scaling the weights does not"
+                        " change normalized queries and keys, so it cannot clip the"
+                        " logits. Remove the layer from `layers`."
                     )
 
 

@@ -1,4 +1,4 @@
-"""The largest attention logit of each head, in blocks of queries."""
+"""Compute the largest attention logit of each head, in blocks of queries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jax import lax
 from optclip._arrays import _axis_names, _collectives, _leaves, _maxima, _validate
 from optclip._arrays._types import AxisName, Number
 
-# Behind a causal mask the queries of each span are multiplied with the keys before its
-# end only: of four, 5/8 of all products. More would make a longer program for less.
+# With a causal mask, the queries of a span are multiplied only by the keys before its
+# end. Four spans compute 5/8 of all products; more would lengthen the program for less.
 _SPANS = 4
 
 
@@ -28,36 +28,11 @@ def max_attention_logit(
     axis_name: AxisName | None = None,
     block_size: int = 128,
 ) -> jax.Array:
-    r"""The largest scaled attention logit of each head, for QK-Clip.
+    """Compute the largest scaled attention logit of each head.
 
-    .. math:: S_h = \max_{b, t, s} \; scale \; q_{b t h} \cdot k_{b s g(h)}
-
-    Queries are taken in blocks: there is never a logit for each query and key. Behind a
-    causal mask most keys that no query of a block attends to are left out of its
-    products. It has no derivative.
-
-    Args:
-      query: the queries as they enter the product, rotary embedding included, of shape
-        `(..., T, H, D)`.
-      key: the keys, of shape `(..., S, G, D)`; G divides H, and query heads that share
-        a key head stand side by side.
-      scale: what the product is multiplied by; None is `1 / sqrt(D)`. It must be the
-        one of the model.
-      mask: which keys each query attends to: bools that broadcast to `(..., H, T, S)`,
-        True where attended; `"causal"`, each query those up to its own position; None
-        is all.
-      axis_name: the mapped axes, a name or a tuple of names, over which the maximum is
-        taken as well; None is none of them.
-      block_size: how many queries are taken at most at a time; a smaller one takes less
-        memory.
-
-    Returns:
-      An array `(H,)`, float32, or float64 for such inputs. A query that attends to
-      nothing counts for nothing; a head of which all do reads -inf. NaN reads NaN.
-
-    Raises:
-      TypeError: an argument is not of its kind.
-      ValueError: the shapes do not fit each other, or an axis is not mapped.
+    The result is `max(scale * q @ k)` over the batch, the queries and their keys, as
+    `clip_attention_logits` requires. Queries are multiplied in blocks, so the full
+    logits are never stored.
 
     Example:
       >>> import jax.numpy as jnp
@@ -65,6 +40,28 @@ def max_attention_logit(
       >>> query, key = 3 * jnp.ones((2, 5, 4, 16)), jnp.ones((2, 5, 2, 16))
       >>> print(max_attention_logit(query, key, mask="causal"))
       [12. 12. 12. 12.]
+
+    Args:
+      query: Queries as they enter the product, after rotary embedding:
+        `(..., T, H, D)`.
+      key: Keys, `(..., S, G, D)`. G divides H; query heads that share a key are
+        adjacent.
+      scale: Factor of the product, the same as in the model. Default: `1 / sqrt(D)`.
+      mask: Keys that each query attends to: bools that broadcast to `(..., H, T, S)`,
+        True where attended, or `"causal"`. Default: None, all.
+      axis_name: Mapped axes, a name or a tuple of names, over which the maximum is also
+        taken. Default: None, no axes.
+      block_size: Largest number of queries per block; a smaller number uses less
+        memory.
+
+    Returns:
+      An array `(H,)`, float64 for float64 inputs and float32 otherwise. Queries that
+      attend to nothing are ignored; a head without other queries reads -inf. NaN reads
+      NaN. The derivative is zero.
+
+    Raises:
+      TypeError: An argument has the wrong type.
+      ValueError: The shapes do not match, or an axis is not mapped.
     """
     _check(query, key, block_size)
     if scale is not None:
@@ -96,47 +93,47 @@ def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
         if jnp.ndim(x) < 3 or not jnp.shape(x)[-1]:
             raise ValueError(
                 f"`{name}` must be {wanted}, got the shape {jnp.shape(x)}. Split the"
-                " features by head first."
+                " features into heads first."
             )
     (*batch, length, heads, width), (*other, _, groups, depth) = query.shape, key.shape
     if not isinstance(length, int) or not isinstance(width, int):
         raise ValueError(
             "The length and the features of `query` must be static under jax.export,"
-            f" got the shape {query.shape}. Export it with static sizes there; batch"
-            " axes and the length of `key` may be symbols."
+            f" got the shape {query.shape}. Export them with static sizes; batch axes"
+            " and the length of `key` may be symbolic."
         )
     if batch != other or width != depth:
         raise ValueError(
             "`key` must have the batch axes and the features of `query`, got the shapes"
-            f" {key.shape} and {query.shape}. Both are (..., length, heads, features)."
+            f" {key.shape} and {query.shape}. Pass (..., length, heads, features)."
         )
     if not groups or heads % groups:
         raise ValueError(
-            f"The heads of `key` must divide those of `query`, got {groups} and"
-            f" {heads}. Both are (..., length, heads, features)."
+            f"The heads of `key`, {groups}, must divide the heads of `query`, {heads}."
+            " Pass arrays of shape (..., length, heads, features)."
         )
 
 
 def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | None:
-    """The mask with all of its axes, of size 1 where it says the same; None if none."""
+    """Return the mask with all of its axes, of size 1 where it broadcasts, or None."""
     if mask is None or (isinstance(mask, str) and mask == "causal"):
         return None
     wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
     if getattr(mask, "dtype", None) != jnp.bool_:
-        advice = "Give mask > 0 of 0 and 1, mask > -1 of what is added to logits."
+        advice = "Pass mask > 0 for 0 and 1, and mask > -1 for values added to logits."
         raise TypeError(_validate.must_be("mask", wanted, mask, advice))
     attended = jnp.asarray(mask)
     full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     if not _validate.fits(attended.shape, full):
         raise ValueError(
             f"`mask` must be {wanted}, here {full}, got the shape {attended.shape}."
-            " Give it axes of heads, queries and keys, of size 1 for one of all."
+            " Add an axis of size 1 for the heads, queries or keys that share a mask."
         )
     return attended.reshape((1,) * (len(full) - attended.ndim) + attended.shape)
 
 
 # The function is jitted because an eager call would compile the loop over blocks each
-# time.
+# time it runs.
 @functools.partial(jax.jit, static_argnums=(4, 5))
 def _by_head(
     query: jax.Array,
@@ -169,12 +166,12 @@ def _by_head(
             *lead, mask_heads, rows, columns = attended.shape
             ways = (groups, heads // groups) if mask_heads > 1 else (1, 1)
             attended = attended.reshape(*lead, *ways, rows, columns)
-            # Masked pairs are -inf, so that they never are the maximum.
+            # Masked pairs are -inf, so they are never the maximum.
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
         return _maxima.largest(logits, axes, -math.inf).reshape(heads)
 
-    # The last block begins earlier if it would exceed the length.
+    # The last block starts earlier if it would extend past the length.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
     maxima = []
     for span in np.array_split(starts, min(spans, max(len(starts), 1))):
@@ -185,13 +182,13 @@ def _by_head(
 
 
 def _before(start: jax.Array, block: int, reach: int) -> jax.Array:
-    """The rows of a causal mask for a block of queries."""
+    """Return the rows of a causal mask for a block of queries."""
     rows = start + jnp.arange(block)
     return (jnp.arange(reach) <= rows[:, None])[None]
 
 
 def _rows(mask: jax.Array | None, start: jax.Array, block: int) -> jax.Array | None:
-    """The rows of a mask for a block of queries."""
+    """Return the rows of a mask for a block of queries."""
     if mask is None or mask.shape[-2] == 1:
         return mask
     return lax.dynamic_slice_in_dim(mask, start, block, -2)

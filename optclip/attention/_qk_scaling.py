@@ -1,4 +1,4 @@
-"""From the largest logits of each head to the factor of each leaf."""
+"""Compute the factor of each leaf from the largest logits of each head."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from optclip.attention._heads import BY_HEAD
 from optclip.norms._interface import INF
 from optclip.responses import Hard
 
-# A smaller coefficient is split between query and key as this one is, so that neither
-# quotient leaves the range.
+# A smaller coefficient is split between query and key as if it were this one, so that
+# neither quotient leaves the range of float32.
 _LEAST = 2.0**-60
 
 _WANTED = "a dict from the name of a layer to the largest logit of each head"
 
 
 def _axes(logits: PyTree) -> PyTree:
-    """Where types say nothing logits are the same on all devices, as is asked for."""
+    """Return the axes that split the logits: none where types do not specify them.
+
+    The caller must then pass logits that are the same on all devices.
+    """
     axes = () if _axis_names.untyped_axes() else None
     return jax.tree.map(lambda _: axes, logits)
 
@@ -37,14 +40,14 @@ CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes
 def logits_of(
     layers: list[Layer], max_logits: Any, leaves: list[Leaf]
 ) -> dict[str, jax.Array]:
-    """The largest logits of each layer, inf in place of those of no use.
+    """Return the largest logits of each layer, with inf for unusable ones.
 
-    Zero and negative ones say nothing of the size of weights, and neither does a head
-    that is masked all over.
+    A logit of 0 or less, or of a fully masked head, does not measure the size of the
+    weights.
     """
     advice = (
-        "optclip.functional.max_attention_logit computes these; to a transformation"
-        " give them as in tx.update(updates, state, params, max_logits=...), which"
+        "optclip.functional.max_attention_logit computes the logits. Pass them to a"
+        " transformation as tx.update(updates, state, params, max_logits=...), which"
         " optax.chain passes on."
     )
     _validate.kind("max_logits", max_logits, Mapping, _WANTED, advice)
@@ -77,19 +80,19 @@ def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     if x.shape != layer.logits:
         of = "layers and query heads" if len(layer.logits) == 2 else "query heads"
         raise ValueError(
-            f"{subject} must have the shape {layer.logits} of {of} that"
-            f" '{layer.query[0].path}' has, got {x.shape}. Give one largest logit a"
+            f"{subject} must have the shape {layer.logits} of the {of} of"
+            f" '{layer.query[0].path}', got {x.shape}. Pass one largest logit per"
             " head."
         )
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        # Integers are converted because the coefficients are fractions.
+        # Integers are converted, since the coefficients are fractions.
         x = x.astype(jnp.float32)
-    # The largest logits are constant to derivatives, and so are their coefficients.
+    # The gradient is stopped, so that the coefficients are constants in derivatives.
     return lax.stop_gradient(_leaves.widen(x))
 
 
 def _not_split(x: jax.Array, leaf: Leaf) -> _axis_names.Axes:
-    """The mesh axes that `x` varies over and a leaf does not."""
+    """Return the mesh axes that `x` varies over and a leaf does not."""
     kinds = jax.typeof(x), jax.typeof(jnp.asarray(leaf))
     apart = _axis_names.varying(kinds[0]) - _axis_names.varying(kinds[1])
     return tuple(sorted(apart, key=str))
@@ -113,10 +116,10 @@ def factors(
     *,
     by_group: bool,
 ) -> tuple[jax.Array, dict[int, jax.Array]]:
-    """What the logits of each head are multiplied by, and so each leaf by its index.
+    """Return the factors of the logits of each head, and of each leaf by its index.
 
-    A key head takes its share of the smallest coefficient of its group, each query head
-    what is left of its own.
+    A key head is multiplied by its share of the smallest coefficient in its group. Each
+    query head is multiplied by the rest of its own coefficient.
     """
     grouped = coefficient.reshape(*layer.logits[:-1], layer.groups, -1)
     least = jnp.min(grouped, -1, keepdims=True)
@@ -124,11 +127,11 @@ def factors(
         if layer.groups > 1:
             raise ValueError(
                 f"The key heads of the layer '{layer.name}' must be split over the mesh"
-                f" axes {apart} as its query heads and logits are, got"
-                f" {layer.groups} on each device. Split them too, or reduce the"
-                " logits over these axes by jax.lax.pmax."
+                f" axes {apart}, like its query heads and logits, got {layer.groups}"
+                " on each device. Split them too, or reduce the logits over these axes"
+                " with jax.lax.pmax."
             )
-        # `pmin` has no derivative, so that its operand must be a constant.
+        # `pmin` has no derivative, so its operand must be a constant.
         least = lax.pmin(lax.stop_gradient(least), apart)
     if by_group:
         grouped = jnp.broadcast_to(least, grouped.shape)
@@ -149,7 +152,10 @@ def factors(
 def _spread(
     place: Place, first: jax.Array, rest: jax.Array, width: int | None
 ) -> jax.Array:
-    """A factor that broadcasts to a leaf: `first` for the entries before `width`."""
+    """Return a factor that broadcasts to a leaf.
+
+    Entries before `width` are multiplied by `first`, the others by `rest`.
+    """
     factor = first
     if width is not None:
         is_first = jnp.arange(place.features) < width

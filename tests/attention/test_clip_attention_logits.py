@@ -203,25 +203,55 @@ Q, K = "attn/q", "attn/k"
 FLAT = {"axis": 1, "rope": 1, "head_dim": 2}
 # Query and key of a layer, and the layout; `tests/contracts/test_bad_input.py` has more.
 MISFITS = [
-    (Q, "attn/keys", {}, r"'a' must name leaves .* got 'attn/keys'.* Near it .*attn/k"),
-    ("zzz", K, {}, r"got 'zzz'. Near it there are \['attn/k', 'attn/one'"),
-    (Q, Q, {}, "name each leaf once, got 'attn/q' in 'a' and 'a'.* keep them in two"),
-    (Q, "ints", {}, "'ints' that `layers` names must be a dense array .* got int"),
+    (
+        Q,
+        "attn/keys",
+        {},
+        r"'a' must name leaves .* got 'attn/keys'.* Similar paths: .*attn/k",
+    ),
+    ("zzz", K, {}, r"got 'zzz'. Similar paths: \['attn/k', 'attn/one'"),
+    (Q, Q, {}, "name each leaf once, got 'attn/q' in 'a' and 'a'.* use two leaves"),
+    (Q, "ints", {}, "'ints' in `layers` must be a dense floating-point array, got int"),
     (Q, "attn/one", {}, r"`axis` must be an axis of 'attn/one' of shape \(\), got -2"),
-    (Q, "odd", {}, "must divide its query heads, got 3 in 'odd' and 4 in 'attn/q'"),
-    ((Q, "attn/q2"), ("odd", "odd2"), {}, "got 3 in 'odd' and 4 in 'attn/q'"),
-    (Q, "none", {}, "got 0 in 'none' and 4 in"),
-    ("none", "odd", {}, "got 3 in 'odd' and 0 in 'none'"),
-    ("none", "odd", FLAT, "got 1 in 'odd' and 0 in 'none'"),
-    (Q, "none", FLAT, "got 0 in 'none' and 2 in 'attn/q'"),
-    ((Q, "odd"), K, {}, "one number of heads .* got 3 and 1 in 'odd', not 4 as 'attn"),
-    (Q, (K, "odd"), {}, "got 3 and 1 in 'odd', not 4 as 'attn/k' and 1 as 'attn/q'"),
-    (Q, "tall", {"stacked": 0}, "got 4 and 5 in 'tall', not 4 as 'tall' and 3 as"),
-    (Q, "values", {}, r"'a' must be of one size.*rope="),
+    (Q, "odd", {}, "must divide .* 3 key heads in 'odd' and 4 query heads in 'attn/q'"),
+    (
+        (Q, "attn/q2"),
+        ("odd", "odd2"),
+        {},
+        "3 key heads in 'odd' and 4 query heads in 'attn/q'",
+    ),
+    (Q, "none", {}, "0 key heads in 'none' and 4 query heads in"),
+    ("none", "odd", {}, "3 key heads in 'odd' and 0 query heads in 'none'"),
+    ("none", "odd", FLAT, "1 key heads in 'odd' and 0 query heads in 'none'"),
+    (Q, "none", FLAT, "0 key heads in 'none' and 2 query heads in 'attn/q'"),
+    (
+        (Q, "odd"),
+        K,
+        {},
+        "number of heads .*'odd' has 3 heads and 1 layers, 'attn/q' has 4",
+    ),
+    (
+        Q,
+        (K, "odd"),
+        {},
+        "'odd' has 3 heads and 1 layers, 'attn/k' has 4 heads, and 'attn/q' has 1",
+    ),
+    (
+        Q,
+        "tall",
+        {"stacked": 0},
+        "'tall' has 4 heads and 5 layers, 'tall' has 4 heads.* 3 layers",
+    ),
+    (Q, "values", {}, r"'a' must have the same size.*rope="),
     ("wide", "narrow", {"rope": 1}, "'narrow' must have at least 2 entries.* got 1"),
     (Q, K, {"axis": -4}, "`axis` must be an axis of 'attn/q'"),
     (Q, K, {"stacked": 3}, "`stacked` must be an axis of 'attn/q'"),
-    (Q, K, {"stacked": 2, "rope": 1}, "`stacked` must be another axis .* got 2"),
+    (
+        Q,
+        K,
+        {"stacked": 2, "rope": 1},
+        "`stacked` and the axis of heads must differ, got axis 2",
+    ),
     (Q, K, {"axis": -1, "rope": 1}, "'attn/q' must have at least 2 entries.* got 0"),
 ]
 # Other arguments.
@@ -233,7 +263,7 @@ WRONG = [
     (
         {"layers": {"a": optclip.Heads(Q, K, stacked=0)}},
         ValueError,
-        r"\(3, 4\) of layers and query heads",
+        r"\(3, 4\) of the layers and query heads",
     ),
     ({"layers": {1: 2}}, TypeError, "A name in `layers` must be a string, got 1"),
     ({"max_logit": {"b": 1.0}}, ValueError, "`max_logit`"),
@@ -337,7 +367,7 @@ LEAF, ONES = KERNEL["kernel"], np.ones(4)
     ],
 )
 def test_clip_normalized_queries_or_keys_are_rejected(tree, path, norm, rope):
-    match = f"'a' .* must not normalize .* the norm '{norm}.*Leave"
+    match = f"'a' .* must not normalize .* the norm '{norm}.*Remove"
     with pytest.raises(ValueError, match=match):
         clip_two_heads(tree, path, rope)
 

@@ -459,17 +459,19 @@ MESSAGES = {
     "Heads.query": [
         (3, T, "`query` must be a path such as 'attn/query/kernel', or a tuple of"),
         (("a", None), T, "or a tuple of paths, got ('a', None) (tuple)"),
-        ("kernel", V, "must name leaves of the parameters, got 'kernel'. Near it"),
+        ("kernel", V, "must name leaves of the parameters, got 'kernel'. Similar"),
     ],
     "Heads.axis": [
         ("x", T, "`axis` must be an int, one axis, got 'x' (str)"),
         (True, T, "`axis` must be an int, one axis, got True (bool)"),
-        (5, V, "`axis` must be an axis of 'query' of shape (3, 4, 2), got 5. Name the"),
+        (5, V, "`axis` must be an axis of 'query' of shape (3, 4, 2), got 5. Pass an"),
     ],
-    "Heads.stacked": [(1, V, "`stacked` must be another axis than that of heads, got")],
-    "Heads.head_dim": [(5, V, "The axis 1 of 'query' must have a multiple of 5")],
+    "Heads.stacked": [
+        (1, V, "`stacked` and the axis of heads must differ, got axis 1")
+    ],
+    "Heads.head_dim": [(5, V, "The length of axis 1 of 'query' must be a multiple of")],
     "Heads.rope": [(2, V, "Each head of 'query' must have at least 3 entries, since")],
-    "find_heads.query": [("kernel", V, "that is there, got 'kernel' (str). The paths")],
+    "find_heads.query": [("kernel", V, "that matches a leaf, got 'kernel' (str). The")],
     "functional.clip_attention_logits.layers": [
         ({}, V, "`layers` must be a dict from the name of a layer to its"),
         ({"a": "q"}, T, "`layers` at 'a' must be an optclip.Heads, got 'q' (str)"),
@@ -477,16 +479,20 @@ MESSAGES = {
     "functional.clip_attention_logits.max_logits": [
         ({}, V, "`max_logits` must have the names of `layers`, ['attn'], got []."),
         ({"attn": "x"}, T, "`max_logits` at 'attn' must be an array of real numbers,"),
-        ({"attn": np.ones(2)}, V, "must have the shape (4,) of query heads that"),
+        ({"attn": np.ones(2)}, V, "must have the shape (4,) of the query heads of"),
     ],
     "functional.clip_attention_logits.max_logit": [([], V, "It lacks 'attn'. Give")],
     "functional.max_attention_logit.query": [
         ("x", T, "`query` must be a floating-point array of shape (..., T, H, D), got"),
         (np.ones((3, 2, 2), int), T, "array of shape (..., T, H, D), got array([[[1,"),
-        (jnp.ones((3, 3, 2)), V, "The heads of `key` must divide those of `query`,"),
+        (
+            jnp.ones((3, 3, 2)),
+            V,
+            "The heads of `key`, 2, must divide the heads of `query`, 3",
+        ),
     ],
     "functional.max_attention_logit.mask": [
-        (np.ones((3, 3)), T, "Give mask > 0 of 0 and 1, mask > -1 of what is added to"),
+        (np.ones((3, 3)), T, "Pass mask > 0 for 0 and 1, and mask > -1 for values"),
         (np.ones(5, bool), V, "`mask` must be bools that broadcast to (..., H, T, S)"),
     ],
     "functional.max_attention_logit.scale": [
