@@ -77,8 +77,7 @@ def clip_attention_logits(
       `optclip.clip_attention_logits`, the optax transformation.
 
     References:
-      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Algorithm
-      1.
+      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)

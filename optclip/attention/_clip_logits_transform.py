@@ -71,11 +71,11 @@ def clip_attention_logits(
       head, from `optclip.functional.max_attention_logit`. `optax.chain` passes it on.
 
     Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: At `init` and `update`: a leaf is missing, is named twice or does not
-        have such heads; or a layer normalizes its queries or keys, so that scaling the
-        weights cannot change its logits. At `update`: `params` or `max_logits` is
-        missing.
+      TypeError: An argument has the wrong type, or `update` lacks `max_logits`.
+      ValueError: A number is out of range; or `update` lacks `params`. At `init` and
+        `update`: a leaf is missing, is named twice or does not have such heads; names
+        or numbers of heads differ; or a layer normalizes its queries or keys, so that
+        scaling the weights cannot change its logits.
 
     Guarantees:
       Updates of unclipped heads are bit-identical, unless a head of their group is
@@ -95,8 +95,7 @@ def clip_attention_logits(
     data axis but not by head.
 
     References:
-      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Algorithm
-      1.
+      Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)

@@ -12,8 +12,7 @@ from optclip.scopes._interface import PerLeaf
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Locate the heads of an attention layer, or of a stack of layers, in its
-    parameters.
+    """Locate the heads of an attention layer, or of a stack, in its parameters.
 
     The number of key heads must divide the number of query heads (GQA, MQA). Query
     heads that share a key head are adjacent, as in `jax.nn.dot_product_attention`.
