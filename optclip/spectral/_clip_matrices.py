@@ -1,4 +1,4 @@
-"""The pure clips of matrices: by the largest singular value, and each of them."""
+"""Clip matrices by their largest singular value, or each singular value."""
 
 from __future__ import annotations
 
@@ -22,39 +22,10 @@ def clip_by_spectral_norm(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
-    r"""Scale each matrix by its spectral norm, :math:`x \min(1, c / \sigma_1)`.
+    """Clip each matrix by its spectral norm.
 
-    Args:
-      tree: any pytree of arrays.
-      max_norm: the largest spectral norm that is let through, c in the formula: a
-        number, an array that broadcasts to the norms (the shape of the leaf with 1 at
-        `matrix_axes`), or a prefix tree of these with None for what is not clipped. 0
-        clips to zero; inf clips nothing.
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end;
-        a leaf with more of them is a batch of matrices. A vector is a matrix with one
-        singular value, its L2 norm; scalars are left alone.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
-        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
-        where it says enough. A matrix may be split on one of its sides.
-
-    Returns:
-      A tree like `tree`. A matrix whose norm is not above c is kept to the bit.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or fits no norm; a leaf lacks
-        `matrix_axes`.
+    Each matrix is multiplied by `min(1, max_norm / norm)`, where the norm is its
+    largest singular value. The norm of a vector is its L2 norm; scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp
@@ -63,6 +34,28 @@ def clip_by_spectral_norm(
       >>> print(functional.clip_by_spectral_norm(kernel, 1.0))
       [[0.   1.  ]
        [0.25 0.  ]]
+
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
+        the leaf with 1 at `matrix_axes`), or a prefix tree of these with None for
+        unclipped.
+      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
+        batch axes. Default: the last two.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
+        its sides. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree. Matrices within the threshold are bit-identical.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN, or does not match the norms; or a leaf
+        lacks `matrix_axes`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), norm="spectral",
@@ -82,48 +75,10 @@ def clip_by_singular_value(
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
 ) -> PyTree:
-    r"""Cap each singular value of each matrix, :math:`u \min(\sigma, c)\, v^*`.
+    """Cap each singular value of each matrix.
 
-    Args:
-      tree: any pytree of arrays.
-      max_value: the largest singular value that is let through, c in the formula: a
-        number, an array that broadcasts to the norms (`(..., p)` for a matrix with p
-        singular values, in ascending order), or a prefix tree of these with None for
-        what is not clipped. 0 clips to zero; inf clips nothing.
-      response: what happens to a singular value: `"hard"` caps it at c; `"soft"`, which
-        is `"smooth"`, makes it :math:`\sigma / \sqrt{1 + (\sigma / c)^2}`, as SPECTRA
-        does; with `"eigh"` any other of `optclip.responses` that looks at one at a
-        time and makes none larger.
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end;
-        a leaf with more of them is a batch of matrices. A vector is a matrix with one
-        singular value, its L2 norm; scalars are left alone.
-      method: `"eigh"` decomposes the Gram matrix of the smaller side. `"newton_schulz"`
-        has matrix products alone, about 65 of the smaller side, which accelerators
-        prefer to a decomposition; for `"hard"` and `"soft"`.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes its matrix NaN; `"zero"`
-        makes its matrix zero; `"raise"` raises an error under `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the tree, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
-        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
-        where it says enough. A matrix may be split on one of its sides.
-
-    Returns:
-      A tree like `tree`. A matrix without a singular value above c is kept to the bit
-      by `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at
-      most c (1 - 1e-6) is.
-
-      In float32 the result has singular values of at most c (1 + 1e-5). Its difference
-      from the exact cap is at most 1e-4 of the cap in the Frobenius norm and 2e-4 c in
-      the spectral norm, for sides up to 128 and a largest singular value up to 1000 c
-      with `"eigh"`, 100 c with `"newton_schulz"`. Beyond, it grows with the largest,
-      of which float32 rounds 6e-8 away, and with the root of the side: with `"eigh"`
-      about 2e-4 and 4e-4 c for 1024 by 1024.
-
-    Raises:
-      ValueError: `max_value` is negative or NaN, or fits no norm; there is no such
-        `method`, or it does not know the response; a leaf lacks `matrix_axes`.
+    Each singular value s becomes `min(s, max_value)`, and the singular vectors are
+    unchanged. A vector has one singular value, its L2 norm; scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp
@@ -133,8 +88,44 @@ def clip_by_singular_value(
       [[0.  1. ]
        [0.5 0. ]]
 
-    Source: Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*,
-    2026, arXiv:2603.14315, for the soft cap.
+    Args:
+      tree: Pytree of arrays, or one array.
+      max_value: Threshold: a number, an array that broadcasts to the norms (`(..., p)`
+        for matrices with p singular values, in ascending order), or a prefix tree of
+        these with None for unclipped.
+      response: `"hard"` caps each value; `"soft"`, the same as `"smooth"`, returns
+        `s / sqrt(1 + (s / max_value) ** 2)`; with `method="eigh"`, any other response
+        to a single value that does not enlarge it.
+      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
+        batch axes. Default: the last two.
+      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
+        `"newton_schulz"` computes only matrix products, about 65 of the smaller side,
+        for the responses `"hard"` and `"soft"`.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
+        its sides. Default: read from each leaf's type.
+
+    Returns:
+      The clipped tree.
+
+    Raises:
+      ValueError: `max_value` is negative or NaN, or does not match the norms; `method`
+        is unknown, or does not support the response; or a leaf lacks `matrix_axes`.
+
+    Guarantees:
+      A matrix is bit-identical if `"hard"` with `"eigh"` changes none of its singular
+      values, or with `"newton_schulz"` if its Frobenius norm is at most
+      `max_value * (1 - 1e-6)`. In float32 singular values are at most
+      `max_value * (1 + 1e-5)`. The error of the result is at most 1e-4 of its Frobenius
+      norm, and 2e-4 times `max_value` in the spectral norm, for sides up to 128 and
+      singular values up to 1000 times the threshold (100 times with `"newton_schulz"`).
+      It grows with the largest singular value and with the square root of the side:
+      with `"eigh"` about twice as much for 1024 by 1024.
+
+    References:
+      Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
+      arXiv:2603.14315, for the soft cap (SPECTRA).
     """
     return clip_by(
         tree, Named("max_value", max_value),

@@ -1,4 +1,4 @@
-"""The clips of matrices: by the largest singular value, and each of them."""
+"""Clip matrices by their largest singular value, or each singular value, in optax."""
 
 from __future__ import annotations
 
@@ -36,53 +36,10 @@ def clip_by_spectral_norm(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scale each matrix by its spectral norm, :math:`x \min(1, c / \sigma_1)`.
+    """Clip each matrix by its spectral norm.
 
-    Args:
-      max_norm: the largest spectral norm that is let through, c in the formula: a
-        number, an optax schedule, a rule of `optclip.thresholds`, or a prefix tree of
-        these with None for what is not clipped. 0 clips to zero; inf measures and clips
-        nothing.
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end;
-        a leaf with more of them is a batch of matrices. A vector is a matrix with one
-        singular value, its L2 norm; scalars are left alone.
-      method: how :math:`\sigma_1` is found: `"exact"` from the Gram matrix of the
-        smaller side, right to 1e-5, or `"power_iteration"`, which starts from what it
-        found the step before and keeps that in its state.
-      steps: how many iterations `"power_iteration"` makes in each step; None is one.
-      response: what happens to a norm above its threshold: `"hard"` scales it to the
-        threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. A name, an object with `coefficient(norm, threshold)`, or a
-        function of those two.
-      eps: a number of at least 0 that is added to the norm before the threshold is
-        divided by it; PyTorch's formula has 1e-6.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes all that share its norm
-        NaN; `"zero"` makes all that share it zero; `"raise"` raises an error under
-        `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
-        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
-        where it says enough. A matrix may be split on one of its sides.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing of it.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation.
-
-      With `"power_iteration"` the norm s that is found is never above
-      :math:`\sigma_1`, so that a matrix may be clipped too little. It is at least
-      :math:`\sigma_1 (\cos\theta)^{1/(2k+1)}` after k iterations from a vector at an
-      angle :math:`\theta` to the first singular vector, whatever the gap to the second;
-      and never below the norm of the largest row of the smaller side, so that a spike
-      in a new direction is seen in the step that brings it.
-
-    Raises:
-      ValueError: a concrete `max_norm` is negative or NaN; there is no such `method`;
-        at `init` and `update`, a leaf lacks `matrix_axes`, or a tree of thresholds or a
-        mask does not match.
+    Each matrix is multiplied by `min(1, max_norm / norm)`, where the norm is its
+    largest singular value. The norm of a vector is its L2 norm; scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -92,8 +49,43 @@ def clip_by_spectral_norm(
       [[0.   1.  ]
        [0.25 0.  ]]
 
-    Source: Kuczynski and Wozniakowski, *Estimating the Largest Eigenvalue by the Power
-    and Lanczos Algorithms with a Random Start*, 1992, for iterations without a gap.
+    Args:
+      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
+        or a prefix tree of these with None for unclipped.
+      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
+        batch axes. Default: the last two.
+      method: `"exact"` (default) uses the eigenvalues of the Gram matrix of the smaller
+        side, accurate to within 1e-5; `"power_iteration"` starts from the singular
+        vectors of the previous step, which the state stores.
+      steps: Number of power iterations per step. Default: 1.
+      response: What happens above the threshold; a name from `optclip.responses`, an
+        object with `coefficient(norm, threshold)`, or a function of these two.
+      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
+        its sides. Default: read from each leaf's type.
+      record: Whether to record each step; `"leaves"` records the norms of each leaf.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation.
+
+    Raises:
+      ValueError: `max_norm` is negative or NaN; `method` is unknown; or at `init` and
+        `update`, a leaf lacks `matrix_axes`, or a tree of thresholds or a mask does not
+        match.
+
+    Guarantees:
+      With `"power_iteration"` the estimate is never above the norm, so a matrix may be
+      clipped too little. After k iterations from a vector at an angle t to the first
+      singular vector, it is at least `norm * cos(t) ** (1 / (2 * k + 1))`, for any gap
+      to the second singular value. It is never below the norm of the largest row of the
+      smaller side, so a spike in a new direction is detected in the same step.
+
+    References:
+      Kuczynski and Wozniakowski, "Estimating the Largest Eigenvalue by the Power and
+      Lanczos Algorithms with a Random Start", 1992, for iterations without a gap.
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
     return clip_by(
@@ -116,53 +108,10 @@ def clip_by_singular_value(
     record: Record = True,
     name: str = "clip",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Cap each singular value of each matrix, :math:`u \min(\sigma, c)\, v^*`.
+    """Cap each singular value of each matrix.
 
-    Args:
-      max_value: the largest singular value that is let through, c in the formula: a
-        number, an optax schedule, a rule of `optclip.thresholds`, or a prefix tree of
-        these with None for what is not clipped. 0 clips to zero; inf measures and clips
-        nothing.
-      response: what happens to a singular value: `"hard"` caps it at c; `"soft"`, which
-        is `"smooth"`, makes it :math:`\sigma / \sqrt{1 + (\sigma / c)^2}`, as SPECTRA
-        does; with `"eigh"` any other of `optclip.responses` that looks at one at a
-        time and makes none larger.
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end;
-        a leaf with more of them is a batch of matrices. A vector is a matrix with one
-        singular value, its L2 norm; scalars are left alone.
-      method: `"eigh"` decomposes the Gram matrix of the smaller side. `"newton_schulz"`
-        has matrix products alone, about 65 of the smaller side, which accelerators
-        prefer to a decomposition; for `"hard"` and `"soft"`.
-      nonfinite: what a NaN or an inf does: `"propagate"` makes its matrix NaN; `"zero"`
-        makes its matrix zero; `"raise"` raises an error under `checkify`.
-      mask: which leaves are clipped; the others are left alone altogether, neither
-        measured nor scaled. A tree of bools, a prefix of one, or a function that makes
-        one of the updates, such as `optclip.by_path(...)`; None is all leaves.
-      axis_name: the mapped axes that leaves are split over inside `shard_map`, a
-        `PartitionSpec` or a tree of these; None reads them off the type of each leaf,
-        where it says enough. A matrix may be split on one of its sides.
-      record: whether the state keeps what happened, for `optclip.metrics`; `"leaves"`
-        keeps it for each leaf. False keeps nothing.
-      name: what `optclip.metrics` calls this clip; its keys begin with the name.
-
-    Returns:
-      A transformation. A matrix without a singular value above c is kept to the bit by
-      `"hard"` with `"eigh"`; with `"newton_schulz"` one whose Frobenius norm is at most
-      c (1 - 1e-6) is. What is recorded are the singular values; with `"newton_schulz"`
-      a bound on the largest of each matrix, which is above it by up to the fourth root
-      of the smaller side, so that steps count as clipped in which nothing was.
-
-      In float32 the result has singular values of at most c (1 + 1e-5). Its difference
-      from the exact cap is at most 1e-4 of the cap in the Frobenius norm and 2e-4 c in
-      the spectral norm, for sides up to 128 and a largest singular value up to 1000 c
-      with `"eigh"`, 100 c with `"newton_schulz"`. Beyond, it grows with the largest,
-      of which float32 rounds 6e-8 away, and with the root of the side: with `"eigh"`
-      about 2e-4 and 4e-4 c for 1024 by 1024.
-
-    Raises:
-      ValueError: a concrete `max_value` is negative or NaN; there is no such `method`,
-        or it does not know the response; at `init` and `update`, a leaf lacks
-        `matrix_axes`, or a tree of thresholds or a mask does not match.
+    Each singular value s becomes `min(s, max_value)`, and the singular vectors are
+    unchanged. A vector has one singular value, its L2 norm; scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -172,8 +121,41 @@ def clip_by_singular_value(
       [[0.  1. ]
        [0.5 0. ]]
 
-    Source: Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*,
-    2026, arXiv:2603.14315, for the soft cap.
+    Args:
+      max_value: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
+        or a prefix tree of these with None for unclipped.
+      response: `"hard"` caps each value; `"soft"`, the same as `"smooth"`, returns
+        `s / sqrt(1 + (s / max_value) ** 2)`; with `method="eigh"`, any other response
+        to a single value that does not enlarge it.
+      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
+        batch axes. Default: the last two.
+      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
+        `"newton_schulz"` computes only matrix products, about 65 of the smaller side,
+        for the responses `"hard"` and `"soft"`.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
+        its sides. Default: read from each leaf's type.
+      record: Whether to record each step; `"leaves"` records the values of each leaf.
+      name: Prefix of the record's keys in `optclip.metrics`.
+
+    Returns:
+      An optax transformation. Its record contains singular values; with
+      `"newton_schulz"` it contains a bound on the largest, which is too large by a
+      factor of at most the fourth root of the smaller side, so unclipped steps may
+      count as clipped.
+
+    Raises:
+      ValueError: `max_value` is negative or NaN; `method` is unknown, or does not
+        support the response; or at `init` and `update`, a leaf lacks `matrix_axes`, or
+        a tree of thresholds or a mask does not match.
+
+    Guarantees:
+      The same as those of `optclip.functional.clip_by_singular_value`.
+
+    References:
+      Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
+      arXiv:2603.14315, for the soft cap (SPECTRA).
     """
     return clip_by(
         Named("max_value", max_value, "clip_by_singular_value"),

@@ -1,7 +1,7 @@
-"""The singular vectors and values of a matrix, whatever its largest is.
+"""Compute singular vectors and values, accurate for any largest singular value.
 
-From Gram matrices, which in float32 resolve no singular value below 1e-3 of the
-largest: the largest are taken out first, in stages.
+Gram matrices in float32 do not resolve singular values below 1e-3 of the largest. So
+the largest values are removed first, in stages.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from optclip._arrays._numerics import root
 from optclip.spectral._matrix_blocks import adjoint, eigh, gram, product, times
 
 # A Gram matrix resolves singular values within this factor of the largest to 1e-5.
-# Larger ones than so many thresholds are taken out of the matrix first.
+# Values above this many thresholds are removed from the matrix first.
 _WINDOW = 4.0
 
-# The remainder after so many stages is below the rounding of the first.
+# After this many stages the remainder is below the rounding error of the first.
 _MOST = 24
 
 
 class Factors(NamedTuple):
-    """A matrix `(..., p, q)` as the product of `vectors` and `rows`.
+    """Represent a matrix `(..., p, q)` as the product of `vectors` and `rows`.
 
     Attributes:
-      vectors: `(..., p, p)`, the left singular vectors, one a column.
+      vectors: `(..., p, p)`, the left singular vectors as columns.
       values: `(..., p)`, the singular values in ascending order.
       rows: `(..., p, q)`, the right singular vectors times the values.
     """
@@ -40,15 +40,15 @@ class Factors(NamedTuple):
 
 
 class _PartlyFactored(NamedTuple):
-    """A matrix without the singular values taken out so far, and its factors.
+    """Hold a matrix without its removed singular values, and its factors.
 
     Attributes:
-      x: the remaining matrix.
-      vectors: the left singular vectors, of taken and of remaining values.
-      values: the singular values.
-      rows: the right singular vectors times the values, zero if not taken.
-      taken: which singular values are taken out.
-      stage: the number of stages so far.
+      x: The remaining matrix.
+      vectors: The left singular vectors, of removed and of remaining values.
+      values: The singular values.
+      rows: The right singular vectors times the values, zero for remaining values.
+      taken: Which singular values are removed.
+      stage: The number of stages so far.
     """
 
     x: jax.Array
@@ -72,12 +72,12 @@ def factors(
     """Return the factors of matrices, accurate around their lowest thresholds.
 
     Args:
-      split: the mapped axes that the columns of `x` are split over.
-      x: the matrices, `(..., p, q)`.
-      lowest: the lowest threshold of each, `(..., 1)`.
-      squares: the eigenvalues of the Gram matrix of `x`, which suffice for a matrix
+      split: Mapped axes that split the columns of `x`.
+      x: The matrices, `(..., p, q)`.
+      lowest: The lowest threshold of each, `(..., 1)`.
+      squares: The eigenvalues of the Gram matrix of `x`, which suffice for a matrix
         whose largest singular value is within the window of its threshold.
-      vectors: its eigenvectors.
+      vectors: The eigenvectors of the Gram matrix.
     """
     return _compiled(split, x, lowest, squares, vectors)
 
@@ -109,10 +109,10 @@ def _compiled(
 
 
 def _spectrum(squared: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The roots of the eigenvalues in ascending order, and the vectors.
+    """Return the roots of the eigenvalues in ascending order, and the vectors.
 
-    What rounding leaves in place of a zero counts as zero, of which no response makes
-    more.
+    Rounding turns zero eigenvalues into small ones; these count as 0, which responses
+    do not enlarge.
     """
     squares, vectors = eigh(squared)
     return _roots_of(squares), vectors
@@ -126,7 +126,7 @@ def _roots_of(squares: jax.Array) -> jax.Array:
 
 
 def _least(squares: jax.Array) -> float:
-    """The least square that is seen, whose differences do not underflow either."""
+    """Return the smallest square that counts, above underflow of its differences."""
     info = jnp.finfo(squares.dtype)
     return float(info.tiny / info.eps)
 
@@ -143,18 +143,19 @@ def _largest(left: _PartlyFactored) -> jax.Array:
 
 
 def _is_wide(left: _PartlyFactored, lowest: jax.Array) -> jax.Array:
-    """Whether the Gram matrix does not resolve what is as large as a threshold."""
+    """Return whether the Gram matrix does not resolve the lowest threshold."""
     return _largest(left) > _WINDOW * lowest
 
 
 def _without_largest(
     left: _PartlyFactored, lowest: jax.Array, split: Axes
 ) -> _PartlyFactored:
-    """The matrix without the singular values that are near its largest.
+    """Remove the singular values near the largest from a matrix.
 
-    From both sides: an error of 1e-7 in a vector of one side leaves that much of the
-    singular value, which may be 1000 thresholds. Each time anew what was taken out
-    before, of which rounding leaves 1e-7 of what is still there.
+    They are removed on both sides, because an error of 1e-7 in a vector of one side
+    leaves that fraction of the singular value, which may be 1000 thresholds. Values of
+    earlier stages are removed again, since rounding leaves 1e-7 of the rest in their
+    directions.
     """
     edge = jnp.maximum(_largest(left) / _WINDOW, lowest)
     chosen = ~left.taken & (left.values > edge) & _is_wide(left, lowest)
@@ -168,7 +169,7 @@ def _without_largest(
         x = x - product(ours, product(adjoint(ours), x))
         x = x - product(product(x, adjoint(theirs), split), theirs)
     values, vectors = _spectrum_beside(gram(x, split), ours, taken)
-    # Taken values and vectors are final; the others are measured again without them.
+    # Removed values and vectors are final; the others are measured again without them.
     values = jnp.where(taken, left.values, values)
     vectors = jnp.where(taken[..., None, :], left.vectors, vectors)
     return _PartlyFactored(x, vectors, values, rows, taken, left.stage + 1)
@@ -177,10 +178,11 @@ def _without_largest(
 def _spectrum_beside(
     squared: jax.Array, ours: jax.Array, taken: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """That of what is left, orthogonal to what was taken, which it has places for.
+    """Return the values and vectors of the rest, orthogonal to removed vectors.
 
-    Made negative, what was taken does not mix with what else is zero. By a mean of the
-    eigenvalues: more would cost digits.
+    The spectrum has places for removed values. They are shifted to a negative
+    eigenvalue, so that their vectors do not mix with vectors of zero eigenvalues. The
+    shift is a mean of the eigenvalues, as a larger one would cost digits.
     """
     trace = jnp.trace(jnp.real(squared), axis1=-2, axis2=-1)[..., None, None]
     some = jnp.maximum(trace, _least(trace))
@@ -196,7 +198,10 @@ def _spectrum_beside(
 
 @factors.defjvp
 def _factors_jvp(split, primals, tangents):
-    """Vectors of equal singular values do not turn, instead of without bound."""
+    """Differentiate the factors; vectors of equal singular values do not rotate.
+
+    Their derivative is unbounded otherwise.
+    """
     factored = factors(split, *primals)
     inner = product(adjoint(factored.vectors), tangents[0])
     # The tangents of the eigenvalues and eigenvectors follow from that of x.
@@ -213,13 +218,19 @@ def _factors_jvp(split, primals, tangents):
 
 
 def change_of_squares(factored: Factors, inner: jax.Array, split: Axes) -> jax.Array:
-    """That of the Gram matrix between the left vectors, `inner` that of the rows."""
+    """Return the tangent of the Gram matrix, in the basis of the left vectors.
+
+    `inner` is the tangent of the rows in this basis.
+    """
     turned = product(inner, adjoint(factored.rows), split)
     return turned + adjoint(turned)
 
 
 def gaps(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which singular values differ, and the differences of their squares; 1 if not."""
+    """Return which singular values differ, and the differences of their squares.
+
+    The difference of equal values is replaced by 1.
+    """
     one, other = values[..., :, None], values[..., None, :]
     near = jnp.sqrt(jnp.finfo(values.dtype).eps) * (one + other)
     apart = jnp.abs(one - other) > near

@@ -1,6 +1,6 @@
-"""What other packages of optclip use of `spectral`, beside its public names.
+"""Export the parts of `spectral` that other packages of optclip use.
 
-Its norm and its scope are registered here, since no module of the core may import it.
+Registers its norm and its scope, since no module of the core may import this package.
 """
 
 from optclip._clip import parts_of

@@ -1,6 +1,6 @@
-"""Slices over two axes as matrices, and what the spectrum of a matrix needs.
+"""Arrange slices over two axes as matrices, and compute their spectra.
 
-A matrix is shown with its smaller side first, so that the Gram matrix is the small one.
+The smaller side of a matrix comes first, so that its Gram matrix is the smaller one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LEAST_EXPONENT = -100
 
 
 class MatrixBlock(NamedTuple):
-    """The slices of one leaf as matrices.
+    """Hold the slices of one leaf as matrices.
 
     Attributes:
-      x: `(..., p, q)`, in float32 or wider, divided by `unit`, zeros where an element
-        of the matrix is not finite.
-      unit: `(..., 1, 1)`, a power of two such that no element is above 2.
-      size: `(..., 1, 1)`, the largest modulus; NaN or inf if that is an element.
-      split: the mapped axes that the columns are split over.
-      axis: the axes of the leaf, rows first.
+      x: `(..., p, q)`, in float32 or wider, divided by `unit`; zeros for a matrix with
+        a non-finite element.
+      unit: `(..., 1, 1)`, a power of two such that elements are at most 2.
+      size: `(..., 1, 1)`, the largest modulus; NaN or inf if an element is.
+      split: Mapped axes that split the columns.
+      axis: The axes of the leaf, rows first.
     """
 
     x: jax.Array
@@ -46,16 +46,16 @@ class MatrixBlock(NamedTuple):
 def matrices_of(
     block: Block, dtype: DTypeLike | None = None, axis_name: AxisName | None = None
 ) -> MatrixBlock:
-    """The matrices of a block of one leaf, by default in the precision of its norm.
+    """Return the matrices of a block of one leaf, in `dtype` or the dtype of its norm.
 
     Raises:
-      ValueError: the block has several leaves, or slices over more than two axes; a
-        leaf is a BCOO matrix; both sides of a matrix are split over mapped axes.
+      ValueError: The block has several leaves, or slices over more than two axes; a
+        leaf is a BCOO matrix; or both sides of a matrix are split over mapped axes.
     """
     if len(block.leaves) != 1:
         raise ValueError(
             "A spectral norm must be of one matrix, got a block of"
-            f" {len(block.leaves)} leaves. Give over=optclip.matrices(), or 'leaf' if"
+            f" {len(block.leaves)} leaves. Pass over=optclip.matrices(), or 'leaf' if"
             " no leaf has more than two axes."
         )
     x, shape, leaf_axes, sparse = _leaves.taken_apart(block.leaves[0])
@@ -63,13 +63,13 @@ def matrices_of(
     axis = tuple(range(len(shape))) if block.axis is None else block.axis
     if sparse is not None:
         raise ValueError(
-            "A leaf must be dense to have its singular values taken, got a BCOO matrix"
-            f" of shape {shape}. Make it dense by todense(), or leave it out by mask=."
+            "Singular values require a dense leaf, got a BCOO matrix of shape"
+            f" {shape}. Convert it with todense(), or exclude it with mask=."
         )
     if len(axis) > 2:
         raise ValueError(
             f"A matrix must have two axes, got {len(axis)} for a leaf of shape {shape}."
-            " Give over=optclip.matrices(), which batches over the others."
+            " Pass over=optclip.matrices(), which batches over the others."
         )
     x = _leaves.widen(jnp.asarray(x), dtype)
     axis, split = _smaller_first(x, shape, axis, leaf_axes)
@@ -79,7 +79,7 @@ def matrices_of(
 def _smaller_first(
     x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], leaf_axes: Any
 ) -> tuple[tuple[int, ...], _axis_names.Axes]:
-    """The axes, that of the larger side last, and what that one is split over."""
+    """Return the axes, the larger side last, and the mapped axes that split it."""
     if len(axis) < 2:
         return axis, _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes)
     _check_static(shape, axis)
@@ -92,16 +92,16 @@ def _smaller_first(
     ]
     if all(by_side):
         raise ValueError(
-            "A matrix must be whole on one of its sides inside shard_map, got one of"
-            f" shape {shape} that is split over the mesh axes {by_side[0]} and"
+            "Inside shard_map a matrix can be split along one side only, got both"
+            f" sides of shape {shape} split over the mesh axes {by_side[0]} and"
             f" {by_side[1]}. Clip it under jit, or gather one side first."
         )
-    # Products of the side that is split are added over devices; the other is whole.
+    # Products along the split side are added over devices; the other side is whole.
     return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
 
 
 def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
-    """Raise if the smaller side of a matrix is a symbol, as `jax.export` traces it."""
+    """Raise if the smaller side of a matrix is symbolic, as under `jax.export`."""
     try:
         is_static = isinstance(min(shape[a] for a in axis), int)
     except Exception:
@@ -111,13 +111,13 @@ def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
         raise ValueError(
             "The smaller side of a matrix must be static under jax.export, got the"
             f" shape {shape}. Export it with a static size, or bound the symbol of the"
-            " larger side, as by jax.export.symbolic_shape('b', constraints=['b >="
+            " larger side, as in jax.export.symbolic_shape('b', constraints=['b >="
             " 100'])."
         )
 
 
 def is_vector(block: Block) -> bool:
-    """Whether a block is one dense leaf whose singular value is its L2 norm."""
+    """Return whether a block is one dense leaf whose singular value is its L2 norm."""
     _, shape, _, sparse = _leaves.taken_apart(block.leaves[0])
     rank = len(shape if block.axis is None else block.axis)
     return len(block.leaves) == 1 and sparse is None and rank < 2
@@ -128,9 +128,9 @@ def with_vectors(
     of_matrix: Callable[[int], jax.Array],
     axis_name: AxisName | None = None,
 ) -> list[jax.Array]:
-    """The norms of vectors, measured together; `of_matrix(i)` for each other block.
+    """Return the norms of all blocks: vectors together, others by `of_matrix(i)`.
 
-    A model has hundreds of vectors, of which matrices of one row take XLA far longer.
+    Models have hundreds of vectors, and XLA is much slower on matrices of one row.
     """
     flags = [is_vector(block) for block in blocks]
     vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
@@ -140,7 +140,7 @@ def with_vectors(
 
 
 def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """`(..., p, q)` of an array; a vector is one row, a number one element."""
+    """Return an array as `(..., p, q)`; a vector is one row, a number one element."""
     if len(axis) == 2:
         return jnp.moveaxis(x, axis, (-2, -1))
     row = jnp.moveaxis(x, axis[0], -1) if axis else x[..., None]
@@ -148,52 +148,52 @@ def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
 
 
 def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
-    """The inverse of `as_matrices`, of leaves that are no vectors."""
+    """Invert `as_matrices`, for leaves that are not vectors."""
     return jnp.moveaxis(matrices, (-2, -1), axis)
 
 
 def _scaled(
     x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
 ) -> MatrixBlock:
-    # The gradient is stopped: the unit cancels in every result, so that it needs no
-    # derivative.
+    # The gradient is stopped, since the unit cancels in every result.
     constant = lax.stop_gradient(x)
     size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
     size = _collectives.spanning(_maxima.over_devices, size, split)
     finite = jnp.isfinite(size)
-    # A matrix with a NaN or inf has the unit 1.
+    # A matrix with NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
     exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
-    # Zeros replace it, so that its decomposition is finite; `size` keeps NaN or inf.
+    # Zeros replace such a matrix, so that its decomposition is finite; `size` holds the
+    # NaN or inf.
     scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
     return MatrixBlock(scaled, unit, size, split, axis)
 
 
 def times(real: jax.Array, x: jax.Array) -> jax.Array:
-    """The product of real numbers and an array that may be complex."""
+    """Multiply an array that may be complex by real numbers."""
     return real.astype(x.dtype) * x
 
 
 def adjoint(x: jax.Array) -> jax.Array:
-    """The conjugate transpose."""
+    """Return the conjugate transpose."""
     return jnp.conj(jnp.swapaxes(x, -2, -1))
 
 
 def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Array:
-    """The matrix product in full precision, added over mapped axes.
+    """Return the matrix product in full precision, summed over mapped axes.
 
-    TPUs multiply float32 in pieces of bfloat16 unless asked not to.
+    TPUs multiply float32 in bfloat16 pieces by default.
     """
     out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a))
     return _collectives.spanning(lax.psum, out, split)
 
 
 def _placed(a: jax.Array) -> dict[str, Any]:
-    """Where a product goes on a mesh of Explicit axes, which asks for it.
+    """Return the sharding of a product, which a mesh of Explicit axes requires.
 
-    To where the rows are: only those of a matrix itself are ever split, so that the
-    columns of a product are whole, or those of a Gram matrix.
+    The product is sharded like the rows of `a`. Only rows of the matrix itself are ever
+    split, so the columns of a product are whole, or belong to a Gram matrix.
     """
     mesh = jax.typeof(a).sharding.mesh
     if AxisType.Explicit not in mesh.axis_types:
@@ -204,11 +204,12 @@ def _placed(a: jax.Array) -> dict[str, Any]:
 
 
 def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
-    """`x x^*`, which is the smaller of the two."""
+    """Return the Gram matrix `x x^*`, the smaller of the two."""
     return _placement.whole(product(x, adjoint(x), split))
 
 
-# Its vectors are from `eigh` below, so that second derivatives are finite too.
+# The derivative uses the vectors of `eigh` below, so that second derivatives are finite
+# too.
 @jax.custom_jvp
 def eigenvalues(g: jax.Array) -> jax.Array:
     """Return the eigenvalues of a Hermitian matrix, some of which may be equal."""
@@ -222,10 +223,10 @@ def _eigenvalues_jvp(primals, tangents):
     return values, jnp.real(jnp.sum(jnp.conj(vectors) * moved, -2))
 
 
-# JAX's own derivative divides by the difference of equal eigenvalues.
+# The derivative of JAX divides by the difference of equal eigenvalues.
 @jax.custom_jvp
 def eigh(g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return ascending eigenvalues, and vectors that do not turn among equal ones."""
+    """Return ascending eigenvalues, and vectors that do not rotate among equal ones."""
     values, vectors = jnp.linalg.eigh(g)
     return values, vectors
 
@@ -244,9 +245,10 @@ def _eigh_jvp(primals, tangents):
 
 
 class Factored(NamedTuple):
-    """Matrices, and the eigenvalues and eigenvectors of their Gram matrices.
+    """Hold matrices with the eigenvalues and eigenvectors of their Gram matrices.
 
-    The latter are None for matrices of at most one row, and where no method needs them.
+    The latter are None for matrices of at most one row, and if the method does not use
+    them.
     """
 
     matrices: MatrixBlock
@@ -269,7 +271,7 @@ def singular_values(matrices: MatrixBlock) -> jax.Array:
 
 
 def singular_values_of(parts: Factored) -> jax.Array:
-    """Return the singular values of matrices that are decomposed already."""
+    """Return the singular values of decomposed matrices."""
     if parts.squares is None:
         return _single(parts.matrices)
     return _rooted(parts.matrices, parts.squares)
@@ -285,7 +287,7 @@ def _single(matrices: MatrixBlock) -> jax.Array:
 def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
     """Return the roots of eigenvalues, as many as the smaller side of a matrix has.
 
-    Where the smaller side is split over devices, the larger one comes first.
+    If the smaller side is split over devices, the larger side comes first.
     """
     x = matrices.x
     count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
@@ -294,7 +296,7 @@ def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
 
 
 def in_units(matrices: MatrixBlock, norms: jax.Array) -> jax.Array:
-    """Norms of `x`, `(..., k)`, as those of what it was; not finite as its elements."""
+    """Return norms of `x`, `(..., k)`, for the leaf; NaN or inf if `size` is."""
     size = matrices.size[..., 0]
     scaled = norms * matrices.unit[..., 0]
     return jnp.where(jnp.isfinite(size), scaled, jnp.broadcast_to(size, scaled.shape))

@@ -1,4 +1,4 @@
-"""The scopes of matrices: a norm for each of them, or for each singular value."""
+"""Scope norms to matrices, or to each singular value."""
 
 import dataclasses
 from typing import Literal
@@ -13,7 +13,7 @@ Method = Literal["eigh", "newton_schulz"]
 
 @dataclasses.dataclass(frozen=True)
 class Matrices(PerLeaf):
-    """One norm for each matrix of each leaf. Use `matrices(...)`."""
+    """Measure one norm per matrix of each leaf. Use `matrices(...)`."""
 
     matrix_axes: tuple[int, ...]
 
@@ -27,31 +27,16 @@ class Matrices(PerLeaf):
 
 @dataclasses.dataclass(frozen=True)
 class SingularValues(Matrices):
-    """Each singular value of each matrix. Use `singular_values(...)`."""
+    """Measure each singular value of each matrix. Use `singular_values(...)`."""
 
     method: Method = "eigh"
 
 
 def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
-    """The scope of one norm for each matrix.
+    """Measure one norm per matrix.
 
-    A leaf of more than two axes is a batch of matrices; a vector is one row; a scalar
-    is left alone.
-
-    Args:
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end.
-        A kernel `(layers, inputs, outputs)` that is stacked for a scan over layers is a
-        batch of matrices as it is; one `(inputs, heads, features)` is one matrix for
-        each head with `(0, 2)`.
-
-    Returns:
-      A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at
-      `matrix_axes`.
-
-    Raises:
-      TypeError: `matrix_axes` is not a tuple of ints.
-      ValueError: `matrix_axes` has not two entries; at `init` and `update`, a leaf of
-        two or more axes lacks one of them.
+    A leaf with more than two axes is a batch of matrices, a vector is one row, and
+    scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -60,6 +45,20 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
       >>> print(tx.update(kernel, tx.init(kernel))[0])
       [[0.   1.  ]
        [0.25 0.  ]]
+
+    Args:
+      matrix_axes: The two axes of a matrix, negative ones from the end. The default,
+        the last two, suits kernels stacked for a scan, `(layers, inputs, outputs)`;
+        with `(0, 2)` a kernel `(inputs, heads, features)` is one matrix per head.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
+      `matrix_axes`.
+
+    Raises:
+      TypeError: `matrix_axes` is not a tuple of ints.
+      ValueError: `matrix_axes` does not have two entries; or at `init` and `update`, a
+        leaf of two or more axes lacks one of them.
     """
     return Matrices(_two(matrix_axes))
 
@@ -67,26 +66,10 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
 def singular_values(
     matrix_axes: tuple[int, int] = (-2, -1), *, method: Method = "eigh"
 ) -> SingularValues:
-    """The scope of each singular value of each matrix, clipped by itself.
+    """Clip each singular value of each matrix separately.
 
-    A leaf of more than two axes is a batch of matrices; a vector has one singular
-    value, its norm; a scalar is left alone.
-
-    Args:
-      matrix_axes: the two axes of a matrix, of which negative ones count from the end.
-      method: `"eigh"` decomposes the Gram matrix of the smaller side, for any response
-        and rule; `"newton_schulz"` has matrix products alone, for `"hard"` and
-        `"smooth"`. `optclip.clip_by_singular_value` says what each is good for.
-
-    Returns:
-      A scope for `clip_by(over=...)`; its norms are `(..., p)`, the singular values of
-      each matrix in ascending order; with `"newton_schulz"` `(..., 1)`, a bound on the
-      largest.
-
-    Raises:
-      TypeError: `matrix_axes` is not a tuple of ints.
-      ValueError: `matrix_axes` has not two entries, or there is no such `method`; at
-        `init` and `update`, a leaf of two or more axes lacks one of them.
+    A leaf with more than two axes is a batch of matrices, a vector has one singular
+    value, its L2 norm, and scalars are unchanged.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -95,6 +78,24 @@ def singular_values(
       >>> print(tx.update(kernel, tx.init(kernel))[0])
       [[0.  1. ]
        [0.5 0. ]]
+
+    Args:
+      matrix_axes: The two axes of a matrix, negative ones from the end. Default: the
+        last two.
+      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side, for any
+        threshold and responses to a single value; `"newton_schulz"` computes only
+        matrix products, for the responses `"hard"` and `"smooth"`.
+        `optclip.clip_by_singular_value` compares their accuracy.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms are `(..., p)`, the singular values of
+      each matrix in ascending order; with `"newton_schulz"` `(..., 1)`, a bound on the
+      largest.
+
+    Raises:
+      TypeError: `matrix_axes` is not a tuple of ints.
+      ValueError: `matrix_axes` does not have two entries; `method` is unknown; or at
+        `init` and `update`, a leaf of two or more axes lacks one of them.
     """
     _validate.choice("method", method, ("eigh", "newton_schulz"))
     return SingularValues(_two(matrix_axes), method)
@@ -102,7 +103,7 @@ def singular_values(
 
 def _two(axis: tuple[int, int]) -> tuple[int, ...]:
     wanted = "a tuple of two ints"
-    advice = "Negative ones count from the end: give (-2, -1) for the last two."
+    advice = "Negative ones count from the end: pass (-2, -1) for the last two."
     is_valid = isinstance(axis, tuple)
     if not is_valid or not all(type(a) is int for a in axis):
         raise TypeError(_validate.must_be("matrix_axes", wanted, axis, advice))

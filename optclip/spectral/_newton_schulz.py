@@ -1,14 +1,16 @@
-r"""Singular values capped by matrix products alone, which accelerators are made for.
+"""Cap singular values by matrix products only, which accelerators compute fast.
 
-With the Gram matrix :math:`G = x x^*` a hard cap is
-:math:`c \max(G, c^2)^{-1/2} x`, a soft one :math:`c (G + c^2)^{-1/2} x`. The maximum
-is :math:`(G + c^2 + |G - c^2|) / 2`, the modulus a matrix times its sign. Sign and
-inverse root are Newton-Schulz iterations, each step scaled for the interval that its
-eigenvalues are still in.
+With the Gram matrix `G = x x^*` a hard cap is `c max(G, c^2)^(-1/2) x`, a soft one
+`c (G + c^2)^(-1/2) x`. The maximum is `(G + c^2 + |G - c^2|) / 2`, where the modulus of
+a matrix is its product with its sign. Sign and inverse root are Newton-Schulz
+iterations; each step is scaled for the interval that contains the eigenvalues at that
+step.
 
-Sources: Kenney and Laub, *On Scaling Newton's Method for Polar Decomposition and the
-Matrix Sign Function*, 1992; Chen and Chow, *A Stable Scaling of Newton-Schulz for
-Improving the Sign Function Computation of a Hermitian Matrix*, 2014.
+References:
+  Kenney and Laub, "On Scaling Newton's Method for Polar Decomposition and the Matrix
+  Sign Function", 1992.
+  Chen and Chow, "A Stable Scaling of Newton-Schulz for Improving the Sign Function
+  Computation of a Hermitian Matrix", 2014.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from jax import lax
 from optclip._arrays._axis_names import Axes
 from optclip.spectral._matrix_blocks import adjoint, gram, product, times
 
-# A Gram matrix resolves singular values within this factor of the largest. A larger one
-# is capped in steps: a cap after a higher one is the cap.
+# A Gram matrix resolves singular values within this factor of the largest. Larger ones
+# are capped in steps, since a cap after a higher cap equals the lower cap alone.
 _WINDOW = 8.0
 _STEPS = 7
 
 
 def bound(x: jax.Array, split: Axes) -> jax.Array:
-    """What the largest singular value is at most, `(..., 1, 1)`.
+    """Return an upper bound on the largest singular value, `(..., 1, 1)`.
 
-    The same for the Gram matrix of either side, so that a mesh does not change it.
+    It is the same for the Gram matrix of either side, so the layout of a mesh does not
+    change it.
     """
-    # The gradient is stopped: no cap depends on what it is scaled by.
+    # The gradient is stopped, since the scale cancels in every cap.
     size = lax.stop_gradient(jnp.abs(gram(x, split)))
     return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
 
@@ -43,12 +46,12 @@ def bound(x: jax.Array, split: Axes) -> jax.Array:
 # The function is compiled, since an eager call would compile its loops each time.
 @functools.partial(jax.jit, static_argnames=("split", "is_soft"))
 def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
-    """Matrices with their singular values capped at `limit`, `(..., 1, 1)`."""
+    """Return matrices with singular values capped at `limit`, `(..., 1, 1)`."""
     top = bound(x, split)
     # A matrix of zeros is divided by 1.
     top = jnp.where(top > 0, top, jnp.ones_like(top))
-    # Below the lower limit float32 holds nothing of values that are not far above it:
-    # `share` scales the result. Above the upper limit almost nothing is capped.
+    # Below the lower limit all resolved values are far above the threshold, so the cap
+    # at the limit is scaled by `share`. Above the upper limit almost nothing is capped.
     c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
@@ -62,7 +65,7 @@ def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax
 
 
 class _PartlyCapped(NamedTuple):
-    """Matrices with a bound `top`, which are still to be capped at `c`."""
+    """Hold matrices with a bound `top`, which are still to be capped at `c`."""
 
     x: jax.Array
     c: jax.Array
@@ -70,13 +73,13 @@ class _PartlyCapped(NamedTuple):
 
 
 def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
-    """The same after a cap as low as the Gram matrix can resolve."""
+    """Cap as low as the Gram matrix can resolve."""
     x, c, top = left
-    # An intermediate cap does not change the result, so that it needs no derivative.
+    # The gradient is stopped, since an intermediate cap does not change the result.
     higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
     wide = higher > c
     out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)
-    # What a cap may leave above it, and more.
+    # A cap may leave values this far above it.
     top = jnp.where(wide, higher * (1 + 1e-4), top)
     if not is_soft:
         return _PartlyCapped(out, c, top)
@@ -86,7 +89,7 @@ def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
 
 
 def _cap(left: _PartlyCapped, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
-    """The cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
+    """Cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
     g = times(1 / left.top**2, gram(left.x, split))
     t = (c / left.top) ** 2
     least = times(t, _identity(g))
@@ -104,10 +107,10 @@ _STABLE = 1.7
 
 
 def _scales(least: float) -> np.ndarray:
-    """What each step multiplies by, for eigenvalues from `least` to 1 in modulus.
+    """Return the factor of each step, for eigenvalues from `least` to 1 in modulus.
 
-    The largest factor under which the step maps them into 1 again, short of the root of
-    3: that would map 1 to 0, and 1 as it is rounded to either side of it.
+    It is the largest factor with which the step maps them into 1 again, and below the
+    root of 3, which would map 1 to 0 and a rounded 1 to either side of 0.
     """
     scales = []
     while least < 1 - 1e-7:
@@ -118,8 +121,8 @@ def _scales(least: float) -> np.ndarray:
     return np.array([*scales, 1.0])
 
 
-# An eigenvalue nearer to zero keeps a wrong sign, which moves a singular value that is
-# within as much of the threshold by a hundred thousandth of it.
+# An eigenvalue nearer to zero may get the wrong sign, which changes a singular value
+# this near to its threshold by 1e-5 of it.
 _SIGN = _scales(6e-7)
 _ROOT = _scales(1 / 8.1)
 
@@ -138,7 +141,10 @@ def _sign(a: jax.Array) -> jax.Array:
 
 
 def _inverse_root(a: jax.Array) -> jax.Array:
-    """Of a matrix with eigenvalues from 1/65 to 1: root and inverse root together."""
+    """Return the inverse root of a matrix with eigenvalues from 1/65 to 1.
+
+    The iteration computes the root and the inverse root together.
+    """
     one = _identity(a)
 
     def step(

@@ -1,10 +1,10 @@
-r"""The spectral norm by a few products with a vector, from that of the step before.
+"""Estimate spectral norms by a few products with a vector from the previous step.
 
-After k iterations from a unit vector at an angle :math:`\theta` to the first singular
-vector the estimate s has :math:`\sigma_1 (\cos\theta)^{1/(2k+1)} \le s \le \sigma_1`:
-:math:`s^2` is the quotient of the moments 2k + 1 and 2k of the eigenvalues of the Gram
-matrix, weighted by the squares of the start, which is at least the root 2k + 1 of the
-former by Jensen's inequality. No gap between singular values is asked for.
+After k iterations from a unit vector at an angle t to the first singular vector, the
+estimate s satisfies `sigma * cos(t) ** (1 / (2 k + 1)) <= s <= sigma`. This holds
+because `s^2` is the quotient of the moments 2k + 1 and 2k of the eigenvalues of the
+Gram matrix, weighted by the squares of the start. By Jensen's inequality it is at least
+the root 2k + 1 of the former. No gap between singular values is required.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from optclip.spectral._matrix_blocks import (
 def iterated(
     matrices: MatrixBlock, vectors: jax.Array, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest singular values, `(..., 1)`, and the vectors they were found with.
+    """Return the largest singular values, `(..., 1)`, and their vectors.
 
-    `vectors` are those of the smaller side from the step before, `(..., p)`; zeros
-    before the first.
+    `vectors` are the vectors of the smaller side from the previous step, `(..., p)`;
+    zeros before the first step.
     """
     x = matrices.x
     if not x.shape[-2]:
@@ -49,7 +49,7 @@ def iterated(
 # The function is compiled, since an eager call would compile the loop each time.
 @functools.partial(jax.jit, static_argnums=2)
 def _turned(x: jax.Array, start: jax.Array, steps: int) -> jax.Array:
-    """The unit vectors after so many steps."""
+    """Return the unit vectors after `steps` iterations."""
 
     def step(_: int, u: jax.Array) -> jax.Array:
         longer = product(x, product(adjoint(x), u))
@@ -59,9 +59,9 @@ def _turned(x: jax.Array, start: jax.Array, steps: int) -> jax.Array:
 
 
 def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:
-    """The vectors from before or, where that shows more, the largest row.
+    """Return the previous vectors, or the largest row where its estimate is larger.
 
-    A spike in a direction that the vector from before is orthogonal to shows there.
+    The row detects a spike in a direction orthogonal to the previous vector.
     """
     rows = jnp.sum(jnp.real(x * jnp.conj(x)), -1)
     before = product(adjoint(x), vectors[..., None].astype(x.dtype))
@@ -72,7 +72,7 @@ def _start(x: jax.Array, vectors: jax.Array) -> jax.Array:
 
 
 def _normalized(longer: jax.Array, before: jax.Array) -> jax.Array:
-    """A unit vector; that from before of a matrix of zeros."""
+    """Return a unit vector; the previous one for a matrix of zeros."""
     squares = jnp.sum(jnp.real(longer * jnp.conj(longer)), -2, keepdims=True)
     # The root and the quotient have no finite derivative at 0; 1 replaces it.
     live = squares > 0

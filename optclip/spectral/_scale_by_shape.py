@@ -1,4 +1,4 @@
-"""Matrices scaled by their shape, so that a wide layer moves as far as a square one."""
+"""Scale matrices by their shape, so that wide and square layers move equally far."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def scale_by_shape(
     mask: Mask | None,
     axis_name: AxisName | None,
 ) -> optax.GradientTransformation:
-    """Each matrix times the root of its outputs over its inputs, if that is above 1.
+    """Multiply each matrix by `sqrt(max(1, outputs / inputs))`.
 
-    The two axes of `matrices` are those of the inputs and of the outputs, the other way
-    round where `transposed` says so of the path of a leaf.
+    The axes of `matrices` are inputs and outputs, in reverse order if `transposed`
+    returns True for the path of a leaf.
     """
 
     def update_fn(updates: PyTree, params: PyTree = None) -> PyTree:
@@ -44,7 +44,7 @@ def scale_by_shape(
 
 
 def _length(leaf: Leaf, axis: int) -> int:
-    """How long an axis is, on all devices that it is split over."""
+    """Return the length of an axis, over all devices that split it."""
     x, shape, declared, _ = _leaves.taken_apart(leaf)
     axis %= len(shape)
     split = _axis_names.split_axes_of_slices(x, shape, (axis,), declared)

@@ -1,6 +1,6 @@
-"""Clipping of singular values: the same singular vectors, other values.
+"""Clip singular values and keep the singular vectors.
 
-The measurement decomposes each matrix and hands the decomposition on to the action.
+The measurement decomposes each matrix and passes the decomposition to the action.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SOFT = Smooth()
 
 @dataclasses.dataclass(frozen=True)
 class SingularValueNorms(Measurement):
-    """All singular values of each matrix, or a bound on the largest.
+    """Measure all singular values of each matrix, or a bound on the largest.
 
     Attributes:
       method: `"eigh"` for the values, `"newton_schulz"` for the bound.
@@ -70,7 +70,7 @@ class SingularValueNorms(Measurement):
 
         def of_matrix(i: int) -> jax.Array:
             matrices = matrices_of(blocks[i], axis_name=axis_name)
-            # A mesh of Explicit axes requires a place for each part of a decomposition.
+            # A mesh of Explicit axes requires a sharding for each decomposed part.
             placed = map(_placement.whole, (matrices.x, matrices.unit, matrices.size))
             x, unit, size = placed
             matrices = matrices._replace(x=x, unit=unit, size=size)
@@ -90,7 +90,7 @@ class Cap(Action):
     """Multiply each singular value by its coefficient.
 
     Attributes:
-      method: how the matrices are put together again.
+      method: How the matrices are reassembled.
     """
 
     method: Literal["eigh", "newton_schulz"]
@@ -134,7 +134,7 @@ class Cap(Action):
 
 
 def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
-    """Return the clipped matrices, NaN or zero where an entry is not finite."""
+    """Return the clipped matrices, NaN or zero if an entry is not finite."""
     bad = jnp.zeros_like(matrices.size)
     if clip.nonfinite != "zero":
         # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
@@ -146,7 +146,7 @@ def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Arra
 def _as_leaf(
     leaf: LaidOutLeaf, matrices: MatrixBlock, capped: jax.Array, unclipped: jax.Array
 ) -> jax.Array:
-    """Return the clipped leaf, bit-identical where nothing of a matrix is clipped."""
+    """Return the clipped leaf, bit-identical in unclipped matrices."""
     x = jnp.asarray(leaf.array)
     flags = jnp.broadcast_to(unclipped[..., None], capped.shape)
     out, unclipped = (
@@ -166,11 +166,12 @@ def parts_of_singular_values(
       ValueError: the norm, the response or `eps` does not apply to singular values.
     """
     if norm != L2:
-        advice = "A singular value has one size: leave `norm` out."
+        advice = "Omit norm=: a singular value is a single number."
         raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
     if compares(response):
-        wanted = "one that looks at one singular value at a time"
-        raise ValueError(_validate.must_be("response", wanted, response))
+        wanted = "a response that depends on a single singular value"
+        advice = "Pass 'hard' or 'smooth'."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
     if scope.method == "newton_schulz":
         _check_by_products(response, eps)
     return Parts(SingularValueNorms(scope.method), Cap(scope.method))
@@ -178,9 +179,9 @@ def parts_of_singular_values(
 
 def _check_by_products(response: Response, eps: Number) -> None:
     if response not in (Hard(), SOFT):
-        advice = "Others need the singular values themselves: give method='eigh'."
+        advice = "Pass method='eigh' for other responses."
         wanted = "'hard' or 'smooth' for method='newton_schulz'"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if not (isinstance(eps, (int, float)) and eps == 0):
-        advice = "Give method='eigh' with it."
+        advice = "Pass method='eigh' with eps=."
         raise ValueError(_validate.must_be("eps", "0", eps, advice))

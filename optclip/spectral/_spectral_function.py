@@ -1,6 +1,6 @@
-"""A function of the singular values of a matrix, its singular vectors as they are.
+"""Apply a function to the singular values of a matrix, with its singular vectors.
 
-That of the eigenvalues of the Gram matrix, `F = u k u^*`, times the matrix.
+The result is the matrix times a function of its Gram matrix, `F = u k u^*`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Coefficient = Callable[[jax.Array, jax.Array], jax.Array]
 def mapped(
     factored: Factored, limit: jax.Array, coefficient: Coefficient, *, detached: bool
 ) -> jax.Array:
-    """Each matrix with each singular value times its coefficient, in its `unit`.
+    """Return each matrix with each singular value times its coefficient, in its `unit`.
 
-    `detached`, the coefficients are constants to `jax.grad`.
+    If `detached`, the coefficients are constants to `jax.grad`.
     """
     matrices, squares, vectors = factored
     if squares is None or vectors is None:
         coefficients = coefficient(singular_values_of(factored), limit)[..., None]
         return times(coefficients, matrices.x)
     unit = matrices.unit[..., 0]
-    # Beyond the smaller side of a matrix there are zeros, at whatever threshold.
+    # Singular values beyond the smaller side are zero, so any threshold fits them.
     beyond = matrices.x.shape[-2] - limit.shape[-1]
     limit = jnp.pad(limit, [*[(0, 0)] * (limit.ndim - 1), (beyond, 0)], mode="edge")
-    # The rule below runs later and differentiates by the arrays that the coefficient
-    # closes over, such as the value of a schedule, so it needs them as arguments.
+    # The rule below runs later and differentiates with respect to the arrays that the
+    # coefficient closes over, such as the value of a schedule, so they are arguments.
     function, consts = _closures.converted(coefficient, limit, limit)
     how = _How(function, matrices.split, detached)
     lowest = _lowest(limit, unit)
@@ -52,21 +52,21 @@ def mapped(
 
 
 def _lowest(limit: jax.Array, unit: jax.Array) -> jax.Array:
-    """The lowest threshold above 0 of each matrix, in its unit, `(..., 1)`."""
+    """Return the lowest positive threshold of each matrix, in its unit, `(..., 1)`."""
     # A threshold of 0 makes all values 0, whatever their accuracy.
     positive = jnp.where(limit > 0, limit, jnp.inf)
     return jnp.min(positive, -1, keepdims=True) / unit
 
 
 class _How(NamedTuple):
-    """The function of a mapping, and what else is fixed while tracing."""
+    """Hold the function of a mapping, and its other static arguments."""
 
     coefficient: Callable[..., jax.Array]
     split: Axes
     detached: bool
 
 
-# Derivatives by the factors do not exist where singular values are equal.
+# The derivative is written for x, since factors have none at equal singular values.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _mapped(
     how: _How,
@@ -82,9 +82,9 @@ def _mapped(
 
 @_mapped.defjvp
 def _mapped_jvp(how, primals, tangents):
-    """By divided differences of F, which are slopes where singular values are equal.
+    """Differentiate by divided differences of F, or by its slope at equal values.
 
-    By that of x, not of its factors, which have none there.
+    The tangent of x enters directly, since its factors have none at equal values.
     """
     factored, _, unit, limit, *consts = primals
     _, dx, _, dlimit, *dconsts = tangents
@@ -111,7 +111,7 @@ def _mapped_jvp(how, primals, tangents):
 def _divided_differences(
     values: jax.Array, coefficients: jax.Array, slope: jax.Array
 ) -> jax.Array:
-    """The change of the coefficient by that of the square of the singular value."""
+    """Return the change of each coefficient per change of the squared values."""
     apart, gap = gaps(values)
     quotient = (coefficients[..., :, None] - coefficients[..., None, :]) / gap
     # A singular value of 0 counts as having no slope, so that nothing divides by it.

@@ -1,4 +1,4 @@
-"""The spectral norm: the largest singular value of each matrix."""
+"""Measure the spectral norm: the largest singular value of each matrix."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,21 +28,10 @@ from optclip.spectral._power_iteration import iterated
 
 @dataclasses.dataclass(frozen=True)
 class Spectral(Measurement):
-    r"""The spectral norm of a matrix, its largest singular value :math:`\sigma_1`.
+    """Measure the spectral norm of each matrix: its largest singular value.
 
-    A vector is a matrix with one singular value, its L2 norm. `"spectral"` names it
-    where a norm is asked for; give `over=optclip.matrices()` with it, or `"leaf"` where
-    no leaf has more than two axes.
-
-    Args:
-      method: `"exact"` takes the largest eigenvalue of the Gram matrix of the smaller
-        side, right to 1e-5; `"power_iteration"` starts from the singular vector of the
-        step before and costs two products with a vector an iteration. What it finds is
-        never above the norm; see `optclip.clip_by_spectral_norm`.
-      steps: how many iterations `"power_iteration"` makes in each step.
-
-    Raises:
-      ValueError: there is no such method, or `steps` is below 1.
+    The norm of a vector is its L2 norm. The name `"spectral"` means `Spectral()`. Use
+    it with `over=optclip.matrices()`, or `"leaf"` if no leaf has more than two axes.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -51,6 +40,16 @@ class Spectral(Measurement):
       >>> print(tx.update(kernel, tx.init(kernel))[0])
       [[0.   1.  ]
        [0.25 0.  ]]
+
+    Args:
+      method: `"exact"` (default) uses the eigenvalues of the Gram matrix of the smaller
+        side, accurate to within 1e-5; `"power_iteration"` starts from the singular
+        vector of the previous step, needs two products with a vector per iteration, and
+        never exceeds the norm. See `optclip.clip_by_spectral_norm`.
+      steps: Number of power iterations per step. Default: 1.
+
+    Raises:
+      ValueError: `method` is unknown, or `steps` is below 1.
     """
 
     method: Literal["exact", "power_iteration"] = "exact"
@@ -62,7 +61,7 @@ class Spectral(Measurement):
 
     @property
     def remembers(self) -> bool:
-        """Whether it starts from the vectors of the step before."""
+        """Return whether a measurement starts from the vectors of the previous step."""
         return self.method == "power_iteration"
 
     def measure(
@@ -76,8 +75,8 @@ class Spectral(Measurement):
     ) -> Measured:
         """Return the largest singular value of each matrix.
 
-        The power iteration needs the memory of a step; without one, as for parameters,
-        the norm is exact.
+        The power iteration requires the memory of a step; without it, as for
+        parameters, the norm is exact.
         """
         del guarded
         dtype = accumulator(
@@ -92,9 +91,9 @@ class Spectral(Measurement):
             matrices = matrices_of(blocks[i])
             if matrices.split:
                 raise ValueError(
-                    "A matrix must be whole on each device inside shard_map for"
-                    f" method='power_iteration', got one that is split over"
-                    f" {matrices.split}. Give method='exact', or clip it under jit."
+                    "method='power_iteration' requires whole matrices on each device"
+                    f" inside shard_map, got one that is split over {matrices.split}."
+                    " Pass method='exact', or clip it under jit."
                 )
             norm, vectors[i] = iterated(matrices, vectors[i], self.steps)
             return _as_norm_of(blocks[i], norm)
@@ -110,7 +109,7 @@ class Spectral(Measurement):
         """Return a vector of zeros for each matrix."""
         if not self.remembers:
             return []
-        # A sum, since on Explicit axes a split array cannot be sliced.
+        # A sum and not a slice, since arrays split on Explicit axes cannot be sliced.
         return [jnp.zeros_like(jnp.sum(matrices_of(b).x, -1)) for b in blocks]
 
 

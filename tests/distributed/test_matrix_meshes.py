@@ -90,7 +90,7 @@ def test_matrix_clip_larger_split_side_is_not_gathered(clip):
 @pytest.mark.parametrize(
     ("clip", "spec", "words"),
     [
-        *((clip, BOTH, "whole on one of its sides") for clip in list(CLIPS)[:3]),
+        *((clip, BOTH, "split along one side only") for clip in list(CLIPS)[:3]),
         ("power iteration", LARGER, "method='exact'"),
     ],
 )

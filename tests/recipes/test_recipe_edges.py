@@ -214,5 +214,5 @@ def test_spectra_rejects_sparse_matrix():
     tx = recipes.spectra(optax.identity(), max_gradient=1.0)
     matrix = BCOO((np.ones(3), np.array([[0, 0], [1, 1], [2, 2]])), shape=(3, 3))
     tree = {"w": matrix}
-    with pytest.raises(ValueError, match="A leaf must be dense"):
+    with pytest.raises(ValueError, match="Singular values require a dense leaf"):
         jax.eval_shape(lambda: tx.update(tree, tx.init(tree)))

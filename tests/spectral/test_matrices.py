@@ -100,9 +100,9 @@ def test_spectral_norm_of_empty_leaf_is_zero():
     helpers.assert_identical(measure(tree), [np.zeros((), np.float32)] * 4)
 
 
-RATIO = "one that looks at one singular value at a time"
+RATIO = "a response that depends on a single singular value"
 FOR_BOTH = [
-    ({"norm": "l1"}, "`norm` must be 'l2'.*leave `norm` out"),
+    ({"norm": "l1"}, "`norm` must be 'l2'.*Omit norm="),
     ({"norm": "spectral"}, "`norm` must be 'l2'"),
     ({"strict": True}, "`strict` must be False"),
     ({"response": "proportional"}, RATIO),
@@ -111,7 +111,7 @@ FOR_BOTH = [
 FOR_PRODUCTS = [
     ({"response": "drop"}, "'hard' or 'smooth' for method='newton_schulz'"),
     ({"response": "softsign"}, "'hard' or 'smooth' for method='newton_schulz'"),
-    ({"response": optclip.responses.detached()}, "give method='eigh'"),
+    ({"response": optclip.responses.detached()}, "Pass method='eigh'"),
     ({"eps": 1e-6}, "`eps` must be 0, got 1e-06.*method='eigh'"),
     ({"eps": np.zeros(())}, "`eps` must be 0.*method='eigh'"),
 ]
@@ -127,7 +127,7 @@ FOR_LEAVES = [
     (X, {"matrix_axes": (0, 1, 2)}, "must be a tuple of two ints"),
     (X, {"matrix_axes": (0, 3)}, "must name axes that each leaf has"),
     (X, {"matrix_axes": (1, -2)}, "must name each axis once"),
-    (EYE, {}, r"must be dense.*BCOO.*todense\(\).*mask="),
+    (EYE, {}, r"require a dense leaf.*BCOO.*todense\(\).*mask="),
 ]
 SPECTRAL = functools.partial(F.clip_by, norm="spectral")
 EIGH, PRODUCTS = (optclip.singular_values(method=m) for m in ("eigh", "newton_schulz"))
