@@ -1,8 +1,8 @@
-"""Measure norms, accurate in every dtype and for every split of the leaves.
+"""Compute norms, accurate in every dtype and on any mesh.
 
-A norm is taken over a *block*: all the elements that share it. It is entrywise, or the
-largest singular value. Sums are kept in float32 or wider. For p = 1 and 2 every element
-is read once, on CPU again only if a sum of squares overflowed.
+A norm covers a *block*: all elements that share it. It is entrywise, or the largest
+singular value. Sums are accumulated in float32 or wider. For p = 1 and 2 every element
+is read once; CPUs read it again if a sum of squares overflows.
 """
 
 from optclip.norms._block import Block as Block

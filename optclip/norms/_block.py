@@ -1,4 +1,4 @@
-"""What shares a norm: `Block`."""
+"""Define `Block`, the elements that share a norm."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,19 +9,23 @@ from optclip._arrays._types import Leaf
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """The leaves, or with `axis` the slices of one leaf, that share a norm.
+    """Group the leaves that share a norm, or with `axis` the slices of one leaf.
 
     Args:
-      leaves: arrays or BCOO matrices.
-      axis: None for one norm over all elements of all leaves; else the axes that each
-        norm of the single leaf is taken over, counted from 0 (`()`: each element).
+      leaves: List of arrays or BCOO matrices.
+      axis: Axes that each norm of a single leaf covers, counted from 0; `()` for each
+        element. Default: None, one norm of all leaves.
+
+    Raises:
+      TypeError: `leaves` is not a list, or `axis` is not a tuple of axes of a single
+        leaf.
     """
 
     leaves: Sequence[Leaf]
     axis: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        advice = "One leaf goes in a list too."
+        advice = "Wrap a single leaf in a list."
         _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
         if self.axis is None:
             return
@@ -33,7 +37,7 @@ class Block:
 
 
 def declared_across(block: Block) -> _axis_names.Declared:
-    """The mapped axes that the norms of a block are split over, as far as declared."""
+    """Return the mapped axes that split the norms of a block, as far as declared."""
     if block.axis is None:
         return _axis_names.Declared()
     declared = _leaves.axis_name_of(block.leaves[0])

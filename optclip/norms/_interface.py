@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `norms`, beside its public names."""
+"""Export the parts of `norms` that other packages of optclip use."""
 
 from optclip.norms._block import Block as Block
 from optclip.norms._block import declared_across as declared_across

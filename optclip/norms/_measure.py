@@ -1,4 +1,4 @@
-"""The public function `measure`."""
+"""Define the public function `measure`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,32 @@ from optclip.norms._norm_argument import NormLike, as_norm
 def measure(
     blocks: Sequence[Block], norm: NormLike = "l2", axis_name: AxisName | None = None
 ) -> list[jax.Array]:
-    """The norm of each block, over all devices that the block is split over.
+    """Compute the norm of each block, over all devices that split it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from optclip import norms
+      >>> kernel, bias = jnp.array([[3.0, 0.0], [4.0, 1.0]]), jnp.array([2.0])
+      >>> columns, all = norms.Block([kernel], (0,)), norms.Block([kernel, bias])
+      >>> print(*norms.measure([columns, all], "inf"))
+      [[4. 1.]] 4.0
 
     Args:
-      blocks: what shares a norm.
-      norm: which norm: `"l1"`, `"l2"`, `"inf"`, `"rms"`, `"average"`, an order p above
-        0, or a `Norm`.
-      axis_name: a name, a tuple of names (`()` for none) or a PartitionSpec: the mapped
-        axes that all leaves are split over; None reads them off each array's type.
+      blocks: List of `Block`, one per norm.
+      norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, `"spectral"`, an
+        order p above 0, or a `Norm` or `Spectral`.
+      axis_name: Mapped axes that split all leaves: a name, a tuple of names (`()` for
+        none) or a `PartitionSpec`. Default: read from each leaf's type.
 
     Returns:
-      One norm a block, float32 (float64 if any leaf is), of shape `()`, or with `axis`
-      the leaf's own shape with 1 at the reduced axes; inf above the largest float, 0
-      below 2**-60 (2**-500 in float64), NaN if an element is.
+      A list of norms: float32, or float64 if a leaf of any block is. Each is a scalar,
+        or with `axis` has the shape of the leaf with 1 at these axes. Norms read inf
+        above the largest float, 0 below 2**-60 (2**-500 in float64), and NaN if an
+        element is NaN.
 
     Raises:
-      ValueError: a leaf lacks an axis, or `axis_name` is not mapped, or not given where
-        it is needed.
+      ValueError: A leaf lacks an axis, or `axis_name` is not mapped or is missing where
+        types do not specify it.
     """
     _check(blocks, axis_name)
     unwrapped = [
@@ -64,5 +73,5 @@ def _check_leaf(block: Block, leaf: Leaf) -> None:
     if block.axis and max(block.axis) >= jnp.ndim(leaf):
         raise ValueError(
             f"`axis` must name axes that the leaf has, got {block.axis} for the shape"
-            f" {jnp.shape(leaf)}."
+            f" {jnp.shape(leaf)}. Count axes from 0."
         )

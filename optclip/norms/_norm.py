@@ -1,4 +1,4 @@
-"""Entrywise norms of blocks: axes, counts, the dtype of the sum, and its mesh axes."""
+"""Compute entrywise norms of blocks, with their axes, counts, dtypes and mesh axes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,11 @@ from optclip.norms._norm_protocol import Measured, Measurement
 
 @dataclasses.dataclass(frozen=True)
 class Norm(Measurement):
-    r"""An entrywise norm, :math:`(\sum_i |x_i|^p)^{1/p} / n^k` over n elements.
+    """Compute an entrywise norm: `sum(abs(x) ** p) ** (1 / p) / n ** k`.
 
-    Where a norm is asked for, a name or an order does: `"l1"`, `"l2"`, `"inf"`,
-    `"rms"` (`Norm(2.0, 0.5)`), `"average"` (`Norm(2.0, 1.0)`), or p, any number.
-
-    Args:
-      ord: p, a Python number above 0, or inf for the largest modulus. Below 0.5
-        norms grow as a high power of n and soon read inf.
-      per_count: k; 0.5 makes an L2 norm the root mean square, 1 makes it TensorFlow's
-        average norm. What is divided reads inf above the largest float.
-
-    Raises:
-      TypeError: `ord` is not a Python number, or `per_count` not a number.
-      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
+    Here n is the number of elements. Names and orders are also accepted as norms:
+    `"l1"`, `"l2"`, `"inf"`, `"rms"` (`Norm(2.0, 0.5)`), `"average"` (`Norm(2.0, 1.0)`),
+    or a number p.
 
     Example:
       >>> import jax.numpy as jnp
@@ -43,6 +34,17 @@ class Norm(Measurement):
       >>> _, state = tx.update(updates, tx.init(updates))
       >>> print(optclip.metrics(state)["clip/norm"])
       6.0
+
+    Args:
+      ord: Order p, a Python number above 0, or inf for the largest modulus. Below 0.5,
+        norms grow as a high power of n and soon read inf. Default: 2.
+      per_count: Exponent k, from 0 to 1; 0.5 with p = 2 is the root mean square, 1 the
+        average norm of TensorFlow. The result is inf if the sum overflows before the
+        division. Default: 0.
+
+    Raises:
+      TypeError: `ord` is not a Python number, or `per_count` is not a number.
+      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
     """
 
     ord: float = 2.0
@@ -53,7 +55,7 @@ class Norm(Measurement):
     def __post_init__(self) -> None:
         wanted = "a Python number above 0, or inf for the largest absolute value"
         if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
-            advice = f"None stands for 2. {_validate.static('ord')}"
+            advice = f"None means 2. {_validate.static('ord')}"
             raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
         if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
             raise ValueError(_validate.must_be("ord", wanted, self.ord))
@@ -61,7 +63,7 @@ class Norm(Measurement):
 
     @property
     def is_a_mean(self) -> bool:
-        """Whether the norm is divided by the number of elements."""
+        """Return whether the norm is divided by a power of the number of elements."""
         return self.per_count > 0
 
     def measure(
@@ -92,7 +94,7 @@ class Norm(Measurement):
                     axis = _sparse.axes_in_data(matrix, axis)
                 arrays.append(x)
                 members.append(_totals.Member(i, axis, split))
-        # The norm of single elements is the modulus, whatever its order.
+        # The norm of single elements is the modulus, for any order.
         are_elements = all(member.axis == () for member in members)
         plan = _totals.NormPlan(
             ord=math.inf if are_elements else float(self.ord),
@@ -122,7 +124,7 @@ AVERAGE: Norm = Norm(2.0, per_count=1.0)
 
 
 def of_order(ord: float | None) -> Norm:
-    """The norm that an `ord=` argument names; None is 2."""
+    """Return the norm of an `ord=` argument; None means 2."""
     return L2 if ord is None else Norm(ord)
 
 
@@ -140,9 +142,9 @@ def _count(
     if is_sparse and split:
         raise ValueError(
             "A BCOO leaf must be on one device for a norm with a mean, got one that is"
-            f" split over the mesh axes {split}: each device may have entries of one"
-            " dense array, or an array of its own. Give a norm without a mean, or dense"
-            " leaves."
+            f" split over the mesh axes {split}: devices may hold entries of one dense"
+            " array, or separate arrays, so the number of elements is unknown. Pass a"
+            " norm without a mean, or dense leaves."
         )
     here = math.prod(shape if axis is None else [shape[a] for a in axis])
     return here * _axis_names.axes_size(split)

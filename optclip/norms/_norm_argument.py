@@ -1,4 +1,4 @@
-"""What a `norm=` argument means: a name, an order, or a norm."""
+"""Resolve a `norm=` argument: a name, an order, or a norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optclip.norms._norm_protocol import Measurement
 NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
 NormLike = Measurement | float | NormName
 
-# `spectral` adds a norm of that name, since its package is above this one.
+# The package `spectral` registers its norm here, since this package may not import it.
 BY_NAME: dict[str, Measurement] = {
     "l1": L1,
     "l2": L2,
@@ -24,7 +24,7 @@ BY_NAME: dict[str, Measurement] = {
 
 
 def as_norm(norm: NormLike) -> Measurement:
-    """The norm that a `norm=` argument names, by name or by order."""
+    """Return the norm of a `norm=` argument."""
     if isinstance(norm, Measurement):
         return norm
     if isinstance(norm, str) and norm in BY_NAME:

@@ -1,4 +1,4 @@
-"""What each kind of norm offers to a clip."""
+"""Define the interface of norms."""
 
 import abc
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ from optclip.norms._block import Block
 
 
 class Measured(NamedTuple):
-    """The norms of some blocks.
+    """Hold the norms of some blocks.
 
     Attributes:
-      norms: one entry per block.
-      memory: one array per block, from which the next measurement starts; empty if the
-        norm remembers nothing.
-      work: what else was computed for each block and the clipping action can use, such
-        as a factorization of each matrix.
+      norms: One entry per block.
+      memory: One array per block, from which the next measurement starts; empty if the
+        norm has no memory.
+      work: Other results for each block that the clipping action can use, such as a
+        factorization of each matrix.
     """
 
     norms: Batched
     memory: Sequence[jax.Array] = ()
-    work: Sequence[Any] = ()  # Each measurement has a type of its own, or none.
+    work: Sequence[Any] = ()  # The type depends on the measurement.
 
 
 class Measurement(abc.ABC):
-    """How the norms of blocks are computed.
+    """Compute the norms of blocks.
 
     Attributes:
-      is_entrywise: whether rounding each element toward zero never increases the norm,
+      is_entrywise: Whether rounding each element toward zero never increases the norm,
         which `strict` clipping relies on.
     """
 
@@ -39,15 +39,15 @@ class Measurement(abc.ABC):
 
     @property
     def is_a_mean(self) -> bool:
-        """Whether the norm is divided by the number of elements.
+        """Return whether the norm is divided by a power of the number of elements.
 
-        Then the norm of some blocks together is not the norm of their norms.
+        If so, the norm of several blocks together is not the norm of their norms.
         """
         return False
 
     @property
     def remembers(self) -> bool:
-        """Whether a measurement starts from the memory of the one before."""
+        """Return whether a measurement starts from the memory of the previous one."""
         return False
 
     @abc.abstractmethod
@@ -62,9 +62,8 @@ class Measurement(abc.ABC):
     ) -> Measured:
         """Return the norm of each block.
 
-        Unless `guarded`, a norm reads inf where the sum of its squares overflows.
-        Unless `flushed`, a norm below 2**-60 is returned as it is, since it will be
-        part of another.
+        Unless `guarded`, a norm reads inf if the sum of its squares overflows. Unless
+        `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
         """
 
     def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:

@@ -1,8 +1,7 @@
-"""The arithmetic of norms: sums of powers, none of which leaves the range unseen.
+"""Compute norms from sums of powers, guarded against overflow.
 
-One function, `roots`, takes all blocks at once, so that the collectives and the guard
-against overflow are shared. Its derivative is stated, not traced: it is finite at zero
-and keeps nothing of the guard.
+One function, `roots`, accepts all blocks, so that they share the collectives and the
+guard. Its derivative is custom: it is finite at zero and stores nothing of the guard.
 """
 
 import functools
@@ -19,27 +18,27 @@ from optclip._arrays._numerics import select
 from optclip.norms import _sums
 from optclip.norms._totals import SHRINK, Member, NormPlan, combined, totals_of
 
-# A smaller norm counts as 0: squares of its elements are flushed to zero.
+# Smaller norms count as 0, since squares of their elements are flushed to zero.
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
 
 
 def flush_small(norm: jax.Array) -> jax.Array:
-    """The norm, 0 if it is smaller."""
+    """Return the norm, or 0 if it is smaller than `LEAST`."""
     least = LEAST[norm.dtype.name]
     return select(norm < least, jnp.zeros_like(norm), norm)
 
 
-# JAX's own derivative is not finite at zero, and would differentiate both branches of
+# The derivative of JAX is not finite at zero, and would differentiate both branches of
 # the guard.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def roots(arrays: list[jax.Array], plan: NormPlan) -> Batched:
-    """The norm of each block; inf above the largest float."""
+    """Return the norm of each block; inf above the largest float."""
     return _compiled(arrays, plan)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
-    # The function is compiled: each call outside of jax.jit would otherwise compile the
+    # The function is compiled, since each call outside of jax.jit would compile the
     # branches again.
     if plan.ord != math.inf:
         pairs = zip(arrays, plan.members, strict=True)
@@ -72,7 +71,10 @@ def _roots_jvp(
 def _direction(
     x: jax.Array, norm: jax.Array, ord: float
 ) -> tuple[jax.Array, jax.Array]:
-    """The derivative of the norm by `x` (conjugated), 0 at zero; and where x is it."""
+    """Return the conjugate derivative of the norm, and flags of the largest elements.
+
+    The derivative at a zero norm is 0. Only the order inf returns flags.
+    """
     size = jnp.abs(x)
     moving = (norm > 0) & jnp.isfinite(norm)
     live = (size > 0) & moving
@@ -97,11 +99,12 @@ def _direction(
 
 
 def _guarded(arrays: list[jax.Array], plan: NormPlan) -> Batched:
-    """Orders 1 and inf: the sum or maximum. Order 2: the root of it, or of shrunk ones.
+    """Return norms of orders 1, 2 and inf; order 2 is guarded against overflow.
 
-    Both sums on accelerators, which read the elements once for both; a branch on a
-    number of theirs would make them wait for the host. A CPU would read them twice, so
-    there the second sum is made only if the first is inf.
+    If a sum of squares overflows, the norm is computed from shrunk elements.
+    Accelerators always compute both sums, since they read the elements once for both,
+    and a branch would make them wait for the host. A CPU would read them twice, so it
+    computes the second sum only if the first is inf.
     """
     totals = totals_of(arrays, plan)
 
@@ -130,17 +133,19 @@ def _guarded(arrays: list[jax.Array], plan: NormPlan) -> Batched:
 
 
 def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
-    """The flag, set on all devices that the branch talks to if it is on one of them.
+    """Return the flag, set on all devices of a collective if it is set on one of them.
 
-    A device that took the branch alone would wait there for the others for ever: one
-    with a column of zeros, say, beside another leaf whose columns are split.
+    A device that takes the branch alone would wait forever for the others. This happens
+    if, for example, one device has a column of zeros in a leaf, and the columns of
+    another leaf are split.
     """
     of_block: dict[int, set[Hashable]] = {}
     for member in plan.members:
         of_block.setdefault(member.block, set()).update(member.split)
-    # No set: all processes must name the axes in one order.
+    # A dict and not a set, since all processes must name the axes in the same order.
     spoken = dict.fromkeys(name for member in plan.members for name in member.split)
-    # And what some block is not added over: types may not say what the flag varies by.
+    # Axes over which some block is not summed, since types may not specify which axes
+    # the flag varies over.
     apart = tuple(n for n in spoken if any(n not in b for b in of_block.values()))
     varies = {*_axis_names.split_axes(flag), *_axis_names.split_axes(flag, apart)}
     axes = tuple(name for name in spoken if name in varies)
@@ -151,10 +156,10 @@ def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
 
 
 def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
-    """Any other order: each array's powers relative to its own largest element.
+    """Return norms of other orders, with powers relative to the largest element.
 
-    Scaling all arrays by one common maximum would make XLA copy the whole maximum
-    into every array's loop, and the compile time quadratic.
+    Each array is scaled by its own maximum. A common maximum would make XLA copy its
+    computation into the loop of every array, and make the compile time quadratic.
     """
     peaks, powers = [], []
     for x, member in zip(arrays, plan.members, strict=True):
@@ -187,12 +192,12 @@ def _root(total: jax.Array, ord: float) -> jax.Array:
     if ord != 2:
         return total
     root = jnp.sqrt(total)
-    # The select keeps XLA on CPU from taking the roots of slices in the kernel that
-    # adds, which made a second sum over the embedding of GPT-2 eight times as long.
+    # The select keeps XLA on CPU from computing the roots of slices in the kernel of a
+    # sum, which made a second sum over the embedding of GPT-2 eight times slower.
     return select(total > 0, root, total) if total.ndim else root
 
 
 def _may_overflow(x: jax.Array, plan: NormPlan) -> bool:
-    """Whether a sum of squares of finite elements of x can overflow in plan.dtype."""
+    """Return whether a sum of squares of finite elements can overflow in plan.dtype."""
     largest = 2 * jnp.finfo(x.dtype).maxexp + math.log2(max(_leaves.size_of(x), 1))
     return largest >= jnp.finfo(plan.dtype).maxexp

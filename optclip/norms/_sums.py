@@ -1,4 +1,4 @@
-"""Sums and maxima over many arrays, as XLA adds, in few reductions."""
+"""Compute sums and maxima of many arrays in few reductions, as accurately as XLA."""
 
 import functools
 import math
@@ -12,11 +12,12 @@ from jax import lax
 from optclip._arrays import _axis_names, _leaves, _maxima, _xla
 from optclip._arrays._xla import Axis
 
-# Arrays with fewer elements are merged, up to so many of one type: each reduction takes
-# XLA 9 ms to compile, and 2,000 of them 18 s.
+# Smaller arrays are merged, up to this many of one type, since XLA compiles a reduction
+# in 9 ms, and 2,000 of them in 18 s.
 _SMALL, _MERGED = 4096, 32
 
-# Values are reduced in rows of so many: added one by one, 4,000 cost 1e-4 of their sum.
+# Values are reduced in rows of this length, since adding 4,000 values one by one has an
+# error of 1e-4.
 _ROW = 64
 
 # XLA for TPU puts at most 256 numbers in one all-reduce. Merging values before they are
@@ -29,7 +30,7 @@ Reduce = Callable[..., jax.Array]
 
 
 class Shrink(NamedTuple):
-    """What elements are multiplied by, and 0 to be added.
+    """Hold the factor of shrunk elements, and a zero to add.
 
     A barrier before each use hides both values from XLA, which would otherwise merge
     the factors of a square.
@@ -40,7 +41,7 @@ class Shrink(NamedTuple):
 
 
 class Power(NamedTuple):
-    """The power of each element; equal to others of one kind, so traced once."""
+    """Compute the power of each element; equal instances are traced once."""
 
     ord: float
     dtype: str
@@ -60,9 +61,10 @@ class Power(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One array, to be reduced over `axis` after `power(array, scale)`, if it is given.
+    """Describe an array to reduce over `axis` after `power(array, scale)`, if any.
 
-    Terms of one key may be reduced together; a term whose key is None is alone.
+    Terms with equal keys may be reduced together; a term with the key None is reduced
+    alone.
     """
 
     array: jax.Array
@@ -77,11 +79,11 @@ class Term(NamedTuple):
 
 
 def joined(x: jax.Array, axis: Axis) -> jax.Array:
-    """Make one axis of reduced axes that are adjacent, and leave 1 for the others.
+    """Merge adjacent reduced axes into one, and leave axes of length 1 in their place.
 
     XLA on CPU adds along one axis in a tree of sums of 32 elements, and along k axes in
-    sums of 32**k: sums lose up to 45 and 7,000 roundings. An array that XLA splits over
-    devices stays as it is, or XLA would gather it.
+    sums of 32**k, which lose up to 45 and 7,000 roundings. An array that XLA splits
+    over devices is unchanged, since XLA would gather it.
     """
     if _xla.may_be_split(x):
         return x
@@ -95,7 +97,7 @@ def joined(x: jax.Array, axis: Axis) -> jax.Array:
 
 
 def by_pairs(merge: Merge, values: list[jax.Array], most: int = 1) -> list[jax.Array]:
-    """Merge values in pairs until at most `most` are left."""
+    """Merge values in pairs until at most `most` remain."""
     while len(values) > most:
         pairs = zip(values[::2], values[1::2], strict=False)
         values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
@@ -103,12 +105,12 @@ def by_pairs(merge: Merge, values: list[jax.Array], most: int = 1) -> list[jax.A
 
 
 def total(terms: list[Term]) -> list[tuple[int, jax.Array]]:
-    """Sum terms, several of one key at once, each with the index of its first."""
+    """Sum terms, merging terms of one key, and return each sum with its first index."""
     return _reduced(lax.add, sum_over, terms)
 
 
 def largest(terms: list[Term]) -> list[tuple[int, jax.Array]]:
-    """Compute the maxima of terms, 0 of nothing, likewise."""
+    """Compute maxima of terms, 0 if empty, merged and indexed as in `total`."""
     return _reduced(lax.max, max_over, terms)
 
 
@@ -125,12 +127,12 @@ def largest_of(values: list[jax.Array]) -> jax.Array:
 
 
 def sum_over(x: jax.Array, axis: Axis, of: Of = None) -> jax.Array:
-    """Sum `of(x)` over `axis`, kept as dimensions of 1; None is all, to a scalar."""
+    """Sum `of(x)` over `axis`, kept as dimensions of 1; None sums all, to a scalar."""
     return jnp.sum(x if of is None else of(x), axis=axis, keepdims=axis is not None)
 
 
 def max_over(x: jax.Array, axis: Axis, of: Of = None) -> jax.Array:
-    """Compute the maximum of `of(x)`, 0 of nothing, likewise."""
+    """Compute the maximum of `of(x)` over `axis`, 0 if empty, in the same way."""
     return _maxima.largest(x, axis, 0.0, of)
 
 
@@ -142,8 +144,8 @@ def _in_rows(reduce: Reduce, values: list[jax.Array]) -> jax.Array:
 
 
 def _of_row(reduce: Reduce, row: list[jax.Array]) -> jax.Array:
-    # Without the barrier XLA unrolls this to one chain over all values and the kernels
-    # that compute them, which takes a minute to compile for 2,000.
+    # Without the barrier XLA unrolls this into a chain over all values and the kernels
+    # that compute them, which takes a minute to compile for 2,000 values.
     return reduce(lax.optimization_barrier(jnp.stack(row)), (0,))[0]
 
 
@@ -156,7 +158,7 @@ def _reduced(
 
 
 def _groups(terms: list[Term]) -> dict[int, list[Term]]:
-    """Small terms of one key together, others alone, by the index of the first."""
+    """Group small terms of one key, and each other term alone, by the first index."""
     groups: dict[Hashable, list[int]] = {}
     for i, term in enumerate(terms):
         is_large = _leaves.size_of(term.array) >= _SMALL
@@ -199,13 +201,13 @@ def _batches(terms: list[Term]) -> list[list[Term]]:
 def _powers_merged(
     merge: Merge, power: Power, arrays: list[jax.Array], scale: Shrink | None
 ) -> jax.Array:
-    """Merge powers; compiled, so that batches of one kind are traced once.
+    """Merge powers; compiled, so that equal batches are traced once.
 
-    2,000 leaves are traced in .3 s then, not in 1.5.
+    This reduces tracing of 2,000 leaves from 1.5 s to 0.3 s.
     """
     return by_pairs(merge, [power(x, scale) for x in arrays])[0]
 
 
 def _devices(x: jax.Array) -> Hashable:
-    """What must be the same in arrays that are reduced together."""
+    """Return properties that arrays must share to be reduced together."""
     return _xla.may_be_split(x), _axis_names.varying(jax.typeof(x))

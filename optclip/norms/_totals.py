@@ -1,4 +1,4 @@
-"""The sum of powers, or the maximum, of each block of arrays, all blocks at once."""
+"""Compute the sum of powers, or the maximum, of each block of arrays."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from optclip.norms._sums import Power, Shrink, Term
 
 
 class Member(NamedTuple):
-    """How one array enters the norm of its block."""
+    """Describe how one array enters the norm of its block."""
 
     block: int
     axis: tuple[int, ...] | None
@@ -23,9 +23,9 @@ class Member(NamedTuple):
 
 
 class NormPlan(NamedTuple):
-    """What is known of all blocks before tracing.
+    """Hold the static properties of all blocks.
 
-    `guarded` says whether squares may leave the range.
+    `guarded` is whether squares are guarded against overflow.
     """
 
     ord: float
@@ -36,14 +36,17 @@ class NormPlan(NamedTuple):
     guarded: bool
 
 
-# What elements are multiplied by so that no square of theirs leaves the range.
+# Factors that keep the squares of all elements below the largest float.
 SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
 
 
 def totals_of(
     arrays: list[jax.Array], plan: NormPlan, *, shrunk: bool = False
 ) -> Batched:
-    """Compute the sum of powers, or the maximum, of each block; of elements shrunk."""
+    """Compute the sum of powers, or the maximum, of each block.
+
+    If `shrunk`, elements are multiplied by `SHRINK` first.
+    """
     scale = None
     if shrunk:
         scale = Shrink(*(jnp.asarray(x, plan.dtype) for x in (SHRINK[plan.dtype], 0)))

@@ -1,27 +1,28 @@
-"""Compute the coefficient that a norm and its threshold give.
+"""Choose what happens at a threshold: a coefficient for each norm.
 
-A response is any object with `coefficient(norm, threshold)`, or a plain function of
-that signature. Both arguments are float32 or float64 arrays of one shape, `norm`
-finite and above 0, `threshold` at least 0 and possibly inf; the result multiplies the
-updates. Exactly 1 leaves them untouched, to the bit: return it below the threshold. A
-response is not asked about a zero norm: zeros stay zeros. The smallest norm that it is
-shown is 2**-60 (2**-500 in float64), and so is the smallest threshold but 0.
+A response is an object with `coefficient(norm, threshold)`, or a function of these two.
+Both arguments are float32 or float64 arrays of one shape. Norms are finite and at least
+2**-60 (2**-500 in float64); thresholds are 0, in the same range, or inf. The updates
+are multiplied by the result; return exactly 1 below the threshold to keep them
+bit-identical. Zero norms stay zero without a call.
 
-================ ==================================== ================================
-response         what is left of a norm n             made for
-================ ==================================== ================================
-`"hard"`         min(n, c)                            everything
-`"smooth"`       n / sqrt(1 + (n/c)^2); `Smooth(s)`   no kink at the threshold
-`"normalize"`    c                                    updates of one length
-`"drop"`         n up to c, else 0                    outliers
-`band(low)`      n within [low c, c]                  groups whose gradients vanish
-`"softsign"`     n / (1 + n/c), `Smooth(1.0)`         elements, with `clip_by_value`
-`"tanh"`         c tanh(n/c)                          elements
-`"proportional"` n c / max n past c, else n           elements of each leaf
-================ ==================================== ================================
+For a norm n and a threshold c:
+
+================ ================================== ================================
+response         norm after clipping                use
+================ ================================== ================================
+`"hard"`         min(n, c)                          the default
+`"smooth"`       n / sqrt(1 + (n/c)^2)              no kink at the threshold
+`"normalize"`    c                                  updates of constant norm
+`"drop"`         n up to c, else 0                  outliers
+`band(low)`      n within [low c, c]                groups with vanishing gradients
+`"softsign"`     n / (1 + n/c)                      elements (`clip_by_value`)
+`"tanh"`         c tanh(n/c)                        elements
+`"proportional"` n c / max(n) above c, else n       elements of each leaf
+================ ================================== ================================
 
 Example:
-  A response of your own, which leaves the square root of the excess:
+  A custom response that keeps the square root of the excess:
 
   >>> import jax.numpy as jnp
   >>> import optclip

@@ -1,4 +1,4 @@
-"""A response that also lets small norms grow."""
+"""Keep norms within a band, which enlarges small norms."""
 
 import dataclasses
 from typing import Any
@@ -14,13 +14,14 @@ from optclip._arrays._types import Number, NumberOrSchedule
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Norms go to the near edge of a band below the threshold. Use `band(...)`.
+    """Keep norms within a band below the threshold. Use `band(...)`.
 
     Args:
-      low: the lower edge as a fraction of the threshold, or an optax schedule of it.
-      min_norm: a scalar that the lower edge is never under.
-      max_shrink: the smallest coefficient, from 0 to 1.
-      max_growth: the largest coefficient, of at least 0; 1 lets no norm grow.
+      low: Lower edge as a fraction of the threshold, or an optax schedule of it.
+      min_norm: Smallest lower edge, a scalar.
+      max_shrink: Smallest coefficient, from 0 to 1.
+      max_growth: Largest coefficient for norms below the band; at most 1 forbids
+        growth.
     """
 
     low: Any  # A number, or a schedule until `at` is called.
@@ -33,11 +34,11 @@ class Band:
             _validate.plain("low", self.low)
         _validate.plain("min_norm", self.min_norm)
         _validate.fraction("max_shrink", self.max_shrink)
-        advice = "1 lets no norm grow, inf bounds nothing."
+        advice = "Pass 1 to forbid growth, inf for no limit."
         _validate.number("max_growth", self.max_growth, advice=advice)
 
     def at(self, step: jax.Array | np.ndarray) -> "Band":
-        """The band of a step, with the number that the schedule `low` gives for it."""
+        """Return the band of a step, with the value of the schedule `low`."""
         if not callable(self.low):
             return self
         return dataclasses.replace(self, low=self.low(step))
@@ -66,22 +67,11 @@ def band(
     max_shrink: Number = 0.0,
     max_growth: Number = float("inf"),
 ) -> "Band":
-    r"""Scale norms above the threshold c down to it, norms below `low * c` up to that.
+    """Keep norms within a band: from `low * c` to the threshold c.
 
-    .. math:: k = \begin{cases} \max(c / n, max\_shrink) & n > c \\
-        \min(l / n, max\_growth) & n < l = \max(low \cdot c, min\_norm) \\
-        1 & \text{otherwise} \end{cases}
-
-    Args:
-      low: the lower edge as a fraction of the threshold, or an optax schedule of it;
-        above 1 all norms below the threshold grow.
-      min_norm: a scalar that the lower edge is never under.
-      max_shrink: the smallest coefficient, from 0 to 1; above 0 the norm that is left
-        may be above the threshold.
-      max_growth: the largest coefficient, of at least 0; 1 lets no norm grow.
-
-    Returns:
-      A response. Zeros stay zeros, and a threshold of inf touches nothing.
+    Norms n above c are multiplied by `max(c / n, max_shrink)`. Norms below the lower
+    edge `l = max(low * c, min_norm)` are multiplied by
+    `max(1, min(l / n, max_growth))`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -90,7 +80,24 @@ def band(
       >>> print(*tx.update(updates, tx.init(updates))[0])
       [1.2 1.6] [1.5] [1.]
 
-    Source: Li, Wu, Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
-    Language Model Training*, 2026, arXiv:2601.11864.
+    Args:
+      low: Lower edge as a fraction of the threshold, or an optax schedule of it. Above
+        1, norms below the threshold grow past it.
+      min_norm: Smallest lower edge, a scalar. Default: 0.
+      max_shrink: Smallest coefficient, from 0 to 1; above 0, clipped norms may stay
+        above the threshold. Default: 0.
+      max_growth: Largest coefficient for norms below the band; at most 1 forbids
+        growth. Default: inf.
+
+    Returns:
+      A response. Zeros stay zeros, and a threshold of inf has no effect.
+
+    Raises:
+      TypeError: An argument is not a number.
+      ValueError: An argument is out of range.
+
+    References:
+      Li, Wu and Chang, "AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
+      Language Model Training", 2026, arXiv:2601.11864.
     """
     return Band(low, min_norm, max_shrink, max_growth)

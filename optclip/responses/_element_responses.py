@@ -1,4 +1,4 @@
-"""Responses made for single elements: curves that bend towards the threshold."""
+"""Respond to single elements: smooth saturation, and scaling by the largest."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from optclip._arrays._numerics import broadcast_like, fraction, ratio
 
 @dataclasses.dataclass(frozen=True)
 class Tanh:
-    r"""Bend to the threshold, :math:`c \tanh(n / c)`: always below it.
+    """Scale to `c * tanh(n / c)`, which never exceeds the threshold c.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -28,7 +28,7 @@ class Tanh:
         multiple = ratio(
             jnp.where(is_curved, norm, one), jnp.where(is_curved, threshold, one)
         )
-        # Below 2**-40 tanh(x) / x rounds to 1; the floor keeps 0/0 out.
+        # Below 2**-40 tanh(x) / x rounds to 1; the lower limit prevents 0 / 0.
         multiple = jnp.maximum(multiple, 2.0**-40)
         # At a threshold of 0 the coefficient is 0, at NaN it is NaN.
         edge = jnp.where(untouched, one, threshold)
@@ -37,12 +37,11 @@ class Tanh:
 
 @dataclasses.dataclass(frozen=True)
 class Proportional:
-    r"""Scale all elements past the threshold by one factor, that of the largest.
+    """Scale all elements above the threshold by one factor, set by the largest.
 
-    .. math:: k_i = c / \max_j n_j \text{ if } n_i > c \text{, else } 1
-
-    Elements past the threshold keep their proportions, and may come out below others
-    that are not past it. Made for element scope, by leaf.
+    The coefficient is `c / max(n)` if `n > c`, and 1 otherwise, where the maximum
+    covers the leaf. Elements above the threshold keep their proportions and may become
+    smaller than others below it. Designed for `clip_by_value`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -51,8 +50,9 @@ class Proportional:
       >>> print(tx.update(updates, tx.init(updates))[0])
       [-1.   0.5  0.5]
 
-    Source: Huang, Hu, et al., *Stable-SPAM: How to Train in 4-Bit More Stably than
-    16-Bit Adam*, 2025, arXiv:2502.17055.
+    References:
+      Huang, Hu, et al., "Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit
+      Adam", 2025, arXiv:2502.17055.
     """
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -62,15 +62,15 @@ class Proportional:
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """Elements past their bound in proportion to the largest."""
+        """Return elements outside the bounds in proportion to the largest element."""
         size = jnp.abs(x)
         limit = jnp.where(x < 0, -lower, upper)
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))
         proportion = fraction(finite_size, _collectives.largest(finite_size))
-        # An infinite element goes to its bound.
+        # An infinite element is set to its bound.
         proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
         moved = jnp.where(x < 0, -limit, limit) * proportion
-        # A NaN bound makes the element NaN: it must be seen.
+        # A NaN bound makes the element NaN, so that the error is visible.
         is_nan = jnp.isnan(limit)
         return jnp.where((size > limit) | is_nan, jnp.where(is_nan, limit, moved), x)

@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `responses`, beside its public names."""
+"""Export the parts of `responses` that other packages of optclip use."""
 
 from optclip.responses._response_argument import BY_NAME as BY_NAME
 from optclip.responses._response_argument import ResponseLike as ResponseLike

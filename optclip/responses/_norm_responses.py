@@ -1,4 +1,4 @@
-"""Responses to a norm: scale down to it, smoothly, always, or not at all."""
+"""Respond to norms: scale down, smoothly, always, or to zero."""
 
 import dataclasses
 from typing import Protocol
@@ -12,14 +12,14 @@ from optclip._arrays._types import Number
 
 
 class Response(Protocol):
-    """What a clip does with a norm and a threshold."""
+    """Compute the coefficient of a norm from the norm and its threshold."""
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array, /) -> Number: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Hard:
-    r"""Scale down to the threshold, :math:`\min(1, c / n)`: the clip of the field.
+    """Scale down to the threshold: `min(1, c / n)`. The default.
 
     Example:
       >>> import jax.numpy as jnp
@@ -29,35 +29,39 @@ class Hard:
     """
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        # False for a NaN threshold, which makes the quotient NaN: it must be seen.
+        # A NaN threshold makes this False and the quotient NaN, so that it is visible.
         inside = norm <= threshold
         one = jnp.ones_like(norm)
         return select(inside, one, ratio(threshold, select(inside, one, norm)))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """`x` clipped to the bounds, to the bit; `lower` where `lower > upper`."""
+        """Return `x` clipped exactly to the bounds; `lower` where `lower > upper`."""
         upper = jnp.where(upper < lower, lower, upper)
         clipped = jnp.where(x < lower, lower, jnp.where(x > upper, upper, x))
-        # In order now, unless one is NaN, which the maximum returns: it must be seen.
+        # The bounds are in order unless one is NaN, which the maximum returns.
         return jnp.where(lower <= upper, clipped, jnp.maximum(lower, upper))
 
 
 @dataclasses.dataclass(frozen=True)
 class Smooth:
-    r"""Scale without a kink, :math:`(1 + (n/c)^s)^{-1/s}`: the norm left is below c.
+    """Scale without a kink: `(1 + (n / c) ** s) ** (-1 / s)`, below the threshold c.
 
-    At `sharpness` 2 it is :math:`c / \sqrt{c^2 + n^2}`, at 1 the updates become
-    :math:`g / (1 + n/c)`; towards infinity it is `Hard`. Everything is scaled a
-    little, small norms least: by :math:`1 - (n/c)^s / s`.
-
-    Args:
-      sharpness: s, how close it comes to a hard clip: a finite number above 0.
+    With s = 2 the norm after clipping is `n / sqrt(1 + (n / c) ** 2)`, with s = 1
+    `n / (1 + n / c)`; large s approach `Hard`. Norms below the threshold shrink too, by
+    a fraction of about `(n / c) ** s / s`.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from optclip import responses
       >>> print(responses.Smooth().coefficient(jnp.float32(3.0), jnp.float32(4.0)))
       0.8
+
+    Args:
+      sharpness: The exponent s, a finite number above 0. Default: 2.
+
+    Raises:
+      TypeError: `sharpness` is not a number.
+      ValueError: `sharpness` is not positive and finite.
     """
 
     sharpness: float = 2.0
@@ -69,8 +73,8 @@ class Smooth:
         s = self.sharpness
         inside = norm <= threshold
         one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
-        # Powers of a ratio of at most 1 cannot overflow. 0/0 is replaced before the
-        # division, since a NaN in the branch not taken spoils the derivative.
+        # Powers of a ratio of at most 1 cannot overflow. 0 / 0 is replaced before the
+        # division, since a NaN in the unselected branch makes the derivative NaN.
         live = inside & (norm > 0)
         below = jnp.where(live, ratio(norm, jnp.where(live, threshold, one)), zero)
         above = jnp.where(inside, one, ratio(threshold, jnp.where(inside, one, norm)))
@@ -80,10 +84,10 @@ class Smooth:
 
 @dataclasses.dataclass(frozen=True)
 class Normalize:
-    r"""Scale always, up or down, to the threshold: :math:`c / n`. Zeros stay zeros.
+    """Scale to the threshold, up or down: `c / n`. Zeros stay zeros.
 
-    The coefficient is at most the largest float: 3.4e38 in float32. A threshold that
-    the dtype of a leaf has no numbers for overflows there.
+    The coefficient is at most the largest float, 3.4e38 in float32. A threshold beyond
+    the range of a leaf's dtype overflows in that leaf.
 
     Example:
       >>> import jax.numpy as jnp
@@ -100,13 +104,13 @@ class Normalize:
         return jnp.where(untouched, one, jnp.minimum(wanted, largest))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """The bound on the side of each element; zeros stay zeros."""
+        """Return the bound on the side of each element; zeros stay zeros."""
         return jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
 
 
 @dataclasses.dataclass(frozen=True)
 class Drop:
-    r"""Nothing past the threshold: :math:`0` if :math:`n > c`, else 1.
+    """Drop norms above the threshold: 0 if `n > c`, else 1.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -121,8 +125,8 @@ class Drop:
         return jnp.where(norm <= threshold, jnp.ones_like(norm), past)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
-        """0 in place of what is outside the bounds."""
-        # NaN if a bound is: it must be seen.
+        """Return 0 in place of elements outside the bounds."""
+        # A NaN bound makes elements NaN, so that the error is visible.
         bound = jnp.where(jnp.isnan(lower), lower, upper)
         outside = jnp.where(jnp.isnan(bound), bound, jnp.zeros_like(x))
         return jnp.where((x >= lower) & (x <= upper), x, outside)

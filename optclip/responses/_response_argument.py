@@ -1,4 +1,4 @@
-"""What a `response=` argument means: a name, an object, or a function."""
+"""Resolve a `response=` argument: a name, an object, or a function."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,11 +22,11 @@ ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number
 
 @dataclasses.dataclass(frozen=True)
 class Detached:
-    """A response whose coefficient is a constant to `jax.grad`. Use `detached(...)`.
+    """Hold the coefficients of a response constant in derivatives. Use `detached(...)`.
 
     Args:
-      response: a name, an object with `coefficient(norm, threshold)`, or a function of
-        those two.
+      response: A name, an object with `coefficient(norm, threshold)`, or a function of
+        these two.
     """
 
     response: Any  # As `response=` takes it; a `Response` once it is made.
@@ -40,7 +40,7 @@ class Detached:
 
 @dataclasses.dataclass(frozen=True)
 class _UserResponse:
-    """A user's own `(norm, threshold) -> coefficient`, its results checked."""
+    """Check the results of a user's function `(norm, threshold) -> coefficient`."""
 
     function: Callable[[jax.Array, jax.Array], Any]
 
@@ -50,7 +50,7 @@ class _UserResponse:
 
 @dataclasses.dataclass(frozen=True)
 class _UserElementResponse(_UserResponse):
-    """One that has a method for single elements too."""
+    """Check the results of a user's response that also has a method for elements."""
 
     of_element: Callable[[jax.Array, jax.Array, jax.Array], Any]
 
@@ -60,7 +60,7 @@ class _UserElementResponse(_UserResponse):
 
 def _number_like(like: jax.Array, result: Any) -> jax.Array:
     """Return the result of a response in the dtype and shape of `like`."""
-    subject = "What `response` returns"
+    subject = "The result of `response`"
     wanted = f"a real number, or an array that broadcasts to the shape {like.shape}"
     if not _validate.is_number(result):
         raise TypeError(_validate.must_be(subject, wanted, result))
@@ -83,22 +83,13 @@ BY_NAME: Mapping[str, Response] = {
 
 
 def detached(response: ResponseLike = "hard") -> Detached:
-    r"""A response that clips as ever, but takes the clip out of a meta-gradient.
+    """Hold the coefficients of a response constant in derivatives.
 
-    What the updates are multiplied by is a constant to JAX: the derivative of the
-    clipped updates is :math:`k\,\mathrm{d}u`, without :math:`u\,\mathrm{d}k`, and
-    none goes to the threshold. Single elements are multiplied too, not moved, so with
-    element scope a bound is met to rounding, and bounds on two sides are refused.
-
-    Args:
-      response: what `response=` takes: a name, an object, or a function.
-
-    Returns:
-      A response.
-
-    Raises:
-      TypeError: `response` is not a response.
-      ValueError: no response has that name.
+    The clipped updates are the same. In derivatives through the clipping, such as
+    meta-gradients, a coefficient k is constant: the derivative of `k * u` is `k * du`,
+    and the derivative with respect to the threshold is 0. Elements are multiplied by k
+    instead of set to the bound, so they meet it up to rounding; separate `lower` and
+    `upper` bounds raise.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -109,6 +100,17 @@ def detached(response: ResponseLike = "hard") -> Detached:
       >>> clip = lambda u: tx.update(u, tx.init(u))[0]
       >>> print(clip(updates), jax.jacobian(clip)(updates).diagonal())
       [0.6 0.8] [0.2 0.2]
+
+    Args:
+      response: A name from `optclip.responses`, an object with
+        `coefficient(norm, threshold)`, or a function of these two. Default: `"hard"`.
+
+    Returns:
+      A response.
+
+    Raises:
+      TypeError: `response` is not a response.
+      ValueError: No response has that name.
     """
     return Detached(response)
 
@@ -117,10 +119,10 @@ _OURS = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
 
 
 def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
-    """The response that a `response=` argument means."""
+    """Return the response of a `response=` argument."""
     wanted = (
         f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
-        " function of those two"
+        " function of these two"
     )
     advice = _validate.static("response")
     message = _validate.must_be("response", wanted, response, advice)
@@ -139,7 +141,7 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
 
 
 def at_step(response: Response, step: jax.Array | np.ndarray) -> Response:
-    """The response of a step, for one that has a schedule."""
+    """Return the response at a step, with the values of its schedules."""
     if isinstance(response, Detached):
         inner = at_step(response.response, step)
         return response if inner is response.response else Detached(inner)
@@ -147,20 +149,21 @@ def at_step(response: Response, step: jax.Array | np.ndarray) -> Response:
 
 
 def is_same_always(response: Response) -> bool:
-    """Return whether a response has no schedule in it."""
-    # Not a JAX array: it would initialize the devices before a user can configure them.
+    """Return whether a response contains no schedule."""
+    # A NumPy step, since a JAX array would initialize the devices before users can
+    # configure them.
     return at_step(response, np.zeros((), np.int32)) is response
 
 
 def is_ours(response: Response) -> bool:
-    """Whether it is one of optclip's own, which takes a vector of norms at once."""
+    """Return whether a response is part of optclip and accepts vectors of norms."""
     if isinstance(response, Detached):
         return is_ours(response.response)
     return type(response) in _OURS
 
 
 def compares(response: Response) -> bool:
-    """Whether it looks at all norms of a leaf to answer about one."""
+    """Return whether a response to one norm depends on the other norms of a leaf."""
     if isinstance(response, Detached):
         return compares(response.response)
     return isinstance(response, Proportional)

@@ -1,4 +1,4 @@
-"""The scopes of slices of each leaf: along given axes, or by unit."""
+"""Scope norms to slices of each leaf, along given axes or per unit."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from optclip._arrays._types import KeyPath, Leaf, PyTree
 from optclip.norms import Block
 from optclip.scopes._scope import PerLeaf, Scope
 
-# By path and shape of a leaf: the axes of its norms, or None for those of a unit.
+# Returns the axes of the norms from the path and shape of a leaf; None for the default.
 AxesByLeaf = Callable[[str, tuple[int, ...]], int | tuple[int, ...] | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Axes(PerLeaf):
-    """One norm for each slice of each leaf along the given axes. Use `axes(...)`."""
+    """Measure one norm per slice of each leaf along given axes. Use `axes(...)`."""
 
     axis: tuple[int, ...]
 
@@ -25,7 +25,7 @@ class Axes(PerLeaf):
 
 @dataclasses.dataclass(frozen=True)
 class Units(Scope):
-    """One norm for each unit of each leaf. Use `units(...)`."""
+    """Measure one norm per unit of each leaf. Use `units(...)`."""
 
     stacked: Callable[[str], bool] | None = None
     axis: AxesByLeaf | None = None
@@ -57,18 +57,7 @@ class Units(Scope):
 
 
 def axes(axis: int | tuple[int, ...]) -> Axes:
-    """The scope of one norm for each slice of each leaf along `axis`.
-
-    Args:
-      axis: the axes that a norm is taken over; negative ones count from the end. Every
-        leaf must have them. `axes(0)` gives a `(fan_in, units)` kernel one norm a unit.
-
-    Returns:
-      A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at `axis`.
-
-    Raises:
-      TypeError: `axis` is not an int or tuple of ints.
-      ValueError: at `init` and `update`, a leaf lacks it.
+    """Measure one norm per slice of each leaf along `axis`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,6 +67,19 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
       >>> print(tx.update(kernel, tx.init(kernel))[0])
       [[0.6 0.1]
        [0.8 0.2]]
+
+    Args:
+      axis: Axes that each norm covers, an int or tuple of ints, negative ones from the
+        end; every leaf must have them. `axes(0)` measures one norm per unit of a kernel
+        `(fan_in, units)`.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
+      `axis`.
+
+    Raises:
+      TypeError: `axis` is not an int or tuple of ints.
+      ValueError: At `init` and `update`, a leaf lacks such an axis.
     """
     return Axes(_as_tuple(axis))
 
@@ -87,34 +89,17 @@ def units(
     stacked: Callable[[str], bool] | None = None,
     axis: AxesByLeaf | None = None,
 ) -> Units:
-    """The scope of one norm for each unit: all that feeds one output of a layer.
+    """Measure one norm per unit: all weights that feed one output of a layer.
 
-    That is over all axes but the last, where the layers of Flax, Haiku and Keras have
-    their outputs, for leaves of any rank; leaves of rank 1 and 0 are one unit.
+    Each norm covers all axes but the last, which holds the outputs in Flax, Haiku and
+    Keras. Leaves of rank 0 and 1 are one unit.
 
     Warning:
-      Equinox and haliax have outputs on the first axis, as PyTorch does, where the
-      default has one norm per input. Pass
-      `axis=lambda path, shape: -1 if len(shape) == 2 else None` for linear layers. For
-      other weights return the axes of their inputs, such as `(1, 2, 3)` for an Equinox
-      `Conv2d`, and `-1` for a haliax `Linear` stacked as `(layers, outputs, inputs)`.
-
-    Args:
-      stacked: a function of the path of a leaf, such as `"layers/dense/kernel"`, that
-        returns whether its first axis counts layers, as `jax.lax.scan` over layers
-        stacks them; each layer then has units of its own.
-      axis: a function of path and shape of a leaf that returns the axes its norms are
-        taken over, an int or a tuple; None for the rule above. Attention kernels of
-        shape `(inputs, heads, features)` have their outputs on two axes: 0 here.
-
-    Returns:
-      A scope for `clip_by(over=...)`; its norms have the leaf's shape with 1 at the
-      axes they are taken over.
-
-    Raises:
-      TypeError: an argument is not a function; at `init` and `update`, `axis` returned
-        neither ints nor None.
-      ValueError: at `init` and `update`, a leaf lacks such an axis.
+      Outputs are on the first axis in Equinox, haliax and PyTorch, where the default
+      measures one norm per input. For linear layers pass `axis=lambda path, shape: -1
+      if len(shape) == 2 else None`. For other weights return the axes of their inputs:
+      `(1, 2, 3)` for an Equinox `Conv2d`, `-1` for a haliax `Linear` stacked as
+      `(layers, outputs, inputs)`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -124,8 +109,27 @@ def units(
       >>> print(jax.tree.map(lambda block: block.axis, scope.blocks(params)))
       {'head': (0,), 'layers': {'bias': (1,), 'kernel': (1,)}}
 
-    Source: Brock, De, Smith, Simonyan, *High-Performance Large-Scale Image Recognition
-    Without Normalization*, 2021, arXiv:2102.06171, section 4.1.
+    Args:
+      stacked: Function of the path of a leaf, such as `"layers/dense/kernel"`, that
+        returns whether its first axis counts layers, as `jax.lax.scan` over layers
+        stacks them. Each layer then has separate units. Default: None, no leaf.
+      axis: Function of the path and shape of a leaf that returns the axes of its norms,
+        an int or a tuple, or None for the default. Attention kernels
+        `(inputs, heads, features)` have outputs on two axes; return 0 for these.
+        Default: all axes but the last.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
+      the axes that they cover.
+
+    Raises:
+      TypeError: An argument is not a function; or at `init` and `update`, `axis`
+        returns neither ints nor None.
+      ValueError: At `init` and `update`, a leaf lacks such an axis.
+
+    References:
+      Brock, De, Smith and Simonyan, "High-Performance Large-Scale Image Recognition
+      Without Normalization", 2021, arXiv:2102.06171, section 4.1.
     """
     for name, function, of in (
         ("stacked", stacked, "path"), ("axis", axis, "path and the shape"),
@@ -139,7 +143,7 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         advice = (
-            "Negative ones count from the end. Under optax.inject_hyperparams give a"
+            "Negative ones count from the end. Under optax.inject_hyperparams pass a"
             " tuple or name it in static_args=('axis',)."
         )
         raise TypeError(
@@ -151,6 +155,11 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
 def counted_from_zero(
     axis: tuple[int, ...], x: Leaf, path: KeyPath, name: str = "axis"
 ) -> tuple[int, ...]:
+    """Return the axes of a leaf in ascending order, counted from 0.
+
+    Raises:
+      ValueError: The leaf lacks an axis, or an axis is repeated.
+    """
     shape = getattr(x, "shape", ())
     ndim = len(shape)
 
@@ -161,7 +170,7 @@ def counted_from_zero(
     if any(not -ndim <= a < ndim for a in axis):
         raise ValueError(
             f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
-            " or give them to another transformation under optax.masked."
+            " or pass them to another transformation with optax.masked."
         )
     axes = tuple(sorted(a % ndim for a in axis))
     if len(set(axes)) < len(axes):

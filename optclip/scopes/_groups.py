@@ -1,4 +1,4 @@
-"""The scope of labelled groups of leaves."""
+"""Scope norms to labeled groups of leaves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from optclip.scopes._scope import Scope
 
 @dataclasses.dataclass(frozen=True)
 class Groups(Scope):
-    """One norm for each label. Use `groups(...)`."""
+    """Measure one norm per label. Use `groups(...)`."""
 
     labels: PyTree
     itemized = True
 
     def labeled(self, tree: PyTree) -> Groups:
-        """The same with the labels that a function of the tree returns."""
+        """Return the scope with the labels that a function of the tree returns."""
         return Groups(self._label_tree(tree))
 
     def blocks(self, tree: PyTree) -> PyTree:
@@ -40,9 +40,9 @@ class Groups(Scope):
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
     def _label_tree(self, tree: PyTree) -> PyTree:
-        """The tree of labels; raise if one is not a string."""
+        """Return the tree of labels; raise if a label is not a string."""
         described = _prefix.described("groups", self.labels, tree)
-        # A plain `tree.map` makes a BCOO of labels where the tree has a BCOO.
+        # A plain `tree.map` returns a BCOO of labels where the tree has a BCOO.
         described = jax.tree.map(
             lambda label: label.data if _leaves.is_sparse(label) else label,
             described, is_leaf=_leaves.is_sparse,
@@ -50,7 +50,7 @@ class Groups(Scope):
         for label in jax.tree.leaves(described):
             if not isinstance(label, str):
                 wanted = "a string, or None for leaves in no group"
-                advice = "Give a tree of labels or a function that returns one."
+                advice = "Pass a tree of labels or a function that returns one."
                 advice = f"{advice} {_validate.static('groups')}"
                 raise TypeError(
                     _validate.must_be("A label in `groups`", wanted, label, advice)
@@ -63,20 +63,7 @@ class Groups(Scope):
 
 
 def groups(labels: Labels) -> Groups:
-    """The scope of one norm for each label.
-
-    Args:
-      labels: a tree of strings with the structure of the updates or a prefix of it, or
-        a function that returns such a tree (see `by_path`); it is called with the
-        whole tree, at `init` and at `update`. None marks leaves that are in no group
-        and stay unchanged.
-
-    Returns:
-      A scope for `clip_by(over=...)`; its norms are a dict by label.
-
-    Raises:
-      TypeError: `labels` is None; at `init` and `update`, a label is not a string.
-      ValueError: at `init` and `update`, the labels are not a prefix of the updates.
+    """Measure one norm per group of leaves.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,10 +75,22 @@ def groups(labels: Labels) -> Groups:
       >>> clipped, _ = tx.update(grads, tx.init(grads))
       >>> print(clipped["w"], clipped["b"], clipped["out"])
       [0.6] [0.8] [9.]
+
+    Args:
+      labels: Label of each leaf: a tree of strings, a prefix of one, or a function of
+        the updates that returns one, such as `optclip.by_path(...)`. Leaves labeled
+        None are unclipped.
+
+    Returns:
+      A scope for `clip_by(over=...)`. Its norms are a dict by label.
+
+    Raises:
+      TypeError: `labels` is None; or at `init` and `update`, a label is not a string.
+      ValueError: At `init` and `update`, the labels are not a prefix of the updates.
     """
     if labels is None:
         wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
-        advice = "None in such a tree stands for no group."
+        advice = "Inside such a tree, None means no group."
         raise TypeError(_validate.must_be("groups", wanted, labels, advice))
     return Groups(labels)
 

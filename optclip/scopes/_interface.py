@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `scopes`, beside its public names."""
+"""Export the parts of `scopes` that other packages of optclip use."""
 
 from optclip.scopes._axes import AxesByLeaf as AxesByLeaf
 from optclip.scopes._axes import counted_from_zero as counted_from_zero

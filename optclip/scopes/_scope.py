@@ -1,4 +1,4 @@
-"""What a scope is, and the plain ones: the tree, each leaf, each element."""
+"""Define scopes, and the basic ones: the tree, each leaf, each element."""
 
 import abc
 import dataclasses
@@ -13,14 +13,14 @@ from optclip.norms import Block
 
 
 class Scope(abc.ABC):
-    """What shares a norm. Subclass it for your own; make it a frozen dataclass.
+    """Choose which elements share a norm. Subclass it as a frozen dataclass.
 
     Attributes:
-      itemized: whether the record keeps one number for each block (tree and groups)
-        rather than the largest of all.
+      itemized: Whether the record has one entry per block, as for the tree and groups,
+        instead of the largest norm.
 
     Example:
-      One norm for each top-level key of a dict of layers:
+      One norm per top-level key of a dict of layers:
 
       >>> import dataclasses, jax, jax.numpy as jnp, optclip
       >>> @dataclasses.dataclass(frozen=True)
@@ -43,24 +43,24 @@ class Scope(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, tree: PyTree) -> PyTree:
-        """A pytree of `norms.Block`, which the norms then have the structure of.
+        """Return a pytree of `norms.Block`, whose structure the norms share.
 
-        `tree` is what is measured: leaves that enter no norm are None in it, others are
-        arrays or have `shape`, `ndim`, `size` and `dtype` as these do.
+        In `tree`, leaves that enter no norm are None; others are arrays, or objects
+        with the same `shape`, `ndim`, `size` and `dtype`.
         """
 
     @abc.abstractmethod
     def spread(self, values: PyTree, tree: PyTree) -> PyTree:
-        """A tree like `tree`, each leaf the value of its block, or None for none.
+        """Return a tree like `tree` with the value of its block at each leaf, or None.
 
-        `values` has the structure of `blocks`; `tree` is what is scaled, in which
-        leaves that are not scaled are None.
+        `values` has the structure of `blocks`. In `tree`, leaves that are not scaled
+        are None.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree(Scope):
-    """One norm over all leaves: the global norm, `over="tree"`."""
+    """Measure one norm of all leaves: the global norm, `over="tree"`."""
 
     itemized = True
 
@@ -72,11 +72,11 @@ class Tree(Scope):
 
 
 class PerLeaf(Scope):
-    """A scope whose blocks are single leaves, or slices of one."""
+    """Build blocks from single leaves, or from slices of one leaf."""
 
     @abc.abstractmethod
     def block(self, path: KeyPath, leaf: LeafValue) -> Block | None:
-        """The block of a leaf; None if it is not clipped."""
+        """Return the block of a leaf; None if it is unclipped."""
 
     def blocks(self, tree: PyTree) -> PyTree:
         return jax.tree.map_with_path(self.block, tree)
@@ -87,7 +87,7 @@ class PerLeaf(Scope):
 
 @dataclasses.dataclass(frozen=True)
 class Leaf(PerLeaf):
-    """One norm for each leaf, `over="leaf"`."""
+    """Measure one norm per leaf, `over="leaf"`."""
 
     def block(self, path: KeyPath, leaf: LeafValue) -> Block:
         return Block([leaf])
@@ -95,7 +95,7 @@ class Leaf(PerLeaf):
 
 @dataclasses.dataclass(frozen=True)
 class Element(PerLeaf):
-    """Each element by its own modulus, `over="element"`."""
+    """Measure the modulus of each element, `over="element"`."""
 
     def block(self, path: KeyPath, leaf: LeafValue) -> Block:
         return Block([leaf], ())
@@ -110,7 +110,7 @@ ScopeLike = Scope | Literal["tree", "leaf", "element"]
 
 
 def as_scope(over: ScopeLike) -> Scope:
-    """The scope that an `over=` argument names."""
+    """Return the scope of an `over=` argument."""
     if isinstance(over, Scope):
         return over
     if isinstance(over, str) and over in _BY_NAME:
@@ -124,11 +124,11 @@ def as_scope(over: ScopeLike) -> Scope:
 
 
 def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
-    """The blocks of a scope and their structure, those of a user's own checked."""
+    """Return the blocks of a scope and their structure; check custom scopes."""
     blocks, treedef = jax.tree.flatten(scope.blocks(tree))
     for block in blocks:
         if not isinstance(block, Block):
-            subject = f"over={scope!r}: what blocks(tree) returns"
+            subject = f"over={scope!r}: the result of blocks(tree)"
             wanted = "a pytree of optclip.norms.Block"
             raise TypeError(_validate.must_be(subject, wanted, block))
     return blocks, treedef
@@ -137,7 +137,7 @@ def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
 def owners_of(
     scope: Scope, values: PyTree, tree: PyTree, treedef: Any
 ) -> list[int | None]:
-    """The index of its block for each leaf, None for leaves that `tree` has not."""
+    """Return the index of the block of each leaf; None for leaves missing in `tree`."""
     spread_tree = scope.spread(values, tree)
     try:
         owners = treedef.flatten_up_to(spread_tree)
@@ -152,5 +152,5 @@ def owners_of(
 def _not_spread(scope: Scope, got: str) -> str:
     return (
         f"over={scope!r}: spread(values, tree) must return a tree like the updates,"
-        f" each leaf one of the values, as given, or None, got {got}."
+        f" each leaf an unchanged entry of values or None, got {got}."
     )

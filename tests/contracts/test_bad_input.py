@@ -338,7 +338,7 @@ MESSAGES = {
     ],
     "functional.global_norm.ord": [
         ("x", T, "`ord` must be a Python number above 0, or inf for the largest"),
-        (True, T, "got True (bool). None stands for 2. Under optax.inject_hyperparams"),
+        (True, T, "got True (bool). None means 2. Under optax.inject_hyperparams"),
         (jnp.ones(()), T, "for the largest absolute value, got Array(1.,"),
         (math.nan, V, "for the largest absolute value, got nan (float)."),
         (HUGE, V, "absolute value, got an int beyond the largest float (int)."),
@@ -406,7 +406,7 @@ MESSAGES = {
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
         (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type). Under"),
         (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). Under"),
-        (lambda n, c: None, T, "What `response` returns must be a real number, or an"),
+        (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
     "clip_by_value.response": [
         (lambda n, c: 1.0, V, "Two bounds are for single elements. Give over='element'")
@@ -534,7 +534,7 @@ MESSAGES = {
     ],
     "per_example.clipped_grad.response": [
         (3, T, "`response` must be one of ['auto_s', 'drop', 'hard', 'normalize',"),
-        ("proportional", V, "or a function of those two, got 'proportional' (str)"),
+        ("proportional", V, "or a function of these two, got 'proportional' (str)"),
     ],
     "per_example.clipped_grad.threshold": [
         ([], V, "`threshold` must be one number for over='tree', got [] (list). Pass"),
