@@ -1,4 +1,4 @@
-"""Read what a clip did: its metrics, a summary in words, a threshold to try."""
+"""Read the clipping record: metrics, a printed summary, a suggested threshold."""
 
 from optclip.monitor._metrics import metrics as metrics
 from optclip.monitor._suggest import Suggestion as Suggestion

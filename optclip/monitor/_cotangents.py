@@ -1,4 +1,4 @@
-"""The records of backward passes, as one flat dict of scalars."""
+"""Convert the records of backward passes to a flat dict of scalars."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FIELDS = ("largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite"
 
 
 def is_record(value: Any) -> bool:
-    """Whether this is what `clip_cotangent` did."""
+    """Return whether a value is a record of `clip_cotangent`."""
     return isinstance(value, CotangentRecord)
 
 
 def records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
-    """Every record in a tree, with its path; `cotangent` where that is empty."""
+    """Return the records in a tree with their paths, `cotangent` for an empty path."""
     pairs = jax.tree.leaves_with_path(tree, is_leaf=is_record)
     return [
         (_leaves.path_str(path) or "cotangent", value)
@@ -29,11 +29,11 @@ def records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
 
 
 def entries_of(record: CotangentRecord) -> dict[str, jax.Array]:
-    """What one record says, of all its steps if it has one entry a step."""
+    """Return the metrics of one record, summed over its steps if it has several."""
     number = jnp.sum(record.cotangent_norms)
     largest = jnp.max(record.cotangent_norm, initial=0)
-    # Where chains of clips were added, so were the largest norms: NaN, which is made
-    # there alone, or jax.debug_nans would not let the others pass.
+    # Adding the records of parallel chains also added their largest norms, so the
+    # metric is NaN. It is computed, since a NaN constant would trip jax.debug_nans.
     is_known = jnp.all(record.cotangent_chains <= 1).astype(jnp.float32)
     clipped = jnp.sum(record.cotangent_clipped)
     return {

@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `monitor`, beside its public names."""
+"""Names of `monitor` that other packages of optclip use, besides the public ones."""
 
 from optclip.monitor._metrics import is_metric as is_metric
 from optclip.monitor._metrics import parts_in as parts_in

@@ -1,4 +1,4 @@
-"""What was clipped: an optimizer state in, a flat dict for any logger out."""
+"""Read clipping metrics from an optimizer state, as a flat dict for any logger."""
 
 from __future__ import annotations
 
@@ -14,71 +14,11 @@ from optclip.typing import ClipRecord, ClipState, PyTree, SkipRecord
 
 
 def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
-    """The records of all clips in an optimizer state, as one flat dict of scalars.
+    """Read clipping metrics from an optimizer state into a flat dict of scalars.
 
-    Finds every clip however the state is nested: chain, masked, partition, MultiSteps,
-    inject_hyperparams, wrapped optimizers. Works inside jit: return the dict from the
-    training step, then log it.
-
-    Args:
-      opt_state: the state of any optax transformation, as Flax NNX has it too, in
-        `optimizer.opt_state` or `nnx.state(optimizer)`; or one restored without a
-        target, in plain dicts. Gradients of probes of `clip_cotangent` too, alone or
-        in a tree with it, such as `{"optimizer": opt_state, "cell": seen}`.
-
-    Returns:
-      For a clip named `name` (by default `clip`; a second of the same name becomes
-      `clip_2`), arrays of shape `()`:
-
-      ==================== ===========================================================
-      ``clip/norm``        float32, the norm before the clip
-      ``clip/threshold``   float32, where it clipped
-      ``clip/coefficient`` float32, what the updates were multiplied by; of the tree
-                           and of groups, norm * coefficient is the norm after, if
-                           both are numbers that float32 has
-      ``clip/rate``        float32, the fraction of all steps so far that were clipped;
-                           a norm zeroed or made NaN by `nonfinite=` is not counted,
-                           and steps of a rule's warm-up are among all steps
-      ``clip/nonfinite``   int32, the number of steps so far with a NaN or inf entry
-                           in the norm
-      ``clip/steps``       int32, the number of updates so far, one for all groups and
-                           leaves; it stays 0 if the training loop drops the new state
-      ``clip/fraction``    float32, leaf, axis and element scope only: the fraction of
-                           norms that were past their threshold in the last step
-      ==================== ===========================================================
-
-      Of `skip` also int32 ``skip/skipped`` and ``skip/consecutive``: how many steps it
-      left out, and how many of them without a break up to now; and if it looks at the
-      loss, float32 ``skip/value`` and ``skip/value_threshold``. Its coefficient and
-      rate are of the norm alone: a step left out for its loss counts in ``skipped``. A
-      clip inside `skip` keeps the record of the last step that was taken:
-      ``skip/norm`` has them all.
-
-      For the gradient of a probe, named by its path, such as `cell` (`cotangent` if it
-      has none), of all that it went through in one backward pass:
-
-      ========================= ======================================================
-      ``cell/largest_norm``     float32, the largest finite norm before the clip; NaN
-                                if several clips shared a probe in parallel, as all
-                                examples of a `jax.vmap` do
-      ``cell/mean_coefficient`` float32, the mean of what was multiplied by
-      ``cell/clipped``          int32, how many norms were clipped
-      ``cell/fraction``         float32, the fraction of the norms that were clipped
-      ``cell/nonfinite``        int32, how many norms had a NaN or inf entry
-      ========================= ======================================================
-
-      Mean and fraction are NaN if no backward pass went through the probe. One with an
-      entry a step is summed up.
-
-      Groups have one key a label, ``clip/norm/<label>``; `record="leaves"` one a leaf,
-      ``clip/norm/<path>``, a second leaf of the same path ``<path>_2``; a clip of the
-      whole tree then has float32 ``clip/leaf_norm/<path>`` beside its one norm. For
-      leaf, axis and element scope otherwise norm is the largest, threshold and
-      coefficient the smallest of all.
-
-    Raises:
-      ValueError: there is no optclip clip in the state and no probe, or only such as
-        keep nothing.
+    Finds all clipping transformations in a nested state: `chain`, `masked`,
+    `partition`, `MultiSteps`, `inject_hyperparams` and wrapped optimizers. Works inside
+    `jax.jit`: return the dict from the training step, then log it.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -93,16 +33,72 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       clip/rate 1.0
       clip/nonfinite 0
       clip/steps 1
+
+    Args:
+      opt_state: State of any optax transformation; `optimizer.opt_state` or
+        `nnx.state(optimizer)` of Flax NNX; or plain dicts restored without a target.
+        May contain the gradients of `cotangent_probe`, such as `{"optimizer":
+        opt_state, "cell": probe_grads}`, or be these alone.
+
+    Returns:
+      A dict of arrays of shape `()`. For a transformation with `name="clip"`, the
+      default (a second one of the same name becomes `clip_2`):
+
+      ==================== ===========================================================
+      ``clip/norm``        float32, norm before clipping
+      ``clip/threshold``   float32, threshold
+      ``clip/coefficient`` float32, factor applied to the updates
+      ``clip/rate``        float32, fraction of all steps so far that were clipped
+      ``clip/nonfinite``   int32, steps so far with a non-finite norm
+      ``clip/steps``       int32, updates so far
+      ``clip/fraction``    float32, fraction of the norms clipped in the last step; for
+                           leaves, axes and elements only
+      ==================== ===========================================================
+
+      Groups have one key per label, ``clip/norm/<label>``. With `record="leaves"`
+      leaves, axes and elements have one key per leaf, ``clip/norm/<path>``, and
+      global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise several norms are
+      recorded as the largest norm, smallest threshold and smallest coefficient.
+
+      `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
+      far and in a row, and with `max_value` float32 ``skip/value`` and
+      ``skip/value_threshold``. Its coefficient and rate cover the norm only; steps
+      skipped because of the loss count in ``skipped``. Transformations inside `skip`
+      record only the steps taken.
+
+      For the gradient of a probe, named by its path (`cotangent` if that is empty),
+      over all norms of one backward pass:
+
+      ========================= ======================================================
+      ``cell/largest_norm``     float32, largest finite norm before clipping; NaN if one
+                                probe was used in parallel, as under `jax.vmap`
+      ``cell/mean_coefficient`` float32, mean coefficient; NaN without norms
+      ``cell/clipped``          int32, number of norms clipped
+      ``cell/fraction``         float32, fraction of norms clipped; NaN without norms
+      ``cell/nonfinite``        int32, number of non-finite norms
+      ========================= ======================================================
+
+      A probe gradient with one entry per step is summed over the steps.
+
+    Raises:
+      ValueError: The state contains no clipping record and no probe gradient.
+
+    Guarantees:
+      For the tree and for groups, norm times coefficient is the norm after clipping,
+      within the range of float32. Norms that `nonfinite` zeroed or made NaN do not
+      count as clipped. Warm-up steps of a rule count as steps. ``clip/steps`` stays 0
+      if the training loop drops the new state.
     """
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
         advice = (
-            "Give the whole state of the chain. A clip with record=False and a fixed"
-            " threshold, and one of optax, keeps nothing: give the clip record=True."
+            "Pass the whole state of the chain. Transformations of optax, and those"
+            " with record=False and a fixed threshold, record nothing: build the"
+            " transformation with record=True."
         )
         wanted = (
-            "an optimizer state with an optclip clip in it, or the gradient of a"
-            " cotangent_probe"
+            "an optimizer state that contains an optclip transformation, or the"
+            " gradient of a cotangent_probe"
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     numbers: dict[str, jax.Array] = {}
@@ -116,7 +112,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
-                # Two leaves may have one path: {"a/b": x, "a": {"b": y}}.
+                # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
                 numbers[_packed_state.unique(key, keys, numbers.keys())] = value
             if name in skipped:
                 counts = _as(SkipRecord, skipped[name])._asdict()
@@ -132,7 +128,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     return numbers
 
 
-# The last words of keys: of a clip, and of a skip.
+# The last words of keys: of clipping, then of `skip` and of probes.
 _FIELDS = {
     "norm",
     "leaf_norm",
@@ -148,14 +144,14 @@ _FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.F
 
 
 def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
-    """The names of the clips in a dict of metrics, each with its groups or leaves.
+    """Return the transformations in a dict of metrics, each with its groups or leaves.
 
-    A clip that has one norm has one part, the empty one.
+    A transformation with one norm has one part, the empty string.
     """
     parts: dict[str, list[str]] = {}
     for key in keys:
         words = str(key).split("/")
-        # The first match is the field, since a leaf's path may have such a word too.
+        # The first match is the field, since a leaf's path may contain such a word.
         at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
         if at is not None and words[at] == "norm":
             parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
@@ -163,12 +159,12 @@ def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 def is_metric(key: str) -> bool:
-    """Whether a key is one of those that `metrics` makes, ``clip/norm/encoder``."""
+    """Return whether a key has the form of `metrics`, ``clip/norm/encoder``."""
     return any(part in _FIELDS for part in str(key).split("/")[1:])
 
 
 def percent(fraction: float) -> str:
-    """In whole percent; 0% is none and 100% all, whatever is rounded."""
+    """Return whole percent; "0%" means none and "100%" all, despite rounding."""
     rounded = f"{fraction:.0%}"
     if rounded == "0%" and fraction > 0:
         return "<1%"
@@ -177,7 +173,7 @@ def percent(fraction: float) -> str:
 
 
 def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
-    """Every clip in a state, with what `skip` counted beside it."""
+    """Return the clipping states in a state, each with the records of `skip`."""
     states = []
     for state in jax.tree.leaves(opt_state, is_leaf=_is_ours):
         if _has(state, "skip_norm"):
@@ -195,7 +191,7 @@ def _is_ours(state: Any) -> bool:
 
 
 def _has(state: Any, field: str) -> bool:
-    # States are dicts in nnx.state(optimizer), and when restored without a target.
+    # States are dicts in nnx.state(optimizer) and when restored without a target.
     return field in state if isinstance(state, Mapping) else hasattr(state, field)
 
 
@@ -204,14 +200,14 @@ def _get(state: Any, field: str) -> Any:
 
 
 def _as(kind: Any, state: Any) -> Any:
-    """A state or record as it is, or of a dict, which may leave out what is None."""
+    """Return a state or record; a dict of it may lack the fields that are None."""
     if not isinstance(state, Mapping):
         return state
     return kind(*(state.get(field) for field in kind._fields))
 
 
 def _bare(value: Any) -> Any:
-    """A number without the box that Flax NNX has it in."""
+    """Return a number without the box in which Flax NNX stores it."""
     return jax.tree.leaves(value)[0]
 
 

@@ -1,4 +1,4 @@
-"""Read a recorded run: one array over the steps for each quantity of each clip."""
+"""Read a recorded run: one array over the steps per quantity."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from optclip.typing import History
 
 
 def read(history: History) -> dict[str, np.ndarray]:
-    """Any form of a history as arrays of float64, one number a step.
+    """Return a history in any form as arrays of float64, one number per step.
 
-    Losses, times and texts that were logged beside the metrics are left out, but for
-    `step`.
+    Of the other quantities that were logged, only `step` is read.
 
     Raises:
-      TypeError: it is not of a form that is accepted.
-      ValueError: it has no step, steps with other keys than the first, or more steps
-        of one quantity than of another.
+      TypeError: The form is not accepted.
+      ValueError: There are no steps, steps with different keys, or quantities with
+        different numbers of steps.
     """
     if isinstance(history, (str, os.PathLike)):
         history = lines_of(history)
@@ -34,21 +33,22 @@ def read(history: History) -> dict[str, np.ndarray]:
         columns = _columns(history)
     else:
         wanted = (
-            "a list of dicts as optclip.metrics returns them, one dict of arrays, or"
-            " the path of a file of JSON lines"
+            "a list of dicts from optclip.metrics, a dict of arrays, or the path of a"
+            " file of JSON lines"
         )
         raise TypeError(_validate.must_be("history", wanted, history))
     arrays = {key: _numbers(key, x) for key, x in columns.items()}
     lengths = {len(x) for x in arrays.values()}
     if len(lengths) > 1:
         raise ValueError(
-            "`history` must have the same number of steps of each quantity, got"
-            f" {' and '.join(map(str, sorted(lengths)))}. Give what optclip.metrics"
-            " returned in each step, all of it."
+            "`history` must have the same number of steps for each quantity, got"
+            f" {' and '.join(map(str, sorted(lengths)))}. Pass all keys that"
+            " optclip.metrics returned, for every step."
         )
     if lengths == {0} or not history:
         raise ValueError(
-            "`history` must have a step, got none. Give what optclip.metrics returned."
+            "`history` is empty. Pass the dicts that optclip.metrics returned, one per"
+            " step."
         )
     return arrays
 
@@ -64,12 +64,13 @@ def _numbers(key: str, x: Any) -> np.ndarray:
         array = np.atleast_1d(np.asarray(numbers, float))
     except (TypeError, ValueError) as error:
         raise TypeError(
-            _validate.must_be(f"`history` at {key!r}", "numbers, one a step", x)
+            _validate.must_be(f"`history` at {key!r}", "numbers, one per step", x)
         ) from error
     if array.ndim > 1:
         raise ValueError(
-            f"`history` at {key!r} must be one number a step, got an array of shape"
-            f" {array.shape}. Give it as optclip.metrics returned it, or leave it out."
+            f"`history` at {key!r} must be one number per step, got an array of shape"
+            f" {array.shape}. Pass the scalars that optclip.metrics returned, or remove"
+            " the key."
         )
     return array
 
@@ -78,7 +79,7 @@ def lines_of(path: str | os.PathLike[str]) -> list[Any]:
     """Return the steps in a file of JSON lines.
 
     Raises:
-      ValueError: a line is not JSON.
+      ValueError: A line is not JSON.
     """
     entries, path = [], Path(path)
     for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -86,8 +87,8 @@ def lines_of(path: str | os.PathLike[str]) -> list[Any]:
             entries += [json.loads(line)] if line.strip() else []
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"Line {number} of {path} must be a JSON object, as optclip.plot.save"
-                f" writes it, got {line!r:.80}."
+                f"Line {number} of {path} is not JSON: {line!r:.80}. Pass a file that"
+                " optclip.plot.save wrote."
             ) from error
     return entries
 
@@ -98,8 +99,8 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
         if odd:
             raise ValueError(
-                f"`history` must have the same keys in each step, got {odd} in only one"
-                f" of the steps 0 and {i}. Give the metrics of one optimizer."
+                f"`history` must have the same keys in each step, but only one of the"
+                f" steps 0 and {i} has {odd}. Pass the metrics of one optimizer."
             )
     return {key: [step[key] for step in steps] for key in keys}
 
@@ -112,16 +113,16 @@ def chosen(what: str, name: str | None, names: list[str], run: str = "history") 
     """Return the name that was passed, or the only one there is.
 
     Raises:
-      ValueError: there is no such name, or several and none was passed.
+      ValueError: The name does not exist, or there are several and none was passed.
     """
     if name is None and len(names) == 1:
         return names[0]
     if name in names:
         return str(name)
     if not names:
-        which = "norms of a clip" if what == "clip" else "groups or leaves"
+        missing = "clipping norms" if what == "clip" else "groups or leaves"
         raise ValueError(
-            f"`{run}` must have {which}, got none. Give what optclip.metrics returned."
+            f"`{run}` has no {missing}. Pass the dicts that optclip.metrics returned."
         )
     advice = f"Pass one of them, such as {what}={names[0]!r}."
     raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))

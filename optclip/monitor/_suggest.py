@@ -1,4 +1,4 @@
-"""A fixed threshold, from the norms of a run that was recorded."""
+"""Suggest a fixed threshold from the norms of a recorded run."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from optclip.typing import History
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
 _MANY = 100
-# The relative difference of the rate from the one asked for that rounding may cause.
+# Rounding the threshold may change the requested rate by this relative difference.
 _TOLERANCE = 0.2
-# Nine digits tell any two numbers of float32 apart.
+# Nine digits distinguish any two float32 numbers.
 _MOST_DIGITS = 9
 
 
 class Suggestion(NamedTuple):
-    """What `suggest` found. Printed, it is a table.
+    """Hold the result of `suggest`; prints as a table.
 
     Attributes:
-      max_norm: the suggested threshold for `clip_by_global_norm`.
-      rate: the fraction of the steps that it would have clipped.
-      quantiles: a dict from q to that quantile of the norms.
-      steps: the number of finite norms.
-      nonfinite: the number of norms that were NaN or inf, left out of all this.
-      largest: the largest finite norm of all steps, the first included.
+      max_norm: Suggested threshold for `clip_by_global_norm`.
+      rate: Fraction of the steps that it would have clipped.
+      quantiles: Dict from q to the quantile of the norms.
+      steps: Number of finite norms.
+      nonfinite: Number of NaN or inf norms, which are excluded.
+      largest: Largest finite norm of all steps, including skipped ones.
     """
 
     max_norm: float
@@ -67,35 +67,13 @@ def suggest(
     clip: str | None = None,
     part: str | None = None,
 ) -> Suggestion:
-    """Choose a fixed threshold that clips a fraction of the steps of a recorded run.
+    """Suggest a fixed threshold that clips a fraction of the steps of a recorded run.
 
-    Record a run that trains, with clipping that changes nothing,
-    `clip_by_global_norm(inf)`, and `metrics(state)` of each step; or pass the norms
-    that another library logged. If the 99% quantile is many times the median, or one
-    norm 100 times (the table says so), the run may have diverged: record another with
-    a loose threshold or a lower learning rate.
-
-    Args:
-      norms: the norm of each step in order, an array of any shape; or the output of
-        `metrics`: a list of dicts, one dict of arrays as `jax.lax.scan` stacks them,
-        or the path of a file that `optclip.plot.save` wrote.
-      rate: the fraction of the steps to clip, from 0 to 1.
-      skip_first: the fraction of the steps to skip at the start, from 0 to 1, since
-        norms are larger there than later. A run counts them in `clip/rate`.
-      clip: the name of the clip in the output of `metrics`; the only one if None. For
-        a clip inside `skip`, pass the name of the skip, which has all steps.
-      part: a group's label or a leaf's path; the only one if None.
-
-    Returns:
-      A `Suggestion`. Its threshold has two digits or, if these clip over 20% more or
-      less than `rate` (relative), as many as are needed. No threshold can be closer
-      where fewer than 3 of the steps are to be clipped, or many norms are equal.
-
-    Raises:
-      TypeError: `norms` is not made of numbers.
-      ValueError: fewer than 10 norms are finite after the start; an argument is out of
-        range; a norm is negative; there is no such clip or part, or several and none
-        is named.
+    Record a run that trains well with a threshold that clips nothing,
+    `clip_by_global_norm(inf)`, and keep `metrics(state)` of each step; or pass the
+    norms that another library logged. If the 99% quantile is many times the median, or
+    a norm is over 100 times the median (the table reports this), the run may have
+    diverged. Then record another with a loose threshold or a lower learning rate.
 
     Example:
       >>> import numpy as np, optclip
@@ -106,6 +84,28 @@ def suggest(
            95% of the norms are at most 7.637
            99% of the norms are at most 10.33
       max_norm=6.7 would have clipped 9.6% of 900 steps
+
+    Args:
+      norms: Norm of each step, in order: an array of any shape, or the output of
+        `metrics` as a list of dicts, a dict of arrays as `jax.lax.scan` stacks them, or
+        the path of a file that `optclip.plot.save` wrote.
+      rate: Fraction of the steps to clip, from 0 to 1. Default: 0.1.
+      skip_first: Fraction of the steps to skip at the start, from 0 to 1, where norms
+        are often larger. `clip/rate` of a run includes these steps. Default: 0.1.
+      clip: Name of the transformation in the output of `metrics`. For one inside `skip`
+        pass the name of the `skip`, which records all steps. Default: the only one.
+      part: Label of a group or path of a leaf. Default: the only one.
+
+    Returns:
+      A `Suggestion`. Its threshold has two digits, or more if two would clip over 20%
+      more or less than `rate` (relative). It may still miss `rate` if fewer than 3
+      steps should be clipped, or if many norms are equal.
+
+    Raises:
+      TypeError: `norms` does not contain numbers.
+      ValueError: Fewer than 10 finite norms remain; an argument is out of range; a norm
+        is negative; or `clip` or `part` does not exist, or is required to choose among
+        several.
     """
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)
@@ -115,8 +115,8 @@ def suggest(
     if len(finite) < 10:
         raise ValueError(
             "`norms` must have at least 10 finite numbers after the first"
-            f" {float(skip_first):.0%}, got {len(finite)}. Give those of a longer run,"
-            " or a smaller skip_first."
+            f" {float(skip_first):.0%}, got {len(finite)}. Pass the norms of a longer"
+            " run, or a smaller skip_first."
         )
     threshold = _threshold(finite, float(rate))
     quantiles = {q: float(np.quantile(finite, q)) for q in _QUANTILES}
@@ -129,10 +129,10 @@ def suggest(
 def _threshold(norms: np.ndarray, rate: float) -> float:
     """Return the threshold of fewest digits that clips about `rate` of sorted norms."""
     count = round(rate * len(norms))
-    # At a rate of 1 no norm is left unclipped, so that the threshold is 0.
+    # At a rate of 1 all norms are clipped, so the threshold is 0.
     exact = float(norms[-1 - count]) if count < len(norms) else 0.0
-    # Of many equal norms, such as those logged in bfloat16, all are clipped or none.
-    # The next smaller norm clips all.
+    # Equal norms, such as those logged in bfloat16, are all clipped or none. The next
+    # smaller norm is the candidate that clips them.
     smaller = norms[norms < exact][-1:].tolist()
     digits = range(2, _MOST_DIGITS + 1)
     candidates = [_rounded_up(x, n) for n in digits for x in (exact, *smaller)]
@@ -156,10 +156,8 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     try:
         array = np.asarray(entries, np.float64).ravel()
     except (TypeError, ValueError) as error:
-        wanted = (
-            "an array of numbers, one a step, or dicts as optclip.metrics returns them"
-        )
-        advice = 'Give metrics(state)["clip/norm"] of each step.'
+        wanted = "an array of numbers, one per step, or the dicts of optclip.metrics"
+        advice = 'Pass metrics(state)["clip/norm"] of each step.'
         raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
     if np.any(array < 0):
         raise ValueError(
@@ -167,8 +165,8 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         )
     if key is None and (clip is not None or part is not None):
         raise ValueError(
-            "`clip` and `part` name a norm in the output of optclip.metrics, got"
-            f" clip={clip!r} and part={part!r} with an array. Leave them out."
+            f"clip={clip!r} and part={part!r} choose a norm in the output of"
+            " optclip.metrics, but `norms` is an array. Remove them."
         )
     return array
 
@@ -177,13 +175,13 @@ def _entry(step: Any, key: str) -> Any:
     if isinstance(step, Mapping) and key in step:
         return step[key]
     raise ValueError(
-        f"`norms` must have {key!r} in each step, got {_validate.shown(step)} as one of"
-        " the steps. Pass the output of optclip.metrics of each step."
+        f"`norms` must have {key!r} in each step, got the step {_validate.shown(step)}."
+        " Pass the output of optclip.metrics for every step."
     )
 
 
 def _key_in(metrics: Mapping[str, Any], clip: str | None, part: str | None) -> str:
-    """Return the key of the norm of one clip, or of one group or leaf of it."""
+    """Return the key of the norm of one transformation, or of one group or leaf."""
     by_name = parts_in(metrics)
     name = chosen("clip", clip, list(by_name), "norms")
     parts = [label for label in by_name[name] if label]
@@ -193,7 +191,7 @@ def _key_in(metrics: Mapping[str, Any], clip: str | None, part: str | None) -> s
 
 
 def _rounded_up(x: float, digits: int) -> float:
-    """Return the smallest number of so many digits that is not below `x`."""
+    """Return the smallest number with this many digits that is at least `x`."""
     if x == 0:
         return 0.0
     unit = 10.0 ** (np.floor(np.log10(x)) - (digits - 1))

@@ -1,4 +1,4 @@
-"""What every clip did, in words for a terminal."""
+"""Summarize clipping records as text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,27 +17,7 @@ _ORDERS = ("norm", "rate")
 
 
 def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
-    """A few lines on each clip: its last step, its rate, groups or leaves by norm.
-
-    Args:
-      opt_state: the state of any optax transformation, with gradients of probes beside
-        it or these alone, or what `metrics` returned.
-      most: how many groups or leaves of a clip are named.
-      sort_by: which come first: those of the largest `"norm"`, before them those of
-        which it is not finite, most often so first; or those of the largest `"rate"`.
-
-    Returns:
-      Text. The percentage of a group or leaf is that of its squared norm in the sum of
-      the squares. Behind its name stands in how many of the steps it was clipped, and
-      in how many it was not finite, if in any. "Up to" is that of the one with most.
-      "No step yet" in the middle of a run: the training loop drops the new state.
-
-    Raises:
-      TypeError: called inside `jax.jit`, where there are no numbers yet; given a
-        history of many steps, or something else than numbers; `most` is not an int,
-        `sort_by` not a string.
-      ValueError: there is no optclip clip in the state; `most` is below 1; `sort_by`
-        is not one of its choices.
+    """Summarize the last step and the clipping rate of each transformation as text.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -49,6 +29,26 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
           64%  4         kernel
           36%  3         bias
       clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
+
+    Args:
+      opt_state: State of any optax transformation, which may contain gradients of
+        probes; or the output of `metrics`.
+      most: Number of groups or leaves listed per transformation. Default: 10.
+      sort_by: Order of groups and leaves: `"norm"` (default) lists non-finite norms
+        first, most frequent first, then the largest norms; `"rate"` lists the most
+        often clipped.
+
+    Returns:
+      Text. The columns of a group or leaf are its percentage of the sum of squared
+      norms, its norm and its name, followed by how often it was clipped or non-finite.
+      "Up to" precedes the largest rate of several norms. "No step yet" in a running
+      training loop means that the loop drops the new state.
+
+    Raises:
+      TypeError: Called inside `jax.jit`; `opt_state` is a history of many steps or does
+        not contain numbers; `most` is not an int; or `sort_by` is not a string.
+      ValueError: The state contains no record, `most` is below 1, or `sort_by` is
+        unknown.
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
@@ -69,26 +69,26 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 
 
 def _metrics_in(state: PyTree) -> Mapping[str, Any]:
-    """The metrics of a state, or those that were given."""
+    """Return the metrics of a state, or the metrics that were passed."""
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         return {key: x for key, x in state.items() if is_metric(key)}
     if isinstance(state, list) and state and isinstance(state[-1], Mapping):
         raise TypeError(
-            "`opt_state` must be of one step, got a list of dicts, a history. Give one"
-            " step of it, such as the last, history[-1]; optclip.plot draws the whole."
+            "`opt_state` must hold one step, got a list of dicts, which is a history."
+            " Pass one step, such as history[-1]; optclip.plot plots all of them."
         )
     return metrics(state)
 
 
 def _number(key: str, value: Any) -> float:
     if isinstance(value, Tracer):
-        wanted = "of arrays with known numbers, outside jax.jit"
-        advice = "Return optclip.metrics(state) from the jitted step and give that."
+        wanted = "concrete, outside jax.jit"
+        advice = "Return optclip.metrics(state) from the jitted step and pass that."
         raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        advice = "Give the metrics of one step; optclip.plot draws those of many."
+        advice = "Pass the metrics of one step; optclip.plot plots many steps."
         subject = f"`opt_state` at {key!r}"
         raise TypeError(
             _validate.must_be(subject, "a number", value, advice)
@@ -96,7 +96,7 @@ def _number(key: str, value: Any) -> float:
 
 
 def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
-    """The line of a clip as phrases; of several groups or leaves the most of any."""
+    """Return the phrases of a line; of several parts, the largest values."""
 
     def most(field: str) -> float | None:
         keys = ("/".join(filter(None, (name, field, part))) for part in parts)
@@ -108,7 +108,7 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     of_many = parts == [""] and fraction is not None
     up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
     if parts == [""]:
-        # Of many norms the largest need not be the one with the smallest threshold.
+        # The largest norm and the smallest threshold may belong to different leaves.
         largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
         fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
         values = ((which + field, most(field)) for field, which in fields.items())
@@ -128,7 +128,7 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
 
 
 def _steps(count: float | None) -> str:
-    """How many steps a rate covers; metrics logged by older versions have no count."""
+    """Format the number of steps; metrics logged by older versions have no count."""
     if count is None:
         return "the steps"
     return f"{count:.0f} step{'' if count == 1 else 's'}"
@@ -137,14 +137,14 @@ def _steps(count: float | None) -> str:
 def _lines_of_parts(
     parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
 ) -> list[str]:
-    """A line for each of the first groups or leaves, with its fraction."""
+    """Return a line for each of the first groups or leaves, with its fraction."""
     norms = np.array(columns["norm"])
     rates, nonfinite = columns["rate"], columns["nonfinite"]
     finite_norms = np.where(np.isfinite(norms), norms, 0.0)
-    # Norms are divided by the largest one, since their squares may overflow.
+    # Norms are divided by the largest norm, since their squares may overflow.
     squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
     fractions = squares / max(squares.sum(), 1.0)
-    # Once parameters are NaN all leaves are: the first one was so in most steps.
+    # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
     is_finite = np.isfinite(norms)
     orders = {
         "norm": (
@@ -164,13 +164,13 @@ def _lines_of_parts(
 
 
 def _probes_in(keys: Mapping[str, Any]) -> list[str]:
-    """The names of the records of backward passes among metrics."""
+    """Return the names of the probe records among metrics."""
     ending = f"/{_cotangents.FIELDS[0]}"
     return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
 
 
 def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
-    """A line on each backward pass."""
+    """Return one line per backward pass."""
     lines = []
     for name in _probes_in(numbers):
         norm, mean, clipped, fraction, bad = (
@@ -187,7 +187,7 @@ def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _suffix(rate: float, nonfinite: float) -> str:
-    """What stands behind the name of a group or leaf."""
+    """Return the text after the name of a group or leaf."""
     phrases = [f"clipped in {percent(rate)}"] if rate else []
     phrases += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
     return f" ({', '.join(phrases)})" if phrases else ""

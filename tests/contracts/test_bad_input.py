@@ -436,9 +436,9 @@ MESSAGES = {
         ),
         ("n", V, "got None (NoneType). Pass it: tx.update(updates, state, params, n="),
     ],
-    "metrics.opt_state": [(None, V, "got None (NoneType). Give the whole state of")],
+    "metrics.opt_state": [(None, V, "got None (NoneType). Pass the whole state of")],
     "suggest.norms": [
-        (["x"], T, "`norms` must be an array of numbers, one a step, or dicts as"),
+        (["x"], T, "`norms` must be an array of numbers, one per step, or the dicts"),
         (
             {"clip/norm/a": np.ones(3)},
             V,
@@ -553,14 +553,18 @@ MESSAGES = {
     ],
     "plot.runs.histories": [
         ({}, V, "`histories` must have at least one run, got none. Give a dict such"),
-        ({"one": 3}, T, "`history` must be a list of dicts as optclip.metrics returns"),
+        (
+            {"one": 3},
+            T,
+            "`history` must be a list of dicts from optclip.metrics, a dict",
+        ),
     ],
     "plot.norms.history": [
-        (3, T, "`history` must be a list of dicts as optclip.metrics returns them,"),
-        ([], V, "`history` must have a step, got none. Give what optclip.metrics"),
-        ({"clip/norm": [1.0, 2.0], "clip/rate": [1.0]}, V, "of each quantity, got 1"),
-        ({"clip/norm": ["x"]}, T, "`history` at 'clip/norm' must be numbers, one a"),
-        ({"loss": [1.0]}, V, "`history` must have norms of a clip, got none. Give"),
+        (3, T, "`history` must be a list of dicts from optclip.metrics, a dict"),
+        ([], V, "`history` is empty. Pass the dicts that optclip.metrics returned"),
+        ({"clip/norm": [1.0, 2.0], "clip/rate": [1.0]}, V, "for each quantity, got 1"),
+        ({"clip/norm": ["x"]}, T, "`history` at 'clip/norm' must be numbers, one per"),
+        ({"loss": [1.0]}, V, "`history` has no clipping norms. Pass the dicts that"),
     ],
     "plot.norms.ax": [(np.array([None]), T, "`ax` must be Matplotlib axes, or None")],
     "plot.norms.part": [(3, V, "`part` must be one of ['a', 'b'], got 3 (int). Pass")],

@@ -114,7 +114,7 @@ def test_metrics_number_clips_of_one_name_around_given_names():
 
 @pytest.mark.parametrize("read", [optclip.metrics, optclip.summary])
 def test_state_without_clip_raises(read):
-    words = "an optclip clip in it, or the gradient of a cotangent_probe"
+    words = "contains an optclip transformation, or the gradient of a cotangent_probe"
     with pytest.raises(ValueError, match=words):
         read(optax.sgd(1e-3).init(PAIR))
 

@@ -86,7 +86,7 @@ def test_suggest_of_several_clips_reads_the_named_norm():
     }  # fmt: skip
     expected = optclip.suggest(3 * NORMS)
     assert optclip.suggest(history, clip="skip", part="b") == expected
-    with pytest.raises(ValueError, match="clip='skip' and part=None with an array"):
+    with pytest.raises(ValueError, match="clip='skip' and part=None choose a norm"):
         optclip.suggest(NORMS, clip="skip")
 
 
@@ -105,7 +105,7 @@ def test_suggest_of_equal_norms_clips_none(norm):
         (["x" * 1000], TypeError, r"`norms` must .*got \['x{98}\.\.\. \(list\)"),
         (-NORMS, ValueError, "`norms` must be 0 or more"),
         ([{"clip/norm": None}], ValueError, "got 0"),
-        ([{"loss": 1.0}], ValueError, "`norms` must have norms of a clip, got none"),
+        ([{"loss": 1.0}], ValueError, "`norms` has no clipping norms"),
         (
             [{"a/norm": 1.0, "b/norm": 2.0}],
             ValueError,

@@ -138,12 +138,12 @@ def test_summary_inside_jit_raises():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ([{"clip/norm": 1.0}], r"a history. Give one step of it, .*history\[-1\]"),
+        ([{"clip/norm": 1.0}], r"a history. Pass one step, such as history\[-1\]"),
         ({"clip/norm": np.ones(3)}, "at 'clip/norm' must be a number"),
         ({"clip/norm": None}, "at 'clip/norm' must be a number, got None"),
     ],
 )
-def test_summary_of_many_steps_raises(given, match):
+def test_summary_of_history_or_non_number_raises(given, match):
     with pytest.raises(TypeError, match=match):
         optclip.summary(given)
 

@@ -230,7 +230,7 @@ def test_plot_of_several_clips_and_groups_needs_a_name(draw):
     for names, words in (
         ({}, r"`clip` must be one of \['all', 'clip'\], got None"),
         ({"clip": "clip", "part": "third"}, r"`part` must be one of \['first', 'seco"),
-        ({"clip": "all", "part": "third"}, "must have groups or leaves, got none"),
+        ({"clip": "all", "part": "third"}, "has no groups or leaves"),
     ):
         with pytest.raises(ValueError, match=words):
             draw(found, **names)
@@ -239,16 +239,16 @@ def test_plot_of_several_clips_and_groups_needs_a_name(draw):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "must have a step"),
-        ([{"clip/norm": 1.0}, {"loss": 1.0}], r"same keys in each step, got \['clip/norm'\].* 0 and 1"),
-        ({3: [1.0]}, "must have norms of a clip"),
-        ({"loss": [1.0]}, "must have norms of a clip"),
+        ({}, "`history` is empty"),
+        ([{"clip/norm": 1.0}, {"loss": 1.0}], r"same keys in each step, .* 0 and 1 has \['clip/norm'\]"),
+        ({3: [1.0]}, "has no clipping norms"),
+        ({"loss": [1.0]}, "has no clipping norms"),
         ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, "must have the norm, threshold and .* got its norm and coefficient alone"),
         ({"clip/norm": np.ones((2, 3))}, r"an array of shape \(2, 3\)"),
         ({"clip/norm": [1.0]}, "must have the norm, threshold and coefficient of 'clip', got its norm alone"),
     ],
 )  # fmt: skip
-def test_norms_rejects_what_is_no_history(given, words):
+def test_norms_rejects_malformed_history(given, words):
     with pytest.raises(ValueError, match=words):
         plot.norms(given)
 
@@ -256,7 +256,7 @@ def test_norms_rejects_what_is_no_history(given, words):
 def test_norms_rejects_file_that_breaks_off(tmp_path):
     file = tmp_path / "run.jsonl"
     file.write_text('{"clip/norm": 1.0}\n{"clip/no')
-    words = r"Line 2 of .*run.jsonl must be a JSON object.*clip/no"
+    words = r"Line 2 of .*run.jsonl is not JSON: .*clip/no"
     with pytest.raises(ValueError, match=words):
         plot.norms(file)
 
