@@ -1,9 +1,9 @@
-"""Plot the history that `optclip.metrics` recorded.
+"""Plot recorded clipping metrics with Matplotlib.
 
-Each takes the history of a run: a list of such dicts, one a step; one dict of arrays,
-as `jax.lax.scan` stacks them; or the path of a file with one JSON object a line, as
-`save` writes. Each returns the Matplotlib `Axes` it drew on. Matplotlib is imported by
-the call, so that `import optclip` needs none: `pip install optclip[plot]`.
+Each function plots a history: the dicts that `optclip.metrics` returned, one per step;
+a dict of arrays, as `jax.lax.scan` stacks them; or the path of a file with one JSON
+object per line, as `save` writes it. Each returns the Matplotlib `Axes`. Matplotlib is
+imported at the first call and installed by `pip install optclip[plot]`.
 
 Example:
   >>> import jax.numpy as jnp, optclip

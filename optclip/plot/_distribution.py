@@ -1,4 +1,4 @@
-"""How large norms are, and where among them the threshold lies."""
+"""Plot the distribution of norms and the threshold."""
 
 from __future__ import annotations
 
@@ -17,25 +17,10 @@ def distribution(
     part: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how many steps had which norm; the median threshold, and its quantile.
+    """Plot a histogram of the norms, with the median threshold and its quantile.
 
-    Per leaf, axis or element it draws the largest of the norms and no threshold, since
-    the smallest threshold may be of another norm.
-
-    Args:
-      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
-        dict of arrays, or the path of a file that `optclip.plot.save` wrote.
-      clip: the name of the clip; the only one if None.
-      part: a group's label or a leaf's path, for clips that record these.
-      ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: there is no such clip or part, or several and none is named; no norm
-        is finite and above 0.
+    For leaves, axes and elements the histogram covers the largest norm of each step and
+    omits the threshold, since the smallest threshold may belong to another norm.
 
     Example:
       >>> import numpy as np, optclip
@@ -47,16 +32,31 @@ def distribution(
       >>> ax = optclip.plot.distribution(history)
       >>> print(ax.get_legend_handles_labels()[1])
       ['threshold 4: above 74% of the norms']
+
+    Args:
+      history: History: the output of `optclip.metrics` for each step, as a list of
+        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      clip: Name of the transformation. Default: the only one.
+      part: Label of a group or path of a leaf. Default: the only one.
+      ax: Axes to draw on. Default: those of a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      ValueError: `clip` or `part` does not exist, or is required to choose among
+        several; or no norm is finite and above 0.
     """
     record = _history.clip_in(history, clip, part)
     norms = record.norm[np.isfinite(record.norm) & (record.norm > 0)]
     if not norms.size:
         raise ValueError(
-            "`history` must have a norm that is finite and above 0, got none among"
-            f" {len(record.norm)}. Record a run that trains."
+            f"`history` has no finite norm above 0 in {len(record.norm)} steps. Record"
+            " a run that trains."
         )
     ax = _style.new_axes(ax)
-    # Bins have equal ratios, since norms spread over orders of magnitude.
+    # The bins are logarithmic, since norms span orders of magnitude.
     low, high = norms.min(), norms.max()
     edges = np.geomspace(low, high if high > low else 2 * low, 41)
     ax.hist(norms, bins=edges.tolist(), color=_style.AFTER, alpha=0.75)

@@ -1,4 +1,4 @@
-"""The norm of each group or leaf over time."""
+"""Plot the norm of each group or leaf over time."""
 
 from __future__ import annotations
 
@@ -8,32 +8,17 @@ from optclip.plot import _history, _style
 from optclip.plot._style import Axes
 from optclip.typing import History
 
-# More columns and rows than these are finer than what a picture can show.
+# More columns and rows than these cannot be distinguished in a figure.
 _COLUMNS, _ROWS = 200, 60
 
 
 def heatmap(
     history: History, *, clip: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """The norm of each group or leaf at each step, the largest on top.
+    """Plot the norm of each group or leaf over the steps, largest on top.
 
-    Of more than 200 steps each column is the largest norm of several; of more than 60
-    leaves those with the largest medians are shown. What is not finite is left white.
-
-    Args:
-      history: what `optclip.metrics` returned in a run with a clip by group, or one
-        with `record="leaves"`: a list of dicts, one a step, a dict of arrays, or the
-        path of a file that `optclip.plot.save` wrote.
-      clip: the name of the clip; the only one by group or leaf if None.
-      ax: axes to draw on; those of a new figure, as high as it has rows, if None.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: the clip has one norm only; there is no such clip, or several and none
-        is named.
+    Of more than 200 steps, each column shows the largest norm of several. Of more than
+    60 leaves, those with the largest medians are shown. Non-finite norms are white.
 
     Example:
       >>> import optclip
@@ -41,6 +26,21 @@ def heatmap(
       >>> ax = optclip.plot.heatmap(history)
       >>> print([label.get_text() for label in ax.get_yticklabels()])
       ['kernel', 'bias']
+
+    Args:
+      history: History: the output of `optclip.metrics` for each step, as a list of
+        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+        It must come from clipping per group, or with `record="leaves"`.
+      clip: Name of the transformation. Default: the only one with groups or leaves.
+      ax: Axes to draw on. Default: those of a new figure, whose height fits the rows.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      ValueError: The transformation records one norm only; or `clip` does not exist, or
+        is required to choose among several.
     """
     name, steps, parts = _history.parts_of(history, clip)
     finite = {key: _drawable(x) for key, x in parts.items()}
@@ -71,6 +71,6 @@ def _median(x: np.ndarray) -> float:
 
 
 def _binned(x: np.ndarray) -> np.ndarray:
-    """At most so many columns as can be seen, each the largest of its steps."""
+    """Return at most `_COLUMNS` columns, each the largest norm of its steps."""
     bins = np.array_split(x, min(len(x), _COLUMNS))
     return np.array([np.nan if np.isnan(b).all() else np.nanmax(b) for b in bins])

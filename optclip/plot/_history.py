@@ -1,4 +1,4 @@
-"""Find one clip, or its groups or leaves, in a recorded run; write the run."""
+"""Find a transformation, its groups or leaves in a recorded run; save a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from optclip.typing import History
 
 
 class Clip(NamedTuple):
-    """What one clip did, or did to one group or leaf.
+    """Hold the record of one transformation, or of one of its groups or leaves.
 
-    `title` is empty for the only clip of a run. A record of several norms has
+    `title` is empty for the only transformation of a run. A record of several norms has
     `fraction`, the fraction of them that was clipped, and no `after`: the largest norm
-    and the smallest coefficient may be of two of them, so that their product is not a
-    norm.
+    and the smallest coefficient may belong to different norms, so their product is not
+    a norm.
     """
 
     title: str
@@ -33,19 +33,10 @@ class Clip(NamedTuple):
 
 
 def save(history: History, path: str | os.PathLike[str]) -> None:
-    """Write a history as JSON, one object a line, for `plot` and any other tool.
+    """Save a history as JSON lines, one object per step, for `plot` and other tools.
 
-    Written is what `metrics` gave, and `step` if there is one. JSON has no numbers that
-    are not finite: these are written as "inf" and "nan".
-
-    Args:
-      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
-        dict of arrays, or the path of a file that this wrote.
-      path: of the file, which is replaced.
-
-    Raises:
-      TypeError: `history` is not of a form above, or `path` not a path.
-      ValueError: it has no step, or steps of several kinds.
+    Writes the keys of `metrics`, and `step` if present. JSON has no non-finite numbers,
+    so they are written as the strings "inf" and "nan".
 
     Example:
       >>> import optclip, pathlib, tempfile
@@ -53,6 +44,15 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       >>> optclip.plot.save({"clip/norm": [1.0, 2.5]}, file)
       >>> print(file.read_text().splitlines()[1])
       {"clip/norm": 2.5}
+
+    Args:
+      history: History: the output of `optclip.metrics` for each step, as a list of
+        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      path: Path of the file; an existing file is replaced.
+
+    Raises:
+      TypeError: `history` has another form, or `path` is not a path.
+      ValueError: `history` is empty, or its steps have different keys.
     """
     wanted = "a str or a pathlib.Path"
     _validate.kind("path", path, (str, os.PathLike), wanted)
@@ -67,10 +67,10 @@ def _as_json(x: float) -> float | str:
 
 
 def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
-    """One clip of a history, or one group or leaf of it.
+    """Return one transformation of a history, or one group or leaf of it.
 
     Raises:
-      ValueError: there is no such clip or part, or several and none was named.
+      ValueError: The name does not exist, or there are several and none was passed.
     """
     columns = read(history)
     by_name = parts_in(columns)
@@ -88,16 +88,17 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
         present = " and ".join(field for field in fields if of(field) is not None)
         raise ValueError(
             f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
-            f" got its {present} alone. Give all that optclip.metrics returned."
+            f" got only its {present}. Pass all keys that optclip.metrics returned."
         )
-    # The largest float stands for inf where a norm was not finite.
+    # Rules replace an infinite threshold of a non-finite norm by the largest float.
     threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
     fraction = of("fraction")
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
         fraction = None
     with np.errstate(invalid="ignore"):
         after = norm * coefficient if fraction is None else None
-    # As `metrics` counts its rate: not zeros, nor what `nonfinite=` zeroed or made NaN.
+    # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
+    # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
     return Clip(title, steps, norm, threshold, after, clipped, fraction)
@@ -106,9 +107,9 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
 def _is_of_one_norm(
     fraction: np.ndarray, norm: np.ndarray, threshold: np.ndarray
 ) -> bool:
-    """Whether the record of a leaf reads as the record of one norm.
+    """Return whether the record of a leaf is consistent with a single norm.
 
-    A leaf has one norm, or one per unit or slice, of which the record does not tell.
+    A leaf has one norm, or one per unit or slice; the record does not specify which.
     """
     is_above = (norm > threshold) & np.isfinite(norm)
     is_contradictory = np.any(is_above & (fraction == 0))
@@ -118,17 +119,17 @@ def _is_of_one_norm(
 
 
 def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """What was logged as `step`, or else 0, 1, ... up to that many."""
+    """Return what was logged as `step`, or 0, 1, ... up to `count`."""
     return columns.get("step", np.arange(count, dtype=float))
 
 
 def parts_of(
     history: History, clip: str | None
 ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
-    """The name of a clip by group or leaf, the steps, and the norms of its parts.
+    """Return the name of a transformation, the steps, and the norms of its parts.
 
     Raises:
-      ValueError: it has one norm only.
+      ValueError: The transformation has one norm only.
     """
     columns = read(history)
     by_name = parts_in(columns)
@@ -138,14 +139,15 @@ def parts_of(
     parts = parts_by_name[name]
     if not parts:
         raise ValueError(
-            f"The clip '{name}' must have a norm for each group or leaf, got one norm a"
-            " step. Clip by group, or give the clip record='leaves'."
+            f"'{name}' has one norm per step, but a heatmap needs one per group or"
+            " leaf. Use clip_by_group_norm, or build the transformation with"
+            " record='leaves'."
         )
     return name, steps_in(columns, len(next(iter(parts.values())))), parts
 
 
 def _parts(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """The norms of the groups or leaves of a clip, by their names."""
+    """Return the norms of the groups or leaves of a transformation by name."""
     parts: dict[str, np.ndarray] = {}
     for start in (f"{name}/norm/", f"{name}/leaf_norm/"):
         parts |= {

@@ -1,4 +1,4 @@
-"""The norm before and after a clip with the threshold, or the fraction clipped."""
+"""Plot the norms before and after clipping, or the fraction clipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optclip.plot._history import Clip
 from optclip.plot._style import Axes
 from optclip.typing import History
 
-# Of fewer steps a mean is no steadier than the steps.
+# A mean of fewer steps would not be smoother than the steps.
 _MEAN_OVER = 25
 
 
@@ -21,27 +21,13 @@ def norms(
     part: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the norm before and after, and the threshold, at each step.
+    """Plot the norm before and after clipping, and the threshold, at each step.
 
-    Per leaf, axis or element there are many norms and thresholds: drawn is the fraction
-    of the norms that was clipped, or the largest norm if no threshold is finite. With
-    `record="leaves"` and `part=`, the norms of one leaf are drawn. A step whose norm is
-    not finite is marked at the top. The axis is logarithmic if norms differ by more
-    than 30 times.
-
-    Args:
-      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
-        dict of arrays, or the path of a file that `optclip.plot.save` wrote.
-      clip: the name of the clip; the only one if None.
-      part: a group's label or a leaf's path, for clips that record these.
-      ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: there is no such clip or part, or several and none is named.
+    For leaves, axes and elements, which have many norms and thresholds, this plots the
+    fraction of the norms clipped, or the largest norm if no threshold is finite. With
+    `record="leaves"` and `part=`, it plots the norms of one leaf. Steps with a
+    non-finite norm are marked at the top. The axis is logarithmic if norms differ by a
+    factor of more than 30.
 
     Example:
       >>> import optclip
@@ -52,6 +38,21 @@ def norms(
       >>> ax = optclip.plot.norms(history)
       >>> print([line.get_label() for line in ax.lines])
       ['before', 'after', 'threshold']
+
+    Args:
+      history: History: the output of `optclip.metrics` for each step, as a list of
+        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      clip: Name of the transformation. Default: the only one.
+      part: Label of a group or path of a leaf. Default: the only one.
+      ax: Axes to draw on. Default: those of a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      ValueError: `clip` or `part` does not exist, or is required to choose among
+        several.
     """
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
@@ -89,7 +90,7 @@ def _draw_line(
 
 
 def _draw_fraction(ax: Axes, steps: np.ndarray, fraction: np.ndarray) -> None:
-    """Draw the fraction at each step and, of a long run, its running mean."""
+    """Draw the fraction at each step, with its running mean for a long run."""
     if len(steps) <= _MEAN_OVER:
         _draw_line(ax, steps, fraction, "each step", _style.AFTER, 1.2)
     else:
@@ -103,8 +104,7 @@ def _draw_fraction(ax: Axes, steps: np.ndarray, fraction: np.ndarray) -> None:
 
 def _draw_norms(ax: Axes, record: Clip) -> None:
     steps = record.steps
-    # A narrow dark line is drawn over a broad light one, so that both are visible where
-    # they are equal.
+    # A narrow dark line over a broad light one keeps both visible where they are equal.
     _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
     drawn = [record.norm]
     if record.after is not None:

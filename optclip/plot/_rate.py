@@ -1,4 +1,4 @@
-"""How often a clip clips."""
+"""Plot how often a transformation clips."""
 
 from __future__ import annotations
 
@@ -18,24 +18,9 @@ def rate(
     window: int = 100,
     ax: Axes | None = None,
 ) -> Axes:
-    """The fraction of steps that were clipped: so far, and among the last `window`.
+    """Plot the fraction of steps clipped, so far and over the last `window` steps.
 
-    Args:
-      history: what `optclip.metrics` returned in a run: a list of dicts, one a step, a
-        dict of arrays, or the path of a file that `optclip.plot.save` wrote. A step was
-        clipped if its coefficient is not 1, and its norm finite and above 0.
-      clip: the name of the clip; the only one if None.
-      part: a group's label or a leaf's path, for clips that record these.
-      window: how many steps the second line looks back.
-      ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: there is no such clip or part, or several and none is named; `window`
-        is below 1.
+    A step is clipped if its coefficient is not 1 and its norm is finite and above 0.
 
     Example:
       >>> import optclip
@@ -45,6 +30,22 @@ def rate(
       ... }
       >>> print(optclip.plot.rate(history).lines[0].get_ydata())
       [0.  0.5]
+
+    Args:
+      history: History: the output of `optclip.metrics` for each step, as a list of
+        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      clip: Name of the transformation. Default: the only one.
+      part: Label of a group or path of a leaf. Default: the only one.
+      window: Number of steps in the running fraction. Default: 100.
+      ax: Axes to draw on. Default: those of a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      ValueError: `clip` or `part` does not exist, or is required to choose among
+        several; or `window` is below 1.
     """
     _validate.length("window", window)
     record = _history.clip_in(history, clip, part)

@@ -1,4 +1,4 @@
-"""Several runs beside one another."""
+"""Plot several runs in one figure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,9 @@ def runs(
     window: int = 25,
     ax: Axes | None = None,
 ) -> Axes:
-    """The running median of the norm before the clip, and how many steps were clipped.
+    """Plot the running median of the norm before clipping for several runs.
 
-    Args:
-      histories: a dict from what to call a run to its history, which is what
-        `optclip.metrics` returned: a list of dicts, one a step, a dict of arrays, or
-        the path of a file that `optclip.plot.save` wrote.
-      clip: the name of the clip in all of them; the only one if None.
-      part: a group's label or a leaf's path, for clips that record these.
-      window: of how many steps the median is.
-      ax: axes to draw on; those of a new figure if None.
-
-    Returns:
-      The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      TypeError: `histories` is not a dict.
-      ValueError: there is no run; there is no such clip or part, or several and none is
-        named; `window` is below 1.
+    The legend shows the fraction of steps that each run clipped.
 
     Example:
       >>> import optclip
@@ -50,13 +34,30 @@ def runs(
       >>> ax = optclip.plot.runs({"max_norm=2": run})
       >>> print(ax.get_legend_handles_labels()[1])
       ['max_norm=2 (50% clipped)']
+
+    Args:
+      histories: Dict from the label of a run to its history: the output of
+        `optclip.metrics` for each step, as a list of dicts, a dict of arrays, or the
+        path of a file that `optclip.plot.save` wrote.
+      clip: Name of the transformation in all runs. Default: the only one.
+      part: Label of a group or path of a leaf. Default: the only one.
+      window: Number of steps in the running median. Default: 25.
+      ax: Axes to draw on. Default: those of a new figure.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `histories` is not a dict.
+      ValueError: `histories` is empty; `clip` or `part` does not exist, or is required
+        to choose among several; or `window` is below 1.
     """
-    wanted = "a dict from what to call a run to its history"
+    wanted = "a dict from the label of a run to its history"
     _validate.kind("histories", histories, Mapping, wanted)
     if not histories:
         raise ValueError(
-            "`histories` must have at least one run, got none. Give a dict such as"
-            " {'max_norm=1': history}."
+            "`histories` is empty. Pass a dict such as {'max_norm=1': history}."
         )
     _validate.length("window", window)
     records = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
@@ -77,7 +78,7 @@ def runs(
 
 
 def _running_median(x: np.ndarray, window: int) -> np.ndarray:
-    """Of the last numbers up to each; those that are not with_gaps are left out."""
+    """Return the median of the last numbers up to each, skipping non-finite ones."""
     with_gaps = _style.gaps(x)
     windows = (with_gaps[max(0, i + 1 - window) : i + 1] for i in range(len(x)))
     return np.array([np.nan if np.isnan(w).all() else np.nanmedian(w) for w in windows])

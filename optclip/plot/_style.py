@@ -1,4 +1,4 @@
-"""What all pictures share: colours that differ in print and to every eye."""
+"""Style that all plots share, with colors that differ in print and for all readers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +11,22 @@ if TYPE_CHECKING:
 else:
     Axes = Any
 
-# Okabe and Ito's, light to dark; runs have line styles too, for print in grey.
+# The colors of Okabe and Ito, light to dark; runs also differ by line style, for print
+# in gray.
 BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
-# Above this range of numbers small ones are seen only on a logarithmic axis.
+# Numbers of a wider range than this are plotted on a logarithmic axis, where small ones
+# stay visible.
 _RANGE = 30.0
 
 
 def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
-    """The axes given, or those of a new figure.
+    """Return the axes that were passed, or those of a new figure.
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: `ax` is something else, such as the array `plt.subplots` returns.
+      TypeError: `ax` has another type, such as the array that `plt.subplots` returns.
     """
     if ax is not None and hasattr(ax, "get_ylim"):
         return ax
@@ -35,21 +37,22 @@ def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
-            "optclip.plot draws with Matplotlib, which is not installed. Install it:"
+            "optclip.plot requires Matplotlib, which is not installed. Install it with"
             " pip install matplotlib."
         ) from error
-    # At Matplotlib's 100 dots an inch small labels are blurred on most screens.
+    # At Matplotlib's default of 100 dots per inch, small labels are blurred on most
+    # screens.
     size = {"figsize": (6.4, height), "dpi": 120}
     return plt.subplots(**size, layout="constrained")[1]
 
 
 def gaps(x: np.ndarray) -> np.ndarray:
-    """Gaps in place of what cannot be drawn."""
+    """Return the numbers with NaN, which draws a gap, for non-finite ones."""
     return np.where(np.isfinite(x), x, np.nan)
 
 
 def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
-    """Marks for points without a neighbour, which no line would show."""
+    """Return the style that marks points without a neighbor, which no line reaches."""
     is_finite = np.isfinite(x)
     beside = np.append(is_finite[1:], False) | np.append(False, is_finite[:-1])
     alone = np.flatnonzero(is_finite & ~beside)
@@ -59,7 +62,7 @@ def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
 
 
 def set_scale(ax: "Axes", *values: np.ndarray) -> None:
-    """A logarithmic axis where the numbers ask for one."""
+    """Use a logarithmic axis if the numbers span a wide range."""
     positive = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
     if positive.size and positive.max() > _RANGE * positive.min():
         ax.set_yscale("log")
@@ -68,7 +71,7 @@ def set_scale(ax: "Axes", *values: np.ndarray) -> None:
 
 
 def set_log_ticks(ax: "Axes") -> None:
-    """A logarithmic x axis whose ticks read 0.5, 1, 2."""
+    """Use a logarithmic x axis with the ticks 0.5, 1, 2, ...."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ax.set_xscale("log")
@@ -78,7 +81,7 @@ def set_log_ticks(ax: "Axes") -> None:
 
 
 def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
-    """Words on the axes, light lines behind, a legend if a line has a label."""
+    """Set labels, title and grid, and a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y, title=title)
     ax.grid(alpha=0.25)
     ax.spines[["top", "right"]].set_visible(False)

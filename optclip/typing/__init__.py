@@ -1,33 +1,33 @@
-"""The types of optclip's arguments and states, for annotations of your own code.
+"""Types of optclip's arguments and states, for the annotations of user code.
 
 ==================== ===============================================================
-name                 what it stands for
+name                 meaning
 ==================== ===============================================================
-`Number`             a real number, or an array of them; `NumberOrSchedule`, or an
-                     optax schedule of it
-`Threshold`          one: a number, a schedule or a `Rule`, which is shown a `Seen`
-`ThresholdTree`      one, or a prefix tree of them, None for what is not clipped
-`ScopeLike`          what shares a norm: `"tree"`, `"leaf"`, `"element"` or a `Scope`
-`NormLike`           which norm: its name, its order p or a `Norm`
-`ResponseLike`       the name of a response, a `Response`, or a function
-`Relative`           what the threshold of `clip_cotangent` is a multiple of
-`Nonfinite`          what to do about NaN and inf, in a word
-`Record`             whether to keep what happened: True, False or `"leaves"`
+`Number`             a real number or an array; `NumberOrSchedule` also an optax
+                     schedule
+`Threshold`          a number, a schedule or a `Rule`, which receives a `Seen`
+`ThresholdTree`      a threshold, or a prefix tree of them with None for unclipped
+`ScopeLike`          elements that share a norm: `"tree"`, `"leaf"`, `"element"` or a
+                     `Scope`
+`NormLike`           a norm: its name, its order p or a `Norm`
+`ResponseLike`       a response: its name, a `Response` or a function
+`Relative`           the unit of the threshold of `clip_cotangent`
+`Nonfinite`          the policy for NaN and inf
+`Record`             whether to record each step: True, False or `"leaves"`
 `Mask`, `Labels`     a tree of bools or strings, or a function of the updates
 `AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
-`History`            what `optclip.metrics` returned, over the steps
-`ClipOptions`        the further arguments of `clip_by` and of the recipes;
-                     `MomentClipOptions` those without `eps`, `SkipOptions` of `skip`,
-                     `CotangentOptions` of `clip_cotangent`
-`PyTree`             any tree
-`ClipState`          the state of a clip, with its `ClipRecord`
-`CotangentRecord`    what `clip_cotangent` did in a backward pass
-`SkipState`          that of `skip`, with its `SkipRecord`; `ErrorFeedbackState`,
-                     `PeriodicResetState`, `ClipAfterState` are those of the others
+`History`            the output of `optclip.metrics` over the steps
+`ClipOptions`        options of `clip_by` and the recipes; `MomentClipOptions` without
+                     `eps`; `SkipOptions` of `skip`; `CotangentOptions` of
+                     `clip_cotangent`
+`PyTree`             any pytree
+`ClipState`          the state of a transformation, with its `ClipRecord`
+`CotangentRecord`    the record of `clip_cotangent` in a backward pass
+`SkipState`          the state of `skip`, with its `SkipRecord`; other wrappers have
+                     `ErrorFeedbackState`, `PeriodicResetState`, `ClipAfterState`
 ==================== ===============================================================
 
-What is in a tree no type checker looks at. What an argument does is in the docstrings
-of the functions.
+Type checkers do not check the contents of pytrees.
 
 Example:
   >>> import optax, optclip
@@ -62,43 +62,43 @@ from optclip.typing._states import SkipRecord as SkipRecord
 from optclip.typing._states import SkipState as SkipState
 
 PyTree = _types.PyTree
-"""What JAX takes for a tree, such as dicts, lists, tuples, modules or a single leaf."""
+"""Any JAX pytree, such as dicts, lists, tuples, modules or a single leaf."""
 
 Number = _types.Number
-"""A real number, Python's or NumPy's, or an array of them, traced or not; no bool."""
+"""A real number of Python or NumPy, or an array, traced or not; not a bool."""
 
 NumberOrSchedule = _types.NumberOrSchedule
-"""A number, or an optax schedule, which is a function of the step."""
+"""A number, or an optax schedule (a function of the step)."""
 
 Threshold = thresholds.Threshold
-"""One threshold, be it a number, an optax schedule or a `Rule`."""
+"""One threshold: a number, an optax schedule or a `Rule`."""
 
 ThresholdTree = thresholds.ThresholdTree
-"""A threshold, or a prefix tree of thresholds with None for what is not clipped."""
+"""A threshold, or a prefix tree of thresholds with None for unclipped."""
 
 Nonfinite = _types.Nonfinite
-"""What a clip does about NaN and inf, in a word; see `optclip.functional`."""
+"""The policy for NaN and inf: `"propagate"`, `"zero"` or `"raise"`."""
 
 Record = _types.Record
-"""Whether the state keeps what happened, True, False or by leaf."""
+"""Whether the state records each step: True, False or `"leaves"`."""
 
 Relative = _types.Relative
-"""What a threshold of cotangents is a multiple of, made of all norms of a leaf."""
+"""The unit of a cotangent threshold, computed from all norms of a leaf."""
 
 ResponseLike = responses.ResponseLike
 """A response's name, a `Response`, or a function of norm and threshold."""
 
 Mask = _types.Mask
-"""A tree of bools, a prefix of one, or a function that makes one of the updates."""
+"""A tree of bools, a prefix of one, or a function of the updates."""
 
 Labels = _types.Labels
-"""A tree of strings, a prefix of one, or a function that makes one of the updates."""
+"""A tree of strings, a prefix of one, or a function of the updates."""
 
 AxisName = _types.AxisName
 """A mesh axis, a tuple of them, a `PartitionSpec`, a tree of these, or a function."""
 
 History = _types.History
-"""What `optclip.metrics` returned, as a list of dicts, a dict of arrays, or a file."""
+"""The output of `optclip.metrics` as a list of dicts, a dict of arrays, or a file."""
 
 __all__ = [
     "AxisName",

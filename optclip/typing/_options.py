@@ -1,4 +1,4 @@
-"""The further arguments of a function, as another function passes them on."""
+"""Options of a function that another function passes on."""
 
 from typing import TypedDict
 
@@ -10,7 +10,7 @@ from optclip.thresholds import Threshold
 
 
 class MomentClipOptions(TypedDict, total=False):
-    """`ClipOptions` of a recipe that has moments: `eps` is theirs."""
+    """Describe the `ClipOptions` of a recipe with moments, whose `eps` is its own."""
 
     over: ScopeLike
     norm: NormLike
@@ -26,16 +26,16 @@ class MomentClipOptions(TypedDict, total=False):
 
 
 class ClipOptions(MomentClipOptions, total=False):
-    """The further arguments of `clip_by`, as a recipe passes them on.
+    """Describe the options of `clip_by` that recipes pass on.
 
-    A recipe fixes some of them, and says TypeError where one is given twice.
+    A recipe sets some of them itself and raises TypeError if such an option is passed.
     """
 
     eps: Number
 
 
 class SkipOptions(TypedDict, total=False):
-    """The further arguments of `skip`, as a recipe passes them on."""
+    """Describe the options of `skip` that recipes pass on."""
 
     max_value: Threshold | None
     over: ScopeLike
@@ -48,9 +48,9 @@ class SkipOptions(TypedDict, total=False):
 
 
 class CotangentOptions(TypedDict, total=False):
-    """The further arguments of `clip_cotangent`, as `with_clipped_cotangent` has them.
+    """Describe the options of `clip_cotangent` that `with_clipped_cotangent` passes on.
 
-    `probe` is not among them: the outputs alone are returned.
+    `probe` is excluded, since the wrapped function returns only its outputs.
     """
 
     axis: int | tuple[int, ...] | None

@@ -1,4 +1,4 @@
-"""The states of optclip's transformations, and the records of what was clipped."""
+"""States of optclip's transformations, and records of clipping."""
 
 from typing import NamedTuple
 
@@ -8,24 +8,25 @@ from optclip._arrays._types import PyTree
 
 
 class ClipRecord(NamedTuple):
-    """What a clip did in its last step, and how often it did something.
+    """Record the last step of a transformation and the number of clipped steps.
 
     For the tree each field is a scalar, for groups a dict of scalars by label. For
-    leaves, axes and elements it is a scalar over all blocks or, with
-    `record="leaves"`, a dict of scalars by the path of the leaf.
+    leaves, axes and elements it is one scalar for all norms or, with `record="leaves"`,
+    a dict of scalars by the path of the leaf.
 
     Attributes:
-      clip_norm: float32, the norm before the clip; the largest, of several.
-      clip_threshold: float32; the smallest, of several.
-      clip_coefficient: float32, what the updates were multiplied by; the smallest.
-      clip_fraction: float32, the fraction of norms past their threshold in the last
-        step; None for the tree and groups.
-      clip_clipped: int32, the number of steps in which anything was clipped; what
-        was zeroed or made NaN for a non-finite norm does not count as clipped.
-      clip_nonfinite: int32, the number of steps with a norm that was not finite: of a
-        NaN or inf entry, or above the largest float.
-      clip_leaf_norm: of a clip of the whole tree with `record="leaves"`, a dict of the
-        norm of each leaf by its path, float32; else None.
+      clip_norm: float32, the norm before clipping; of several, the largest.
+      clip_threshold: float32; of several, the smallest.
+      clip_coefficient: float32, the factor applied to the updates; of several, the
+        smallest.
+      clip_fraction: float32, the fraction of norms clipped in the last step; None for
+        the tree and groups.
+      clip_clipped: int32, the number of steps with clipping. Norms that `nonfinite`
+        zeroed or made NaN do not count.
+      clip_nonfinite: int32, the number of steps with a norm of NaN or inf, which
+        includes norms above the largest float.
+      clip_leaf_norm: For global-norm clipping with `record="leaves"`, a dict of float32
+        with the norm of each leaf by its path; otherwise None.
     """
 
     clip_norm: PyTree
@@ -38,13 +39,14 @@ class ClipRecord(NamedTuple):
 
 
 class SkipRecord(NamedTuple):
-    """How often `skip` left out a step.
+    """Count the steps that `skip` skipped.
 
     Attributes:
       skip_skipped: int32, the number of steps skipped so far.
-      skip_consecutive: int32, how many of them were the last ones without a break.
-      skip_value: float32, the last `value`, if `max_value` looks at it; else None.
-      skip_value_threshold: float32, what it was compared with; None without `value`.
+      skip_consecutive: int32, the number of steps skipped in a row, up to the last
+        step.
+      skip_value: float32, the last `value` if `max_value` is set; otherwise None.
+      skip_value_threshold: float32, the threshold of `skip_value`; None without it.
     """
 
     skip_skipped: jax.Array
@@ -54,21 +56,22 @@ class SkipRecord(NamedTuple):
 
 
 class CotangentRecord(NamedTuple):
-    """What `clip_cotangent` did in a backward pass; all float32, so that it has one.
+    """Record the cotangents that `clip_cotangent` clipped in a backward pass.
 
-    Counts are whole numbers, up to 16,777,216 to the last.
+    All fields are float32, since a cotangent must be floating-point. Counts are exact
+    up to 16,777,216.
 
     Attributes:
-      cotangent_norm: the largest finite norm before the clip.
-      cotangent_norms: how many norms there were; 0 if no backward pass came by.
-      cotangent_clipped: how many of them were clipped; what was zeroed or made NaN for
-        a non-finite norm does not count as clipped, nor does a norm of 0.
-      cotangent_nonfinite: how many of them had an entry that was not finite, or were
-        not finite themselves.
-      cotangent_coefficients: the sum of what was multiplied by, 1 for each norm that is
-        0 or not finite.
-      cotangent_chains: 1, or more where one probe went to several clips and not from
-        one to the next; the largest norm is then not known.
+      cotangent_norm: The largest finite norm before clipping.
+      cotangent_norms: The number of norms; 0 if no backward pass used the probe.
+      cotangent_clipped: The number of norms clipped. Norms of 0, and norms that
+        `nonfinite` zeroed or made NaN, do not count.
+      cotangent_nonfinite: The number of norms that are non-finite or have a non-finite
+        entry.
+      cotangent_coefficients: The sum of the coefficients, with 1 for each norm that is
+        0 or non-finite.
+      cotangent_chains: 1, or more if one probe was passed to several calls in parallel;
+        the largest norm is then unknown.
     """
 
     cotangent_norm: PyTree
@@ -80,17 +83,17 @@ class CotangentRecord(NamedTuple):
 
 
 class ClipState(NamedTuple):
-    """The state of every optclip transformation.
+    """Store the state of an optclip transformation.
 
     Attributes:
       clip_step: int32, the number of updates so far.
-      clip_memory: the memory of the threshold's rules; empty for numbers, schedules.
+      clip_memory: The memory of the threshold's rules; empty for numbers and schedules.
         A rule over whole leaves or groups has one array per quantity, `(norms,)` or
         `(norms, window)`, under a key with a digest of the paths of the norms. A rule
         over slices has one array per leaf, by position. A rule over elements has trees
-        like the parameters, which are sharded as they are.
-      clip_record: a dict from the name of the clip to its `ClipRecord`; empty with
-        `record=False`.
+        like the parameters, sharded like them.
+      clip_record: A dict from the name of the transformation to its `ClipRecord`; empty
+        with `record=False`.
     """
 
     clip_step: jax.Array
@@ -99,13 +102,13 @@ class ClipState(NamedTuple):
 
 
 class SkipState(NamedTuple):
-    """The state of `skip`.
+    """Store the state of `skip`.
 
     Attributes:
-      skip_inner: the state of the optimizer, as it was if the last step was skipped.
-      skip_norm: what watches the norm.
-      skip_value: the memory of the rule that watches `value`; empty without one.
-      skip_record: a dict from the name to a `SkipRecord`.
+      skip_inner: The state of the wrapped optimizer, unchanged by a skipped step.
+      skip_norm: The state of the norm's threshold.
+      skip_value: The memory of the rule of `max_value`; empty without one.
+      skip_record: A dict from the name to its `SkipRecord`.
     """
 
     skip_inner: PyTree
@@ -115,12 +118,12 @@ class SkipState(NamedTuple):
 
 
 class ErrorFeedbackState(NamedTuple):
-    """The state of `with_error_feedback`.
+    """Store the state of `with_error_feedback`.
 
     Attributes:
-      feedback_residual: the residual, what was cut off so far, like the parameters, in
-        float32 or wider; None for leaves that no clip touches.
-      feedback_clip: the state of the clip.
+      feedback_residual: The clipped-off part that has not been applied yet: like the
+        parameters, in float32 or wider; None for leaves that are never clipped.
+      feedback_clip: The state of the clipping transformation.
     """
 
     feedback_residual: PyTree
@@ -128,11 +131,11 @@ class ErrorFeedbackState(NamedTuple):
 
 
 class PeriodicResetState(NamedTuple):
-    """The state of `with_periodic_reset`.
+    """Store the state of `with_periodic_reset`.
 
     Attributes:
       reset_step: int32, the number of updates so far.
-      reset_inner: the state of the optimizer.
+      reset_inner: The state of the wrapped optimizer.
     """
 
     reset_step: jax.Array
@@ -140,11 +143,11 @@ class PeriodicResetState(NamedTuple):
 
 
 class ClipAfterState(NamedTuple):
-    """The states of the two.
+    """Store the states of `clip_after`.
 
     Attributes:
-      after_inner: the state of the optimizer.
-      after_clip: the state of the clip behind it.
+      after_inner: The state of the wrapped optimizer.
+      after_clip: The state of the clipping transformation that follows it.
     """
 
     after_inner: PyTree

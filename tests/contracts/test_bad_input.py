@@ -552,7 +552,7 @@ MESSAGES = {
         (1.0, V, "`expected_batch_size` must be the expected number of examples with")
     ],
     "plot.runs.histories": [
-        ({}, V, "`histories` must have at least one run, got none. Give a dict such"),
+        ({}, V, "`histories` is empty. Pass a dict such as"),
         (
             {"one": 3},
             T,

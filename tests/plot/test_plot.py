@@ -182,7 +182,7 @@ def test_distribution_has_each_finite_norm_once(history):
     assert sum(patch.get_height() for patch in ax.patches) == 4
     assert labels(ax) == ["threshold 2: above 25% of the norms"]
     assert not labels(plot.distribution(history_of([3.0], np.inf)))
-    with pytest.raises(ValueError, match="a norm that is finite and above 0"):
+    with pytest.raises(ValueError, match="has no finite norm above 0"):
         plot.distribution(history_of([0.0]))
 
 
@@ -206,7 +206,9 @@ def test_heatmap_shows_sixty_leaves_and_two_hundred_steps():
     assert ax.images[0].get_array().shape == (60, 200)
     assert ax.get_title() == "clip (the largest 60 of 70)"
     assert ax.get_yticklabels()[0].get_text() == "68"
-    with pytest.raises(ValueError, match="got one norm a step"):
+    with pytest.raises(
+        ValueError, match="'clip' has one norm per step, but a heatmap needs"
+    ):
         plot.heatmap(history_of([1.0]))
 
 
@@ -243,9 +245,9 @@ def test_plot_of_several_clips_and_groups_needs_a_name(draw):
         ([{"clip/norm": 1.0}, {"loss": 1.0}], r"same keys in each step, .* 0 and 1 has \['clip/norm'\]"),
         ({3: [1.0]}, "has no clipping norms"),
         ({"loss": [1.0]}, "has no clipping norms"),
-        ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, "must have the norm, threshold and .* got its norm and coefficient alone"),
+        ({"clip/norm": [1.0], "clip/coefficient": [1.0]}, "must have the norm, threshold and .* got only its norm and coefficient"),
         ({"clip/norm": np.ones((2, 3))}, r"an array of shape \(2, 3\)"),
-        ({"clip/norm": [1.0]}, "must have the norm, threshold and coefficient of 'clip', got its norm alone"),
+        ({"clip/norm": [1.0]}, "must have the norm, threshold and coefficient of 'clip', got only its norm"),
     ],
 )  # fmt: skip
 def test_norms_rejects_malformed_history(given, words):
