@@ -1,4 +1,4 @@
-"""The docstring of each public function explains each of its parameters."""
+"""Public docstrings begin with a verb and name each parameter."""
 
 import inspect
 import re
@@ -8,9 +8,19 @@ import pytest
 import optclip
 
 MODULES = (optclip, *filter(inspect.ismodule, map(vars(optclip).get, optclip.__all__)))
-# A reader who hovers over a name should not have to look elsewhere.
-ELSEWHERE = re.compile(r"\blikewise\b|see `clip_by`", re.IGNORECASE)
-FEWEST_WORDS = 4
+VERBS = set(
+    re.findall(
+        r"\w+",
+        """
+    Accumulate Add Adapt Aggregate Apply Attach Average Bound Build Cap Choose Clip
+    Combine Compute Convert Count Create Cut Declare Describe Divide Draw Drop Estimate
+    Exclude Find Follow Format Group Hold Keep Learn List Load Locate Make Map Mark
+    Measure Multiply Name Normalize Plot Print Read Record Reject Release Repeat Replace
+    Represent Require Reset Return Run Save Scale Select Share Shrink Skip Split State
+    Store Suggest Sum Summarize Track Trim Use Wrap Write Zero
+    """,
+    )
+)
 
 
 def documented():
@@ -44,15 +54,13 @@ def entries(doc):
 
 
 @pytest.mark.parametrize("path", CALLED)
-def test_docstring_explains_each_parameter(path):
-    texts = entries(inspect.getdoc(PUBLIC[path]))
-    assert list(texts) == list(inspect.signature(PUBLIC[path]).parameters)
-    for name, text in texts.items():
-        assert len(text.split()) >= FEWEST_WORDS, name
-        assert "as in " not in text, name
+def test_docstring_begins_with_verb_and_names_each_parameter(path):
+    doc = inspect.getdoc(PUBLIC[path])
+    assert doc.split()[0] in VERBS
+    assert doc.splitlines()[0].endswith(".")
+    assert list(entries(doc)) == list(inspect.signature(PUBLIC[path]).parameters)
 
 
-def test_docstrings_refer_to_no_other_and_cover_the_package():
-    assert not [p for p, x in PUBLIC.items() if ELSEWHERE.search(inspect.getdoc(x))]
+def test_docstrings_cover_the_package():
     assert len(CALLED) > 70
     assert {path.split(".")[1] for path in CALLED} > {"functional", "recipes", "plot"}
