@@ -25,7 +25,7 @@ def clip_attention_logits(
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     """Scale query and key heads whose logits exceed `max_logit` (QK-Clip).
 
-    Each query head h with largest logit S has the coefficient
+    A query head with largest logit S has the coefficient
     `gamma = min(1, max_logit / S)`. A key head is multiplied by
     `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
     `gamma / k`, so the logits of a head shrink by its own gamma. Call this function on
@@ -43,32 +43,30 @@ def clip_attention_logits(
 
     Args:
       params: Pytree of arrays with the leaves that `layers` names.
-      max_logits: Largest logits of each layer, by name: an array with one entry per
-        query head, from `max_attention_logit`, over the batch, all positions, and all
-        steps since the last call.
+      max_logits: Largest logit of each query head: a dict of arrays by layer, from
+        `max_attention_logit`, over all batches and positions since the last call.
       max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
         of these by layer with None for unclipped. The paper uses 100.
-      layers: The `optclip.Heads` of each layer, by name; see `optclip.find_heads`.
-      balance: Power from 0 to 1 of the coefficient that scales the query; the key is
-        scaled by the rest. Default: 0.5.
-      by_group: Whether query heads that share a key head all use the smallest
-        coefficient among them, as in Megatron. Default: False.
+      layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
+      balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
+      by_group: Whether query heads that share a key head use their smallest gamma, as
+        in Megatron. Default: False.
 
     Returns:
-      The parameters, and a dict of the coefficients of the query heads by layer.
+      The parameters, and a dict by layer of the coefficient of each query head.
 
     Raises:
       TypeError: An argument has the wrong type.
-      ValueError: A leaf is missing, is named twice or does not have such heads; names
-        or numbers of heads differ; a number is out of range; or a layer normalizes its
-        queries or keys, so that scaling the weights cannot change its logits.
+      ValueError: A number is out of range, or `layers` does not match `params` or
+        `max_logits`. Layers that normalize queries or keys are rejected, since scaling
+        their weights does not change their logits.
 
     Guarantees:
       Heads within the threshold are bit-identical unless a head of their group is
       clipped. A head is unclipped if its largest logit is NaN, infinite, zero or
       negative; such a logit does not measure the size of the weights.
 
-    Inside `jax.shard_map`, logits are reduced by their maximum over mesh axes that they
+    Inside `jax.shard_map`, the maximum of the logits is taken over mesh axes that they
     vary over and the query does not. Reduce them yourself where types do not specify
     these axes (`check_vma=False`, `jax.pmap`), and where the query is split over the
     data axis but not by head.

@@ -36,7 +36,7 @@ def clip_attention_logits(
 ) -> optax.GradientTransformationExtraArgs:
     """Scale query and key heads whose logits exceed `max_logit` (QK-Clip).
 
-    Each query head h with largest logit S has the coefficient
+    A query head with largest logit S has the coefficient
     `gamma = min(1, max_logit / S)`. In the new parameters, a key head is multiplied by
     `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
     `gamma / k`.
@@ -56,43 +56,36 @@ def clip_attention_logits(
     Args:
       max_logit: Threshold: a number, an array that broadcasts to the heads, an optax
         schedule, a rule of `optclip.thresholds`, or a dict of these by layer with None
-        for unclipped. The paper uses 100. 0 sets the weights to zero permanently.
-      layers: The `optclip.Heads` of each layer, by name; see `optclip.find_heads`.
-      balance: Power from 0 to 1 of the coefficient that scales the query; the key is
-        scaled by the rest. Default: 0.5.
-      by_group: Whether query heads that share a key head all use the smallest
-        coefficient among them, as in Megatron. Default: False.
+        for unclipped. The paper uses 100.
+      layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
+      balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
+      by_group: Whether query heads that share a key head use their smallest gamma, as
+        in Megatron. Default: False.
       record: Whether to record each step, with one entry per layer.
       name: Prefix of the record's keys in `optclip.metrics`.
 
     Returns:
-      An optax transformation. Its `update` requires `params` and the extra argument
-      `max_logits`: a dict of arrays by layer, with the largest logit of each query
-      head, from `optclip.functional.max_attention_logit`. `optax.chain` passes it on.
+      An optax transformation whose `update` requires `params` and `max_logits`, a dict
+      of arrays by layer with the largest logit of each query head, as
+      `optclip.functional.max_attention_logit` returns.
 
     Raises:
       TypeError: An argument has the wrong type, or `update` lacks `max_logits`.
-      ValueError: A number is out of range; or `update` lacks `params`. At `init` and
-        `update`: a leaf is missing, is named twice or does not have such heads; names
-        or numbers of heads differ; or a layer normalizes its queries or keys, so that
-        scaling the weights cannot change its logits.
+      ValueError: A number is out of range; `update` lacks `params`; or `layers` does
+        not match the parameters or `max_logits`. Layers that normalize queries or keys
+        are rejected, since scaling their weights does not change their logits.
 
     Guarantees:
-      Updates of unclipped heads are bit-identical, unless a head of their group is
+      Updates of unclipped heads are bit-identical unless a head of their group is
       clipped. A head is unclipped, and counted as non-finite, if its largest logit is
       NaN, infinite, zero or negative; such a logit does not measure the size of the
       weights.
 
-    Place it last in the chain: it returns the difference to the scaled new parameters,
-    which a later learning rate would multiply. The difference has the dtype of the
-    updates; in bfloat16 a head clipped from 10,000 to 100 is off by 2 %.
-    `optax.MultiSteps` passes only the logits of the last microbatch; pass the maximum
-    since the last step.
-
-    Inside `jax.shard_map`, logits are reduced by their maximum over mesh axes that they
-    vary over and the query does not. Reduce them yourself where types do not specify
-    these axes (`check_vma=False`, `jax.pmap`), and where the query is split over the
-    data axis but not by head.
+    Place it last in the chain, since its updates lead to the scaled parameters, and a
+    later learning rate would change that. In bfloat16 these updates are rounded: a head
+    clipped from 10,000 to 100 is off by 2 %. `optax.MultiSteps` passes only the logits
+    of the last microbatch; pass the maximum since the last step.
+    `optclip.functional.clip_attention_logits` explains the use inside `jax.shard_map`.
 
     References:
       Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.

@@ -27,10 +27,10 @@ def find_heads(
 ) -> dict[str, Heads]:
     """Find the heads of all attention layers by the paths of their projections.
 
-    The result is the `layers` argument of `clip_attention_logits`. Queries and keys are
-    paired by the longest common start of their paths, which names the layer:
-    `"block_0/attn"` for `"block_0/attn/query/kernel"` and `"block_0/attn/key/kernel"`,
-    and `"attention"` if the start is empty.
+    Pass the result as `layers` to `clip_attention_logits`. The longest common start of
+    their paths pairs queries with keys and names the layer: `"block_0/attn"` for
+    `"block_0/attn/query/kernel"` and `"block_0/attn/key/kernel"`; `"attention"` if it
+    is empty.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -42,17 +42,14 @@ def find_heads(
 
     Args:
       params: Parameters: a pytree of arrays or `jax.ShapeDtypeStruct`.
-      query: Leaves that project to queries: the name of a module or leaf at any depth,
-        such as `"query"`, or an `fnmatch` pattern of whole paths, such as
-        `"decoder/*/query/*"`.
+      query: Leaves that project to queries: the name of a module or leaf, such as
+        `"query"`, or an `fnmatch` pattern of paths, such as `"decoder/*/query/*"`.
       key: Leaves that project to keys, in the same forms.
-      axis: Axis that counts heads in each of these leaves. Default: -2, as in Flax.
-      rope: Number of rotary entries at the end of each query head that share one key
-        (MLA). Default: 0, also for rotary embeddings of whole heads.
+      axis: Axis that counts heads. Default: -2, as in Flax.
+      rope: Number of rotary entries per query head that share one key (MLA). Default:
+        0.
       head_dim: Number of entries per head if `axis` counts heads times features.
-        Default: None, an axis of heads only.
-      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them. Default:
-        None, one layer per leaf.
+      stacked: Axis that counts layers, as `nn.scan` stacks them. Default: None.
 
     Returns:
       A dict of `optclip.Heads` by layer name, in the order of the leaves.
@@ -60,6 +57,9 @@ def find_heads(
     Raises:
       TypeError: A pattern is not a string, or a number is not an int.
       ValueError: A pattern matches nothing, or a query has no key or a key no query.
+
+    See Also:
+      `optclip.Heads` explains the last four arguments.
 
     ========= ====================== ===================== ==========================
     library   query                  key                   layout

@@ -12,7 +12,7 @@ from optclip.scopes._interface import PerLeaf
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """Locate the heads of an attention layer, or of a stack, in its parameters.
+    """Locate the heads of one attention layer, or of a stack, in its parameters.
 
     The number of key heads must divide the number of query heads (GQA, MQA). Query
     heads that share a key head are adjacent, as in `jax.nn.dot_product_attention`.
@@ -23,20 +23,19 @@ class Heads:
       -2
 
     Args:
-      query: Path of the query projection, such as `"block_0/attn/query/kernel"`, or a
-        tuple of paths for kernel and bias.
+      query: Path of the query projection, such as `"attn/query/kernel"`, or a tuple of
+        paths for kernel and bias.
       key: Path of the key projection, or a tuple of paths.
-      axis: Axis that counts heads in each leaf. Default: -2, as in Flax, where kernels
-        are `(d, heads, n)` and biases `(heads, n)`. The next axis holds the features.
+      axis: Axis that counts heads in each leaf; the next axis holds the features.
+        Default: -2, as in Flax, with kernels `(d, heads, n)` and biases `(heads, n)`.
       rope: Number of rotary entries at the end of each query head that share one key
-        (multi-head latent attention, MLA). Do not name the leaf of the shared key.
-        Further entries of each key head, such as values, are unchanged. Default: 0,
-        also for rotary embeddings of whole heads.
-      head_dim: Number of entries per head if `axis` counts heads times features, one
-        head after another, as in Haiku (`axis=-1`) and Equinox (`axis=0`). Default:
-        None, an axis of heads only.
-      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them; the
-        largest logits then have shape `(layers, heads)`. Default: None, a single layer.
+        (multi-head latent attention, MLA). Do not name the leaf of that key. In other
+        keys only the entries that meet the rest of the query are scaled, not values.
+        Default: 0, also for rotary embeddings of whole heads.
+      head_dim: Number of entries per head if `axis` counts heads times features, head
+        after head, as in Haiku (`axis=-1`) and Equinox (`axis=0`). Default: None.
+      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them; largest
+        logits are then `(layers, heads)`. Default: None, one layer.
 
     Raises:
       TypeError: A path is not a string, or a number is not an int.

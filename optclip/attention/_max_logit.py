@@ -30,9 +30,8 @@ def max_attention_logit(
 ) -> jax.Array:
     """Compute the largest scaled attention logit of each head.
 
-    The result is `max(scale * q @ k)` over the batch, the queries and their keys, as
-    `clip_attention_logits` requires. Queries are multiplied in blocks, so the full
-    logits are never stored.
+    The result is `max(scale * q @ k)` over the batch, queries and attended keys.
+    Queries are multiplied in blocks, so the full logits are never stored.
 
     Example:
       >>> import jax.numpy as jnp
@@ -42,22 +41,19 @@ def max_attention_logit(
       [12. 12. 12. 12.]
 
     Args:
-      query: Queries as they enter the product, after rotary embedding:
-        `(..., T, H, D)`.
+      query: Queries after rotary embedding, `(..., T, H, D)`.
       key: Keys, `(..., S, G, D)`. G divides H; query heads that share a key are
         adjacent.
       scale: Factor of the product, the same as in the model. Default: `1 / sqrt(D)`.
       mask: Keys that each query attends to: bools that broadcast to `(..., H, T, S)`,
-        True where attended, or `"causal"`. Default: None, all.
+        or `"causal"`. Default: None, all.
       axis_name: Mapped axes, a name or a tuple of names, over which the maximum is also
-        taken. Default: None, no axes.
-      block_size: Largest number of queries per block; a smaller number uses less
-        memory.
+        taken. Default: None.
+      block_size: Largest number of queries per block; smaller uses less memory.
 
     Returns:
-      An array `(H,)`, float64 for float64 inputs and float32 otherwise. Queries that
-      attend to nothing are ignored; a head without other queries reads -inf. NaN reads
-      NaN. The derivative is zero.
+      An array `(H,)`, float32, or float64 for float64 inputs. It is NaN for NaN inputs,
+      and -inf for a head whose queries attend to nothing. Its derivative is zero.
 
     Raises:
       TypeError: An argument has the wrong type.

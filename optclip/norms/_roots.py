@@ -78,8 +78,8 @@ def _direction(
     size = jnp.abs(x)
     moving = (norm > 0) & jnp.isfinite(norm)
     live = (size > 0) & moving
-    # The divisor is 1 where there is no direction, so that derivatives of the quotient
-    # stay finite; the selects below make these directions 0.
+    # The divisor is 1 for a zero or non-finite norm, so that the derivatives of the
+    # quotient stay finite. The selects below set the direction to 0.
     norm = jnp.where(moving, norm, jnp.ones_like(norm))
     if ord == 2:
         # Zeros are included: there too the second derivative is 1 / norm.

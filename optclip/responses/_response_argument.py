@@ -29,7 +29,7 @@ class Detached:
         these two.
     """
 
-    response: Any  # As `response=` takes it; a `Response` once it is made.
+    response: Any  # A `response=` argument; a `Response` after initialization.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "response", resolve(self.response))

@@ -95,11 +95,10 @@ def units(
     Keras. Leaves of rank 0 and 1 are one unit.
 
     Warning:
-      Outputs are on the first axis in Equinox, haliax and PyTorch, where the default
-      measures one norm per input. For linear layers pass `axis=lambda path, shape: -1
-      if len(shape) == 2 else None`. For other weights return the axes of their inputs:
-      `(1, 2, 3)` for an Equinox `Conv2d`, `-1` for a haliax `Linear` stacked as
-      `(layers, outputs, inputs)`.
+      In Equinox, haliax and PyTorch outputs are on the first axis. For their linear
+      layers pass `axis=lambda path, shape: -1 if len(shape) == 2 else None`; for other
+      weights return the axes of the inputs, such as `(1, 2, 3)` for an Equinox
+      `Conv2d`, or `-1` for stacked haliax layers `(layers, outputs, inputs)`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -111,12 +110,11 @@ def units(
 
     Args:
       stacked: Function of the path of a leaf, such as `"layers/dense/kernel"`, that
-        returns whether its first axis counts layers, as `jax.lax.scan` over layers
-        stacks them. Each layer then has separate units. Default: None, no leaf.
+        returns whether its first axis counts layers, which then have separate units.
+        Default: none.
       axis: Function of the path and shape of a leaf that returns the axes of its norms,
         an int or a tuple, or None for the default. Attention kernels
         `(inputs, heads, features)` have outputs on two axes; return 0 for these.
-        Default: all axes but the last.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at

@@ -40,15 +40,15 @@ def clip_by_spectral_norm(
       max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
         the leaf with 1 at `matrix_axes`), or a prefix tree of these with None for
         unclipped.
-      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
-        batch axes. Default: the last two.
+      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
+        last two.
       response: What happens above the threshold; a name from `optclip.responses`, an
         object with `coefficient(norm, threshold)`, or a function of these two.
       eps: Number added to each norm before the division. PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
-        its sides. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves, each matrix along one side only.
+        Default: read from each leaf's type.
 
     Returns:
       The clipped tree. Matrices within the threshold are bit-identical.
@@ -77,7 +77,7 @@ def clip_by_singular_value(
 ) -> PyTree:
     """Cap each singular value of each matrix.
 
-    Each singular value s becomes `min(s, max_value)`, and the singular vectors are
+    Each singular value s becomes `min(s, max_value)`; the singular vectors are
     unchanged. A vector has one singular value, its L2 norm; scalars are unchanged.
 
     Example:
@@ -90,42 +90,41 @@ def clip_by_singular_value(
 
     Args:
       tree: Pytree of arrays, or one array.
-      max_value: Threshold: a number, an array that broadcasts to the norms (`(..., p)`
-        for matrices with p singular values, in ascending order), or a prefix tree of
-        these with None for unclipped.
-      response: `"hard"` caps each value; `"soft"`, the same as `"smooth"`, returns
-        `s / sqrt(1 + (s / max_value) ** 2)`; with `method="eigh"`, any other response
-        to a single value that does not enlarge it.
-      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
-        batch axes. Default: the last two.
+      max_value: Threshold: a number, an array that broadcasts to the ascending singular
+        values `(..., p)`, or a prefix tree of these with None for unclipped.
+      response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
+        or with `"eigh"` any other response to a single value that does not enlarge it.
+      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
+        last two.
       method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
-        `"newton_schulz"` computes only matrix products, about 65 of the smaller side,
-        for the responses `"hard"` and `"soft"`.
+        `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
+        `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
-        its sides. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves, each matrix along one side only.
+        Default: read from each leaf's type.
 
     Returns:
       The clipped tree.
 
     Raises:
-      ValueError: `max_value` is negative or NaN, or does not match the norms; `method`
-        is unknown, or does not support the response; or a leaf lacks `matrix_axes`.
+      ValueError: `max_value` is negative or NaN, or does not match the singular values;
+        `method` is unknown or does not support the response; or a leaf lacks
+        `matrix_axes`.
 
     Guarantees:
       A matrix is bit-identical if `"hard"` with `"eigh"` changes none of its singular
       values, or with `"newton_schulz"` if its Frobenius norm is at most
       `max_value * (1 - 1e-6)`. In float32 singular values are at most
-      `max_value * (1 + 1e-5)`. The error of the result is at most 1e-4 of its Frobenius
-      norm, and 2e-4 times `max_value` in the spectral norm, for sides up to 128 and
+      `max_value * (1 + 1e-5)`. The error of the cap is at most 1e-4 of its Frobenius
+      norm, and `2e-4 * max_value` in the spectral norm, for sides up to 128 and
       singular values up to 1000 times the threshold (100 times with `"newton_schulz"`).
       It grows with the largest singular value and with the square root of the side:
-      with `"eigh"` about twice as much for 1024 by 1024.
+      twice as much with `"eigh"` for 1024 by 1024.
 
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
-      arXiv:2603.14315, for the soft cap (SPECTRA).
+      arXiv:2603.14315, for the soft cap.
     """
     return clip_by(
         tree, Named("max_value", max_value),

@@ -52,19 +52,18 @@ def clip_by_spectral_norm(
     Args:
       max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
         or a prefix tree of these with None for unclipped.
-      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
-        batch axes. Default: the last two.
-      method: `"exact"` (default) uses the eigenvalues of the Gram matrix of the smaller
-        side, accurate to within 1e-5; `"power_iteration"` starts from the singular
-        vectors of the previous step, which the state stores.
+      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
+        last two.
+      method: `"exact"` (default, accurate to within 1e-5) or `"power_iteration"`, which
+        starts from the singular vectors of the previous step, stored in the state.
       steps: Number of power iterations per step. Default: 1.
       response: What happens above the threshold; a name from `optclip.responses`, an
         object with `coefficient(norm, threshold)`, or a function of these two.
       eps: Number added to each norm before the division. PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
-        its sides. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves, each matrix along one side only.
+        Default: read from each leaf's type.
       record: Whether to record each step; `"leaves"` records the norms of each leaf.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -73,19 +72,18 @@ def clip_by_spectral_norm(
 
     Raises:
       ValueError: `max_norm` is negative or NaN; `method` is unknown; or at `init` and
-        `update`, a leaf lacks `matrix_axes`, or a tree of thresholds or a mask does not
-        match.
+        `update`, a leaf lacks `matrix_axes`, or thresholds or a mask do not match.
 
     Guarantees:
-      With `"power_iteration"` the estimate is never above the norm, so a matrix may be
+      The estimate of `"power_iteration"` never exceeds the norm, so a matrix may be
       clipped too little. After k iterations from a vector at an angle t to the first
-      singular vector, it is at least `norm * cos(t) ** (1 / (2 * k + 1))`, for any gap
-      to the second singular value. It is never below the norm of the largest row of the
-      smaller side, so a spike in a new direction is detected in the same step.
+      singular vector it is at least `norm * cos(t) ** (1 / (2 * k + 1))`. It is at
+      least the norm of the largest row of the smaller side, so a spike in a new
+      direction is detected in its first step.
 
     References:
       Kuczynski and Wozniakowski, "Estimating the Largest Eigenvalue by the Power and
-      Lanczos Algorithms with a Random Start", 1992, for iterations without a gap.
+      Lanczos Algorithms with a Random Start", 1992.
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
     return clip_by(
@@ -110,7 +108,7 @@ def clip_by_singular_value(
 ) -> optax.GradientTransformationExtraArgs:
     """Cap each singular value of each matrix.
 
-    Each singular value s becomes `min(s, max_value)`, and the singular vectors are
+    Each singular value s becomes `min(s, max_value)`; the singular vectors are
     unchanged. A vector has one singular value, its L2 norm; scalars are unchanged.
 
     Example:
@@ -124,38 +122,36 @@ def clip_by_singular_value(
     Args:
       max_value: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
         or a prefix tree of these with None for unclipped.
-      response: `"hard"` caps each value; `"soft"`, the same as `"smooth"`, returns
-        `s / sqrt(1 + (s / max_value) ** 2)`; with `method="eigh"`, any other response
-        to a single value that does not enlarge it.
-      matrix_axes: The two axes of a matrix, negative ones from the end; other axes are
-        batch axes. Default: the last two.
+      response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
+        or with `"eigh"` any other response to a single value that does not enlarge it.
+      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
+        last two.
       method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
-        `"newton_schulz"` computes only matrix products, about 65 of the smaller side,
-        for the responses `"hard"` and `"soft"`.
+        `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
+        `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves; a matrix may be split along one of
-        its sides. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves, each matrix along one side only.
+        Default: read from each leaf's type.
       record: Whether to record each step; `"leaves"` records the values of each leaf.
       name: Prefix of the record's keys in `optclip.metrics`.
 
     Returns:
       An optax transformation. Its record contains singular values; with
-      `"newton_schulz"` it contains a bound on the largest, which is too large by a
-      factor of at most the fourth root of the smaller side, so unclipped steps may
-      count as clipped.
+      `"newton_schulz"` a bound on the largest, too large by at most the fourth root of
+      the smaller side, so unclipped steps may count as clipped.
 
     Raises:
-      ValueError: `max_value` is negative or NaN; `method` is unknown, or does not
+      ValueError: `max_value` is negative or NaN; `method` is unknown or does not
         support the response; or at `init` and `update`, a leaf lacks `matrix_axes`, or
-        a tree of thresholds or a mask does not match.
+        thresholds or a mask do not match.
 
     Guarantees:
       The same as those of `optclip.functional.clip_by_singular_value`.
 
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
-      arXiv:2603.14315, for the soft cap (SPECTRA).
+      arXiv:2603.14315, for the soft cap.
     """
     return clip_by(
         Named("max_value", max_value, "clip_by_singular_value"),

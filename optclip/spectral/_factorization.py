@@ -162,7 +162,7 @@ def _without_largest(
     taken = left.taken | chosen
     rows = left.rows + product(adjoint(_chosen(left.vectors, chosen)), left.x)
     ours = _chosen(left.vectors, taken)
-    # Rows of values that are not taken are zero, so that the divisor 1 changes nothing.
+    # Rows of remaining values are zero, so that dividing them by 1 changes nothing.
     theirs = times(1 / jnp.where(taken, left.values, 1)[..., None], rows)
     x = left.x
     for _ in range(2):
@@ -204,12 +204,12 @@ def _factors_jvp(split, primals, tangents):
     """
     factored = factors(split, *primals)
     inner = product(adjoint(factored.vectors), tangents[0])
-    # The tangents of the eigenvalues and eigenvectors follow from that of x.
+    # The tangents of eigenvalues and eigenvectors follow from the tangent of x.
     moved = change_of_squares(factored, inner, split)
     apart, gap = gaps(factored.values)
-    # Equal singular values have no direction to turn to, so that the quotient is 0.
+    # Vectors of equal singular values do not rotate, so that the quotient is 0.
     turned = times(jnp.where(apart, -1 / gap, jnp.zeros_like(gap)), moved)
-    # A singular value of 0 has no derivative; it is 0 by choice, and divides by 1.
+    # A singular value of 0 has no derivative. It is set to 0, and the divisor to 1.
     live = factored.values > 0
     slope = jnp.real(jnp.diagonal(moved, axis1=-2, axis2=-1)) / 2
     values = jnp.where(live, slope / jnp.where(live, factored.values, 1), 0)

@@ -20,7 +20,7 @@ from optclip._arrays._types import AxisName
 from optclip.norms import Block
 from optclip.norms._interface import L2
 
-# Powers of two that a matrix is divided by stay inside float32, and so do squares.
+# The exponent is bounded, so that the unit and its square are in the range of float32.
 _LEAST_EXPONENT = -100
 
 

@@ -47,9 +47,9 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
        [0.25 0.  ]]
 
     Args:
-      matrix_axes: The two axes of a matrix, negative ones from the end. The default,
-        the last two, suits kernels stacked for a scan, `(layers, inputs, outputs)`;
-        with `(0, 2)` a kernel `(inputs, heads, features)` is one matrix per head.
+      matrix_axes: The two axes of a matrix, negative ones from the end. Default: the
+        last two, as for stacked kernels `(layers, inputs, outputs)`. With `(0, 2)` a
+        kernel `(inputs, heads, features)` is one matrix per head.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
@@ -80,17 +80,14 @@ def singular_values(
        [0.5 0. ]]
 
     Args:
-      matrix_axes: The two axes of a matrix, negative ones from the end. Default: the
+      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
         last two.
-      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side, for any
-        threshold and responses to a single value; `"newton_schulz"` computes only
-        matrix products, for the responses `"hard"` and `"smooth"`.
-        `optclip.clip_by_singular_value` compares their accuracy.
+      method: `"eigh"` (default) or, for the responses `"hard"` and `"smooth"`,
+        `"newton_schulz"`; see `optclip.clip_by_singular_value`.
 
     Returns:
-      A scope for `clip_by(over=...)`. Its norms are `(..., p)`, the singular values of
-      each matrix in ascending order; with `"newton_schulz"` `(..., 1)`, a bound on the
-      largest.
+      A scope for `clip_by(over=...)`. Its norms are `(..., p)`, the ascending singular
+      values of each matrix; with `"newton_schulz"` `(..., 1)`, a bound on the largest.
 
     Raises:
       TypeError: `matrix_axes` is not a tuple of ints.

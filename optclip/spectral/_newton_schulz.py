@@ -83,7 +83,7 @@ def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
     top = jnp.where(wide, higher * (1 + 1e-4), top)
     if not is_soft:
         return _PartlyCapped(out, c, top)
-    # Soft caps add as 1 / c^2 does.
+    # Consecutive soft caps are one soft cap, whose 1 / c^2 is the sum of theirs.
     rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
     return _PartlyCapped(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
 
@@ -117,7 +117,7 @@ def _scales(least: float) -> np.ndarray:
         scale = min(np.sqrt(3 / (1 + least + least**2)), _STABLE)
         least = min(scale * least * (3 - (scale * least) ** 2) / 2, 1.0)
         scales.append(scale)
-    # Second derivatives converge a step later, and so does float64.
+    # Second derivatives and float64 converge one step later.
     return np.array([*scales, 1.0])
 
 

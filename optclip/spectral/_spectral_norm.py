@@ -30,8 +30,8 @@ from optclip.spectral._power_iteration import iterated
 class Spectral(Measurement):
     """Measure the spectral norm of each matrix: its largest singular value.
 
-    The norm of a vector is its L2 norm. The name `"spectral"` means `Spectral()`. Use
-    it with `over=optclip.matrices()`, or `"leaf"` if no leaf has more than two axes.
+    The norm of a vector is its L2 norm. `"spectral"` is short for `Spectral()`. Use it
+    with `over=optclip.matrices()`, or `"leaf"` if no leaf has more than two axes.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -42,10 +42,9 @@ class Spectral(Measurement):
        [0.25 0.  ]]
 
     Args:
-      method: `"exact"` (default) uses the eigenvalues of the Gram matrix of the smaller
-        side, accurate to within 1e-5; `"power_iteration"` starts from the singular
-        vector of the previous step, needs two products with a vector per iteration, and
-        never exceeds the norm. See `optclip.clip_by_spectral_norm`.
+      method: `"exact"` (default, accurate to within 1e-5) or `"power_iteration"`, which
+        starts from the singular vectors of the previous step and needs two products
+        with a vector per iteration. See `optclip.clip_by_spectral_norm`.
       steps: Number of power iterations per step. Default: 1.
 
     Raises:
