@@ -127,7 +127,7 @@ def test_clip_reduces_logits_of_all_layers_in_one_collective():
     assert program.count(" all-reduce(") == 1
 
 
-def test_clip_without_typed_axes_takes_logits_reduced_before():
+def test_clip_without_typed_axes_accepts_reduced_logits():
     def local(params, seen):
         return step(params, lax.pmax(seen[0], "data"))
 

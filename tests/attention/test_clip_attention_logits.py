@@ -279,7 +279,7 @@ WRONG = [
     ]
     + WRONG,
 )
-def test_clip_arguments_that_do_not_fit_are_rejected(wrong, error, match):
+def test_clip_attention_logits_mismatched_arguments_raise(wrong, error, match):
     arguments = {
         "max_logits": {"a": np.ones(4)},
         "max_logit": 1.0,
@@ -413,7 +413,7 @@ def updates_of(params, size=0.1):
     ],
     ids=["gqa", "mha", "mqa", "mla"],
 )
-def test_update_gives_the_clipped_new_parameters(layout, kind, options):
+def test_update_leads_to_clipped_parameters(layout, kind, options):
     model = Model(layout, kind)
     params = model.params()
     updates = updates_of(params)
@@ -565,7 +565,7 @@ def test_update_under_vmap_equals_loop():
 @pytest.mark.parametrize(
     "max_logit", [100.0, thresholds.ema(), {"attn": thresholds.ema()}]
 )
-def test_tree_map_params_changes_nothing_in_the_state(max_logit):
+def test_tree_map_params_keeps_the_state(max_logit):
     tx = optclip.clip_attention_logits(max_logit, LAYERS)
     state = tx.init(PARAMS)
     mapped = optax.tree_map_params(tx, lambda x: x + 1, state)
@@ -585,7 +585,7 @@ def wrapped(name):
 
 
 @pytest.mark.parametrize("name", ["chain", "masked", "multi_steps", "injected"])
-def test_update_in_wrapper_is_the_same(name):
+def test_update_in_wrapper_matches_unwrapped_update(name):
     updates, state = update_once(wrapped(name))
     wanted, _ = compiled_update()(PARAMS, PARAMS, LOGITS)
     helpers.assert_close(updates, wanted, ulps=2)
@@ -639,7 +639,7 @@ def update(updates, params, logits):
         ),
     ],
 )
-def test_update_and_init_arguments_that_do_not_fit_are_rejected(call, error, match):
+def test_update_and_init_mismatched_arguments_raise(call, error, match):
     with pytest.raises(error, match=match):
         call()
 

@@ -142,7 +142,7 @@ SEVERAL = r"one kernel .* got \['.*', '.*'\] under 'att"
         ),
     ],
 )
-def test_find_heads_layers_it_cannot_find_are_rejected(tree, query, key, match):
+def test_find_heads_unmatched_or_ambiguous_paths_raise(tree, query, key, match):
     with pytest.raises(ValueError, match=match):
         find_heads(tree, query=query, key=key)
 
@@ -156,7 +156,7 @@ def test_find_heads_layers_it_cannot_find_are_rejected(tree, query, key, match):
         ({"head_dim": 4, "rope": 4}, ValueError, "`rope` must be less .* 4, got 4"),
     ],
 )
-def test_heads_arguments_out_of_range_are_rejected(wrong, error, match):
+def test_heads_invalid_arguments_raise(wrong, error, match):
     """`tests/contracts/test_bad_input.py` has the other arguments."""
     with pytest.raises(error, match=match):
         Heads(**({"query": "q", "key": "k"} | wrong))

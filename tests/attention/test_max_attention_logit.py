@@ -74,7 +74,7 @@ def test_max_logit_masks_broadcast(shape, heads):
     np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
-def test_max_logit_masked_entries_count_for_nothing():
+def test_max_logit_ignores_masked_entries():
     query, mask = QUERY.copy(), np.ones((6, 9, 7), bool)
     mask[1], mask[:, 2] = False, False
     query[:, 2] = np.nan
@@ -208,7 +208,7 @@ ONE_MORE_AXIS = np.ones((1, 2, 6, 9, 7), bool)
         ({"axis_name": "data"}, ValueError, "`axis_name` must be an axis of"),
     ],
 )
-def test_max_logit_arguments_that_do_not_fit_are_rejected(wrong, error, match):
+def test_max_logit_mismatched_arguments_raise(wrong, error, match):
     """`tests/contracts/test_bad_input.py` has the other arguments."""
     with pytest.raises(error, match=f"(?s){match}"):
         max_attention_logit(**({"query": QUERY, "key": KEY} | wrong))

@@ -48,7 +48,7 @@ def test_units_of_every_rank_equal_the_paper():
         assert g.ndim == 0 or not np.allclose(clipped, g)
 
 
-def test_stacked_layers_are_clipped_as_if_apart():
+def test_stacked_layers_clip_like_separate_layers():
     shapes = {"kernel": (3, 4, 5), "bias": (3, 5), "scale": (3,)}
     pairs = {name: arrays(shape) for name, shape in shapes.items()}
     grads, params = ({"net": {k: v[i] for k, v in pairs.items()}} for i in range(2))

@@ -45,7 +45,7 @@ def compiled(kind):
         ("newton_schulz", (2, 0)),
     ],
 )
-def test_matrices_are_over_the_axes_given(kind, axes):
+def test_matrix_axes_select_the_matrices(kind, axes):
     found = compiled(kind)(X, 1.0, matrix_axes=axes)
     last = np.moveaxis(np.float64(X), axes, (-2, -1))
     expected = np.moveaxis(ORACLES[kind](last, 1.0), (-2, -1), axes)
@@ -145,7 +145,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("clip", "tree", "options", "words"), REJECTED)
-def test_leaves_and_options_of_no_matrix_are_rejected(clip, tree, options, words):
+def test_matrix_clipping_invalid_leaf_or_option_raises(clip, tree, options, words):
     with pytest.raises(ValueError, match=words):
         clip(tree, 1.0, **options)
 

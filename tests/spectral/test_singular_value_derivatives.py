@@ -112,7 +112,7 @@ def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
     ]
     * covering.full,
 )
-def test_float32_derivative_beside_large_singular_values_is_accurate(cap, shape, dtype):
+def test_float32_derivative_with_large_singular_values_is_accurate(cap, shape, dtype):
     """Up to 1000 thresholds: to within 5e-5 of the norm, in both modes."""
     for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
         assert error <= spiked.ROOM, name

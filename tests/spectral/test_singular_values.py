@@ -178,7 +178,7 @@ X = (3 * np.random.default_rng(0).normal(size=(3, 4, 6))).astype(np.float32)
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @methods
-def test_matrix_below_cap_keeps_every_bit(method, dtype):
+def test_matrix_below_cap_is_bit_identical(method, dtype):
     """Beside another of the batch that is clipped."""
     x = X.astype(dtype)
     size = np.linalg.norm(np.float64(x), axis=(1, 2), keepdims=True)[..., 0]
