@@ -118,17 +118,17 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
     for first, leaf in [*((q, leaf) for leaf in query), *((k, leaf) for leaf in key)]:
         if (leaf.heads, leaf.layers) != (first.heads, q.layers):
             raise ValueError(
-                f"The leaves of the layer '{name}' differ in the number of heads or"
-                f" layers: '{leaf.path}' has {leaf.heads} heads and {leaf.layers}"
-                f" layers, '{first.path}' has {first.heads} heads, and '{q.path}' has"
-                f" {q.layers} layers. Check axis=, head_dim= and stacked= of its"
+                f"The leaves of the layer '{name}' must have the same number of heads"
+                f" and layers, got {leaf.heads} and {leaf.layers} in '{leaf.path}',"
+                f" expected {first.heads} as in '{first.path}' and {q.layers} as in"
+                f" '{q.path}'. Check axis=, head_dim= and stacked= of its"
                 " optclip.Heads."
             )
     if not q.heads or not k.heads or q.heads % k.heads:
         raise ValueError(
-            "The number of key heads must divide the number of query heads, but the"
-            f" layer '{name}' has {k.heads} key heads in '{k.path}' and {q.heads} query"
-            f" heads in '{q.path}'. Check axis= and head_dim= of its optclip.Heads."
+            f"In the layer '{name}' the number of key heads must divide the number of"
+            f" query heads, got {k.heads} in '{k.path}' and {q.heads} in '{q.path}'."
+            " Check axis= and head_dim= of its optclip.Heads."
         )
     width = q.features - heads.rope if heads.rope else None
     if width is not None:

@@ -105,8 +105,8 @@ def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
         )
     if not groups or heads % groups:
         raise ValueError(
-            f"The heads of `key`, {groups}, must divide the heads of `query`, {heads}."
-            " Pass arrays of shape (..., length, heads, features)."
+            "The number of heads of `key` must divide the number of heads of `query`,"
+            f" got {groups} and {heads}. Pass (..., length, heads, features)."
         )
 
 

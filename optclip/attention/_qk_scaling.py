@@ -55,7 +55,7 @@ def logits_of(
     if names != max_logits.keys():
         raise ValueError(
             f"`max_logits` must have the names of `layers`, {sorted(names)}, got"
-            f" {sorted(max_logits, key=str)}."
+            f" {sorted(max_logits, key=str)}. Pass one array per layer."
         )
     largest = {
         layer.name: _checked_logits(layer, max_logits[layer.name]) for layer in layers

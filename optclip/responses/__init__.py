@@ -22,7 +22,7 @@ response         norm after clipping                use
 ================ ================================== ================================
 
 Example:
-  A custom response that keeps the square root of the excess:
+  A custom response that replaces the ratio of norm and threshold by its root:
 
   >>> import jax.numpy as jnp
   >>> import optclip

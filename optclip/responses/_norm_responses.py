@@ -1,4 +1,4 @@
-"""Respond to norms: scale down, smoothly, always, or to zero."""
+"""Respond to norms: scale them down, smooth, normalize or drop them."""
 
 import dataclasses
 from typing import Protocol

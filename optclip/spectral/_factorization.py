@@ -137,7 +137,7 @@ def _chosen(vectors: jax.Array, which: jax.Array) -> jax.Array:
 
 
 def _largest(left: _PartlyFactored) -> jax.Array:
-    """Return the largest singular value that is not taken out, `(..., 1)`."""
+    """Return the largest singular value that is not removed, `(..., 1)`."""
     remaining = jnp.where(left.taken, jnp.zeros_like(left.values), left.values)
     return jnp.max(remaining, -1, keepdims=True)
 
@@ -180,9 +180,9 @@ def _spectrum_beside(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the values and vectors of the rest, orthogonal to removed vectors.
 
-    The spectrum has places for removed values. They are shifted to a negative
-    eigenvalue, so that their vectors do not mix with vectors of zero eigenvalues. The
-    shift is a mean of the eigenvalues, as a larger one would cost digits.
+    The spectrum includes places for removed vectors. Their eigenvalues are shifted to a
+    negative number, so that they do not mix with vectors of zero eigenvalues. The shift
+    is a mean of the eigenvalues, as a larger one would cost digits.
     """
     trace = jnp.trace(jnp.real(squared), axis1=-2, axis2=-1)[..., None, None]
     some = jnp.maximum(trace, _least(trace))

@@ -54,7 +54,7 @@ def matrices_of(
     """
     if len(block.leaves) != 1:
         raise ValueError(
-            "A spectral norm must be of one matrix, got a block of"
+            "A spectral norm requires one matrix per block, got a block of"
             f" {len(block.leaves)} leaves. Pass over=optclip.matrices(), or 'leaf' if"
             " no leaf has more than two axes."
         )

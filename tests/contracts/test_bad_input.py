@@ -485,11 +485,7 @@ MESSAGES = {
     "functional.max_attention_logit.query": [
         ("x", T, "`query` must be a floating-point array of shape (..., T, H, D), got"),
         (np.ones((3, 2, 2), int), T, "array of shape (..., T, H, D), got array([[[1,"),
-        (
-            jnp.ones((3, 3, 2)),
-            V,
-            "The heads of `key`, 2, must divide the heads of `query`, 3",
-        ),
+        (jnp.ones((3, 3, 2)), V, "of heads of `query`, got 2 and 3. Pass (..., length"),
     ],
     "functional.max_attention_logit.mask": [
         (np.ones((3, 3)), T, "Pass mask > 0 for 0 and 1, and mask > -1 for values"),

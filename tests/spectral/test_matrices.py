@@ -133,7 +133,7 @@ SPECTRAL = functools.partial(F.clip_by, norm="spectral")
 EIGH, PRODUCTS = (optclip.singular_values(method=m) for m in ("eigh", "newton_schulz"))
 REJECTED = [
     *((SCOPES[kind], *row) for kind in SCOPES for row in FOR_LEAVES),
-    (SPECTRAL, [X[0], X[0]], {}, "must be of one matrix, got a block of 2"),
+    (SPECTRAL, [X[0], X[0]], {}, "one matrix per block, got a block of 2"),
     (SPECTRAL, X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
     (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False, got T"),
     *((make, X, {"over": EIGH, **row}, words) for row, words in FOR_BOTH),
