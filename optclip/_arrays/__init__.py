@@ -1,4 +1,4 @@
-"""Arrays and trees of them: what a leaf is, prefix trees, mesh axes, XLA.
+"""Handle arrays and trees of them: leaves, prefix trees, mesh axes, XLA.
 
-Nothing here knows of clips.
+Nothing here depends on clipping.
 """

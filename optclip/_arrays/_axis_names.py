@@ -1,7 +1,7 @@
-"""Over which mapped axes a leaf is split: as its type or `axis_name=` declares.
+"""Find the mapped axes that split a leaf, from its type or from `axis_name=`.
 
 `axis_name=` is None (read the types), a name, a tuple of names (`()` for none), a
-`jax.sharding.PartitionSpec`, which also says by which dimension; or a prefix tree of
+`jax.sharding.PartitionSpec`, which also specifies the dimensions; a prefix tree of
 these, or a function that returns one.
 """
 
@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec, Sharding
 from optclip._arrays import _leaves, _prefix, _validate
 from optclip._arrays._types import AxisName, KeyPath, Leaf
 
-# Whether JAX is older than 0.10.0: its types say otherwise what varies.
+# JAX before 0.10.0 records the axes that an array varies over in another attribute.
 IS_OLD = not hasattr(jax.typeof(0.0), "manual_axis_type")
 
 Axes = tuple[Hashable, ...]
 _WANTED = (
     "a name, a tuple of names (() for none), a PartitionSpec (the .spec of a"
-    " NamedSharding), a tree of these, or None to read them off the leaves"
+    " NamedSharding), a tree of these, or None to read the types of the leaves"
 )
 _MAPPED = (
     "an axis of the enclosing shard_map, pmap or vmap(axis_name=...), or () for none"
@@ -32,7 +32,7 @@ _MAPPED = (
 
 
 def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
-    """Raise unless this may name mapped axes, as in `jax.lax.psum`, by leaf or not."""
+    """Raise unless this names mapped axes as in `jax.lax.psum`, per leaf or not."""
     if callable(axis_name) and by_leaf:
         return
     declared = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
@@ -40,11 +40,13 @@ def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
         if callable(own) or not _is_one(own) or isinstance(own, Sharding):
             raise TypeError(_validate.must_be("axis_name", _WANTED, axis_name))
         if isinstance(own, tuple) and len(set(own)) < len(own):
-            raise ValueError(f"`axis_name` must name each axis once, got {own}.")
+            raise ValueError(
+                f"`axis_name` names an axis twice, got {own}. Pass each axis once."
+            )
 
 
 def by_leaf(axis_name: AxisName | None, flat: _leaves.Flat) -> list[Any]:
-    """What is declared of each leaf, in order."""
+    """Return the declared axes of each leaf, in order."""
     declared = axis_name
     if callable(declared):
         declared = _prefix.described("axis_name", declared, flat.tree)
@@ -57,37 +59,38 @@ def by_leaf(axis_name: AxisName | None, flat: _leaves.Flat) -> list[Any]:
 
 
 def check_known() -> None:
-    """Raise where neither types nor `axis_name=` say what is split.
+    """Raise if neither types nor `axis_name=` specify which leaves are split.
 
-    Not inside `jax.vmap(axis_name=...)`: there, as in any vmap, it is of one example.
+    Never raises inside `jax.vmap(axis_name=...)`, where a leaf belongs to one example,
+    as in any vmap.
     """
     axes = untyped_axes()
     if axes:
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, the types do not say"
-            " whether a device has a whole leaf or a slice of it. Give axis_name=() if"
+            "Inside pmap, and shard_map with check_vma=False, types do not specify"
+            " whether a device has a whole leaf or a slice of it. Pass axis_name=() if"
             f" each device has whole gradients, as after jax.lax.pmean(grads, {axes});"
-            " else the axes that leaves are split over, or their PartitionSpecs."
+            " otherwise pass the axes that split the leaves, or their PartitionSpecs."
         )
 
 
 def check_all_known() -> None:
-    """Raise likewise for what slices or elements have in common, on all devices."""
+    """Raise likewise if devices must agree on all slices or elements."""
     if untyped_axes():
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, the devices cannot be"
-            " made to agree on what a threshold learns of slices or elements, nor on"
-            " response='proportional'. Leave check_vma on; or, if each device has"
-            " whole gradients, give axis_name=() (for elements to optclip.clip_by with"
+            "Inside pmap, and shard_map with check_vma=False, devices may disagree on a"
+            " threshold that learns from slices or elements, and on"
+            " response='proportional'. Use check_vma=True; or, if each device has whole"
+            " gradients, pass axis_name=() (for elements to optclip.clip_by with"
             " over='element')."
         )
 
 
 def split_axes(x: jax.Array, declared: AxisName | None = None) -> Axes:
-    """The mapped axes that `x` is split over.
+    """Return the mapped axes that split `x`.
 
-    Inside `jax.shard_map` an array's type names the mesh axes it varies over; one that
-    is replicated varies over none and so counts once, whatever is declared.
+    Inside `jax.shard_map` an array's type names the mesh axes it varies over. A
+    replicated array varies over none and counts once, whatever is declared.
     """
     varying = _varying(x)
     if declared is None:
@@ -105,15 +108,15 @@ def split_axes_of_slices(
     axis: tuple[int, ...] | None,
     declared: AxisName | None = None,
 ) -> Axes:
-    """The mapped axes that slices are split over, of a leaf with the numbers `x`.
+    """Return the mapped axes that split the slices of a leaf with the numbers `x`.
 
     Raises:
-      ValueError: only the specs of the leaf could tell, and they are not given.
+      ValueError: The axes depend on the leaf's `PartitionSpec`, which was not passed.
     """
     if isinstance(declared, PartitionSpec) and len(declared) > len(shape):
         raise ValueError(
-            f"`axis_name` must have at most one entry for each dimension of a leaf, got"
-            f" the {len(declared)} of {declared} for the shape {shape}."
+            f"`axis_name` must have at most one entry per dimension of a leaf, got"
+            f" {len(declared)} in {declared} for the shape {shape}."
         )
     if axis is None:
         return split_axes(x, declared)
@@ -125,9 +128,9 @@ def split_axes_of_slices(
     if split and declared is None:
         raise ValueError(
             f"The norms over the axes {axis} of a leaf that is split over the mesh axes"
-            f" {split} are not known: its type does not say which dimension is split."
-            " Give axis_name the PartitionSpecs of the leaves, those that shard_map has"
-            " as in_specs; or axis_name=() if no slice is split."
+            f" {split} are unknown, since its type does not specify the split"
+            " dimension. Pass the PartitionSpecs of the leaves (the in_specs of"
+            " shard_map) as axis_name, or axis_name=() if no slice is split."
         )
     return split
 
@@ -135,20 +138,20 @@ def split_axes_of_slices(
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What is declared of one array, None for nothing: a pytree without leaves."""
+    """Hold the declaration of one array, None for nothing: a pytree without leaves."""
 
     axis_name: AxisName | None = None
 
 
 def declared_across_slices(axis: tuple[int, ...], declared: AxisName | None) -> Any:
-    """What is declared of an array with one value a slice; None for nothing."""
+    """Return the declaration of an array with one value per slice; None for nothing."""
     if isinstance(declared, PartitionSpec):
         return _dims(declared, [a for a in range(len(declared)) if a not in axis])
     return declared if axis == () else None
 
 
 def axes_size(axes: Axes) -> int:
-    """Over how many devices a leaf is split."""
+    """Return the number of devices that a leaf is split over."""
     size = 1
     for name in axes:
         size *= lax.axis_size(name)
@@ -156,38 +159,38 @@ def axes_size(axes: Axes) -> int:
 
 
 def check_reduced(path: KeyPath, leaf: Leaf) -> None:
-    """Raise if a leaf is still to be summed over devices."""
-    # By type alone: a NumPy leaf is not to be copied for it.
+    """Raise if a leaf has yet to be summed over devices."""
+    # Only the type is read, since reading more would copy a NumPy leaf.
     kind = jax.typeof(leaf)
     axes = _manual(kind, "unreduced") | kind.sharding.spec.unreduced
     if axes:
         raise ValueError(
             f"{_leaves.named(path, 'The')} is unreduced over the mesh axes"
-            f" {tuple(sorted(axes, key=str))}, so that its norm is not known. Reduce it"
-            " before the clip: jax.reshard to a spec without unreduced, or"
-            " jax.lax.psum inside shard_map."
+            f" {tuple(sorted(axes, key=str))}, so its norm is unknown. Reduce it before"
+            " clipping: jax.reshard to a spec without unreduced, or jax.lax.psum inside"
+            " shard_map."
         )
 
 
 def check_replicated(name: str, value: Any, leaf: jax.Array) -> None:
-    """Raise if a threshold is another one on devices that share a norm."""
+    """Raise if a threshold differs between devices that share a norm."""
     apart = _apart(value, leaf)
     if apart:
         raise ValueError(
             f"{_validate.quoted(name)} varies over the mesh axes {apart}, whose"
-            " devices share a norm, so that each would clip to its own. Make it"
-            " replicated, as by jax.lax.pmean; or clip what each device has by itself,"
+            " devices share a norm, so each would clip to its own threshold. Replicate"
+            " it, for example with jax.lax.pmean; or clip on each device separately,"
             " with axis_name=()."
         )
 
 
 def check_one(name: str, value: jax.Array) -> None:
-    """Raise if a number that all devices act on is another one on each."""
+    """Raise if a number that all devices act on differs between them."""
     apart = _apart(value, jnp.zeros(()))
     if apart:
         raise ValueError(
-            f"`{name}` varies over the mesh axes {apart}, whose devices must do the"
-            f" same. Make it replicated, as by jax.lax.pmean({name}, {apart})."
+            f"`{name}` varies over the mesh axes {apart}, whose devices must act"
+            f" alike. Replicate it, for example with jax.lax.pmean({name}, {apart})."
         )
 
 
@@ -196,7 +199,7 @@ def _apart(value: Any, other: jax.Array) -> Axes:
 
 
 def _is_one(declared: AxisName | None) -> bool:
-    """Whether this is for a leaf, not a tree of such."""
+    """Return whether this is for one leaf rather than a tree of declarations."""
     if declared is None or isinstance(declared, PartitionSpec):
         return True
     if isinstance(declared, tuple):
@@ -207,7 +210,7 @@ def _is_one(declared: AxisName | None) -> bool:
 
 
 def _is_name(value: Any) -> bool:
-    # A number would be an axis of the array itself to lax.
+    # In `lax` a number would name an axis of the array itself.
     if value is None or isinstance(value, (Number, PartitionSpec)):
         return False
     return isinstance(value, Hashable) and jax.tree_util.all_leaves([value])
@@ -223,14 +226,14 @@ def _names_of(dim: Any) -> Axes:
     names = dim if isinstance(dim, tuple) else (dim,)
     if PartitionSpec.UNCONSTRAINED in names:
         raise ValueError(
-            "`axis_name` must not have a PartitionSpec with UNCONSTRAINED, which does"
-            " not say how a dimension is split. Give the names of mesh axes, or None."
+            "`axis_name` has a PartitionSpec with UNCONSTRAINED, which does not specify"
+            " how a dimension is split. Pass the names of mesh axes, or None."
         )
     return names
 
 
 def varying(kind: Any) -> frozenset[Hashable]:
-    """The mesh axes that an array of a type, as of `jax.typeof`, varies over."""
+    """Return the mesh axes that an array of a type, as of `jax.typeof`, varies over."""
     return _manual(kind, "varying")
 
 
@@ -246,15 +249,15 @@ def _varying(x: jax.Array) -> frozenset[Hashable]:
 
 
 def is_typed_here() -> bool:
-    """Whether this is inside `shard_map` where types say what varies."""
+    """Return whether this runs inside `shard_map` with types that name varying axes."""
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     return any(map(_is_typed, axes))
 
 
 def untyped_axes() -> Axes:
-    """Return the mapped axes of several devices, if no type says what varies over them.
+    """Return the mapped axes of several devices if types do not name varying axes.
 
-    Over one device a leaf is whole, so that its norm is known without a type.
+    On one device a leaf is whole, so its norm is known without a type.
     """
     if is_typed_here():
         return ()
@@ -263,12 +266,12 @@ def untyped_axes() -> Axes:
 
 
 def _is_typed(name: Hashable) -> bool:
-    """Whether types say what varies over an axis: in shard_map with check_vma."""
+    """Return whether types name a varying axis: in shard_map with check_vma."""
     try:
         index = lax.axis_index(name)
     except NameError:
         there = jax.sharding.get_abstract_mesh().manual_axes
-        known = "No axis is mapped here: under jax.jit alone leave axis_name out."
+        known = "No axis is mapped here: under jax.jit alone, omit axis_name."
         known = f"The mesh axes mapped here are {there}." if there else known
         raise ValueError(_validate.must_be("axis_name", _MAPPED, name, known)) from None
     return bool(_varying(index))

@@ -1,7 +1,7 @@
-"""One value a block, kept so that many scalars are computed with as one vector.
+"""Keep one value per block, and compute with many scalars as one vector.
 
-A norm is followed by some dozens of operations on scalars. Written down for each of
-2,000 leaves they take XLA minutes to compile; for one vector, next to nothing.
+Each norm is followed by dozens of operations on scalars. Written separately for 2,000
+leaves they take XLA minutes to compile; as operations on one vector, almost no time.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from jax.core import Tracer
 from optclip._arrays import _xla
 from optclip._arrays._types import PyTree
 
-# Fewer numbers are computed with one by one: to stack them and look them up again takes
-# more operations than that.
+# Fewer numbers than this are processed one by one, since stacking and unstacking them
+# takes more operations.
 MANY = 4
 
 
 @jax.tree_util.register_pytree_node_class
 class Batched:
-    """A list of pytrees of arrays, of which those that hold one number are stacked.
+    """Hold a list of pytrees of arrays, with those that hold one number stacked.
 
-    Those of one type, that is, for which `declared` says the same, if they are `MANY`.
+    Entries are stacked if they have one type and one entry of `declared`, and are at
+    least `MANY`.
 
     Attributes:
-      indices: for each stack which entries of the list it holds.
-      values: for each stack its entry or, of several, one pytree of vectors.
+      indices: For each stack, the indices of its entries in the list.
+      values: For each stack its entry or, of several, one pytree of vectors.
     """
 
     indices: tuple[tuple[int, ...], ...]
@@ -53,7 +54,7 @@ class Batched:
 
     @classmethod
     def apart(cls, entries: Sequence[Any]) -> Batched:
-        """Entries of which none are stacked."""
+        """Return entries of which none are stacked."""
         return cls.tree_unflatten(tuple((i,) for i in range(len(entries))), entries)
 
     @classmethod
@@ -62,13 +63,13 @@ class Batched:
         return cls.tree_unflatten((tuple(range(len(vector))),), [vector])
 
     def with_entries(self, entries: list[Any]) -> Batched:
-        """Other entries, stacked as these are."""
+        """Return other entries, stacked as these are."""
         return self.tree_unflatten(self.indices, self._stacked(entries))
 
     def map(self, function: Callable[..., Any], *others: Batched) -> Batched:
-        """What `function` returns for each entry, and those of others like these."""
+        """Return the result of `function` for each entry, with those of `others`."""
         if any(other.indices != self.indices for other in others):
-            raise ValueError("The other values must be of the same entries.")
+            raise ValueError("The other values must have the same stacks of entries.")
         columns = [self.values, *(other.values for other in others)]
         asked = zip(self.indices, *columns, strict=True)
         values = [
@@ -78,11 +79,11 @@ class Batched:
         return self.tree_unflatten(self.indices, values)
 
     def entries(self, *, as_slices: bool = False) -> list[Any]:
-        """The list.
+        """Return the list.
 
         Args:
-          as_slices: whether numbers are wanted as plain slices of their stack, since
-            they will be stacked again: XLA then takes both away.
+          as_slices: Whether to return numbers as plain slices of their stack. XLA
+            removes these if the numbers are stacked again.
         """
         found: dict[int, Any] = {}
         for index, value in zip(self.indices, self.values, strict=True):
@@ -92,7 +93,7 @@ class Batched:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each entry, of entries that are arrays."""
+        """Return the shape of each entry, for entries that are arrays."""
         shapes: dict[int, tuple[int, ...]] = {}
         for index, value in zip(self.indices, self.values, strict=True):
             shape = jnp.shape(value)
@@ -106,17 +107,17 @@ class Batched:
         return jnp.stack(self.entries(as_slices=True))
 
     def any(self) -> jax.Array:
-        """Whether any of these flags is set."""
+        """Return whether any of these flags is set."""
         flags = [jnp.any(flag) if flag.ndim else flag for flag in self.values]
         return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 
     def tree_flatten(self) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-        """For jax."""
+        """Return the children and static data, for JAX."""
         return self.values, self.indices
 
     @classmethod
     def tree_unflatten(cls, indices: Any, values: Any) -> Batched:
-        """For jax."""
+        """Build from static data and children, for JAX."""
         batched = object.__new__(cls)
         batched.indices, batched.values = indices, list(values)
         return batched
@@ -128,10 +129,10 @@ class Batched:
 def each(
     function: Callable[..., Any], tree: PyTree, *rest: Any, as_slices: bool = True
 ) -> Any:
-    """`jax.tree.map`, of like numbers at once: `function` may see tracers of vmap.
+    """Map a function over trees, with equal types batched by `jax.vmap`.
 
-    Most of what comes out will be stacked again, as by another `each`, for which
-    slices cost nothing. What each leaf's own kernel uses must not be `as_slices`.
+    Most results are stacked again, as by another `each`, which makes slices free.
+    Results that the kernels of leaves use must not be `as_slices`.
     """
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
@@ -142,10 +143,10 @@ def each(
 
 
 def _kind(entry: Any) -> Any:
-    """What is the same in entries that may be stacked; None if this one may not be."""
+    """Return the type that stacked entries share; None if it cannot be stacked."""
     leaves, treedef = jax.tree.flatten(entry)
-    # Not slices: those of a leaf that is split over devices may be split too; nor what
-    # is split over an axis of one device, which looking up forgets.
+    # Slices are excluded, since the slices of a split leaf may be split too. So are
+    # numbers split over an axis of one device, since the lookup forgets that axis.
     if any(jnp.size(x) != 1 or any(jax.typeof(x).sharding.spec) for x in leaves):
         return None
     return treedef, *map(jax.typeof, leaves)

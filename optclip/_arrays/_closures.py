@@ -1,4 +1,4 @@
-"""Functions of a user that close over traced values."""
+"""Convert functions of a user that close over traced values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jax.core import eval_jaxpr
 def converted(
     function: Callable[..., Any], *examples: Any
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """Turn the arrays that a function closes over into further arguments.
+    """Turn the arrays that a function closes over into additional arguments.
 
-    `jax.closure_convert` leaves integers, bools and keys in the closure. A rule of a
-    custom derivative runs later than its function, where such tracers are dead.
+    `jax.closure_convert` leaves integers, bools and keys in the closure. The rule of a
+    custom derivative runs after its function, when such tracers are no longer valid.
 
     Args:
-      function: a pure function of pytrees of arrays.
-      examples: its arguments, for their structures, shapes and dtypes.
+      function: A pure function of pytrees of arrays.
+      examples: Its arguments, for their structures, shapes and dtypes.
 
     Returns:
       A function of the same arguments followed by the arrays; and the arrays.
@@ -33,8 +33,8 @@ def converted(
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     if consts:
-        # A jaxpr may hold its constants. Traced again with arguments in their place it
-        # holds no tracer, which would outlive its trace.
+        # A jaxpr may hold its constants, and a tracer among them would outlive its
+        # trace. Tracing again with arguments in their place removes them.
         again, more = converted(evaluated, *examples, *consts)
         return again, [*consts, *more]
     return evaluated, consts

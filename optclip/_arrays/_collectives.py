@@ -1,4 +1,4 @@
-"""Sums and maxima that span the devices a value is split over."""
+"""Compute sums and maxima over the devices that a value is split over."""
 
 import math
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def combine(
 ) -> list[jax.Array]:
     """Combine the values of each block, across devices too.
 
-    Values that are split over the same axes travel in one collective, whatever the
-    number of blocks.
+    Values that are split over the same axes share one collective, whatever the number
+    of blocks.
     """
     by_axes: dict[Axes, dict[int, list[jax.Array]]] = {}
     for i, block in enumerate(blocks):
@@ -45,11 +45,11 @@ def _of_several(
 def spanning(
     collective: Collective, value: jax.Array, axes: Axes | None = None
 ) -> jax.Array:
-    """`value` combined over these axes, or those that its type varies over."""
+    """Return `value` combined over these axes, or those that its type varies over."""
     axes = split_axes(value) if axes is None else axes
     return collective(value, axes) if axes else value
 
 
 def largest(value: jax.Array) -> jax.Array:
-    """The maximum of an array, on all devices that hold some of it."""
+    """Return the maximum of an array over all devices that hold a part of it."""
     return spanning(_maxima.over_devices, _maxima.largest(value, initial=-math.inf))

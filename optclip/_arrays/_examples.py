@@ -1,4 +1,4 @@
-"""Arrays of which `jax.vmap` has one per example for all or for none."""
+"""Batch arrays alike under `jax.vmap`: all of them, or none."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from optclip._arrays._types import PyTree
 
 
 def batched_alike(tree: PyTree) -> PyTree:
-    """Return the tree; under `vmap` all of it is batched if one leaf is.
+    """Return the tree; under `vmap` all leaves are batched if one is.
 
-    The rule of a `jax.custom_vjp` whose inputs are batched in part is wrong if it mixes
-    them: the cotangent of a shared output is summed over the examples on its way in,
-    and the cotangent of the shared input once more on its way out.
+    The rule of a `jax.custom_vjp` with partly batched inputs is wrong if it mixes them:
+    the cotangent of a shared output is summed over the examples when it enters, and the
+    cotangent of the shared input is summed again when it leaves.
     """
     leaves, treedef = jax.tree.flatten(tree)
     if len(leaves) < 2:
@@ -36,11 +36,11 @@ def _batch(axis_size: int, are_batched: list[bool], *leaves: Any) -> Any:
         x if is_batched else _placement.stacked_as(x, like)
         for x, is_batched in zip(leaves, are_batched, strict=True)
     ]
-    # Once more for a `vmap` around this one.
+    # The call repeats for an enclosing `vmap`.
     return _batched(*filled), (True,) * len(leaves)
 
 
-# JAX does not transpose `custom_vmap`. By this rule, whose tangents are batched by JAX,
-# it has derivatives of any order in both modes.
+# JAX does not transpose `custom_vmap`. This rule, whose tangents JAX batches, gives it
+# derivatives of any order in both modes.
 _alike = jax.custom_jvp(_batched)
 _alike.defjvp(lambda leaves, tangents: (_alike(*leaves), tangents))

@@ -1,4 +1,4 @@
-"""What a leaf is: which leaves a clip sees, by what path, in which precision."""
+"""Define leaves: which are clipped, under which path, in which precision."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 # Exponent-only formats hold scales, not gradients: they have no zero and no sign.
 _SCALE_FORMATS = ("float8_e8m0fnu",)
 
-# Where Flax has the array in the box that it keeps a parameter in.
+# The key of the array in the box in which Flax keeps a parameter.
 _IN_BOX = jax.tree_util.GetAttrKey("value")
 
-_REMOVE = "Remove it, or keep it out of the tree with optax.masked or equinox.filter."
+_REMOVE = "Remove it, or filter it out with optax.masked or equinox.filter."
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """A pytree taken apart, BCOO leaves whole."""
+    """Hold a flattened pytree, with BCOO matrices as leaves."""
 
     tree: PyTree
     paths: list[KeyPath]
@@ -46,10 +46,10 @@ class Flat:
 
 @dataclasses.dataclass(frozen=True)
 class Wrapped:
-    """A leaf as scopes are shown it, where there is more to it than one array.
+    """Hold a leaf with more information than one array, as scopes receive it.
 
-    `axis_name` is what was declared of the leaf, None if nothing; `matrix` the BCOO
-    matrix whose data the leaf is.
+    `axis_name` is the declared axes of the leaf, None if there are none; `matrix` is
+    the BCOO matrix whose data the leaf is.
     """
 
     leaf: Leaf
@@ -87,7 +87,7 @@ def unwrap(leaf: Leaf) -> Leaf:
 def taken_apart(
     leaf: Leaf,
 ) -> tuple[Leaf, tuple[int, ...], AxisName | None, BCOO | None]:
-    """Its array, its shape, what was declared of it, and the matrix of a BCOO leaf."""
+    """Return its array, its shape, its declared axes, and the matrix of a BCOO leaf."""
     if isinstance(leaf, Wrapped):
         return leaf.leaf, leaf.shape, leaf.axis_name, leaf.matrix
     return leaf, jnp.shape(leaf), None, None
@@ -102,8 +102,9 @@ def matrix_of(leaf: Leaf) -> BCOO | None:
 
 
 def is_sparse(leaf: Leaf) -> bool:
-    """Whether a leaf is a BCOO matrix."""
-    # Who has one has imported this, which takes longer than all of optclip.
+    """Return whether a leaf is a BCOO matrix."""
+    # Importing it would be slower than all of optclip, and any caller with a BCOO has
+    # imported it.
     sparse = sys.modules.get("jax.experimental.sparse")
     return sparse is not None and isinstance(leaf, getattr(sparse, "BCOO", ()))
 
@@ -115,19 +116,19 @@ def flatten(tree: PyTree) -> Flat:
 
 
 def path_str(path: KeyPath) -> str:
-    """The path of a leaf as a person would type it, ``encoder/0/kernel``."""
+    """Return the path of a leaf as users type it, ``encoder/0/kernel``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named(path: KeyPath, article: str = "the") -> str:
-    """Name a leaf in an error: "the leaf 'head/bias'", or "the array" at the root."""
+    """Return the name of a leaf in an error: "the leaf 'head/bias'" or "the array"."""
     return f"{article} leaf '{path_str(path)}'" if path else f"{article} array"
 
 
 def names_of(paths: list[KeyPath]) -> list[str]:
     """Return the paths as strings, without the keys that only unwrap one array.
 
-    Flax's optimizer has parameters in boxes at `init` and none at `update`, and both
+    Flax's optimizer has boxed parameters at `init` and bare ones at `update`, and both
     must have one name. The array of a haliax `NamedArray` has a position for a key.
     """
     if not any(_may_unwrap(key) for path in paths for key in path):
@@ -149,16 +150,16 @@ def names_of(paths: list[KeyPath]) -> list[str]:
 
 
 def _may_unwrap(key: Any) -> bool:
-    """Return whether a key can be of the one array in a box or a keyless node."""
+    """Return whether a key can belong to the one array in a box or a keyless node."""
     # JAX numbers the children of nodes that are registered without keys.
     return key in (_IN_BOX, jax.tree_util.FlattenedIndexKey(0))
 
 
 def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
-    """Whether a leaf is clipped; integers, bools, float0 and PRNG keys pass through.
+    """Return whether a leaf is clipped; integers, bools, float0 and PRNG keys are not.
 
     Raises:
-      TypeError: the leaf is not an array or a number; the message names its path.
+      TypeError: The leaf is not an array or a number; the message names its path.
     """
     if is_sparse(leaf):
         _check_batches(path, leaf)
@@ -179,61 +180,61 @@ def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
         return False
     raise TypeError(
-        f"{named(path, 'The')} must be of a real or complex floating-point dtype to be"
-        f" clipped, or of an integer or bool one to pass, got {dtype}. {_REMOVE}"
+        f"{named(path, 'The')} must have a floating-point or complex dtype to be"
+        f" clipped, or an integer or bool dtype to pass, got {dtype}. {_REMOVE}"
     )
 
 
 def is_floating(x: Any) -> bool:
-    """Whether `x` is a real or complex floating array or number."""
+    """Return whether `x` is a real or complex floating-point array or number."""
     if isinstance(x, (float, complex)):
         return True
     return jnp.issubdtype(getattr(x, "dtype", jnp.int32), jnp.inexact)
 
 
 def are_floating(tree: PyTree) -> PyTree:
-    """A mask for optimizers of optax, which make floats of whole numbers."""
+    """Return a mask for optax optimizers, which convert integers to floats."""
     return jax.tree.map(is_floating, tree)
 
 
 def _check_batches(path: KeyPath, mat: BCOO) -> None:
-    """Raise if one stored batch stands for several: they could be clipped apart."""
+    """Raise if one stored batch serves several, which could be clipped differently."""
     batch = mat.shape[: mat.n_batch]
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
     if any(data == index == 1 < size for data, index, size in stored):
         raise ValueError(
             f"{named(path, 'The')} is a BCOO matrix of shape {mat.shape} with one batch"
-            " stored for several. Give data or indices their full batch axes, by"
+            " stored for several. Expand the batch axes of its data or indices with"
             " jnp.broadcast_to."
         )
 
 
 def values(leaf: Leaf) -> jax.Array:
-    """The numbers of a leaf as one array: a BCOO leaf's data, a scalar's array."""
+    """Return the numbers of a leaf as one array; for a BCOO matrix, its data."""
     return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
 
 
 def size_of(x: jax.Array) -> float:
-    """How many elements; inf if that is a symbol, as in what `jax.export` traces."""
+    """Return the number of elements; inf if it is symbolic, as under `jax.export`."""
     return x.size if isinstance(x.size, int) else math.inf
 
 
 def count_as(count: Any, dtype: DTypeLike) -> Any:
-    """A number of elements, at least 1, as a float; a symbol as an array of `dtype`."""
+    """Return a number of elements, at least 1, as a float; a symbol as an array."""
     if isinstance(count, int):
         return float(max(count, 1))
     return jnp.maximum(jnp.asarray(count).astype(dtype), 1)
 
 
 def real_dtype(dtype: DTypeLike) -> DTypeLike:
-    """The dtype that norms of `dtype` are computed in: float64 for it, else float32."""
+    """Return the dtype of norms of `dtype`: float64 for 64-bit parts, else float32."""
     return jnp.float64 if jnp.finfo(dtype).bits == 64 else jnp.float32
 
 
 def widen(x: jax.Array, real: DTypeLike | None = None) -> jax.Array:
-    """`x` in `real`, or the complex dtype of such parts: that of all arithmetic on it.
+    """Return `x` in `real`, or the complex dtype with such parts, for all arithmetic.
 
-    None is the precision that its own dtype asks for.
+    None selects the precision by the dtype of `x`.
     """
     real = jnp.dtype(real_dtype(x.dtype) if real is None else real)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -242,12 +243,12 @@ def widen(x: jax.Array, real: DTypeLike | None = None) -> jax.Array:
 
 
 def is_narrow(leaf: Leaf) -> bool:
-    """Whether `widen` changes the dtype of a leaf."""
+    """Return whether `widen` changes the dtype of a leaf."""
     return leaf.dtype.itemsize < 4 if hasattr(leaf, "dtype") else False
 
 
 def narrow(wide: jax.Array, like: jax.Array) -> jax.Array:
-    """`wide` in the dtype and with the weak type of `like`; one rounding."""
+    """Return `wide` in the dtype and with the weak type of `like`; one rounding."""
     out = wide.astype(like.dtype)
-    # Only an indexed update keeps a weak type in jax's public interface.
+    # In JAX's public interface only an indexed update keeps a weak type.
     return like.at[...].set(out) if jax.typeof(like).weak_type else out

@@ -1,7 +1,7 @@
-"""The maximum of an array, and of values on devices: NaN if one of them is NaN.
+"""Compute maxima of arrays and over devices that are NaN if an element is.
 
-XLA on CPU loses a NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1,
-in the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags.
+XLA on CPU drops NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.0.1, in
+the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags.
 """
 
 import math
@@ -27,28 +27,28 @@ def largest(
     Args:
       x: The array.
       axis: The axes to reduce, kept as dimensions of 1; None reduces all to a scalar.
-      initial: The maximum of nothing; None rejects an array without elements.
+      initial: The maximum of no elements; None rejects an empty array.
       of: An elementwise function.
     """
     kept = axis is not None
     once, again = (x, x) if of is None else (of(x), of(_read_again(x)))
     peak = jnp.max(once, axis, keepdims=kept, initial=initial)
     if may_be_split(x):
-        # XLA sends two maxima in one all-reduce, but a sum by itself.
+        # XLA combines two maxima in one all-reduce; a sum would take another.
         flag = jnp.max(_flagged(again), axis, keepdims=kept, initial=0.0)
         return jnp.where(flag > 0, jnp.nan, peak)
-    # On CPU a sum reads x as it is, while flags would be written out.
+    # On CPU a sum reads x in place, while flags would be materialized.
     total = jnp.sum(jnp.abs(again), axis, keepdims=kept)
     return select(jnp.isnan(total), total, peak)
 
 
 def _flagged(x: jax.Array) -> jax.Array:
-    """1 where an element is NaN, else 0."""
+    """Return 1 where an element is NaN, else 0."""
     return jnp.isnan(x).astype(x.dtype)
 
 
 def _read_again(x: jax.Array) -> jax.Array:
-    # Two reductions of one function of x would make XLA on CPU write it out, so there a
+    # XLA on CPU would materialize a function of x that two reductions read, so there a
     # barrier hides that both read x. Elsewhere XLA computes both in one pass. The zero
     # keeps XLA from merging the barrier with the one before scaling.
     return lax.platform_dependent(
@@ -57,7 +57,7 @@ def _read_again(x: jax.Array) -> jax.Array:
 
 
 def smallest(x: jax.Array) -> jax.Array:
-    """Compute the minimum of all elements, inf of nothing."""
+    """Compute the minimum of all elements, inf for an empty array."""
     return -largest(-x, initial=-math.inf) if x.ndim else x
 
 
@@ -70,5 +70,5 @@ def over_devices(values: PyTree, axes: Axes) -> PyTree:
 
 def of_two(a: jax.Array, b: jax.Array) -> jax.Array:
     """Compute the maximum of two numbers inside a reduction."""
-    # Written out, for `lax.max` alone is what XLA on CPU takes for its faulty maximum.
+    # A select, since XLA on CPU replaces a bare `lax.max` by its faulty maximum.
     return jnp.where(jnp.isnan(a) | (a > b), a, b)

@@ -1,8 +1,9 @@
-"""Memory per norm, under a key that no rule over parameter names matches.
+"""Pack memory per norm under a key that no rule over parameter names matches.
 
 Flax boxes a parameter with its sharding, `optax.tree_map_params` finds parameters by
-their structure, and trainers match partition rules with their names. In a tree of that
-structure, or under such a name, one number would get the sharding of a matrix.
+their structure, and trainers match partition rules with their names. In a tree with the
+structure of the parameters, or under such a name, one number would get the sharding of
+a matrix.
 """
 
 import functools
@@ -22,10 +23,10 @@ _ONE = jax.tree.structure(0)
 
 
 class PerNorm(NamedTuple):
-    """What a rule remembers of each norm.
+    """Hold the memory of a rule for each norm.
 
     Attributes:
-      by_digest: a dict of one entry. Its key is the number of norms and a digest of
+      by_digest: A dict of one entry. Its key is the number of norms and a digest of
         their paths, such as `"291_5f0c2d9e81ab"`. The entry is one array over the
         norms, `(norms,)` or `(norms, window)`, if each norm is one number. Otherwise it
         is a dict with an array for each norm, `"0"`, `"1"`, in their order.
@@ -35,7 +36,7 @@ class PerNorm(NamedTuple):
 
 
 def keyed(treedef: TreeDef, entries: list[Any]) -> Any:
-    """Return a dict by path with one entry per leaf; of one array its entry itself."""
+    """Return a dict by path with one entry per leaf; for one array, the bare entry."""
     if treedef == _ONE:
         return entries[0]
     return dict(zip(_names(treedef), entries, strict=True))
@@ -54,8 +55,8 @@ def by_position(treedef: TreeDef, entries: list[Any]) -> PerNorm:
 def packed(memory: PyTree, norm: PyTree, *, is_like_params: bool) -> PyTree:
     """Return a memory with a `PerNorm` for each tree of the structure of the norms.
 
-    If norms are as large as the parameters, entries as large as the norms stay in
-    their tree, since the sharding of the parameters is right there.
+    If norms are as large as the parameters, entries as large as the norms stay in their
+    tree, since the sharding of the parameters is correct there.
     """
     treedef = jax.tree.structure(norm)
     if treedef == _ONE or not treedef.num_leaves:
@@ -79,7 +80,7 @@ def unpacked(memory: PyTree, norm: PyTree) -> PyTree:
     """Return the inverse of `packed`.
 
     Raises:
-      ValueError: the memory is of norms with other paths.
+      ValueError: The memory belongs to norms with other paths.
     """
     treedef = jax.tree.structure(norm)
 
@@ -93,13 +94,13 @@ def in_order(memory: PerNorm, treedef: TreeDef) -> list[Any]:
     """Return the entries of a memory in the order of the norms.
 
     Raises:
-      ValueError: the memory is of norms with other paths.
+      ValueError: The memory belongs to norms with other paths.
     """
     check_same_norms(memory, treedef)
     (entry,) = memory.by_digest.values()
     number = treedef.num_leaves
     if _is_by_position(entry, number):
-        # By position: `jit` returns a dict with its keys sorted.
+        # The keys are read by position, since `jit` returns a dict sorted by key.
         return [entry[str(i)] for i in range(number)]
     arrays, structure = jax.tree.flatten(entry)
     columns = [jnp.unstack(jnp.asarray(x)) for x in arrays]
@@ -107,22 +108,21 @@ def in_order(memory: PerNorm, treedef: TreeDef) -> list[Any]:
 
 
 def check_same_norms(memory: PyTree, treedef: TreeDef) -> None:
-    """Raise unless each `PerNorm` of a memory is of norms with these paths."""
+    """Raise unless each `PerNorm` of a memory belongs to norms with these paths."""
     for x in jax.tree.leaves(memory, is_leaf=_is_packed):
         if _is_packed(x) and list(x.by_digest) != [_digest(treedef)]:
             raise ValueError(
-                "`state` must be of the norms of these updates, with the paths"
+                "`state` must belong to the norms of these updates, with the paths"
                 f" {sorted(_names(treedef))[:5]} and the key {_digest(treedef)!r}"
                 " (their number and a digest of their paths), got"
                 f" {list(x.by_digest)}. A leaf was added, removed, renamed or"
-                " reordered. Pass init and update trees of one structure. After a"
-                " change of the model, take the state of this transformation from"
-                " init."
+                " reordered. Pass trees of one structure to init and update. After a"
+                " change of the model, reinitialize the state of this transformation."
             )
 
 
 def unique(name: str, given: Set[str], taken: Set[str]) -> str:
-    """Return `name`, or with the first number after it that is no other name."""
+    """Return `name`, or `name` with the first number that makes it unique."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
@@ -137,7 +137,7 @@ def _digest(treedef: TreeDef) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _names(treedef: TreeDef) -> tuple[str, ...]:
-    """Return the paths of the leaves, each once: {"a/b": x, "a": {"b": y}} has two."""
+    """Return the unique paths of the leaves: {"a/b": x, "a": {"b": y}} repeats one."""
     numbered = treedef.unflatten(range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
     given = _leaves.names_of(paths)
@@ -156,10 +156,9 @@ def _is_by_position(entry: Any, number: int) -> bool:
 
 
 def _can_be_stacked(entries: list[Any], shapes: list[tuple[int, ...]]) -> bool:
-    """Return whether there is one entry per number, and all are of one type.
+    """Return whether there is one entry per number, and all have one type.
 
-    Entries of arrays of norms are not stacked, since each may be sharded in its own
-    way.
+    Entries of arrays of norms are not stacked, since each may be sharded differently.
     """
     kinds = {
         tuple((jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(entry))
@@ -173,10 +172,10 @@ def _can_be_stacked(entries: list[Any], shapes: list[tuple[int, ...]]) -> bool:
 def _entries(treedef: TreeDef, x: Any) -> list[Any] | None:
     """Return the subtree at each leaf of a structure; None if `x` has another one."""
     if jax.tree.structure(x).node_data() != treedef.node_data():
-        return None  # First, for the error below would print all arrays.
+        return None  # Checked first, since the error below would print all arrays.
     try:
         entries = treedef.flatten_up_to(x)
     except (ValueError, TypeError):
         return None
-    # A memory of a count and of norms is no tree of norms, though it be as long.
+    # A memory of a count and of norms is not a tree of norms, even if it is as long.
     return entries if len(set(map(jax.tree.structure, entries))) <= 1 else None

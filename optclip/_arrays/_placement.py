@@ -1,7 +1,7 @@
-"""Where arrays lie on a mesh, as their types say: as other arrays do.
+"""Place arrays on a mesh like other arrays, by their types.
 
-On Explicit axes JAX decides it by type, and a state that changes its type cannot be
-scanned; inside `shard_map` the type says what differs by device.
+On Explicit axes the type of an array determines its placement, and a state whose type
+changes cannot be scanned. Inside `shard_map` the type names the axes it varies over.
 """
 
 import math
@@ -18,7 +18,7 @@ from optclip._arrays._types import PyTree
 
 
 def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:
-    """Zeros for a norm of `tree`, of the type that the norm has on a mesh."""
+    """Return zeros for a norm of `tree`, of the type that the norm has on a mesh."""
     if axes := tuple(sorted(_axis_names.varying(norm), key=str)):
         return lax.pcast(jnp.zeros(norm.shape, norm.dtype), axes, to="varying")
     place = norm.sharding
@@ -35,13 +35,13 @@ def no_flags(like: jax.Array) -> jax.Array:
     """Return False for each entry of the first axis of `like`, sharded like it."""
     if AxisType.Explicit not in jax.typeof(like).sharding.mesh.axis_types:
         return jnp.zeros(like.shape[0], bool)
-    # Computed from the array: inside `jit` nothing else gives devices without a
-    # surrounding `jax.set_mesh`. XLA folds this to a constant.
+    # Computed from the array, since inside `jit` without `jax.set_mesh` nothing else
+    # specifies the devices. XLA folds this to a constant.
     return jnp.any(jnp.zeros_like(like, bool), axis=tuple(range(1, like.ndim)))
 
 
 def _concrete(place: Any, tree: PyTree) -> Any:
-    """The same on the devices of `tree`; None if that is traced and does not tell."""
+    """Return the sharding on the devices of `tree`; None if its leaves are traced."""
     for x in jax.tree.leaves(tree):
         own = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
         if isinstance(own, NamedSharding) and own.mesh.abstract_mesh == place.mesh:
@@ -50,7 +50,7 @@ def _concrete(place: Any, tree: PyTree) -> Any:
 
 
 def placed_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, on a mesh of Explicit axes split as `like` is: a state keeps its place."""
+    """Return `x` split like `like` on Explicit axes, so a state keeps its placement."""
     here, there = jax.typeof(x).sharding, jax.typeof(like).sharding
     if AxisType.Explicit not in here.mesh.axis_types or here == there:
         return x
@@ -59,7 +59,7 @@ def placed_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def whole(x: jax.Array) -> jax.Array:
-    """`x`, on a mesh of Explicit axes gathered: what sorts it wants to see all."""
+    """Return `x` gathered on Explicit axes, as sorting requires."""
     here = jax.typeof(x).sharding
     if AxisType.Explicit not in here.mesh.axis_types:
         return x
@@ -67,7 +67,7 @@ def whole(x: jax.Array) -> jax.Array:
 
 
 def divisible(x: jax.Array, size: int) -> jax.Array:
-    """`x`, on Explicit axes gathered on the first unless `size` can be split so."""
+    """Return `x`, gathered on its first Explicit axis if `size` does not fit."""
     here = jax.typeof(x).sharding
     if AxisType.Explicit not in here.mesh.axis_types or not here.spec[0]:
         return x
@@ -79,7 +79,7 @@ def divisible(x: jax.Array, size: int) -> jax.Array:
 
 
 def stacked_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x` once per row of `like`, on Explicit axes with the rows split as its rows."""
+    """Return `x` once per row of `like`, on Explicit axes split like these rows."""
     stacked = jnp.broadcast_to(x, (like.shape[0], *x.shape))
     there = jax.typeof(like).sharding
     if AxisType.Explicit not in there.mesh.axis_types:
@@ -89,7 +89,7 @@ def stacked_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x`, whose type forgot over which mapped axes it varies: those of `like`."""
+    """Return `x` with the varying axes of `like` that its type lacks."""
     there, here = (_axis_names.varying(jax.typeof(each)) for each in (like, x))
     axes = tuple(sorted(there - here, key=str))
     return lax.pcast(x, axes, to="varying") if axes else x

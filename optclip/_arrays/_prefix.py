@@ -1,4 +1,4 @@
-"""Trees that describe other trees: masks, labels, thresholds given as prefixes."""
+"""Match trees that describe other trees: masks, labels and thresholds as prefixes."""
 
 import math
 import operator
@@ -13,31 +13,31 @@ from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import KeyPath, Mask, PyTree
 
 _CALLED_ONCE = (
-    "It is called once, with the whole tree. Wrap a function of the path of each leaf"
-    " in optclip.by_path(...)."
+    "It is called once, with the whole tree. Wrap a function of one leaf's path in"
+    " optclip.by_path(...)."
 )
 
 
 def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A mask or label function that decides by the path of each leaf.
-
-    Args:
-      function: takes a path such as `"encoder/layer_0/kernel"` (keys joined by
-        slashes), returns a bool for a mask, a label for groups. An array in a box of
-        Flax or in a haliax `NamedArray` has the path of its box.
-
-    Returns:
-      A function from a tree to a tree of the same structure, as `mask=`,
-      `groups=`, `optax.masked` and `optax.partition` take it.
-
-    Raises:
-      TypeError: `function` is not a function.
+    """Build a mask or label function that decides by the path of each leaf.
 
     Example:
       >>> import optclip
       >>> no_bias = optclip.by_path(lambda path: not path.endswith("bias"))
       >>> print(no_bias({"dense": {"bias": 0.0, "kernel": 1.0}}))
       {'dense': {'bias': False, 'kernel': True}}
+
+    Args:
+      function: Function of a path such as `"encoder/layer_0/kernel"`, with keys joined
+        by slashes; returns a bool for a mask, a label for groups. An array in a Flax
+        box or a haliax `NamedArray` has the path of its box.
+
+    Returns:
+      A function from a tree to a tree of the same structure, for `mask=`, `groups=`,
+      `optax.masked` and `optax.partition`.
+
+    Raises:
+      TypeError: `function` is not a function.
     """
     _validate.kind(
         "function", function, Callable, "a function of a path such as 'encoder/kernel'"
@@ -47,11 +47,11 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
-                "A function by path must be called with a tree, got a single number,"
-                " as a schedule gets the step. For thresholds by path give its result,"
-                " as in clip_by_norm(by_path(function)(params)). Under"
-                " optax.inject_hyperparams name the argument in its static_args, such"
-                " as static_args=('mask',)."
+                "The result of by_path must be called with a tree, got a single number,"
+                " as a schedule receives the step. For thresholds per path, pass its"
+                " result: clip_by_norm(by_path(function)(params)). With"
+                " optax.inject_hyperparams, name the argument in static_args, such as"
+                " static_args=('mask',)."
             )
         found = [function(name) for name in _leaves.names_of(flat.paths)]
         return flat.rebuild(found)
@@ -65,7 +65,7 @@ def spread_prefix(
     tree: PyTree,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """`prefix` with one value for each leaf of `tree`.
+    """Return `prefix` with one value for each leaf of `tree`.
 
     Raises:
       ValueError: `prefix` is not a prefix of `tree`; the message names the argument.
@@ -82,14 +82,14 @@ def spread_prefix(
 
 
 def described(name: str, description: PyTree, tree: PyTree) -> PyTree:
-    """A description of `tree`: itself, or what a function of the tree returns.
+    """Return a description of `tree`: itself, or the result of a function of the tree.
 
     Raises:
-      TypeError: the function was meant for paths, not for trees.
+      TypeError: The function expects paths, not trees.
     """
     if not callable(description):
         return description
-    function = f"The function given as {_validate.quoted(name)}"
+    function = f"The function passed as {_validate.quoted(name)}"
     try:
         found = description(tree)
     except AttributeError as error:
@@ -100,8 +100,8 @@ def described(name: str, description: PyTree, tree: PyTree) -> PyTree:
     is_one = isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
     if is_none or is_one:
         raise TypeError(
-            f"{function} must return a tree like the one that it is"
-            f" called with, or a prefix of it, got {found!r}. {_CALLED_ONCE}"
+            f"{function} must return a tree with the structure of its"
+            f" argument, or a prefix of it, got {found!r}. {_CALLED_ONCE}"
         )
     return found
 
@@ -113,7 +113,7 @@ def map_prefix(
     *trees: PyTree,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
-    """`jax.tree.map` over `prefix`, each of its leaves meeting whole subtrees."""
+    """Map a function over the leaves of `prefix` and the subtrees at their places."""
     treedef = jax.tree.structure(prefix, is_leaf=is_leaf)
     for tree in trees:
         try:
@@ -130,14 +130,14 @@ def map_prefix(
 def _remedy(tree: PyTree) -> str:
     if jax.tree_util.all_leaves([tree]):
         return (
-            "There is one norm here: give one number. For more clip by leaf, as"
-            " clip_by_norm does, or by group."
+            "There is only one norm, so pass one number. For more, clip per leaf, as"
+            " clip_by_norm does, or per group."
         )
-    return "Give one value, or a tree that ends at or above the same leaves."
+    return "Pass one value, or a tree that ends at or above the same leaves."
 
 
 def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
-    """Which entries of `tree` a would-be prefix of it lacks, which it has too many."""
+    """Return the entries of `tree` that a failed prefix lacks, and its unknown ones."""
     given = [p for p, _ in jax.tree.leaves_with_path(prefix, is_leaf=is_leaf)]
     there = _leaves.flatten(tree).paths
     lacking = [p for p in there if not any(p[: len(g)] == g for g in given)]
@@ -156,10 +156,10 @@ def _listed(paths: list[KeyPath]) -> str:
 def fill(
     name: str, threshold: PyTree, norm: PyTree, *, none: float = math.inf
 ) -> PyTree:
-    """A threshold, or prefix tree of them with None for `none`, one for each norm."""
+    """Return one threshold for each norm, from a prefix tree with None for `none`."""
 
     def known(value: Any) -> Any:
-        # jax takes no Python int past 32 bits.
+        # JAX rejects Python ints beyond 32 bits.
         return none if value is None else _as_float(value)
 
     given = jax.tree.map(known, threshold, is_leaf=lambda t: t is None)
@@ -177,11 +177,11 @@ def _as_float(value: Any) -> Any:
 def spread_mask(
     name: str, mask: Mask | None, flat: _leaves.Flat, live: list[bool]
 ) -> list[bool]:
-    """One bool for each leaf, in order; None means all.
+    """Return one bool for each leaf, in order; None means all.
 
     Raises:
-      TypeError: it is not made of bools.
-      ValueError: it takes none of the leaves that are `live`, which may be clipped.
+      TypeError: The mask is not made of bools.
+      ValueError: It selects none of the leaves that are `live`, which may be clipped.
     """
     if mask is None:
         return [True] * len(flat.leaves)
@@ -190,13 +190,13 @@ def spread_mask(
         raise TypeError(_validate.must_be(name, wanted, mask, _validate.static(name)))
     mask = described(name, mask, flat.tree)
     spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, flat.tree))
-    # A mask made by a plain tree.map has a BCOO of bools where the tree has a BCOO.
+    # A mask from a plain tree.map has a BCOO of bools where the tree has a BCOO.
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
     for path, value in zip(flat.paths, spread, strict=True):
         if not isinstance(value, (bool, np.bool_)):
             subject = f"`{name}` for {_leaves.named(path)}"
             wanted = "True or False, known before tracing"
-            advice = "Give a tree of bools or a function that returns one."
+            advice = "Pass a tree of bools or a function that returns one."
             advice = f"{advice} {_validate.static(name)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
     is_missed = any(live) and not any(map(operator.and_, spread, live))
@@ -206,21 +206,21 @@ def spread_mask(
             f"the paths are {_listed(there)}" if any(there) else "it is a single leaf"
         )
         raise ValueError(
-            f"`{name}` must be True for a leaf, got False for all of the tree: {paths}."
-            " To measure and clip nothing give a threshold of inf."
+            f"`{name}` must be True for a leaf, got False for the whole tree: {paths}."
+            " To measure without clipping, pass a threshold of inf."
         )
     return [bool(value) for value in spread]
 
 
 def _has_masked_nodes(tree: PyTree) -> bool:
-    """Whether `optax.masked` or `optax.partition` shows some of the leaves only."""
-    # By name, for optax is not imported below `transforms`.
+    """Return whether `optax.masked` or `optax.partition` hides some of the leaves."""
+    # Compared by name, since optax is not imported below `transforms`.
     found = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
     return any(type(x).__name__ == "MaskedNode" for x in found)
 
 
 def lookup(values: PyTree, tree: PyTree) -> PyTree:
-    """A tree like `tree` of what `values` holds at the same paths, None for nothing."""
+    """Return a tree like `tree` of the values at the same paths, None for no value."""
     flat = _leaves.flatten(values)
     at = dict(zip(flat.paths, flat.leaves, strict=True))
     wanted = _leaves.flatten(tree)

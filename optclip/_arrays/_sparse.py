@@ -1,6 +1,6 @@
-"""BCOO leaves, the IndexedSlices of JAX: unwrapped at the door, wrapped again there.
+"""Unwrap BCOO leaves, the IndexedSlices of JAX, for clipping, and wrap them again.
 
-Inside a clip such a leaf is the array of its data, duplicates summed.
+In between such a leaf is the array of its data, duplicates summed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def unwrapped(leaf: Leaf, axis_name: AxisName | None = None) -> Any:
-    """A leaf as a clip has it: of a BCOO matrix its data, duplicates summed."""
+    """Return a leaf as it is clipped: for a BCOO matrix its data, duplicates summed."""
     if not _leaves.is_sparse(leaf):
         return _leaves.wrap(leaf, axis_name)
     mat = summed(leaf)
@@ -26,7 +26,7 @@ def unwrapped(leaf: Leaf, axis_name: AxisName | None = None) -> Any:
 
 
 def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
-    """The data, with the largest number of its dtype for a finite sum above it."""
+    """Return the data, with the largest number for a finite sum that overflowed."""
     if jnp.finfo(data.dtype).bits >= 32:
         return data
     largest = jnp.asarray(jnp.finfo(data.dtype).max, data.dtype)
@@ -35,7 +35,7 @@ def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
 
 
 def wrapped(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
-    """The matrix with its data clipped; where it is to be `kept`, as it came."""
+    """Return the matrix with its data clipped; the original one where `kept` is set."""
     data = _placement.placed_as(data, original.data)
     indices = _placement.placed_as(mat.indices, original.indices)
     indices = jnp.where(kept, original.indices, indices)
@@ -43,25 +43,24 @@ def wrapped(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO
 
 
 def axes_in_data(mat: BCOO, axis: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of the data that are these of the dense shape.
+    """Return the axes of the data that correspond to these of the dense shape.
 
     Raises:
-      ValueError: they are in the indices.
+      ValueError: The axes are in the indices.
     """
     if len(axis) == mat.ndim:
         return tuple(range(mat.data.ndim))
     if any(a < mat.n_batch + mat.n_sparse for a in axis):
         raise ValueError(
-            f"`axis` must name axes of the data of a BCOO leaf, got {axis} for one of"
-            f" shape {mat.shape}, whose first {mat.n_batch + mat.n_sparse} axes are"
-            " batched or sparse. Give its norms a later axis, or make it dense by"
-            " todense()."
+            f"`axis` must name dense axes of a BCOO matrix, got {axis} for the shape"
+            f" {mat.shape}, whose first {mat.n_batch + mat.n_sparse} axes are batched"
+            " or sparse. Pass a later axis, or make the leaf dense with todense()."
         )
     return tuple(a - mat.n_sparse + 1 for a in axis)
 
 
 def with_data(mat: BCOO, data: jax.Array, indices: jax.Array | None = None) -> BCOO:
-    """`data` at `indices` (those of `mat` if None), with the treedef of `mat`."""
+    """Return a matrix like `mat` with other data and, unless None, other indices."""
     return type(mat)(
         (data, mat.indices if indices is None else indices),
         shape=mat.shape,
@@ -71,10 +70,10 @@ def with_data(mat: BCOO, data: jax.Array, indices: jax.Array | None = None) -> B
 
 
 def summed(mat: BCOO) -> BCOO:
-    """`mat` with duplicate indices summed and padding zeroed; shape and nse unchanged.
+    """Return `mat` with duplicates summed and padding zeroed; shape and nse unchanged.
 
     Duplicates are summed, and returned, in float32 or wider. Entries past the end are
-    padding: they are part of no dense gradient.
+    padding, which is not part of the dense gradient.
     """
     if not mat.n_sparse:
         return mat
@@ -90,13 +89,13 @@ def summed(mat: BCOO) -> BCOO:
 
 def _without_duplicates(mat: BCOO) -> BCOO:
     data = _placement.whole(_leaves.widen(mat.data))
-    # JAX finds duplicates by sorting.
+    # JAX finds duplicates by sorting, which requires gathered arrays.
     indices = _placement.whole(mat.indices)
     return with_data(mat, data, indices=indices).sum_duplicates(nse=mat.nse)
 
 
 def _as_it_varies(mat: BCOO, like: BCOO) -> BCOO:
-    """`mat`, of which JAX's sparse operations forgot that devices differ in it."""
+    """Return `mat` with the varying axes that JAX's sparse operations drop."""
     pairs = (mat.data, like.data), (mat.indices, like.indices)
     data, indices = (_placement.varying_as(*pair) for pair in pairs)
     return with_data(mat, data, indices=indices)

@@ -1,4 +1,4 @@
-"""Names for the kinds of argument that all of optclip takes; see `optclip.typing`."""
+"""Name the types of arguments in all of optclip; see `optclip.typing`."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 PyTree = Any
-TreeDef = Any  # jax.tree_util.PyTreeDef, which is no class to a type checker.
+TreeDef = Any  # jax.tree_util.PyTreeDef, which type checkers do not accept as a class.
 Leaf = Any  # An array, a number or a BCOO matrix.
 KeyPath = tuple[Any, ...]
 Number = int | float | jax.Array | np.ndarray | np.number

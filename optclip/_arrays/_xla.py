@@ -1,7 +1,7 @@
-"""Barriers and lookups without which XLA on CPU copies arrays or compiles for minutes.
+"""Hide values from XLA on CPU that it would copy, or compile for minutes.
 
-Other platforms widen as they read and compute shared values once, so most of these are
-left out there by `lax.platform_dependent`.
+Other platforms widen while reading and compute shared values once, so
+`lax.platform_dependent` omits most of these there.
 """
 
 from typing import Any
@@ -21,11 +21,11 @@ def may_be_split(x: jax.Array) -> bool:
 
 
 def materialized(numbers: Any) -> Any:
-    """The same numbers, computed once: XLA on CPU does so for the result of a division.
+    """Return the same numbers, computed once, as XLA on CPU does for a quotient.
 
-    What else several use it computes anew for each of them. What is below the smallest
-    normal number becomes 0, as in most that XLA does on CPU. Integers stay as they are:
-    their quotient would be a float, and no integer here costs what a root does.
+    XLA on CPU recomputes other shared values for each consumer. Subnormal numbers
+    become 0, as in most of its operations. Integers are returned unchanged: their
+    quotient would be a float, and no integer here is as costly as a root.
     """
 
     def quotient(x: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def materialized(numbers: Any) -> Any:
             return quotient(x.astype(jnp.float32)) != 0
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
-        # A divisor that XLA cannot know to be 1.
+        # XLA cannot infer that this divisor is 1, so it keeps the division.
         one = lax.select(x != x, x, jnp.ones_like(x))
         return x / lax.stop_gradient(one)
 
@@ -46,9 +46,9 @@ def materialized(numbers: Any) -> Any:
 
 @jax.custom_jvp
 def numbers(vector: jax.Array) -> tuple[jax.Array, ...]:
-    """The entries of a vector, each in the shape of the further axes, of size 1."""
+    """Return the entries of a vector, each in the shape of the further axes."""
     if not isinstance(vector, Tracer):
-        # By an index that is an argument: jnp.unstack would compile each.
+        # The index is an argument, since jnp.unstack would compile each slice.
         return tuple(entry(vector, i) for i in range(len(vector)))
     return lax.platform_dependent(vector, cpu=_looked_up, default=jnp.unstack)
 
@@ -59,14 +59,14 @@ def numbers_jvp(primals, tangents):
 
 
 def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
-    """The same, by places that XLA does not know.
+    """Return the same, by indices whose values XLA does not know.
 
-    Known ones it would write into the kernel of each leaf, so that no two are the same
-    and each is compiled: ten times as long to compile, for 500 leaves.
+    XLA would write known indices into the kernel of each leaf, so that no two kernels
+    are equal and each is compiled: ten times the compilation time for 500 leaves.
     """
     vector = materialized(vector)
-    # A second number, since XLA writes down what holds one only; unsigned, since
-    # others could count from the end.
+    # XLA folds an index array of one number into a constant, so each has two. It is
+    # unsigned, since a signed index could count from the end.
     last = len(vector)
     places = [jnp.array([i, last], jnp.uint32) for i in range(last)]
     places = lax.optimization_barrier(places)
@@ -80,9 +80,9 @@ def entry(vector: jax.Array, place: Any) -> jax.Array:
 def read_again(x: Any) -> Any:
     """Return the same leaf, but hide from XLA that the norm has read it already.
 
-    The barrier keeps XLA on CPU from writing out what the norm and the scaling both
-    read: a bfloat16 leaf as float32, in 1.4 times the time of a step, or the squares,
-    where an optimizer squares an unclipped leaf. It costs no bytes on a TPU.
+    The barrier keeps XLA on CPU from materializing values that the norm and the scaling
+    both read: a bfloat16 leaf as float32, which makes a step 1.4 times as long, or the
+    squares, if an optimizer squares an unclipped leaf. It costs no memory on a TPU.
     """
-    # Outside of jit each operation is a program, and a barrier a copy.
+    # Outside jit each operation is a separate program, and a barrier would be a copy.
     return lax.optimization_barrier(x) if isinstance(x, Tracer) else x

@@ -1,11 +1,11 @@
-"""The one clipping operation: measure, decide, apply. It has no state and no optax.
+"""Implement the one clipping operation: measure, decide, apply, without state or optax.
 
-`_clip` is the request as plain data, `_layout` the leaves and blocks of a tree. `_run`
-has the run: `decide` measures and fits thresholds, `apply` changes the leaves. An
-`_action` is what is done to them: `_scale` multiplies them by the coefficients that
-`_coefficient` computes, `_move` moves single elements to a bound; `spectral` adds one
-for singular values. `_nonfinite` lists the policies and where each is applied. `_build`
-chooses the action for a scope and a response.
+`_clip` holds the request as plain data, `_layout` the leaves and blocks of a tree. In
+`_run`, `decide` measures and fits thresholds, and `apply` changes the leaves. An
+`_action` defines that change: `_scale` multiplies leaves by the coefficients that
+`_coefficient` computes, `_move` moves single elements to a bound, and `spectral` adds
+one for singular values. `_nonfinite` lists the policies and where each is applied.
+`_build` chooses the action for a scope and a response.
 """
 
 from optclip._clip._action import Action as Action

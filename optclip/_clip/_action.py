@@ -1,4 +1,4 @@
-"""What is done to the leaves of a block, and how thresholds are fitted to its norms."""
+"""Define how the leaves of a block change, and how thresholds are fitted to norms."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from optclip.norms._interface import LEAST
 Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
 
 # A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
-# 2**40 elements, each below 2**-126, are 2**-14 of the squared norm and half of that of
-# the norm.
+# 2**40 elements, each below 2**-126, are a fraction of 2**-14 of the squared norm, or
+# 2**-15 of the norm.
 _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
 class Action(abc.ABC):
-    """Multiply, move to a bound, or what another package registers with `parts_of`.
+    """Multiply, move to a bound, or apply an action that another package registers.
 
     By default there is one threshold and one coefficient for each norm.
     """
@@ -40,7 +40,7 @@ class Action(abc.ABC):
         Negative ones become 0. Values that are stacked as the norms are stay stacked.
 
         Raises:
-          ValueError: a threshold does not broadcast to the shape of its norm.
+          ValueError: A threshold does not broadcast to the shape of its norm.
         """
         ((name, of_blocks),) = values.items()
         least = _LEAST_STRICT if clip.strict else LEAST
@@ -54,7 +54,7 @@ class Action(abc.ABC):
             return at_least(Batched.tree_unflatten(norms.indices, stacks))
         limits: dict[int, tuple[jax.Array, bool]] = {}
         for index, stack in zip(norms.indices, norms.values, strict=True):
-            # The norms of a stack have one type, so that one stands for all.
+            # The norms of a stack have one type, so the first represents all.
             norm = stack if len(index) == 1 else stack[0]
             for i in index:
                 limits[i] = _fitted(clip, name, of_blocks[i], norm, least)
@@ -107,7 +107,7 @@ def zero_below(least: float, limit: Limit) -> Limit:
     """
     if isinstance(limit, np.ndarray):
         return np.where(limit < least, np.zeros_like(limit), limit)
-    # A threshold of 0 is not replaced, so that it keeps its derivative from above.
+    # A threshold of 0 is not replaced, so it keeps its derivative from above.
     return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
 
 

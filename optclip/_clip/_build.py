@@ -1,4 +1,4 @@
-"""From a user's scope, norm and response to a `Clip`."""
+"""Build a `Clip` from a user's scope, norm and response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optclip.scopes._interface import Element, Scope
 
 
 class Parts(NamedTuple):
-    """What is measured, and what is done then."""
+    """Hold the measurement and the action."""
 
     norm: Measurement
     action: Action
@@ -45,21 +45,19 @@ def clip_of(
     strict: bool = False,
     **options: Any,
 ) -> Clip:
-    """Build the clip of a scope, its arguments checked.
+    """Build the `Clip` for a scope, with checked arguments.
 
     Args:
-      scope: what shares a norm.
-      norm: which norm.
-      response: how to respond.
-      eps: as the user passed it.
-      strict: as the user passed it.
-      **options: the other fields of `Clip`, as the user passed them.
+      scope: The elements that share a norm.
+      norm: The norm.
+      response: The response.
+      eps: As the user passed it.
+      strict: As the user passed it.
+      **options: The other fields of `Clip`, as the user passed them.
     """
     parts = parts_of(scope, norm, response, eps)
     if strict and not parts.norm.is_entrywise:
-        advice = (
-            "Elements are rounded one by one, which can make a singular value larger."
-        )
+        advice = "Elements are rounded one by one, which can increase a singular value."
         raise ValueError(_validate.must_be("strict", "False", strict, advice))
     return Clip(
         scope, parts.norm, response, parts.action, eps=eps, strict=strict, **options

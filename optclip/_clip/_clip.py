@@ -1,4 +1,4 @@
-"""What to clip and how, as plain data, and what one run of it decides."""
+"""Represent a clipping operation as plain data, and the decision of one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A clipping operation without its threshold."""
+    """Hold a clipping operation without its threshold."""
 
     scope: Scope
     norm: Measurement
@@ -45,16 +45,16 @@ class Clip:
         _axis_names.check(self.axis_name)
 
     def at(self, step: jax.Array) -> Clip:
-        """Return the clip with its response as a schedule sets it for a step."""
+        """Return the operation with its response as a schedule sets it for a step."""
         response = at_step(self.response, step)
         if response is self.response:
             return self
         return dataclasses.replace(self, response=response)
 
     def at_init(self) -> Clip:
-        """Return the clip without declared mapped axes, unless types specify them.
+        """Return the operation without declared mapped axes, unless types specify them.
 
-        `init` may run outside of the `shard_map` in which `update` runs.
+        `init` may run outside the `shard_map` in which `update` runs.
         """
         if _axis_names.is_typed_here():
             return self
@@ -62,13 +62,13 @@ class Clip:
 
 
 class Thresholds(NamedTuple):
-    """The thresholds of one run.
+    """Hold the thresholds of one run.
 
     Attributes:
-      by_argument: one value per block under the name of the argument that set it, in
-        a list or stacked as the norms are; two lists, `"lower"` and `"upper"`, if
-        elements have two bounds.
-      memory: what the rules remember after the run.
+      by_argument: One value per block under the name of the argument that set it, in a
+        list or stacked like the norms; two lists, `"lower"` and `"upper"`, if elements
+        have two bounds.
+      memory: The memory of the rules after the run.
     """
 
     by_argument: dict[str, list[Number] | Batched]
@@ -76,16 +76,16 @@ class Thresholds(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What one run measured, and where it clips.
+    """Hold the norms and thresholds of one run.
 
     Attributes:
-      clip: the clip, with its response as it is in this step.
-      layout: the leaves and the blocks.
-      norms: one entry per block: a scalar, or an array with one norm per slice.
-      thresholds: one entry per block, as the action fits them.
-      rule_memory: what the rules remember after the run.
-      norm_memory: one array per block, where the next measurement starts.
-      work: what the measurement hands on to the action.
+      clip: The operation, with its response as it is in this step.
+      layout: The leaves and the blocks.
+      norms: One entry per block: a scalar, or an array with one norm per slice.
+      thresholds: One entry per block, as the action fits them.
+      rule_memory: The memory of the rules after the run.
+      norm_memory: One array per block, from which the next measurement starts.
+      work: Intermediate results of the measurement for the action.
     """
 
     clip: Clip

@@ -1,4 +1,4 @@
-"""From norms and thresholds to the coefficients that leaves are multiplied by."""
+"""Compute the coefficients that leaves are multiplied by, from norms and thresholds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from optclip.responses import Detached, Response
 from optclip.responses._interface import is_ours
 
 # Half the width of the band that strict clipping keeps clear, 1,024 roundings of 2**-24
-# of the norm. A sum loses at most, in such roundings:
+# of the norm. In such roundings, the error of a sum is at most:
 #   186  in a leaf: XLA on CPU adds fewer than 4,096 elements in a tree of sums of 32,
-#        31 roundings a level, and six levels hold 2**30 elements; more elements it adds
-#        in library kernels, where no probed path had more than 46 additions,
+#        31 roundings per level, and six levels hold 2**30 elements; it adds more
+#        elements in library kernels, where no probed path had more than 46 additions,
 #     5  in merging 32 small leaves by pairs,
 #   252  in rows of 64 leaves, two levels of 63 for the merged and two for the large,
 #     5  in the square, the root, the quotient and the product.
-# A norm of order p loses 1 / p of that: 224 for p = 2, 448 for p = 1, 896 for p = 0.5;
-# smaller p are not covered. For p = 2 squares flushed to zero add 512, see below.
-# Meshes of CPUs and axes that are not adjacent are added in other orders: not covered.
+# The error of a norm of order p is 1 / p of that: 224 for p = 2, 448 for p = 1, 896 for
+# p = 0.5. For p = 2 squares flushed to zero add 512, see `_action`. Smaller p are not
+# covered, nor are CPU meshes and axes that are not adjacent, which add in other orders.
 _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
 
@@ -42,7 +42,7 @@ def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     if clip.nonfinite != "zero":
         return _outside_band(clip, norm, threshold)
     bad = ~jnp.isfinite(norm)
-    # The norm is replaced first, since a NaN on the way would trip jax.debug_nans.
+    # The norm is replaced first, since an intermediate NaN would trip jax.debug_nans.
     finite_norm = jnp.where(bad, jnp.zeros_like(norm), norm)
     coefficient = _outside_band(clip, finite_norm, threshold)
     # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
@@ -59,8 +59,8 @@ def _outside_band(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Arra
     upper, lower = threshold * (1 - band), threshold * (1 - 2 * band)
     outer = _coefficient(clip.response, norm, upper, clip.eps)
     inner = _coefficient(clip.response, norm, lower, clip.eps)
-    # Below the band nothing is done; in it and above, the norm is scaled to its lower
-    # edge.
+    # Below the band the coefficient is 1; inside and above it, the norm is scaled to
+    # the lower edge.
     return jnp.where((outer == 1) & ~jnp.isnan(inner), outer, inner)
 
 
@@ -90,21 +90,21 @@ def _uncompiled(
     one = jnp.ones_like(norm)
     is_positive = norm > 0
     is_off = threshold == jnp.inf
-    # It is 0, or NaN for a non-finite norm or threshold, so that neither is silent. It
-    # is computed, since a NaN constant would trip jax.debug_nans on healthy input. Its
-    # derivative is stopped: that of norm - norm is g - g, which rounds away a smaller
-    # true derivative.
+    # The alarm is 0, or NaN for a non-finite norm or threshold, so neither is silent.
+    # It is computed, since a NaN constant would trip jax.debug_nans on finite input.
+    # Its derivative is stopped: the derivative of norm - norm is g - g, and its
+    # rounding would swallow a smaller true derivative.
     finite_threshold = select(is_off, one, threshold)
     alarm = lax.stop_gradient((norm - norm) * finite_threshold)
-    # Responses never receive a norm of 0, so that none divides by it.
+    # Responses never receive a norm of 0, so none divides by it.
     divisor = select(is_positive, norm, one)
     if not (isinstance(eps, (int, float)) and eps == 0):
         added = jnp.asarray(eps).astype(norm.dtype)
         # A traced `eps` is not checked, and a negative one would disable clipping.
         divisor = divisor + select(added < 0, jnp.zeros_like(added), added)
     coefficient = jnp.asarray(response.coefficient(divisor, threshold), norm.dtype)
-    # A block whose norm counts as 0 is kept, except at a threshold of 0: its elements
-    # need not be zero, and become so.
+    # A block whose norm counts as 0 is unchanged, except at a threshold of 0, where its
+    # possibly tiny elements become zero.
     coefficient = select(is_positive, coefficient, jnp.sign(threshold)) + alarm
     coefficient = select(is_off, one, coefficient)
     if isinstance(response, Detached):

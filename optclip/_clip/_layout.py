@@ -1,4 +1,4 @@
-"""A tree laid out for clipping: its leaves, and the blocks that share a norm."""
+"""Lay out a tree for clipping: its leaves, and the blocks that share a norm."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 
 
 class LaidOutLeaf(NamedTuple):
-    """One leaf of the tree.
+    """Hold one leaf of the tree.
 
     Attributes:
-      path: its path.
-      value: the leaf as it came: an array, a number or a BCOO matrix.
-      array: what is measured and scaled; of a BCOO matrix the data, duplicates summed.
-      matrix: the BCOO matrix that `array` is the data of, or None.
-      block: the index of the block whose norm scales it, None if it is not scaled.
-      is_used: whether it is measured or scaled.
+      path: Its path.
+      value: The leaf as passed: an array, a number or a BCOO matrix.
+      array: The numbers to measure and scale; for a BCOO matrix its data, duplicates
+        summed.
+      matrix: The BCOO matrix that `array` is the data of, or None.
+      block: The index of the block whose norm scales it, None if it is not scaled.
+      is_used: Whether it is measured or scaled.
     """
 
     path: KeyPath
@@ -44,7 +45,7 @@ class LaidOutLeaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The leaves of a tree, and its blocks with the structure of the scope."""
+    """Hold the leaves of a tree, and its blocks with the structure of the scope."""
 
     flat: _leaves.Flat
     leaves: list[LaidOutLeaf]
@@ -71,7 +72,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(clip: Clip, tree: PyTree) -> Layout:
-    """Lay out a tree for a clip."""
+    """Lay out a tree for a clipping operation."""
     masks = clip.mask, clip.norm_mask, clip.clip_mask
     return lay_out(clip.scope, tree, masks, clip.axis_name)
 
@@ -85,10 +86,10 @@ def lay_out(
     """Find the blocks of a tree and the block of each leaf.
 
     Args:
-      scope: what shares a norm.
-      tree: any pytree.
+      scope: The elements that share a norm.
+      tree: Any pytree.
       masks: `mask`, `norm_mask` and `clip_mask`.
-      axis_name: the mapped axes that leaves are declared to be split over.
+      axis_name: The mapped axes that leaves are declared to be split over.
     """
     flat = _leaves.flatten(tree)
     are_clippable = flat.clippable()
@@ -98,7 +99,7 @@ def lay_out(
         for name, mask in zip(names, masks, strict=True)
     )
     if isinstance(scope, Groups):
-        # A user's function of the tree must not receive what stands for leaves below.
+        # A user's function of the tree must receive the leaves, not the wrappers below.
         scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
     shown = [

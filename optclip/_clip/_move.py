@@ -1,8 +1,8 @@
-"""The action of moving single elements to a bound, exactly.
+"""Move single elements to a bound, exactly.
 
 A response may define `element(x, lower, upper)` for a single number. Hard clipping
-does, and an element then meets its bound exactly, where a coefficient would round.
-Complex numbers are clipped by their modulus.
+does, so an element equals its bound exactly, where a coefficient would round. Complex
+numbers are clipped by their modulus.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from optclip.responses import Hard
 
 
 class ElementResponse(Protocol):
-    """A response that defines a function of single numbers."""
+    """Describe a response that defines a function of single numbers."""
 
     def element(
         self, x: jax.Array, lower: jax.Array, upper: jax.Array, /
@@ -39,7 +39,7 @@ class ElementResponse(Protocol):
 
 
 class Limits(NamedTuple):
-    """Two thresholds for the elements of a leaf, each broadcasting to its shape."""
+    """Hold two thresholds for the elements of a leaf, which broadcast to its shape."""
 
     lower: Number
     upper: Number
@@ -58,7 +58,7 @@ class Move(Action):
         """Return one threshold per leaf, at least 0, or its two bounds as `Limits`.
 
         Raises:
-          ValueError: a threshold does not broadcast to the shape of its leaf.
+          ValueError: A threshold does not broadcast to the shape of its leaf.
         """
         by_name = {
             name: x.entries() if isinstance(x, Batched) else x
@@ -104,7 +104,7 @@ MOVE: Move = Move()
 
 def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
     """Return a threshold that broadcasts to the elements, at least 0."""
-    _validate.broadcasts(name, jnp.shape(value), norm.shape)
+    _validate.broadcasts(name, jnp.shape(value), norm.shape, "the elements")
     dtype = _leaves.real_dtype(norm.dtype)
     limit = as_limit(value, dtype, towards_zero=clip.strict)
     check_replicated(clip, name, limit, norm)
@@ -123,11 +123,11 @@ def _moved_leaf(
         if leaf.matrix is not None and jnp.ndim(bound):
             raise ValueError(
                 f"`{which}` must be one number for {name}, a BCOO matrix, got"
-                f" an array of shape {jnp.shape(bound)}. Give a number, or a rule"
-                " that gives one, or make the leaf dense by todense()."
+                f" an array of shape {jnp.shape(bound)}. Pass a number, or a rule"
+                " that returns one, or make the leaf dense with todense()."
             )
     cleaned = clip.nonfinite == "zero"
-    # `parts_of` chooses this action for responses of that kind only.
+    # `parts_of` chooses this action only for such responses.
     response = cast(ElementResponse, clip.response)
     out, shrunk = _bounded(
         name, x, lower, upper, response, leaf.like, strict=clip.strict, cleaned=cleaned
@@ -155,17 +155,17 @@ def _bounded(
     """Move the elements of an array to their bounds.
 
     Args:
-      name: what to call the array in an error.
-      x: the array.
-      lower: broadcasts to the shape of the array, in any real dtype.
-      upper: likewise.
-      response: has `element`.
-      like: an array of the dtype to return.
-      strict: whether bounds are rounded towards zero rather than to nearest.
-      cleaned: whether non-finite elements become zero, unless both bounds are infinite.
+      name: The name of the array in errors.
+      x: The array.
+      lower: Broadcasts to the shape of the array, in any real dtype.
+      upper: Likewise.
+      response: Defines `element`.
+      like: An array of the dtype to return.
+      strict: Whether bounds are rounded towards zero rather than to nearest.
+      cleaned: Whether non-finite elements become zero, unless both bounds are infinite.
 
     Returns:
-      The array, and by what factor each element shrank (1 if unclipped).
+      The array, and the factor by which each element shrank (1 if unclipped).
     """
     # Bounds are compared in the precision of the norm, where float16 has no overflow.
     size = jnp.abs(_leaves.widen(x))
@@ -174,14 +174,15 @@ def _bounded(
     )
     lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
     if cleaned:
-        # Before the bounds are applied: NaN would stay, and inf would become a bound.
+        # Elements are cleaned before the bounds apply, since these keep NaN and turn
+        # inf into a bound.
         is_off = jnp.isinf(lower) & jnp.isinf(upper)
         x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
     return _moved(x, lower, upper, response, like, strict)
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:
-    """The threshold, or the smaller modulus of two bounds, to be recorded."""
+    """Return the threshold, or the smaller modulus of two bounds, for the record."""
     if not isinstance(limit, Limits):
         return limit
     lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
@@ -196,7 +197,7 @@ def _moved(
     like: jax.Array,
     strict: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the array in the dtype of `like`, and by what factor elements shrank."""
+    """Return the array in the dtype of `like`, and the factor of each element."""
     wide = _leaves.widen(x)
     size = jnp.abs(wide)
     if jnp.iscomplexobj(wide):
@@ -207,17 +208,17 @@ def _moved(
         moved = goal != wide
         if like.dtype != wide.dtype:
             # A bound above the largest number of the dtype would be infinite after the
-            # cast. NaN is selected, because it must be seen.
+            # cast. NaN is selected, so that it stays visible.
             largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(wide.dtype)
             goal = jnp.where(jnp.isnan(goal), goal, jnp.clip(goal, -largest, largest))
         # The bound on an element's own side of zero limits its modulus.
         near_side = jnp.where(jnp.signbit(wide), -lower, upper)
-    # NaN differs from any bound, and stays as it is.
+    # NaN differs from any bound and must stay NaN.
     moved &= ~jnp.isnan(size)
     kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
     selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
     if selects and goal.dtype == x.dtype:
-        # Hard clipping selects the element or its bound, so that unclipped elements are
+        # Hard clipping selects the element or its bound, so unclipped elements are
         # bit-identical without a second select, in half the time.
         out = _scale.cast(goal, like)
     elif selects and x.dtype == like.dtype:
@@ -229,7 +230,7 @@ def _moved(
         # A bound that is subnormal in float32 counts as 0 on a CPU.
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
         out = _scale.without_subnormals(out, near_side < tiny)
-    # A zero shrinks by no factor: it divides by 1 here, and 1 is selected below.
+    # A zero has no factor: it is divided by 1 here, and 1 is selected below.
     shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
     return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
 
@@ -243,11 +244,11 @@ def _complex_goal(
     strict: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Return complex numbers with clipped moduli, and which of them are clipped."""
-    # A modulus is never negative, so that a lower bound of -limit counts as 0.
+    # A modulus is never negative, so a lower bound of -limit counts as 0.
     goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
     moved = goal != size
     wide = _pointing(wide)
-    # The modulus has rounding errors, so that strict clipping stays below by as much.
+    # The modulus has rounding errors, so strict clipping stays below by their bound.
     goal = goal * (1 - 8 * jnp.finfo(goal.dtype).eps) if strict else goal
     # Halves stay in range: the modulus of a finite number may exceed the largest float.
     half = jnp.abs(wide * 0.5)
@@ -269,13 +270,13 @@ def _between(
     # Wide elements are compared, since a rounded bound may equal an element past it.
     out = jnp.where(wide < lower, low, x)
     out = jnp.where(wide > upper, high, out)
-    # No comparison with a NaN bound holds; the maximum returns it, so that it is seen.
+    # Comparisons with a NaN bound are false; the maximum returns NaN, so it is visible.
     return jnp.where(lower <= upper, out, jnp.maximum(low, high))
 
 
 def _in_range(bound: jax.Array, x: jax.Array) -> jax.Array:
     """Return a bound in the dtype of `x`, at most its largest number."""
-    # The cast would make a larger bound infinite, and an infinite element pass.
+    # The cast would make a larger bound infinite, which an infinite element passes.
     largest = jnp.asarray(jnp.finfo(x.dtype).max).astype(bound.dtype)
     return _leaves.narrow(jnp.clip(bound, -largest, largest), x)
 
@@ -284,8 +285,8 @@ def _pointing(wide: jax.Array) -> jax.Array:
     """Return complex numbers, infinite ones replaced by a number of their direction."""
     parts = jnp.real(wide), jnp.imag(wide)
     infinite = jnp.isinf(parts[0]) | jnp.isinf(parts[1])
-    # The quotient of inf by inf would be NaN, so the signs of infinite parts stand for
-    # them; a finite part beside one counts as 0.
+    # The quotient of inf by inf would be NaN, so infinite parts are replaced by their
+    # signs; the finite part of an infinite number counts as 0.
     signs = (jnp.where(jnp.isinf(p), jnp.sign(p), jnp.zeros_like(p)) for p in parts)
     return jnp.where(infinite, jax.lax.complex(*signs), wide)
 
@@ -295,8 +296,8 @@ def _at(
 ) -> jax.Array:
     """Return a bound in the shape of `x`."""
     if bound.ndim == 0:
-        # The array is made from the leaf, so that it is split over devices as the leaf.
+        # The array is built from the leaf, so it is split over devices like the leaf.
         return jnp.zeros_like(x) + bound
-    advice = "Give a number, an array that does, or a tree with one for each leaf."
+    advice = "Pass a number, an array that does, or a tree with one for each leaf."
     _validate.broadcasts(which, bound.shape, x.shape, name, advice)
     return jnp.broadcast_to(bound, x.shape)

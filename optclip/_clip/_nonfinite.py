@@ -1,9 +1,11 @@
-"""The policies for NaN and inf, by the words that `nonfinite=` accepts.
+"""List the policies for NaN and inf, by the values of `nonfinite=`.
 
-propagate   a non-finite norm makes all that share it NaN (`alarm` in `_coefficient`)
-zero        all that share a non-finite norm becomes zero (`respond` in `_coefficient`,
-            `settled` in `_scale`, `_bounded` in `_move`)
-raise       as propagate, and an error under `jax.experimental.checkify` (`check` below)
+propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
+            `_coefficient`)
+zero        all elements that share a non-finite norm become zero (`respond` in
+            `_coefficient`, `settled` in `_scale`, `_bounded` in `_move`)
+raise       like propagate, and an error under `jax.experimental.checkify` (`check`
+            below)
 
 For singular values, `spectral/_singular_values._by_policy` does the same. A rule's
 infinite threshold is made finite in `thresholds/_memory`, so that the policy applies.
@@ -20,7 +22,7 @@ POLICIES = ("propagate", "zero", "raise")
 
 
 def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
-    """Under checkify, an error that names each leaf with a non-finite entry."""
+    """Raise under checkify an error that names each leaf with a non-finite entry."""
     for path, x in zip(paths, arrays, strict=True):
         # A debug check is inert outside checkify; a plain one would break jit.
         checkify.debug_check(

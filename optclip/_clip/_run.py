@@ -1,11 +1,11 @@
-"""The one way to clip: lay out, decide, apply.
+"""Clip a tree: lay out, decide, apply.
 
     layout = layout_of(clip, tree)
     decision = decide(clip, layout, fixed("max_norm", 1.0))
     clipped, coefficients = apply(decision)
 
-Where the norms are known already, or measured with a memory as in `transforms`,
-`decided` takes the place of `decide`.
+If the norms are already known, or are measured with a memory as in `transforms`,
+`decided` replaces `decide`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
 
 
 def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
-    """Return the function to thresholds that do not depend on the norms.
+    """Return a function that computes thresholds independent of the norms.
 
     Args:
-      name: the argument that `threshold` was passed as.
-      threshold: a number, an array or a prefix tree of these.
+      name: The argument that `threshold` was passed as.
+      threshold: A number, an array or a prefix tree of these.
     """
 
     def thresholds_of(layout: Layout, norms: Batched) -> Thresholds:
@@ -90,13 +90,13 @@ def check_spans(layout: Layout) -> None:
 
 
 def kept_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
-    """Return what the norms would be after clipping to thresholds.
+    """Return the norms after clipping to thresholds.
 
     Args:
-      clip: the clip.
-      name: the argument that sets the threshold.
-      norms: a tree of norms, or a `PerNorm` of one vector of them.
-      thresholds: a tree like `norms`.
+      clip: The clipping operation.
+      name: The argument that sets the threshold.
+      norms: A tree of norms, or a `PerNorm` of one vector of them.
+      thresholds: A tree like `norms`.
     """
     leaves, treedef = jax.tree.flatten(norms)
     values: dict[str, list[Number] | Batched]

@@ -1,6 +1,6 @@
-"""The action of scaling: one multiplication in float32 or wider, one cast back.
+"""Scale leaves: one multiplication in float32 or wider, and one cast back.
 
-Where the coefficient is exactly 1 the leaf is selected, not multiplied. It stays
+If the coefficient is exactly 1, the leaf is selected rather than multiplied, and is
 bit-identical, subnormals included.
 """
 
@@ -33,7 +33,7 @@ class Scale(Action):
         """Return the scaled leaves by index, and the coefficients."""
         clip, layout, norms = decision.clip, decision.layout, decision.norms
         # Coefficients of slices are materialized, since XLA on CPU would otherwise
-        # compute them again for each element.
+        # recompute them for each element.
         coefficients = coefficients_of(clip, norms, decision.thresholds).map(
             lambda k: _xla.materialized(k) if k.ndim else k
         )
@@ -65,7 +65,7 @@ def scaled_leaf(clip: Clip, leaf: LaidOutLeaf, coefficient: jax.Array) -> Leaf:
     return _sparse.wrapped(kept, leaf.value, leaf.matrix, out)
 
 
-# Compiled, so that leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.
+# Compiled, so leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.
 @functools.partial(jax.jit, static_argnames=("strict", "is_zeroed"))
 def settled(
     x: jax.Array,
@@ -96,16 +96,16 @@ def scale(
     is_one = coefficient == 1
     if x.dtype == like.dtype and not towards_zero:
         # The select comes before the cast: XLA on CPU selects bfloat16 in float32, so
-        # that it would cast twice and take a tenth longer.
+        # it would cast twice and take a tenth longer.
         return cast(_kept(widened, scaled, is_one), like)
     kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
     return _kept(kept, cast(scaled, like, towards_zero=towards_zero), is_one)
 
 
-# JAX's own derivative would have inf * 0 where an element is not finite.
+# JAX's own derivative would compute inf * 0 where an element is not finite.
 @jax.custom_jvp
 def _times(x: jax.Array, coefficient: jax.Array) -> jax.Array:
-    """Return the product, with a derivative by the coefficient of finite elements."""
+    """Return the product; its slope in the coefficient skips non-finite elements."""
     return x * coefficient.astype(x.dtype)
 
 
@@ -117,7 +117,7 @@ def _times_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
     return _times(x, coefficient), dx * coefficient.astype(x.dtype) + slope
 
 
-# JAX's own derivative, of the selected `x`, would be 1 also at a threshold, where the
+# JAX would differentiate the selected `x` and return 1 even at a threshold, where the
 # coefficient is 1 and has a kink.
 @jax.custom_jvp
 def _kept(x: jax.Array, scaled: jax.Array, is_one: jax.Array) -> jax.Array:
@@ -131,7 +131,7 @@ def _kept_jvp(primals: _Triple, tangents: _Triple) -> _Pair:
 
 
 def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Return `x`, subnormal numbers replaced by 0 where `where` is set.
+    """Return `x` with 0 for subnormal numbers where `where` is set.
 
     A CPU that flushes subnormal numbers compares them as zeros.
     """
@@ -148,7 +148,7 @@ def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax
     return _truncated(wide, like) if towards_zero else _leaves.narrow(wide, like)
 
 
-# The steps through integers have no derivative; that of rounding is the identity.
+# The steps through integers have no derivative; rounding gets the identity's.
 @jax.custom_jvp
 def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
     """Return `wide` in the dtype of `like`, no part of it larger in magnitude."""

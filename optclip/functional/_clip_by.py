@@ -79,12 +79,12 @@ def clip_by(
     """
     how = resolve(response)
     if not is_same_always(how):
-        advice = "A pure function has no step: give the value of the schedule."
-        wanted = "without a schedule in it"
+        advice = "A pure function has no step count; pass the value of the schedule."
+        wanted = "free of schedules"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     measurement = as_norm(norm)
     if measurement.remembers:
-        advice = "A pure function remembers no vector from the step before."
+        advice = "A pure function cannot keep the power-iteration vector of a step."
         wanted = "with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
@@ -118,11 +118,11 @@ def run(
 
 
 def raise_if_exchanged(name: str, tree: PyTree, threshold: PyTree) -> None:
-    """Raise if what should be the tree is a number and the threshold a tree."""
+    """Raise if the tree is a number and the threshold is a tree."""
     is_number = _validate.is_number(tree) and not jnp.ndim(tree)
     is_tree = threshold is not None and not jax.tree_util.all_leaves([threshold])
     if is_number and (is_tree or getattr(threshold, "ndim", 0)):
         raise TypeError(
-            f"The tree must come first, then `{name}`, got the number"
+            f"The tree must come before `{name}`, got the number"
             f" {_validate.shown(tree)} and then a tree. Exchange the two arguments."
         )

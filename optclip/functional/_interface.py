@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `functional`, beside its public names."""
+"""Names of `functional` that other packages of optclip use, besides the public ones."""
 
 from optclip.functional._clip_by import clip_by as clip_by
 from optclip.functional._clip_by import raise_if_exchanged as raise_if_exchanged

@@ -195,8 +195,8 @@ def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
         return None
     if strict:
         raise ValueError(
-            "Only one of strict=True and use_norm= must be given, got both: the"
-            " rounding error of a norm that is given is not known. Leave one out."
+            "strict=True cannot be combined with use_norm=, since the rounding error of"
+            " a norm that is passed is unknown. Remove one of them."
         )
     given = jnp.asarray(_checked_norm(norm))
     dtype = _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))

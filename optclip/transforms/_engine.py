@@ -1,4 +1,4 @@
-"""A clip in a step of training: its rules, its state, and what it records."""
+"""Run a clipping operation in training: its rules, its state, and its record."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from optclip.typing import ClipRecord, ClipState
 
 
 class Step(NamedTuple):
-    """One step of a clip.
+    """Hold one step of a clipping operation.
 
     Attributes:
-      decision: the norms and thresholds.
-      leaf_norms: the norm of each leaf of a tree with one norm, if these are recorded.
+      decision: The norms and thresholds.
+      leaf_norms: The norm of each leaf of a tree with one norm, if these are recorded.
     """
 
     decision: Decision
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """A clip with the rules of its threshold, and what it records."""
+    """Combine a clipping operation with the rules of its threshold and its record."""
 
     clip: Clip
     rules: Rules
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def needs_state(self) -> bool:
-        """Whether an update depends on the steps before, in count or by a memory."""
+        """Whether an update depends on the step count or on a memory."""
         is_fixed = self.rules.are_stateless and is_same_always(self.clip.response)
         return self.clip.norm.remembers or not is_fixed
 
@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def has_leaf_norms(self) -> bool:
-        """Whether norms of leaves are recorded that the clip itself does not use."""
+        """Whether norms of leaves are recorded that clipping itself does not use."""
         is_of_tree = self.record == "leaves" and self.clip.scope is TREE
         # The vectors of a power iteration belong to the norm itself.
         return is_of_tree and not self.clip.norm.remembers
@@ -126,19 +126,19 @@ class Engine:
         """Measure the updates of a step and decide where to clip them.
 
         Args:
-          updates: as passed to `update`.
-          state: the state before the step.
-          params: as passed to `update`.
-          extra: the extra arguments of `update`, of any type.
-          in_common: whether all devices must decide the same.
-          measure: replaces the measurement of the clip; None for none.
+          updates: As passed to `update`.
+          state: The state before the step.
+          params: As passed to `update`.
+          extra: The extra arguments of `update`, of any type.
+          in_common: Whether all devices must decide alike.
+          measure: Replaces the measurement of the norms, unless None.
         """
         layout = layout_of(self.clip, updates)
         _state.check_state(
             state, self.num_memories, layout.treedef,
             self.name, self.clip.scope, self.record,
         )  # fmt: skip
-        # A memory, and a decision in common, must not differ between devices.
+        # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_spans(layout)
         clip = self.clip.at(state.clip_step)
@@ -169,12 +169,12 @@ class Engine:
     def recorded(
         self, step: Step, coefficients: Batched, *, shown: Batched | None = None
     ) -> ClipRecord:
-        """Return what a step alone adds to the record.
+        """Return the contribution of a step to the record.
 
         Args:
-          step: the step.
-          coefficients: as `apply` returned them.
-          shown: norms to record in place of the measured ones.
+          step: The step.
+          coefficients: As `apply` returned them.
+          shown: Norms to record in place of the measured ones.
         """
         decision = step.decision
         norms, layout = decision.norms, decision.layout
@@ -208,7 +208,7 @@ def _shapes(
 ) -> tuple[TreeDef, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
     """Return the structure of the norms of trees like `params`, without computing any.
 
-    Then the shapes of the norms, and of what the norm remembers.
+    Also returns the shapes of the norms, and of the memory of the norm.
     """
     local = clip.at_init()
     flat = _leaves.flatten(params)

@@ -1,4 +1,4 @@
-"""What other packages of optclip use of `transforms`, beside its public names."""
+"""Names of `transforms` that other packages of optclip use, besides the public ones."""
 
 from optclip.transforms._clip_by_transform import clip_by as clip_by
 from optclip.transforms._engine import Engine as Engine

@@ -1,4 +1,4 @@
-"""`record="leaves"` of a clip with one norm: the norm of each leaf beside it."""
+"""Record the norm of each leaf for global-norm clipping, `record="leaves"`."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ LeafNorms = dict[str, jax.Array] | jax.Array
 
 
 def by_leaf(clip: Clip) -> Clip:
-    """The clip that measures each leaf of what this one measures."""
+    """Return the operation that measures each leaf of the same tree."""
     return dataclasses.replace(clip, scope=LEAF)
 
 
 def blank(treedef: TreeDef) -> LeafNorms:
-    """The norms before the first step."""
+    """Return the norms before the first step."""
     zeros = [jnp.zeros((), jnp.float32) for _ in range(treedef.num_leaves)]
     return _packed_state.keyed(treedef, zeros)
 
@@ -39,6 +39,6 @@ def measure(clip: Clip, layout: Layout, updates: PyTree) -> tuple[Measured, Leaf
     if clip.norm.is_a_mean:
         # The mean is computed from all elements, since a mean of means differs from it.
         return clip.norm.measure(layout.blocks), leaf_norms
-    # Each norm spans its devices already.
+    # Each norm already spans its devices.
     block = Block([_leaves.wrap(norm, ()) for norm in norms.entries()])
     return clip.norm.measure([block]), leaf_norms

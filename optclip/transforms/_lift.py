@@ -1,4 +1,4 @@
-"""An engine as an optax transformation, which may be used without its state."""
+"""Convert an engine to an optax transformation that accepts absent states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +18,15 @@ def lifted(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the transformation.
 
-    If it neither records nor remembers anything, it has optax's `EmptyState` and
-    accepts any state, as optax's own clipping does. If it only records, it accepts
-    None and `EmptyState` too, and records nothing then. Each is returned unchanged.
+    If it neither records nor has a memory, its state is optax's `EmptyState`, and it
+    accepts any state, as optax's own clipping does. If it only records, it also accepts
+    None and `EmptyState`, and then records nothing. Each state is returned unchanged.
     """
     if engine.needs_state:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
-        state = init(params)  # This raises the errors of bad arguments.
+        state = init(params)  # Raises the errors of bad arguments.
         return state if engine.record else optax.EmptyState()
 
     def update_fn(

@@ -1,7 +1,7 @@
-"""The state for the object that `optax.tree_map_params` passes to `init`.
+"""Build the state for the object that `optax.tree_map_params` passes to `init`.
 
 It marks the entries of a true state that are like the parameters. A `PerNorm` is one
-number here, since its key is not known: a prefix of the true state.
+number here, since its key is unknown: a prefix of the true state.
 """
 
 import functools
@@ -17,17 +17,17 @@ from optclip._arrays._types import PyTree
 from optclip.scopes._interface import Element, Scope, Tree
 from optclip.thresholds._interface import is_rule
 
-# Not that of a scalar, or a sum of norms would pass for what there is of each.
+# A shape other than a scalar's, so that a sum of norms is not mistaken for the norms.
 _SHAPE = (2, 3)
 
 
 def is_placeholder(params: PyTree) -> bool:
-    """Whether it stands for parameters, in `optax.tree_map_params`."""
+    """Return whether this stands for parameters, in `optax.tree_map_params`."""
     return isinstance(params, _placeholder())
 
 
 def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
-    """The memory of each rule, with `placeholder` for trees like the parameters."""
+    """Return the memory of each rule; `placeholder` replaces parameter-like trees."""
     if isinstance(scope, Tree) or not is_rule(rules):
         leaves = jax.tree.leaves(rules, is_leaf=is_rule)
         return [rule.init(jnp.zeros(())) for rule in leaves]
@@ -50,7 +50,7 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
 
 
 def is_like_params(scope: Scope) -> bool:
-    """Whether its norms are as large as the parameters."""
+    """Return whether the norms of a scope are as large as the parameters."""
     return isinstance(scope, Element)
 
 

@@ -1,4 +1,4 @@
-"""Global-norm clipping by a norm that the caller of `update` has computed."""
+"""Clip by a global norm that the caller of `update` has computed."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def clip_by_passed_norm(
     """Build the transformation.
 
     Args:
-      use_norm: the extra argument of `update` that is the norm.
-      max_norm: as the user passed it.
-      ord: as the user passed it; only 2 or None.
-      response: as the user passed it.
-      strict: as the user passed it; only False.
-      mask: as the user passed it; only None.
-      record: as the user passed it; not `"leaves"`.
-      name: as the user passed it.
-      **options: the other fields of `Clip`, as the user passed them.
+      use_norm: The name of the extra argument of `update` that is the norm.
+      max_norm: As the user passed it.
+      ord: As the user passed it; only 2 or None.
+      response: As the user passed it.
+      strict: As the user passed it; only False.
+      mask: As the user passed it; only None.
+      record: As the user passed it; not `"leaves"`.
+      name: As the user passed it.
+      **options: The other fields of `Clip`, as the user passed them.
     """
     _check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
     clip = clip_of(TREE, L2, resolve(response), **options)
@@ -91,8 +91,8 @@ def _check(
     for option, is_needed in needs_another.items():
         if is_needed:
             raise ValueError(
-                f"`use_norm` does not support {option}=, which needs a norm that"
-                f" clipping measures itself. Remove {option}= or use_norm=."
+                f"`use_norm` cannot be combined with {option}=, which measures another"
+                f" norm. Remove {option}= or use_norm=."
             )
 
 
@@ -113,7 +113,7 @@ def _norm_in(extra: dict[str, Any], name: str) -> jax.Array:
 
 
 def _error_of(norm: Any) -> type[Exception] | None:
-    """Return the error that a value raises as a norm, None for none."""
+    """Return the type of error that a value raises as a norm, None for none."""
     if norm is None:
         return ValueError
     if not _validate.is_number(norm) or jnp.shape(norm):
@@ -123,6 +123,6 @@ def _error_of(norm: Any) -> type[Exception] | None:
 
 
 def _as_measured(norm: jax.Array, layout: Layout) -> jax.Array:
-    """Return the norm in the dtype and range of measured ones."""
+    """Return the norm in the dtype and range of measured norms."""
     arrays = [jax.typeof(leaf.array) for leaf in layout.leaves if leaf.is_used]
     return flush_small(norm.astype(accumulator(arrays)))

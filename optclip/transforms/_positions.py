@@ -1,4 +1,4 @@
-"""The error of a factory that is called as the pure function of its name."""
+"""Explain a factory that is called as the pure function of the same name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def checks_positions(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a factory name the pure function if it gets too many arguments by position.
+    """Make a factory name the pure function if it gets too many positional arguments.
 
     Args:
-      advice: what else may have been meant.
+      advice: Another possible intent of the call.
     """
 
     def decorated(factory: Callable[P, T]) -> Callable[P, T]:

@@ -1,6 +1,6 @@
-"""The record of a step, in the numbers that the state keeps.
+"""Record one step in the numbers that the state stores.
 
-It contains only numbers that clipping computes anyway.
+The record contains only numbers that clipping computes anyway.
 """
 
 import functools
@@ -26,7 +26,7 @@ from optclip.scopes._interface import Scope
 from optclip.transforms._state import is_itemized
 from optclip.typing import ClipRecord
 
-# The place of the last field of a record, which `of_step` does not compute.
+# The index of the last field of a record, which `of_step` does not compute.
 _LEAF_NORM = ClipRecord._fields.index("clip_leaf_norm")
 
 # Leaves with more norms than this are not concatenated, since that takes a copy.
@@ -34,14 +34,14 @@ _CONCATENATED = 2**16
 
 
 class BlockOutcome(NamedTuple):
-    """What one step did to one block, or to a row of blocks.
+    """Hold the outcome of one step for one block, or for a row of blocks.
 
     Attributes:
-      norm: the norm, or one norm per slice.
-      threshold: broadcasts to the norm, as the fields below do.
-      coefficient: by what the block is multiplied.
-      bad: whether the norm is not finite.
-      declared: the mapped axes that the norms are declared to be split over.
+      norm: The norm, or one norm per slice.
+      threshold: Broadcasts to the norm, as do the fields below.
+      coefficient: The factor applied to the block.
+      bad: Whether the norm is not finite.
+      declared: The mapped axes that the norms are declared to be split over.
     """
 
     norm: jax.Array
@@ -52,7 +52,7 @@ class BlockOutcome(NamedTuple):
 
 
 class FlaggedOutcome(NamedTuple):
-    """A `BlockOutcome`, and whether the block is clipped."""
+    """Hold a `BlockOutcome`, and whether the block is clipped."""
 
     norm: jax.Array
     threshold: jax.Array
@@ -73,11 +73,11 @@ def of_step(
     """Return the record of a single step, with a flag where the state has a count.
 
     Args:
-      treedef: the structure of the norms.
-      scope: what shares a norm.
-      record: as the user passed it.
-      outcomes: a `BlockOutcome` for each norm.
-      learns: whether a rule that learns sets the thresholds.
+      treedef: The structure of the norms.
+      scope: The elements that share a norm.
+      record: As the user passed it.
+      outcomes: A `BlockOutcome` for each norm.
+      learns: Whether a learning rule sets the thresholds.
     """
     itemized = is_itemized(scope, record)
     outcomes = outcomes if itemized else _concatenated(outcomes)
@@ -95,7 +95,7 @@ def _flagged(learns: bool, outcome: BlockOutcome) -> FlaggedOutcome:
     """Return the outcome with a flag for a coefficient that changes its block."""
     norm, threshold, k, bad, declared = outcome
     if learns:
-        # Some rules give a leaf of zeros a threshold of 0, and nothing is clipped.
+        # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
     return FlaggedOutcome(norm, threshold, k, bad, declared, clipped)
@@ -154,7 +154,7 @@ def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
 
 
 def _across_devices(outcome: FlaggedOutcome) -> list[jax.Array]:
-    """Return the same as `_reduced`, over all devices that share the blocks."""
+    """Return the values of `_reduced` over all devices that share the blocks."""
     declared = outcome.declared.axis_name
     across = _maxima.over_devices
     how = [(x, across) for x in (outcome.norm, outcome.threshold, outcome.coefficient)]
@@ -166,7 +166,7 @@ def _across_devices(outcome: FlaggedOutcome) -> list[jax.Array]:
 
 
 def _reduced(outcome: FlaggedOutcome) -> tuple[jax.Array, ...]:
-    """Return the largest norm, -threshold and -coefficient, and how many flags are set.
+    """Return the largest norm, -threshold and -coefficient, and the numbers of flags.
 
     The flags are `bad` and `clipped`.
     """
@@ -218,8 +218,8 @@ def _merged(
 def _concatenated(outcomes: Batched) -> Batched:
     """Return outcomes for the record of a tree: slices of many leaves as one row.
 
-    Reducing the slices of each leaf separately takes a fifth of the time in which AGC
-    compiles for Llama's shapes.
+    Reducing the slices of each leaf separately accounts for a fifth of AGC's
+    compilation time for Llama's shapes.
     """
     pairs = list(zip(outcomes.indices, outcomes.values, strict=True))
     slices = [pair for pair in pairs if _is_concatenated(*pair)]
@@ -236,12 +236,12 @@ def _as_row(outcome: BlockOutcome) -> BlockOutcome:
     """Return the outcome of a leaf's slices as vectors."""
     shape = outcome.norm.shape
     flat = jax.tree.map(lambda x: jnp.broadcast_to(x, shape).ravel(), outcome)
-    # No other device has part of these slices, so that nothing need be declared.
+    # No other device has a part of these slices, so no axes are declared.
     return flat._replace(declared=_axis_names.Declared())
 
 
 def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
-    """Return whether these are slices of one leaf, few, and all on this device."""
+    """Return whether these are a few slices of one leaf, all on this device."""
     norm, declared = outcome.norm, outcome.declared.axis_name
     axes = _axis_names.split_axes(norm, declared), _axis_names.split_axes(norm)
     is_here = not any(axes) and not _xla.may_be_split(norm)

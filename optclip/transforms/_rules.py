@@ -1,4 +1,4 @@
-"""The rules of a threshold argument, and the thresholds that they set in a step."""
+"""Apply the rules of a threshold argument in each step."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from optclip.transforms import _param_placeholder
 from optclip.transforms._positions import pure_call
 from optclip.typing import ThresholdTree
 
-# The scopes whose norms are single numbers, and what shares one.
+# The scopes whose norms are single numbers, and the elements that share one.
 _SHARING = {Tree: "the tree", Leaf: "each leaf", Groups: "each group"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """One rule, or a tree of them, for each argument that sets a threshold."""
+    """Hold one rule, or a tree of them, for each argument that sets a threshold."""
 
     by_argument: dict[str, PyTree]
 
     @property
     def are_stateless(self) -> bool:
-        """Whether no threshold depends on the steps before, in count or by a memory."""
+        """Whether no threshold depends on the step count or on a memory."""
         rules = jax.tree.leaves(self.by_argument, is_leaf=is_rule)
         return all(isinstance(rule, (Constant, RelativeToParams)) for rule in rules)
 
@@ -81,17 +81,17 @@ class Rules:
         params: PyTree,
         extra: dict[str, Any],
     ) -> Thresholds:
-        """Return the thresholds of one step, and what the rules remember after it.
+        """Return the thresholds of one step, and the memory of the rules after it.
 
         Args:
-          clip: the clip, with its response as it is in this step.
-          layout: the updates laid out.
-          norms: as measured.
-          memories: what each rule remembers.
-          step: the number of steps before this one.
-          updates: as passed to `update`.
-          params: as passed to `update`.
-          extra: the extra arguments of `update`.
+          clip: The clipping operation, with its response as it is in this step.
+          layout: The updates laid out.
+          norms: As measured.
+          memories: The memory of each rule.
+          step: The number of steps before this one.
+          updates: As passed to `update`.
+          params: As passed to `update`.
+          extra: The extra arguments of `update`.
         """
         values: dict[str, list[Any] | Batched] = {}
         kept = []
@@ -125,8 +125,8 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
         return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
     if clip.action is not MOVE:
         raise ValueError(
-            "Two bounds are for single elements. Give over='element' and"
-            " response='hard' with thresholds.bounds(...), or one threshold."
+            "thresholds.bounds(...) applies to single elements. Pass over='element' and"
+            " response='hard' with it, or pass one threshold."
         )
     return Rules({"lower": threshold.lower, "upper": threshold.upper})
 

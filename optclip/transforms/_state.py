@@ -1,6 +1,6 @@
-"""What a clip keeps in the optimizer state.
+"""Check and create the state of a transformation.
 
-Fixed in structure, shapes and dtypes from `init` on.
+Its structure, shapes and dtypes are fixed from `init` on.
 """
 
 from typing import Any
@@ -24,12 +24,12 @@ def check_record(record: Record, name: object) -> None:
 
 
 def is_itemized(scope: Scope, record: Record) -> bool:
-    """Whether the record has an entry for each norm, not the largest of all."""
+    """Return whether the record has an entry for each norm, not the largest one."""
     return scope.itemized or record == "leaves"
 
 
 def check_recordable(state: Any) -> None:
-    """Raise unless a clip that needs no state can record in this one."""
+    """Raise unless a transformation that needs no state can record in this one."""
     if not isinstance(state, ClipState):
         wanted = "the ClipState that init returned, None or optax.EmptyState()"
         advice = (
@@ -48,16 +48,16 @@ def check_state(
     scope: Scope,
     record: Record,
 ) -> None:
-    """Raise unless `init` of this clip made such a state for such updates."""
+    """Raise unless `init` of this transformation made this state for such updates."""
     names = [name] if record else []
-    advice = "Give the state that init of this very transformation returned"
+    advice = "Pass the state that this transformation's init returned"
     if not isinstance(state, ClipState):
-        advice = f"{advice}, or that the update before returned."
+        advice = f"{advice}, or the last update."
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     recorded = sorted(state.clip_record)
     if recorded != names or num_memories != len(state.clip_memory):
         raise ValueError(
-            "`state` must be of this clip, got that of another, with"
+            "`state` belongs to another transformation, with"
             f" {len(state.clip_memory)} memories and records for {recorded}."
             f" {advice}."
         )
@@ -69,13 +69,13 @@ def check_state(
     )
     if any(k != wanted for k in structures):
         raise ValueError(
-            f"The updates must have norms of the structure that the state was made for,"
-            f" {structures[0]}, got {wanted}. Give init and update trees of one"
-            " structure."
+            "The norms of the updates must have the structure of the state,"
+            f" {structures[0]}, got {wanted}. Pass trees of one structure to init and"
+            " update."
         )
     fractions = [state.clip_record[n].clip_fraction is None for n in recorded]
     if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
-        raise ValueError(f"`state` must be of a clip over the same scope. {advice}.")
+        raise ValueError(f"`state` belongs to another scope. {advice}.")
 
 
 def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
@@ -83,19 +83,20 @@ def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
     expected, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
     if (record.clip_leaf_norm is None) != (leaf_norms is None):
         raise ValueError(
-            "`state` must be of a clip with the same `record=`, got one"
+            "`state` must have been made with the same `record=`, got one"
             f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
-            " leaves. Give the state that init of this very transformation returned."
+            " leaves. Pass the state that this transformation's init returned."
         )
     if expected != wanted:
         raise ValueError(
-            "The updates must have the leaves that the state was made for,"
-            f" {expected}, got {wanted}. Give init and update trees of one structure."
+            "The updates must have the leaves of the state,"
+            f" {expected}, got {wanted}. Pass trees of one structure to init and"
+            " update."
         )
 
 
 def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
-    """The record before the first step, for norms of the structure `treedef`."""
+    """Return the record before the first step, for norms of the structure `treedef`."""
     itemized = is_itemized(scope, record)
 
     def full(value: float, dtype: Any) -> Any:

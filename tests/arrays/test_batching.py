@@ -56,7 +56,7 @@ def test_batched_entries_of_many_types_come_back_in_order():
 
 def test_batched_map_other_entries_raises():
     one, other = (Batched([np.ones(n, np.float32)] * MANY) for n in (1, 2))
-    with pytest.raises(ValueError, match="of the same entries"):
+    with pytest.raises(ValueError, match="same stacks of entries"):
         one.map(lambda x, y: x + y, other)
 
 

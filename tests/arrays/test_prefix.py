@@ -91,7 +91,7 @@ WRONG_TREES = [
         functools.partial(F.clip_by_global_norm, TREE),
         {"max_norm": {"kernel": 1.0, "bias": 2.0}},
         ValueError,
-        r"max_norm.*one norm here.*clip_by_norm",
+        r"max_norm.*only one norm.*clip_by_norm",
     ),
 ]
 

@@ -40,13 +40,13 @@ ONE_FOR_FOUR = BCOO(
         (
             lambda m: F.clip_by_value({"a": m}, lower=None, upper={"a": UPPER}),
             MATRIX,
-            "leaf 'a', a BCOO matrix, got an array .*Give a",
+            "leaf 'a', a BCOO matrix, got an array .*Pass a",
         ),
         *(
             (
                 lambda m, axis=axis: F.clip_by_norm(m, 1.0, axis=axis),
                 MATRIX,
-                r"BCOO leaf, got .* of shape \(5, 2\)",
+                r"axes of a BCOO matrix, got .* the shape \(5, 2\)",
             )
             for axis in (0, -2)
         ),
@@ -54,7 +54,7 @@ ONE_FOR_FOUR = BCOO(
         (
             lambda m: F.global_norm({"w": m}),
             ONE_FOR_FOUR,
-            "The leaf 'w'.*one batch stored for several.*Give",
+            "The leaf 'w'.*one batch stored for several.*Expand",
         ),
     ],
 )

@@ -46,7 +46,9 @@ def test_smallest_nonzero_threshold_is_applied(dtype, c, strict):
 
 
 def test_strict_with_use_norm_raises():
-    with pytest.raises(ValueError, match="Only one of strict=True and use_norm="):
+    with pytest.raises(
+        ValueError, match="strict=True cannot be combined with use_norm="
+    ):
         F.clip_by_global_norm(jnp.ones(2), 1.0, use_norm=2.0, strict=True)
 
 

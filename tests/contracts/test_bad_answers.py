@@ -1,7 +1,6 @@
 """Wrong answers of user-defined rules, responses and scopes; mismatched states."""
 
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -84,7 +83,7 @@ def once(tx, tree=TREE):
 
 
 BLOCK = norms.Block([jnp.ones(2)])
-GROUPED = r"max_norm` must be a prefix.*It lacks 'y'.* It has the unknown 'z'.*Give"
+GROUPED = r"max_norm` must be a prefix.*It lacks 'y'.* It has the unknown 'z'.*Pass"
 ONLY_X = {"x": 1.0, "z": None}
 # A transformation, the error of its first step, and its text.
 ANSWERS = [
@@ -93,10 +92,10 @@ ANSWERS = [
     (WHOLE(lambda step: True), T, r"max_norm`: the .*must be a real number.*True"),
     (WHOLE(Rule((None, ()))), T, r"max_norm`: the .*must be a real number.*None"),
     (WHOLE(lambda step: thresholds.ema()), T, r"max_norm`: the .*must be a real"),
-    (WHOLE(lambda step: np.ones(3)), V, r"max_norm` of shape \(3,\).*shape \(\).*Give"),
-    (WHOLE(Rule((np.ones(3), ()))), V, r"max_norm` of shape \(3,\).*shape \(\).*Give"),
-    (WHOLE(lambda step: {"z": 1.0}), V, "must be a prefix.*unknown 'z'.*[Gg]ive"),
-    (WHOLE(Rule(([], ()))), V, "max_norm` must be a prefix.*[Gg]ive"),
+    (WHOLE(lambda step: np.ones(3)), V, r"max_norm` of shape \(3,\).*shape \(\).*Pass"),
+    (WHOLE(Rule((np.ones(3), ()))), V, r"max_norm` of shape \(3,\).*shape \(\).*Pass"),
+    (WHOLE(lambda step: {"z": 1.0}), V, "must be a prefix.*unknown 'z'.*pass"),
+    (WHOLE(Rule(([], ()))), V, "max_norm` must be a prefix.*pass"),
     (WHOLE(Failing(())), V, "^raised by the user"),
     (scaled(Rule(None)), T, r"`max_rms`: .*update.seen, memory. .*a tuple of two"),
     (scaled(Rule(1.0)), T, r"`max_rms`: .*a tuple of two.*got 1\.0"),
@@ -113,7 +112,7 @@ ANSWERS = [
     (optclip.clip_by(1.0, over=Scope(BLOCK, {"a": 0})), V, "return a tree like.*got"),
     (optclip.clip_by(1.0, over=Scope(BLOCK, LABELS)), V, "over=.*a tree like.*'x'"),
     (optclip.clip_by_group_norm(ONLY_X, LABELS), V, GROUPED),
-    (optclip.clip_by_value(jnp.ones(3)), V, r"`limit` of shape \(3,\).*Give"),
+    (optclip.clip_by_value(jnp.ones(3)), V, r"`limit` of shape \(3,\).*Pass"),
     (optclip.clip_by_norm(thresholds.relative_to_params(0.1)), V, "`params` must be"),
 ]
 
@@ -142,7 +141,7 @@ def test_update_tree_unlike_init_raises(run):
     for step in (lambda: tx.init(string), lambda: tx.update(string, state)):
         with pytest.raises(T, match=r"'a/b' must be an array.*str.*Remove it"):
             run(step)()
-    with pytest.raises(V, match="updates must have norms of.*Give init and update"):
+    with pytest.raises(V, match="norms of the updates must have.*Pass trees of one"):
         run(lambda: tx.update({"a": TREE["a"]}, state))()
 
 
@@ -150,13 +149,13 @@ def test_update_tree_unlike_init_raises(run):
     ("state", "error", "words"),
     [
         ((), T, "`state` must be the ClipState.*tuple.*record=False"),
-        (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "for .'z'.*Give"),
+        (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "for .'z'.*Pass"),
         (
             optclip.clip_by_norm(lambda step: 1.0, record=False).init(TREE),
             V,
             "another",
         ),
-        (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 memories.*Give"),
+        (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 memories.*Pass"),
     ],
 )
 def test_update_state_of_something_else_raises(state, error, words, run):
@@ -192,7 +191,7 @@ def test_update_state_of_another_clip_is_accepted_or_raises_with_advice():
                 assert jax.tree.structure(after) == jax.tree.structure(state)
                 num_accepted += 1
             else:
-                assert re.search("Give|Pass", problem)
+                assert "Pass" in problem
     assert len(OTHERS) <= num_accepted < len(OTHERS) ** 2
 
 
@@ -234,7 +233,7 @@ def test_leaf_record_equal_paths_have_names_of_their_own():
         (
             optclip.clip_by_norm,
             {"mask": optclip.by_path(lambda path: path != "b")},
-            "function by path.*single number.*static_args",
+            "result of by_path.*single number.*static_args",
         ),
     ],
 )

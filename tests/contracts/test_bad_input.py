@@ -241,8 +241,8 @@ ROUTED = [
         "grads",
     ),
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
-    (([3], T, "`{p}` must be a dict from what to call a run to"), "histories"),
-    (([3], T, "`{p}` must be a list of dicts as optclip.metrics returns"), "history"),
+    (([3], T, "`{p}` must be a dict from the label of a run to"), "histories"),
+    (([3], T, "`{p}` must be a list of dicts from optclip.metrics"), "history"),
     ((3, T, "`{p}` must be a dict from the name of a layer"), "layers max_logits"),
     (([jnp.arange(2)], T, "A leaf of a block must be a real or complex"), "leaves"),
     (("x", T, "`{p}` must be a function loss(params, example) of one"), "loss"),
@@ -251,8 +251,8 @@ ROUTED = [
     (("", V, "`{p}` must be a non-empty string"), "clip_cotangent.name"),
     (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
     ((-np.ones(99), V, "`{p}` must be 0 or more, got -1.0"), "norms"),
-    (((), V, "`{p}` must be an optimizer state with an optclip clip"), "opt_state"),
-    ((3, T, "The options must be some of ["), "options"),
+    (((), V, "`{p}` must be an optimizer state that contains"), "opt_state"),
+    ((3, T, "The options must be among ["), "options"),
     ((0, V, "`{p}` must be a Python number above 0, or inf"), "ord"),
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
@@ -290,10 +290,10 @@ MESSAGES = {
         (np.array([-1.0]), V, "0 or more and not NaN, got array([-1.]) (ndarray)"),
         (jnp.array([1, jnp.nan]), V, "0 or more and not NaN, got Array([ 1., nan]"),
         (HUGE, V, "in the range of floats, or inf, got an int beyond the largest"),
-        (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to what"),
+        (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to the"),
         ([], V, "`max_norm` must be a prefix of the structure PyTreeDef({'a': *, 'b':"),
-        ([], V, "got PyTreeDef([]). It lacks 'a', 'b/0'. Give one value, or a tree"),
-        ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "It has the unknown 'z'. Give one value"),
+        ([], V, "got PyTreeDef([]). It lacks 'a', 'b/0'. Pass one value, or a tree"),
+        ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "It has the unknown 'z'. Pass one value"),
     ],
     "clip_by_norm.max_norm": [
         ("x", T, "`max_norm` must be a number, an array, an optax schedule, a rule"),
@@ -303,14 +303,16 @@ MESSAGES = {
     ],
     "clip_by.threshold": [
         (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule"),
-        ([], V, "There is one norm here: give one number. For more clip by leaf, as"),
+        ([], V, "There is only one norm, so pass one number. For more, clip per leaf,"),
     ],
     "clip_by_value.lower": [
         (jnp.array([1, jnp.nan]), V, "`lower` must be a number and not NaN, got Array"),
         (2.0, V, "`lower` must be at most `upper`, got lower=2.0 and upper=1.0. Swap"),
         (np.ones((7, 7)), V, "`lower` of shape (7, 7) does not broadcast to the leaf"),
     ],
-    "clip_by_value.limit": [(1.0, T, "must be given, got both: limit=1.0, lower=-1.0")],
+    "clip_by_value.limit": [
+        (1.0, T, "must be passed, got both: limit=1.0, lower=-1.0")
+    ],
     "bounds.upper": [
         (-2.0, V, "`lower` must be at most `upper`, got lower=-1.0 and upper=-2.0"),
         ({"a": -2.0, "b": 1.0}, V, "`lower` must be at most `upper`, got lower=-1.0"),
@@ -331,14 +333,14 @@ MESSAGES = {
     "quantile.window": [
         ("x", T, "`window` must be an int from 1 to 2**31 - 1, got 'x' (str)."),
         (True, T, "an int from 1 to 2**31 - 1, got True (bool)."),
-        (2.0, T, "got 2.0 (float). Under optax.inject_hyperparams name it in"),
+        (2.0, T, "got 2.0 (float). With optax.inject_hyperparams, pass static_args="),
         (jnp.ones((), int), T, "an int from 1 to 2**31 - 1, got Array(1, dtype=int32)"),
         (2**31, V, "an int from 1 to 2**31 - 1, got 2147483648 (int)."),
         (HUGE, V, "2**31 - 1, got an int beyond the largest float (int)."),
     ],
     "functional.global_norm.ord": [
         ("x", T, "`ord` must be a Python number above 0, or inf for the largest"),
-        (True, T, "got True (bool). None means 2. Under optax.inject_hyperparams"),
+        (True, T, "got True (bool). None means 2. With optax.inject_hyperparams"),
         (jnp.ones(()), T, "for the largest absolute value, got Array(1.,"),
         (math.nan, V, "for the largest absolute value, got nan (float)."),
         (HUGE, V, "absolute value, got an int beyond the largest float (int)."),
@@ -373,16 +375,20 @@ MESSAGES = {
     "clip_by_norm.mask": [
         ("x", T, "`mask` for the leaf 'a' must be True or False, known before tracing"),
         (math.nan, T, "`mask` for the leaf 'a' must be True or False"),
-        (jnp.array(True), T, "Under optax.inject_hyperparams name it in"),
+        (jnp.array(True), T, "With optax.inject_hyperparams, pass static_args="),
         ({"a": True}, V, "`mask` must be a prefix of the structure PyTreeDef({'a': *,"),
-        (lambda tree: None, T, "The function given as `mask` must return a tree like"),
+        (lambda tree: None, T, "The function passed as `mask` must return a tree with"),
         (lambda path: True, T, "got True. It is called once, with the whole tree."),
     ],
     "groups.labels": [
         (None, T, "`groups` must be a tree of strings, or a function of the tree (see"),
         ({"a": 1.0, "b": "y"}, T, "A label in `groups` must be a string, or None for"),
         ({"a": "x"}, V, "`groups` must be a prefix of the structure"),
-        (lambda path: "x", T, "The function given as `groups` must return a tree like"),
+        (
+            lambda path: "x",
+            T,
+            "The function passed as `groups` must return a tree with",
+        ),
     ],
     "clip_by_norm.axis_name": [
         ([3], T, "`axis_name` must be a name, a tuple of names (() for none), a"),
@@ -409,7 +415,11 @@ MESSAGES = {
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
     "clip_by_value.response": [
-        (lambda n, c: 1.0, V, "Two bounds are for single elements. Give over='element'")
+        (
+            lambda n, c: 1.0,
+            V,
+            "thresholds.bounds(...) applies to single elements. Pass over=",
+        )
     ],
     "clip_by.nonfinite": [
         (None, T, "`nonfinite` must be one of 'propagate', 'zero', 'raise',"),
@@ -420,8 +430,8 @@ MESSAGES = {
     "functional.clip_by.tree": [
         ("x", T, "The tree must be an array, a number, a BCOO matrix or None, got 'x'"),
         ({"a": {"b": "x"}}, T, "The leaf 'a/b' must be an array, a number, a BCOO"),
-        ([object()], T, "Remove it, or keep it out of the tree with optax.masked or"),
-        ([np.array(["x"])], T, "The leaf '0' must be of a real or complex"),
+        ([object()], T, "Remove it, or filter it out with optax.masked or"),
+        ([np.array(["x"])], T, "The leaf '0' must have a floating-point or complex"),
     ],
     "functional.clip_by_global_norm.use_norm": [
         (jnp.ones(2), T, "`use_norm` must be the norm of the tree, a real scalar of 0"),
@@ -444,7 +454,11 @@ MESSAGES = {
             V,
             "`norms` must have at least 10 finite numbers",
         ),
-        ([{"clip/norm/a": 1.0}, {}], V, "must have 'clip/norm/a' in each step, got {}"),
+        (
+            [{"clip/norm/a": 1.0}, {}],
+            V,
+            "must have 'clip/norm/a' in each step, got the step {}",
+        ),
     ],
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
     "skip.max_value": [
@@ -481,7 +495,7 @@ MESSAGES = {
         ({"attn": "x"}, T, "`max_logits` at 'attn' must be an array of real numbers,"),
         ({"attn": np.ones(2)}, V, "must have the shape (4,) of the query heads of"),
     ],
-    "functional.clip_attention_logits.max_logit": [([], V, "It lacks 'attn'. Give")],
+    "functional.clip_attention_logits.max_logit": [([], V, "It lacks 'attn'. Pass")],
     "functional.max_attention_logit.query": [
         ("x", T, "`query` must be a floating-point array of shape (..., T, H, D), got"),
         (np.ones((3, 2, 2), int), T, "array of shape (..., T, H, D), got array([[[1,"),

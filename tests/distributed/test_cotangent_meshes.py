@@ -157,7 +157,7 @@ MEDIAN = {"relative": "median"}
     ("how", "check_vma", "words"),
     [
         ({}, True, "split over the mesh axes.*PartitionSpecs"),
-        ({}, False, "check_vma=False.*Give axis_name=()"),
+        ({}, False, "check_vma=False.*Pass axis_name=()"),
         # No type specifies on which devices the other norms are.
         (MEDIAN | {"axis": ()}, False, "`axis_name` must be the PartitionSpec"),
         (MEDIAN | {"axis_name": ()}, False, "`axis_name` must be the PartitionSpec"),

@@ -34,15 +34,15 @@ REJECTED = {
     ),
     "long spec": (
         lambda tree: clip_by_norm(tree, 1.0, axis_name=P("data", None, "model")),
-        "at most one entry for each dimension of a leaf, got the 3 of",
+        "at most one entry per dimension of a leaf, got 3 in",
     ),
     "unconstrained spec": (
         lambda tree: clip_by_norm(tree, 1.0, axis_name=P(P.UNCONSTRAINED)),
-        "UNCONSTRAINED, which does not say",
+        "UNCONSTRAINED, which does not specify",
     ),
     "undeclared slices": (
         lambda tree: clip_by_norm(tree, 1.0, axis=0),
-        "does not say which dimension is split",
+        "does not specify the split dimension",
     ),
     "threshold of the tree": (
         lambda tree: clip_by_global_norm(tree, by_device()),
@@ -70,7 +70,7 @@ def test_mapped_call_ambiguous_over_devices_raises(case):
 def test_global_norm_untyped_without_axis_name_raises():
     """No type tells a whole leaf from a part of one, so any norm could be wrong."""
     words = (
-        r"check_vma=False, the types do not say .* Give axis_name=\(\) if"
+        r"check_vma=False, types do not specify .* Pass axis_name=\(\) if"
         r" .*pmean\(grads, \('data', 'model'\)\)"
     )
     with pytest.raises(ValueError, match=words):
@@ -86,8 +86,8 @@ OTHER_TYPES = [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1), ON_A_MESH]
 @pytest.mark.parametrize(
     ("axis_name", "error", "words"),
     [
-        ("data", ValueError, "is mapped here: under jax.jit alone leave axis_name out"),
-        (("data", "data"), ValueError, "must name each axis once"),
+        ("data", ValueError, "is mapped here: under jax.jit alone, omit axis_name"),
+        (("data", "data"), ValueError, "names an axis twice"),
         *((x, TypeError, "`axis_name` must be a name, a tuple") for x in OTHER_TYPES),
     ],
 )

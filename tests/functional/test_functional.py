@@ -76,14 +76,14 @@ THRESHOLDS = {
     run=covering.RUNS,
 )
 def test_threshold_before_gradients_error_asks_for_exchange(name, number, kind, run):
-    words = f"must come first, then `{THRESHOLDS[name]}`, .* Exchange the two arguments"
+    words = f"must come before `{THRESHOLDS[name]}`, .* Exchange the two arguments"
     with pytest.raises(TypeError, match=f"(?s){words}"):
         run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])
 
 
 def test_scheduled_response_in_pure_function_is_rejected():
     moving = optclip.responses.band(lambda step: 0.5)
-    with pytest.raises(ValueError, match="`response` must be without a schedule.*step"):
+    with pytest.raises(ValueError, match="`response` must be free of schedules.*step"):
         F.clip_by(np.ones(2), 1.0, response=moving)
 
 

@@ -10,15 +10,15 @@ ONES = np.ones(3, np.float32)
 LABELS = {"a": "x"}
 BOUNDS = optclip.thresholds.bounds(-1.0, 2.0)
 REJECTED = [
-    (optclip.clip_by_value, (), {}, "got neither: .*Give limit alone"),
-    (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Give limit alone"),
-    (optclip.clip_by_value, (1.0,), {"upper": 1.0}, "got both: .*Give limit alone"),
-    (optclip.clip_by, (BOUNDS,), {}, "Two bounds are for single elements"),
+    (optclip.clip_by_value, (), {}, "got neither: .*Pass only limit"),
+    (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Pass only limit"),
+    (optclip.clip_by_value, (1.0,), {"upper": 1.0}, "got both: .*Pass only limit"),
+    (optclip.clip_by, (BOUNDS,), {}, "bounds.* applies to single elements"),
     (
         optclip.clip_by,
         (BOUNDS,),
         {"over": "element", "response": "smooth"},
-        "Two bounds are for single elements",
+        "bounds.* applies to single elements",
     ),
 ]
 
