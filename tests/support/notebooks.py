@@ -8,7 +8,7 @@ import jax
 import nbformat
 from nbclient import NotebookClient
 
-from tests.support import compiler, covering
+from tests.support import compiler, covering, notebook_claims
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 # Their libraries do not go together with those of the suite.
@@ -39,7 +39,7 @@ def environment():
 
 
 def check(path, folder):
-    """It keeps a picture, and runs."""
+    """Run a notebook with a stored plot, then the claims about it."""
     notebook = nbformat.read(path, as_version=4)
     kinds = {
         kind
@@ -48,6 +48,8 @@ def check(path, folder):
         for kind in output.get("data", {})
     }
     assert "image/png" in kinds
+    claims = notebook_claims.CLAIMS.get(path.stem, "")
+    notebook.cells.append(nbformat.v4.new_code_cell(claims))
     client = NotebookClient(
         notebook,
         # How long a cell takes depends on what else the machine does.
