@@ -5,6 +5,10 @@ read past asserts and no network is trained twice.
 """
 
 CLAIMS = {
+    "01_quickstart": """
+assert skipped.tolist() == corrupted.tolist()
+assert abs(exact_norm(clip_with_optclip(leaves, 1.0)) - 1) < 2e-3
+""",
     "02_choosing_a_threshold": """
 medians = np.median(losses, axis=1)
 assert suggestion.quantiles[0.5] < suggestion.max_norm < 0.5 * norms[weights > 1].min()
