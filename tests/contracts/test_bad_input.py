@@ -410,8 +410,8 @@ MESSAGES = {
     "clip_by.response": [
         ("soft", V, "`response` must be one of ['drop', 'hard', 'normalize',"),
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
-        (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type). Under"),
-        (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). Under"),
+        (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type). With"),
+        (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). With"),
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
     "clip_by_value.response": [
