@@ -123,7 +123,10 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
-        phrases.append(f"{skipped:.0f} left out")
+        if (loss := numbers.get(f"{name}/value")) is not None:
+            limit = numbers[f"{name}/value_threshold"]
+            phrases.append(f"loss {loss:.4g}, its threshold {limit:.4g}")
+        phrases.append(f"{skipped:.0f} skipped")
     return phrases
 
 

@@ -47,7 +47,13 @@ class Groups(Scope):
             lambda label: label.data if _leaves.is_sparse(label) else label,
             described, is_leaf=_leaves.is_sparse,
         )  # fmt: skip
-        for label in jax.tree.leaves(described):
+        labels = jax.tree.leaves(described)
+        if callable(self.labels) and not labels and _leaves.flatten(tree).leaves:
+            raise ValueError(
+                "The function passed as `groups` labels no leaf, so that nothing would"
+                " be clipped. Return a label, such as 'body', for at least one leaf."
+            )
+        for label in labels:
             if not isinstance(label, str):
                 wanted = "a string, or None for leaves in no group"
                 advice = "Pass a tree of labels or a function that returns one."

@@ -80,7 +80,8 @@ def _check(
     is_name = isinstance(use_norm, str) and use_norm.isidentifier()
     if not is_name or use_norm in _OF_UPDATE:
         wanted = "the name of an extra argument of update, such as 'grad_norm'"
-        raise TypeError(_validate.must_be("use_norm", wanted, use_norm))
+        advice = "Pass the norm itself to update(..., grad_norm=norm)."
+        raise TypeError(_validate.must_be("use_norm", wanted, use_norm, advice))
     _validate.flag("strict", strict)
     needs_another = {
         "ord": of_order(ord) != L2,
@@ -91,9 +92,13 @@ def _check(
     for option, is_needed in needs_another.items():
         if is_needed:
             raise ValueError(
-                f"`use_norm` cannot be combined with {option}=, which measures another"
-                f" norm. Remove {option}= or use_norm=."
+                f"`use_norm` cannot be combined with {_shown(option)}, which measures"
+                f" another norm. Remove {_shown(option)} or use_norm=."
             )
+
+
+def _shown(option: str) -> str:
+    return "record='leaves'" if option == "record" else f"{option}="
 
 
 def _norm_in(extra: dict[str, Any], name: str) -> jax.Array:

@@ -83,8 +83,10 @@ def skip(
       max_norm: Maximum norm of an accepted step: a number, an optax schedule, a rule of
         `optclip.thresholds`, or a prefix tree of these. Default: inf, which skips only
         non-finite steps.
-      max_value: Maximum loss of an accepted step: a number, optax schedule or rule.
-        Pass the loss to `update` as `value` or `loss`. Default: no check of the loss.
+      max_value: Maximum loss of an accepted step: a number of at least 0, an optax
+        schedule, or a rule that is suited to losses, such as
+        `thresholds.mean_plus_std(6.0)`. Pass the loss to `update` as `value`, or as
+        `loss`, which is read if `value` is missing. Default: no check of the loss.
       over: Scope of each norm, as in `clip_by`. One norm above its limit is enough to
         skip the step. Default: one norm for the whole tree.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
@@ -112,6 +114,8 @@ def skip(
         passed.
 
     Edge cases:
+      - During the warm-up of a rule its threshold is inf and no step is skipped;
+        `ema` and other rules with a ceiling `max_norm` apply the ceiling instead.
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
         skipped. No rule learns from the non-finite value.
       - Norm equal to `max_norm`: the step is accepted.
@@ -262,7 +266,12 @@ def _value_threshold(
     (threshold,) = (
         thresholds.entries() if isinstance(thresholds, Batched) else thresholds
     )
-    return jnp.asarray(threshold).astype(jnp.float32), memory
+    limit = jnp.asarray(threshold).astype(jnp.float32)
+    if limit.ndim:
+        advice = "Reduce it to a scalar: the loss is one number."
+        wanted = "one number per step"
+        raise ValueError(_validate.must_be("max_value", wanted, limit, advice))
+    return limit, memory
 
 
 def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:

@@ -56,7 +56,7 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
         ),
         (
             {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
-            "skip: norm 5, threshold 4, 2 left out",
+            "skip: norm 5, threshold 4, 2 skipped",
         ),
         # 0 % stands for none, and 100 % for all.
         *(
