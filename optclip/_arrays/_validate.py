@@ -61,7 +61,7 @@ def not_none(name: str, threshold: Any) -> None:
 def params_given(params: PyTree, who: str) -> None:
     """Raise if `update` lacks the parameters, of which `who` computes a fraction."""
     if params is None:
-        wanted = f"the parameters, since {who} is relative to their norms"
+        wanted = f"the parameters, since {who} is relative to them"
         advice = "Pass them: tx.update(updates, state, params)."
         raise ValueError(must_be("params", wanted, None, advice))
 

@@ -84,7 +84,7 @@ def clip_by(
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     measurement = as_norm(norm)
     if measurement.remembers:
-        advice = "A pure function cannot keep the power-iteration vector of a step."
+        advice = "A pure function cannot keep the power-iteration vector between steps."
         wanted = "with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(

@@ -38,7 +38,7 @@ def distribution(
         dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
-      ax: Axes to draw on. Default: those of a new figure.
+      ax: Axes to draw on. Default: a new figure.
 
     Returns:
       The axes.

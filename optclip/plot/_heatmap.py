@@ -32,7 +32,7 @@ def heatmap(
         dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
         It must come from clipping per group, or with `record="leaves"`.
       clip: Name of the transformation. Default: the only one with groups or leaves.
-      ax: Axes to draw on. Default: those of a new figure, whose height fits the rows.
+      ax: Axes to draw on. Default: a new figure whose height fits the rows.
 
     Returns:
       The axes.

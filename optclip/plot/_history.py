@@ -119,7 +119,7 @@ def _is_of_one_norm(
 
 
 def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """Return what was logged as `step`, or 0, 1, ... up to `count`."""
+    """Return the logged `step`, or the numbers from 0 to `count` - 1."""
     return columns.get("step", np.arange(count, dtype=float))
 
 

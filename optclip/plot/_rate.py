@@ -37,7 +37,7 @@ def rate(
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       window: Number of steps in the running fraction. Default: 100.
-      ax: Axes to draw on. Default: those of a new figure.
+      ax: Axes to draw on. Default: a new figure.
 
     Returns:
       The axes.

@@ -42,7 +42,7 @@ def runs(
       clip: Name of the transformation in all runs. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       window: Number of steps in the running median. Default: 25.
-      ax: Axes to draw on. Default: those of a new figure.
+      ax: Axes to draw on. Default: a new figure.
 
     Returns:
       The axes.

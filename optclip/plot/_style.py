@@ -22,7 +22,7 @@ _RANGE = 30.0
 
 
 def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
-    """Return the axes that were passed, or those of a new figure.
+    """Return the axes that were passed, or create a figure.
 
     Raises:
       ImportError: Matplotlib is not installed.
@@ -31,7 +31,7 @@ def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
     if ax is not None and hasattr(ax, "get_ylim"):
         return ax
     if ax is not None:
-        wanted = "Matplotlib axes, or None for those of a new figure"
+        wanted = "Matplotlib axes, or None for a new figure"
         raise TypeError(_validate.must_be("ax", wanted, ax))
     try:
         import matplotlib.pyplot as plt

@@ -50,16 +50,15 @@ def check_state(
 ) -> None:
     """Raise unless `init` of this transformation made this state for such updates."""
     names = [name] if record else []
-    advice = "Pass the state that this transformation's init returned"
+    advice = "Pass the state that this transformation's init or last update returned."
     if not isinstance(state, ClipState):
-        advice = f"{advice}, or the last update."
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
     recorded = sorted(state.clip_record)
     if recorded != names or num_memories != len(state.clip_memory):
         raise ValueError(
             "`state` belongs to another transformation, with"
             f" {len(state.clip_memory)} memories and records for {recorded}."
-            f" {advice}."
+            f" {advice}"
         )
     structures = [jax.tree.structure(state.clip_record[n].clip_norm) for n in recorded]
     itemized = is_itemized(scope, record)
@@ -75,7 +74,7 @@ def check_state(
         )
     fractions = [state.clip_record[n].clip_fraction is None for n in recorded]
     if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
-        raise ValueError(f"`state` belongs to another scope. {advice}.")
+        raise ValueError(f"`state` belongs to another scope. {advice}")
 
 
 def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
@@ -85,7 +84,8 @@ def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
         raise ValueError(
             "`state` must have been made with the same `record=`, got one"
             f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
-            " leaves. Pass the state that this transformation's init returned."
+            " leaves. Pass the state that this transformation's init or last update"
+            " returned."
         )
     if expected != wanted:
         raise ValueError(

@@ -91,7 +91,9 @@ def own(norm, threshold):
     dtype=["float32", "bfloat16", "complex64"],
     policy=["propagate", "zero"],
 )
-def test_clip_leaf_among_many_is_as_alone(over, response, is_strict, dtype, policy):
+def test_clip_leaf_among_many_matches_leaf_alone(
+    over, response, is_strict, dtype, policy
+):
     tree = leaves(dtype)
     tree[1][0] = np.inf
     tree[3][:] = np.nan
@@ -244,7 +246,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_learned_threshold_leaf_among_many_is_as_alone(name):
+def test_learned_threshold_leaf_among_many_matches_leaf_alone(name):
     tx = strict(optclip.clip_by_norm(RULES[name], record="leaves"))
     tree = leaves()[:5]
     update, was_clipped = quick_jit(tx.update), False

@@ -171,7 +171,7 @@ def test_duplicates_below_threshold_are_bit_identical(run):
     np.testing.assert_allclose(oracles.norm(dense(clipped)), 1.0, rtol=1e-2)
 
 
-def test_derivative_of_sparse_normalize_at_threshold_is_as_dense():
+def test_derivative_of_sparse_normalize_at_threshold_matches_dense():
     """The coefficient is 1 there, and the response has a slope."""
     tx = optclip.clip_by(5.0, response="normalize")
 

@@ -20,7 +20,7 @@ def test_bounds_broadcast_and_may_be_trees_with_none():
     np.testing.assert_array_equal(clipped["b"]["d"], np.minimum(x, 3))
 
 
-def test_crossing_array_bounds_give_lower_one():
+def test_crossing_array_bounds_return_lower():
     """As in TensorFlow."""
     x = np.float32([0.0, 2.0, 9.0])
     clipped = F.clip_by_value(x, lower=jnp.array([3.0]), upper=jnp.array([1.0]))

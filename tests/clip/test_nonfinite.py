@@ -113,7 +113,7 @@ def test_pure_functions_uncompiled_match_table(policy, given, scope):
     assert_cell(cell, clip(tree, nf.LIMIT, nonfinite=policy, **cell.input.masks))
 
 
-def test_page_holds_table():
+def test_nonfinite_page_holds_table():
     """If it does not: `python -m tools.nonfinite_page`."""
     page = nonfinite_page.PAGE.read_text()
     assert nonfinite_page.table() in page

@@ -148,7 +148,7 @@ def test_summary_of_history_or_non_number_raises(given, match):
         optclip.summary(given)
 
 
-def test_summary_of_leaf_named_norm_is_of_no_other_clip():
+def test_summary_assigns_leaf_named_norm_to_its_clip():
     tree = {"norm": {"scale": jnp.ones(2)}, "rate": jnp.ones(1)}
     watch = optclip.clip_by_norm(math.inf, record="leaves", name="watch")
     tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, record="leaves"))

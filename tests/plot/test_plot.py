@@ -221,7 +221,7 @@ def test_runs_draws_a_line_per_run(history):
 
 
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.distribution])
-def test_plot_of_several_clips_and_groups_needs_a_name(draw):
+def test_plot_of_several_clips_without_name_raises(draw):
     groups = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
     whole = optclip.clip_by_global_norm(1.0, name="all")
     found = recorded(optax.chain(groups, whole))
@@ -263,7 +263,7 @@ def test_norms_rejects_file_that_breaks_off(tmp_path):
         plot.norms(file)
 
 
-def test_plot_without_matplotlib_names_what_to_install(history, monkeypatch):
+def test_plot_without_matplotlib_raises_with_install_command(history, monkeypatch):
     # There is no public way to hide an installed package.
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
