@@ -36,7 +36,7 @@ def _batch(axis_size: int, are_batched: list[bool], *leaves: Any) -> Any:
         x if is_batched else _placement.stacked_as(x, like)
         for x, is_batched in zip(leaves, are_batched, strict=True)
     ]
-    # The call repeats for an enclosing `vmap`.
+    # The recursive call handles an enclosing `vmap`.
     return _batched(*filled), (True,) * len(leaves)
 
 

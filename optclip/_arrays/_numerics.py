@@ -36,8 +36,8 @@ def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
 def _ratio_jvp(primals, tangents):
     (a, b), (da, db) = primals, tangents
     found = ratio(a, b)
-    # A constant power of two near b scales both first: differentiating again squares
-    # the scaled divisor, and 4 / b and b both stay in range.
+    # A constant power of two, from 2 / b to 4 / b, first scales both, since
+    # differentiating again squares the divisor. Both 4 / b and b are in range.
     _, exponent = jnp.frexp(lax.stop_gradient(b))
     shrink = jnp.ldexp(jnp.ones_like(b), 2 - exponent)
     return found, ((da - found * db) * shrink) / (b * shrink)

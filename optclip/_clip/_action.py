@@ -122,7 +122,7 @@ def as_limit(
         return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
     exact = np.asarray(value, np.float64)
     largest = float(jnp.finfo(dtype).max)
-    # A finite threshold above the largest number becomes it; the cast would give inf.
+    # A finite threshold is kept within the dtype, where the cast would give inf.
     bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
     limit = bounded.astype(dtype)
     if not towards_zero:

@@ -148,7 +148,7 @@ def cast(wide: jax.Array, like: jax.Array, *, towards_zero: bool = False) -> jax
     return _truncated(wide, like) if towards_zero else _leaves.narrow(wide, like)
 
 
-# The steps through integers have no derivative; rounding gets the identity's.
+# The steps through integers have no derivative, so rounding gets the derivative 1.
 @jax.custom_jvp
 def _truncated(wide: jax.Array, like: jax.Array) -> jax.Array:
     """Return `wide` in the dtype of `like`, no part of it larger in magnitude."""
@@ -176,7 +176,8 @@ def _one_step_down(x: jax.Array) -> jax.Array:
     """Return the next number towards zero; formats are sign and magnitude."""
     bits = jnp.finfo(x.dtype).bits
     if bits < 8:
-        # No integer dtype has this width. There are so few numbers that half is small.
+        # No integer dtype has this width, and such formats have so few numbers that
+        # halving is a small step.
         return (x.astype(jnp.float32) * 0.5).astype(x.dtype)
     whole = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
     pattern = lax.bitcast_convert_type(x, whole)

@@ -92,7 +92,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
         advice = (
-            "Pass the whole state of the chain. Transformations of optax, and those"
+            "Pass the whole state of the chain. Optax's own transformations, and those"
             " with record=False and a fixed threshold, record nothing: build the"
             " transformation with record=True."
         )
@@ -128,7 +128,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     return numbers
 
 
-# The last words of keys: of clipping, then of `skip` and of probes.
+# The fields that end keys: of clipping, then of `skip` and of probes.
 _FIELDS = {
     "norm",
     "leaf_norm",

@@ -34,8 +34,8 @@ def distribution(
       ['threshold 4: above 74% of the norms']
 
     Args:
-      history: History: the output of `optclip.metrics` for each step, as a list of
-        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
+        or the path of a file that `optclip.plot.save` wrote.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       ax: Axes to draw on. Default: a new figure.

@@ -28,9 +28,9 @@ def heatmap(
       ['kernel', 'bias']
 
     Args:
-      history: History: the output of `optclip.metrics` for each step, as a list of
-        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
-        It must come from clipping per group, or with `record="leaves"`.
+      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
+        or the path of a file that `optclip.plot.save` wrote; from clipping per group,
+        or with `record="leaves"`.
       clip: Name of the transformation. Default: the only one with groups or leaves.
       ax: Axes to draw on. Default: a new figure whose height fits the rows.
 

@@ -46,8 +46,8 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       {"clip/norm": 2.5}
 
     Args:
-      history: History: the output of `optclip.metrics` for each step, as a list of
-        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
+        or the path of a file that `optclip.plot.save` wrote.
       path: Path of the file; an existing file is replaced.
 
     Raises:

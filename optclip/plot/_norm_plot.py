@@ -40,8 +40,8 @@ def norms(
       ['before', 'after', 'threshold']
 
     Args:
-      history: History: the output of `optclip.metrics` for each step, as a list of
-        dicts, a dict of arrays, or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
+        or the path of a file that `optclip.plot.save` wrote.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       ax: Axes to draw on. Default: a new figure.
