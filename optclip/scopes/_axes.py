@@ -141,7 +141,7 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
         advice = (
-            "Negative ones count from the end. Under optax.inject_hyperparams pass a"
+            "Negative ones count from the end. With optax.inject_hyperparams, pass a"
             " tuple or name it in static_args=('axis',)."
         )
         raise TypeError(
