@@ -21,8 +21,13 @@ from optclip._arrays._types import KeyPath
 POLICIES = ("propagate", "zero", "raise")
 
 
-def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
-    """Raise under checkify an error that names each leaf with a non-finite entry."""
+def check(
+    paths: list[KeyPath], arrays: list[jax.Array], norms: list[jax.Array]
+) -> None:
+    """Raise under checkify an error that names each leaf with a non-finite entry.
+
+    A norm may also be non-finite because it overflows or was passed by the caller.
+    """
     for path, x in zip(paths, arrays, strict=True):
         # A debug check is inert outside checkify; a plain one would break jit.
         checkify.debug_check(
@@ -31,3 +36,6 @@ def check(paths: list[KeyPath], arrays: list[jax.Array]) -> None:
                 "{", "{{"
             ).replace("}", "}}"),
         )
+    for norm in norms:
+        finite = jnp.all(jnp.isfinite(norm))
+        checkify.debug_check(finite, "non-finite norm (nonfinite='raise')")

@@ -77,7 +77,8 @@ def _check(decision: Decision) -> None:
     clip, layout = decision.clip, decision.layout
     if clip.nonfinite == "raise":
         used = [leaf for leaf in layout.leaves if leaf.is_used]
-        _nonfinite.check([x.path for x in used], [x.array for x in used])
+        paths, arrays = [x.path for x in used], [x.array for x in used]
+        _nonfinite.check(paths, arrays, decision.norms.entries())
     if compares(clip.response):
         check_spans(layout)
 

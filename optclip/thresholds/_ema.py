@@ -147,7 +147,7 @@ def ema(
 
     The threshold is `ratio * mean`; then `mean = decay * mean + (1 - decay) * norm`
     with the clipped norm. During the warm-up one common factor clips all norms of the
-    scope to a total L2 norm of `max_norm`.
+    rule to a total L2 norm of `max_norm`.
 
     Example:
       >>> import jax.numpy as jnp, optclip

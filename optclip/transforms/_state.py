@@ -33,9 +33,9 @@ def check_recordable(state: Any) -> None:
     if not isinstance(state, ClipState):
         wanted = "the ClipState that init returned, None or optax.EmptyState()"
         advice = (
-            "To clip without a state, call optclip.functional.clip_by_global_norm("
-            "grads, max_norm), or build the transformation with record=False, which"
-            " accepts any state."
+            "To clip without a state, call the function of the same name, such as"
+            " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
+            " transformation with record=False, which accepts any state."
         )
         raise TypeError(_validate.must_be("state", wanted, state, advice))
 

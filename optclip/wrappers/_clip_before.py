@@ -49,7 +49,7 @@ def clip_before(
 
     def joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
         # A named tuple is one state, so it is not unpacked.
-        if inner_state and type(inner_state) is tuple:
+        if type(inner_state) is tuple and inner_state:
             return (*inner_state, clip_state)
         return inner_state, clip_state
 
@@ -72,7 +72,7 @@ def clip_before(
         # states. Only `init` shows which.
         if len(inner_state) == 1:
             shapes = jax.eval_shape(second.init, updates)
-            is_tuple = shapes and type(shapes) is tuple
+            is_tuple = type(shapes) is tuple and len(shapes) == 1
             inner_state = inner_state if is_tuple else inner_state[0]
         clipped, clip_state = first.update(updates, clip_state, params, **extra_args)
         updates, inner_state = second.update(clipped, inner_state, params, **extra_args)

@@ -224,6 +224,17 @@ def test_raise_names_leaf(clip):
         error.throw()
 
 
+@pytest.mark.parametrize("use_norm", [None, np.float32(np.inf)])
+def test_raise_reports_norm_of_finite_leaves(use_norm):
+    """The norm overflows, or the caller passes one that did."""
+    clip = functools.partial(
+        F.clip_by_global_norm, nonfinite="raise", use_norm=use_norm
+    )
+    error, _ = checkify.checkify(clip)(np.float32([3e38, 3e38]), 1.0)
+    with pytest.raises(checkify.JaxRuntimeError, match="non-finite norm"):
+        error.throw()
+
+
 def test_zero_raises_no_alarm_under_debug_nans():
     """Eagerly each operation is checked: `inf - inf` would raise."""
     with jax.debug_nans(True):

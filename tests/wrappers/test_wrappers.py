@@ -204,6 +204,10 @@ INNER = {
     "empty tuple": optax.GradientTransformation(
         lambda params: (), lambda updates, state, params=None: (updates, state)
     ),
+    "array": optax.GradientTransformation(
+        lambda params: jnp.zeros(3),
+        lambda updates, state, params=None: (updates, state),
+    ),
 }
 
 
@@ -220,7 +224,7 @@ def test_clip_before_equals_chain_and_stores_inner_state_first(inner, run):
         expected, chained = run(chain.update)(grads, chained, params)
         helpers.assert_identical(updates, expected)
     *in_front, clip_state = state
-    is_plain = type(expected_state) is tuple and expected_state != ()
+    is_plain = type(expected_state) is tuple and len(expected_state) > 0
     in_front = tuple(in_front) if is_plain else in_front[0]
     helpers.assert_identical(in_front, chained[1])
     helpers.assert_identical(clip_state, chained[0])

@@ -79,7 +79,7 @@ def test_train_sharded_quick_run_shards_parameters():
 def test_gpt_skips_exactly_the_corrupted_steps():
     import train_gpt as job
 
-    steps, name = 160, "optclip.skip"
+    steps, name = 160, "optclip.skip around it"
     optimizer = job.optimizers(steps)[name]
     run = job.train(name, optimizer, job.read_corpus(), steps, seeds=1)
     np.testing.assert_array_equal(run.skipped[0], job.corrupted_steps(steps))
