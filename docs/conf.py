@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "gather",
     "api_pages",
@@ -36,7 +37,7 @@ nb_merge_streams = True
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
 
-napoleon_custom_sections = ["Guarantees"]
+napoleon_custom_sections = ["Guarantees", "Edge cases"]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_typehints_format = "short"
@@ -70,4 +71,4 @@ html_title = "optclip"
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
-html_theme_options = {"navbar_persistent": [], "use_download_button": False}
+html_theme_options = {"navbar_persistent": [], "use_download_button": True}

@@ -71,16 +71,16 @@ NumberOrSchedule = _types.NumberOrSchedule
 """A number, or an optax schedule (a function of the step)."""
 
 Threshold = thresholds.Threshold
-"""One threshold: a number, an optax schedule or a `Rule`."""
+"""A threshold, which is a number, an optax schedule or a `Rule`."""
 
 ThresholdTree = thresholds.ThresholdTree
 """A threshold, or a prefix tree of thresholds with None for unclipped."""
 
 Nonfinite = _types.Nonfinite
-"""The policy for NaN and inf: `"propagate"`, `"zero"` or `"raise"`."""
+"""The policy `"propagate"`, `"zero"` or `"raise"` for NaN and inf."""
 
 Record = _types.Record
-"""Whether the state records each step: True, False or `"leaves"`."""
+"""True, False or `"leaves"`, which also records the norm of each leaf."""
 
 Relative = _types.Relative
 """The unit of a cotangent threshold, computed from all norms of a leaf."""
