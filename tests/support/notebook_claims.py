@@ -22,4 +22,32 @@ assert diverged.max_norm > suggestion.max_norm
 assert np.ptp(adam_losses[:-1]) < 0.1
 assert adam_losses[-1] > adam_losses[:-1].max()
 """,
+    "03_adaptive_clipping": """
+assert norms[SPIKE] > 2 * usual
+assert np.isnan(norms[EMPTY])
+assert all(log["clip/coefficient"][SPIKE] < 1 for log in logs.values())
+assert np.isclose(logs["aggc"]["clip/coefficient"][SPIKE], 0.9)
+learned = {name: log["clip/threshold"] for name, log in logs.items()}
+assert learned["aggc"][SPIKE + 1] > learned["aggc"][SPIKE - 1]
+assert learned["zclip"][0] == 1
+assert learned["mean_std_clip"][64] > learned["mean_std_clip"][SPIKE - 1]
+assert np.isinf(learned["mean_std_clip"][:64]).all()
+assert np.isfinite(learned["adagc"][100:]).all()
+for name in ("autoclip", "adagc", "olmo_ratio"):
+    assert learned[name][SPIKE + 1] < 1.1 * learned[name][SPIKE - 1]
+for name, log in logs.items():
+    often = (log["clip/coefficient"][110:] < 1).mean()
+    assert (often > 0.5) == (name in ("autoclip", "adagc", "aggc"))
+without = jax.device_get(replay_all(np.delete(norms, EMPTY)))
+for name, log in without.items():
+    threshold = np.delete(learned[name], EMPTY)
+    assert np.allclose(threshold, log["clip/threshold"], rtol=1e-5)
+    assert np.isnan(logs[name]["clip/coefficient"][EMPTY])
+increases = {name: x[SPIKE + 1 : SPIKE + 11].mean() for name, x in harm.items()}
+assert all(increases["Adam alone"] > increases[name] for name in shown)
+counts = hit["olmo_skip"]["skip/skipped"]
+assert counts[SPIKE] == counts[SPIKE - 1] + 1
+assert same(after.skip_inner, state.skip_inner)
+assert not same(moved, state.skip_inner)
+""",
 }
