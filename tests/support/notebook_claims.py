@@ -50,4 +50,12 @@ assert counts[SPIKE] == counts[SPIKE - 1] + 1
 assert same(after.skip_inner, state.skip_inner)
 assert not same(moved, state.skip_inner)
 """,
+    "04_sharded_training": """
+assert abs(norm / norm_unsharded - 1) < 1e-6
+for name in grads:
+    assert clipped[name].sharding.is_equivalent_to(shardings[name], grads[name].ndim)
+assert abs(whole / norm_unsharded - 1) < 1e-6
+np.testing.assert_allclose(norms_declared(axis_name=specs), norm_unsharded, rtol=1e-6)
+assert difference < 1e-3
+""",
 }
