@@ -58,4 +58,25 @@ assert abs(whole / norm_unsharded - 1) < 1e-6
 np.testing.assert_allclose(norms_declared(axis_name=specs), norm_unsharded, rtol=1e-6)
 assert difference < 1e-3
 """,
+    "05_custom_clip": """
+assert isinstance(rule, thresholds.Rule)
+assert difference < 1e-4
+assert np.isinf(replayed["clip/threshold"][:10]).all()
+assert (replayed["clip/coefficient"][[120, 121, 200]] < 0.2).all()
+assert np.allclose(np.delete(with_nan, 50), without, rtol=1e-4)
+logarithms = np.where(sizes > 1, 1 + np.log(np.maximum(sizes, 1)), sizes)
+np.testing.assert_allclose(results, logarithms, rtol=1e-6)
+np.testing.assert_allclose(slope, np.minimum(1, 1 / sizes), rtol=1e-5)
+np.testing.assert_allclose(slope[2:], (quotient / (2 * step))[2:], rtol=1e-3)
+assert np.isfinite(jax.grad(after)(0.0))
+np.testing.assert_allclose(
+    clipped, [-1 - np.log(10), -0.5, 0.5, 1 + np.log(10)], rtol=1e-6
+)
+unclipped_loss = losses.pop("unclipped")
+assert not any(unclipped_loss <= loss + 0.1 for loss in losses.values())
+free, cut = recorded.values()
+assert free.cotangent_norm[0] > 100 * free.cotangent_norm[-1]
+assert cut.cotangent_norm.max() < free.cotangent_norm.max() / 100
+assert free.cotangent_clipped.sum() == 0 < cut.cotangent_clipped.sum()
+""",
 }
