@@ -79,4 +79,38 @@ assert free.cotangent_norm[0] > 100 * free.cotangent_norm[-1]
 assert cut.cotangent_norm.max() < free.cotangent_norm.max() / 100
 assert free.cotangent_clipped.sum() == 0 < cut.cotangent_clipped.sum()
 """,
+    "06_from_tensorflow_and_pytorch": """
+def fit_in_numpy(clip):
+    kernel, bias = np.zeros((4, 1)), np.zeros(1)
+    for _ in range(STEPS):
+        errors = 2 * (inputs.astype(float) @ kernel + bias - targets) / len(inputs)
+        steps = clip(inputs.T.astype(float) @ errors, errors.sum(axis=0))
+        kernel, bias = kernel - 0.1 * steps[0], bias - 0.1 * steps[1]
+    return {"kernel": kernel, "bias": bias}
+
+
+def by_norm(*arrays):
+    return [x / max(np.linalg.norm(x), 1.0) for x in arrays]
+
+
+def by_global_norm(*arrays):
+    norm = np.sqrt(sum(np.sum(x**2) for x in arrays))
+    return [x / max(norm, 1.0) for x in arrays]
+
+
+assert norms[0] > 1
+for actual, clip in (
+    (capped, lambda *arrays: [np.clip(x, -1, 1) for x in arrays]),
+    (taped, by_global_norm),
+    (fitted["clipvalue=0.5"], lambda *arrays: [np.clip(x, -0.5, 0.5) for x in arrays]),
+    (fitted["clipnorm=1.0"], by_norm),
+):
+    same(actual, fit_in_numpy(clip), rtol=1e-5)
+same(by_row.data, np.array([[0.6, 0.8], [0.6, 0.8]]))
+np.testing.assert_allclose(with_eps["x"] / tiny["x"], 1e-9 / (1e-9 + 1e-6), rtol=1e-4)
+assert jnp.array_equal(without["x"], tiny["x"])
+assert not any(np.any(x) for x in jax.tree.leaves(policies["zero"]))
+for limit in limits[::50]:
+    assert jnp.array_equal(F.clip_by_global_norm(x, limit)[0], x)
+""",
 }
