@@ -113,4 +113,20 @@ assert not any(np.any(x) for x in jax.tree.leaves(policies["zero"]))
 for limit in limits[::50]:
     assert jnp.array_equal(F.clip_by_global_norm(x, limit)[0], x)
 """,
+    "08_attention_and_singular_values": """
+assert np.max(without["logits"]) > 1.5 * LIMIT
+assert np.max(clipped["logits"]) < 1.5 * LIMIT
+difference = np.mean(clipped["loss"][-20:]) - np.mean(without["loss"][-20:])
+assert difference < 0.1
+recorded = clipped["attention/coefficient/attn"]
+assert np.allclose(recorded, coefficients.min(axis=1), rtol=1e-5)
+assert coefficients.min() > 0.6
+assert (after["attn"] < LIMIT * 1.0001).all()
+assert np.allclose(spectra["hard"], np.minimum(original, 1), atol=1e-4)
+assert np.allclose(spectra["soft"], original / np.sqrt(1 + original**2), atol=1e-4)
+for name in ("spectral norm", "global norm"):
+    assert np.allclose(spectra[name], original / 1000, rtol=1e-3, atol=1e-7)
+assert max(steps["SPECTRA"]) < np.sqrt(96 / 64) * 1.001
+assert steps["Adam"][20] > 2 * steps["SPECTRA"][20]
+""",
 }
