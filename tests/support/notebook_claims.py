@@ -129,4 +129,14 @@ for name in ("spectral norm", "global norm"):
 assert max(steps["SPECTRA"]) < np.sqrt(96 / 64) * 1.001
 assert steps["Adam"][20] > 2 * steps["SPECTRA"][20]
 """,
+    "09_private_training": """
+assert moved <= f.sensitivity("replace_one")
+assert moved_unclipped > 20
+assert min(ordinary) > 0.9
+assert np.mean(table[1.0, "adaptive"]) > 0.8
+assert np.mean(table[4.0, "10"]) < np.mean(table[4.0, "adaptive"]) + 0.02
+assert epsilon_of(1.0) > epsilon_of(4.0) > 0
+below = np.nanmean(np.where(is_padding, np.nan, norms <= thresholds[:, None]), axis=1)
+assert abs(np.median(below[-50:]) - 0.5) < 0.1
+""",
 }
