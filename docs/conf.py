@@ -30,8 +30,8 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 
-# The notebooks keep what they printed and drew; the nox session `examples` runs them.
-# Cells tagged "remove-cell" are asserts for that test, and are not shown.
+# The notebooks keep their outputs; the nox session `examples` runs them. The site
+# collapses cells tagged "hide-input".
 nb_execution_mode = "off"
 nb_merge_streams = True
 myst_enable_extensions = ["tasklist"]

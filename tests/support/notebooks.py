@@ -48,7 +48,7 @@ def check(path, folder):
         for kind in output.get("data", {})
     }
     assert "image/png" in kinds
-    claims = notebook_claims.CLAIMS.get(path.stem, "")
+    claims = notebook_claims.CLAIMS[path.stem]
     notebook.cells.append(nbformat.v4.new_code_cell(claims))
     client = NotebookClient(
         notebook,
