@@ -18,16 +18,15 @@ class Clip(NamedTuple):
     """Hold the record of one transformation, or of one of its groups or leaves.
 
     `title` is empty for the only transformation of a run. A record of several norms has
-    `fraction`, the fraction of them that was clipped, and no `after`: the largest norm
-    and the smallest coefficient may belong to different norms, so their product is not
-    a norm.
+    `fraction`, the fraction of them that was clipped. Its largest norm and smallest
+    coefficient may belong to different norms, so that `after` is not a norm then.
     """
 
     title: str
     steps: np.ndarray
     norm: np.ndarray
     threshold: np.ndarray
-    after: np.ndarray | None
+    after: np.ndarray
     clipped: np.ndarray
     fraction: np.ndarray | None
 
@@ -96,7 +95,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
         fraction = None
     with np.errstate(invalid="ignore"):
-        after = norm * coefficient if fraction is None else None
+        after = norm * coefficient
     # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)

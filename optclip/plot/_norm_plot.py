@@ -106,10 +106,8 @@ def _draw_norms(ax: Axes, record: Clip) -> None:
     steps = record.steps
     # A narrow dark line over a broad light one keeps both visible where they are equal.
     _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
-    drawn = [record.norm]
-    if record.after is not None:
-        _draw_line(ax, steps, record.after, "after", _style.AFTER, 1)
-        drawn.append(record.after)
+    _draw_line(ax, steps, record.after, "after", _style.AFTER, 1)
+    drawn = [record.norm, record.after]
     if np.isfinite(record.threshold).any():
         limit = _style.gaps(record.threshold)
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1.2}

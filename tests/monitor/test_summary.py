@@ -58,6 +58,10 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
             {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
             "skip: norm 5, threshold 4, 2 skipped",
         ),
+        (
+            {"skip/norm": 5.0, "skip/skipped": 1, "skip/value": 9.0, "skip/value_threshold": 3.0},
+            "skip: norm 5, loss 9, its threshold 3, 1 skipped",
+        ),
         # 0 % stands for none, and 100 % for all.
         *(
             ({"clip/norm": 1.0, "clip/rate": rate}, f"clip: norm 1, clipped in {percent} of the steps")

@@ -161,8 +161,8 @@ def test_recipe_with_moments_rejects_policy_that_hides_nan(name):
         ("clippy", "norm", "^`norm` must be omitted, since this method sets it"),
         ("spectra", "eps", "^`eps` must be omitted, since this method sets it"),
         ("olmo_skip", "max_value", "^`max_value` must be omitted, since this method"),
-        ("zclip spam olmo_skip stable_adamw", "strickt", "must be some of .*strickt=1"),
-        ("zclip spam olmo_skip stable_adamw", "threshold", "some of .*threshold=1"),
+        ("zclip spam olmo_skip stable_adamw", "strickt", "must be among .*strickt=1"),
+        ("zclip spam olmo_skip stable_adamw", "threshold", "among .*threshold=1"),
     ],
 )  # fmt: skip
 def test_recipe_rejects_option_that_defines_it_or_is_unknown(names, option, words):

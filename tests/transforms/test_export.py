@@ -97,12 +97,12 @@ def test_singular_values_export_larger_side_with_bound():
                 example_loss, 1.0, microbatch_size=2
             )(jnp.ones(3), x),
             "b, 3",
-            "static size .* symbolic size b, microbatch_size=2.*microbatch_size=None",
+            "static batch size.* symbolic size b, microbatch_size=2.*microbatch_size=None",
         ),
         (
             lambda x: per_example.norms(example_loss, method="auto")(jnp.ones(3), x),
             "b, 3",
-            "static size .* method='auto'.*method='vmap'",
+            "static batch size.* method='auto'.*method='vmap'",
         ),
         (
             lambda x: F.clip_by_singular_value(x, 1.0),

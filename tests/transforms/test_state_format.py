@@ -81,6 +81,24 @@ def test_state_of_renamed_leaf_raises(rule):
         tx.update(renamed, state)
 
 
+def test_state_of_another_number_of_rules_raises():
+    rule = thresholds.ema()
+    state = optclip.clip_by_norm(rule).init(PARAMS)
+    tx = optclip.clip_by_norm({"embed": rule, "layers": rule})
+    with pytest.raises(ValueError, match="a memory for each of the 2 rules"):
+        tx.update(PARAMS, state)
+
+
+def test_rule_measures_parameters_with_more_leaves_than_updates():
+    tx = optclip.clip_by_norm(thresholds.relative_to_params(0.5))
+    params = {"a": jnp.ones(4), "frozen": jnp.ones(9), "b": jnp.full(4, 2.0)}
+    updates = {"a": jnp.full(4, 3.0), "frozen": None, "b": jnp.full(4, 5.0)}
+    clipped, _ = quick_jit(tx.update)(updates, tx.init(updates), params)
+    assert clipped["frozen"] is None
+    np.testing.assert_allclose(clipped["a"], np.full(4, 0.5), rtol=1e-6)
+    np.testing.assert_allclose(clipped["b"], np.full(4, 1.0), rtol=1e-6)
+
+
 def test_trees_of_rules_over_leaves_learn_as_one_rule():
     """Each rule has its part of the norms, in an order of its own."""
     rules = {"embed": thresholds.ema(warmup=0), "layers": thresholds.ema(warmup=0)}

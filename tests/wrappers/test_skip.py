@@ -121,6 +121,7 @@ def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
             {"value": 1.0},
             "`max_value` must be .*got Relative.*Try",
         ),
+        (np.ones(3), {"value": 1.0}, "`max_value` must be one number per step"),
     ],
 )
 def test_skip_by_loss_rejects_other_values(limit, extra, words):
