@@ -22,7 +22,6 @@ extensions = [
     "api_pages",
     "code_breaks",
     "name_links",
-    "mathml",
     "returns",
     "type_names",
 ]
@@ -67,7 +66,6 @@ html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = "optclip"
-html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navbar_persistent": [], "use_download_button": True}
