@@ -81,7 +81,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       A probe gradient with one entry per step is summed over the steps.
 
     Raises:
-      ValueError: The state contains no clipping record and no probe gradient.
+      ValueError: There is neither a state of optclip nor a probe gradient. A state
+        without a record gives an empty dict.
 
     Guarantees:
       For the tree and for groups, norm times coefficient is the norm after clipping,
