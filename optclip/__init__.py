@@ -29,8 +29,8 @@ Index::
 """
 
 import sys as _sys
-from types import ModuleType as _ModuleType
 
+from optclip import _public_names
 from optclip import functional as functional
 from optclip import norms as norms
 from optclip import per_example as per_example
@@ -76,15 +76,6 @@ from optclip.wrappers import with_error_feedback as with_error_feedback
 from optclip.wrappers import with_periodic_reset as with_periodic_reset
 
 __version__ = "0.1.0"
-
-
-def _name_public_paths(*modules: _ModuleType) -> None:
-    """Classes name where they are imported from, so that pickles outlive moves."""
-    for module in modules:
-        for name in module.__all__:
-            found = getattr(module, name)
-            if isinstance(found, type) and found.__module__.startswith("optclip."):
-                found.__module__ = module.__name__
 
 
 __all__ = [
@@ -157,6 +148,9 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-_name_public_paths(
-    norms, per_example, responses, scopes, thresholds, typing, _sys.modules[__name__]
-)
+_MODULES = (
+    functional, norms, per_example, plot, recipes, responses, scopes, thresholds,
+    typing, _sys.modules[__name__],
+)  # fmt: skip
+_public_names.name_public_paths(*_MODULES)
+_public_names.print_names_of_types(*_MODULES)

@@ -5,6 +5,8 @@
 these, or a function that returns one.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Hashable, Iterable
 from numbers import Number

@@ -1,5 +1,7 @@
 """Compute sums and maxima over the devices that a value is split over."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

@@ -4,6 +4,8 @@ XLA on CPU drops NaN in any maximum over devices and, in jaxlib 0.10.2 and 0.12.
 the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of flags.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 

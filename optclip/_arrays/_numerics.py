@@ -1,5 +1,7 @@
 """Compute quotients, roots and counts that stay in range, with their derivatives."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -6,6 +6,8 @@ structure of the parameters, or under such a name, one number would get the shar
 a matrix.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import itertools

@@ -4,6 +4,8 @@ On Explicit axes the type of an array determines its placement, and a state whos
 changes cannot be scanned. Inside `shard_map` the type names the axes it varies over.
 """
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

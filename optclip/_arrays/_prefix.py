@@ -1,5 +1,7 @@
 """Match trees that describe other trees: masks, labels and thresholds as prefixes."""
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Callable

@@ -3,6 +3,8 @@
 Only concrete numbers are checked; traced values pass, since they are unknown.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 

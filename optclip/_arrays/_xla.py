@@ -4,6 +4,8 @@ Other platforms widen while reading and compute shared values once, so
 `lax.platform_dependent` omits most of these there.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

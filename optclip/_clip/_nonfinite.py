@@ -11,6 +11,8 @@ For singular values, `spectral/_singular_values._by_policy` does the same. A rul
 infinite threshold is made finite in `thresholds/_memory`, so that the policy applies.
 """
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify

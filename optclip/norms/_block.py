@@ -1,5 +1,7 @@
 """Define `Block`, the elements that share a norm."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Define the interface of norms."""
 
+from __future__ import annotations
+
 import abc
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,6 +4,8 @@ One function, `roots`, accepts all blocks, so that they share the collectives an
 guard. Its derivative is custom: it is finite at zero and stores nothing of the guard.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Hashable

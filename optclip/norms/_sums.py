@@ -1,5 +1,7 @@
 """Compute sums and maxima of many arrays in few reductions, as accurately as XLA."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Hashable

@@ -1,5 +1,7 @@
 """Compute the sum of powers, or the maximum, of each block of arrays."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Clip the gradient of a loss per example, and sum over the batch."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -1,5 +1,7 @@
 """Measure per-example gradient norms without clipping."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Hold diagnostics of each example whose gradient was clipped."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax

@@ -1,5 +1,7 @@
 """Find custom derivatives and collectives in a jaxpr."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Choose the method that computes per-example gradients, and estimate its memory."""
 
+from __future__ import annotations
+
 from typing import Any, Literal, NamedTuple
 
 import jax

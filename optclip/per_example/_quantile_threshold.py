@@ -1,5 +1,7 @@
 """Adapt a threshold to a quantile of per-example norms, optionally with noise."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import NamedTuple

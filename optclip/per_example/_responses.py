@@ -1,5 +1,7 @@
 """Define responses for per-example gradients, which bound each norm by C."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Literal
 

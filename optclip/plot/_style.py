@@ -1,5 +1,7 @@
 """Style that all plots share, with colors that differ in print and for all readers."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ LINES = ("-", "--", "-.", ":")
 _RANGE = 30.0
 
 
-def new_axes(ax: "Axes | None" = None, height: float = 3.6) -> "Axes":
+def new_axes(ax: Axes | None = None, height: float = 3.6) -> Axes:
     """Return the axes that were passed, or create a figure.
 
     Raises:
@@ -61,7 +63,7 @@ def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
     return {"marker": marker, "markersize": size, "markevery": alone.tolist()}
 
 
-def set_scale(ax: "Axes", *values: np.ndarray) -> None:
+def set_scale(ax: Axes, *values: np.ndarray) -> None:
     """Use a logarithmic axis if the numbers span a wide range."""
     positive = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
     if positive.size and positive.max() > _RANGE * positive.min():
@@ -70,7 +72,7 @@ def set_scale(ax: "Axes", *values: np.ndarray) -> None:
         ax.set_ylim(bottom=0)
 
 
-def set_log_ticks(ax: "Axes") -> None:
+def set_log_ticks(ax: Axes) -> None:
     """Use a logarithmic x axis with the ticks 0.5, 1, 2, ...."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -80,7 +82,7 @@ def set_log_ticks(ax: "Axes") -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def finish(ax: "Axes", *, x: str, y: str, title: str) -> "Axes":
+def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
     """Set labels, title and grid, and a legend if a line has a label."""
     ax.set(xlabel=x, ylabel=y, title=title)
     ax.grid(alpha=0.25)

@@ -1,5 +1,7 @@
 """Further arguments of a recipe, passed to `clip_by` or `skip`."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

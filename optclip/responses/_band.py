@@ -1,5 +1,7 @@
 """Keep norms within a band, which enlarges small norms."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 
@@ -37,7 +39,7 @@ class Band:
         advice = "Pass 1 to forbid growth, inf for no limit."
         _validate.number("max_growth", self.max_growth, advice=advice)
 
-    def at(self, step: jax.Array | np.ndarray) -> "Band":
+    def at(self, step: jax.Array | np.ndarray) -> Band:
         """Return the band of a step, with the value of the schedule `low`."""
         if not callable(self.low):
             return self
@@ -66,7 +68,7 @@ def band(
     min_norm: Number = 0.0,
     max_shrink: Number = 0.0,
     max_growth: Number = float("inf"),
-) -> "Band":
+) -> Band:
     """Keep norms within a band: from `low * c` to the threshold c.
 
     Norms n above c are multiplied by `max(c / n, max_shrink)`. Norms below the lower

@@ -1,5 +1,7 @@
 """Respond to single elements: smooth saturation, and scaling by the largest."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import jax

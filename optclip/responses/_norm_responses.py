@@ -1,5 +1,7 @@
 """Respond to norms: scale them down, smooth, normalize or drop them."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Protocol
 

@@ -1,5 +1,7 @@
 """Resolve a `response=` argument: a name, an object, or a function."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

@@ -1,5 +1,7 @@
 """Scope norms to slices of each leaf, along given axes or per unit."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Define scopes, and the basic ones: the tree, each leaf, each element."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from typing import Any, Literal

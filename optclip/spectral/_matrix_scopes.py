@@ -1,5 +1,7 @@
 """Scope norms to matrices, or to each singular value."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Literal
 

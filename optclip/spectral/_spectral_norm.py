@@ -1,5 +1,7 @@
 """Measure the spectral norm: the largest singular value of each matrix."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Literal

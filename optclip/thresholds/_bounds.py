@@ -1,5 +1,7 @@
 """Separate lower and upper thresholds for elements."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 

@@ -1,5 +1,7 @@
 """Thresholds that depend only on the step: numbers and schedules."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import numbers

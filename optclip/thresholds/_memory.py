@@ -1,5 +1,7 @@
 """One step of the rules: their norms, thresholds and memories."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable

@@ -1,5 +1,7 @@
 """The protocol of threshold rules: their inputs and results."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 

@@ -1,5 +1,7 @@
 """Running averages of norms, and the choice between new and old memory."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np

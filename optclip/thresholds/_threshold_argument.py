@@ -1,5 +1,7 @@
 """Conversion of a threshold argument to rules."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import TypeGuard

@@ -1,5 +1,7 @@
 """Record the norm of each leaf for global-norm clipping, `record="leaves"`."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import jax

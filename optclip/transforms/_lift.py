@@ -1,5 +1,7 @@
 """Convert an engine to an optax transformation that accepts absent states."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

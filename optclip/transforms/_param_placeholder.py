@@ -4,6 +4,8 @@ It marks the entries of a true state that are like the parameters. A `PerNorm` i
 number here, since its key is unknown: a prefix of the true state.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -3,6 +3,8 @@
 The record contains only numbers that clipping computes anyway.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any, NamedTuple
 

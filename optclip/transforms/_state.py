@@ -3,6 +3,8 @@
 Its structure, shapes and dtypes are fixed from `init` on.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -1,5 +1,7 @@
 """Options of a function that another function passes on."""
 
+from __future__ import annotations
+
 from typing import TypedDict
 
 from optclip._arrays._types import AxisName, Mask, Nonfinite, Number, Record, Relative

@@ -1,5 +1,7 @@
 """States of optclip's transformations, and records of clipping."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import jax

@@ -1,5 +1,7 @@
 """Checks that wrappers share: of the wrapped transformation and of the state."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import optax

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import typing
 
 import pytest
 
@@ -64,3 +65,18 @@ def test_docstring_begins_with_verb_and_names_each_parameter(path):
 def test_docstrings_cover_the_package():
     assert len(CALLED) > 70
     assert {path.split(".")[1] for path in CALLED} > {"functional", "recipes", "plot"}
+
+
+@pytest.mark.parametrize("path", CALLED)
+def test_signature_names_types_without_quotes_or_expansion(path):
+    member = PUBLIC[path]
+    methods = [
+        method
+        for name, method in vars(member).items()
+        if inspect.isclass(member) and not name.startswith("_") and callable(method)
+    ]
+    for function in [member, *methods]:
+        text = str(inspect.signature(function))
+        annotated = text.replace("= '", "")  # A default may be a string.
+        assert not re.search(r"[:>] '|\| '|ForwardRef|jaxlib|collections\.", annotated)
+        typing.get_type_hints(function)

@@ -1,5 +1,7 @@
 """Decide how to measure each leaf of a loss before running it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -5,6 +5,8 @@ Its gradient is `A^T D`, whose squared norm also equals `<A A^T, D D^T>`. Number
 first scaled near 1 by powers of two; `Scaled` stores the exponent.
 """
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +33,7 @@ class Scaled(NamedTuple):
     exponent: jax.Array
 
     @classmethod
-    def of(cls, square: jax.Array, exponent: jax.Array) -> "Scaled":
+    def of(cls, square: jax.Array, exponent: jax.Array) -> Scaled:
         # A square of 0 gets the smallest exponent, so that it never sets a sum's unit.
         return cls(square, jnp.where(square == 0, NOTHING, exponent))
 
@@ -44,7 +46,7 @@ class Scaled(NamedTuple):
         """Return the norm, over the whole range of its dtype."""
         return shifted(jnp.sqrt(self.square), self.exponent)
 
-    def summed(self) -> "Scaled":
+    def summed(self) -> Scaled:
         """Return the sum over the last axis."""
         most = jnp.max(self.exponent, axis=-1)
         square = sum_last(self.at(most[..., None]), 1)

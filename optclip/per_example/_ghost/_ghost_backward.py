@@ -10,6 +10,8 @@ References:
   Small Cost", 2022, arXiv:2210.00038 (book-keeping).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -16,6 +16,8 @@ rule may clip, round or filter. `is_linear` detects these cases. `is_narrow` det
 gradients that are rounded to fewer than 32 bits after the sum over examples.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -122,7 +124,7 @@ class EquationPlan(NamedTuple):
     eqn: Any
     outs: tuple[Info, ...]
     site: Site | None = None
-    inner: "JaxprPlan | None" = None
+    inner: JaxprPlan | None = None
     # Operands that are treated as data from here on.
     demoted: Mapping[int, Site] = MappingProxyType({})
     num_consts: int = 0

@@ -5,6 +5,8 @@ or a row lookup. Steps of a scan are positions if all use the same weight, and g
 each has a separate one.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """Compute squared norms of per-example gradients without the gradients."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -6,6 +6,8 @@ from the parameters and the recorded data. Differentiating it gives the gradient
 leaves without a formula for the norm.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -1,0 +1,66 @@
+"""How public names appear in `help`, on hover, in pickles and on the site."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, ForwardRef
+
+
+class _Annotation(str):
+    """Print an annotation without quotes in signatures.
+
+    `typing.get_type_hints` evaluates it like any other string.
+    """
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def name_public_paths(*modules: types.ModuleType) -> None:
+    """Make classes name the module to import them from, so that pickles outlive moves.
+
+    Args:
+      modules: Public modules.
+    """
+    for module in modules:
+        for value in _public(module):
+            if isinstance(value, type):
+                # Strings would be evaluated in the public module, which lacks names.
+                hints = typing.get_type_hints(value)
+                own = inspect.get_annotations(value)
+                value.__annotations__ = {name: hints[name] for name in own}
+                value.__module__ = module.__name__
+
+
+def print_names_of_types(*modules: types.ModuleType) -> None:
+    """Make signatures show the names of types, neither quoted nor expanded.
+
+    Args:
+      modules: Public modules, whose annotations are strings.
+    """
+    for value in _public(*modules):
+        for function in _functions(value):
+            written = function.__annotations__
+            for name, annotation in written.items():
+                if isinstance(annotation, ForwardRef):  # In a NamedTuple.
+                    annotation = annotation.__forward_arg__
+                if isinstance(annotation, str):
+                    written[name] = _Annotation(annotation)
+
+
+def _public(*modules: types.ModuleType) -> list[Any]:
+    found = [getattr(m, name) for m in modules for name in m.__all__]
+    return [v for v in found if getattr(v, "__module__", "").startswith("optclip")]
+
+
+def _functions(value: Any) -> Iterator[Callable[..., Any]]:
+    if not inspect.isclass(value):
+        yield from filter(inspect.isfunction, [value])
+        return
+    names = [n for n in vars(value) if not n.startswith("_")]
+    for name in ("__new__", "__init__", *names):
+        member = inspect.getattr_static(value, name, None)
+        yield from filter(inspect.isfunction, [getattr(member, "__func__", member)])
