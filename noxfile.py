@@ -1,13 +1,13 @@
-"""All that wants an environment of its own; the suite is `python3 run.py test`.
+"""Checks that need an environment of their own; `python3 run.py test` is the suite.
 
-    nox --list                # what there is; `.venv/bin/nox` after `run.py test`
-    nox -s lint types         # some of it
-    nox                       # all that a change has to pass beside the suite
+    nox --list                # all sessions; `.venv/bin/nox` after `run.py test`
+    nox -s lint types         # two sessions
+    nox                       # all checks that a change must pass, except the suite
     nox -s docs -- serve      # the documentation, at http://localhost:8000
-    nox -R -s parity          # with what is installed already, newer or not
+    nox -R -s parity          # without updating the installed packages
 
-Each session installs what it needs in `.nox` and keeps it. Nothing but CPython 3.11 or
-newer is needed, and Python 3.12 or 3.13 for `newest`.
+Each session installs its dependencies into `.nox` and keeps them. Requires CPython 3.11
+or newer, and Python 3.12 or 3.13 for `newest`.
 """
 
 import os
@@ -24,13 +24,13 @@ import run  # noqa: E402
 
 nox.needs_version = ">=2025.5"
 nox.options.reuse_venv = "yes"
-# It brings a pip, so that a system may keep ensurepip back.
+# Works on systems without ensurepip, since virtualenv includes pip.
 nox.options.default_venv_backend = "virtualenv"
 os.environ.pop("PYTHONPATH", None)
-# Python compiles what it imports; pip would compile all of TensorFlow.
+# Compiling all of TensorFlow takes long; Python compiles the imported modules.
 os.environ["PIP_COMPILE"] = "0"
 
-# Python 3.14 is not promised yet.
+# Python 3.14 is not supported yet.
 NEWEST = run.find("3.13") or run.find("3.12")
 OLDEST = [
     each.replace(">=", "==")
@@ -38,7 +38,7 @@ OLDEST = [
         "dependencies"
     ]
 ]
-# Enough to see whether another JAX keeps what is promised, in few minutes.
+# The tests that depend most on JAX's version, in a few minutes.
 CONTRACTS = (
     "contracts/test_jax", "contracts/test_leaves", "contracts/test_optax",
     "contracts/test_registry", "contracts/test_typing", "contracts/test_values",
@@ -52,13 +52,13 @@ HTML = "docs/_build/html"
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Optclip as it is in the checkout, and groups of pyproject.toml."""
-    session.install("pip>=25.1")  # The first that knows groups.
+    """Install the checkout and dependency groups from pyproject.toml."""
+    session.install("pip>=25.1")  # Older versions do not support groups.
     session.install("--editable", ".", *(f"--group={group}" for group in groups))
 
 
 def every(session: nox.Session, *commands: list[str]) -> None:
-    """Run Python with each, also after one has failed."""
+    """Run Python with each command, even if an earlier one fails."""
     failed = []
     for command in commands:
         try:
@@ -70,12 +70,12 @@ def every(session: nox.Session, *commands: list[str]) -> None:
 
 
 def tests(session: nox.Session, *where: str) -> None:
-    """The tests in a folder that `run.py test` leaves aside, or what was asked for."""
+    """Run the tests in a folder that `run.py test` excludes."""
     session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
 
 
 def contracts(session: nox.Session, *more: list[str]) -> None:
-    """What each JAX has to pass."""
+    """Run the contracts that every supported JAX must pass."""
     files = [f"tests/{name}.py" for name in CONTRACTS]
     pytest = ["-m", "pytest", "-q", *run.in_parallel()]
     every(session, [*pytest, *files, *session.posargs], *more)
@@ -83,7 +83,7 @@ def contracts(session: nox.Session, *more: list[str]) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, as a linter and as a formatter."""
+    """Lint and check the format with Ruff."""
     session.install("pip>=25.1")
     session.install("--group=lint")
     ruff = ["-m", "ruff"]
@@ -92,7 +92,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Pyright on the package and on its users; every public name has a type."""
+    """Check the types of the package, of user code and of every public name."""
     install(session, "types")
     python = str(pathlib.Path(session.bin, "python"))
     pyright = ["-m", "pyright", "--pythonpath", python]
@@ -101,7 +101,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def oldest(session: nox.Session) -> None:
-    """The contracts with the oldest JAX and optax that pyproject.toml admits."""
+    """Test with the oldest supported JAX and optax."""
     session.install("pip>=25.1")
     session.install("--editable", ".", "--group=test", *OLDEST)
     contracts(session)
@@ -109,7 +109,7 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def newest(session: nox.Session) -> None:
-    """The contracts and the wheel with the newest Python and JAX."""
+    """Test, and build the wheel, with the newest supported Python and JAX."""
     if not NEWEST:
         session.skip("No Python 3.13 or 3.12 was found.")
     session.install("pip>=25.1")
@@ -122,16 +122,16 @@ def newest(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Beside the real TensorFlow, Keras and PyTorch."""
+    """Compare with TensorFlow, Keras and PyTorch."""
     install(session, "parity")
     tests(session, "tests/integration/parity")
 
 
 @nox.session
 def tpu(session: nox.Session) -> None:
-    """With the compiler of TPUs; no TPU is needed."""
+    """Compile for TPUs; a TPU is not needed."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        session.skip("The compiler of TPUs is for Linux on x86_64 alone.")
+        session.skip("The TPU compiler requires Linux on x86_64.")
     install(session, "tpu")
     tests(session, "tests/integration/tpu")
 
@@ -152,35 +152,35 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session
 def processes(session: nox.Session) -> None:
-    """Train over several processes."""
+    """Train in several processes."""
     install(session, "test")
     tests(session, "tests/integration/processes")
 
 
 @nox.session
 def stacks(session: nox.Session) -> None:
-    """The page of stacks: libraries of models, checkpoints and logs."""
+    """Run the page of integrations with model, checkpoint and logging libraries."""
     install(session, "stacks")
     tests(session, "tests/integration/stacks")
 
 
 @nox.session
 def site(session: nox.Session) -> None:
-    """The site builds without a doubt, and has all it should."""
+    """Build the site without warnings and check its pages and links."""
     install(session, "docs")
     tests(session, "tests/integration/site")
 
 
 @nox.session
 def release(session: nox.Session) -> None:
-    """A wheel and an sdist that install where nothing else is."""
+    """Build the wheel and the sdist and install them into an empty environment."""
     install(session, "release")
     tests(session, "tests/integration/release")
 
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
-    """Build the documentation; `-- serve` shows it, other arguments are Sphinx's."""
+    """Build the documentation; `-- serve` serves it, `-- OPTIONS` go to Sphinx."""
     install(session, "docs")
     rest = [word for word in session.posargs if word != "serve"]
     sphinx = ["-m", "sphinx", "-W", "--keep-going", "-q", *rest]
@@ -193,21 +193,21 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
-    """Minutes: 100,000 steps, and a restart on another number of devices."""
+    """Minutes: 100,000 steps, with a restart on another number of devices."""
     install(session, "test")
     tests(session, "tests/integration/soak")
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """An hour: speed, memory, compile times, beside others, into benchmarks/results."""
+    """An hour: measure speed, memory and compile times into benchmarks/results."""
     install(session, "bench")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
 @nox.session(default=False)
 def prove(session: nox.Session) -> None:
-    """Hours: worst errors, 20,000 examples a property, faults put in on purpose."""
+    """Hours: worst-case errors, 20,000 examples per property, mutation testing."""
     install(session, "prove")
     every(
         session,

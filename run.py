@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Set up all that is needed in `.venv`, then train or test.
+"""Install optclip into `.venv`, then train the demo or run the tests.
 
-    python3 run.py train          # the main job: see `run.py train --help`
-    python3 run.py test           # the suite as each change wants it
-    python3 run.py test --full    # hours: all products of settings, and up to
-                                  # 20,000 examples of each property
-    .venv/bin/python -m pytest tests/plot    # one folder; `.venv` is made above
+    python3 run.py train          # a small GPT; options: `run.py train --help`
+    python3 run.py test           # the test suite
+    python3 run.py test --full    # hours: all combinations of settings, and up to
+                                  # 20,000 examples per property
+    .venv/bin/python -m pytest tests/plot    # one folder, after `run.py test`
 
-What else is given to `test` goes to pytest, and paths with a slash are run alone:
-`run.py test --cov`, `run.py test tests/norms -k inf`. Linters, types, other
-libraries, the site and whatever else wants an environment of its own are sessions of
-nox: `.venv/bin/nox --list`.
+`test` passes further arguments to pytest: `run.py test --cov`, `run.py test tests/norms
+-k inf`. Linting, type checking, tests with other libraries and the site run in nox
+sessions with environments of their own: `.venv/bin/nox --list`.
 
-Needs CPython 3.11 or newer and nothing else: no uv, no activated environment, and no
-permission to install into the system's Python.
+Requires CPython 3.11 or newer. An activated environment, uv or the permission to
+install into the system's Python is not needed.
 """
 
 from __future__ import annotations  # So that an older Python gets to find_python.
@@ -31,7 +30,7 @@ OLDEST = (3, 11)
 
 
 def main() -> int:
-    """Read the command, find a Python, do it."""
+    """Parse the command line and run the command."""
     command, *rest = sys.argv[1:] or [""]
     if command not in ("train", "test"):
         print(__doc__)
@@ -47,15 +46,15 @@ def main() -> int:
 
 
 def in_parallel() -> list[str]:
-    """Pytest's options for a worker on each core; each further one takes memory."""
-    # Not `-n auto`, which takes a core with two threads for one.
+    """Return pytest's options for one worker per core, at most 4 to limit memory."""
+    # `-n auto` counts physical cores, so it would use half of a hyperthreaded machine.
     hold = getattr(os, "sched_getaffinity", None)
     cores = len(hold(0)) if hold else os.cpu_count() or 1
     return ["-n", str(min(cores, 4)), "--dist", "worksteal"]
 
 
 def find_python() -> str:
-    """This interpreter, or a newer one on the path if this one is too old."""
+    """Return this interpreter, or a newer one on the path if this one is too old."""
     if sys.version_info >= OLDEST:
         return sys.executable
     for minor in (13, 14, 12, 11):
@@ -69,12 +68,12 @@ def find_python() -> str:
 
 
 def find(wanted: str) -> str | None:
-    """A Python of that version on the path or where version managers keep theirs."""
+    """Search the path and the folders of version managers for a Python version."""
     home = pathlib.Path.home()
     kept = [".pyenv/versions", ".local/share/uv/python"]
     stored = [p for k in kept for p in home.glob(f"{k}/*/bin/python{wanted}")]
     for python in (shutil.which(f"python{wanted}"), *map(str, sorted(stored))):
-        # A version manager's name on the path need not start anything.
+        # A version manager's shim on the path may not start an interpreter.
         check = [python, "-c", ""]
         if python and not subprocess.run(check, capture_output=True).returncode:
             return python
@@ -82,7 +81,7 @@ def find(wanted: str) -> str | None:
 
 
 def environment(base: str, groups: list[str]) -> str:
-    """The Python of `.venv`, which holds optclip and at least these groups."""
+    """Install optclip and these dependency groups into `.venv`; return its Python."""
     stamp = ROOT / ".venv/installed"
     done = stamp.read_text().split() if stamp.exists() else []
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
@@ -100,13 +99,13 @@ def environment(base: str, groups: list[str]) -> str:
 
 
 def python_in(folder: str) -> str:
-    """The interpreter of a virtual environment in the checkout."""
+    """Return the interpreter of a virtual environment in the checkout."""
     place = "Scripts/python.exe" if os.name == "nt" else "bin/python"
     return str(ROOT / folder / place)
 
 
 def create(base: str, name: str) -> None:
-    """A fresh environment with pip, also where the system keeps ensurepip back."""
+    """Create a virtual environment with pip, also on systems without ensurepip."""
     folder, python = ROOT / name, python_in(name)
     shutil.rmtree(folder, ignore_errors=True)
     made = subprocess.run([base, "-m", "venv", folder], capture_output=True, text=True)
@@ -116,25 +115,25 @@ def create(base: str, name: str) -> None:
         pip = [base, "-m", "pip", "--python", python, "install", "-q", "pip"]
         if bare.returncode or subprocess.run(pip, env=clean()).returncode:
             sys.exit(
-                "This Python can make no virtual environment with pip:\n"
+                "This Python cannot create a virtual environment with pip:\n"
                 f"{made.stdout}{made.stderr}\n"
                 "On Debian and Ubuntu, install the packages python3-venv and"
                 " python3-pip, then run this again."
             )
-    # The first that knows dependency groups.
+    # Older versions do not support dependency groups.
     install(python, "--upgrade", "pip>=25.1")
 
 
 def install(python: str, *arguments: str) -> None:
-    """Install with pip; stop with its own words if it cannot."""
-    # Python compiles what it imports; pip would compile all, for half of the time.
+    """Install with pip; exit with its message if it fails."""
+    # Compiling all modules would take half of the time; Python compiles imported ones.
     options = ["-q", "--disable-pip-version-check", "--no-compile"]
     if call([python, "-m", "pip", "install", *options, *arguments]):
         sys.exit("Could not install; see above. Is a package index reachable?")
 
 
 def call(command: list[str]) -> int:
-    """Run in the checkout, free of any other environment; say what and how long."""
+    """Run in the checkout without an active environment; print command and time."""
     shown = " ".join(word.replace(f"{ROOT}{os.sep}", "") for word in command)
     print(f"$ {shown}", flush=True)
     start = time.monotonic()
@@ -145,7 +144,7 @@ def call(command: list[str]) -> int:
 
 
 def clean() -> dict[str, str]:
-    """The environment without what an activated one would add."""
+    """Return the environment variables without those of an active environment."""
     foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     return {key: value for key, value in os.environ.items() if key not in foreign}
 

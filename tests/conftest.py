@@ -1,4 +1,4 @@
-"""Eight CPU devices, and compiled programs kept between runs."""
+"""Configure JAX, the compilation cache, and the fixtures of all tests."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ from tests.support import compiler, covering
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-# Most of the suite's time is XLA's: what one worker compiled, the others read.
+# XLA takes most of the suite's time, so workers share compiled programs.
 CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache" / jax.__version__
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -20,10 +20,10 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 @pytest.fixture(autouse=True, scope="module")
 def caches_of_one_module():
-    """What a module compiled goes with it: kept, a worker would grow to gigabytes."""
+    """Clear the compiled programs of a module; a worker would grow to gigabytes."""
     yield
     jax.clear_caches()
-    # The C library of Linux keeps what was freed, two thirds of the worker.
+    # The C library of Linux holds on to freed memory, two thirds of the worker's.
     trim = (
         getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     )
@@ -33,8 +33,8 @@ def caches_of_one_module():
 
 @pytest.fixture
 def run(request):
-    """A function as it is, or compiled: both, or as the covering array says."""
-    # Not above: the environments of TPUs, stacks and the site lack what it imports.
+    """Return a function that compiles its argument, or returns it unchanged."""
+    # Imported here, since some nox sessions lack its dependencies.
     from tests.support import helpers
 
     return helpers.optimized_jit if request.param == "jit" else lambda f: f
@@ -42,8 +42,8 @@ def run(request):
 
 @pytest.fixture
 def holds(request):
-    """Try a property on as many examples as asked for, or on a fraction of them."""
-    # Not above: the environments of TPUs, stacks and the site have no Hypothesis.
+    """Return a function that checks a property on the chosen number of examples."""
+    # Imported here, since some nox sessions lack Hypothesis.
     import hypothesis
 
     config = request.config
@@ -64,8 +64,8 @@ def holds(request):
     return check
 
 
-# Collected only if named: each needs processes or an environment of its own, and is a
-# session of nox.
+# Collected only on request: each needs processes or an environment of its own, and has
+# a nox session.
 ASIDE = [
     path
     for path in (pathlib.Path(__file__).parent / "integration").iterdir()
@@ -95,13 +95,13 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     covering.full = config.getoption("full")
-    # The tests aside time programs or start others.
+    # Integration tests time programs or start processes.
     if not covering.full and not any("integration" in arg for arg in config.args):
         compiler.hurry()
 
 
 def pytest_generate_tests(metafunc):
-    """Cases of a test that is marked `covering`: see tests/support/covering.py."""
+    """Parametrize tests that are marked `covering`; see tests/support/covering.py."""
     marker = metafunc.definition.get_closest_marker("covering")
     settings = dict(marker.kwargs) if marker else {}
     if "run" in metafunc.fixturenames and "run" not in settings:
@@ -122,5 +122,5 @@ def _id(value):
     for name in ("id", "__name__", "name"):
         if isinstance(getattr(value, name, None), str):
             return getattr(value, name)
-    # An address would be another in each worker.
+    # An address would differ between workers.
     return type(value).__name__ if " at 0x" in str(value) else str(value)

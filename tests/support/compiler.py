@@ -1,4 +1,4 @@
-"""Options of XLA for quick compilation, and those that users have."""
+"""XLA options for quick compilation, and the default ones."""
 
 import os
 
@@ -6,7 +6,7 @@ import jax
 
 from tests.support import covering
 
-# Compiles in a third of the time, eager operations in half.
+# Compiles in a third of the time; eager operations in half.
 UNOPTIMIZED = {
     "xla_backend_optimization_level": 0,
     "xla_cpu_parallel_codegen_split_count": 1,
@@ -27,5 +27,5 @@ def hurry() -> None:
 
 
 def options(chosen: dict[str, int]) -> dict[str, dict[str, int]]:
-    """Arguments of `jax.jit`: all is optimized with `--full`."""
+    """Return arguments of `jax.jit`; with `--full`, XLA's defaults."""
     return {} if covering.full else {"compiler_options": chosen}
