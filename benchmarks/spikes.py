@@ -2,7 +2,7 @@
 
 Two small character models are hit on purpose by corrupted batches, a burst of the
 learning rate and a mislabelled batch. Every method stands around the same Adam and sees
-the same weights and batches. It takes ten minutes; the page is `docs/spikes.md`.
+the same weights and batches. It takes ten minutes for `docs/spike_benchmark.md`.
 """
 
 import itertools

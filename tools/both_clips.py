@@ -1,7 +1,7 @@
 """One run of 1,000 steps with optax's clip and with ours, in float32 and in bfloat16.
 
 `python -m tools.both_clips` draws `docs/images/both_clips.png` and prints what
-`docs/comparison.md` says of it.
+`docs/migrating.md` says of it.
 """
 
 import pathlib

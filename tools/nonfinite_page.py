@@ -1,4 +1,4 @@
-"""The table of `docs/nonfinite.md`, whose cells `tests/clip/test_nonfinite.py` runs.
+"""The table of `docs/nan_and_inf.md`, whose cells `tests/clip/test_nonfinite.py` runs.
 
 python -m tools.nonfinite_page     # writes the page with the table as it should be
 """
@@ -8,7 +8,7 @@ import re
 
 from tests.support.nonfinite_cells import INPUTS, POLICIES, SCOPES, Cell, words
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nonfinite.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nan_and_inf.md"
 
 
 def table() -> str:

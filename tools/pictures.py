@@ -1,4 +1,4 @@
-"""The pictures of `docs/logging.md`, which are those of the notebook of which clip.
+"""Extract the plots of `docs/monitoring_and_plots.md` from the notebook of methods.
 
 A line of a cell that ends in `# which_norms.png` names the picture below it.
 `python -m tools.pictures` takes them out; `tests/docs/test_docs.py` compares the page with them.

@@ -1,4 +1,4 @@
-"""The chart of docs/performance.md: time and memory of an AdamW step of GPT-2.
+"""The chart of docs/benchmarks.md: time and memory of an AdamW step of GPT-2.
 
 `python -m tools.step_chart` draws `docs/images/adamw_step.png` from the results in
 `benchmarks/results/cpu.json`.

@@ -1,4 +1,4 @@
-"""The policies of `nonfinite=`: each cell of the table in docs/nonfinite.md, and more.
+"""The policies of `nonfinite=`: each cell of the table in docs/nan_and_inf.md.
 
 One compiled program per scope and mask holds all four policies.
 """

@@ -109,7 +109,7 @@ def test_clip_cotangent_in_shard_map_equals_one_device(alone, name, spec, axis_n
 
 @pytest.mark.parametrize("name", ["two axes", "median"])
 def test_clip_cotangent_without_check_vma_equals_one_device(alone, name):
-    """Of activations that are split over all mesh axes, as distributed.md requires."""
+    """Of activations that are split over all mesh axes."""
 
     def weighted(x, cotangent, probe):
         # Without types, a record of all devices has no spec.

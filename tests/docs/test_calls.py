@@ -1,4 +1,4 @@
-"""Tests of the calls of other libraries in docs/comparison.md and the README."""
+"""Tests of the calls of other libraries in docs/migrating.md and the README."""
 
 import pathlib
 import re
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROW = re.compile(
     r"^\| `((?:tf|keras|torch|optax)\..*?)` \| `(.*?)`.* \|$", re.MULTILINE
 )
-ROWS = dict(ROW.findall((ROOT / "docs" / "comparison.md").read_text()))
+ROWS = dict(ROW.findall((ROOT / "docs" / "migrating.md").read_text()))
 GRADS = [np.float32([[3.0, -0.5], [4.0, 0.2]]), np.float32([-2.0, 1.0])]
 WIDE = helpers.as_float64(GRADS)
 NORM, INF_NORM = oracles.tree_norm(WIDE), oracles.tree_norm(WIDE, np.inf)

@@ -19,9 +19,9 @@ README = (DOCS.parent / "README.md").read_text()
 PAGES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
-    if "```python" in path.read_text() and path.name != "stacks.md"
+    if "```python" in path.read_text() and path.name != "integrations.md"
 ]
-# Blocks that import these are run by tests/integration/stacks, as are those of stacks.md.
+# tests/integration/stacks runs integrations.md and the blocks that import these.
 OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.M)
 
 
@@ -50,7 +50,7 @@ def test_common_search_words_have_a_section_with_code(words):
 
 def test_plots_of_logging_page_equal_those_of_notebook():
     """`python -m tools.pictures` extracts them."""
-    page = (DOCS / "logging.md").read_text()
+    page = (DOCS / "monitoring_and_plots.md").read_text()
     shown = re.findall(r"\(images/(which_\w+\.png)\)", page)
     kept = pictures.named()
     assert sorted(shown) == sorted(kept)
@@ -60,7 +60,7 @@ def test_plots_of_logging_page_equal_those_of_notebook():
 
 
 def test_figures_of_guides_occur_where_measured():
-    """Means of three seeds are computed from notebooks, medians are in spikes.md."""
+    """Means are computed from notebooks; medians are in spike_benchmark.md."""
     printed = ""
     for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
         for cell in nbformat.read(path, as_version=4).cells:
@@ -76,7 +76,7 @@ def test_figures_of_guides_occur_where_measured():
     medians = re.findall(r"\d\.\d{3}", (DOCS / "loss_spikes.md").read_text())
     assert medians
     example = DOCS.parent / "examples" / "train_gpt.py"
-    measured = (DOCS / "spikes.md").read_text() + example.read_text()
+    measured = (DOCS / "spike_benchmark.md").read_text() + example.read_text()
     assert not [each for each in medians if each not in measured]
 
 
@@ -106,7 +106,7 @@ def test_readme_is_short_and_lists_every_clip():
 
 
 def test_readme_norms_of_rounded_leaves_are_measured():
-    """Those of its other rows are in docs/comparison.md."""
+    """Those of its other rows are in docs/migrating.md."""
     leaves = list(np.random.default_rng(0).uniform(size=(200, 64)).astype(jnp.bfloat16))
     for library, norm in ((optax, 1.04), (optclip, 1.0)):
         tx = library.clip_by_global_norm(1.0)

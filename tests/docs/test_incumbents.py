@@ -1,4 +1,4 @@
-"""Tests of the table of docs/comparison.md: inputs on which optax fails."""
+"""Tests of the table of docs/migrating.md: inputs on which optax fails."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`python -m tools.comparison` writes the table of docs/comparison.md."""
+"""`python -m tools.comparison` writes the table of docs/migrating.md."""
 
 import jax
 

@@ -11,7 +11,7 @@ from tools.comparison import show
 from tools.comparison.rows import ROWS, Row
 from tools.comparison.sides import Side, eager
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "comparison.md"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 MARKED = re.compile(
     r"(?<=<!-- incumbents -->\n).*?(?=<!-- end of incumbents -->)", re.DOTALL
 )

@@ -1,7 +1,7 @@
 """The table: each input as a text, as run by optax and as run by optclip.
 
 In rows 11, 28 and 29 a wrapper of optax decides. Its column shows both clips inside the
-wrapper, and ours shows the alternative. The numbers are those on docs/comparison.md.
+wrapper, and ours shows the alternative. The numbers are those on docs/migrating.md.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from optclip import recipes
 
 PLAN = Plan(12, corrupted=(4,), bursts=(6,), mislabelled=(10,))
 TINY = spikes.RNN._replace(window=8, batch=2)
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "spikes.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "spike_benchmark.md"
 
 
 def test_train_seeds_differ_and_mislabeled_batch_raises_loss():

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[3] / "docs"
-TEXT = (DOCS / "stacks.md").read_text()
+TEXT = (DOCS / "integrations.md").read_text()
 # The other blocks of these pages need no library, and are run by tests/docs.
-OTHER_PAGES = ("muon.md", "private_training.md")
+OTHER_PAGES = ("muon_attention_singular_values.md", "private_training.md")
 OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.MULTILINE)
 
 
