@@ -54,9 +54,9 @@ intersphinx_mapping = {
 intersphinx_mapping = intersphinx_mapping if online else {}
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|jax|matplotlib|numpy|optax|os|typing)\..*"),
-    # What a public function returns may be of a class that is not: `Axes`, the scope.
+    # A public function may return an object of a private class, such as `Axes`.
     ("py:class", r"optclip\..*\._.*"),
-    ("py:class", "Axes"),
+    ("py:class", "Axes|Measure"),
 ]
 
 # What is copied is what is typed: no prompts, nothing that is printed.
