@@ -24,7 +24,7 @@ PLOTS = {
     "04_sharded_training": 0,
     "05_custom_clip": 0,
     "06_from_tensorflow_and_pytorch": 0,
-    "07_which_clip": 12,
+    "07_choosing_a_method": 11,
     "08_attention_and_singular_values": 0,
     "09_private_training": 0,
 }

@@ -51,7 +51,7 @@ def test_common_search_words_have_a_section_with_code(words):
 def test_plots_of_logging_page_equal_those_of_notebook():
     """`python -m tools.pictures` extracts them."""
     page = (DOCS / "monitoring_and_plots.md").read_text()
-    shown = re.findall(r"\(images/(which_\w+\.png)\)", page)
+    shown = re.findall(r"\(images/(plot_\w+\.png)\)", page)
     kept = pictures.named()
     assert sorted(shown) == sorted(kept)
     for name, picture in kept.items():

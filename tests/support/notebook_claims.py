@@ -113,11 +113,10 @@ assert not any(np.any(x) for x in jax.tree.leaves(policies["zero"]))
 for limit in limits[::50]:
     assert jnp.array_equal(F.clip_by_global_norm(x, limit)[0], x)
 """,
-    "07_which_clip": """
+    "07_choosing_a_method": """
 for repaired in (by_norm, by_adagc, by_skip):
     assert (repaired < unclipped).all()
 assert (skip_log["skip/skipped"][:, -1] >= 1).all()
-assert 0.3 < suggestion.max_norm < 1.0
 assert np.isnan(with_nan).all()
 assert (nan_skipped < clean + 0.05).all()
 for diverged in recurrent[:2]:
@@ -133,8 +132,6 @@ for loss in (english_loss.mean(axis=1), code_loss.mean(axis=1)):
     assert not (loss[:4] <= loss[4]).any()
 means = expert_losses.mean(axis=1)
 assert not (means[:3] <= means[3]).any()
-assert moved[1.0] <= 2
-assert (accuracy[2] > accuracy[1] - 0.1).all()
 assert rates["max_norm=0.05"] > 0.99
 assert 0.02 < rates["max_norm=0.5"] < 0.4
 assert rates["max_norm=10"] < 0.02
