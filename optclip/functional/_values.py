@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +27,27 @@ from optclip.norms._interface import L2, Measured
 from optclip.scopes._interface import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
+
+def _checks_limit(function: Callable[P, T]) -> Callable[P, T]:
+    """Make `function` reject `limit=` together with `upper`.
+
+    By position, the same argument is the lower bound, as in `tf.clip_by_value`.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        limit, upper = kwargs.get("limit"), kwargs.get("upper")
+        if limit is not None and upper is not None:
+            _validate.is_two_sided(limit, kwargs.get("lower"), upper)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_checks_limit
 def clip_by_value(
     tree: PyTree,
     limit: Number | PyTree | None = None,
@@ -47,9 +71,9 @@ def clip_by_value(
 
     Args:
       tree: Pytree of arrays, or one array.
-      limit: Symmetric bound, or the lower bound if `upper` is passed: a number, an
-        array that broadcasts to each leaf, or a prefix tree of these with None for
-        unbounded. Complex elements are clipped by their modulus.
+      limit: Symmetric bound, or the lower bound if passed by position with `upper`: a
+        number, an array that broadcasts to each leaf, or a prefix tree of these with
+        None for unbounded. Complex elements are clipped by their modulus.
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       strict: Whether a bound that the dtype cannot represent is rounded toward zero
@@ -63,8 +87,8 @@ def clip_by_value(
       `lower` exceeds `upper`, the result is `lower`.
 
     Raises:
-      TypeError: No bound is passed, `limit` is combined with `lower`, or a bound is not
-        a number or an array.
+      TypeError: No bound is passed, `limit` is combined with `lower`, `limit=` is
+        combined with `upper=`, or a bound is not a number or an array.
       ValueError: A bound is NaN or does not broadcast, `limit` is negative, or `lower >
         upper` for numbers.
 

@@ -1,4 +1,4 @@
-"""Thresholds that `clip_by` and the named clips reject."""
+"""Arguments that `clip_by` and the named clips reject."""
 
 import jax
 import numpy as np
@@ -13,6 +13,12 @@ REJECTED = [
     (optclip.clip_by_value, (), {}, "got neither: .*Pass only limit"),
     (optclip.clip_by_value, (1.0,), {"lower": -1.0}, "got both: .*Pass only limit"),
     (optclip.clip_by_value, (1.0,), {"upper": 1.0}, "got both: .*Pass only limit"),
+    (
+        optclip.functional.clip_by_value,
+        (ONES,),
+        {"limit": 1.0, "upper": 2.0},
+        "got both: .*lower=None, upper=2.0.*Pass only limit",
+    ),
     (optclip.clip_by, (BOUNDS,), {}, "bounds.* applies to single elements"),
     (
         optclip.clip_by,
@@ -24,7 +30,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("make", "arguments", "options", "words"), REJECTED)
-def test_clip_by_wrong_arguments_raises(make, arguments, options, words):
+def test_clipping_wrong_arguments_raises(make, arguments, options, words):
     error = ValueError if "bounds" in words else TypeError
     with pytest.raises(error, match=f"(?s){words}"):
         make(*arguments, **options)
