@@ -11,6 +11,9 @@ import optax
 from optclip._arrays import _validate
 from optclip.typing import Number, NumberOrSchedule
 
+# A method measures and clips the same leaves, which `mask` selects.
+_NOT_IN_METHODS = {"norm_mask", "clip_mask"}
+
 
 def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as a dict.
@@ -40,7 +43,7 @@ def build(
             wanted = "omitted, since this method sets it"
             advice = f"To choose it, build a method with optclip.{make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
-    _validate.options(chosen, accepted - fixed.keys())
+    _validate.options(chosen, accepted - fixed.keys() - _NOT_IN_METHODS)
     return make(*arguments, **fixed, **chosen)
 
 

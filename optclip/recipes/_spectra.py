@@ -111,7 +111,6 @@ def spectra(
         return build(
             clip_by, named | chosen, limit, norm="l2", response="smooth", eps=0.0,
             over=scopes.singular_values(matrix_axes, method=method),
-            norm_mask=None, clip_mask=None,
         )  # fmt: skip
 
     before = optax.identity()

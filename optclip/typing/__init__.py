@@ -17,7 +17,7 @@ name                 meaning
 `Mask`, `Labels`     a tree of bools or strings, or a function of the updates
 `AxisName`           a mesh axis, several, a `PartitionSpec`, or a tree of these
 `History`            the output of `optclip.metrics` over the steps
-`ClipOptions`        options of `clip_by` and the recipes; `MomentClipOptions` without
+`ClipOptions`        options that recipes pass to `clip_by`; `MomentClipOptions` lacks
                      `eps`; `SkipOptions` of `skip`; `CotangentOptions` of
                      `clip_cotangent`
 `PyTree`             any pytree

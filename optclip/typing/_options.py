@@ -20,8 +20,6 @@ class MomentClipOptions(TypedDict, total=False):
     strict: bool
     nonfinite: Nonfinite
     mask: Mask | None
-    norm_mask: Mask | None
-    clip_mask: Mask | None
     axis_name: AxisName | None
     record: Record
     name: str
@@ -31,6 +29,7 @@ class ClipOptions(MomentClipOptions, total=False):
     """Describe the options of `clip_by` that recipes pass on.
 
     A recipe sets some of them itself and raises TypeError if such an option is passed.
+    `norm_mask` and `clip_mask` are options of `clip_by` alone.
     """
 
     eps: Number

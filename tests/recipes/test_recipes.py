@@ -162,10 +162,11 @@ def test_recipe_with_moments_rejects_policy_that_hides_nan(name):
         ("spectra", "eps", "^`eps` must be omitted, since this method sets it"),
         ("olmo_skip", "max_value", "^`max_value` must be omitted, since this method"),
         ("zclip spam olmo_skip stable_adamw", "strickt", "must be among .*strickt=1"),
+        ("zclip spectra", "norm_mask", "among .*'mask'.*got norm_mask=1"),
         ("zclip spam olmo_skip stable_adamw", "threshold", "among .*threshold=1"),
     ],
 )  # fmt: skip
-def test_recipe_rejects_option_that_defines_it_or_is_unknown(names, option, words):
+def test_recipe_option_set_by_method_or_unknown_is_rejected(names, option, words):
     for name in names.split():
         with pytest.raises(TypeError, match=words):
             make(name, **{option: 1})
