@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import optax
 
 from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
-from optclip.recipes._recipe_options import build, refuse_behind_moments, unwrapped
+from optclip.recipes._recipe_options import build, for_record, refuse_behind_moments
 from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import clip_after, with_periodic_reset
@@ -106,7 +106,7 @@ def stable_spam(
 
     Returns:
       A transformation that replaces Adam; add a learning rate after it. Its records are
-      named `max` (elements) and `norm` (leaves).
+      named `max` (elements) and `norm` (leaves); with `name="x"`, `x_max` and `x_norm`.
 
       A reset does not affect the averages, and its step already uses the new moments.
       The authors' code restarts the averages' step counter, so that thresholds are
@@ -120,15 +120,13 @@ def stable_spam(
       2025, arXiv:2502.17055.
     """
     adam = optax.scale_by_adam() if inner is None else inner
-    of_elements: dict[str, Any] = {"name": "max"} | unwrapped(options)
-    of_leaves: dict[str, Any] = {"name": "norm"} | unwrapped(options)
     elements = build(
-        clip_by, of_elements, thresholds.ema_of_max(decay), over="element",
-        response="proportional",
+        clip_by, for_record("max", options), thresholds.ema_of_max(decay),
+        over="element", response="proportional",
     )  # fmt: skip
     leaves = build(
-        clip_by, of_leaves, thresholds.mean_over_rms(b1, b2), over="leaf",
-        response="normalize",
+        clip_by, for_record("norm", options), thresholds.mean_over_rms(b1, b2),
+        over="leaf", response="normalize",
     )  # fmt: skip
     reset = with_periodic_reset(adam, every, warmup=0, keep=None)
     return optax.with_extra_args_support(optax.chain(elements, leaves, reset))

@@ -24,6 +24,20 @@ def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
     return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
 
 
+def for_record(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for one of the records of a method.
+
+    The record is named `part`, or `<name>_<part>` if the user passed a name.
+    """
+    chosen = unwrapped(options)
+    if "name" not in chosen:
+        return chosen | {"name": part}
+    name = chosen["name"]
+    # Other names reach `clip_by` unchanged, which rejects them.
+    is_valid = isinstance(name, str) and name
+    return chosen | {"name": f"{name}_{part}" if is_valid else name}
+
+
 def build(
     make: Callable[..., optax.GradientTransformationExtraArgs],
     options: Mapping[str, Any],

@@ -15,6 +15,7 @@ from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import PyTree
 from optclip.recipes._recipe_options import (
     build,
+    for_record,
     refuse_behind_moments,
     scheduled,
     unwrapped,
@@ -81,7 +82,7 @@ def spectra(
 
     Returns:
       A transformation that replaces Adam; add weight decay and learning rate after it.
-      The record of `max_gradient` is named `gradient`.
+      The record of `max_gradient` is named `gradient`; with `name="x"`, `x_gradient`.
 
     Raises:
       ValueError: Only one of `learning_rate` and `warmup` is passed, or
@@ -104,25 +105,26 @@ def spectra(
     refuse_behind_moments("spectra", options)
     chosen = unwrapped(options)
 
-    def capped(argument: str, value: NumberOrSchedule, **named: str) -> Any:
+    def capped(argument: str, value: NumberOrSchedule, options: dict[str, Any]) -> Any:
         if not callable(value):
             _validate.number(argument, value)
         limit = Named(argument, _warmed_up(value, learning_rate, warmup))
         return build(
-            clip_by, named | chosen, limit, norm="l2", response="smooth", eps=0.0,
+            clip_by, options, limit, norm="l2", response="smooth", eps=0.0,
             over=scopes.singular_values(matrix_axes, method=method),
         )  # fmt: skip
 
     before = optax.identity()
     if max_gradient is not None:
+        of_gradients = for_record("gradient", options)
         before = optax.masked(
-            capped("max_gradient", max_gradient, name="gradient"), _are_matrices
+            capped("max_gradient", max_gradient, of_gradients), _are_matrices
         )
     return optax.with_extra_args_support(
         optax.chain(
             before,
             transformation("inner", optax.scale_by_adam() if inner is None else inner),
-            capped("max_value", max_value),
+            capped("max_value", max_value, chosen),
             scale_by_shape(
                 scopes.matrices(matrix_axes), transposed,
                 chosen.get("mask"), chosen.get("axis_name"),

@@ -67,6 +67,18 @@ def test_stable_spam_resets_adam_and_its_counts():
     assert optax.tree.get(state, "count") == 1
 
 
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (recipes.stable_spam, {"x_max", "x_norm"}),
+        (functools.partial(recipes.spectra, max_gradient=1.0), {"x", "x_gradient"}),
+    ],
+)
+def test_recipe_with_two_records_gives_each_a_name(make, names):
+    metrics = optclip.metrics(make(name="x").init(np.ones((2, 2), np.float32)))
+    assert {key.partition("/")[0] for key in metrics} == names
+
+
 def test_clippy_divides_leaf_by_largest_excess():
     """Steps of 0.6, 1.1 and 0.1 are allowed: half of |w| plus 0.1."""
     tx = recipes.clippy(0.5, 0.1)
