@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
 from optclip.wrappers._inner import transformation
 
@@ -39,7 +38,7 @@ def clip_before(
 
     Raises:
       TypeError: An argument is not an optax transformation. In `update`: `state` is not
-        a tuple of both states.
+        a tuple of both states in this order.
 
     See Also:
       `clip_after`, to clip an optimizer's updates.
@@ -47,35 +46,62 @@ def clip_before(
     first = transformation("clip", clip)
     second = transformation("inner", inner)
 
-    def joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
-        # A named tuple is one state, so it is not unpacked.
-        if type(inner_state) is tuple and inner_state:
-            return (*inner_state, clip_state)
-        return inner_state, clip_state
-
     def init_fn(params: PyTree) -> tuple[PyTree, ...]:
-        return joined(second.init(params), first.init(params))
+        return _joined(second.init(params), first.init(params))
 
     def update_fn(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        if type(state) is not tuple or len(state) < 2:
-            wanted = "the tuple that init of clip_before returned"
-            advice = (
-                "The optimizer's state alone lacks the state of `clip`; create a new"
-                " one with tx.init(params)."
-            )
-            raise TypeError(_validate.must_be("state", wanted, state, advice))
-        *inner_states, clip_state = state
-        inner_state = tuple(inner_states)
-        # A single entry is either the state itself or the only entry of a tuple of
-        # states. Only `init` shows which.
-        if len(inner_state) == 1:
-            shapes = jax.eval_shape(second.init, updates)
-            is_tuple = type(shapes) is tuple and len(shapes) == 1
-            inner_state = inner_state if is_tuple else inner_state[0]
-        clipped, clip_state = first.update(updates, clip_state, params, **extra_args)
+        # Only `init` shows whether a single entry is the state of `inner` or the only
+        # entry of a tuple of states. Without arrays, it costs no memory.
+        inner_shapes, clip_shapes = jax.eval_shape(
+            lambda like: (second.init(like), first.init(like)),
+            updates if params is None else params,
+        )
+        _check_state(state, inner_shapes, clip_shapes)
+        inner_state = state[:-1] if _is_unpacked(inner_shapes) else state[0]
+        clipped, clip_state = first.update(updates, state[-1], params, **extra_args)
         updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
-        return updates, joined(inner_state, clip_state)
+        return updates, _joined(inner_state, clip_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
+    unpacked = inner_state if _is_unpacked(inner_state) else (inner_state,)
+    return (*unpacked, clip_state)
+
+
+def _is_unpacked(inner_state: PyTree) -> bool:
+    # A named tuple is one state, so it is not unpacked.
+    return type(inner_state) is tuple and len(inner_state) > 0
+
+
+def _check_state(state: Any, inner_state: PyTree, clip_state: PyTree) -> None:
+    """Raise unless `state` has entries of the types of these states."""
+    expected = [_type(x) for x in _joined(inner_state, clip_state)]
+    types = [_type(x) for x in state] if type(state) is tuple else None
+    if types == expected:
+        return
+    # Fixed thresholds accept these instead of their state.
+    absent = (type(None), optax.EmptyState)
+    if types and types[:-1] == expected[:-1] and types[-1] in absent:
+        return
+    swapped = "*state[1]" if _is_unpacked(inner_state) else "state[1]"
+    raise TypeError(
+        "`state` must be the tuple that init of clip_before returned, with entries of"
+        f" the types {_names(expected)}, got"
+        f" {type(state).__name__ if types is None else _names(types)}. The last entry"
+        " is the state of `clip`. Create a state with tx.init(params), or pass"
+        f" ({swapped}, state[0]) for a state of optax.chain(clip, inner)."
+    )
+
+
+def _type(state: PyTree) -> type:
+    """Return the type of a state; the leaves of pytrees count as one type."""
+    node = jax.tree.structure(state).node_data()
+    return node[0] if node else jax.Array
+
+
+def _names(types: list[type]) -> str:
+    return f"({', '.join(x.__name__ for x in types)})"

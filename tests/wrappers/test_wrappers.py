@@ -243,8 +243,20 @@ def test_clip_before_keeps_positions_of_adam_state():
     assert isinstance(after[0], optax.ScaleByAdamState)
 
 
-def test_clip_before_rejects_state_of_the_optimizer_alone():
-    tx = optclip.clip_before(optax.scale_by_adam(), optclip.clip_by_global_norm(1.0))
+FIXED, ADAM = optclip.clip_by_global_norm(1.0), optax.scale_by_adam()
+CHAIN = optax.chain(ADAM, optax.scale(-0.1))
+
+
+@pytest.mark.parametrize(
+    ("inner", "other", "words"),
+    [
+        (ADAM, ADAM, r"\(ScaleByAdamState, ClipState\), got ScaleByAdamState\."),
+        (CHAIN, CHAIN, r"got \(ScaleByAdamState, EmptyState\)\. The last entry"),
+        (ADAM, optax.chain(FIXED, ADAM), r"got \(Clip.* pass \(state\[1\], state\[0\]"),
+        (CHAIN, optax.chain(FIXED, CHAIN), r" pass \(\*state\[1\], state\[0\]\) for a"),
+    ],
+)
+def test_clip_before_state_of_another_transformation_is_rejected(inner, other, words):
     params = np.ones(2)
-    with pytest.raises(TypeError, match="the tuple that init of clip_before"):
-        tx.update(params, optax.scale_by_adam().init(params))
+    with pytest.raises(TypeError, match=f"the tuple that init of clip_before.*{words}"):
+        optclip.clip_before(inner, FIXED).update(params, other.init(params))
