@@ -40,27 +40,14 @@ class Groups(Scope):
         return _leaves.flatten(tree).rebuild([values.get(label) for label in labels])
 
     def _label_tree(self, tree: PyTree) -> PyTree:
-        """Return the tree of labels; raise if a label is not a string."""
-        described = _prefix.described("groups", self.labels, tree)
-        # A plain `tree.map` returns a BCOO of labels where the tree has a BCOO.
-        described = jax.tree.map(
-            lambda label: label.data if _leaves.is_sparse(label) else label,
-            described, is_leaf=_leaves.is_sparse,
-        )  # fmt: skip
+        """Return the tree of labels; raise if a function returned none."""
+        described = _checked(_prefix.described("groups", self.labels, tree))
         labels = jax.tree.leaves(described)
         if callable(self.labels) and not labels and _leaves.flatten(tree).leaves:
             raise ValueError(
                 "The function passed as `groups` labels no leaf, so that nothing would"
                 " be clipped. Return a label, such as 'body', for at least one leaf."
             )
-        for label in labels:
-            if not isinstance(label, str):
-                wanted = "a string, or None for leaves in no group"
-                advice = "Pass a tree of labels or a function that returns one."
-                advice = f"{advice} {_validate.static('groups')}"
-                raise TypeError(
-                    _validate.must_be("A label in `groups`", wanted, label, advice)
-                )
         return described
 
     def _label_by_leaf(self, described: PyTree, tree: PyTree) -> list[str | None]:
@@ -91,14 +78,31 @@ def groups(labels: Labels) -> Groups:
       A scope for `clip_by(over=...)`. Its norms are a dict by label.
 
     Raises:
-      TypeError: `labels` is None; or at `init` and `update`, a label is not a string.
+      TypeError: `labels` is None, or a label is not a string. Labels of a function
+        are checked at `init` and `update`.
       ValueError: At `init` and `update`, the labels are not a prefix of the updates.
     """
     if labels is None:
         wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"
         advice = "Inside such a tree, None means no group."
         raise TypeError(_validate.must_be("groups", wanted, labels, advice))
-    return Groups(labels)
+    return Groups(labels if callable(labels) else _checked(labels))
+
+
+def _checked(labels: PyTree) -> PyTree:
+    """Return a tree of labels; raise if one is not a string."""
+    # A plain `tree.map` returns a BCOO of labels where the tree has a BCOO.
+    labels = jax.tree.map(
+        lambda label: label.data if _leaves.is_sparse(label) else label,
+        labels, is_leaf=_leaves.is_sparse,
+    )  # fmt: skip
+    for label in jax.tree.leaves(labels):
+        if not isinstance(label, str):
+            subject, wanted = "A label in `groups`", "a string, or None for no group"
+            advice = "Pass a tree of labels or a function that returns one."
+            advice = f"{advice} {_validate.static('groups')}"
+            raise TypeError(_validate.must_be(subject, wanted, label, advice))
+    return labels
 
 
 def _is_none(x: Any) -> bool:

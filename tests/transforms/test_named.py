@@ -19,6 +19,7 @@ REJECTED = [
         {"limit": 1.0, "upper": 2.0},
         "got both: .*lower=None, upper=2.0.*Pass only limit",
     ),
+    (optclip.recipes.aggc, ({"a": ONES},), {}, "A label in `groups` must be a string"),
     (optclip.clip_by, (BOUNDS,), {}, "bounds.* applies to single elements"),
     (
         optclip.clip_by,
