@@ -60,20 +60,18 @@ def clip_by(
         `optclip.axes(...)`, `units(...)`, `groups(...)`, or another scope.
       norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,
         or an `optclip.norms.Norm`.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree, and the norms before clipping: a scalar for the tree, a dict by
       label for groups, otherwise a tree.
 
     Raises:
-      TypeError: An argument has the wrong type.
       ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
         `response` contains a schedule; or `norm` keeps a state.
     """

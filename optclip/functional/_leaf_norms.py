@@ -40,13 +40,12 @@ def clip_by_norm(
         the leaf with 1 at `axis`), or a prefix tree of these with None for unclipped.
       axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree. Leaves or slices within the threshold are bit-identical.
@@ -92,13 +91,12 @@ def clip_by_average_norm(
       tree: Pytree of arrays, or one array.
       max_norm: Threshold: a number, or a prefix tree of numbers with None for
         unclipped.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree. Leaves within the threshold are bit-identical.
@@ -144,13 +142,12 @@ def clip_by_rms(
       max_rms: Threshold: a number, an array that broadcasts to the means, or a prefix
         tree of these with None for unclipped.
       axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree. Leaves or slices within the threshold are bit-identical.

@@ -46,7 +46,7 @@ def global_norm(
     Args:
       tree: Pytree of arrays, or one array.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       mask: Leaves to measure; a tree of bools or a function of the tree. Default: all.
 
     Returns:
@@ -79,8 +79,7 @@ def clip_by_group_norm(
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     """Clip each group of leaves by the norm of the group.
 
-    The leaves of a group are multiplied by `min(1, max_norm / norm)`, where the norm
-    covers the group.
+    Each group is multiplied by `min(1, max_norm / norm)`, with one norm per group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,19 +93,18 @@ def clip_by_group_norm(
 
     Args:
       tree: Pytree of arrays, or one array.
-      max_norm: Threshold: a number for all groups, or a dict of numbers by label with
-        None for unclipped.
+      max_norm: Threshold: a number, or a dict of numbers by label with None for
+        unclipped.
       groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
         the tree that returns one, such as `optclip.by_path(...)`. Leaves labeled None
         are unclipped.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree, and a dict with the norm of each group before clipping.
@@ -153,13 +151,12 @@ def clip_by_global_norm(
       use_norm: Norm of the tree, which is then not computed. An infinite norm counts as
         non-finite. Default: None, compute the norm.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
       The clipped tree, and the norm before clipping: a scalar, float32 or wider.

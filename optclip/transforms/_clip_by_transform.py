@@ -52,9 +52,8 @@ def clip_by(
     """Build a clipping transformation from its parts.
 
     Each norm `n` of the updates is compared with its threshold `c`, and the elements
-    that share the norm are multiplied by `response(n, c)`. All other transformations
-    are calls of this one. Their help explains shared options in one line; the full
-    explanation is here.
+    that share the norm are multiplied by `response(n, c)`. The other transformations
+    call this one; shared options are explained in full here.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -76,9 +75,9 @@ def clip_by(
         or an `optclip.norms.Norm`.
       response: What happens above the threshold. A name: `"hard"` (default) scales to
         the threshold, `"smooth"`, `"normalize"`, `"drop"` and others are in
-        `optclip.responses`. An object with `coefficient(norm, threshold)`, or a
-        function of these two; it is also called below the threshold, and must return 1
-        there.
+        `optclip.responses`. Or an object with `coefficient(norm, threshold)`, or a
+        function of these two, which is also called below the threshold; return 1 there
+        to keep updates unchanged.
       eps: Number of at least 0 added to each norm before the division. Default: 0.
         PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold. It then clips

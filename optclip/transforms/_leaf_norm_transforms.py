@@ -48,17 +48,16 @@ def clip_by_norm(
       {'b': Array([0.5], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
 
     Args:
-      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
-        or a prefix tree of these with None for unclipped.
+      max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
+        prefix tree of these with None for unclipped.
       axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -66,8 +65,7 @@ def clip_by_norm(
       An optax transformation.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN; a leaf lacks `axis`; or a tree of
-        thresholds or a mask does not match the updates.
+      ValueError: `max_norm` is negative or NaN, or a leaf lacks `axis`.
 
     References:
       `tf.clip_by_norm`; `clipnorm` of Keras.
@@ -107,15 +105,14 @@ def clip_by_average_norm(
       [0.6 0.8]
 
     Args:
-      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
-        or a prefix tree of these with None for unclipped.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
+        prefix tree of these with None for unclipped.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -123,8 +120,7 @@ def clip_by_average_norm(
       An optax transformation.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN; or a tree of thresholds or a mask does
-        not match the updates.
+      ValueError: `max_norm` is negative or NaN.
 
     References:
       `tf.compat.v1.clip_by_average_norm`.
@@ -164,16 +160,15 @@ def clip_by_rms(
       [ 1. -1.  1.  1.]
 
     Args:
-      max_rms: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
-        or a prefix tree of these with None for unclipped.
+      max_rms: Threshold: a number, optax schedule, `optclip.thresholds` rule, or prefix
+        tree of these with None for unclipped.
       axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -181,8 +176,7 @@ def clip_by_rms(
       An optax transformation.
 
     Raises:
-      ValueError: `max_rms` is negative or NaN; a leaf lacks `axis`; or a tree of
-        thresholds or a mask does not match the updates.
+      ValueError: `max_rms` is negative or NaN, or a leaf lacks `axis`.
 
     References:
       Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory

@@ -53,16 +53,14 @@ def clip_by_global_norm(
       [-0.6 -0.8] 5.0
 
     Args:
-      max_norm: Threshold: a number, an optax schedule, or a rule of
-        `optclip.thresholds`.
+      max_norm: Threshold: a number, optax schedule or `optclip.thresholds` rule.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       use_norm: Name of an extra argument of `update` that holds the norm, which is then
         not computed. Default: None, compute the norm.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
@@ -72,9 +70,9 @@ def clip_by_global_norm(
       An optax transformation.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN; a mask does not match the updates;
-        `use_norm` is combined with `ord`, `mask`, `strict` or `record="leaves"`; or
-        `update` lacks the argument that `use_norm` names.
+      ValueError: `max_norm` is negative or NaN; `use_norm` is combined with `ord`,
+        `mask`, `strict` or `record="leaves"`; or `update` lacks the argument that it
+        names.
 
     Guarantees:
       The same as those of `optclip.functional.clip_by_global_norm`.
@@ -83,8 +81,8 @@ def clip_by_global_norm(
     the norm. It must be the L2 norm of exactly the updates that reach this
     transformation, over all leaves and all devices; this cannot be checked. Inside
     `optax.masked` or `optax.MultiSteps`, pass the norm of the masked or averaged
-    updates. An infinite norm counts as non-finite; `optclip.functional.global_norm`
-    does not overflow.
+    updates. Compute it with `optclip.functional.global_norm`, which does not overflow:
+    an infinite norm counts as non-finite.
 
     References:
       Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
@@ -120,8 +118,7 @@ def clip_by_group_norm(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip each group of leaves by the norm of the group.
 
-    The leaves of a group are multiplied by `min(1, max_norm / norm)`, where the norm
-    covers the group.
+    Each group is multiplied by `min(1, max_norm / norm)`, with one norm per group.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -134,19 +131,18 @@ def clip_by_group_norm(
       {'head': Array([9.], dtype=float32), 'w': Array([0.6, 0.8], dtype=float32)}
 
     Args:
-      max_norm: Threshold: a number, an optax schedule or a rule of `optclip.thresholds`
-        for all groups, or a dict of these by label with None for unclipped.
+      max_norm: Threshold: a number, optax schedule or `optclip.thresholds` rule, or a
+        dict of these by label with None for unclipped.
       groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
         the updates that returns one, such as `optclip.by_path(...)`. Leaves labeled
         None are unclipped.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step, with one entry per group.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -155,8 +151,7 @@ def clip_by_group_norm(
 
     Raises:
       TypeError: A label is not a string.
-      ValueError: `max_norm` is negative or NaN; or the labels, the thresholds or a mask
-        do not match the updates.
+      ValueError: `max_norm` is negative or NaN, or its labels differ from `groups`.
     """
     return clip_by(
         Named("max_norm", max_norm, "clip_by_group_norm"),

@@ -41,10 +41,9 @@ def clip_by_value(
       [-1.   0.5  1. ]
 
     Args:
-      limit: Symmetric bound: a number, an array that broadcasts to each leaf, an optax
-        schedule, a rule of `optclip.thresholds`, or a prefix tree of these. Complex
-        elements are clipped by their modulus. Pass either `limit` or `lower` and
-        `upper`.
+      limit: Symmetric bound: a number, array that broadcasts to each leaf, optax
+        schedule, `optclip.thresholds` rule, or prefix tree of these. Complex elements
+        are clipped by their modulus. Pass either `limit` or `lower` and `upper`.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
       response: What happens outside the bounds. `"hard"` (default) moves elements to
