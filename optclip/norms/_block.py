@@ -17,10 +17,6 @@ class Block:
       leaves: List of arrays or BCOO matrices.
       axis: Axes that each norm of a single leaf covers, counted from 0; `()` for each
         element. Default: None, one norm of all leaves.
-
-    Raises:
-      TypeError: `leaves` is not a list, or `axis` is not a tuple of axes of a single
-        leaf.
     """
 
     leaves: Sequence[Leaf]

@@ -41,10 +41,6 @@ class Norm(Measurement):
       per_count: Exponent k, from 0 to 1; 0.5 with p = 2 is the root mean square, 1 the
         average norm of TensorFlow. The result is inf if the norm overflows before the
         division. Default: 0.
-
-    Raises:
-      TypeError: `ord` is not a Python number, or `per_count` is not a number.
-      ValueError: `ord` is not above 0, or `per_count` is not from 0 to 1.
     """
 
     ord: float = 2.0

@@ -94,10 +94,6 @@ def band(
     Returns:
       A response. Zeros stay zeros, and a threshold of inf has no effect.
 
-    Raises:
-      TypeError: An argument is not a number.
-      ValueError: An argument is out of range.
-
     References:
       Li, Wu and Chang, "AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
       Language Model Training", 2026, arXiv:2601.11864.

@@ -60,10 +60,6 @@ class Smooth:
 
     Args:
       sharpness: The exponent s, a finite number above 0. Default: 2.
-
-    Raises:
-      TypeError: `sharpness` is not a number.
-      ValueError: `sharpness` is not positive and finite.
     """
 
     sharpness: float = 2.0

@@ -109,10 +109,6 @@ def detached(response: ResponseLike = "hard") -> Detached:
 
     Returns:
       A response.
-
-    Raises:
-      TypeError: `response` is not a response.
-      ValueError: No response has that name.
     """
     return Detached(response)
 

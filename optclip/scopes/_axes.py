@@ -78,10 +78,6 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
       `axis`.
-
-    Raises:
-      TypeError: `axis` is not an int or tuple of ints.
-      ValueError: At `init` and `update`, a leaf lacks such an axis.
     """
     return Axes(_as_tuple(axis))
 
@@ -121,11 +117,6 @@ def units(
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
       the axes that they cover.
-
-    Raises:
-      TypeError: An argument is not a function; or at `init` and `update`, `axis`
-        returns neither ints nor None.
-      ValueError: At `init` and `update`, a leaf lacks such an axis.
 
     References:
       Brock, De, Smith and Simonyan, "High-Performance Large-Scale Image Recognition

@@ -76,11 +76,6 @@ def groups(labels: Labels) -> Groups:
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms are a dict by label.
-
-    Raises:
-      TypeError: `labels` is None, or a label is not a string. Labels of a function
-        are checked at `init` and `update`.
-      ValueError: At `init` and `update`, the labels are not a prefix of the updates.
     """
     if labels is None:
         wanted = "a tree of strings, or a function of the tree (see optclip.by_path)"

@@ -40,15 +40,14 @@ def clip_by_spectral_norm(
       max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
         the leaf with 1 at `matrix_axes`), or a prefix tree of these with None for
         unclipped.
-      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
-        last two.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
+        two.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
-        Default: read from each leaf's type.
+        Default: read from their types.
 
     Returns:
       The clipped tree. Matrices within the threshold are bit-identical.
@@ -94,23 +93,22 @@ def clip_by_singular_value(
         values `(..., p)`, or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         or with `"eigh"` any other response to a single value that does not enlarge it.
-      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
-        last two.
+      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
+        two.
       method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
         `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
         `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
-        Default: read from each leaf's type.
+        Default: read from their types.
 
     Returns:
       The clipped tree.
 
     Raises:
-      ValueError: `max_value` is negative or NaN, or does not match the singular values;
-        `method` is unknown or does not support the response; or a leaf lacks
-        `matrix_axes`.
+      ValueError: `max_value` is negative or NaN, `method` does not support the
+        response, or a leaf lacks `matrix_axes`.
 
     Guarantees:
       A matrix is bit-identical if `"hard"` with `"eigh"` changes none of its singular

@@ -50,20 +50,19 @@ def clip_by_spectral_norm(
        [0.25 0.  ]]
 
     Args:
-      max_norm: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
-        or a prefix tree of these with None for unclipped.
-      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
-        last two.
+      max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
+        prefix tree of these with None for unclipped.
+      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
+        two.
       method: `"exact"` (default, accurate to within 1e-5) or `"power_iteration"`, which
         starts from the singular vectors of the previous step, stored in the state.
       steps: Number of power iterations per step. Default: 1.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
-      eps: Number added to each norm before the division. PyTorch uses 1e-6.
+      response: What happens above the threshold; see `optclip.responses`.
+      eps: Number added to each norm; PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
-        Default: read from each leaf's type.
+        Default: read from their types.
       record: Whether to record each step; `"leaves"` records the norms of each leaf.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -71,8 +70,7 @@ def clip_by_spectral_norm(
       An optax transformation.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN; `method` is unknown; or at `init` and
-        `update`, a leaf lacks `matrix_axes`, or thresholds or a mask do not match.
+      ValueError: `max_norm` is negative or NaN, or a leaf lacks `matrix_axes`.
 
     Guarantees:
       The estimate of `"power_iteration"` never exceeds the norm, so a matrix may be
@@ -124,15 +122,15 @@ def clip_by_singular_value(
         or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         or with `"eigh"` any other response to a single value that does not enlarge it.
-      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
-        last two.
+      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
+        two.
       method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
         `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
         `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
-        Default: read from each leaf's type.
+        Default: read from their types.
       record: Whether to record each step; `"leaves"` records the values of each leaf.
       name: Prefix of the record's keys in `optclip.metrics`.
 
@@ -142,9 +140,8 @@ def clip_by_singular_value(
       the smaller side, so unclipped steps may count as clipped.
 
     Raises:
-      ValueError: `max_value` is negative or NaN; `method` is unknown or does not
-        support the response; or at `init` and `update`, a leaf lacks `matrix_axes`, or
-        thresholds or a mask do not match.
+      ValueError: `max_value` is negative or NaN, `method` does not support the
+        response, or a leaf lacks `matrix_axes`.
 
     Guarantees:
       The same as those of `optclip.functional.clip_by_singular_value`.

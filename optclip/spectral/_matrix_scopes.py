@@ -58,9 +58,7 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
       `matrix_axes`.
 
     Raises:
-      TypeError: `matrix_axes` is not a tuple of ints.
-      ValueError: `matrix_axes` does not have two entries; or at `init` and `update`, a
-        leaf of two or more axes lacks one of them.
+      ValueError: A leaf of two or more axes lacks one of them.
     """
     return Matrices(_two(matrix_axes))
 
@@ -82,8 +80,8 @@ def singular_values(
        [0.5 0. ]]
 
     Args:
-      matrix_axes: The two axes of a matrix; other axes are batch axes. Default: the
-        last two.
+      matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
+        two.
       method: `"eigh"` (default) or, for the responses `"hard"` and `"smooth"`,
         `"newton_schulz"`; see `optclip.clip_by_singular_value`.
 
@@ -92,9 +90,7 @@ def singular_values(
       values of each matrix; with `"newton_schulz"` `(..., 1)`, a bound on the largest.
 
     Raises:
-      TypeError: `matrix_axes` is not a tuple of ints.
-      ValueError: `matrix_axes` does not have two entries; `method` is unknown; or at
-        `init` and `update`, a leaf of two or more axes lacks one of them.
+      ValueError: A leaf of two or more axes lacks one of them.
     """
     _validate.choice("method", method, ("eigh", "newton_schulz"))
     return SingularValues(_two(matrix_axes), method)

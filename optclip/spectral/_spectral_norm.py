@@ -48,9 +48,6 @@ class Spectral(Measurement):
         starts from the singular vectors of the previous step and needs two products
         with a vector per iteration. See `optclip.clip_by_spectral_norm`.
       steps: Number of power iterations per step. Default: 1.
-
-    Raises:
-      ValueError: `method` is unknown, or `steps` is below 1.
     """
 
     method: Literal["exact", "power_iteration"] = "exact"
