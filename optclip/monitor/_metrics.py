@@ -87,8 +87,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     Guarantees:
       For the tree and for groups, norm times coefficient is the norm after clipping,
       within the range of float32. Norms that `nonfinite` zeroed or made NaN do not
-      count as clipped. Warm-up steps of a rule count as steps. ``clip/steps`` stays 0
-      if the training loop drops the new state.
+      count as clipped. ``clip/steps`` stays 0 if the training loop drops the new state.
     """
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:

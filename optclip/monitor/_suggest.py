@@ -97,15 +97,12 @@ def suggest(
       part: Label of a group or path of a leaf. Default: the only one.
 
     Returns:
-      A `Suggestion`. Its threshold has two digits, or more if two would clip over 20%
-      more or less than `rate` (relative). It may still miss `rate` if fewer than 3
-      steps should be clipped, or if many norms are equal.
+      A `Suggestion`. Its threshold has two digits, or more if rounding would change the
+      rate by over 20%. With fewer than 3 steps to clip, or many equal norms, the rate
+      may still differ from `rate`.
 
     Raises:
-      TypeError: `norms` does not contain numbers.
-      ValueError: Fewer than 10 finite norms remain; an argument is out of range; a norm
-        is negative; or `clip` or `part` does not exist, or is required to choose among
-        several.
+      ValueError: Fewer than 10 finite norms remain, or a norm is negative.
     """
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)

@@ -45,10 +45,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       training loop means that the loop drops the new state.
 
     Raises:
-      TypeError: Called inside `jax.jit`; `opt_state` is a history of many steps or does
-        not contain numbers; `most` is not an int; or `sort_by` is not a string.
-      ValueError: The state contains no record, `most` is below 1, or `sort_by` is
-        unknown.
+      TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
+      ValueError: The state contains no record.
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)

@@ -34,8 +34,8 @@ def distribution(
       ['threshold 4: above 74% of the norms']
 
     Args:
-      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
-        or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
+        describes.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       ax: Axes to draw on. Default: a new figure.
@@ -44,9 +44,7 @@ def distribution(
       The axes.
 
     Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: `clip` or `part` does not exist, or is required to choose among
-        several; or no norm is finite and above 0.
+      ValueError: No norm is finite and above 0.
     """
     record = _history.clip_in(history, clip, part)
     norms = record.norm[np.isfinite(record.norm) & (record.norm > 0)]

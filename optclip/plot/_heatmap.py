@@ -28,9 +28,8 @@ def heatmap(
       ['kernel', 'bias']
 
     Args:
-      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
-        or the path of a file that `optclip.plot.save` wrote; from clipping per group,
-        or with `record="leaves"`.
+      history: Output of `optclip.metrics` per step, from clipping per group or with
+        `record="leaves"`, in a form that `optclip.plot` describes.
       clip: Name of the transformation. Default: the only one with groups or leaves.
       ax: Axes to draw on. Default: a new figure whose height fits the rows.
 
@@ -38,9 +37,7 @@ def heatmap(
       The axes.
 
     Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: The transformation records one norm only; or `clip` does not exist, or
-        is required to choose among several.
+      ValueError: The transformation records one norm only.
     """
     name, steps, parts = _history.parts_of(history, clip)
     finite = {key: _drawable(x) for key, x in parts.items()}

@@ -45,12 +45,11 @@ def save(history: History, path: str | os.PathLike[str]) -> None:
       {"clip/norm": 2.5}
 
     Args:
-      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
-        or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
+        describes.
       path: Path of the file; an existing file is replaced.
 
     Raises:
-      TypeError: `history` has another form, or `path` is not a path.
       ValueError: `history` is empty, or its steps have different keys.
     """
     wanted = "a str or a pathlib.Path"

@@ -40,19 +40,14 @@ def norms(
       ['before', 'after', 'threshold']
 
     Args:
-      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
-        or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
+        describes.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       ax: Axes to draw on. Default: a new figure.
 
     Returns:
       The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: `clip` or `part` does not exist, or is required to choose among
-        several.
     """
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)

@@ -32,8 +32,8 @@ def rate(
       [0.  0.5]
 
     Args:
-      history: Output of `optclip.metrics` per step: a list of dicts, a dict of arrays,
-        or the path of a file that `optclip.plot.save` wrote.
+      history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
+        describes.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       window: Number of steps in the running fraction. Default: 100.
@@ -41,11 +41,6 @@ def rate(
 
     Returns:
       The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      ValueError: `clip` or `part` does not exist, or is required to choose among
-        several; or `window` is below 1.
     """
     _validate.length("window", window)
     record = _history.clip_in(history, clip, part)

@@ -36,9 +36,8 @@ def runs(
       ['max_norm=2 (50% clipped)']
 
     Args:
-      histories: Dict from the label of a run to its history: the output of
-        `optclip.metrics` for each step, as a list of dicts, a dict of arrays, or the
-        path of a file that `optclip.plot.save` wrote.
+      histories: Dict from the label of each run to its history, in a form that
+        `optclip.plot` describes.
       clip: Name of the transformation in all runs. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
       window: Number of steps in the running median. Default: 25.
@@ -46,12 +45,6 @@ def runs(
 
     Returns:
       The axes.
-
-    Raises:
-      ImportError: Matplotlib is not installed.
-      TypeError: `histories` is not a dict.
-      ValueError: `histories` is empty; `clip` or `part` does not exist, or is required
-        to choose among several; or `window` is below 1.
     """
     wanted = "a dict from the label of a run to its history"
     _validate.kind("histories", histories, Mapping, wanted)
