@@ -37,9 +37,6 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
     Returns:
       A function from a tree to a tree of the same structure, for `mask=`, `groups=`,
       `optax.masked` and `optax.partition`.
-
-    Raises:
-      TypeError: `function` is not a function.
     """
     _validate.kind(
         "function", function, Callable, "a function of a path such as 'encoder/kernel'"

@@ -43,8 +43,8 @@ def clip_attention_logits(
 
     Args:
       params: Pytree of arrays with the leaves that `layers` names.
-      max_logits: Largest logit of each query head: a dict of arrays by layer, from
-        `max_attention_logit`, over all batches and positions since the last call.
+      max_logits: Largest logit of each query head since the last call: a dict of arrays
+        by layer, from `max_attention_logit`.
       max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
         of these by layer with None for unclipped. The paper uses 100.
       layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
@@ -56,15 +56,13 @@ def clip_attention_logits(
       The parameters, and a dict by layer of the coefficient of each query head.
 
     Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: A number is out of range, or `layers` does not match `params` or
-        `max_logits`. Layers that normalize queries or keys are rejected, since scaling
-        their weights does not change their logits.
+      ValueError: `layers` does not match `params` or `max_logits`, or a layer
+        normalizes queries or keys, so that scaling its weights does not change its
+        logits.
 
     Guarantees:
       Heads within the threshold are bit-identical unless a head of their group is
-      clipped. A head is unclipped if its largest logit is NaN, infinite, zero or
-      negative; such a logit does not measure the size of the weights.
+      clipped. A head is unclipped if its largest logit is not finite and positive.
 
     Inside `jax.shard_map`, the maximum of the logits is taken over mesh axes that they
     vary over and the query does not. Reduce them yourself where types do not specify

@@ -54,9 +54,9 @@ def clip_attention_logits(
       0.25
 
     Args:
-      max_logit: Threshold: a number, an array that broadcasts to the heads, an optax
-        schedule, a rule of `optclip.thresholds`, or a dict of these by layer with None
-        for unclipped. The paper uses 100.
+      max_logit: Threshold: a number, array that broadcasts to the heads, optax
+        schedule, `optclip.thresholds` rule, or dict of these by layer with None for
+        unclipped. The paper uses 100.
       layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
       balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
       by_group: Whether query heads that share a key head use their smallest gamma, as
@@ -70,22 +70,21 @@ def clip_attention_logits(
       `optclip.functional.max_attention_logit` returns.
 
     Raises:
-      TypeError: An argument has the wrong type, or `update` lacks `max_logits`.
-      ValueError: A number is out of range; `update` lacks `params`; or `layers` does
-        not match the parameters or `max_logits`. Layers that normalize queries or keys
-        are rejected, since scaling their weights does not change their logits.
+      TypeError: `update` lacks `max_logits`.
+      ValueError: `update` lacks `params`; `layers` does not match the parameters or
+        `max_logits`; or a layer normalizes queries or keys, so that scaling its weights
+        does not change its logits.
 
     Guarantees:
       Updates of unclipped heads are bit-identical unless a head of their group is
-      clipped. A head is unclipped, and counted as non-finite, if its largest logit is
-      NaN, infinite, zero or negative; such a logit does not measure the size of the
-      weights.
+      clipped. A head whose largest logit is not finite and positive is unclipped and
+      counts as non-finite, since such a logit does not measure the size of the weights.
 
-    Place it last in the chain, since its updates lead to the scaled parameters, and a
-    later learning rate would change that. In bfloat16 these updates are rounded: a head
-    clipped from 10,000 to 100 is off by 2 %. `optax.MultiSteps` passes only the logits
-    of the last microbatch; pass the maximum since the last step.
-    `optclip.functional.clip_attention_logits` explains the use inside `jax.shard_map`.
+    Place it last in the chain, because a later learning rate would rescale its updates.
+    In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by 2
+    %. `optax.MultiSteps` passes only the logits of the last microbatch; pass the
+    maximum since the last step. `optclip.functional.clip_attention_logits` explains the
+    use inside `jax.shard_map`.
 
     References:
       Kimi Team, "Kimi K2: Open Agentic Intelligence", 2025, arXiv:2507.20534, Alg. 1.

@@ -55,7 +55,6 @@ def find_heads(
       A dict of `optclip.Heads` by layer name, in the order of the leaves.
 
     Raises:
-      TypeError: A pattern is not a string, or a number is not an int.
       ValueError: A pattern matches nothing, or a query has no key or a key no query.
 
     See Also:

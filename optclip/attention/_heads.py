@@ -37,10 +37,6 @@ class Heads:
       stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them; largest
         logits are then `(layers, heads)`. Default: None, one layer.
 
-    Raises:
-      TypeError: A path is not a string, or a number is not an int.
-      ValueError: There is no path, or `rope` is not below `head_dim`.
-
     See Also:
       `optclip.find_heads` builds these from the parameters.
     """

@@ -54,10 +54,6 @@ def max_attention_logit(
     Returns:
       An array `(H,)`, float32, or float64 for float64 inputs. It is NaN for NaN inputs,
       and -inf for a head whose queries attend to nothing. Its derivative is zero.
-
-    Raises:
-      TypeError: An argument has the wrong type.
-      ValueError: The shapes do not match, or an axis is not mapped.
     """
     _check(query, key, block_size)
     if scale is not None:

@@ -65,8 +65,7 @@ def clip_cotangent(
       axis: Axes that each norm covers, an int or a tuple. Default: -1, one norm per
         vector along the last axis. None: one norm per leaf. `()`: one norm per element.
       ord: Order p of the norm, above 0, or inf. Default: 2.
-      response: What happens above the threshold; a name from `optclip.responses`, an
-        object with `coefficient(norm, threshold)`, or a function of these two.
+      response: What happens above the threshold; see `optclip.responses`.
       relative: Statistic of the leaf's norms that multiplies `max_norm`: `"rms"`,
         `"median"`, a quantile from 0 to 1, or a function from the vector of norms to a
         number. Default: None, absolute thresholds.
@@ -84,10 +83,9 @@ def clip_cotangent(
       next `clip_cotangent` takes.
 
     Raises:
-      TypeError: The function is differentiated in forward mode, such as by `jax.jvp`.
+      TypeError: The function is differentiated in forward mode, as by `jax.jvp`.
       ValueError: `max_norm` is negative, NaN or of the wrong shape; a leaf lacks
-        `axis`; `relative` is combined with `axis=None`; `response` contains a schedule;
-        or `name` is used before JAX 0.11.1.
+        `axis`; or `relative` is combined with `axis=None`.
 
     Guarantees:
       Cotangents within the threshold are bit-identical, and zeros stay zero. A traced

@@ -38,12 +38,6 @@ def with_clipped_cotangent(
 
     Returns:
       A function with the arguments and results of `block`.
-
-    Raises:
-      TypeError: `block` is not callable, or `clip_cotangent` lacks an option.
-
-    See Also:
-      `clip_cotangent`, which the wrapper applies to the outputs of `block`.
     """
     wanted = "a function or a callable layer"
     _validate.kind("block", block, Callable, wanted)

@@ -44,13 +44,6 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
 
     Returns:
       A `CotangentRecord` of float32 zeros, of shape `()` or `(steps,)`.
-
-    Raises:
-      TypeError: `steps` is neither an int nor None.
-      ValueError: `steps` is below 1.
-
-    See Also:
-      `optclip.metrics`, which reads the record.
     """
     if steps is not None:
         _validate.length("steps", steps)

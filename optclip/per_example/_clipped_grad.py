@@ -72,8 +72,8 @@ class ClippedGrad:
           The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
 
         Raises:
-          TypeError: An argument of the loss is passed by keyword; or a parameter is not
-            a dense array of floats, such as a PRNG key in a Flax NNX module.
+          TypeError: A parameter is not a dense array of floats, such as a PRNG key in a
+            Flax NNX module.
         """
         check_positional(keywords)
         size = self.microbatch_size

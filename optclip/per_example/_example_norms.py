@@ -56,10 +56,6 @@ class ExampleNorms:
 
         Returns:
           The values, `(batch,)`, and the norms, `(batch,)` or a dict or tree of these.
-
-        Raises:
-          TypeError: An argument of the loss is passed by keyword; or a parameter is not
-            a dense array of floats.
         """
         check_positional(keywords)
         size = self.microbatch_size

@@ -67,10 +67,6 @@ class QuantileThreshold:
       expected_batch_size: Expected number m of examples per batch, required with
         `count_noise`. Default: None, the actual number, which is sensitive.
 
-    Raises:
-      ValueError: An argument is out of range, or `count_noise` lacks
-        `expected_batch_size`.
-
     Guarantees:
       NaN and inf norms count as above the threshold; padding is not counted. A batch
       without examples leaves the threshold unchanged, unless `expected_batch_size` is
@@ -123,10 +119,6 @@ class QuantileThreshold:
 
         Returns:
           The new state.
-
-        Raises:
-          TypeError: `info` does not have one norm per example.
-          ValueError: `key` is missing with `count_noise`, or passed without it.
         """
         wanted = "an ExampleInfo with one norm per example, from over='tree'"
         if not isinstance(info, ExampleInfo) or getattr(info.norms, "ndim", 0) != 1:

@@ -110,9 +110,6 @@ def uclip(
       The transformation `optclip.with_error_feedback(clip)`; place it before the
       optimizer.
 
-    Raises:
-      TypeError: `clip` is not an optax transformation.
-
     References:
       Elesedy and Hutter, *U-Clip: On-Average Unbiased Stochastic Gradient Clipping*,
       2023, arXiv:2302.02971.

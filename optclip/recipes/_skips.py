@@ -53,9 +53,6 @@ def olmo_skip(
       finite steps do enter it, as in OLMo, so that a huge spike can hide later ones for
       `window` steps. To exclude them, pass `learn_skipped=False, max_consecutive=100`.
 
-    Raises:
-      ValueError: In `update`: the loss is not passed.
-
     See Also:
       `thresholds.mean_plus_std`, the rule.
 

@@ -147,9 +147,6 @@ def clippy(
       requires `params`. It records the largest element of each step and the largest
       that the formula allows.
 
-    Raises:
-      ValueError: In `update`: `params` is None.
-
     References:
       Tang et al., *Improving Training Stability for Multitask Ranking Models in
       Recommender Systems*, 2023, arXiv:2302.09178; defaults from ports of its code.

@@ -179,9 +179,6 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       A rule for `over="element"`; its memory is one float per leaf. The first step is
       not clipped. Non-finite elements count as 0.
 
-    Raises:
-      TypeError, ValueError: `decay` is not a number from 0 to 1.
-
     See Also:
       `recipes.stable_spam`.
 

@@ -75,10 +75,6 @@ def constant(value: Number) -> Constant:
 
     Returns:
       A rule without memory or warm-up.
-
-    Raises:
-      TypeError: `value` is not a real number or an array of them; a bool is not.
-      ValueError: A concrete value is negative or NaN.
     """
     _validate.number("value", value)
     # JAX does not accept Python ints of more than 32 bits.
@@ -101,9 +97,6 @@ def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
 
     Returns:
       A rule without memory.
-
-    Raises:
-      TypeError: `function` is not callable.
     """
     wanted = "an optax schedule, which is a function of the step"
     advice = "For a fixed threshold, pass the number directly."

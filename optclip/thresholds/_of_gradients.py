@@ -74,7 +74,6 @@ def of_gradients(rule: Threshold) -> OfGradients:
       A rule with the same memory; non-finite gradients never enter it.
 
     Raises:
-      TypeError: `rule` is not a threshold.
       ValueError: In `update`: `gradients` is not passed.
     """
     return OfGradients(one_rule("rule", rule))

@@ -122,10 +122,6 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       A rule for any scope and norm. Quantiles are interpolated linearly, as in
       `numpy.quantile`. The window stores unclipped norms.
 
-    Raises:
-      TypeError, ValueError: `q` is not a number from 0 to 1, or `window` is not a
-        positive int.
-
     Edge cases:
       - First step: the threshold is its norm, so nothing is clipped.
       - NaN or inf norm: the threshold is the quantile of the stored norms.

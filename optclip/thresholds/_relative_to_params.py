@@ -69,10 +69,6 @@ def relative_to_params(
       they contain NaN, the updates become NaN. If their norm is infinite or overflows,
       nothing is clipped.
 
-    Raises:
-      ValueError: In `update`: `params` is None, or its structure differs from the
-        updates'.
-
     See Also:
       `recipes.agc`.
 

@@ -45,9 +45,6 @@ def clip_after(
     Returns:
       A transformation.
 
-    Raises:
-      TypeError: An argument is not an optax transformation.
-
     See Also:
       `thresholds.of_gradients`, to learn any threshold from the gradients.
     """

@@ -37,8 +37,7 @@ def clip_before(
       `(inner_state, clip_state)`.
 
     Raises:
-      TypeError: An argument is not an optax transformation. In `update`: `state` is not
-        a tuple of both states in this order.
+      TypeError: In `update`: `state` is not a tuple of both states in this order.
 
     See Also:
       `clip_after`, to clip an optimizer's updates.

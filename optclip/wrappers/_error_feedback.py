@@ -43,8 +43,7 @@ def with_error_feedback(
       rounding errors of the output.
 
     Raises:
-      TypeError: `clip` is not an optax transformation. In `init` and `update`: a leaf
-        is sparse, but its residual would be dense.
+      TypeError: A leaf is sparse, since its residual would be dense.
 
     Edge cases:
       - NaN or inf: `nonfinite` of `clip` determines the updates. Entries whose new

@@ -97,7 +97,7 @@ def skip(
         no spike is hidden, but after a lasting change every step is skipped: set
         `max_consecutive` too.
       mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
-      axis_name: Mapped axes that split the leaves. Default: read from each leaf's type.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
       name: Prefix of the record's keys in `optclip.metrics`.
 
     Returns:
