@@ -45,7 +45,7 @@ class ClippedGrad:
 
     Args:
       loss: Loss of one example.
-      bound: Clipping of each gradient, which determines the sensitivity.
+      bound: Clipping of each gradient.
       microbatch_size: Number of examples differentiated at a time; None for all.
       reduce: `"sum"` or `"none"`.
       method: `"vmap"`, `"ghost"` or `"auto"`.
@@ -64,9 +64,9 @@ class ClippedGrad:
 
         Args:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
-          padding: Bools `(batch,)` that mark padding, which adds nothing even if it
-            contains NaN. Default: None, no padding.
-          **keywords: Rejected, because the arguments of the loss are positional.
+          padding: Bools `(batch,)` that mark padding, which adds nothing even if it is
+            NaN. Default: None, no padding.
+          **keywords: Rejected; pass the loss's arguments by position.
 
         Returns:
           The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
@@ -106,9 +106,8 @@ class ClippedGrad:
         `response="unit"` each C counts as 1, and `"replace_one"` doubles the result.
 
         Args:
-          relation: How neighboring batches differ: `"add_or_remove"` (default) one
-            example, `"zero_out"` one, or `"replace_one"`. The enum of `dp_accounting`
-            also works.
+          relation: How neighboring batches differ in one example: `"add_or_remove"`
+            (default), `"zero_out"` or `"replace_one"`, or the enum of `dp_accounting`.
           params: Parameters, required if one threshold applies to several leaves or
             groups.
 
@@ -144,7 +143,7 @@ def clipped_grad(
     nonfinite: Nonfinite = "zero",
     strict: bool = True,
 ) -> ClippedGrad:
-    """Compute gradients clipped per example, and sum them over the batch.
+    """Compute per-example gradients, clip each, and sum them over the batch.
 
     The sum is `sum(g * min(1, C / norm(g)) for g in gradients) / normalize_by`, with
     the threshold C.
@@ -159,36 +158,33 @@ def clipped_grad(
       [0.90000004 1.2       ] [5.  0.5] 1.0
 
     Args:
-      loss: Loss of one example, `loss(params, example)` without a batch axis; returns a
-        number, or `(number, aux)` with `has_aux`.
-      threshold: Maximum norm C of one example's gradient: a number, a dict by label for
-        groups, or a prefix tree for leaves.
+      loss: Loss of one example, `loss(params, example)`, without a batch axis.
+      threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
+        or a prefix tree for leaves.
       argnums: Argument or arguments to differentiate with respect to. Default: 0.
       has_aux: Whether the loss returns `(value, aux)`. Default: False.
       batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
-      microbatch_size: Number of examples differentiated at a time, which bounds memory;
-        it need not divide the batch size. Default: None, all.
-      method: `"vmap"` (default) computes each gradient; `"ghost"` computes only norms,
-        then the sum from scaled cotangents; `"auto"` chooses the smaller memory
-        estimate.
-      reduce: `"sum"` (default), or `"none"` for each clipped gradient, batch axis
-        first.
-      normalize_by: Divisor of the sum: the *expected* batch size, because the actual
-        size is sensitive. Default: 1.
+      microbatch_size: Number of examples differentiated at a time, which bounds memory.
+        Default: None, all.
+      method: `"vmap"` (default) computes each gradient; `"ghost"` computes norms, then
+        the sum from scaled cotangents; `"auto"` chooses the smaller memory estimate.
+      reduce: `"sum"` (default), or `"none"` for each clipped gradient.
+      normalize_by: Divisor of the sum: the *expected* batch size, since the actual one
+        is sensitive. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
       response: `"hard"` (default), `"smooth"`, `"normalize"` or `"drop"`; `"auto_s"`
-        scales by `C / (norm + 0.01)`; `"unit"` clips and divides by C. Custom responses
-        are limited to `C / norm`.
-      nonfinite: What an example with NaN or inf adds: `"zero"` (default) nothing,
-        `"propagate"` NaN, `"raise"` an error under `checkify`.
+        multiplies by `C / (norm + 0.01)`; `"unit"` clips and divides by C. Coefficients
+        of custom responses are limited to `C / norm`.
+      nonfinite: For an example with NaN or inf, `"zero"` (default) adds nothing,
+        `"propagate"` adds NaN, and `"raise"` raises under `checkify`.
       strict: Whether no example adds more than C after rounding, which clips to 1.3e-4
         below C. Default: True.
 
     Returns:
-      A `ClippedGrad`. Call it with the arguments of the loss, and optionally `padding`,
-      for the sum in float32 or wider and an `ExampleInfo`. Its method `sensitivity`
-      bounds the effect of one example.
+      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`, for
+      the sum in float32 or wider and an `ExampleInfo`. Its method `sensitivity` bounds
+      the effect of one example.
 
     Raises:
       ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
@@ -207,13 +203,13 @@ def clipped_grad(
       between a parameter and its first use with data and, with `strict=True`, sums in
       fewer than 32 bits.
 
-      An example adds zeros if its gradient or the threshold is 0 (with `strict`, below
-      2**-36). A threshold of inf clips nothing and makes the sensitivity inf. A norm
-      above 3.4e38 counts as non-finite. An empty or fully padded batch gives zeros. NaN
-      from a custom response makes the sum NaN for every `nonfinite`.
+      A threshold of 0 (with `strict`, below 2**-36) makes the sum zero; inf clips
+      nothing and makes the sensitivity inf. A norm above 3.4e38 counts as non-finite.
+      An empty or fully padded batch gives zeros. NaN from a custom response makes the
+      sum NaN for every `nonfinite`.
 
-    The loss must not combine examples, as BatchNorm and MoE capacity limits do;
-    clipping cannot bound their effect.
+    The loss must not combine examples, as BatchNorm and MoE capacity limits do:
+    clipping does not bound their effect.
 
     References:
       Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.

@@ -48,11 +48,11 @@ def clipped_sum(
       grads: Pytree of arrays with examples or workers along the first axis.
       threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
         or a prefix tree for leaves.
-      padding: Bools that mark padding along the first axis. Default: None, no padding.
+      padding: Bools along the first axis that mark padding. Default: None.
       normalize_by: Divisor of the sum, above 0. Default: 1.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
-      response: What happens above the threshold; the same choices as in `clipped_grad`.
+      response: What happens above the threshold, as in `clipped_grad`.
       nonfinite: `"zero"` (default), `"propagate"` or `"raise"` for NaN and inf.
       strict: Whether no gradient adds more than C after rounding. Default: True.
 
@@ -106,7 +106,7 @@ def aggregate(
       normalize_by: Divisor of the sum: the expected batch size.
       over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
         `optclip.groups(...)`, which must label every leaf.
-      response: What happens above the threshold; the same choices as in `clipped_grad`.
+      response: What happens above the threshold, as in `clipped_grad`.
       nonfinite: `"zero"` (default), `"propagate"` or `"raise"` for NaN and inf.
       strict: Whether no gradient adds more than C after rounding. Default: True.
 

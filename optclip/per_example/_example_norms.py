@@ -50,9 +50,9 @@ class ExampleNorms:
 
         Args:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
-          padding: Bools `(batch,)` that mark padding, whose results are 0 even if it
-            contains NaN. Default: None, no padding.
-          **keywords: Rejected, because the arguments of the loss are positional.
+          padding: Bools `(batch,)` that mark padding, whose results are 0. Default:
+            None, no padding.
+          **keywords: Rejected; pass the loss's arguments by position.
 
         Returns:
           The values, `(batch,)`, and the norms, `(batch,)` or a dict or tree of these.
@@ -92,8 +92,8 @@ def norms(
 ) -> ExampleNorms:
     """Measure the gradient norm of each example, without clipping.
 
-    Useful for the gradient noise scale, data pruning and choosing a threshold. The
-    norms are sensitive.
+    Useful for the gradient noise scale, data pruning and thresholds. The norms are
+    sensitive.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -104,8 +104,7 @@ def norms(
       [5.  0.5]
 
     Args:
-      loss: Loss of one example, `loss(params, example)` without a batch axis; returns a
-        number, or `(number, aux)` with `has_aux`.
+      loss: Loss of one example, `loss(params, example)`, without a batch axis.
       argnums: Argument or arguments to differentiate with respect to. Default: 0.
       has_aux: Whether the loss returns `(value, aux)`; aux is discarded. Default:
         False.
@@ -117,12 +116,9 @@ def norms(
         `optclip.groups(...)`.
 
     Returns:
-      An `ExampleNorms`. Call it with the arguments of the loss, and optionally
-      `padding`, for the values `(batch,)` and the norms: `(batch,)`, a dict of these by
-      label for groups, or a tree of these for leaves.
-
-    See Also:
-      `clipped_grad`, whose `ExampleInfo` contains the same norms.
+      An `ExampleNorms`. Call it with the loss's arguments, and optionally `padding`,
+      for the values `(batch,)` and the norms: `(batch,)`, or a dict or tree of these
+      for groups or leaves.
     """
     _clip_then_sum.check_size(microbatch_size)
     _validate.choice("method", method, METHODS)

@@ -12,9 +12,9 @@ from optclip._arrays._types import PyTree
 class ExampleInfo(NamedTuple):
     """Hold per-example diagnostics, which are sensitive.
 
-    The privacy guarantee does not cover them: a loss or norm reveals information about
-    its example. Arrays have the batch axis first, and are zero at padding except in
-    `aux`.
+    The privacy guarantee does not cover them, since a norm reveals information about
+    its example. Arrays have the batch axis first and, except `aux`, are zero at
+    padding.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -27,11 +27,11 @@ class ExampleInfo(NamedTuple):
 
     Args:
       values: Loss of each example; None from `clipped_sum`.
-      norms: Norm of each example before clipping: `(batch,)`, a dict of these by label
-        for groups, or a tree of these for leaves.
-      coefficients: Factor that clips each gradient, in the structure of `norms`;
-        excludes the divisions of `"unit"` and `normalize_by`.
-      nonfinite: Whether each norm is non-finite, in the structure of `norms`.
+      norms: Norm of each example before clipping: `(batch,)`, or a dict or tree of
+        these for groups or leaves.
+      coefficients: Factor that clips each gradient, like `norms`; excludes the
+        divisions of `"unit"` and `normalize_by`.
+      nonfinite: Whether each norm is non-finite, like `norms`.
       padding: Bools `(batch,)` that mark padding.
       aux: Auxiliary output of the loss; None without `has_aux`.
     """

@@ -33,11 +33,10 @@ class Plan(NamedTuple):
       method: `"vmap"` or `"ghost"`.
       leaves: How `"ghost"` measures each leaf: by a formula (`"gram"`, `"product"`,
         `"embedding"`) or from its gradient (`"bias"`, `"gain"`, `"materialized"`). An
-        `"unused"` leaf has none. A `"custom"` leaf is rejected: a custom derivative
-        precedes its first use with data.
+        `"unused"` leaf has no gradient. A `"custom"` leaf, with a custom derivative
+        before its first use with data, is rejected.
       vmap_bytes: Bytes of a microbatch's gradients, excluding activations.
-      ghost_bytes: Bytes of a microbatch's layer inputs, cotangents and their products;
-        the same as `vmap_bytes` for complex parameters, which `"ghost"` rejects.
+      ghost_bytes: Bytes of a microbatch's layer inputs, cotangents and their products.
       unsupported: Error message of `"ghost"` here, or an empty string.
     """
 

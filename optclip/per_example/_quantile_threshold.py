@@ -44,7 +44,7 @@ class QuantileThreshold:
     After each step `C *= exp(-learning_rate * (b - quantile))`, where
     `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
     fraction of m examples with norm at most C. With `count_noise` the threshold is
-    differentially private, and spends a part of the budget: see `noise_multiplier`.
+    differentially private and spends a part of the budget; see `noise_multiplier`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -59,13 +59,13 @@ class QuantileThreshold:
 
     Args:
       quantile: Target fraction of examples with norm at most C. Default: 0.5.
-      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by at most
-        about 10% per step for the median without noise.
+      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by about
+        10% per step at most, for the median without noise.
       init_value: Threshold of the first step, above 0. Default: 0.1.
-      count_noise: Standard deviation of the noise on the count. Default: 0. The paper
-        uses a twentieth of the batch size.
-      expected_batch_size: Expected number m of examples per batch, required with
-        `count_noise`. Default: None, the actual number, which is sensitive.
+      count_noise: Standard deviation of the noise on the count; the paper uses a
+        twentieth of the batch size. Default: 0.
+      expected_batch_size: Number m, required with `count_noise`. Default: None, the
+        actual number, which is sensitive.
 
     Guarantees:
       NaN and inf norms count as above the threshold; padding is not counted. A batch
@@ -148,19 +148,18 @@ class QuantileThreshold:
     ) -> float:
         """Compute the noise multiplier to use for the gradients.
 
-        The noise on count and gradients together then costs as much as `total`. The
-        result is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for `"add_or_remove"`,
-        and without the factor 2 for other relations.
+        Noise on count and gradients then costs as much as `total` on the gradients
+        alone. The result is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for
+        `"add_or_remove"`, and without the factor 2 for other relations.
 
         Args:
-          total: Noise multiplier that the accountant uses for count and gradients,
-            above 0.
+          total: Noise multiplier for count and gradients together, above 0.
           relation: How neighboring batches differ: `"add_or_remove"` (default),
             `"zero_out"` or `"replace_one"`.
 
         Returns:
-          The standard deviation of the gradient noise divided by the sensitivity, a
-          float.
+          A float: the standard deviation of the gradient noise divided by the
+          sensitivity.
 
         Raises:
           ValueError: `count_noise` is so small that the count alone exceeds the budget.
