@@ -27,9 +27,9 @@ def agc(
     Adaptive gradient clipping: `g = g * min(1, ratio * max(|w|, min_norm) / |g|)`,
     where `|g|` and `|w|` are the norms of a unit.
 
-    A unit is the set of weights that feed one output. Flax, Haiku and Keras store
-    outputs on the last axis, so each norm covers all other axes. A leaf with fewer than
-    two axes is one unit.
+    A unit is the set of weights that feed one output. By default outputs are on the
+    last axis, as in Flax, Haiku and Keras, and each norm covers all other axes. A leaf
+    with fewer than two axes is one unit.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -53,7 +53,7 @@ def agc(
       min_norm: Lower bound on the norm of the weights, so that a unit that starts at
         zero can train.
       stacked: Function of a leaf's path that returns whether its first axis counts
-        layers, as for `jax.lax.scan` over layers. Default: no leaf is stacked.
+        layers, as for `jax.lax.scan` over layers. Default: none.
       axis: Function of a leaf's path and shape that returns the axes of its norms: an
         int, a tuple, or None for the default.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
@@ -64,9 +64,8 @@ def agc(
       `mask=optclip.by_path(lambda path: "head" not in path)`.
 
     See Also:
-      `thresholds.relative_to_params`, the rule. `scopes.units`, the scope.
-      `optax.adaptive_grad_clip` takes norms of rank-3 leaves over axis 0 only, and
-      treats leaves with at most one axis longer than 1, such as `(1, 64)`, as one unit.
+      `thresholds.relative_to_params` and `scopes.units`: the rule and the scope.
+      `optax.adaptive_grad_clip` has other units for leaves of rank 3 and `(1, n)`.
 
     References:
       Brock, De, Smith and Simonyan, *High-Performance Large-Scale Image Recognition
@@ -83,9 +82,9 @@ def autoclip(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip the global norm to a quantile of all norms so far (AutoClip).
 
-    The threshold is `quantile(norms, q)` of the norms up to and including this step.
-    While norms are stationary it clips about `1 - q` of the steps: nine in ten with the
-    paper's 0.1. To clip rare steps only, pass `q=0.9` or more.
+    The threshold is `quantile(norms, q)` of the norms up to and including this step. It
+    clips about `1 - q` of the steps while norms are stationary: nine in ten with the
+    paper's 0.1. To clip only rare spikes, pass `q=0.9` or more.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -125,8 +124,8 @@ def zclip(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip spikes of the global norm by z-score, and always at `max_norm` (ZClip).
 
-    A spike has a z-score `s = (norm - mean) / std` above `z`; its threshold is
-    `mean + z**2 / s * std`, so that larger spikes are clipped to smaller norms.
+    A spike has a z-score `s = (norm - mean) / std` above `z`. Its threshold is
+    `mean + z**2 / s * std`: larger spikes are clipped to smaller norms.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -141,9 +140,9 @@ def zclip(
       z: z-score above which a norm is a spike.
       decay: Decay of the running mean and variance, from 0 to 1.
       warmup: Number of first steps, whose mean and variance start the running ones.
-      max_norm: Maximum norm of every step, warm-up included. If usual norms exceed it,
-        as many models' norms exceed 1, every step is clipped to it, spikes included.
-        Pass a larger value, or `float("inf")` for the paper's equations alone.
+      max_norm: Maximum norm of every step, warm-up included. Many models' norms usually
+        exceed 1; every step is then clipped to 1. Pass a larger value, or
+        `float("inf")` for the paper's equations alone.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:

@@ -24,7 +24,7 @@ def adagc(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip each leaf to a multiple of its running average norm (AdaGC).
 
-    In each step `g = g * min(1, ratio * mean / |g|)`, and then, with the clipped `g`,
+    In each step `g = g * min(1, ratio * mean / |g|)`; then, with the clipped `g`,
     `mean = decay * mean + (1 - decay) * |g|`. During the warm-up the global norm is
     clipped instead.
 
@@ -41,7 +41,7 @@ def adagc(
     Args:
       ratio: Maximum norm of a leaf, as a multiple of its running average.
       decay: Decay of the running average, from 0 to 1.
-      warmup: Number of first steps, clipped by global norm. A leaf's smallest clipped
+      warmup: Number of first steps, clipped by global norm; a leaf's smallest clipped
         norm in them starts its average.
       max_norm: Maximum global norm during the warm-up.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
@@ -138,14 +138,13 @@ def aggc(
       decay: Decay of the running average, which starts at 0.
       min_norm: Minimum of the lower edge.
       max_shrink: Smallest factor for a large norm.
-      max_growth: Largest factor for a small norm; 1 forbids growth, as in the authors'
-        LoRA scripts. Their GRPO scripts allow it:
-        `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
+      max_growth: Largest factor for a small norm; 1 forbids growth. The authors' GRPO
+        scripts use `high=0.7, low=0.98, decay=0.99, max_growth=1.1`.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
       A transformation; place it before the optimizer. Unlike the authors' code, it does
-      not change the first step, which has no average yet, or a group without gradient.
+      not change the first step, which has no average yet.
 
     See Also:
       `thresholds.ema` and `responses.band`: the rule and the response.
@@ -153,7 +152,7 @@ def aggc(
     References:
       Li, Wu and Chang, *AGGC: Adaptive Group Gradient Clipping for Stabilizing Large
       Language Model Training*, 2026, arXiv:2601.11864. Defaults from its LoRA scripts,
-      which also move both edges during training: pass schedules.
+      which also schedule both edges.
     """
     for name, value in (("high", high), ("low", low)):
         if not callable(value):

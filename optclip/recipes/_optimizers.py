@@ -50,9 +50,9 @@ def spam(
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
-      A transformation that replaces Adam; add a learning rate after it. The authors'
-      code permanently clips elements without earlier gradients to zero; this one does
-      not clip them.
+      A transformation that replaces Adam; add a learning rate after it. Elements
+      without earlier gradients are not clipped; the authors' code clips them to zero
+      permanently.
 
     See Also:
       `thresholds.second_moment`, the rule.
@@ -108,9 +108,9 @@ def stable_spam(
       A transformation that replaces Adam; add a learning rate after it. Its records are
       named `max` (elements) and `norm` (leaves); with `name="x"`, `x_max` and `x_norm`.
 
-      A reset does not affect the averages, and its step already uses the new moments.
-      The authors' code restarts the averages' step counter, so that thresholds are
-      hundreds of times too large after a reset, and it resets one step later.
+      A reset does not affect the averages. The authors' code restarts their step
+      counter, so that thresholds are hundreds of times too large after a reset, and
+      resets one step later.
 
     See Also:
       `thresholds.ema_of_max` and `thresholds.mean_over_rms`: the rules.
@@ -165,7 +165,7 @@ def acclip(
       A transformation that replaces Adam; add a learning rate after it.
 
     Raises:
-      ValueError: `nonfinite="zero"`, which would hide moments that are NaN.
+      ValueError: `nonfinite="zero"` is passed, which would hide NaN moments.
 
     See Also:
       `thresholds.moment`, the rule.

@@ -34,8 +34,8 @@ def auto_s(
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
-      A transformation of one gradient; place it before the optimizer. The paper applies
-      the formula to per-example gradients.
+      A transformation; place it before the optimizer. The paper applies the formula to
+      per-example gradients.
 
     References:
       Bu, Wang, Zha and Karypis, *Automatic Clipping: Differentially Private Deep
@@ -63,12 +63,12 @@ def sclip(
     Args:
       c: Limit of each element: a number or an optax schedule.
       tau: Squared scale of the curve: a number above 0 or an optax schedule. Small
-        elements are multiplied by `c / sqrt(tau)`.
+        elements are multiplied by about `c / sqrt(tau)`.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
-      A transformation; place it before the optimizer. It clips smoothly at `sqrt(tau)`,
-      the recorded threshold, then multiplies by `c / sqrt(tau)`.
+      A transformation; place it before the optimizer. The recorded threshold is
+      `sqrt(tau)`.
 
     References:
       Yu, Jakovetić and Kar, *Smoothed Gradient Clipping and Error Feedback for

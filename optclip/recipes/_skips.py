@@ -49,9 +49,9 @@ def olmo_skip(
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
 
-      NaN and inf never enter the window. In OLMo, one NaN skips `window` steps. Skipped
-      finite steps do enter it, as in OLMo, so that a huge spike can hide later ones for
-      `window` steps. To exclude them, pass `learn_skipped=False, max_consecutive=100`.
+      NaN and inf never enter the window; in OLMo, one NaN skips `window` steps. Skipped
+      finite steps do, so a huge spike can hide later ones for `window` steps. To
+      exclude them, pass `learn_skipped=False, max_consecutive=100`.
 
     See Also:
       `thresholds.mean_plus_std`, the rule.
@@ -100,8 +100,8 @@ def axlearn_skip(
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
-      Unlike AXLearn, it never skips the first step. AXLearn's average starts at 1, so
-      that it skips every step if all norms are above 20.
+      It never skips the first step. AXLearn's average starts at 1, so it skips every
+      step if all norms exceed 20.
 
     See Also:
       `thresholds.ema`, the rule.

@@ -45,9 +45,9 @@ def spectra(
     """Cap the singular values of an optimizer's updates softly (SPECTRA).
 
     Each matrix `u` becomes `sqrt(max(1, outputs / inputs)) * H(u)`, where `H` replaces
-    each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. While `step < warmup`, the
-    cap `c` is `max_value * learning_rate(warmup) / learning_rate(step)`, so that cap
-    times learning rate stays constant.
+    each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. During the warm-up the cap
+    `c` is `max_value * learning_rate(warmup) / learning_rate(step)`, so that cap times
+    learning rate is constant.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -67,16 +67,15 @@ def spectra(
       inner: The optimizer to wrap, without learning rate and weight decay. Default:
         `optax.scale_by_adam()`.
       max_value: Soft cap of the updates' singular values: a number or a schedule.
-      max_gradient: The same for gradients, before `inner`. The authors' code has 0.1,
-        but they recommend None, no cap.
+      max_gradient: The same for gradients, before `inner`. Default: None, as the
+        authors recommend; their code has 0.1.
       learning_rate: Schedule of the learning rate; requires `warmup`. Default: None.
       warmup: Number of first steps that scale both caps by `learning_rate`.
       matrix_axes: Axes of a kernel's inputs and outputs. Other axes are batch axes.
-      transposed: Function of a leaf's path that returns whether the first of these axes
-        holds the outputs, as the authors do for embeddings `(vocabulary, features)`:
-        `lambda path: "embed" in path`. Default: no leaf is transposed.
-      method: `"newton_schulz"` (matrix products only) or `"eigh"` (decomposition); see
-        `optclip.clip_by_singular_value`.
+      transposed: Function of a leaf's path that returns whether the outputs are on the
+        first of these axes, as for the authors' embeddings `(vocabulary, features)`:
+        `lambda path: "embed" in path`. Default: none.
+      method: `"newton_schulz"` or `"eigh"`; see `optclip.clip_by_singular_value`.
       options: `mask`, `axis_name`, `nonfinite`, `record` and `name`, as in
         `optclip.clip_by_singular_value`.
 
@@ -86,11 +85,11 @@ def spectra(
 
     Raises:
       ValueError: Only one of `learning_rate` and `warmup` is passed, or
-        `nonfinite="zero"`, which would hide moments that are NaN.
+        `nonfinite="zero"` is passed, which would hide NaN moments.
 
     Differences from the authors' code:
-      - A vector's singular value is its norm. `max_value` also scales norms below `c`,
-        so that the output is continuous there; `max_gradient` excludes vectors.
+      - A vector's singular value is its norm, which `max_value` also scales below `c`,
+        so that the output is continuous; `max_gradient` excludes vectors.
       - `apply_to="2d"`, which excludes all vectors, is
         `mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)`.
       - The decay of the cap at the end of training is a schedule for `max_value`.

@@ -79,11 +79,10 @@ def stable_adamw(
 
     Returns:
       A transformation that replaces `optax.scale_by_adam` and `add_decayed_weights`;
-      add a learning rate after it. It records the RMS of each update and the maximum
-      that the formula allows.
+      add a learning rate after it. It records the RMS of each update and its limit.
 
     Raises:
-      ValueError: `nonfinite="zero"`, which would hide moments that are NaN.
+      ValueError: `nonfinite="zero"` is passed, which would hide NaN moments.
 
     References:
       Wortsman et al., *Stable and low-precision training for large-scale
@@ -143,9 +142,8 @@ def clippy(
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:
-      A transformation of the steps; place it last, after the learning rate. `update`
-      requires `params`. It records the largest element of each step and the largest
-      that the formula allows.
+      A transformation; place it last, after the learning rate. `update` requires
+      `params`. It records the largest element of each step and its limit.
 
     References:
       Tang et al., *Improving Training Stability for Multitask Ranking Models in
