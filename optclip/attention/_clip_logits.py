@@ -47,10 +47,10 @@ def clip_attention_logits(
         by layer, from `max_attention_logit`.
       max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
         of these by layer with None for unclipped. The paper uses 100.
-      layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
+      layers: Dict of `optclip.Heads` by layer name, from `optclip.find_heads`.
       balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
-      by_group: Whether query heads that share a key head use their smallest gamma, as
-        in Megatron. Default: False.
+      by_group: Whether query heads with one key head share their smallest gamma, as in
+        Megatron. Default: False.
 
     Returns:
       The parameters, and a dict by layer of the coefficient of each query head.

@@ -57,12 +57,12 @@ def clip_attention_logits(
       max_logit: Threshold: a number, array that broadcasts to the heads, optax
         schedule, `optclip.thresholds` rule, or dict of these by layer with None for
         unclipped. The paper uses 100.
-      layers: Dict of `optclip.Heads` by layer name; see `optclip.find_heads`.
+      layers: Dict of `optclip.Heads` by layer name, from `optclip.find_heads`.
       balance: Power of gamma that scales the query, from 0 to 1. Default: 0.5.
-      by_group: Whether query heads that share a key head use their smallest gamma, as
-        in Megatron. Default: False.
+      by_group: Whether query heads with one key head share their smallest gamma, as in
+        Megatron. Default: False.
       record: Whether to record each step, with one entry per layer.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation whose `update` requires `params` and `max_logits`, a dict
@@ -81,8 +81,8 @@ def clip_attention_logits(
       counts as non-finite, since such a logit does not measure the size of the weights.
 
     Place it last in the chain, because a later learning rate would rescale its updates.
-    In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by 2
-    %. `optax.MultiSteps` passes only the logits of the last microbatch; pass the
+    In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by
+    2%. `optax.MultiSteps` passes only the logits of the last microbatch; pass the
     maximum since the last step. `optclip.functional.clip_attention_logits` explains the
     use inside `jax.shard_map`.
 

@@ -14,8 +14,8 @@ from optclip.scopes._interface import PerLeaf
 class Heads:
     """Locate the heads of one attention layer, or of a stack, in its parameters.
 
-    The number of key heads must divide the number of query heads (GQA, MQA). Query
-    heads that share a key head are adjacent, as in `jax.nn.dot_product_attention`.
+    Query heads that share a key head (GQA, MQA) are adjacent, as in
+    `jax.nn.dot_product_attention`.
 
     Example:
       >>> import optclip
@@ -30,12 +30,12 @@ class Heads:
         Default: -2, as in Flax, with kernels `(d, heads, n)` and biases `(heads, n)`.
       rope: Number of rotary entries at the end of each query head that share one key
         (multi-head latent attention, MLA). Do not name the leaf of that key. In other
-        keys only the entries that meet the rest of the query are scaled, not values.
-        Default: 0, also for rotary embeddings of whole heads.
-      head_dim: Number of entries per head if `axis` counts heads times features, head
-        after head, as in Haiku (`axis=-1`) and Equinox (`axis=0`). Default: None.
-      stacked: Axis of each leaf that counts layers, as `nn.scan` stacks them; largest
-        logits are then `(layers, heads)`. Default: None, one layer.
+        key leaves only the keys are scaled, not the values. Default: 0, also for rotary
+        embeddings of whole heads.
+      head_dim: Entries per head if `axis` joins all heads, one after another, as in
+        Haiku (`axis=-1`) and Equinox (`axis=0`). Default: None.
+      stacked: Axis that counts layers, as `nn.scan` stacks them; largest logits are
+        then `(layers, heads)`. Default: None, one layer.
 
     See Also:
       `optclip.find_heads` builds these from the parameters.

@@ -58,29 +58,29 @@ def clip_cotangent(
       12.625 5.25
 
     Args:
-      tree: Pytree of arrays, such as the activations of a layer. Integers, bools and
-        PRNG keys pass unchanged.
-      max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
-        the leaf with 1 at `axis`), or a prefix tree of these with None for unclipped.
+      tree: Pytree of arrays, such as a layer's activations. Integers, bools and PRNG
+        keys are unchanged.
+      max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
+        leaf with 1 at `axis`), or prefix tree of these with None for unclipped.
       axis: Axes that each norm covers, an int or a tuple. Default: -1, one norm per
-        vector along the last axis. None: one norm per leaf. `()`: one norm per element.
+        vector along the last axis. None: per leaf. `()`: per element.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
       relative: Statistic of the leaf's norms that multiplies `max_norm`: `"rms"`,
         `"median"`, a quantile from 0 to 1, or a function from the vector of norms to a
         number. Default: None, absolute thresholds.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves: a `PartitionSpec`, the names that
         each norm spans (`()` for none), or a tree of these. Default: read from each
         leaf's type, which suffices for `axis=None`.
       probe: Record from `cotangent_probe` whose gradient reports the clipping.
-      name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique within the
-        loss. Requires JAX 0.11.1.
+      name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique in the loss.
+        Requires JAX 0.11.1.
 
     Returns:
-      The tree, bit-identical. With `probe`, a pair of the tree and the probe, which the
-      next `clip_cotangent` takes.
+      The same tree. With `probe`, a pair of the tree and the probe to pass to the next
+      `clip_cotangent`.
 
     Raises:
       TypeError: The function is differentiated in forward mode, as by `jax.jvp`.
@@ -96,15 +96,15 @@ def clip_cotangent(
       both. Relative thresholds scale with the loss. `response` and `relative` may close
       over traced values.
 
-      Under `jax.vmap` each example has separate norms and statistics. An array shared
-      by all examples is clipped after summation, unless another array, a threshold or
-      the probe has an axis of examples.
+      Under `jax.vmap` each example has separate norms. The cotangent of an array shared
+      by all examples is clipped after summation, unless another leaf, a threshold or
+      the probe is batched.
 
-      An outer `jax.grad` does not clip in the value that `jax.value_and_grad` returns;
-      call the function separately for that value.
+      If the value that `jax.value_and_grad` returns is differentiated again, its
+      cotangents are not clipped; call the loss itself for that value.
 
-    Clipping each time step or layer biases the gradient of the parameters and does not
-    bound it, so keep `optclip.clip_by_global_norm` in the optimizer.
+    Cotangent clipping biases the parameters' gradient and does not bound it, so keep
+    `optclip.clip_by_global_norm` in the optimizer.
 
     See Also:
       `with_clipped_cotangent` wraps a layer; `cotangent_probe` records the clipping.

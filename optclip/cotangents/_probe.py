@@ -16,8 +16,8 @@ from optclip.typing import CotangentRecord
 def cotangent_probe(steps: int | None = None) -> CotangentRecord:
     """Create a record of zeros whose gradient reports how `clip_cotangent` clipped.
 
-    Pass it to the loss as an argument, and to `clip_cotangent` as `probe`. The gradient
-    with respect to it is the record of the backward pass.
+    Pass it to the loss as an argument, and there to `clip_cotangent` as `probe`. The
+    gradient with respect to it is the record.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -39,8 +39,7 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
 
     Args:
       steps: Length of a `jax.lax.scan` that takes the probe in its `xs`, for one record
-        per step. Default: None, one record of all `clip_cotangent` calls it passes
-        through.
+        per step. Default: None, one record for all calls that take the probe.
 
     Returns:
       A `CotangentRecord` of float32 zeros, of shape `()` or `(steps,)`.
