@@ -16,8 +16,8 @@ from optclip.typing import ClipRecord, ClipState, PyTree, SkipRecord
 def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     """Read clipping metrics from an optimizer state into a flat dict of scalars.
 
-    Finds all clipping transformations in a nested state: `chain`, `masked`,
-    `partition`, `MultiSteps`, `inject_hyperparams` and wrapped optimizers. Works inside
+    Finds all clipping transformations in a nested state (`chain`, `masked`,
+    `partition`, `MultiSteps`, `inject_hyperparams`, wrapped optimizers). Works inside
     `jax.jit`: return the dict from the training step, then log it.
 
     Example:
@@ -62,9 +62,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
 
       `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
       far and in a row, and with `max_value` float32 ``skip/value`` and
-      ``skip/value_threshold``. Its coefficient and rate cover the norm only; steps
-      skipped because of the loss count in ``skipped``. Transformations inside `skip`
-      record only the steps taken.
+      ``skip/value_threshold``. Its coefficient and rate cover the norm only, not the
+      loss. Transformations inside `skip` record only the steps taken.
 
       For the gradient of a probe, named by its path (`cotangent` if that is empty),
       over all norms of one backward pass:
@@ -81,8 +80,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       A probe gradient with one entry per step is summed over the steps.
 
     Raises:
-      ValueError: There is neither a state of optclip nor a probe gradient. A state
-        without a record gives an empty dict.
+      ValueError: There is neither a state of optclip nor a probe gradient.
 
     Guarantees:
       For the tree and for groups, norm times coefficient is the norm after clipping,

@@ -69,11 +69,11 @@ def suggest(
 ) -> Suggestion:
     """Suggest a fixed threshold that clips a fraction of the steps of a recorded run.
 
-    Record a run that trains well with a threshold that clips nothing,
-    `clip_by_global_norm(inf)`, and keep `metrics(state)` of each step; or pass the
-    norms that another library logged. If the 99% quantile is many times the median, or
-    a norm is over 100 times the median (the table reports this), the run may have
-    diverged. Then record another with a loose threshold or a lower learning rate.
+    Record `metrics(state)` of each step in a run that trains well with
+    `clip_by_global_norm(inf)`, which clips nothing; or pass norms that another library
+    logged. If the 99% quantile is many times the median, or a norm is over 100 times
+    the median (the table reports this), the run may have diverged. Then record another
+    with a loose threshold or a lower learning rate.
 
     Example:
       >>> import numpy as np, optclip
@@ -86,14 +86,13 @@ def suggest(
       max_norm=6.7 would have clipped 9.6% of 900 steps
 
     Args:
-      norms: Norm of each step, in order: an array of any shape, or the output of
-        `metrics` as a list of dicts, a dict of arrays as `jax.lax.scan` stacks them, or
-        the path of a file that `optclip.plot.save` wrote.
+      norms: Norm of each step, in order: an array, or the output of `metrics` in a form
+        that `optclip.plot` describes.
       rate: Fraction of the steps to clip, from 0 to 1. Default: 0.1.
-      skip_first: Fraction of the steps to skip at the start, from 0 to 1, where norms
-        are often larger. `clip/rate` of a run includes these steps. Default: 0.1.
-      clip: Name of the transformation in the output of `metrics`. For one inside `skip`
-        pass the name of the `skip`, which records all steps. Default: the only one.
+      skip_first: Fraction of the steps to exclude at the start, where norms are often
+        larger. Default: 0.1.
+      clip: Name of the transformation; for one inside `skip` the name of the `skip`,
+        which records all steps. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
 
     Returns:

@@ -31,18 +31,16 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
 
     Args:
-      opt_state: State of any optax transformation, which may contain gradients of
-        probes; or the output of `metrics`.
+      opt_state: State of an optimizer, or the output of `metrics`.
       most: Number of groups or leaves listed per transformation. Default: 10.
-      sort_by: Order of groups and leaves: `"norm"` (default) lists non-finite norms
-        first, most frequent first, then the largest norms; `"rate"` lists the most
-        often clipped.
+      sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
+        then the largest; or `"rate"`, the most often clipped first.
 
     Returns:
       Text. The columns of a group or leaf are its percentage of the sum of squared
-      norms, its norm and its name, followed by how often it was clipped or non-finite.
-      "Up to" precedes the largest rate of several norms. "No step yet" in a running
-      training loop means that the loop drops the new state.
+      norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
+      precedes the largest rate of several norms. "No step yet" during training means
+      that the loop drops the new state.
 
     Raises:
       TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.

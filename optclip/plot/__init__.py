@@ -1,8 +1,8 @@
 """Plot recorded clipping metrics with Matplotlib.
 
 Each function plots a history: the dicts that `optclip.metrics` returned, one per step;
-a dict of arrays, as `jax.lax.scan` stacks them; or the path of a file with one JSON
-object per line, as `save` writes it. Each returns the Matplotlib `Axes`. Matplotlib is
+a dict of arrays, as `jax.lax.scan` stacks them; or the path of a file that `save`
+wrote, with one JSON object per line. Each returns the Matplotlib `Axes`. Matplotlib is
 imported at the first call and installed by `pip install optclip[plot]`.
 
 Example:

@@ -19,8 +19,8 @@ def distribution(
 ) -> Axes:
     """Plot a histogram of the norms, with the median threshold and its quantile.
 
-    For leaves, axes and elements the histogram covers the largest norm of each step and
-    omits the threshold, since the smallest threshold may belong to another norm.
+    For leaves, axes and elements it shows the largest norm of each step, without the
+    threshold, which may belong to another norm.
 
     Example:
       >>> import numpy as np, optclip

@@ -23,11 +23,10 @@ def norms(
 ) -> Axes:
     """Plot the norm before and after clipping, and the threshold, at each step.
 
-    For leaves, axes and elements, which have many norms and thresholds, this plots the
-    fraction of the norms clipped, or the largest norm if no threshold is finite. With
-    `record="leaves"` and `part=`, it plots the norms of one leaf. Steps with a
-    non-finite norm are marked at the top. The axis is logarithmic if norms differ by a
-    factor of more than 30.
+    For leaves, axes and elements this plots the fraction of the norms clipped, or the
+    largest norm if no threshold is finite. With `record="leaves"` and `part=`, it plots
+    the norms of one leaf. Steps with a non-finite norm are marked at the top. The axis
+    is logarithmic if norms differ by more than a factor of 30.
 
     Example:
       >>> import optclip
