@@ -53,7 +53,7 @@ def clip_by(
       [[7. 1.]]
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       threshold: Threshold: a number, an array that broadcasts to the norms, or a prefix
         tree of these with None for unclipped.
       over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
@@ -64,7 +64,7 @@ def clip_by(
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:

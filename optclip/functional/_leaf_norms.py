@@ -35,16 +35,16 @@ def clip_by_norm(
        [0.8 0.2]]
 
     Args:
-      tree: Pytree of arrays, or one array.
-      max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
-        the leaf with 1 at `axis`), or a prefix tree of these with None for unclipped.
-      axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
+      tree: Pytree of arrays.
+      max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
+        leaf with 1 at `axis`), or prefix tree of these with None for unclipped.
+      axis: Axes that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
@@ -88,14 +88,14 @@ def clip_by_average_norm(
       [0.6 0.8]
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       max_norm: Threshold: a number, or a prefix tree of numbers with None for
         unclipped.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
@@ -138,15 +138,15 @@ def clip_by_rms(
       [ 1. -1.  1.  1.]
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       max_rms: Threshold: a number, an array that broadcasts to the means, or a prefix
         tree of these with None for unclipped.
-      axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
+      axis: Axes that a mean covers. Default: all, one per leaf.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:

@@ -44,7 +44,7 @@ def global_norm(
       500.0
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       mask: Leaves to measure; a tree of bools or a function of the tree. Default: all.
@@ -92,7 +92,7 @@ def clip_by_group_norm(
       [0.6] [0.8] [0.5] 5.0
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       max_norm: Threshold: a number, or a dict of numbers by label with None for
         unclipped.
       groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
@@ -103,7 +103,7 @@ def clip_by_group_norm(
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
@@ -146,16 +146,16 @@ def clip_by_global_norm(
       [0.6 0. ] [0.8] 5.0
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       max_norm: Threshold: a number. 0 clips to zero, inf clips nothing.
-      use_norm: Norm of the tree, which is then not computed. An infinite norm counts as
-        non-finite. Default: None, compute the norm.
+      use_norm: Norm of the tree, if already computed. An infinite norm counts as
+        non-finite. Default: None, compute it.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
@@ -167,10 +167,10 @@ def clip_by_global_norm(
 
     Guarantees:
       Within the threshold every leaf is bit-identical. Otherwise all leaves are
-      multiplied by one factor in float32 or wider, and the norm is at most `max_norm *
-      (1 + 2e-5)`, or `(1 + 2e-4)` for orders other than 2 and inf, before the cast to
-      the dtype of each leaf. With `strict=True` it is at most `max_norm` after the
-      cast, and leaves within 1.3e-4 of the threshold are clipped too. A norm above
+      multiplied by one factor in float32 or wider, and the norm is at most
+      `max_norm * (1 + 2e-5)`, or `(1 + 2e-4)` for orders other than 2 and inf, before
+      the cast to each dtype. With `strict=True` it is at most `max_norm` after the
+      cast, and norms within 1.3e-4 below the threshold are clipped too. A norm above
       3.4e38 reads inf and follows `nonfinite`. The derivative at norm 0 is the
       identity.
 

@@ -70,25 +70,24 @@ def clip_by_value(
       [-4.4  2.   2.5]
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       limit: Symmetric bound, or the lower bound if passed by position with `upper`: a
         number, an array that broadcasts to each leaf, or a prefix tree of these with
         None for unbounded. Complex elements are clipped by their modulus.
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
-      strict: Whether a bound that the dtype cannot represent is rounded toward zero
-        instead of to nearest.
-      nonfinite: What NaN and inf do. `"propagate"` moves inf to its bound and keeps
-        NaN, `"zero"` makes them zero, and `"raise"` raises an error under `checkify`.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      strict: Whether bounds are rounded toward zero in the dtype of each leaf.
+      nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros
+        both, `"raise"` raises under `jax.experimental.checkify`.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
 
     Returns:
       The clipped tree. Elements within the bounds are bit-identical. Where an array
       `lower` exceeds `upper`, the result is `lower`.
 
     Raises:
-      TypeError: No bound is passed, `limit` is combined with `lower`, `limit=` is
-        combined with `upper=`, or a bound is not a number or an array.
+      TypeError: No bound is passed, `limit` is combined with `lower`, or `limit=` with
+        `upper=`.
       ValueError: A bound is NaN or does not broadcast, `limit` is negative, or `lower >
         upper` for numbers.
 

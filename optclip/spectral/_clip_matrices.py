@@ -36,16 +36,15 @@ def clip_by_spectral_norm(
        [0.25 0.  ]]
 
     Args:
-      tree: Pytree of arrays, or one array.
-      max_norm: Threshold: a number, an array that broadcasts to the norms (the shape of
-        the leaf with 1 at `matrix_axes`), or a prefix tree of these with None for
-        unclipped.
+      tree: Pytree of arrays.
+      max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
+        leaf with 1 at `matrix_axes`), or prefix tree of these with None for unclipped.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
         Default: read from their types.
 
@@ -88,7 +87,7 @@ def clip_by_singular_value(
        [0.5 0. ]]
 
     Args:
-      tree: Pytree of arrays, or one array.
+      tree: Pytree of arrays.
       max_value: Threshold: a number, an array that broadcasts to the ascending singular
         values `(..., p)`, or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
@@ -99,7 +98,7 @@ def clip_by_singular_value(
         `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
         `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
         Default: read from their types.
 

@@ -60,11 +60,11 @@ def clip_by_spectral_norm(
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
         Default: read from their types.
       record: Whether to record each step; `"leaves"` records the norms of each leaf.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.
@@ -128,11 +128,11 @@ def clip_by_singular_value(
         `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
         `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
         Default: read from their types.
       record: Whether to record each step; `"leaves"` records the values of each leaf.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation. Its record contains singular values; with

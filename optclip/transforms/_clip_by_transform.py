@@ -97,7 +97,7 @@ def clip_by(
         `jax.shard_map` sets.
       record: Whether the state records each step for `optclip.metrics`. `"leaves"`
         records one entry per norm, and for the tree also the norm of each leaf.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation with a `ClipState` of fixed structure. With `record=False`

@@ -50,16 +50,16 @@ def clip_by_norm(
     Args:
       max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
         prefix tree of these with None for unclipped.
-      axis: Axes of each leaf that a norm covers. Default: all, one norm per leaf.
+      axis: Axes that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.
@@ -111,10 +111,10 @@ def clip_by_average_norm(
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.
@@ -162,15 +162,15 @@ def clip_by_rms(
     Args:
       max_rms: Threshold: a number, optax schedule, `optclip.thresholds` rule, or prefix
         tree of these with None for unclipped.
-      axis: Axes of each leaf that a mean covers. Default: all, one per leaf.
+      axis: Axes that a mean covers. Default: all, one per leaf.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.

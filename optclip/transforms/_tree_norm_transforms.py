@@ -59,12 +59,12 @@ def clip_by_global_norm(
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      use_norm: Name of an extra argument of `update` that holds the norm, which is then
-        not computed. Default: None, compute the norm.
+      use_norm: Name of an extra argument of `update` that holds the norm, if already
+        computed. Default: None, compute it.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.
@@ -141,10 +141,10 @@ def clip_by_group_norm(
       eps: Number added to each norm; PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       record: Whether to record each step, with one entry per group.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation.

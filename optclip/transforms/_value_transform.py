@@ -48,19 +48,18 @@ def clip_by_value(
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
       response: What happens outside the bounds. `"hard"` (default) moves elements to
         the bound; other responses need a symmetric `limit`.
-      strict: Whether a bound that the dtype cannot represent is rounded toward zero
-        instead of to nearest.
-      nonfinite: What NaN and inf do. `"propagate"` moves inf to its bound and keeps
-        NaN, `"zero"` makes them zero, and `"raise"` raises an error under `checkify`.
-      mask: Leaves to clip; a tree of bools or a function of the updates. Default: all.
+      strict: Whether bounds are rounded toward zero in the dtype of each leaf.
+      nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros
+        both, `"raise"` raises under `jax.experimental.checkify`.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
       record: Whether to record each step; `"leaves"` also records each leaf's norm.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       An optax transformation. Elements within the bounds are bit-identical.
 
     Raises:
-      TypeError: Both forms are passed, or neither; or a bound is not a number.
+      TypeError: Both forms are passed, or neither.
       ValueError: A bound is NaN, `limit` is negative, or `lower > upper`.
 
     References:

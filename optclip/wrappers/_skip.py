@@ -98,7 +98,7 @@ def skip(
         `max_consecutive` too.
       mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      name: Prefix of the record's keys in `optclip.metrics`.
+      name: Key prefix in `optclip.metrics`.
 
     Returns:
       A transformation. Wrap the whole optimizer, or place it last in a chain:
