@@ -6,23 +6,18 @@ thresholds, the state and the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import optax
 
-from optclip._arrays._types import PyTree
-from optclip._clip import apply, clip_of
+from optclip._clip import clip_of
 from optclip.norms._interface import NormLike, as_norm
 from optclip.responses._interface import resolve
 from optclip.scopes._interface import ScopeLike, as_scope
-from optclip.transforms._engine import Engine, Step
-from optclip.transforms._lift import lifted
+from optclip.transforms._engine import Engine
+from optclip.transforms._lift import clipping
 from optclip.transforms._positions import checks_positions
 from optclip.transforms._rules import rules_of
 from optclip.typing import (
     AxisName,
-    ClipState,
     Mask,
     Nonfinite,
     Number,
@@ -121,24 +116,3 @@ def clip_by(
     )  # fmt: skip
     engine = Engine(clip, rules_of(threshold, clip), record, name)
     return clipping(engine, engine.decide)
-
-
-def clipping(
-    engine: Engine, decide: Callable[..., Step]
-) -> optax.GradientTransformationExtraArgs:
-    """Build the transformation of an engine.
-
-    Args:
-      engine: the engine.
-      decide: its method `decide`, or that method with some of its options.
-    """
-
-    def update_fn(
-        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
-    ) -> tuple[PyTree, ClipState]:
-        step = decide(updates, state, params, extra_args)
-        clipped, coefficients = apply(step.decision)
-        new = engine.recorded(step, coefficients) if engine.record else None
-        return clipped, engine.after(state, step, new)
-
-    return lifted(engine, engine.init, update_fn)

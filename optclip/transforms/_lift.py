@@ -1,4 +1,4 @@
-"""Convert an engine to an optax transformation that accepts absent states."""
+"""Build the optax transformation of an engine, which accepts absent states."""
 
 from __future__ import annotations
 
@@ -8,9 +8,31 @@ from typing import Any
 import optax
 
 from optclip._arrays._types import PyTree
+from optclip._clip import apply
 from optclip.transforms import _state
-from optclip.transforms._engine import Engine
+from optclip.transforms._engine import Engine, Step
 from optclip.typing import ClipState
+
+
+def clipping(
+    engine: Engine, decide: Callable[..., Step]
+) -> optax.GradientTransformationExtraArgs:
+    """Build the transformation of an engine.
+
+    Args:
+      engine: The engine.
+      decide: Its method `decide`, or that method with some of its options.
+    """
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ClipState]:
+        step = decide(updates, state, params, extra_args)
+        clipped, coefficients = apply(step.decision)
+        new = engine.recorded(step, coefficients) if engine.record else None
+        return clipped, engine.after(state, step, new)
+
+    return lifted(engine, engine.init, update_fn)
 
 
 def lifted(

@@ -22,8 +22,8 @@ from optclip.norms._interface import (
 from optclip.responses._interface import resolve
 from optclip.scopes._interface import TREE
 from optclip.thresholds._interface import Named
-from optclip.transforms._clip_by_transform import clipping
 from optclip.transforms._engine import Engine, Step
+from optclip.transforms._lift import clipping
 from optclip.transforms._rules import rules_of
 from optclip.typing import ClipState, Mask, Record, ResponseLike, Threshold
 
