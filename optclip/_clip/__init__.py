@@ -28,7 +28,6 @@ from optclip._clip._run import check_spans as check_spans
 from optclip._clip._run import decide as decide
 from optclip._clip._run import decided as decided
 from optclip._clip._run import fixed as fixed
-from optclip._clip._run import is_bad as is_bad
 from optclip._clip._run import kept_norms as kept_norms
 from optclip._clip._scale import SCALE as SCALE
 from optclip._clip._scale import scale as scale

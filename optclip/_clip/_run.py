@@ -67,11 +67,6 @@ def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
     return thresholds_of
 
 
-def is_bad(norms: Batched) -> Batched:
-    """Return whether each norm is not finite."""
-    return norms.map(lambda norm: ~jnp.isfinite(norm))
-
-
 def _check(decision: Decision) -> None:
     """Raise as `nonfinite="raise"` requires, or if devices could clip differently."""
     clip, layout = decision.clip, decision.layout

@@ -25,7 +25,6 @@ from optclip._clip import (
     decide,
     decided,
     fixed,
-    is_bad,
     layout_of,
 )
 from optclip.norms._interface import L2, Measured, flush_small
@@ -55,7 +54,8 @@ class ClippedNorms(NamedTuple):
 
 def _about(decision: Decision, coefficients: Batched) -> ClippedNorms:
     layout, norms = decision.layout, decision.norms
-    columns = norms, coefficients, is_bad(norms)
+    nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
+    columns = norms, coefficients, nonfinite
     return ClippedNorms(*(layout.tree(column.entries()) for column in columns))
 
 

@@ -20,7 +20,6 @@ from optclip._clip import (
     Layout,
     check_spans,
     decided,
-    is_bad,
     layout_of,
 )
 from optclip.norms._interface import Measured, declared_across
@@ -73,6 +72,11 @@ class Engine:
         return len(self.rules.by_argument) + self.clip.norm.remembers
 
     @property
+    def is_itemized(self) -> bool:
+        """Whether the record has an entry for each norm, not the largest one."""
+        return self.clip.scope.itemized or self.record == "leaves"
+
+    @property
     def has_leaf_norms(self) -> bool:
         """Whether norms of leaves are recorded that clipping itself does not use."""
         is_of_tree = self.record == "leaves" and self.clip.scope is TREE
@@ -93,7 +97,7 @@ class Engine:
             if self.clip.norm.remembers:
                 blank = [zeros(shape) for shape in vectors]
                 memory.append(_packed_state.by_position(treedef, blank))
-        record = _state.blank(treedef, self.clip.scope, self.record)
+        record = _state.blank(treedef, self.clip.scope, itemized=self.is_itemized)
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
@@ -135,8 +139,8 @@ class Engine:
         """
         layout = layout_of(self.clip, updates)
         _state.check_state(
-            state, self.num_memories, layout.treedef,
-            self.name, self.clip.scope, self.record,
+            state, [self.name] if self.record else [], self.num_memories,
+            layout.treedef, self.clip.scope, itemized=self.is_itemized,
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
@@ -180,11 +184,12 @@ class Engine:
         norms, layout = decision.norms, decision.layout
         limits, factors = decision.clip.action.recorded(decision, coefficients)
         declared = norms.with_entries([declared_across(b) for b in layout.blocks])
+        nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
         outcomes = (shown or norms).map(
-            _record.BlockOutcome, limits, factors, is_bad(norms), declared
+            _record.BlockOutcome, limits, factors, nonfinite, declared
         )
         new = _record.of_step(
-            layout.treedef, self.clip.scope, self.record, outcomes,
+            layout.treedef, self.clip.scope, outcomes, itemized=self.is_itemized,
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )  # fmt: skip
         return new._replace(clip_leaf_norm=step.leaf_norms)

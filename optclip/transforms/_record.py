@@ -23,9 +23,8 @@ from optclip._arrays import (
     _xla,
 )
 from optclip._arrays._batching import Batched
-from optclip._arrays._types import PyTree, Record, TreeDef
+from optclip._arrays._types import PyTree, TreeDef
 from optclip.scopes._interface import Scope
-from optclip.transforms._state import is_itemized
 from optclip.typing import ClipRecord
 
 # The index of the last field of a record, which `of_step` does not compute.
@@ -67,9 +66,9 @@ class FlaggedOutcome(NamedTuple):
 def of_step(
     treedef: TreeDef,
     scope: Scope,
-    record: Record,
     outcomes: Batched,
     *,
+    itemized: bool,
     learns: bool,
 ) -> ClipRecord:
     """Return the record of a single step, with a flag where the state has a count.
@@ -77,11 +76,10 @@ def of_step(
     Args:
       treedef: The structure of the norms.
       scope: The elements that share a norm.
-      record: As the user passed it.
       outcomes: A `BlockOutcome` for each norm.
+      itemized: Whether the record has an entry for each norm.
       learns: Whether a learning rule sets the thresholds.
     """
-    itemized = is_itemized(scope, record)
     outcomes = outcomes if itemized else _concatenated(outcomes)
     flagged = outcomes.map(functools.partial(_flagged, learns))
     if itemized:

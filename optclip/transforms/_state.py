@@ -25,11 +25,6 @@ def check_record(record: Record, name: object) -> None:
         raise TypeError(_validate.must_be("name", "a non-empty string", name))
 
 
-def is_itemized(scope: Scope, record: Record) -> bool:
-    """Return whether the record has an entry for each norm, not the largest one."""
-    return scope.itemized or record == "leaves"
-
-
 def check_recordable(state: Any) -> None:
     """Raise unless a transformation that needs no state can record in this one."""
     if not isinstance(state, ClipState):
@@ -44,14 +39,14 @@ def check_recordable(state: Any) -> None:
 
 def check_state(
     state: Any,
+    names: list[str],
     num_memories: int,
     treedef: TreeDef,
-    name: str,
     scope: Scope,
-    record: Record,
+    *,
+    itemized: bool,
 ) -> None:
     """Raise unless `init` of this transformation made this state for such updates."""
-    names = [name] if record else []
     advice = "Pass the state that this transformation's init or last update returned."
     if not isinstance(state, ClipState):
         raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
@@ -63,7 +58,6 @@ def check_state(
             f" {advice}"
         )
     structures = [jax.tree.structure(state.clip_record[n].clip_norm) for n in recorded]
-    itemized = is_itemized(scope, record)
     entries = [0] * treedef.num_leaves
     wanted = jax.tree.structure(
         _packed_state.keyed(treedef, entries) if itemized else 0
@@ -97,9 +91,8 @@ def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
         )
 
 
-def blank(treedef: TreeDef, scope: Scope, record: Record) -> ClipRecord:
+def blank(treedef: TreeDef, scope: Scope, *, itemized: bool) -> ClipRecord:
     """Return the record before the first step, for norms of the structure `treedef`."""
-    itemized = is_itemized(scope, record)
 
     def full(value: float, dtype: Any) -> Any:
         if not itemized:
