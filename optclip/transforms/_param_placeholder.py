@@ -35,7 +35,7 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
         return [rule.init(jnp.zeros(())) for rule in leaves]
     norm = {"": jnp.zeros(_SHAPE)}
     packed_memory = _packed_state.packed(
-        rules.init(norm), norm, is_like_params=is_like_params(scope)
+        rules.init(norm), norm, is_like_params=isinstance(scope, Element)
     )
 
     def is_whole(x: Any) -> bool:
@@ -49,11 +49,6 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
         return placeholder if is_whole(x) else x
 
     return [jax.tree.map(replaced, packed_memory, is_leaf=is_whole)]
-
-
-def is_like_params(scope: Scope) -> bool:
-    """Return whether the norms of a scope are as large as the parameters."""
-    return isinstance(scope, Element)
 
 
 @functools.cache

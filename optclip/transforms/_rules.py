@@ -14,7 +14,7 @@ from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
-from optclip.scopes._interface import Groups, Leaf, Tree
+from optclip.scopes._interface import Element, Groups, Leaf, Tree
 from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
     Constant,
@@ -28,7 +28,6 @@ from optclip.thresholds._interface import (
     is_rule,
     learned_thresholds,
 )
-from optclip.transforms import _param_placeholder
 from optclip.transforms._positions import pure_call
 from optclip.typing import ThresholdTree
 
@@ -111,7 +110,7 @@ class Rules:
                 context = Context(keep, measure, params, step, extra, updates)
                 values[name], memory = learned_thresholds(
                     name, rule, layout.treedef, norms, memory, context,
-                    is_like_params=_param_placeholder.is_like_params(clip.scope),
+                    is_like_params=isinstance(clip.scope, Element),
                 )  # fmt: skip
             kept.append(memory)
         return Thresholds(values, kept)
