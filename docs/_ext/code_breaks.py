@@ -1,7 +1,8 @@
-"""Places in code where a table cell may break a line: after `.`, `_`, `(`, `,`, `=`.
+"""Places in code where a table cell may break a line.
 
-Without them a browser breaks long calls inside a word. `<wbr>` is not copied with the
-text, unlike a space of no width.
+They are after `.`, `,` and `(`, if more than a few characters follow, and after `_` in
+names of 16 characters or more. Without them a browser breaks long calls inside a word.
+`<wbr>` is not copied with the text, unlike a space of no width.
 """
 
 import re
@@ -11,7 +12,10 @@ from sphinx.application import Sphinx
 
 TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
 CODE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
-PLACE = re.compile(r"(?<=[._,=])(?=[a-zA-Z])|(?<=\()(?=[^\s)])")
+NAME = re.compile(r"[A-Za-z]\w{15,}")
+PLACE = re.compile(
+    r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
+)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -26,6 +30,12 @@ def mark(
     """Add the places to the code in tables of a page."""
     if "body" in context:
         context["body"] = TABLE.sub(
-            lambda table: CODE.sub(lambda code: PLACE.sub("<wbr>", code[0]), table[0]),
+            lambda table: CODE.sub(lambda code: marked(code[0]), table[0]),
             context["body"],
         )
+
+
+def marked(code: str) -> str:
+    """Return code with its places."""
+    code = PLACE.sub("<wbr>", code)
+    return NAME.sub(lambda name: re.sub(r"_(?=\w)", "_<wbr>", name[0]), code)

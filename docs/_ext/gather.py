@@ -1,4 +1,4 @@
-"""What lies outside of `docs`, as pages of the site: notebooks, examples, the README.
+"""Pages of the site for files outside `docs`: notebooks, examples, the changelog.
 
 They are copied at each build into folders that git ignores. All links are written for
 the repository, relative to the file they are in, and work there; on the site the same
@@ -33,7 +33,9 @@ Run it in a checkout, or [download](../../examples/{name}.py) it.
 def setup(app: Sphinx) -> dict[str, bool]:
     """Copy, and follow links in pages."""
     copies = {}
-    pages = [*ROOT.glob("*.md"), ROOT / PROMISES, *ROOT.glob("notebooks/*.*")]
+    # The README repeats the landing page and the quickstart.
+    pages = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / PROMISES]
+    pages += ROOT.glob("notebooks/*.*")
     for path in pages:
         name = path.relative_to(ROOT).as_posix()
         copies[DOCS / place(name)] = follow(path.read_text(), name)

@@ -42,10 +42,10 @@ Example:
 from optclip import responses, thresholds
 from optclip._arrays import _types
 from optclip.norms import Norm as Norm
-from optclip.norms._interface import NormLike as NormLike
+from optclip.norms import _interface as _norm_interface
 from optclip.responses import Response as Response
 from optclip.scopes import Scope as Scope
-from optclip.scopes._interface import ScopeLike as ScopeLike
+from optclip.scopes import _interface as _scope_interface
 from optclip.thresholds import Rule as Rule
 from optclip.thresholds import Seen as Seen
 from optclip.typing._options import ClipOptions as ClipOptions
@@ -84,6 +84,12 @@ Record = _types.Record
 
 Relative = _types.Relative
 """The unit of a cotangent threshold, computed from all norms of a leaf."""
+
+NormLike = _norm_interface.NormLike
+"""A norm's name, its order p, or a `Norm`."""
+
+ScopeLike = _scope_interface.ScopeLike
+"""The elements that share a norm: `"tree"`, `"leaf"`, `"element"` or a `Scope`."""
 
 ResponseLike = responses.ResponseLike
 """A response's name, a `Response`, or a function of norm and threshold."""
