@@ -98,9 +98,10 @@ def described(name: str, description: PyTree, tree: PyTree) -> PyTree:
     is_none = found is None and jax.tree.leaves(tree)
     is_one = isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
     if is_none or is_one:
+        missing = " Add the missing `return`." if is_none else ""
         raise TypeError(
             f"{function} must return a tree with the structure of its"
-            f" argument, or a prefix of it, got {found!r}. {_CALLED_ONCE}"
+            f" argument, or a prefix of it, got {found!r}.{missing} {_CALLED_ONCE}"
         )
     return found
 
@@ -188,7 +189,9 @@ def spread_mask(
         wanted = "a tree of bools, a function that returns one, or None for all leaves"
         raise TypeError(_validate.must_be(name, wanted, mask, _validate.static(name)))
     mask = described(name, mask, flat.tree)
-    spread = flat.treedef.flatten_up_to(spread_prefix(name, mask, flat.tree))
+    # None is no bool, so that the error below names its leaf.
+    by_leaf = spread_prefix(name, mask, flat.tree, is_leaf=lambda m: m is None)
+    spread = flat.treedef.flatten_up_to(by_leaf)
     # A mask from a plain tree.map has a BCOO of bools where the tree has a BCOO.
     spread = [v.data if _leaves.is_sparse(v) else v for v in spread]
     for path, value in zip(flat.paths, spread, strict=True):

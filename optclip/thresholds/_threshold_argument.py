@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import FunctionType
 from typing import TypeGuard
 
 import jax
@@ -27,6 +28,8 @@ _WANTED = (
     "a number, an array, an optax schedule, a rule with init(norm) and update(seen,"
     " memory), or for leaf and group scope a tree of these"
 )
+# Modules whose functions return rules, and transformations.
+_RULES, _RECIPES = "optclip.thresholds.", "optclip.recipes."
 
 
 def is_rule(value: object) -> TypeGuard[Rule]:
@@ -52,7 +55,7 @@ def as_rules(
         if value is None:
             return Constant(none)
         is_known = callable(value) or _validate.is_number(value)
-        if isinstance(value, type) or not is_known:
+        if _is_factory(value) or not is_known:
             raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
         if callable(value):
             return Schedule(value)
@@ -65,11 +68,14 @@ def as_rules(
 
 def _advice(value: object) -> str:
     """Return the fix for values that are close to a rule."""
-    if _is_transformation(value):
+    module = getattr(value, "__module__", None) or ""
+    if _is_transformation(value) or module.startswith(_RECIPES):
         return (
             "A transformation is not a threshold. Pass a rule, such as"
             " optclip.thresholds.zscore() instead of optclip.recipes.zclip()."
         )
+    if isinstance(value, FunctionType):
+        return f"Call the function and pass its result, {value.__name__}(...)."
     if isinstance(value, type) and hasattr(value, "update"):
         return f"Pass an instance of the class, {value.__name__}(...)."
     return ""
@@ -88,6 +94,17 @@ def one_rule(name: str, threshold: Threshold) -> Rule:
 def _is_threshold(value: object) -> bool:
     # An optimizer is a tuple of functions, which would be read as schedules.
     return value is None or _is_transformation(value) or is_rule(value)
+
+
+def _is_factory(value: object) -> bool:
+    """Return whether `value` is a class, or a function of optclip such as `zscore`.
+
+    A schedule is a function too. The functions that optclip itself passes as schedules
+    are local, and have "<locals>" or "<lambda>" in their names.
+    """
+    if not isinstance(value, FunctionType) or "<" in value.__qualname__:
+        return isinstance(value, type)
+    return value.__module__.startswith((_RULES, _RECIPES))
 
 
 def _is_transformation(value: object) -> bool:

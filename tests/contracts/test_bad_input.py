@@ -300,6 +300,8 @@ MESSAGES = {
         (True, T, "for leaf and group scope a tree of these, got True (bool)"),
         (jax.random.key(0), T, "for leaf and group scope a tree of these, got"),
         ({"a": 1.0, "b": "x"}, T, "for leaf and group scope a tree of these, got 'x'"),
+        (thresholds.zscore, T, "Call the function and pass its result, zscore(...)."),
+        (recipes.zclip, T, "Pass a rule, such as optclip.thresholds.zscore() instead"),
     ],
     "clip_by.threshold": [
         (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule"),
@@ -377,7 +379,16 @@ MESSAGES = {
         (math.nan, T, "`mask` for the leaf 'a' must be True or False"),
         (jnp.array(True), T, "With optax.inject_hyperparams, pass static_args="),
         ({"a": True}, V, "`mask` must be a prefix of the structure PyTreeDef({'a': *,"),
-        (lambda tree: None, T, "The function passed as `mask` must return a tree with"),
+        (
+            lambda tree: None,
+            T,
+            "of it, got None. Add the missing `return`. It is called",
+        ),
+        (
+            {"a": True, "b": [None]},
+            T,
+            "`mask` for the leaf 'b/0' must be True or False",
+        ),
         (lambda path: True, T, "got True. It is called once, with the whole tree."),
     ],
     "groups.labels": [
