@@ -217,11 +217,21 @@ def _raise_if_foreign(
     if _shapes(made) != _shapes(memory):
         cause = "" if error is None else f" The rule itself raised: {error}"
         raise ValueError(
-            f"`{name}`: the memory in the state must have the structure and shapes"
-            f" that the rule {rule!r} has for these updates, {_shapes(made)}, got"
-            f" {_shapes(memory)}. Pass the state returned by init for this rule and a"
-            f" tree like these updates.{cause}"
+            f"`{name}`: the rule {rule!r} must find its own memory in the state,"
+            f" {_in_words(made)}, got {_in_words(memory)}. The state belongs to another"
+            " threshold or tree. Pass the state that init of this transformation"
+            f" returns; a new threshold requires a new state.{cause}"
         ) from error
+
+
+def _in_words(memory: PyTree) -> str:
+    """Return the type and shapes of a memory."""
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(memory)]
+    if not shapes:
+        return "no memory, as for a fixed threshold"
+    node = jax.tree.structure(memory).node_data()
+    kind = node[0].__name__ if node else "array"
+    return f"{kind} of shapes {', '.join(map(str, shapes))}"
 
 
 def _shapes(memory: PyTree) -> tuple[Hashable, list[tuple[int, ...]]]:

@@ -15,6 +15,8 @@ from optclip._arrays._types import PyTree, Record, TreeDef
 from optclip.scopes import Scope
 from optclip.typing import ClipRecord, ClipState
 
+_ADVICE = "Pass the state that this transformation's init or last update returned."
+
 
 def check_record(record: Record, name: object) -> None:
     """Raise unless these are a `record=` and a `name=`."""
@@ -47,48 +49,69 @@ def check_state(
     itemized: bool,
 ) -> None:
     """Raise unless `init` of this transformation made this state for such updates."""
-    advice = "Pass the state that this transformation's init or last update returned."
     if not isinstance(state, ClipState):
-        raise TypeError(_validate.must_be("state", "a ClipState", state, advice))
+        raise TypeError(_validate.must_be("state", "a ClipState", state, _ADVICE))
     recorded = sorted(state.clip_record)
-    if recorded != names or num_memories != len(state.clip_memory):
+    if recorded != names:
         raise ValueError(
-            "`state` belongs to another transformation, with"
-            f" {len(state.clip_memory)} memories and records for {recorded}."
-            f" {advice}"
+            f"`state` must have the records {names}, got {recorded}; record=False has"
+            " none. Pass the record= and name= that made the state, or create a new"
+            " state with init."
         )
-    structures = [jax.tree.structure(state.clip_record[n].clip_norm) for n in recorded]
-    entries = [0] * treedef.num_leaves
-    wanted = jax.tree.structure(
-        _packed_state.keyed(treedef, entries) if itemized else 0
-    )
-    if any(k != wanted for k in structures):
+    if num_memories != len(state.clip_memory):
         raise ValueError(
-            "The norms of the updates must have the structure of the state,"
-            f" {structures[0]}, got {wanted}. Pass trees of one structure to init and"
-            " update."
+            f"`state` belongs to another transformation, with {len(state.clip_memory)}"
+            f" memories where this one has {num_memories}. {_ADVICE}"
         )
-    fractions = [state.clip_record[n].clip_fraction is None for n in recorded]
-    if wanted.num_leaves and any(is_none != scope.itemized for is_none in fractions):
-        raise ValueError(f"`state` belongs to another scope. {advice}")
+    for each in state.clip_record.values():
+        _check_entries(each, treedef, scope, itemized=itemized)
+
+
+def _check_entries(
+    clip_record: ClipRecord, treedef: TreeDef, scope: Scope, *, itemized: bool
+) -> None:
+    """Raise unless a record has the entries of this scope, `record=` and tree."""
+    norm = clip_record.clip_norm
+    wanted = _packed_state.keyed(treedef, [0] * treedef.num_leaves) if itemized else 0
+    is_of_scope = (clip_record.clip_fraction is None) == scope.itemized
+    if jax.tree.leaves(wanted) and not is_of_scope:
+        raise ValueError(f"`state` belongs to another scope. {_ADVICE}")
+    if isinstance(norm, dict) != isinstance(wanted, dict) and not scope.itemized:
+        made, used = (
+            ("'leaves'", True) if isinstance(norm, dict) else (True, "'leaves'")
+        )
+        raise ValueError(
+            f"`state` must have been made with the same `record=`, {used}, got the"
+            f" state of record={made}. {_ADVICE}"
+        )
+    _check_same("norms", norm, wanted)
 
 
 def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
     """Raise unless the record was made for such leaves."""
-    expected, wanted = map(jax.tree.structure, (record.clip_leaf_norm, leaf_norms))
     if (record.clip_leaf_norm is None) != (leaf_norms is None):
         raise ValueError(
             "`state` must have been made with the same `record=`, got one"
             f" {'without' if record.clip_leaf_norm is None else 'with'} norms of"
-            " leaves. Pass the state that this transformation's init or last update"
-            " returned."
+            f" leaves. {_ADVICE}"
         )
-    if expected != wanted:
-        raise ValueError(
-            "The updates must have the leaves of the state,"
-            f" {expected}, got {wanted}. Pass trees of one structure to init and"
-            " update."
-        )
+    _check_same("leaves", record.clip_leaf_norm, leaf_norms)
+
+
+def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
+    """Raise unless the updates have the entries that the state recorded."""
+    if jax.tree.structure(recorded) == jax.tree.structure(entries):
+        return
+    old, new = (
+        x.keys() if isinstance(x, dict) else {"the whole tree"}
+        for x in (recorded, entries)
+    )
+    declared = (("They lack", old - new), ("They have the unknown", new - old))
+    differences = [f" {verb} {sorted(names)[:5]}." for verb, names in declared if names]
+    raise ValueError(
+        f"The updates must have the {kind} of the state.{''.join(differences)}"
+        " Pass trees of one structure to init and update."
+    )
 
 
 def blank(treedef: TreeDef, scope: Scope, *, itemized: bool) -> ClipRecord:

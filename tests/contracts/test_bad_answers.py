@@ -141,7 +141,9 @@ def test_update_tree_unlike_init_raises(run):
     for step in (lambda: tx.init(string), lambda: tx.update(string, state)):
         with pytest.raises(T, match=r"'a/b' must be an array.*str.*Remove it"):
             run(step)()
-    with pytest.raises(V, match="norms of the updates must have.*Pass trees of one"):
+    with pytest.raises(
+        V, match="have the norms of the state.*lack .'b'.*Pass trees of one"
+    ):
         run(lambda: tx.update({"a": TREE["a"]}, state))()
 
 
@@ -149,11 +151,16 @@ def test_update_tree_unlike_init_raises(run):
     ("state", "error", "words"),
     [
         ((), T, "`state` must be the ClipState.*tuple.*record=False"),
-        (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "for .'z'.*Pass"),
+        (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "'clip'.*got .'z'.*Pass"),
+        (
+            optclip.clip_by_norm(1.0, record="leaves").init(TREE),
+            V,
+            "True, got .*'leaves'",
+        ),
         (
             optclip.clip_by_norm(lambda step: 1.0, record=False).init(TREE),
             V,
-            "another",
+            r"got \[\]; record=False",
         ),
         (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 memories.*Pass"),
     ],
