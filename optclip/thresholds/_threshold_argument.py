@@ -81,9 +81,9 @@ def _advice(value: object) -> str:
     return ""
 
 
-def one_rule(name: str, threshold: Threshold) -> Rule:
+def one_rule(name: str, threshold: Threshold, *, negative: bool = False) -> Rule:
     """Return a threshold argument as one rule; raise for a tree of them."""
-    rule = as_rules(name, threshold)
+    rule = as_rules(name, threshold, negative=negative)
     if not isinstance(rule, Rule):
         wanted = "one number, optax schedule or rule, such as"
         wanted = f"{wanted} optclip.thresholds.quantile(0.9)"

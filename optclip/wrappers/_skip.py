@@ -83,7 +83,7 @@ def skip(
       max_norm: Maximum norm of an accepted step: a number, an optax schedule, a rule of
         `optclip.thresholds`, or a prefix tree of these. Default: inf, which skips only
         non-finite steps.
-      max_value: Maximum loss of an accepted step: a number of at least 0, an optax
+      max_value: Maximum loss of an accepted step: a number of any sign, an optax
         schedule, or a rule that is suited to losses, such as
         `thresholds.mean_plus_std(6.0)`. Pass the loss to `update` as `value`, or as
         `loss`, which is read if `value` is missing. Default: no check of the loss.
@@ -136,7 +136,9 @@ def skip(
     )  # fmt: skip
     rules = Rules({"max_norm": as_rules("max_norm", max_norm)})
     watch = Engine(clip, rules, True, name)
-    value_rule = None if max_value is None else one_rule("max_value", max_value)
+    value_rule = None
+    if max_value is not None:  # Losses may be negative, unlike norms.
+        value_rule = one_rule("max_value", max_value, negative=True)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)

@@ -474,7 +474,7 @@ MESSAGES = {
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
     "skip.max_value": [
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
-        (-1.0, V, "`max_value` must be 0 or more and not NaN, got -1.0 (float)"),
+        (math.nan, V, "`max_value` must be a number and not NaN, got nan (float)"),
     ],
     "recipes.spectra.learning_rate": [
         (0.1, T, "`learning_rate` must be an optax schedule, or None, got 0.1 (float)"),

@@ -99,6 +99,12 @@ def test_skip_by_loss_skips_high_and_nonfinite_losses(scale, name):
     assert optclip.metrics(states[5])["skip/value"] == np.float32(3.05 * scale)
 
 
+def test_skip_by_negative_number_skips_losses_above_it():
+    tx = optclip.skip(SGD, max_value=-1.0)
+    updates, _ = run(tx, np.ones(3), value=[-2.0, -0.5, -1.0])
+    assert taken(updates) == [1, 0, 1]
+
+
 def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
     tx = optclip.skip(
         SGD,
