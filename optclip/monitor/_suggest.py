@@ -33,6 +33,7 @@ class Suggestion(NamedTuple):
       steps: Number of finite norms.
       nonfinite: Number of NaN or inf norms, which are excluded.
       largest: Largest finite norm of all steps, including skipped ones.
+      skipped: Number of steps skipped at the start.
     """
 
     max_norm: float
@@ -41,6 +42,7 @@ class Suggestion(NamedTuple):
     steps: int
     nonfinite: int
     largest: float
+    skipped: int
 
     def __str__(self) -> str:
         lines = [
@@ -50,7 +52,8 @@ class Suggestion(NamedTuple):
         bad = f", {self.nonfinite} more not finite" if self.nonfinite else ""
         rate = f"{self.rate:.1%}" if self.rate >= 0.01 else f"{self.rate:.2%}"
         last = f"max_norm={self.max_norm:.9g} would have clipped {rate} of"
-        lines.append(f"{last} {self.steps} steps{bad}")
+        start = f" (first {self.skipped} skipped)" if self.skipped else ""
+        lines.append(f"{last} {self.steps} steps{start}{bad}")
         if self.largest > _MANY * self.quantiles[0.5]:
             lines.append(
                 f"the largest norm of all is {self.largest:.2g}, over {_MANY} times the"
@@ -83,7 +86,7 @@ def suggest(
            90% of the norms are at most 6.613
            95% of the norms are at most 7.637
            99% of the norms are at most 10.33
-      max_norm=6.7 would have clipped 9.6% of 900 steps
+      max_norm=6.7 would have clipped 9.6% of 900 steps (first 100 skipped)
 
     Args:
       norms: Norm of each step, in order: an array, or the output of `metrics` in a form
@@ -106,7 +109,8 @@ def suggest(
     _validate.fraction("rate", rate)
     _validate.fraction("skip_first", skip_first)
     every = _as_array(norms, clip, part)
-    considered = every[int(len(every) * float(skip_first)) :]
+    skipped = int(len(every) * float(skip_first))
+    considered = every[skipped:]
     finite = np.sort(considered[np.isfinite(considered)])
     if len(finite) < 10:
         raise ValueError(
@@ -119,7 +123,9 @@ def suggest(
     fraction = float(np.mean(finite > threshold))
     largest = float(np.max(every[np.isfinite(every)]))
     nonfinite = len(considered) - len(finite)
-    return Suggestion(threshold, fraction, quantiles, len(finite), nonfinite, largest)
+    return Suggestion(
+        threshold, fraction, quantiles, len(finite), nonfinite, largest, skipped
+    )
 
 
 def _threshold(norms: np.ndarray, rate: float) -> float:
