@@ -113,9 +113,9 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
         phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
     skipped = numbers.get(f"{name}/skipped")
     if rate is not None:
-        some = "some" if of_many else "clipped"
         steps = _steps(numbers.get(f"{name}/steps"))
-        phrases.append(f"{some} in {up_to}{percent(rate)} of {steps}")
+        clipped = f"{'some' if of_many else 'clipped'} in {up_to}{percent(rate)} of"
+        phrases.append(f"{clipped if rate or not of_many else 'none in'} {steps}")
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:

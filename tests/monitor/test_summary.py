@@ -55,6 +55,10 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
             " 50% of the norms clipped in the last step, some in 100% of 1 step",
         ),
         (
+            {"clip/norm": 4.0, "clip/fraction": 0.0, "clip/rate": 0.0, "clip/steps": 100},
+            "clip: largest norm 4, 0% of the norms clipped in the last step, none in 100 steps",
+        ),
+        (
             {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
             "skip: norm 5, threshold 4, 2 skipped",
         ),
