@@ -15,7 +15,7 @@ from jax import lax
 
 from optclip._arrays._axis_names import Axes
 from optclip._arrays._numerics import root
-from optclip.spectral._matrix_blocks import adjoint, eigh, gram, product, times
+from optclip.spectral._matrix_algebra import adjoint, eigh, gram, product, times
 
 # A Gram matrix resolves singular values within this factor of the largest to 1e-5.
 # Values above this many thresholds are removed from the matrix first.

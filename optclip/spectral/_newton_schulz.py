@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 
 from optclip._arrays._axis_names import Axes
-from optclip.spectral._matrix_blocks import adjoint, gram, product, times
+from optclip.spectral._matrix_algebra import adjoint, gram, product, times
 
 # A Gram matrix resolves singular values within this factor of the largest. Larger ones
 # are capped in steps, since a cap after a higher cap equals the lower cap alone.

@@ -17,13 +17,8 @@ from jax import lax
 
 from optclip._arrays import _placement
 from optclip._arrays._numerics import root
-from optclip.spectral._matrix_blocks import (
-    MatrixBlock,
-    adjoint,
-    in_units,
-    product,
-    times,
-)
+from optclip.spectral._matrix_algebra import adjoint, product, times
+from optclip.spectral._matrix_blocks import MatrixBlock, in_units
 
 
 def iterated(

@@ -29,6 +29,7 @@ from optclip.norms._interface import L2, Block, Measured, Measurement, flush_sma
 from optclip.responses import Detached, Hard, Response, Smooth
 from optclip.responses._interface import compares
 from optclip.spectral import _newton_schulz, _spectral_function
+from optclip.spectral._matrix_algebra import times
 from optclip.spectral._matrix_blocks import (
     Factored,
     MatrixBlock,
@@ -37,7 +38,6 @@ from optclip.spectral._matrix_blocks import (
     in_units,
     matrices_of,
     singular_values_of,
-    times,
     with_vectors,
 )
 from optclip.spectral._matrix_scopes import SingularValues

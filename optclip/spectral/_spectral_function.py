@@ -15,13 +15,8 @@ import jax.numpy as jnp
 from optclip._arrays import _closures
 from optclip._arrays._axis_names import Axes
 from optclip.spectral._factorization import Factors, change_of_squares, factors, gaps
-from optclip.spectral._matrix_blocks import (
-    Factored,
-    adjoint,
-    product,
-    singular_values_of,
-    times,
-)
+from optclip.spectral._matrix_algebra import adjoint, product, times
+from optclip.spectral._matrix_blocks import Factored, singular_values_of
 
 # (singular values, thresholds) -> coefficients, all of them (..., p).
 Coefficient = Callable[[jax.Array, jax.Array], jax.Array]
