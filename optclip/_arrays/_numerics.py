@@ -35,14 +35,16 @@ def ratio(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @ratio.defjvp
-def _ratio_jvp(primals, tangents):
+def _ratio_jvp(
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     (a, b), (da, db) = primals, tangents
-    found = ratio(a, b)
+    quotient = ratio(a, b)
     # A constant power of two, from 2 / b to 4 / b, first scales both, since
     # differentiating again squares the divisor. Both 4 / b and b are in range.
     _, exponent = jnp.frexp(lax.stop_gradient(b))
     shrink = jnp.ldexp(jnp.ones_like(b), 2 - exponent)
-    return found, ((da - found * db) * shrink) / (b * shrink)
+    return quotient, ((da - quotient * db) * shrink) / (b * shrink)
 
 
 def over(x: jax.Array, real: jax.Array) -> jax.Array:

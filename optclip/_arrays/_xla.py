@@ -56,7 +56,9 @@ def numbers(vector: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @numbers.defjvp
-def numbers_jvp(primals, tangents):
+def _numbers_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     return numbers(*primals), jnp.unstack(*tangents)
 
 

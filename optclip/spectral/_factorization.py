@@ -24,6 +24,9 @@ _WINDOW = 4.0
 # After this many stages the remainder is below the rounding error of the first.
 _MOST = 24
 
+# The differentiable arguments of `factors`, or their tangents.
+_Arguments = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
 
 class Factors(NamedTuple):
     """Represent a matrix `(..., p, q)` as the product of `vectors` and `rows`.
@@ -197,7 +200,9 @@ def _spectrum_beside(
 
 
 @factors.defjvp
-def _factors_jvp(split, primals, tangents):
+def _factors_jvp(
+    split: Axes, primals: _Arguments, tangents: _Arguments
+) -> tuple[Factors, Factors]:
     """Differentiate the factors; vectors of equal singular values do not rotate.
 
     Their derivative is unbounded otherwise.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from optclip.spectral._matrix_blocks import Factored, singular_values_of
 
 # (singular values, thresholds) -> coefficients, all of them (..., p).
 Coefficient = Callable[[jax.Array, jax.Array], jax.Array]
+
+# The differentiable arguments of `_mapped`, or their tangents.
+_Arguments = tuple[Factors, jax.Array, jax.Array, jax.Array, *tuple[jax.Array, ...]]
 
 
 def mapped(
@@ -69,14 +72,16 @@ def _mapped(
     x: jax.Array,
     unit: jax.Array,
     limit: jax.Array,
-    *consts: Any,
+    *consts: jax.Array,
 ) -> jax.Array:
     coefficients = how.coefficient(factored.values * unit, limit, *consts)
     return product(factored.vectors, times(coefficients[..., None], factored.rows))
 
 
 @_mapped.defjvp
-def _mapped_jvp(how, primals, tangents):
+def _mapped_jvp(
+    how: _How, primals: _Arguments, tangents: _Arguments
+) -> tuple[jax.Array, jax.Array]:
     """Differentiate by divided differences of F, or by its slope at equal values.
 
     The tangent of x enters directly, since its factors have none at equal values.
@@ -84,7 +89,9 @@ def _mapped_jvp(how, primals, tangents):
     factored, _, unit, limit, *consts = primals
     _, dx, _, dlimit, *dconsts = tangents
 
-    def coefficient(values, limit, *consts):
+    def coefficient(
+        values: jax.Array, limit: jax.Array, *consts: jax.Array
+    ) -> jax.Array:
         return how.coefficient(values * unit, limit, *consts)
 
     by_limit = functools.partial(coefficient, factored.values)

@@ -6,7 +6,7 @@ The record contains only numbers that clipping computes anyway.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +200,9 @@ def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @_along_last.defjvp
-def _along_last_jvp(primals: Any, tangents: Any) -> Any:
+def _along_last_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
         largest = (jnp.max(x, -1) for x in values[:3])
         return *largest, *(jnp.sum(x, -1) for x in values[3:])
