@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from optclip._arrays import _validate
-from optclip._arrays._types import Number
+from optclip._arrays._types import AxisName, Mask, Number
 from optclip._clip._action import Action
 from optclip._clip._clip import Clip
 from optclip._clip._move import MOVE
@@ -43,22 +43,19 @@ def clip_of(
     *,
     eps: Number = 0.0,
     strict: bool = False,
-    **options: Any,
+    nonfinite: str = "propagate",
+    mask: Mask | None = None,
+    norm_mask: Mask | None = None,
+    clip_mask: Mask | None = None,
+    axis_name: AxisName | None = None,
 ) -> Clip:
-    """Build the `Clip` for a scope, with checked arguments.
-
-    Args:
-      scope: The elements that share a norm.
-      norm: The norm.
-      response: The response.
-      eps: As the user passed it.
-      strict: As the user passed it.
-      **options: The other fields of `Clip`, as the user passed them.
-    """
+    """Build the `Clip` for a scope; options are as the user passed them."""
     parts = parts_of(scope, norm, response, eps)
     if strict and not parts.norm.is_entrywise:
         advice = "Elements are rounded one by one, which can increase a singular value."
         raise ValueError(_validate.must_be("strict", "False", strict, advice))
     return Clip(
-        scope, parts.norm, response, parts.action, eps=eps, strict=strict, **options
-    )
+        scope, parts.norm, response, parts.action, eps=eps, strict=strict,
+        nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
+        axis_name=axis_name,
+    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
@@ -94,4 +94,4 @@ class Decision(NamedTuple):
     thresholds: Batched
     rule_memory: Sequence[PyTree]
     norm_memory: Sequence[jax.Array]
-    work: Sequence[Any]  # As in `Measured`.
+    work: Sequence[object]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -95,7 +93,7 @@ def clip_by(
 def run(
     clip: Clip,
     tree: PyTree,
-    threshold: Any,
+    threshold: Number | PyTree,
     norms: Batched | None = None,
 ) -> tuple[PyTree, PyTree]:
     """Return the clipped tree and its norms, computed unless `norms` are passed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -21,12 +21,12 @@ class Measured(NamedTuple):
       memory: One array per block, from which the next measurement starts; empty if the
         norm has no memory.
       work: Other results for each block that the clipping action can use, such as a
-        factorization of each matrix.
+        factorization of each matrix. Their type depends on the measurement.
     """
 
     norms: Batched
     memory: Sequence[jax.Array] = ()
-    work: Sequence[Any] = ()  # The type depends on the measurement.
+    work: Sequence[object] = ()
 
 
 class Measurement(abc.ABC):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import KeyPath, PyTree
+from optclip._arrays._types import KeyPath, PyTree, TreeDef
 from optclip._arrays._types import Leaf as LeafValue
 from optclip.norms import Block
 
@@ -125,7 +125,7 @@ def as_scope(over: ScopeLike) -> Scope:
     raise TypeError(_validate.must_be("over", wanted, over, advice))
 
 
-def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
+def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], TreeDef]:
     """Return the blocks of a scope and their structure; check custom scopes."""
     blocks, treedef = jax.tree.flatten(scope.blocks(tree))
     for block in blocks:
@@ -137,7 +137,7 @@ def blocks_of(scope: Scope, tree: PyTree) -> tuple[list[Block], Any]:
 
 
 def owners_of(
-    scope: Scope, values: PyTree, tree: PyTree, treedef: Any
+    scope: Scope, values: PyTree, tree: PyTree, treedef: TreeDef
 ) -> list[int | None]:
     """Return the index of the block of each leaf; None for leaves missing in `tree`."""
     spread_tree = scope.spread(values, tree)

@@ -6,7 +6,7 @@ The smaller side of a matrix comes first, so that its Gram matrix is the smaller
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,19 +77,20 @@ def matrices_of(
 
 
 def _smaller_first(
-    x: jax.Array, shape: tuple[int, ...], axis: tuple[int, ...], leaf_axes: Any
+    x: jax.Array,
+    shape: tuple[int, ...],
+    axis: tuple[int, ...],
+    declared: AxisName | None,
 ) -> tuple[tuple[int, ...], _axis_names.Axes]:
     """Return the axes, the larger side last, and the mapped axes that split it."""
     if len(axis) < 2:
-        return axis, _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes)
+        return axis, _axis_names.split_axes_of_slices(x, shape, axis, declared)
     _check_static(shape, axis)
     if shape[axis[0]] > shape[axis[1]]:
         axis = axis[::-1]
-    if not _axis_names.split_axes_of_slices(x, shape, axis, leaf_axes):
+    if not _axis_names.split_axes_of_slices(x, shape, axis, declared):
         return axis, ()
-    by_side = [
-        _axis_names.split_axes_of_slices(x, shape, (a,), leaf_axes) for a in axis
-    ]
+    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), declared) for a in axis]
     if all(by_side):
         raise ValueError(
             "Inside shard_map a matrix can be split along one side only, got both"

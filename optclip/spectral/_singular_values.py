@@ -102,16 +102,16 @@ class Cap(Action):
         of_block, limits = coefficients.entries(), decision.thresholds.entries()
         capped = {}
         for i, leaf, block in decision.layout.scaled():
-            parts: Factored | None = decision.work[block]
-            if parts is None:
-                # A vector has one singular value, its norm.
+            parts = decision.work[block]
+            if not isinstance(parts, Factored):
+                # A vector is not decomposed: its one singular value is its norm.
                 capped[i] = scaled_leaf(clip, leaf, of_block[block])
-            else:
-                new = self._capped(clip, parts, limits[block])
-                new = _by_policy(clip, parts.matrices, new)
-                unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
-                off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
-                capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
+                continue
+            new = self._capped(clip, parts, limits[block])
+            new = _by_policy(clip, parts.matrices, new)
+            unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
+            off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
+            capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
         return capped, coefficients
 
     def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:

@@ -25,7 +25,16 @@ from optclip.thresholds._interface import Named
 from optclip.transforms._engine import Engine, Step
 from optclip.transforms._lift import clipping
 from optclip.transforms._rules import rules_of
-from optclip.typing import ClipState, Mask, Record, ResponseLike, Threshold
+from optclip.typing import (
+    AxisName,
+    ClipState,
+    Mask,
+    Nonfinite,
+    Number,
+    Record,
+    ResponseLike,
+    Threshold,
+)
 
 _OF_UPDATE = ("updates", "state", "params")
 
@@ -36,27 +45,27 @@ def clip_by_passed_norm(
     *,
     ord: float | None,
     response: ResponseLike,
+    eps: Number,
     strict: bool,
+    nonfinite: Nonfinite,
     mask: Mask | None,
+    axis_name: AxisName | None,
     record: Record,
     name: str,
-    **options: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Build the transformation.
+    """Build the transformation from the arguments that the user passed.
 
-    Args:
-      use_norm: The name of the extra argument of `update` that is the norm.
-      max_norm: As the user passed it.
-      ord: As the user passed it; only 2 or None.
-      response: As the user passed it.
-      strict: As the user passed it; only False.
-      mask: As the user passed it; only None.
-      record: As the user passed it; not `"leaves"`.
-      name: As the user passed it.
-      **options: The other fields of `Clip`, as the user passed them.
+    `use_norm` is the name of the extra argument of `update` that is the norm.
+
+    Raises:
+      TypeError: `use_norm` is not a name.
+      ValueError: `ord`, `strict`, `mask` or `record` requires another norm.
     """
     _check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
-    clip = clip_of(TREE, L2, resolve(response), **options)
+    clip = clip_of(
+        TREE, L2, resolve(response),
+        eps=eps, nonfinite=nonfinite, axis_name=axis_name,
+    )  # fmt: skip
     threshold = Named("max_norm", max_norm, "clip_by_global_norm")
     engine = Engine(clip, rules_of(threshold, clip), record, name)
 
