@@ -3,9 +3,9 @@
 `_clip` holds the request as plain data, `_layout` the leaves and blocks of a tree. In
 `_run`, `decide` measures and fits thresholds, and `apply` changes the leaves. An
 `_action` defines that change: `_scale` multiplies leaves by the coefficients that
-`_coefficient` computes, `_move` moves single elements to a bound, and `spectral` adds
-one for singular values. `_nonfinite` lists the policies and where each is applied.
-`_build` chooses the action for a scope and a response.
+`_coefficient` computes, `_move` moves elements to their `_element_bounds`, and
+`spectral` adds one for singular values. `_nonfinite` lists the policies and where each
+is applied. `_build` chooses the action for a scope and a response.
 """
 
 from optclip._clip._action import Action as Action

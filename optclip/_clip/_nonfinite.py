@@ -3,7 +3,7 @@
 propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
             `_coefficient`)
 zero        all elements that share a non-finite norm become zero (`respond` in
-            `_coefficient`, `settled` in `_scale`, `_bounded` in `_move`)
+            `_coefficient`, `settled` in `_scale`, `bounded` in `_element_bounds`)
 raise       like propagate, and an error under `jax.experimental.checkify` (`check`
             below)
 
