@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -13,24 +12,15 @@ from jax.typing import ArrayLike
 
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
-from optclip._arrays._batching import Batched
 from optclip._arrays._types import Leaf, PyTree
 from optclip._clip import clip_of, coefficients_of
 from optclip.norms._interface import as_norm
 from optclip.scopes._interface import as_scope
-from optclip.thresholds._interface import (
-    Context,
-    Rule,
-    as_rules,
-    init_memory,
-    learned_thresholds,
-    one_rule,
-)
+from optclip.thresholds._interface import as_rules, one_rule
 from optclip.transforms._interface import Engine, Rules
 from optclip.typing import (
     AxisName,
     ClipRecord,
-    ClipState,
     Mask,
     NormLike,
     ScopeLike,
@@ -40,9 +30,7 @@ from optclip.typing import (
     ThresholdTree,
 )
 from optclip.wrappers._inner import check_state, transformation
-
-# The tree structure of a loss, which is a scalar.
-_ONE_VALUE = jax.tree.structure(0)
+from optclip.wrappers._loss_threshold import init_loss_memory, loss_in, loss_threshold
 
 
 def skip(
@@ -146,10 +134,7 @@ def skip(
     def init_fn(params: PyTree) -> SkipState:
         memory: PyTree = ()
         if value_rule is not None:
-            zero = jnp.zeros((), jnp.float32)
-            memory = init_memory(
-                "max_value", value_rule, _ONE_VALUE, [zero], jnp.zeros_like
-            )
+            memory = init_loss_memory(value_rule)
         # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if value_rule is not None:
@@ -179,10 +164,11 @@ def skip(
         _check_record(old, has_value=value_rule is not None)
         record = old
         if value_rule is not None:
-            value = _loss_in(extra_args)
-            limit, memory = _value_threshold(
-                value_rule, memory, value, seen, updates, params, extra_args
-            )
+            value = loss_in(extra_args)
+            limit, memory = loss_threshold(
+                value_rule, memory, value, state.skip_norm.clip_step,
+                updates, params, extra_args,
+            )  # fmt: skip
             # The comparison is negated, since `value > limit` is false for NaN limits.
             is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
             record = record._replace(skip_value=value, skip_value_threshold=limit)
@@ -222,65 +208,6 @@ def _check_record(record: SkipRecord, *, has_value: bool) -> None:
         wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
         advice = "Pass the state returned by this transformation's init."
         raise ValueError(_validate.must_be("state", wanted, record, advice))
-
-
-def _loss_in(extra: dict[str, Any]) -> jax.Array:
-    """Return the extra argument `value`, or `loss`, the name that some trainers use."""
-    value = extra.get("value")
-    if value is None:
-        value = extra.get("loss")
-    if value is None or not _validate.is_number(value) or jnp.shape(value):
-        wanted = "the loss, a real scalar, because max_value is set"
-        advice = (
-            "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
-            " Flax's TrainState.apply_gradients does not forward it. Without a loss,"
-            " omit max_value; for olmo_skip pass use_value=False."
-        )
-        name = "loss" if extra.get("value") is None and value is not None else "value"
-        raise ValueError(_validate.must_be(name, wanted, value, advice))
-    loss = jnp.asarray(value).astype(jnp.float32)
-    _axis_names.check_one("value", loss)
-    return loss
-
-
-def _value_threshold(
-    rule: Rule,
-    memory: PyTree,
-    value: jax.Array,
-    seen: ClipState,
-    updates: PyTree,
-    params: PyTree,
-    extra: dict[str, Any],
-) -> tuple[jax.Array, PyTree]:
-    """Return the threshold of the loss and the new memory of its rule."""
-    context = Context(
-        keep=lambda norm, threshold: jnp.minimum(norm, threshold),
-        measure=functools.partial(_raise_on_measure, rule),
-        params=params,
-        step=seen.clip_step - 1,
-        extra=extra,
-        updates=updates,
-    )
-    thresholds, memory = learned_thresholds(
-        "max_value", rule, _ONE_VALUE, Batched.apart([value]), memory, context
-    )
-    # A single value is never stacked, so its threshold comes in a list.
-    (threshold,) = (
-        thresholds.entries() if isinstance(thresholds, Batched) else thresholds
-    )
-    limit = jnp.asarray(threshold).astype(jnp.float32)
-    if limit.ndim:
-        advice = "Reduce it to a scalar: the loss is one number."
-        wanted = "one number per step"
-        raise ValueError(_validate.must_be("max_value", wanted, limit, advice))
-    return limit, memory
-
-
-def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
-    del tree, how
-    wanted = "a rule that reads only norms, since a loss has no tree to measure"
-    advice = "Try optclip.thresholds.mean_plus_std(6.0)."
-    raise ValueError(_validate.must_be("max_value", wanted, rule, advice))
 
 
 def _is_above(step: ClipRecord) -> jax.Array:
