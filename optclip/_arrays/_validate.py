@@ -141,6 +141,15 @@ def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -
         raise ValueError(must_be(name, wanted, value))
 
 
+def passed_norm(name: str, value: Any, wanted: str, advice: str = "") -> None:
+    """Raise unless `value` can be a norm: one number of at least 0, inf or NaN."""
+    if not is_number(value) or np.shape(value):
+        raise TypeError(must_be(name, wanted, value, advice))
+    known = concrete(value)
+    if known is not None and known < 0:
+        raise ValueError(must_be(name, wanted, value, advice))
+
+
 def fraction(name: str, value: Any) -> None:
     """Raise unless `value` is one real number from 0 to 1."""
     plain(name, value, most=1)

@@ -195,16 +195,8 @@ def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
             "strict=True cannot be combined with use_norm=, since the rounding error of"
             " a norm that is passed is unknown. Remove one of them."
         )
-    given = jnp.asarray(_checked_norm(norm))
-    dtype = _leaves.real_dtype(jnp.promote_types(given.dtype, jnp.float16))
-    return Batched([flush_small(given.astype(dtype))])
-
-
-def _checked_norm(norm: Number) -> Number:
     wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
-    if not _validate.is_number(norm) or jnp.ndim(norm):
-        raise TypeError(_validate.must_be("use_norm", wanted, norm))
-    concrete_norm = _validate.concrete(norm)
-    if concrete_norm is not None and concrete_norm < 0:
-        raise ValueError(_validate.must_be("use_norm", wanted, norm))
-    return norm
+    _validate.passed_norm("use_norm", norm, wanted)
+    scalar = jnp.asarray(norm)
+    dtype = _leaves.real_dtype(jnp.promote_types(scalar.dtype, jnp.float16))
+    return Batched([flush_small(scalar.astype(dtype))])

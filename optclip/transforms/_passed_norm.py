@@ -113,27 +113,17 @@ def _shown(option: str) -> str:
 def _norm_in(extra: dict[str, Any], name: str) -> jax.Array:
     """Return the extra argument of `update` that is the norm."""
     norm = extra.get(name)
-    error = _error_of(norm)
-    if error is None:
-        norm = jnp.asarray(norm)
-        _axis_names.check_one(name, norm)
-        return norm
     wanted = "a real scalar of at least 0, the global norm of the updates"
     advice = (
         f"Pass it: tx.update(updates, state, params, {name}=norm). Flax's"
         " TrainState.apply_gradients does not pass it on."
     )
-    raise error(_validate.must_be(name, wanted, norm, advice))
-
-
-def _error_of(norm: Any) -> type[Exception] | None:
-    """Return the type of error that a value raises as a norm, None for none."""
     if norm is None:
-        return ValueError
-    if not _validate.is_number(norm) or jnp.shape(norm):
-        return TypeError
-    known = _validate.concrete(norm)
-    return ValueError if known is not None and known < 0 else None
+        raise ValueError(_validate.must_be(name, wanted, norm, advice))
+    _validate.passed_norm(name, norm, wanted, advice)
+    scalar = jnp.asarray(norm)
+    _axis_names.check_one(name, scalar)
+    return scalar
 
 
 def _as_measured(norm: jax.Array, layout: Layout) -> jax.Array:
