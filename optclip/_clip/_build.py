@@ -13,7 +13,7 @@ from optclip._clip._move import MOVE
 from optclip._clip._scale import SCALE
 from optclip.norms._interface import Measurement
 from optclip.responses import Response
-from optclip.scopes._interface import Element, Scope
+from optclip.scopes._interface import EachElement, Scope
 
 
 class Parts(NamedTuple):
@@ -31,7 +31,7 @@ def parts_of(scope: Scope, norm: Measurement, response: Response, eps: Number) -
 
 
 @parts_of.register
-def _(scope: Element, norm: Measurement, response: Response, eps: Number) -> Parts:
+def _(scope: EachElement, norm: Measurement, response: Response, eps: Number) -> Parts:
     del scope, eps
     return Parts(norm, MOVE if hasattr(response, "element") else SCALE)
 

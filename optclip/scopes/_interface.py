@@ -6,8 +6,8 @@ from optclip.scopes._groups import Groups as Groups
 from optclip.scopes._scope import ELEMENT as ELEMENT
 from optclip.scopes._scope import LEAF as LEAF
 from optclip.scopes._scope import TREE as TREE
-from optclip.scopes._scope import Element as Element
-from optclip.scopes._scope import Leaf as Leaf
+from optclip.scopes._scope import EachElement as EachElement
+from optclip.scopes._scope import EachLeaf as EachLeaf
 from optclip.scopes._scope import PerLeaf as PerLeaf
 from optclip.scopes._scope import Scope as Scope
 from optclip.scopes._scope import ScopeLike as ScopeLike

@@ -9,8 +9,7 @@ from typing import Literal
 import jax
 
 from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import KeyPath, PyTree, TreeDef
-from optclip._arrays._types import Leaf as LeafValue
+from optclip._arrays._types import KeyPath, Leaf, PyTree, TreeDef
 from optclip.norms import Block
 
 
@@ -77,7 +76,7 @@ class PerLeaf(Scope):
     """Build blocks from single leaves, or from slices of one leaf."""
 
     @abc.abstractmethod
-    def block(self, path: KeyPath, leaf: LeafValue) -> Block | None:
+    def block(self, path: KeyPath, leaf: Leaf) -> Block | None:
         """Return the block of a leaf; None if it is unclipped."""
 
     def blocks(self, tree: PyTree) -> PyTree:
@@ -88,24 +87,24 @@ class PerLeaf(Scope):
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaf(PerLeaf):
+class EachLeaf(PerLeaf):
     """Measure one norm per leaf, `over="leaf"`."""
 
-    def block(self, path: KeyPath, leaf: LeafValue) -> Block:
+    def block(self, path: KeyPath, leaf: Leaf) -> Block:
         return Block([leaf])
 
 
 @dataclasses.dataclass(frozen=True)
-class Element(PerLeaf):
+class EachElement(PerLeaf):
     """Measure the modulus of each element, `over="element"`."""
 
-    def block(self, path: KeyPath, leaf: LeafValue) -> Block:
+    def block(self, path: KeyPath, leaf: Leaf) -> Block:
         return Block([leaf], ())
 
 
 TREE: Tree = Tree()
-LEAF: Leaf = Leaf()
-ELEMENT: Element = Element()
+LEAF: EachLeaf = EachLeaf()
+ELEMENT: EachElement = EachElement()
 
 _BY_NAME = {"tree": TREE, "leaf": LEAF, "element": ELEMENT}
 ScopeLike = Scope | Literal["tree", "leaf", "element"]

@@ -24,7 +24,7 @@ from optclip._clip import (
 )
 from optclip.norms._interface import Measured, declared_across
 from optclip.responses._interface import is_same_always
-from optclip.scopes._interface import TREE, Element
+from optclip.scopes._interface import TREE, EachElement
 from optclip.transforms import _leaf_record, _param_placeholder, _record, _state
 from optclip.transforms._leaf_record import LeafNorms
 from optclip.transforms._rules import Rules
@@ -92,7 +92,7 @@ class Engine:
             zeros = functools.partial(_placement.zeros, tree=params)
             memory = self.rules.init(
                 treedef, norms, zeros,
-                is_like_params=isinstance(self.clip.scope, Element),
+                is_like_params=isinstance(self.clip.scope, EachElement),
             )  # fmt: skip
             if self.clip.norm.remembers:
                 blank = [zeros(shape) for shape in vectors]

@@ -16,7 +16,7 @@ import optax
 from optclip._arrays import _packed_state
 from optclip._arrays._packed_state import PerNorm
 from optclip._arrays._types import PyTree
-from optclip.scopes._interface import Element, Scope, Tree
+from optclip.scopes._interface import EachElement, Scope, Tree
 from optclip.thresholds._interface import is_rule
 
 # A shape other than a scalar's, so that a sum of norms is not mistaken for the norms.
@@ -35,7 +35,7 @@ def memory(scope: Scope, rules: Any, placeholder: Any) -> list[Any]:
         return [rule.init(jnp.zeros(())) for rule in leaves]
     norm = {"": jnp.zeros(_SHAPE)}
     packed_memory = _packed_state.packed(
-        rules.init(norm), norm, is_like_params=isinstance(scope, Element)
+        rules.init(norm), norm, is_like_params=isinstance(scope, EachElement)
     )
 
     def is_whole(x: Any) -> bool:

@@ -14,7 +14,7 @@ from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
-from optclip.scopes._interface import Element, Groups, Leaf, Tree
+from optclip.scopes._interface import EachElement, EachLeaf, Groups, Tree
 from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
     Constant,
@@ -32,7 +32,7 @@ from optclip.transforms._positions import pure_call
 from optclip.typing import ThresholdTree
 
 # The scopes whose norms are single numbers, and the elements that share one.
-_SHARING = {Tree: "the tree", Leaf: "each leaf", Groups: "each group"}
+_SHARING = {Tree: "the tree", EachLeaf: "each leaf", Groups: "each group"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Rules:
                 context = Context(keep, measure, params, step, extra, updates)
                 values[name], memory = learned_thresholds(
                     name, rule, layout.treedef, norms, memory, context,
-                    is_like_params=isinstance(clip.scope, Element),
+                    is_like_params=isinstance(clip.scope, EachElement),
                 )  # fmt: skip
             kept.append(memory)
         return Thresholds(values, kept)
