@@ -14,7 +14,7 @@ from optclip.monitor._interface import chosen, parts_in, read
 from optclip.typing import History
 
 
-class Clip(NamedTuple):
+class ClipHistory(NamedTuple):
     """Hold the record of one transformation, or of one of its groups or leaves.
 
     `title` is empty for the only transformation of a run. A record of several norms has
@@ -64,7 +64,7 @@ def _as_json(x: float) -> float | str:
     return x if np.isfinite(x) else str(x)
 
 
-def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
+def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory:
     """Return one transformation of a history, or one group or leaf of it.
 
     Raises:
@@ -99,7 +99,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> Clip:
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
-    return Clip(title, steps, norm, threshold, after, clipped, fraction)
+    return ClipHistory(title, steps, norm, threshold, after, clipped, fraction)
 
 
 def _is_of_one_norm(

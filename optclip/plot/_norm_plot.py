@@ -6,7 +6,7 @@ import numpy as np
 
 from optclip.monitor._interface import percent
 from optclip.plot import _history, _style
-from optclip.plot._history import Clip
+from optclip.plot._history import ClipHistory
 from optclip.plot._style import Axes
 from optclip.typing import History
 
@@ -68,7 +68,7 @@ def norms(
     return _style.finish(ax, x="step", y=y, title=_title(record))
 
 
-def _title(record: Clip) -> str:
+def _title(record: ClipHistory) -> str:
     if record.fraction is None or not np.isfinite(record.threshold).any():
         return record.title
     mean = percent(float(np.mean(record.fraction)))
@@ -96,7 +96,7 @@ def _draw_fraction(ax: Axes, steps: np.ndarray, fraction: np.ndarray) -> None:
     ax.set_ylim(-0.02, 1.02)
 
 
-def _draw_norms(ax: Axes, record: Clip) -> None:
+def _draw_norms(ax: Axes, record: ClipHistory) -> None:
     steps = record.steps
     # A narrow dark line over a broad light one keeps both visible where they are equal.
     _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
