@@ -9,7 +9,7 @@ import jax
 
 from optclip._arrays import _axis_names, _leaves, _packed_state, _prefix, _validate
 from optclip._arrays._types import AxisName, Mask, PyTree
-from optclip.typing import CotangentRecord
+from optclip.typing._interface import is_cotangent_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +61,6 @@ class Chosen:
         return _packed_state.keyed(self.flat.treedef, chosen)
 
 
-def _is_record(value: Any) -> bool:
-    return isinstance(value, CotangentRecord)
-
-
 def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
     """Select the floating-point arrays of a tree that are in the mask.
 
@@ -72,8 +68,8 @@ def chosen_leaves(tree: PyTree, mask: Mask | None) -> Chosen:
       TypeError: A leaf is a sparse matrix, or neither an array nor a number; or the
         tree contains a probe.
     """
-    leaves = jax.tree.leaves(tree, is_leaf=_is_record)
-    if any(map(_is_record, leaves)):
+    leaves = jax.tree.leaves(tree, is_leaf=is_cotangent_record)
+    if any(map(is_cotangent_record, leaves)):
         wanted = "a tree without a probe"
         advice = "With `probe`, unpack the result: h, probe = clip_cotangent(...)."
         raise TypeError(_validate.must_be("tree", wanted, tree, advice))

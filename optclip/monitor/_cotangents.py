@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from optclip._arrays import _leaves
 from optclip.typing import CotangentRecord, PyTree
+from optclip.typing._interface import is_cotangent_record
 
 FIELDS = ("largest_norm", "mean_coefficient", "clipped", "fraction", "nonfinite")
 
 
-def is_record(value: Any) -> bool:
-    """Return whether a value is a record of `clip_cotangent`."""
-    return isinstance(value, CotangentRecord)
-
-
 def records_of(tree: PyTree) -> list[tuple[str, CotangentRecord]]:
     """Return the records in a tree with their paths, `cotangent` for an empty path."""
-    pairs = jax.tree.leaves_with_path(tree, is_leaf=is_record)
+    pairs = jax.tree.leaves_with_path(tree, is_leaf=is_cotangent_record)
     return [
         (_leaves.path_str(path) or "cotangent", value)
         for path, value in pairs
-        if is_record(value)
+        if is_cotangent_record(value)
     ]
 
 

@@ -33,7 +33,7 @@ from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._responses import response_of
 from optclip.responses import Response
 from optclip.scopes._interface import LEAF, TREE, Groups, Scope, as_scope
-from optclip.typing import CotangentRecord
+from optclip.typing._interface import is_cotangent_record
 
 Relation = Literal["add_or_remove", "zero_out", "replace_one"]
 
@@ -171,8 +171,8 @@ class Bound:
 
 def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
     """Raise unless each leaf is a dense array of floats, whose gradient is bounded."""
-    for x in jax.tree.leaves(flat.tree, is_leaf=_is_probe):
-        if _is_probe(x):
+    for x in jax.tree.leaves(flat.tree, is_leaf=is_cotangent_record):
+        if is_cotangent_record(x):
             raise TypeError(
                 "Parameters must not contain a cotangent_probe: its counts would be"
                 " clipped as gradients. Pass it as another argument of the loss, and"
@@ -185,10 +185,6 @@ def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
                 "Each leaf must be a dense array of floats so that its gradient is"
                 f" bounded, got {_leaves.named(path)} of {kind}. {advice}"
             )
-
-
-def _is_probe(x: Any) -> bool:
-    return isinstance(x, CotangentRecord)
 
 
 def bound_of(

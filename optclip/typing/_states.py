@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import jax
 
@@ -82,6 +82,11 @@ class CotangentRecord(NamedTuple):
     cotangent_nonfinite: PyTree
     cotangent_coefficients: PyTree
     cotangent_chains: PyTree
+
+
+def is_cotangent_record(value: object) -> TypeGuard[CotangentRecord]:
+    """Return whether a value in a tree is the record of `clip_cotangent`."""
+    return isinstance(value, CotangentRecord)
 
 
 class ClipState(NamedTuple):
