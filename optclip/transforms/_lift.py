@@ -7,9 +7,9 @@ from typing import Any
 
 import optax
 
+from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
 from optclip._clip import apply
-from optclip.transforms import _state
 from optclip.transforms._engine import Engine, Step
 from optclip.typing import ClipState
 
@@ -58,7 +58,7 @@ def lifted(
     ) -> tuple[PyTree, Any]:
         is_absent = state is None or isinstance(state, optax.EmptyState)
         if engine.record and not is_absent:
-            _state.check_recordable(state)
+            _check_recordable(state)
             return update(updates, state, params, **extra_args)
         like = updates if params is None else params
         unused = init(like) if engine.record else engine.no_state
@@ -66,3 +66,15 @@ def lifted(
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_recordable(state: Any) -> None:
+    """Raise unless a transformation that needs no state can record in this one."""
+    if not isinstance(state, ClipState):
+        wanted = "the ClipState that init returned, None or optax.EmptyState()"
+        advice = (
+            "To clip without a state, call the function of the same name, such as"
+            " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
+            " transformation with record=False, which accepts any state."
+        )
+        raise TypeError(_validate.must_be("state", wanted, state, advice))

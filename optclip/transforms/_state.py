@@ -27,18 +27,6 @@ def check_record(record: Record, name: object) -> None:
         raise TypeError(_validate.must_be("name", "a non-empty string", name))
 
 
-def check_recordable(state: Any) -> None:
-    """Raise unless a transformation that needs no state can record in this one."""
-    if not isinstance(state, ClipState):
-        wanted = "the ClipState that init returned, None or optax.EmptyState()"
-        advice = (
-            "To clip without a state, call the function of the same name, such as"
-            " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
-            " transformation with record=False, which accepts any state."
-        )
-        raise TypeError(_validate.must_be("state", wanted, state, advice))
-
-
 def check_state(
     state: Any,
     names: list[str],
