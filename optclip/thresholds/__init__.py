@@ -1,10 +1,11 @@
 """Set the threshold: a number, a schedule, or a rule that learns from norms.
 
-A rule is a frozen object with `init(norm)` and `update(seen, memory)`. It has no
-`__call__`, since `optax.inject_hyperparams` treats callables as schedules. It keeps
-its data in `memory`, a pytree of arrays with fixed shapes. NaN and inf never enter a
-memory: if one of its norms is not finite, a rule learns nothing in that step, and its
-warm-up pauses. With one rule per leaf, only the affected leaves pause.
+A rule is a frozen object with `init(norm)` and `update(seen, memory)`, whose data is in
+`memory`, a pytree of arrays with fixed shapes. It has no `__call__`, since
+`optax.inject_hyperparams` treats callables as schedules. If one of its norms is NaN or
+inf, a rule learns nothing in that step and its warm-up pauses. With one rule per leaf,
+only the affected leaves pause. Rules fit any scope and norm unless their help names
+one.
 
 ==================== ===================================== =============================
 rule                 threshold                             published as

@@ -45,15 +45,14 @@ def bounds(
       [-1.   0.5  2. ]
 
     Args:
-      lower: Lower bound, of any sign: a number, an array that broadcasts to each leaf,
-        an optax schedule, a rule, or a prefix tree of these. Default: None, no bound.
-      upper: Upper bound, specified in the same ways.
+      lower: Lower bound of any sign: a number, array that broadcasts to each leaf,
+        optax schedule, rule, or prefix tree of these. Default: None, unbounded.
+      upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
 
     Returns:
       A threshold for `clip_by(..., over="element")`.
 
     Raises:
-      TypeError: A bound is not a number or an array of numbers.
-      ValueError: A bound is NaN, or `lower > upper`, both concrete numbers.
+      ValueError: A bound is NaN, or `lower > upper`.
     """
     return Bounds(lower, upper)

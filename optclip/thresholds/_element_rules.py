@@ -142,9 +142,9 @@ def second_moment(
       warmup: Number of unclipped first steps.
 
     Returns:
-      A rule for any scope, intended for `over="element"`, where its memory is as large
-      as the parameters, in float32. The threshold is inf while `v` is 0, so that
-      elements without earlier gradients can move. SPAM's code clips them to zero.
+      A rule for `over="element"`; its memory is as large as the parameters, in float32.
+      The threshold is inf while `v` is 0, so that elements without earlier gradients
+      can move. SPAM's code clips them to zero.
 
     See Also:
       `recipes.spam`.
@@ -209,9 +209,9 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
       decay: Decay of the mean, from 0 to below 1.
 
     Returns:
-      A rule for any scope, intended for `over="element"`, where its memory is as large
-      as the parameters, in float32. `c` starts at 0, so the first thresholds are small.
-      A non-finite element counts as 0.
+      A rule for `over="element"`; its memory is as large as the parameters, in float32.
+      `c` starts at 0, so the first thresholds are small. A non-finite element counts as
+      0.
 
     See Also:
       `recipes.acclip`.

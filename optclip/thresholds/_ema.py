@@ -146,8 +146,8 @@ def ema(
     """Clip to a multiple of the running average norm.
 
     The threshold is `ratio * mean`; then `mean = decay * mean + (1 - decay) * norm`
-    with the clipped norm. During the warm-up one common factor clips all norms of the
-    rule to a total L2 norm of `max_norm`.
+    with the clipped norm. During the warm-up a common factor clips all norms to a total
+    L2 norm of `max_norm`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -168,17 +168,16 @@ def ema(
       warmup: Number of warm-up steps.
       max_norm: Maximum total norm during the warm-up; inf clips nothing.
       start: Start of the average: `"first"`, the smallest norm of the warm-up, or the
-        first norm if `warmup` is 0; `"zero"`; or `"debiased"`, zero with Adam's bias
+        first norm without one; `"zero"`; or `"debiased"`, zero with Adam's bias
         correction.
 
     Returns:
-      A rule for any scope and norm, intended for leaves; its memory is one float per
-      norm.
+      A rule, intended for leaves, with a memory of one float per norm.
 
     Edge cases:
       - First step without warm-up: the threshold is inf.
-      - Zero norm: does not enter the average. Otherwise a leaf without gradients for
-        some time would be clipped to almost nothing.
+      - Zero norm: does not enter the average, so that a leaf without gradients for some
+        time is not clipped to almost nothing afterwards.
 
     See Also:
       `recipes.adagc`, `recipes.olmo_ratio` and `recipes.aggc`.

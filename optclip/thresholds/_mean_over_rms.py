@@ -68,9 +68,8 @@ def mean_over_rms(
     """Divide the running mean of the norms by their running root mean square.
 
     The threshold is `m / (sqrt(v) + eps)` with the debiased running averages `m` of the
-    norm and `v` of its square, this step included. It is 1 for constant norms of any
-    size, and smaller after a spike. Use it with `over="leaf"` and
-    `response="normalize"`.
+    norm and `v` of its square, this step included. It is 1 for constant norms, and
+    smaller after a spike. Use it with `over="leaf"` and `response="normalize"`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -91,8 +90,8 @@ def mean_over_rms(
       eps: Number added to the root mean square.
 
     Returns:
-      A rule for any scope and norm; its memory is two floats per norm. The first
-      threshold is 1, or 0 for a norm of 0.
+      A rule with a memory of two floats per norm. The first threshold is 1, or 0 for a
+      norm of 0.
 
     See Also:
       `recipes.stable_spam`.

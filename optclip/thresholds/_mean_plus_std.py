@@ -92,8 +92,8 @@ def mean_plus_std(
 ) -> MeanPlusStd:
     """Clip to the mean of past norms plus k standard deviations.
 
-    The threshold is `mean + k * std` of the last `window` norms before this step. The
-    window stores unclipped norms, so that the threshold does not creep down.
+    The threshold is `mean + k * std` of the last `window` unclipped norms before this
+    step.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -116,8 +116,8 @@ def mean_plus_std(
         uses 1.
 
     Returns:
-      A rule for any scope and norm. The smallest deviation is `1e-6 * mean`, so that
-      rounding errors of equal norms are not clipped.
+      A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
+      norms are not clipped.
 
     Raises:
       ValueError: `window` is too short for `warmup` and `ddof`.

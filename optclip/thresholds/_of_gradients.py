@@ -52,8 +52,8 @@ class OfGradients:
 def of_gradients(rule: Threshold) -> OfGradients:
     """Apply a rule to the norms of the gradients instead of the updates.
 
-    For use in `optclip.clip_after(inner, clip)`, which clips the updates that `inner`
-    computes from the gradients, such as a momentum.
+    For use in `optclip.clip_after(inner, clip)`, where `inner` computes updates, such
+    as a momentum, from the gradients.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip

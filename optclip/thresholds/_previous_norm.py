@@ -42,17 +42,17 @@ class PreviousNorm:
 
 
 def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
-    """Scale by the previous step's norm, as optimizers in the backward pass do.
+    """Scale by the previous step's norm, as optimizers fused into the backward pass do.
 
     The update is `u * min(1, max_norm / previous)`, so the threshold is
-    `norm * min(1, max_norm / previous)`. It is approximate: after small norms, the
-    first large norm is not clipped.
+    `norm * min(1, max_norm / previous)`. The first large norm after small ones is not
+    clipped.
 
     An optimizer that updates each layer during the backward pass does not have the
-    global norm yet and must use the last one. This rule shows the effect in an ordinary
-    training run. Inside such an optimizer, call
-    `optclip.functional.clip_by_global_norm(gradient, max_norm, use_norm=previous)` for
-    each layer.
+    global norm yet. This rule shows the effect in an ordinary run. Inside such an
+    optimizer, call
+    `optclip.functional.clip_by_global_norm(gradient, max_norm, use_norm=previous)` per
+    layer.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -68,10 +68,10 @@ def previous_norm(max_norm: Number = 1.0) -> PreviousNorm:
       [1.]
 
     Args:
-      max_norm: Maximum norm of the updates, if norms do not grow between steps.
+      max_norm: Maximum norm of the updates while norms do not grow.
 
     Returns:
-      A rule for any scope and norm; its memory is the last finite norm. In the first
-      step, and after a norm of 0, the threshold is `max_norm`.
+      A rule whose memory is the last finite norm. In the first step, and after a norm
+      of 0, the threshold is `max_norm`.
     """
     return PreviousNorm(max_norm)

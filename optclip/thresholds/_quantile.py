@@ -100,8 +100,8 @@ class Quantile:
 def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
     """Clip to a quantile of the last norms, including this one.
 
-    While norms are stationary it clips about `1 - q` of the steps, for example one in
-    ten with `q=0.9`. It clips more while norms rise, and fewer while they fall.
+    It clips about `1 - q` of the steps while norms are stationary, more while they
+    rise, and fewer while they fall.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -115,12 +115,12 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
       [12.]
 
     Args:
-      q: Quantile, from 0 to 1. The default, the paper's, clips nine steps in ten.
-      window: Number of norms to store, an int; the memory is that many floats per norm.
+      q: Quantile, from 0 to 1. The paper's 0.1 clips nine steps in ten, 0.9 one in ten.
+      window: Number of past norms, an int; the memory is that many floats per norm.
 
     Returns:
-      A rule for any scope and norm. Quantiles are interpolated linearly, as in
-      `numpy.quantile`. The window stores unclipped norms.
+      A rule. Quantiles are interpolated linearly, as in `numpy.quantile`. The window
+      stores unclipped norms.
 
     Edge cases:
       - First step: the threshold is its norm, so nothing is clipped.

@@ -61,13 +61,11 @@ def relative_to_params(
 
     Args:
       ratio: Maximum norm of the updates as a fraction of the parameters' norm.
-      min_norm: Lower bound on the parameters' norm, so that parameters that start at
-        zero can train.
+      min_norm: Lower bound on the parameters' norm, so that zero parameters can train.
 
     Returns:
-      A rule without memory, for any scope and norm; `update` requires `params`. If
-      they contain NaN, the updates become NaN. If their norm is infinite or overflows,
-      nothing is clipped.
+      A rule without memory; `update` requires `params`. NaN parameters make the updates
+      NaN. If their norm is inf, nothing is clipped.
 
     See Also:
       `recipes.agc`.

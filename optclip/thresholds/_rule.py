@@ -22,13 +22,13 @@ class Seen(NamedTuple):
 
     Attributes:
       norm: Norms of the scope: a scalar for the tree; a tree or dict of scalars for
-        leaves or groups; for axes, arrays whose reduced axes have length 1; for
-        elements, their moduli. Non-finite norms and norms below 2**-60 read 0.
+        leaves or groups; arrays with length 1 along reduced axes; or moduli of
+        elements. Non-finite norms and norms below 2**-60 read 0.
       finite: Tree of bools like `norm`: whether each norm was finite.
       keep: Function from a threshold to the norms after clipping.
       measure: Function from a tree like the updates to its norms over the same scope.
-        With `guarded=False` it takes half the time, but returns inf where a sum of
-        squares overflows.
+        With `guarded=False` it is faster, but returns inf where a sum of squares
+        overflows.
       params: Parameters passed to `update`, or None.
       step: Number of earlier updates, non-finite ones included; int32.
       extra: Extra keyword arguments of `update`, such as `value`.

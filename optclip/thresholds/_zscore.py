@@ -141,7 +141,7 @@ def zscore(
     """Clip spikes: norms more than z deviations above the running mean.
 
     A norm with `s = (norm - mean) / (std + eps)` above `z` is a spike; its threshold is
-    `mean + z**2 / s * std`. Then the norm, or a spike's threshold, enters the running
+    `mean + z**2 / s * std`. The norm, or a spike's threshold, then enters the running
     mean and variance with weight `1 - decay`.
 
     Example:
@@ -158,16 +158,15 @@ def zscore(
     Args:
       z: z-score above which a norm is a spike.
       decay: Decay of the mean and variance, from 0 to 1.
-      warmup: Number of first norms, whose mean and deviation start the running ones.
-      mode: Threshold of a spike: `"reciprocal"`, the formula above, lower for larger
-        spikes; `"mean"`; or `"percentile"`, `mean + z * std`, above which every norm is
-        a spike.
+      warmup: Number of first norms, whose mean and variance start the running ones.
+      mode: Threshold of a spike: `"reciprocal"`, the formula above; `"mean"`; or
+        `"percentile"`, `mean + z * std`, above which every norm is a spike.
       max_norm: Maximum threshold, warm-up included.
       eps: Number added to the deviation in `s`.
       skip_spikes: Whether spikes leave mean and deviation unchanged.
 
     Returns:
-      A rule for any scope and norm; its memory is two floats per norm.
+      A rule with a memory of two floats per norm.
 
     Edge cases:
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
