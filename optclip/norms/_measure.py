@@ -35,14 +35,12 @@ def measure(
         none) or a `PartitionSpec`. Default: read from each leaf's type.
 
     Returns:
-      One norm per block, float32, or float64 if a leaf of any block is. Each is a
-      scalar, or with `axis` has the shape of the leaf with 1 at these axes. Norms read
-      inf above the largest float, 0 below 2**-60 (2**-500 in float64), and NaN if an
-      element is NaN.
+      One norm per block, float32, or float64 if any leaf is. Each is a scalar, or with
+      `axis` has the shape of the leaf with 1 at these axes. Norms read inf above the
+      largest float, 0 below 2**-60 (2**-500 in float64), and NaN if an element is NaN.
 
     Raises:
-      ValueError: A leaf lacks an axis, or `axis_name` is not mapped or is missing where
-        types do not specify it.
+      ValueError: A leaf lacks an axis, or `axis_name` is not mapped.
     """
     _check(blocks, axis_name)
     unwrapped = [

@@ -36,11 +36,10 @@ class Norm(Measurement):
       6.0
 
     Args:
-      ord: Order p, a Python number above 0, or inf for the largest modulus. Below 0.5,
-        norms grow as a high power of n and soon read inf. Default: 2.
-      per_count: Exponent k, from 0 to 1; 0.5 with p = 2 is the root mean square, 1 the
-        average norm of TensorFlow. The result is inf if the norm overflows before the
-        division. Default: 0.
+      ord: Order p, a Python number above 0, or inf for the largest modulus. Orders
+        below 0.5 soon overflow to inf. Default: 2.
+      per_count: Exponent k, from 0 to 1; with p = 2, 0.5 is the root mean square and 1
+        TensorFlow's average norm. Default: 0.
     """
 
     ord: float = 2.0

@@ -1,10 +1,10 @@
 """Choose what happens at a threshold: a coefficient for each norm.
 
-A response is an object with `coefficient(norm, threshold)`, or a function of these two.
-Both arguments are float32 or float64 arrays of one shape. Norms are finite and at least
-2**-60 (2**-500 in float64); thresholds are 0, in the same range, or inf. The updates
-are multiplied by the result; return exactly 1 below the threshold to keep them
-bit-identical. Zero norms stay zero without a call.
+A response is a name, an object with `coefficient(norm, threshold)`, or a function of
+these two, by whose result the updates are multiplied. Both arguments are float32 or
+float64 arrays of one shape. Norms are finite and at least 2**-60 (2**-500 in float64);
+thresholds are 0, in the same range, or inf. Return exactly 1 below the threshold to
+keep updates bit-identical. Zero norms stay zero without a call.
 
 For a norm n and a threshold c:
 

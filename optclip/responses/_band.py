@@ -22,8 +22,7 @@ class Band:
       low: Lower edge as a fraction of the threshold, or an optax schedule of it.
       min_norm: Smallest lower edge, a scalar.
       max_shrink: Smallest coefficient, from 0 to 1.
-      max_growth: Largest coefficient for norms below the band; at most 1 forbids
-        growth.
+      max_growth: Largest coefficient for norms below the band; 1 forbids growth.
     """
 
     low: Any  # A number, or a schedule until `at` is called.
@@ -84,12 +83,12 @@ def band(
 
     Args:
       low: Lower edge as a fraction of the threshold, or an optax schedule of it. Above
-        1, norms below the threshold grow past it.
+        1, small norms grow past the threshold.
       min_norm: Smallest lower edge, a scalar. Default: 0.
       max_shrink: Smallest coefficient, from 0 to 1; above 0, clipped norms may stay
         above the threshold. Default: 0.
-      max_growth: Largest coefficient for norms below the band; at most 1 forbids
-        growth. Default: inf.
+      max_growth: Largest coefficient for norms below the band; 1 forbids growth.
+        Default: inf.
 
     Returns:
       A response. Zeros stay zeros, and a threshold of inf has no effect.

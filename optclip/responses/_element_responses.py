@@ -41,9 +41,9 @@ class Tanh:
 class Proportional:
     """Scale all elements above the threshold by one factor, set by the largest.
 
-    The coefficient is `c / max(n)` if `n > c`, and 1 otherwise, where the maximum
-    covers the leaf. Elements above the threshold keep their proportions and may become
-    smaller than others below it. Designed for `clip_by_value`.
+    The coefficient is `c / max(n)` if `n > c`, and 1 otherwise, with the maximum over
+    the leaf. Elements above the threshold keep their proportions and may become smaller
+    than others below it. Designed for `clip_by_value`.
 
     Example:
       >>> import jax.numpy as jnp, optclip

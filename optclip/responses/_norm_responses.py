@@ -84,8 +84,7 @@ class Smooth:
 class Normalize:
     """Scale to the threshold, up or down: `c / n`. Zeros stay zeros.
 
-    The coefficient is at most the largest float, 3.4e38 in float32. A threshold beyond
-    the range of a leaf's dtype overflows in that leaf.
+    A threshold beyond the range of a leaf's dtype overflows in that leaf.
 
     Example:
       >>> import jax.numpy as jnp

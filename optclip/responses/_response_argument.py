@@ -27,8 +27,7 @@ class Detached:
     """Hold the coefficients of a response constant in derivatives. Use `detached(...)`.
 
     Args:
-      response: A name, an object with `coefficient(norm, threshold)`, or a function of
-        these two.
+      response: A response: a name, object or function.
     """
 
     response: Any  # A `response=` argument; a `Response` after initialization.
@@ -89,9 +88,9 @@ def detached(response: ResponseLike = "hard") -> Detached:
 
     The clipped updates are the same. In derivatives through the clipping, such as
     meta-gradients, a coefficient k is constant: the derivative of `k * u` is `k * du`,
-    and the derivative with respect to the threshold is 0. Elements are multiplied by k
-    instead of set to the bound, so they meet it up to rounding; separate `lower` and
-    `upper` bounds raise.
+    and with respect to the threshold it is 0. Elements are multiplied by k instead of
+    set to the bound, so they meet it up to rounding. Separate `lower` and `upper`
+    bounds are not supported.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -104,8 +103,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
       [0.6 0.8] [0.2 0.2]
 
     Args:
-      response: A name from `optclip.responses`, an object with
-        `coefficient(norm, threshold)`, or a function of these two. Default: `"hard"`.
+      response: A response: a name, object or function. Default: `"hard"`.
 
     Returns:
       A response.

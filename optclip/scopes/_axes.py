@@ -71,9 +71,8 @@ def axes(axis: int | tuple[int, ...]) -> Axes:
        [0.8 0.2]]
 
     Args:
-      axis: Axes that each norm covers, an int or tuple of ints, negative ones from the
-        end; every leaf must have them. `axes(0)` measures one norm per unit of a kernel
-        `(fan_in, units)`.
+      axis: Axes that each norm covers, an int or tuple of ints; every leaf must have
+        them. `axes(0)` measures one norm per unit of a kernel `(fan_in, units)`.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
@@ -93,10 +92,10 @@ def units(
     Keras. Leaves of rank 0 and 1 are one unit.
 
     Warning:
-      In Equinox, haliax and PyTorch outputs are on the first axis. For their linear
-      layers pass `axis=lambda path, shape: -1 if len(shape) == 2 else None`; for other
-      weights return the axes of the inputs, such as `(1, 2, 3)` for an Equinox
-      `Conv2d`, or `-1` for stacked haliax layers `(layers, outputs, inputs)`.
+      In Equinox, haliax and PyTorch outputs are on the first axis. For linear layers
+      pass `axis=lambda path, shape: -1 if len(shape) == 2 else None`; for others return
+      the axes of the inputs, such as `(1, 2, 3)` for an Equinox `Conv2d`, or `-1` for
+      stacked haliax layers `(layers, outputs, inputs)`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optclip
@@ -107,12 +106,12 @@ def units(
       {'head': (0,), 'layers': {'bias': (1,), 'kernel': (1,)}}
 
     Args:
-      stacked: Function of the path of a leaf, such as `"layers/dense/kernel"`, that
-        returns whether its first axis counts layers, which then have separate units.
-        Default: none.
-      axis: Function of the path and shape of a leaf that returns the axes of its norms,
-        an int or a tuple, or None for the default. Attention kernels
-        `(inputs, heads, features)` have outputs on two axes; return 0 for these.
+      stacked: Function of a leaf's path, such as `"layers/dense/kernel"`, that returns
+        whether its first axis counts layers, which then have separate units. Default:
+        none.
+      axis: Function of a leaf's path and shape that returns the axes of its norms: an
+        int, a tuple, or None for the default. Return 0 for attention kernels
+        `(inputs, heads, features)`, whose outputs are on two axes.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at

@@ -70,9 +70,8 @@ def groups(labels: Labels) -> Groups:
       [0.6] [0.8] [9.]
 
     Args:
-      labels: Label of each leaf: a tree of strings, a prefix of one, or a function of
-        the updates that returns one, such as `optclip.by_path(...)`. Leaves labeled
-        None are unclipped.
+      labels: Label of each leaf: a tree of strings, a prefix of one, or a function that
+        returns one, such as `optclip.by_path(...)`. Leaves labeled None are unclipped.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms are a dict by label.

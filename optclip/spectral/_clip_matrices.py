@@ -91,12 +91,11 @@ def clip_by_singular_value(
       max_value: Threshold: a number, an array that broadcasts to the ascending singular
         values `(..., p)`, or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
-        or with `"eigh"` any other response to a single value that does not enlarge it.
+        or with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
-      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
-        `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
-        `"soft"`.
+      method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
+        computes about 65 products of that size, for `"hard"` and `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -113,11 +112,11 @@ def clip_by_singular_value(
       A matrix is bit-identical if `"hard"` with `"eigh"` changes none of its singular
       values, or with `"newton_schulz"` if its Frobenius norm is at most
       `max_value * (1 - 1e-6)`. In float32 singular values are at most
-      `max_value * (1 + 1e-5)`. The error of the cap is at most 1e-4 of its Frobenius
+      `max_value * (1 + 1e-5)`. The error of the result is at most 1e-4 of its Frobenius
       norm, and `2e-4 * max_value` in the spectral norm, for sides up to 128 and
       singular values up to 1000 times the threshold (100 times with `"newton_schulz"`).
-      It grows with the largest singular value and with the square root of the side:
-      twice as much with `"eigh"` for 1024 by 1024.
+      It grows with the largest singular value and the square root of the side: with
+      `"eigh"` it doubles for 1024 by 1024.
 
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,

@@ -75,9 +75,9 @@ def clip_by_spectral_norm(
     Guarantees:
       The estimate of `"power_iteration"` never exceeds the norm, so a matrix may be
       clipped too little. After k iterations from a vector at an angle t to the first
-      singular vector it is at least `norm * cos(t) ** (1 / (2 * k + 1))`. It is at
-      least the norm of the largest row of the smaller side, so a spike in a new
-      direction is detected in its first step.
+      singular vector it is at least `norm * cos(t) ** (1 / (2 * k + 1))`, and at least
+      the largest norm of a row of the smaller side, so a spike in a new direction is
+      detected in its first step.
 
     References:
       Kuczynski and Wozniakowski, "Estimating the Largest Eigenvalue by the Power and
@@ -121,12 +121,11 @@ def clip_by_singular_value(
       max_value: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
         or a prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
-        or with `"eigh"` any other response to a single value that does not enlarge it.
+        or with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
-      method: `"eigh"` (default) decomposes the Gram matrix of the smaller side;
-        `"newton_schulz"` computes about 65 products of that size, for `"hard"` and
-        `"soft"`.
+      method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
+        computes about 65 products of that size, for `"hard"` and `"soft"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -136,8 +135,8 @@ def clip_by_singular_value(
 
     Returns:
       An optax transformation. Its record contains singular values; with
-      `"newton_schulz"` a bound on the largest, too large by at most the fourth root of
-      the smaller side, so unclipped steps may count as clipped.
+      `"newton_schulz"` a bound on the largest, too large by a factor of at most the
+      fourth root of the smaller side, so that unclipped steps may count as clipped.
 
     Raises:
       ValueError: `max_value` is negative or NaN, `method` does not support the

@@ -44,9 +44,8 @@ class Spectral(Measurement):
        [0.25 0.  ]]
 
     Args:
-      method: `"exact"` (default, accurate to within 1e-5) or `"power_iteration"`, which
-        starts from the singular vectors of the previous step and needs two products
-        with a vector per iteration. See `optclip.clip_by_spectral_norm`.
+      method: `"exact"` (default, accurate to within 1e-5) or `"power_iteration"`; see
+        `optclip.clip_by_spectral_norm`.
       steps: Number of power iterations per step. Default: 1.
     """
 
