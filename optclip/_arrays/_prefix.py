@@ -30,9 +30,9 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
       {'dense': {'bias': False, 'kernel': True}}
 
     Args:
-      function: Function of a path such as `"encoder/layer_0/kernel"`, with keys joined
-        by slashes; returns a bool for a mask, a label for groups. An array in a Flax
-        box or a haliax `NamedArray` has the path of its box.
+      function: Function of a path such as `"encoder/layer_0/kernel"`; returns a bool
+        for a mask, a label for groups. An array in a Flax box or a haliax `NamedArray`
+        has the path of its box.
 
     Returns:
       A function from a tree to a tree of the same structure, for `mask=`, `groups=`,

@@ -10,7 +10,7 @@ A threshold is a number or an array of at least 0, or a prefix tree of these wit
 for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises
 ValueError; a traced negative one counts as 0. Norms and thresholds below 2**-60 count
 as 0, and so do elements below 2**-63 in a norm. `help(optclip.clip_by)` explains the
-options that all functions share.
+shared options.
 """
 
 from optclip.attention._clip_logits import (

@@ -95,9 +95,8 @@ def clip_by_group_norm(
       tree: Pytree of arrays.
       max_norm: Threshold: a number, or a dict of numbers by label with None for
         unclipped.
-      groups: Label of each leaf: a tree of strings, a prefix of one, or a function of
-        the tree that returns one, such as `optclip.by_path(...)`. Leaves labeled None
-        are unclipped.
+      groups: Label of each leaf: a tree of strings or a function such as
+        `optclip.by_path(...)`. Leaves labeled None are unclipped.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm; PyTorch uses 1e-6.

@@ -50,8 +50,7 @@ def agc(
 
     Args:
       ratio: Maximum norm of a unit's gradient, as a fraction of its weights' norm.
-      min_norm: Lower bound on the norm of the weights, so that a unit that starts at
-        zero can train.
+      min_norm: Lower bound on the weights' norm, so that zero weights can train.
       stacked: Function of a leaf's path that returns whether its first axis counts
         layers, as for `jax.lax.scan` over layers. Default: none.
       axis: Function of a leaf's path and shape that returns the axes of its norms: an
@@ -139,7 +138,7 @@ def zclip(
     Args:
       z: z-score above which a norm is a spike.
       decay: Decay of the running mean and variance, from 0 to 1.
-      warmup: Number of first steps, whose mean and variance start the running ones.
+      warmup: Number of first norms, whose mean and variance start the running ones.
       max_norm: Maximum norm of every step, warm-up included. Many models' norms usually
         exceed 1; every step is then clipped to 1. Pass a larger value, or
         `float("inf")` for the paper's equations alone.

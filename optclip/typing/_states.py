@@ -18,17 +18,17 @@ class ClipRecord(NamedTuple):
 
     Attributes:
       clip_norm: float32, the norm before clipping; of several, the largest.
-      clip_threshold: float32; of several, the smallest.
+      clip_threshold: float32, the threshold; of several, the smallest.
       clip_coefficient: float32, the factor applied to the updates; of several, the
         smallest.
       clip_fraction: float32, the fraction of norms clipped in the last step; None for
         the tree and groups.
       clip_clipped: int32, the number of steps with clipping. Norms that `nonfinite`
         zeroed or made NaN do not count.
-      clip_nonfinite: int32, the number of steps with a norm of NaN or inf, which
-        includes norms above the largest float.
-      clip_leaf_norm: For global-norm clipping with `record="leaves"`, a dict of float32
-        with the norm of each leaf by its path; otherwise None.
+      clip_nonfinite: int32, the number of steps with a norm that is NaN, inf or above
+        the largest float.
+      clip_leaf_norm: A dict of float32 with the norm of each leaf by its path, for
+        global-norm clipping with `record="leaves"`; otherwise None.
     """
 
     clip_norm: PyTree
@@ -68,8 +68,7 @@ class CotangentRecord(NamedTuple):
       cotangent_norms: The number of norms; 0 if no backward pass used the probe.
       cotangent_clipped: The number of norms clipped. Norms of 0, and norms that
         `nonfinite` zeroed or made NaN, do not count.
-      cotangent_nonfinite: The number of norms that are non-finite or have a non-finite
-        entry.
+      cotangent_nonfinite: The number of non-finite norms.
       cotangent_coefficients: The sum of the coefficients, with 1 for each norm that is
         0 or non-finite.
       cotangent_chains: 1, or more if one probe was passed to several calls in parallel;
@@ -95,10 +94,10 @@ class ClipState(NamedTuple):
     Attributes:
       clip_step: int32, the number of updates so far.
       clip_memory: The memory of the threshold's rules; empty for numbers and schedules.
-        A rule over whole leaves or groups has one array per quantity, `(norms,)` or
-        `(norms, window)`, under a key with a digest of the paths of the norms. A rule
-        over slices has one array per leaf, by position. A rule over elements has trees
-        like the parameters, sharded like them.
+        Over leaves or groups it has one array per quantity, `(norms,)` or
+        `(norms, window)`, under a key with a digest of the norms' paths; over slices
+        one array per leaf, by position; over elements trees like the parameters,
+        sharded like them.
       clip_record: A dict from the name of the transformation to its `ClipRecord`; empty
         with `record=False`.
     """

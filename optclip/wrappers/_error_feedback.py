@@ -38,9 +38,8 @@ def with_error_feedback(
       clip: The clipping transformation to wrap, or any other optax transformation.
 
     Returns:
-      A transformation that preserves the structure, shapes and dtypes of the updates.
-      Its residual is as large as the parameters, in float32 or wider, and includes the
-      rounding errors of the output.
+      A transformation. Its residual is as large as the parameters, in float32 or wider,
+      and includes the rounding errors of the output.
 
     Raises:
       TypeError: A leaf is sparse, since its residual would be dense.

@@ -47,7 +47,7 @@ def with_periodic_reset(
     Args:
       inner: The optimizer to wrap, or a part of one.
       every: Number of updates between resets; a positive int.
-      warmup: Number of updates after each reset that are scaled; 0 for none.
+      warmup: Number of scaled updates after each reset; 0 for none.
       floor: Factor of the first update after a reset, from 0 to 1.
       keep: State leaves to preserve: a function of a leaf's path, or None for none. The
         default `"counts"` preserves clipping records and step counts (fields named

@@ -68,29 +68,29 @@ def skip(
 
     Args:
       inner: The optimizer to wrap, such as a chain of clipping and Adam.
-      max_norm: Maximum norm of an accepted step: a number, an optax schedule, a rule of
-        `optclip.thresholds`, or a prefix tree of these. Default: inf, which skips only
-        non-finite steps.
+      max_norm: Maximum norm of an accepted step: a number, optax schedule,
+        `optclip.thresholds` rule, or prefix tree of these. Default: inf, which skips
+        only non-finite steps.
       max_value: Maximum loss of an accepted step: a number of any sign, an optax
-        schedule, or a rule that is suited to losses, such as
-        `thresholds.mean_plus_std(6.0)`. Pass the loss to `update` as `value`, or as
-        `loss`, which is read if `value` is missing. Default: no check of the loss.
-      over: Scope of each norm, as in `clip_by`. One norm above its limit is enough to
-        skip the step. Default: one norm for the whole tree.
+        schedule, or a rule suited to losses, such as `thresholds.mean_plus_std(6.0)`.
+        Pass the loss to `update` as `value`, or as `loss`, which is
+        read if `value` is missing. Default: None, no check.
+      over: Scope of each norm, as in `clip_by`; one norm above its limit is enough to
+        skip the step. Default: `"tree"`.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
       max_consecutive: Maximum number of consecutive skips. The next step is applied
         even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
-      learn_skipped: Whether the rules also learn from skipped finite steps. With True
-        they follow a lasting change, but one huge spike can hide later ones. With False
-        no spike is hidden, but after a lasting change every step is skipped: set
-        `max_consecutive` too.
+      learn_skipped: Whether the rules also learn from skipped finite steps. True
+        follows a lasting change, but one huge spike can hide later ones. False hides
+        none, but after a lasting change every step is skipped: set `max_consecutive`
+        too.
       mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       name: Key prefix in `optclip.metrics`.
 
     Returns:
-      A transformation. Wrap the whole optimizer, or place it last in a chain:
-      transformations after it receive zeros in skipped steps.
+      A transformation. Wrap the whole optimizer, or place it last in a chain: later
+      transformations receive zeros in skipped steps.
 
       `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped`,
       `skip/consecutive`, `skip/rate` (fraction of steps with a norm above `max_norm`),
@@ -105,15 +105,15 @@ def skip(
       - During the warm-up of a rule its threshold is inf and no step is skipped;
         `ema` and other rules with a ceiling `max_norm` apply the ceiling instead.
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
-        skipped. No rule learns from the non-finite value.
+        skipped, and no rule learns from it.
       - Norm equal to `max_norm`: the step is accepted.
       - NaN as `max_norm` or `max_value`: the step is skipped.
-      - `ema` as `max_norm`: never learns from skipped steps, since it averages norms
-        after clipping.
+      - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
+        norms.
 
     See Also:
       `recipes.olmo_skip`, `recipes.axlearn_skip` and `recipes.megatron_skip`, the rules
-      of these codebases. MaxText and Levanter have similar ones.
+      of these codebases.
     """
     wrapped = transformation("inner", inner)
     # The response is detached: otherwise elements would be clipped by their values,
