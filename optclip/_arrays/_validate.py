@@ -84,7 +84,7 @@ def is_beyond_floats(value: Any) -> bool:
 def forgets(name: str, decay: Any) -> None:
     """Raise if an average that starts at 0 would stay there."""
     if concrete(decay) == 1:
-        advice = "At 1 the average would stay at its initial 0, which clips all to 0."
+        advice = "At 1 the average would stay at 0, which clips everything to zero."
         raise ValueError(must_be(name, "below 1", decay, advice))
 
 
@@ -116,21 +116,23 @@ def number(
 ) -> None:
     """Raise unless `value` is real, not NaN and, unless `negative`, at least 0."""
     if not is_number(value):
-        raise TypeError(must_be(name, "a real number or an array of them", value))
+        raise TypeError(
+            must_be(name, "a real number or an array of real numbers", value)
+        )
     if is_beyond_floats(value):
-        raise ValueError(must_be(name, "in the range of floats, or inf", value))
+        raise ValueError(must_be(name, "within the range of a float, or inf", value))
     known = concrete(value)
     least = -np.inf if negative else 0
     # The comparison is false for NaN.
     if known is not None and not np.all(known.astype(np.float64) >= least):
-        wanted = "a number and not NaN" if negative else "0 or more and not NaN"
+        wanted = "a number other than NaN" if negative else "at least 0"
         raise ValueError(must_be(name, wanted, value, "" if negative else advice))
 
 
 def plain(name: str, value: Any, *, above: bool = False, most: float = np.inf) -> None:
     """Raise unless `value` is one finite number of at least 0, or `above` 0."""
-    wanted = f"one finite number {'above 0' if above else 'of 0 or more'}"
-    wanted = wanted if most == np.inf else f"one number from 0 to {most}"
+    wanted = f"a finite number {'above 0' if above else 'of at least 0'}"
+    wanted = wanted if most == np.inf else f"a number from 0 to {most}"
     if not is_number(value) or np.shape(value):
         raise TypeError(must_be(name, wanted, value))
     known = concrete(value)
@@ -175,7 +177,7 @@ def broadcasts(
     shape: tuple[int, ...],
     wanted: tuple[int, ...],
     of: str = "the norms",
-    advice: str = "Pass a number, or an array that does.",
+    advice: str = "Pass a number, or an array that broadcasts.",
 ) -> None:
     """Raise unless a threshold of `shape` broadcasts to the norms or elements."""
     if not fits(shape, wanted):
@@ -198,7 +200,7 @@ def options(given: Mapping[str, Any], known: Iterable[str]) -> None:
     for name, value in given.items():
         if name not in known:
             wrong = f"{name}={shown(value)}"
-            raise TypeError(f"The options must be among {known}, got {wrong}.")
+            raise TypeError(f"Unknown option {wrong}. The options are {known}.")
 
 
 def flag(name: str, value: Any) -> None:

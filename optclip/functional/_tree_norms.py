@@ -194,7 +194,7 @@ def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
             "strict=True cannot be combined with use_norm=, since the rounding error of"
             " a norm that is passed is unknown. Remove one of them."
         )
-    wanted = "the norm of the tree, a real scalar of 0 or more, or None to compute it"
+    wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
     _validate.passed_norm("use_norm", norm, wanted)
     scalar = jnp.asarray(norm)
     dtype = _leaves.real_dtype(jnp.promote_types(scalar.dtype, jnp.float16))

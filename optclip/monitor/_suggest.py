@@ -163,7 +163,7 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         raise TypeError(_validate.must_be("norms", wanted, norms, advice)) from error
     if np.any(array < 0):
         raise ValueError(
-            _validate.must_be("norms", "0 or more", float(np.nanmin(array)))
+            _validate.must_be("norms", "at least 0", float(np.nanmin(array)))
         )
     if key is None and (clip is not None or part is not None):
         raise ValueError(

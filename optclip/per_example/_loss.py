@@ -168,7 +168,7 @@ def _sorted(axes: frozenset[Any]) -> Axes:
 
 
 def _places(name: str, argnums: Any) -> tuple[int, ...]:
-    wanted = "an int of 0 or more, or a tuple of them"
+    wanted = "an int of at least 0, or a tuple of these"
     places = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in places):
         raise TypeError(_validate.must_be(name, wanted, argnums))

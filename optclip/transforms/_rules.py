@@ -158,5 +158,5 @@ def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
         # A traced array passes, since its values are not known.
         known = _validate.concrete(array) if _validate.is_number(array) else None
         if known is not None and not np.all(known >= 0):
-            wanted = "0 or more and not NaN"
+            wanted = "at least 0"
             raise ValueError(_validate.must_be(name, wanted, array, advice))

@@ -182,20 +182,20 @@ def call(name, /, **wrong):
 
 
 T, V = TypeError, ValueError
-NONNEGATIVE = (-1.0, V, "`{p}` must be one finite number of 0 or more, got -1.0")
-POSITIVE = (0, V, "`{p}` must be one finite number above 0, got 0 (int)")
-FRACTION = (1.5, V, "`{p}` must be one number from 0 to 1, got 1.5 (float)")
+NONNEGATIVE = (-1.0, V, "`{p}` must be a finite number of at least 0, got -1.0")
+POSITIVE = (0, V, "`{p}` must be a finite number above 0, got 0 (int)")
+FRACTION = (1.5, V, "`{p}` must be a number from 0 to 1, got 1.5 (float)")
 COUNT = (-1, V, "`{p}` must be an int from 0 to 2**31 - 1, got -1 (int)")
 LENGTH = (0, V, "`{p}` must be an int from 1 to 2**31 - 1, got 0 (int)")
-THRESHOLD = (-1.0, V, "`{p}` must be 0 or more and not NaN, got -1.0 (float)")
-BOUND = (math.nan, V, "`{p}` must be a number and not NaN, got nan (float)")
+THRESHOLD = (-1.0, V, "`{p}` must be at least 0, got -1.0 (float)")
+BOUND = (math.nan, V, "`{p}` must be a number other than NaN, got nan (float)")
 FLAG = (1, T, "`{p}` must be True or False, got 1 (int)")
 NO_FUNCTION = (3, T, "`{p}` must be a function of ")
 UNKNOWN = ("z", V, "`{p}` must be one of ")
 AXIS = (5, V, "`{p}` must name axes that each leaf has, got (5,) for the leaf 'a'")
 HEAD_AXIS = ((0,), T, "`{p}` must be an int, one axis, got (0,) (tuple)")
 RULE = ({"a": 1.0}, T, "`{p}` must be one number, optax schedule or rule")
-ARGNUMS = (-1, V, "`{p}` must be an int of 0 or more, or a tuple of them, got -1")
+ARGNUMS = (-1, V, "`{p}` must be an int of at least 0, or a tuple of these, got -1")
 PROJECTION = (jnp.ones(3), V, "`{p}` must be a floating-point array of shape (..., ")
 PATTERN = (3, T, "`{p}` must be the name of a module, or a pattern of paths such as")
 PATH = ((), V, "`{p}` must be a path such as 'attn/query/kernel', or a tuple of paths")
@@ -250,9 +250,9 @@ ROUTED = [
     (("", T, "`{p}` must be a non-empty string, got '' (str)"), "name"),
     (("", V, "`{p}` must be a non-empty string"), "clip_cotangent.name"),
     (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
-    ((-np.ones(99), V, "`{p}` must be 0 or more, got -1.0"), "norms"),
+    ((-np.ones(99), V, "`{p}` must be at least 0, got -1.0"), "norms"),
     (((), V, "`{p}` must be an optimizer state that contains"), "opt_state"),
-    ((3, T, "The options must be among ["), "options"),
+    ((3, T, "Unknown option options=3. The options are ["), "options"),
     ((0, V, "`{p}` must be a Python number above 0, or inf"), "ord"),
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
@@ -265,7 +265,7 @@ ROUTED = [
     ((jnp.ones(2), V, "`{p}` of shape (2,) does not broadcast to one"), "scale"),
     ((["x"], T, "The leaf '0' must be an array, a number, a BCOO matrix"), "tree"),
     (
-        ("x", T, "`{p}` must be the norm of the tree, a real scalar"),
+        ("x", T, "`{p}` must be a real scalar of at least 0, the norm"),
         "functional.clip_by_global_norm.use_norm",
     ),
     ((3, T, "`{p}` must be the name of an extra argument of"), "use_norm"),
@@ -279,17 +279,29 @@ PLACES = [
 # For `callable.argument`: each kind of bad value, the error and a part of its text.
 MESSAGES = {
     "functional.clip_by_norm.max_norm": [
-        ("x", T, "`max_norm` must be a real number or an array of them, got 'x'"),
-        (1j, T, "a real number or an array of them, got 1j (complex)"),
-        (True, T, "a real number or an array of them, got True (bool)"),
-        ({"a": 1.0, "b": "x"}, T, "a real number or an array of them, got 'x' (str)"),
-        (jax.random.key(0), T, "a real number or an array of them, got Array((),"),
+        (
+            "x",
+            T,
+            "`max_norm` must be a real number or an array of real numbers, got 'x'",
+        ),
+        (1j, T, "a real number or an array of real numbers, got 1j (complex)"),
+        (True, T, "a real number or an array of real numbers, got True (bool)"),
+        (
+            {"a": 1.0, "b": "x"},
+            T,
+            "a real number or an array of real numbers, got 'x' (str)",
+        ),
+        (
+            jax.random.key(0),
+            T,
+            "a real number or an array of real numbers, got Array((),",
+        ),
         (None, T, "a number or another threshold (inf clips nothing), got None"),
-        (math.nan, V, "0 or more and not NaN, got nan (float). 0 clips to zero, inf"),
-        (jnp.float32(-3), V, "0 or more and not NaN, got Array(-3., dtype=float32)"),
-        (np.array([-1.0]), V, "0 or more and not NaN, got array([-1.]) (ndarray)"),
-        (jnp.array([1, jnp.nan]), V, "0 or more and not NaN, got Array([ 1., nan]"),
-        (HUGE, V, "in the range of floats, or inf, got an int beyond the largest"),
+        (math.nan, V, "at least 0, got nan (float). 0 clips to zero, inf"),
+        (jnp.float32(-3), V, "at least 0, got Array(-3., dtype=float32)"),
+        (np.array([-1.0]), V, "at least 0, got array([-1.]) (ndarray)"),
+        (jnp.array([1, jnp.nan]), V, "at least 0, got Array([ 1., nan]"),
+        (HUGE, V, "within the range of a float, or inf, got an int beyond the largest"),
         (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to the"),
         ([], V, "`max_norm` must be a prefix of the structure PyTreeDef({'a': *, 'b':"),
         ([], V, "got PyTreeDef([]). It lacks 'a', 'b/0'. Pass one value, or a tree"),
@@ -308,7 +320,11 @@ MESSAGES = {
         ([], V, "There is only one norm, so pass one number. For more, clip per leaf,"),
     ],
     "clip_by_value.lower": [
-        (jnp.array([1, jnp.nan]), V, "`lower` must be a number and not NaN, got Array"),
+        (
+            jnp.array([1, jnp.nan]),
+            V,
+            "`lower` must be a number other than NaN, got Array",
+        ),
         (2.0, V, "`lower` must be at most `upper`, got lower=2.0 and upper=1.0. Swap"),
         (np.ones((7, 7)), V, "`lower` of shape (7, 7) does not broadcast to the leaf"),
     ],
@@ -322,16 +338,16 @@ MESSAGES = {
     "bounds.lower": [({"a": 2.0, "b": None}, V, "got lower=2.0 and upper=1.0. Swap")],
     "constant.value": [({"a": 1.0}, T, "`value` must be a real number or an array of")],
     "ema.decay": [
-        ("x", T, "`decay` must be one number from 0 to 1, got 'x' (str)."),
-        (None, T, "one number from 0 to 1, got None (NoneType)."),
-        (True, T, "one number from 0 to 1, got True (bool)."),
-        (jnp.ones(3), T, "one number from 0 to 1, got Array([1., 1., 1.], dtype="),
-        (-1.0, V, "one number from 0 to 1, got -1.0 (float)."),
-        (math.nan, V, "one number from 0 to 1, got nan (float)."),
-        (HUGE, V, "one number from 0 to 1, got an int beyond the largest float (int)."),
+        ("x", T, "`decay` must be a number from 0 to 1, got 'x' (str)."),
+        (None, T, "a number from 0 to 1, got None (NoneType)."),
+        (True, T, "a number from 0 to 1, got True (bool)."),
+        (jnp.ones(3), T, "a number from 0 to 1, got Array([1., 1., 1.], dtype="),
+        (-1.0, V, "a number from 0 to 1, got -1.0 (float)."),
+        (math.nan, V, "a number from 0 to 1, got nan (float)."),
+        (HUGE, V, "a number from 0 to 1, got an int beyond the largest float (int)."),
     ],
     "moment.decay": [(1, V, "`decay` must be below 1, got 1 (int). At 1 the")],
-    "clip_by.eps": [(math.inf, V, "`eps` must be one finite number of 0 or more, got")],
+    "clip_by.eps": [(math.inf, V, "`eps` must be a finite number of at least 0, got")],
     "quantile.window": [
         ("x", T, "`window` must be an int from 1 to 2**31 - 1, got 'x' (str)."),
         (True, T, "an int from 1 to 2**31 - 1, got True (bool)."),
@@ -445,7 +461,7 @@ MESSAGES = {
         ([np.array(["x"])], T, "The leaf '0' must have a floating-point or complex"),
     ],
     "functional.clip_by_global_norm.use_norm": [
-        (jnp.ones(2), T, "`use_norm` must be the norm of the tree, a real scalar of 0"),
+        (jnp.ones(2), T, "`use_norm` must be a real scalar of at least 0, the norm"),
         (True, T, "or None to compute it, got True (bool)"),
         (-1.0, V, "or None to compute it, got -1.0 (float)"),
     ],
@@ -474,7 +490,7 @@ MESSAGES = {
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
     "skip.max_value": [
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
-        (math.nan, V, "`max_value` must be a number and not NaN, got nan (float)"),
+        (math.nan, V, "`max_value` must be a number other than NaN, got nan (float)"),
     ],
     "recipes.spectra.learning_rate": [
         (0.1, T, "`learning_rate` must be an optax schedule, or None, got 0.1 (float)"),
@@ -517,8 +533,12 @@ MESSAGES = {
         (np.ones(5, bool), V, "`mask` must be bools that broadcast to (..., H, T, S)"),
     ],
     "functional.max_attention_logit.scale": [
-        ("x", T, "`scale` must be a real number or an array of them, got 'x' (str)"),
-        (math.nan, V, "`scale` must be a number and not NaN, got nan (float)"),
+        (
+            "x",
+            T,
+            "`scale` must be a real number or an array of real numbers, got 'x' (str)",
+        ),
+        (math.nan, V, "`scale` must be a number other than NaN, got nan (float)"),
     ],
     "clip_cotangent.axis": [(5, V, "or pass axis=None for one norm per leaf")],
     "clip_cotangent.name": [(3, T, "`name` must be a string, or None for no log, got")],
@@ -526,7 +546,7 @@ MESSAGES = {
     "clip_cotangent.relative": [
         ("mean", V, "`relative` must be 'rms', 'median', a quantile from 0 to 1"),
         (True, T, "a function of the norms, or None, got True (bool)"),
-        (jnp.ones(2), T, "`relative` must be one number from 0 to 1, got Array([1.,"),
+        (jnp.ones(2), T, "`relative` must be a number from 0 to 1, got Array([1.,"),
         (
             lambda norms: None,
             T,
@@ -534,9 +554,13 @@ MESSAGES = {
         ),
     ],
     "per_example.clipped_grad.argnums": [
-        ("x", T, "`argnums` must be an int of 0 or more, or a tuple of them, got 'x'"),
-        (True, T, "an int of 0 or more, or a tuple of them, got True (bool)"),
-        ((), V, "an int of 0 or more, or a tuple of them, got () (tuple)"),
+        (
+            "x",
+            T,
+            "`argnums` must be an int of at least 0, or a tuple of these, got 'x'",
+        ),
+        (True, T, "an int of at least 0, or a tuple of these, got True (bool)"),
+        ((), V, "an int of at least 0, or a tuple of these, got () (tuple)"),
         ((0, 0), V, "`argnums` and `batch_argnums` must list different arguments, got"),
         (7, T, "The function must be called with at least 8 arguments to cover"),
     ],
@@ -637,5 +661,5 @@ def test_validator_traced_value_is_accepted():
         return call("clip_by_norm", max_norm=thresholds.quantile(q, 4))[0]
 
     jax.eval_shape(rule, 2.0)
-    with pytest.raises(V, match="`q` must be one number from 0 to 1, got 2.0"):
+    with pytest.raises(V, match="`q` must be a number from 0 to 1, got 2.0"):
         rule(2.0)

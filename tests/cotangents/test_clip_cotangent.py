@@ -323,7 +323,7 @@ ERRORS = {
     ),
     "threshold of layer": (
         lambda: with_clipped_cotangent(jnp.sin, -1.0),
-        (ValueError, "`max_norm` must be 0 or more"),
+        (ValueError, "`max_norm` must be at least 0"),
     ),
     "response of layer": (
         lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0}, response="soft"),

@@ -104,7 +104,7 @@ def test_suggest_of_equal_norms_clips_none(norm):
         (NORMS[:10], ValueError, "10 finite numbers after the first 10%, got 9"),
         (["x"], TypeError, "`norms` must be an array of numbers"),
         (["x" * 1000], TypeError, r"`norms` must .*got \['x{98}\.\.\. \(list\)"),
-        (-NORMS, ValueError, "`norms` must be 0 or more"),
+        (-NORMS, ValueError, "`norms` must be at least 0"),
         ([{"clip/norm": None}], ValueError, "got 0"),
         ([{"loss": 1.0}], ValueError, "`norms` has no clipping norms"),
         (
