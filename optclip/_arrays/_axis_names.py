@@ -69,7 +69,7 @@ def check_known() -> None:
     axes = untyped_axes()
     if axes:
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, types do not specify"
+            "Inside pmap, or shard_map with check_vma=False, array types do not specify"
             " whether a device has a whole leaf or a slice of it. Pass axis_name=() if"
             f" each device has whole gradients, as after jax.lax.pmean(grads, {axes});"
             " otherwise pass the axes that split the leaves, or their PartitionSpecs."
@@ -80,11 +80,11 @@ def check_all_known() -> None:
     """Raise likewise if devices must agree on all slices or elements."""
     if untyped_axes():
         raise ValueError(
-            "Inside pmap, and shard_map with check_vma=False, devices may disagree on a"
-            " threshold that learns from slices or elements, and on"
-            " response='proportional'. Use check_vma=True; or, if each device has whole"
-            " gradients, pass axis_name=() (for elements to optclip.clip_by with"
-            " over='element')."
+            "Inside pmap, or shard_map with check_vma=False, devices may learn"
+            " different thresholds for slices or elements, and scale differently with"
+            " response='proportional'. Use check_vma=True. If each device has whole"
+            " gradients, pass axis_name=() instead, for elements to optclip.clip_by"
+            " with over='element'."
         )
 
 
@@ -118,7 +118,8 @@ def split_axes_of_slices(
     if isinstance(declared, PartitionSpec) and len(declared) > len(shape):
         raise ValueError(
             f"`axis_name` must have at most one entry per dimension of a leaf, got"
-            f" {len(declared)} in {declared} for the shape {shape}."
+            f" {len(declared)} in {declared} for the shape {shape}. Pass a tree with a"
+            " PartitionSpec for each leaf."
         )
     if axis is None:
         return split_axes(x, declared)

@@ -180,8 +180,8 @@ def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     if jnp.issubdtype(dtype, jnp.integer) or dtype == np.bool_:
         return False
     raise TypeError(
-        f"{named(path, 'The')} must have a floating-point or complex dtype to be"
-        f" clipped, or an integer or bool dtype to pass, got {dtype}. {_REMOVE}"
+        f"{named(path, 'The')} must be floating-point or complex, which is clipped, or"
+        f" integer or bool, which is returned unchanged, got {dtype}. {_REMOVE}"
     )
 
 
@@ -203,8 +203,8 @@ def _check_batches(path: KeyPath, mat: BCOO) -> None:
     stored = zip(mat.data.shape, mat.indices.shape, batch, strict=False)
     if any(data == index == 1 < size for data, index, size in stored):
         raise ValueError(
-            f"{named(path, 'The')} is a BCOO matrix of shape {mat.shape} with one batch"
-            " stored for several. Expand the batch axes of its data or indices with"
+            f"{named(path, 'The')} is a BCOO matrix of shape {mat.shape} that stores"
+            " one batch for several. Expand the batch axes of its data or indices with"
             " jnp.broadcast_to."
         )
 

@@ -114,11 +114,11 @@ def check_same_norms(memory: PyTree, treedef: TreeDef) -> None:
     for x in jax.tree.leaves(memory, is_leaf=_is_packed):
         if _is_packed(x) and list(x.by_digest) != [_digest(treedef)]:
             raise ValueError(
-                "`state` must belong to the norms of these updates, with the paths"
-                f" {sorted(_names(treedef))[:5]} and the key {_digest(treedef)!r}"
-                " (their number and a digest of their paths), got"
-                f" {list(x.by_digest)}. A leaf was added, removed, renamed or"
-                " reordered. Pass trees of one structure to init and update. After a"
+                "`state` was made for other leaves than these updates, whose paths"
+                f" begin with {sorted(_names(treedef))[:5]}: its key is"
+                f" {sorted(x.by_digest)}, theirs is {_digest(treedef)!r} (number of"
+                " norms and digest of their paths). A leaf was added, removed, renamed"
+                " or reordered. Pass trees of one structure to init and update. After a"
                 " change of the model, reinitialize the state of this transformation."
             )
 

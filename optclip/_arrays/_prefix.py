@@ -46,11 +46,11 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(
-                "The result of by_path must be called with a tree, got a single number,"
-                " as a schedule receives the step. For thresholds per path, pass its"
-                " result: clip_by_norm(by_path(function)(params)). With"
-                " optax.inject_hyperparams, name the argument in static_args, such as"
-                " static_args=('mask',)."
+                "The result of by_path must be called with a tree, got a single"
+                " number, perhaps a step because it was passed as a schedule. For"
+                " thresholds per path, pass clip_by_norm(by_path(function)(params))."
+                " With optax.inject_hyperparams, name the argument in static_args, such"
+                " as static_args=('mask',)."
             )
         found = [function(name) for name in _leaves.names_of(flat.paths)]
         return flat.rebuild(found)
@@ -130,10 +130,10 @@ def map_prefix(
 def _remedy(tree: PyTree) -> str:
     if jax.tree_util.all_leaves([tree]):
         return (
-            "There is only one norm, so pass one number. For more, clip per leaf, as"
-            " clip_by_norm does, or per group."
+            "There is only one norm, so pass one number. For several thresholds, clip"
+            " per leaf (clip_by_norm) or per group (clip_by_group_norm)."
         )
-    return "Pass one value, or a tree that ends at or above the same leaves."
+    return "Pass one value, or a tree with this structure or a prefix of it."
 
 
 def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
@@ -197,7 +197,7 @@ def spread_mask(
     for path, value in zip(flat.paths, spread, strict=True):
         if not isinstance(value, (bool, np.bool_)):
             subject = f"`{name}` for {_leaves.named(path)}"
-            wanted = "True or False, known before tracing"
+            wanted = "True or False, not a traced value"
             advice = "Pass a tree of bools or a function that returns one."
             advice = f"{advice} {_validate.static(name)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
@@ -208,7 +208,7 @@ def spread_mask(
             f"the paths are {_listed(there)}" if any(there) else "it is a single leaf"
         )
         raise ValueError(
-            f"`{name}` must be True for a leaf, got False for the whole tree: {paths}."
+            f"`{name}` must be True for at least one leaf, got False for all: {paths}."
             " To measure without clipping, pass a threshold of inf."
         )
     return [bool(value) for value in spread]

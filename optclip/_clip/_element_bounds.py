@@ -177,6 +177,8 @@ def _at(
     if bound.ndim == 0:
         # The array is built from the leaf, so it is split over devices like the leaf.
         return jnp.zeros_like(x) + bound
-    advice = "Pass a number, an array that does, or a tree with one for each leaf."
+    advice = (
+        "Pass a number, an array that broadcasts, or a tree with one for each leaf."
+    )
     _validate.broadcasts(which, bound.shape, x.shape, name, advice)
     return jnp.broadcast_to(bound, x.shape)

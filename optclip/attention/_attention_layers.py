@@ -208,6 +208,6 @@ def _axis_of(name: str, axis: int, path: str, shape: tuple[int, ...]) -> int:
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
             f"`{name}` must be an axis of '{path}' of shape {shape}, got {axis}."
-            " Pass an axis that the leaf has to its optclip.Heads."
+            " Change it in its optclip.Heads."
         )
     return axis % len(shape)

@@ -149,9 +149,9 @@ def _clipped(
     for i, factor in factors.items():
         if names[i] not in index:
             raise ValueError(
-                f"`updates` lacks the leaf '{names[i]}' in `layers`, got"
-                f" {sorted(index)[:5]}. Remove such layers from `layers` inside"
-                " optax.masked."
+                f"`updates` lacks the leaf '{names[i]}' that `layers` names, got"
+                f" {sorted(index)[:5]}. Inside optax.masked, remove such layers from"
+                " `layers`."
             )
         at = index[names[i]]
         leaves[at] = _difference(leaves[at], params.leaves[i], factor)

@@ -79,7 +79,7 @@ def check_layout(
     axes = {"axis": axis} if stacked is None else {"axis": axis, "stacked": stacked}
     for name, value in axes.items():
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(_validate.must_be(name, "an int, one axis", value))
+            raise TypeError(_validate.must_be(name, "a single int", value))
     _validate.length("rope", rope, least=0)
     if head_dim is None:
         return

@@ -112,7 +112,10 @@ def _mask(mask: object, query: jax.Array, key: jax.Array) -> jax.Array | None:
         return None
     wanted = "bools that broadcast to (..., H, T, S), 'causal', or None"
     if getattr(mask, "dtype", None) != jnp.bool_:
-        advice = "Pass mask > 0 for 0 and 1, and mask > -1 for values added to logits."
+        advice = (
+            "For a mask of 0 and 1 pass mask > 0; for one added to the logits, mask >"
+            " -1."
+        )
         raise TypeError(_validate.must_be("mask", wanted, mask, advice))
     attended = jnp.asarray(mask)
     full = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])

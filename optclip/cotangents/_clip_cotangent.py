@@ -136,7 +136,7 @@ def _backward(
 ) -> CotangentClip:
     how = resolve(response)
     if not is_same_always(how):
-        advice = "No step is counted here; pass the value of the schedule."
+        advice = "clip_cotangent counts no steps; pass the value of the schedule."
         wanted = "a response without schedules"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if axis is None and relative is not None:
@@ -153,7 +153,7 @@ def _backward(
 def _check_threshold(tree: PyTree, max_norm: Any) -> None:
     if callable(max_norm):
         wanted = "a number, an array, or a tree of these"
-        advice = "No step is counted here; pass schedule(step)."
+        advice = "clip_cotangent counts no steps; pass schedule(step)."
         raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
     raise_if_exchanged("max_norm", tree, max_norm)
     _validate.not_none("max_norm", max_norm)

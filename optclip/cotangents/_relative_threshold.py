@@ -98,7 +98,7 @@ def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
         reference = function(usable)
         subject = "The result of `relative`"
         if not _validate.is_number(reference) or jnp.ndim(reference):
-            raise TypeError(_validate.must_be(subject, "one real number", reference))
+            raise TypeError(_validate.must_be(subject, "a real number", reference))
         return jnp.asarray(reference).astype(norms.dtype)
 
     return of_all

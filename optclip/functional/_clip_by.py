@@ -76,12 +76,12 @@ def clip_by(
     how = resolve(response)
     if not is_same_always(how):
         advice = "A pure function has no step count; pass the value of the schedule."
-        wanted = "free of schedules"
+        wanted = "a response without schedules"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     measurement = as_norm(norm)
     if measurement.remembers:
         advice = "A pure function cannot keep the power-iteration vector between steps."
-        wanted = "with method='exact'"
+        wanted = "a norm with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
     clip = clip_of(
         as_scope(over), measurement, how, eps=eps, strict=strict,

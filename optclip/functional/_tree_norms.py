@@ -191,8 +191,8 @@ def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
         return None
     if strict:
         raise ValueError(
-            "strict=True cannot be combined with use_norm=, since the rounding error of"
-            " a norm that is passed is unknown. Remove one of them."
+            "strict=True cannot be combined with use_norm=, since the rounding error"
+            " of the passed norm is unknown. Remove one of them."
         )
     wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
     _validate.passed_norm("use_norm", norm, wanted)

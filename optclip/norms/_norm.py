@@ -136,10 +136,9 @@ def _count(
     """
     if is_sparse and split:
         raise ValueError(
-            "A BCOO leaf must be on one device for a norm with a mean, got one that is"
-            f" split over the mesh axes {split}: devices may hold entries of one dense"
-            " array, or separate arrays, so the number of elements is unknown. Pass a"
-            " norm without a mean, or dense leaves."
+            "A BCOO leaf must be on one device for a norm with a mean, such as 'rms',"
+            f" got one that is split over the mesh axes {split}, whose number of"
+            " elements is unknown. Pass a norm without a mean, or dense leaves."
         )
     here = math.prod(shape if axis is None else [shape[a] for a in axis])
     return here * _axis_names.axes_size(split)

@@ -60,7 +60,7 @@ def response_of(response: Any) -> Response:
     how = resolve(response, _BY_NAME)
     if not is_same_always(how):
         wanted = "a response without schedules"
-        advice = "No step is counted here; pass the value of the schedule."
+        advice = "Per-example clipping counts no steps; pass the value of the schedule."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if compares(how):
         wanted = "a response that depends on a single norm"

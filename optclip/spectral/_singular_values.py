@@ -183,5 +183,5 @@ def _check_by_products(response: Response, eps: Number) -> None:
         wanted = "'hard' or 'smooth' for method='newton_schulz'"
         raise ValueError(_validate.must_be("response", wanted, response, advice))
     if not (isinstance(eps, (int, float)) and eps == 0):
-        advice = "Pass method='eigh' with eps=."
+        advice = "Only method='eigh' supports eps."
         raise ValueError(_validate.must_be("eps", "0", eps, advice))

@@ -185,7 +185,7 @@ def _checked_update(
         raise
     if not isinstance(answer, tuple) or len(answer) != 2:
         subject = f"`{name}`: the result of update(seen, memory) of the rule {rule!r}"
-        wanted = "a tuple of two, the threshold and the new memory"
+        wanted = "a tuple of two: the threshold and the new memory"
         raise TypeError(_validate.must_be(subject, wanted, answer))
     threshold, new = answer
     check_threshold(name, rule, threshold, seen.norm)

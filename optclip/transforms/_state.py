@@ -63,7 +63,7 @@ def _check_entries(
     wanted = _packed_state.keyed(treedef, [0] * treedef.num_leaves) if itemized else 0
     is_of_scope = (clip_record.clip_fraction is None) == scope.itemized
     if jax.tree.leaves(wanted) and not is_of_scope:
-        raise ValueError(f"`state` belongs to another scope. {_ADVICE}")
+        raise ValueError(f"`state` was made with another scope. {_ADVICE}")
     if isinstance(norm, dict) != isinstance(wanted, dict) and not scope.itemized:
         made, used = (
             ("'leaves'", True) if isinstance(norm, dict) else (True, "'leaves'")

@@ -88,7 +88,7 @@ def _check_state(state: Any, inner_state: PyTree, clip_state: PyTree) -> None:
         return
     swapped = "*state[1]" if _is_unpacked(inner_state) else "state[1]"
     raise TypeError(
-        "`state` must be the tuple that init of clip_before returned, with entries of"
+        "`state` must be the tuple that clip_before's init returned, with entries of"
         f" the types {_names(expected)}, got"
         f" {type(state).__name__ if types is None else _names(types)}. The last entry"
         " is the state of `clip`. Create a state with tx.init(params), or pass"

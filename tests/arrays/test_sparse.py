@@ -54,7 +54,7 @@ ONE_FOR_FOUR = BCOO(
         (
             lambda m: F.global_norm({"w": m}),
             ONE_FOR_FOUR,
-            "The leaf 'w'.*one batch stored for several.*Expand",
+            "The leaf 'w'.*stores one batch for several.*Expand",
         ),
     ],
 )

@@ -193,7 +193,7 @@ FLAG = (1, T, "`{p}` must be True or False, got 1 (int)")
 NO_FUNCTION = (3, T, "`{p}` must be a function of ")
 UNKNOWN = ("z", V, "`{p}` must be one of ")
 AXIS = (5, V, "`{p}` must name axes that each leaf has, got (5,) for the leaf 'a'")
-HEAD_AXIS = ((0,), T, "`{p}` must be an int, one axis, got (0,) (tuple)")
+HEAD_AXIS = ((0,), T, "`{p}` must be a single int, got (0,) (tuple)")
 RULE = ({"a": 1.0}, T, "`{p}` must be one number, optax schedule or rule")
 ARGNUMS = (-1, V, "`{p}` must be an int of at least 0, or a tuple of these, got -1")
 PROJECTION = (jnp.ones(3), V, "`{p}` must be a floating-point array of shape (..., ")
@@ -317,7 +317,7 @@ MESSAGES = {
     ],
     "clip_by.threshold": [
         (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule"),
-        ([], V, "There is only one norm, so pass one number. For more, clip per leaf,"),
+        ([], V, "There is only one norm, so pass one number. For several"),
     ],
     "clip_by_value.lower": [
         (
@@ -391,7 +391,7 @@ MESSAGES = {
         ((-3, -1), V, "`matrix_axes` must name axes that each leaf has, got (-3, -1)"),
     ],
     "clip_by_norm.mask": [
-        ("x", T, "`mask` for the leaf 'a' must be True or False, known before tracing"),
+        ("x", T, "`mask` for the leaf 'a' must be True or False, not a traced"),
         (math.nan, T, "`mask` for the leaf 'a' must be True or False"),
         (jnp.array(True), T, "With optax.inject_hyperparams, pass static_args="),
         ({"a": True}, V, "`mask` must be a prefix of the structure PyTreeDef({'a': *,"),
@@ -458,7 +458,7 @@ MESSAGES = {
         ("x", T, "The tree must be an array, a number, a BCOO matrix or None, got 'x'"),
         ({"a": {"b": "x"}}, T, "The leaf 'a/b' must be an array, a number, a BCOO"),
         ([object()], T, "Remove it, or filter it out with optax.masked or"),
-        ([np.array(["x"])], T, "The leaf '0' must have a floating-point or complex"),
+        ([np.array(["x"])], T, "The leaf '0' must be floating-point or complex"),
     ],
     "functional.clip_by_global_norm.use_norm": [
         (jnp.ones(2), T, "`use_norm` must be a real scalar of at least 0, the norm"),
@@ -503,9 +503,13 @@ MESSAGES = {
         ("kernel", V, "must name leaves of the parameters, got 'kernel'. Similar"),
     ],
     "Heads.axis": [
-        ("x", T, "`axis` must be an int, one axis, got 'x' (str)"),
-        (True, T, "`axis` must be an int, one axis, got True (bool)"),
-        (5, V, "`axis` must be an axis of 'query' of shape (3, 4, 2), got 5. Pass an"),
+        ("x", T, "`axis` must be a single int, got 'x' (str)"),
+        (True, T, "`axis` must be a single int, got True (bool)"),
+        (
+            5,
+            V,
+            "`axis` must be an axis of 'query' of shape (3, 4, 2), got 5. Change it",
+        ),
     ],
     "Heads.stacked": [
         (1, V, "`stacked` and the axis of heads must differ, got axis 1")
@@ -529,7 +533,7 @@ MESSAGES = {
         (jnp.ones((3, 3, 2)), V, "of heads of `query`, got 2 and 3. Pass (..., length"),
     ],
     "functional.max_attention_logit.mask": [
-        (np.ones((3, 3)), T, "Pass mask > 0 for 0 and 1, and mask > -1 for values"),
+        (np.ones((3, 3)), T, "For a mask of 0 and 1 pass mask > 0; for one added"),
         (np.ones(5, bool), V, "`mask` must be bools that broadcast to (..., H, T, S)"),
     ],
     "functional.max_attention_logit.scale": [
@@ -550,7 +554,7 @@ MESSAGES = {
         (
             lambda norms: None,
             T,
-            "The result of `relative` must be one real number, got",
+            "The result of `relative` must be a real number, got",
         ),
     ],
     "per_example.clipped_grad.argnums": [

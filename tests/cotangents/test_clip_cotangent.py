@@ -305,7 +305,7 @@ ERRORS = {
     **{
         f"relative to {answer}": (
             lambda answer=answer: clip_cotangent(X, 1.0, relative=lambda _: answer),
-            (TypeError, "The result of `relative` must be one real number"),
+            (TypeError, "The result of `relative` must be a real number"),
         )
         for answer in ("x", np.ones(2))
     },

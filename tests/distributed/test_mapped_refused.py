@@ -70,12 +70,12 @@ def test_mapped_call_ambiguous_over_devices_raises(case):
 def test_global_norm_untyped_without_axis_name_raises():
     """No type tells a whole leaf from a part of one, so any norm could be wrong."""
     words = (
-        r"check_vma=False, types do not specify .* Pass axis_name=\(\) if"
+        r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
         r" .*pmean\(grads, \('data', 'model'\)\)"
     )
     with pytest.raises(ValueError, match=words):
         mapped(lambda tree: global_norm(tree), check_vma=False)(TREE)
-    with pytest.raises(ValueError, match="Inside pmap, and shard_map with"):
+    with pytest.raises(ValueError, match="Inside pmap, or shard_map with"):
         jax.pmap(global_norm)(TREE["split"])
 
 

@@ -168,6 +168,6 @@ def test_power_iteration_of_one_matrix_records_its_norm():
 def test_power_iteration_memory_of_other_matrices_raises(run):
     tx = by_iteration(1.0, record=False)
     state = tx.init({"a": with_top(3.0)})
-    words = r"norms of these updates.*\['b'\].*got \['1_.*one structure"
+    words = r"other leaves.*\['b'\].*key is \['1_.*one structure"
     with pytest.raises(ValueError, match=words):
         run(lambda: tx.update({"b": with_top(3.0)}, state))()

@@ -258,5 +258,5 @@ CHAIN = optax.chain(ADAM, optax.scale(-0.1))
 )
 def test_clip_before_state_of_another_transformation_is_rejected(inner, other, words):
     params = np.ones(2)
-    with pytest.raises(TypeError, match=f"the tuple that init of clip_before.*{words}"):
+    with pytest.raises(TypeError, match=f"the tuple that clip_before's init.*{words}"):
         optclip.clip_before(inner, FIXED).update(params, other.init(params))

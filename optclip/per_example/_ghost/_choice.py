@@ -64,8 +64,8 @@ def unsupported(kinds: PyTree, *, is_rounded: bool) -> str:
         return ""
     return (
         "`strict` must be False for method='ghost' if parameters meet data in fewer"
-        " than 32 bits, such as bfloat16, to which the sum over examples is rounded."
-        " Compute in float32, or use method='vmap'."
+        " than 32 bits, such as bfloat16, because the sum over examples is rounded to"
+        " it. Compute in float32, use method='vmap', or pass strict=False."
     )
 
 
