@@ -8,9 +8,9 @@ duplicate indices are summed.
 
 A threshold is a number or an array of at least 0, or a prefix tree of these with None
 for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises
-ValueError; a traced negative one counts as 0. Norms and thresholds below 2**-60 count
-as 0, and so do elements below 2**-63 in a norm. `help(optclip.clip_by)` explains the
-shared options.
+ValueError, as does a leaf without the axes; a traced negative threshold counts as 0.
+Norms and thresholds below 2**-60 count as 0, and so do elements below 2**-63 in a norm.
+`help(optclip.clip_by)` explains the shared options.
 """
 
 from optclip.attention._clip_logits import (

@@ -59,7 +59,7 @@ def clip_by(
       norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,
         or an `optclip.norms.Norm`.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.

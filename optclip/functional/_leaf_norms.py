@@ -41,7 +41,7 @@ def clip_by_norm(
       axis: Axes that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -49,10 +49,6 @@ def clip_by_norm(
 
     Returns:
       The clipped tree. Leaves or slices within the threshold are bit-identical.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or does not broadcast to the norms; or
-        a leaf lacks `axis`.
 
     References:
       `tf.clip_by_norm`.
@@ -92,7 +88,7 @@ def clip_by_average_norm(
       max_norm: Threshold: a number, or a prefix tree of numbers with None for
         unclipped.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -100,9 +96,6 @@ def clip_by_average_norm(
 
     Returns:
       The clipped tree. Leaves within the threshold are bit-identical.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or does not broadcast to the norms.
 
     References:
       `tf.compat.v1.clip_by_average_norm`.
@@ -143,7 +136,7 @@ def clip_by_rms(
         tree of these with None for unclipped.
       axis: Axes that a mean covers. Default: all, one per leaf.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -151,10 +144,6 @@ def clip_by_rms(
 
     Returns:
       The clipped tree. Leaves or slices within the threshold are bit-identical.
-
-    Raises:
-      ValueError: `max_rms` is negative or NaN, or does not broadcast to the means; or a
-        leaf lacks `axis`.
 
     References:
       Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory

@@ -47,7 +47,7 @@ def global_norm(
       tree: Pytree of arrays.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      mask: Leaves to measure; a tree of bools or a function of the tree. Default: all.
+      mask: Leaves to measure: a tree of bools or a function. Default: all.
 
     Returns:
       A scalar: float32, or float64 if a leaf is float64. It is 0 for a tree without
@@ -79,7 +79,7 @@ def clip_by_group_norm(
 ) -> tuple[PyTree, dict[str, jax.Array]]:
     """Clip each group of leaves by the norm of the group.
 
-    Each group is multiplied by `min(1, max_norm / norm)`, with one norm per group.
+    Each group is multiplied by `min(1, max_norm / norm)`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -99,7 +99,7 @@ def clip_by_group_norm(
         `optclip.by_path(...)`. Leaves labeled None are unclipped.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -107,10 +107,6 @@ def clip_by_group_norm(
 
     Returns:
       The clipped tree, and a dict with the norm of each group before clipping.
-
-    Raises:
-      TypeError: A label is not a string.
-      ValueError: `max_norm` is negative or NaN, or its labels differ from `groups`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), over=scopes.groups(groups),
@@ -151,7 +147,7 @@ def clip_by_global_norm(
         non-finite. Default: None, compute it.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -161,8 +157,7 @@ def clip_by_global_norm(
       The clipped tree, and the norm before clipping: a scalar, float32 or wider.
 
     Raises:
-      ValueError: `max_norm` or `use_norm` is negative, or `max_norm` is NaN; or
-        `strict` is combined with `use_norm`, whose rounding error is unknown.
+      ValueError: `strict` is combined with `use_norm`, whose rounding error is unknown.
 
     Guarantees:
       Within the threshold every leaf is bit-identical. Otherwise all leaves are

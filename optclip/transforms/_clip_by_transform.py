@@ -100,9 +100,10 @@ def clip_by(
       accepts and returns any state.
 
     Raises:
-      ValueError: An argument is out of range; a tree of thresholds, masks, labels or
-        axis names does not match the updates; a threshold differs between devices that
-        share a norm; or a leaf is unreduced over a mesh axis.
+      ValueError: An argument is out of range, such as a negative or NaN threshold; a
+        leaf lacks an axis; a tree of thresholds, masks, labels or axis names does not
+        match the updates; a threshold differs between devices that share a norm; or a
+        leaf is unreduced over a mesh axis.
 
     Guarantees:
       Unclipped leaves are bit-identical. With the hard response the norm of clipped

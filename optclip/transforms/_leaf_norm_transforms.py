@@ -53,7 +53,7 @@ def clip_by_norm(
       axis: Axes that a norm covers. Default: all, one norm per leaf.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -63,9 +63,6 @@ def clip_by_norm(
 
     Returns:
       An optax transformation.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or a leaf lacks `axis`.
 
     References:
       `tf.clip_by_norm`; `clipnorm` of Keras.
@@ -108,7 +105,7 @@ def clip_by_average_norm(
       max_norm: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
         prefix tree of these with None for unclipped.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -118,9 +115,6 @@ def clip_by_average_norm(
 
     Returns:
       An optax transformation.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN.
 
     References:
       `tf.compat.v1.clip_by_average_norm`.
@@ -164,7 +158,7 @@ def clip_by_rms(
         tree of these with None for unclipped.
       axis: Axes that a mean covers. Default: all, one per leaf.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -174,9 +168,6 @@ def clip_by_rms(
 
     Returns:
       An optax transformation.
-
-    Raises:
-      ValueError: `max_rms` is negative or NaN, or a leaf lacks `axis`.
 
     References:
       Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory

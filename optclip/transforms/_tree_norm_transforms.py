@@ -56,7 +56,7 @@ def clip_by_global_norm(
       max_norm: Threshold: a number, optax schedule or `optclip.thresholds` rule.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -70,9 +70,8 @@ def clip_by_global_norm(
       An optax transformation.
 
     Raises:
-      ValueError: `max_norm` is negative or NaN; `use_norm` is combined with `ord`,
-        `mask`, `strict` or `record="leaves"`; or `update` lacks the argument that it
-        names.
+      ValueError: `use_norm` is combined with `ord`, `mask`, `strict` or
+        `record="leaves"`; or `update` lacks the argument that it names.
 
     Guarantees:
       The same as those of `optclip.functional.clip_by_global_norm`.
@@ -118,7 +117,7 @@ def clip_by_group_norm(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip each group of leaves by the norm of the group.
 
-    Each group is multiplied by `min(1, max_norm / norm)`, with one norm per group.
+    Each group is multiplied by `min(1, max_norm / norm)`.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -137,7 +136,7 @@ def clip_by_group_norm(
         `optclip.by_path(...)`. Leaves labeled None are unclipped.
       ord: Order p of the norm, above 0, or inf. Default: 2.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       strict: Whether the norm after rounding never exceeds the threshold.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
@@ -147,10 +146,6 @@ def clip_by_group_norm(
 
     Returns:
       An optax transformation.
-
-    Raises:
-      TypeError: A label is not a string.
-      ValueError: `max_norm` is negative or NaN, or its labels differ from `groups`.
     """
     return clip_by(
         Named("max_norm", max_norm, "clip_by_group_norm"),
