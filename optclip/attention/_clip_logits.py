@@ -28,8 +28,8 @@ def clip_attention_logits(
     A query head with largest logit S has the coefficient
     `gamma = min(1, max_logit / S)`. A key head is multiplied by
     `k = min(gamma ** (1 - balance))` over its query heads, and each of these by
-    `gamma / k`, so the logits of a head shrink by its own gamma. Call this function on
-    the parameters after each optimizer step.
+    `gamma / k`, so that its logits shrink by gamma. Call this function on the
+    parameters after each optimizer step.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -62,12 +62,12 @@ def clip_attention_logits(
 
     Guarantees:
       Heads within the threshold are bit-identical unless a head of their group is
-      clipped. A head is unclipped if its largest logit is not finite and positive.
+      clipped. A head is unclipped unless its largest logit is finite and positive.
 
     Inside `jax.shard_map`, the maximum of the logits is taken over mesh axes that they
-    vary over and the query does not. Reduce them yourself where types do not specify
-    these axes (`check_vma=False`, `jax.pmap`), and where the query is split over the
-    data axis but not by head.
+    vary over and the query does not. Reduce them yourself if types do not specify these
+    axes (`check_vma=False`, `jax.pmap`), or if the query is split over the data axis
+    but not by head.
 
     See Also:
       `optclip.clip_attention_logits`, the optax transformation.

@@ -77,8 +77,8 @@ def clip_attention_logits(
 
     Guarantees:
       Updates of unclipped heads are bit-identical unless a head of their group is
-      clipped. A head whose largest logit is not finite and positive is unclipped and
-      counts as non-finite, since such a logit does not measure the size of the weights.
+      clipped. A head is unclipped, and counts as non-finite, unless its largest logit
+      is finite and positive.
 
     Place it last in the chain, because a later learning rate would rescale its updates.
     In bfloat16 these updates are rounded: a head clipped from 10,000 to 100 is off by

@@ -27,10 +27,10 @@ def find_heads(
 ) -> dict[str, Heads]:
     """Find the heads of all attention layers by the paths of their projections.
 
-    Pass the result as `layers` to `clip_attention_logits`. A query and a key whose
-    paths share the longest start form a layer, which that start names: `"block_0/attn"`
+    Pass the result as `layers` to `clip_attention_logits`. Queries and keys are paired
+    by the longest common start of their paths, which names the layer: `"block_0/attn"`
     for `"block_0/attn/query/kernel"` and `"block_0/attn/key/kernel"`; `"attention"` if
-    there is none.
+    it is empty.
 
     Example:
       >>> import jax.numpy as jnp, optclip
@@ -47,7 +47,7 @@ def find_heads(
       key: Leaves that project to keys, in the same forms.
       axis: Axis that counts heads. Default: -2, as in Flax.
       rope: Rotary entries per query head that share one key (MLA). Default: 0.
-      head_dim: Entries per head if `axis` counts heads times features.
+      head_dim: Entries per head if `axis` joins all heads. Default: None.
       stacked: Axis that counts layers, as `nn.scan` stacks them. Default: None.
 
     Returns:

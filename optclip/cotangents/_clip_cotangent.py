@@ -72,8 +72,8 @@ def clip_cotangent(
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves: a `PartitionSpec`, the names that
-        each norm spans (`()` for none), or a tree of these. Default: read from each
-        leaf's type, which suffices for `axis=None`.
+        each norm spans (`()` for none), or a tree of these. Default: read from their
+        types, which suffices for `axis=None`.
       probe: Record from `cotangent_probe` whose gradient reports the clipping.
       name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique in the loss.
         Requires JAX 0.11.1.

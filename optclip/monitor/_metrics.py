@@ -37,8 +37,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     Args:
       opt_state: State of any optax transformation; `optimizer.opt_state` or
         `nnx.state(optimizer)` of Flax NNX; or plain dicts restored without a target.
-        May contain the gradients of `cotangent_probe`, such as `{"optimizer":
-        opt_state, "cell": probe_grads}`, or be these alone.
+        May be or contain gradients of `cotangent_probe`, as in
+        `{"optimizer": opt_state, "cell": probe_grads}`.
 
     Returns:
       A dict of arrays of shape `()`. For a transformation with `name="clip"`, the
@@ -65,8 +65,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       ``skip/value_threshold``. Its coefficient and rate cover the norm only, not the
       loss. Transformations inside `skip` record only the steps taken.
 
-      For the gradient of a probe, named by its path (`cotangent` if that is empty),
-      over all norms of one backward pass:
+      The gradient of a probe, named by its path (`cotangent` if that is empty), adds
+      for all norms of one backward pass:
 
       ========================= ======================================================
       ``cell/largest_norm``     float32, largest finite norm before clipping; NaN if one

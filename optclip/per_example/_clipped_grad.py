@@ -90,8 +90,7 @@ class ClippedGrad:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
 
         Returns:
-          A `Plan`: the method, how `"ghost"` treats each leaf, and bytes per
-          microbatch.
+          A `Plan`.
         """
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
@@ -192,9 +191,8 @@ def clipped_grad(
     Guarantees:
       With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
       most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`
-      for m examples at a time (B without microbatches) on n devices. Up to K = 500 the
-      margin of `strict` covers this rounding of the sum. On a mesh of CPUs, norms can
-      be off by 4e-4.
+      for m examples at a time on n devices. Up to K = 500 the margin of `strict` covers
+      this rounding. On a mesh of CPUs, norms can be off by 4e-4.
 
       `"ghost"` rounds the sum after measuring norms. In float32, an example with T
       positions can exceed C by a factor of about `1 + k * (T + 1) * 2**-24`, where k is

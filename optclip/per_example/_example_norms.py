@@ -72,8 +72,7 @@ class ExampleNorms:
           *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
 
         Returns:
-          A `Plan`: the method, how `"ghost"` treats each leaf, and bytes per
-          microbatch.
+          A `Plan`.
         """
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)

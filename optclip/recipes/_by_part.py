@@ -129,9 +129,9 @@ def aggc(
       5.0
 
     Args:
-      groups: Label of each leaf; a tree of strings or a function of the updates.
-        Default: the name of the leaf's module without its number, so that `dense_0`
-        and `dense_1` are one group.
+      groups: Label of each leaf: a tree of strings or a function. Default: the name of
+        the leaf's module without its number, so that `dense_0` and `dense_1` are one
+        group.
       high: Upper edge of the band as a fraction of the running average: a number above
         0 or an optax schedule.
       low: Lower edge as a fraction of the running average: a number or a schedule.

@@ -93,8 +93,7 @@ def axlearn_skip(
 
     Args:
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
-      ratio: Maximum norm as a multiple of the average. Default: AXLearn's smallest
-        multiplier.
+      ratio: Maximum norm as a multiple of the average. AXLearn's smallest is 20.
       decay: Decay of the running average, from 0 to 1.
       options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 

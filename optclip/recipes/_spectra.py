@@ -45,9 +45,8 @@ def spectra(
     """Cap the singular values of an optimizer's updates softly (SPECTRA).
 
     Each matrix `u` becomes `sqrt(max(1, outputs / inputs)) * H(u)`, where `H` replaces
-    each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. During the warm-up the cap
-    `c` is `max_value * learning_rate(warmup) / learning_rate(step)`, so that cap times
-    learning rate is constant.
+    each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. The cap `c` is `max_value`,
+    multiplied during the warm-up by `learning_rate(warmup) / learning_rate(step)`.
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
@@ -92,7 +91,7 @@ def spectra(
         so that the output is continuous; `max_gradient` excludes vectors.
       - `apply_to="2d"`, which excludes all vectors, is
         `mask=lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)`.
-      - The decay of the cap at the end of training is a schedule for `max_value`.
+      - For a cap that decays at the end of training, pass a schedule as `max_value`.
 
     References:
       Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*, 2026,

@@ -46,7 +46,7 @@ class Hard:
 
 @dataclasses.dataclass(frozen=True)
 class Smooth:
-    """Scale without a kink: `(1 + (n / c) ** s) ** (-1 / s)`, below the threshold c.
+    """Scale smoothly to below the threshold c: `(1 + (n / c) ** s) ** (-1 / s)`.
 
     With s = 2 the norm after clipping is `n / sqrt(1 + (n / c) ** 2)`, with s = 1
     `n / (1 + n / c)`; large s approach `Hard`. Norms below the threshold shrink too, by

@@ -42,7 +42,7 @@ def clip_by_spectral_norm(
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -50,10 +50,6 @@ def clip_by_spectral_norm(
 
     Returns:
       The clipped tree. Matrices within the threshold are bit-identical.
-
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or does not match the norms; or a leaf
-        lacks `matrix_axes`.
     """
     return clip_by(
         tree, Named("max_norm", max_norm), norm="spectral",
@@ -105,8 +101,7 @@ def clip_by_singular_value(
       The clipped tree.
 
     Raises:
-      ValueError: `max_value` is negative or NaN, `method` does not support the
-        response, or a leaf lacks `matrix_axes`.
+      ValueError: `method` does not support the response.
 
     Guarantees:
       A matrix is bit-identical if `"hard"` with `"eigh"` changes none of its singular

@@ -58,7 +58,7 @@ def clip_by_spectral_norm(
         starts from the singular vectors of the previous step, stored in the state.
       steps: Number of power iterations per step. Default: 1.
       response: What happens above the threshold; see `optclip.responses`.
-      eps: Number added to each norm; PyTorch uses 1e-6.
+      eps: Number added to each norm.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -69,15 +69,12 @@ def clip_by_spectral_norm(
     Returns:
       An optax transformation.
 
-    Raises:
-      ValueError: `max_norm` is negative or NaN, or a leaf lacks `matrix_axes`.
-
     Guarantees:
       The estimate of `"power_iteration"` never exceeds the norm, so a matrix may be
       clipped too little. After k iterations from a vector at an angle t to the first
-      singular vector it is at least `norm * cos(t) ** (1 / (2 * k + 1))`, and at least
-      the largest norm of a row of the smaller side, so a spike in a new direction is
-      detected in its first step.
+      singular vector it is at least `norm * cos(t) ** (1 / (2 * k + 1))`. It is also at
+      least the largest norm of a row of the smaller side, so a spike in a new direction
+      is detected in its first step.
 
     References:
       Kuczynski and Wozniakowski, "Estimating the Largest Eigenvalue by the Power and
@@ -118,8 +115,8 @@ def clip_by_singular_value(
        [0.5 0. ]]
 
     Args:
-      max_value: Threshold: a number, an optax schedule, a rule of `optclip.thresholds`,
-        or a prefix tree of these with None for unclipped.
+      max_value: Threshold: a number, optax schedule, `optclip.thresholds` rule, or
+        prefix tree of these with None for unclipped.
       response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         or with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
@@ -139,8 +136,7 @@ def clip_by_singular_value(
       fourth root of the smaller side, so that unclipped steps may count as clipped.
 
     Raises:
-      ValueError: `max_value` is negative or NaN, `method` does not support the
-        response, or a leaf lacks `matrix_axes`.
+      ValueError: `method` does not support the response.
 
     Guarantees:
       The same as those of `optclip.functional.clip_by_singular_value`.

@@ -56,9 +56,6 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at
       `matrix_axes`.
-
-    Raises:
-      ValueError: A leaf of two or more axes lacks one of them.
     """
     return Matrices(_two(matrix_axes))
 
@@ -88,9 +85,6 @@ def singular_values(
     Returns:
       A scope for `clip_by(over=...)`. Its norms are `(..., p)`, the ascending singular
       values of each matrix; with `"newton_schulz"` `(..., 1)`, a bound on the largest.
-
-    Raises:
-      ValueError: A leaf of two or more axes lacks one of them.
     """
     _validate.choice("method", method, ("eigh", "newton_schulz"))
     return SingularValues(_two(matrix_axes), method)

@@ -167,8 +167,8 @@ def ema(
       decay: Decay of the average, from 0 to 1.
       warmup: Number of warm-up steps.
       max_norm: Maximum total norm during the warm-up; inf clips nothing.
-      start: Start of the average: `"first"`, the smallest norm of the warm-up, or the
-        first norm without one; `"zero"`; or `"debiased"`, zero with Adam's bias
+      start: Start of the average: `"first"`, the smallest norm of the warm-up, or
+        without one the first norm; `"zero"`; or `"debiased"`, zero with Adam's bias
         correction.
 
     Returns:

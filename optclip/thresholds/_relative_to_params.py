@@ -65,7 +65,7 @@ def relative_to_params(
 
     Returns:
       A rule without memory; `update` requires `params`. NaN parameters make the updates
-      NaN. If their norm is inf, nothing is clipped.
+      NaN; parameters of infinite norm clip nothing.
 
     See Also:
       `recipes.agc`.

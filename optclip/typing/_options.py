@@ -12,7 +12,7 @@ from optclip.thresholds import Threshold
 
 
 class MomentClipOptions(TypedDict, total=False):
-    """Describe the `ClipOptions` of a recipe with moments, whose `eps` is its own."""
+    """Describe `ClipOptions` without `eps`, for recipes that have their own `eps`."""
 
     over: ScopeLike
     norm: NormLike

@@ -23,8 +23,8 @@ class ClipRecord(NamedTuple):
         smallest.
       clip_fraction: float32, the fraction of norms clipped in the last step; None for
         the tree and groups.
-      clip_clipped: int32, the number of steps with clipping. Norms that `nonfinite`
-        zeroed or made NaN do not count.
+      clip_clipped: int32, the number of steps with clipping, without norms that
+        `nonfinite` zeroed or made NaN.
       clip_nonfinite: int32, the number of steps with a norm that is NaN, inf or above
         the largest float.
       clip_leaf_norm: A dict of float32 with the norm of each leaf by its path, for
@@ -127,8 +127,8 @@ class ErrorFeedbackState(NamedTuple):
     """Store the state of `with_error_feedback`.
 
     Attributes:
-      feedback_residual: The clipped-off part that has not been applied yet: like the
-        parameters, in float32 or wider; None for leaves that are never clipped.
+      feedback_residual: The part removed and not applied yet: like the parameters, in
+        float32 or wider; None for leaves that are never clipped.
       feedback_clip: The state of the clipping transformation.
     """
 

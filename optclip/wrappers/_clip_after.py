@@ -16,9 +16,9 @@ def clip_after(
 ) -> optax.GradientTransformationExtraArgs:
     """Clip an optimizer's updates by rules that also read its gradients.
 
-    Equal to `optax.chain(inner, clip)`, except that `seen.extra` of the rules has two
-    more entries: `gradients`, the updates passed to `inner`, and `inner_state`, its new
-    state.
+    Equal to `optax.chain(inner, clip)`, except that threshold rules receive two more
+    entries in `seen.extra`: `gradients`, the updates passed to `inner`, and
+    `inner_state`, its new state.
 
     Example:
       Limit the length of Adam's updates to the length of the gradients:

@@ -81,10 +81,10 @@ def skip(
       max_consecutive: Maximum number of consecutive skips. The next step is applied
         even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
       learn_skipped: Whether the rules also learn from skipped finite steps. True
-        follows a lasting change, but one huge spike can hide later ones. False hides
-        none, but after a lasting change every step is skipped: set `max_consecutive`
+        follows a lasting change, but one huge spike can hide later ones. False hides no
+        spike, but after a lasting change every step is skipped: set `max_consecutive`
         too.
-      mask: Leaves to check; a tree of bools or a function of the updates. Default: all.
+      mask: Leaves to check: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
       name: Key prefix in `optclip.metrics`.
 
@@ -92,18 +92,16 @@ def skip(
       A transformation. Wrap the whole optimizer, or place it last in a chain: later
       transformations receive zeros in skipped steps.
 
-      `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped`,
-      `skip/consecutive`, `skip/rate` (fraction of steps with a norm above `max_norm`),
-      and with `max_value` also `skip/value` and `skip/value_threshold`. Records of
-      clipping in `inner` cover only the accepted steps.
+      `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped` and
+      others. Clipping inside `inner` records only the accepted steps.
 
     Raises:
       ValueError: In `update`: `max_value` is set, but neither `value` nor `loss` is
         passed.
 
     Edge cases:
-      - During the warm-up of a rule its threshold is inf and no step is skipped;
-        `ema` and other rules with a ceiling `max_norm` apply the ceiling instead.
+      - Warm-up of a rule: no step is skipped; `ema` and other rules with an argument
+        `max_norm` apply it instead.
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
         skipped, and no rule learns from it.
       - Norm equal to `max_norm`: the step is accepted.
