@@ -1,1 +1,1 @@
-"""Measurements of speed, memory and compile time: `python -m benchmarks`."""
+"""Measure speed, memory and compile time: `python -m benchmarks`."""

@@ -1,4 +1,4 @@
-"""Question `clip`: what a clip by global norm takes alone, outside any step."""
+"""Benchmark `clip`: global-norm clipping alone, outside a training step."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 
 import optclip
-from benchmarks import exact, foreign, trees
-from benchmarks.donated import Donated, compiled_together
+from benchmarks import exact, other_frameworks, trees
+from benchmarks.donated_buffers import DonatedTree, compiled_together
 from benchmarks.timing import Row, race
 
 CASES = [
@@ -31,16 +31,16 @@ def raced(source: Any, rounds: int) -> list[Row]:
     """Race all contenders on a tree of NumPy arrays."""
     arrays = jax.tree.leaves(source)
     limit, error = checked(arrays)
-    donated = Donated(source)
+    donated = DonatedTree(source)
     contenders = compiled_together(lambda tx: donated.clip(tx, error), clips(limit))
-    # The time in which JAX passes that many leaves.
+    # The overhead of passing this number of leaves through a compiled function.
     contenders["identity"] = donated.clip(optax.identity(), lambda tree: 0.0)
-    contenders |= foreign.clips(arrays, limit, error)
+    contenders |= other_frameworks.clips(arrays, limit, error)
     return race(contenders, rounds, against="optclip")
 
 
 def checked(arrays: exact.Arrays) -> tuple[float, Callable[[Any], float]]:
-    """Choose a threshold that clips, and build the check of the result."""
+    """Return a threshold that clips, and a function that checks the result."""
     limit = exact.FRACTION * trees.exact_norm(arrays)
     factors = exact.by(limit, exact.global_norm)(arrays, arrays)
     return limit, exact.clip_error(arrays, factors)
@@ -56,7 +56,7 @@ def clips(limit: float) -> dict[str, Any]:
 
 
 def formula(tree: Any, limit: float) -> Any:
-    """The clip as one writes it down, in float32: no guard against overflow or NaN."""
+    """Clip by the textbook formula, in float32, without guards against overflow or NaN."""
     wide = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in wide))
     scale = jnp.minimum(1.0, limit / norm)

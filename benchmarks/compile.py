@@ -1,6 +1,6 @@
-"""Question `compile`: seconds to trace, lower and compile, without any cache.
+"""Benchmark `compile`: seconds to trace, lower and compile, without a cache.
 
-Each compilation has a process of its own, and contenders take turns.
+Each compilation runs in a process of its own, and contenders take turns.
 """
 
 import statistics
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 BLOCK_RMS = partial(optax.clip_by_block_rms, 1.0)
-# Ours, and what is nearest in optax.
+# Each optclip transformation with its nearest counterpart in optax.
 CLIPS: dict[str, dict[str, Callable[[], Any]]] = {
     "none": {"unclipped": optax.identity},
     "global norm": {
@@ -43,7 +43,7 @@ CASES = [
     *(Case(str(leaves), "none", "global norm") for leaves in (100, 500, 1000, 2000)),
 ]
 TINY = [Case("8", "none", "global norm")]
-# Half a minute in one process says as much as three of a few seconds.
+# A compilation of more than `LONG` seconds is not repeated: its relative noise is small.
 ROUNDS, LONG = 3, 30.0
 
 
@@ -59,29 +59,29 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def _seconds_of(case: Case, rounds: int) -> dict[str, list[float]]:
-    """The samples of each contender, `rounds` for each."""
-    found: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
+    """Return the seconds of each contender in each round."""
+    seconds: dict[str, list[float]] = {name: [] for name in CLIPS[case.clip]}
     for _ in range(rounds):
-        for name, samples in found.items():
-            samples.append(_in_its_own_process(case, name))
-        if max(samples[-1] for samples in found.values()) > LONG:
+        for name, samples in seconds.items():
+            samples.append(_seconds_in_subprocess(case, name))
+        if max(samples[-1] for samples in seconds.values()) > LONG:
             break
-    return found
+    return seconds
 
 
-def _in_its_own_process(case: Case, name: str) -> float:
+def _seconds_in_subprocess(case: Case, name: str) -> float:
     command = [sys.executable, "-m", "benchmarks.compile", *case, name]
     return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
 
 
 def seconds_to_compile(case: Case, name: str) -> float:
-    """The time to compile an update in this process, which must be a fresh one."""
+    """Return the seconds to compile an update in this process, which must be new."""
     jax.config.update("jax_enable_compilation_cache", False)
     tree = jax.tree.leaves(trees.typed(_shapes(case.tree), "float32"))
     tx = CLIPS[case.clip][name]()
     tx = optax.chain(tx, optax.adamw(1e-3)) if case.optimizer == "adamw" else tx
     state = jax.eval_shape(tx.init, tree)
-    # What JAX itself does but once.
+    # Excludes what JAX initializes at the first compilation.
     jax.jit(lambda x: x + 1).lower(tree[0]).compile()
     start = time.perf_counter()
     jax.jit(tx.update).lower(tree, state, tree).compile()

@@ -1,7 +1,7 @@
-"""What each clip should give: its factors by NumPy in float64, and how far a result is off.
+"""Compute the expected coefficients with NumPy in float64, and the error of a result.
 
-Factors are one array for each leaf, of a shape that broadcasts to the leaf's. Results
-are compared at a sample of elements, because all of them in float64 take gigabytes.
+There is one array of coefficients per leaf, which broadcasts to the leaf's shape. Results
+are compared on a sample of elements, because all of them would take gigabytes in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from benchmarks import trees
 Arrays = Sequence[np.ndarray]
 Factors = Callable[[Arrays, Arrays], Arrays]  # from gradients and parameters
 
-# Of the norm, so that the clip is active: no power of two, by which scaling is exact.
+# Threshold over norm. Not a power of two, since scaling by one is always exact.
 FRACTION = 0.4
 SAMPLE = 1 << 14
 
@@ -34,7 +34,7 @@ def global_norm(arrays: Arrays) -> Arrays:
 
 
 def group_norms(arrays: Arrays, count: int) -> Arrays:
-    """The norm of each leaf's group; leaves are dealt to the groups in turn."""
+    """Return the norm of each leaf's group; leaf `i` is in group `i % count`."""
     norms = [np.array([trees.exact_norm(arrays[i::count])]) for i in range(count)]
     return [norms[i % count] for i in range(len(arrays))]
 
@@ -48,7 +48,7 @@ def leaf_rms(arrays: Arrays) -> Arrays:
 
 
 def slice_norms(arrays: Arrays, axis: int) -> Arrays:
-    """The norms along one axis of each leaf, or of a vector as a whole."""
+    """Return the norms along one axis of each leaf; a vector has a single norm."""
     return [
         np.linalg.norm(
             x.astype(np.float64), axis=axis if x.ndim > 1 else 0, keepdims=True
@@ -62,7 +62,7 @@ def magnitudes(arrays: Arrays) -> Arrays:
 
 
 def by_agc(clipping: float, eps: float = 1e-3) -> Factors:
-    """Adaptive gradient clipping: each unit by the norm of its parameters."""
+    """Return the coefficients of AGC: each unit is limited by its parameters' norm."""
 
     def factors(gradients: Arrays, params: Arrays) -> Arrays:
         norms, limits = (slice_norms(x, axis=0) for x in (gradients, params))
@@ -73,23 +73,24 @@ def by_agc(clipping: float, eps: float = 1e-3) -> Factors:
 
 
 def places(size: int) -> np.ndarray:
-    """The indices of the elements to look at: all, or some from the first to the last."""
+    """Return the indices of sampled elements, evenly spaced; all if there are few."""
     return np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))
 
 
 def clip_error(source: Arrays, factors: Arrays) -> Callable[[Any], float]:
-    """The largest relative error of sampled elements, beyond one rounding."""
-    wanted = [_scaled(x, by) for x, by in zip(source, factors, strict=True)]
+    """Return a function: the largest relative error of sampled elements minus rounding."""
+    expected = [_scaled(x, by) for x, by in zip(source, factors, strict=True)]
 
     def error(tree: Any) -> float:
         worst = 0.0
-        for got, want in zip(jax.tree.leaves(tree), wanted, strict=True):
-            finfo = jnp.finfo(got.dtype)
-            taken = np.asarray(got).reshape(-1)[places(got.size)].astype(np.float64)
-            off = np.abs(taken - want) / np.maximum(np.abs(want), float(finfo.tiny))
-            # Rounded from float32, so twice in all: the second may tip a tie.
-            beyond = np.max(off) / 1.001 - float(finfo.eps) / 2
-            # Unlike Python's max, which may drop a NaN.
+        for leaf, want in zip(jax.tree.leaves(tree), expected, strict=True):
+            finfo = jnp.finfo(leaf.dtype)
+            sample = np.asarray(leaf).reshape(-1)[places(leaf.size)].astype(np.float64)
+            errors = np.abs(sample - want) / np.maximum(np.abs(want), float(finfo.tiny))
+            # A result is rounded to float32 and then to its dtype; the first rounding can
+            # turn a value into a tie, so slightly more than half an eps is allowed.
+            beyond = np.max(errors) / 1.001 - float(finfo.eps) / 2
+            # np.maximum propagates NaN; Python's max may drop it.
             worst = np.maximum(worst, beyond)
         return float(worst)
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on: the machine, its load, the versions and the commit."""
+"""Describe the conditions of a measurement: machine, load, versions and commit."""
 
 import datetime
 import importlib.metadata
@@ -19,7 +19,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def describe() -> dict[str, Any]:
-    found = importlib.metadata.distributions()
+    packages = importlib.metadata.distributions()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_model(),
@@ -27,27 +27,27 @@ def describe() -> dict[str, Any]:
         "memory GB": round(pages / 1e9, 1),
         **_device(),
         "python": platform.python_version(),
-        "versions": {d.name: d.version for d in found if d.name in PACKAGES},
+        "versions": {p.name: p.version for p in packages if p.name in PACKAGES},
     }
 
 
 def moment() -> dict[str, Any]:
-    """The date, how busy the machine is, and the commit, before anything runs."""
+    """Return the date, the load of the machine, and the commit."""
     now = datetime.datetime.now(datetime.UTC)
     load = round(os.getloadavg()[0], 2)
     return {"date": f"{now:%Y-%m-%d %H:%M} UTC", "load": load, "commit": _commit()}
 
 
 def _device() -> dict[str, Any]:
-    """The device, and for a GPU its memory in reach of JAX and its driver."""
+    """Return the device's kind, the memory that JAX can use, and a GPU's driver."""
     device = jax.devices()[0]
-    found: dict[str, Any] = {"device": device.device_kind}
+    description: dict[str, Any] = {"device": device.device_kind}
     if memory := device.memory_stats():
-        found["device memory GB"] = round(memory["bytes_limit"] / 1e9, 1)
+        description["device memory GB"] = round(memory["bytes_limit"] / 1e9, 1)
     if device.platform == "gpu" and DRIVER.exists():
         version = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
-        found["driver"] = version[0] if version else None
-    return found
+        description["driver"] = version[0] if version else None
+    return description
 
 
 def _cpu_model() -> str:
@@ -59,7 +59,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    """The commit, with a plus if the package differs from it; None outside git."""
+    """Return the commit, with "+" for uncommitted package changes; None outside git."""
     folder = Path(__file__).parent
     git = ["git", "-C", str(folder)]
     try:

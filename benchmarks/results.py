@@ -1,4 +1,4 @@
-"""Results: a table for each question, and one JSON file for each machine."""
+"""Save results, one JSON file per backend, and format them as tables."""
 
 import json
 import math
@@ -9,10 +9,10 @@ from typing import Any
 FOLDER = Path(__file__).parent / "results"
 
 
-def save(path: Path, question: str, head: Mapping[str, Any], rows: Any) -> None:
-    """Save a whole table in place of the earlier one: its rows are of one commit."""
+def save(path: Path, benchmark: str, head: Mapping[str, Any], rows: Any) -> None:
+    """Replace the whole table of a benchmark, so that all rows have the same commit."""
     data = read(path) if path.exists() else {}
-    data[question] = {**head, "rows": rows}
+    data[benchmark] = {**head, "rows": rows}
     path.write_text(_text(data))
 
 
@@ -21,19 +21,19 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _text(data: Mapping[str, Any]) -> str:
-    """JSON with each row on one line: short, and with readable differences."""
+    """Format as JSON with one line per row, for readable diffs."""
     texts = []
-    for question, answer in data.items():
-        head = {key: rounded(each) for key, each in answer.items() if key != "rows"}
+    for benchmark, result in data.items():
+        head = {key: rounded(each) for key, each in result.items() if key != "rows"}
         fields = [f"  {json.dumps(k)}: {json.dumps(each)}" for k, each in head.items()]
-        rows = ",\n".join(f"   {json.dumps(rounded(row))}" for row in answer["rows"])
+        rows = ",\n".join(f"   {json.dumps(rounded(row))}" for row in result["rows"])
         fields.append(f'  "rows": [\n{rows}\n  ]')
-        texts.append(f" {json.dumps(question)}: {{\n" + ",\n".join(fields) + "\n }")
+        texts.append(f" {json.dumps(benchmark)}: {{\n" + ",\n".join(fields) + "\n }")
     return "{\n" + ",\n".join(texts) + "\n}\n"
 
 
 def rounded(data: Any) -> Any:
-    """The same with floats of four digits, and those that JSON lacks as text."""
+    """Round floats to four digits; NaN and inf, which JSON lacks, become text."""
     if isinstance(data, Mapping):
         return {key: rounded(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -44,7 +44,7 @@ def rounded(data: Any) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A column for each key of any row."""
+    """Format rows as a Markdown table with a column for each key."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns)]
     lines += [[_cell(row.get(column)) for column in columns] for row in rows]

@@ -1,8 +1,9 @@
-"""Question `scopes`: clips over other scopes, and thresholds that learn.
+"""Benchmark `scopes`: clipping over other scopes and with learned thresholds.
 
-The clips run alone on the tree of GPT-2, beside one by global norm. The rules stand in
-an AdamW step whose gradients are always the same: a rule of past norms lets them pass,
-and one in its warm-up clips them as a fixed threshold does, so the result is known.
+Scopes are measured on the tree of GPT-2 alone and compared with global-norm clipping.
+Rules are measured in an AdamW step whose gradients never change, so the result is known:
+a rule over past norms does not clip them, and a rule in its warm-up clips them like a
+fixed threshold.
 """
 
 import math
@@ -17,14 +18,14 @@ import optax
 
 import optclip
 from benchmarks import exact, step, trees
-from benchmarks.donated import Donated
+from benchmarks.donated_buffers import DonatedTree
 from benchmarks.stepping import Stepping
 from benchmarks.timing import Row, race
 from optclip import recipes, thresholds
 
 GROUPS = 3
 LONG = 1_000_000  # a warm-up that no benchmark leaves
-# XLA would know that inf clips nothing, and leave the clip out.
+# Clips nothing. With inf, XLA would remove the clipping from the program.
 FAR = 1e30
 
 
@@ -34,7 +35,7 @@ def rows(tiny: bool) -> Iterator[Row]:
     for dtype in ("float32",) if tiny else ("float32", "bfloat16"):
         source = trees.numbers(shapes, dtype)
         for row in _scopes(source, rounds):
-            yield {"what": "clip alone", "dtype": dtype, **row}
+            yield {"what": "clipping alone", "dtype": dtype, **row}
         for row in _rules(source, rounds):
             yield {"what": "AdamW step", "dtype": dtype, **row}
     for shape in [(16, 24)] if tiny else [(512, 512), (768, 3072), (1024, 1024)]:
@@ -43,16 +44,16 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def _scopes(source: Any, rounds: int) -> list[Row]:
-    donated, arrays = Donated(source), jax.tree.leaves(source)
+    donated, arrays = DonatedTree(source), jax.tree.leaves(source)
     contenders = {
         name: donated.clip(tx, exact.clip_error(arrays, factors(arrays, arrays)))
         for name, (tx, factors) in clips(source).items()
     }
-    return race(contenders, rounds, against="optclip by global norm")
+    return race(contenders, rounds, against="optclip, global norm")
 
 
 def clips(source: Any) -> step.Clips:
-    """The clips by scope, with thresholds of about half the least norm: all is clipped."""
+    """Build clipping by scope, with thresholds at half the smallest norm or less."""
     leaves, structure = jax.tree.flatten(source)
     sizes = [x.size for x in leaves]
     leaf = math.sqrt(min(sizes)) / 2
@@ -70,37 +71,41 @@ def clips(source: Any) -> step.Clips:
     by_rms, by_value = (exact.by(0.5, f) for f in (exact.leaf_rms, exact.magnitudes))
     by_group = exact.by(group, partial(exact.group_norms, count=GROUPS))
     return {
-        "optclip by global norm": (optclip.clip_by_global_norm(whole), by_whole),
-        "optclip by leaf": (optclip.clip_by_norm(leaf), by_leaf),
-        "optclip by last axis": (optclip.clip_by_norm(axis, axis=-1), by_axis),
-        "optclip by rms": (optclip.clip_by_rms(0.5), by_rms),
-        "optax by rms": (optax.clip_by_block_rms(0.5), by_rms),
-        "optclip by group": (optclip.clip_by_group_norm(group, labels), by_group),
-        "optax by group": (by_labels, by_group),
-        "optclip by value": (optclip.clip_by_value(0.5), by_value),
-        "optax by value": (optax.clip(0.5), by_value),
+        "optclip, global norm": (optclip.clip_by_global_norm(whole), by_whole),
+        "optclip, per leaf": (optclip.clip_by_norm(leaf), by_leaf),
+        "optclip, per last axis": (optclip.clip_by_norm(axis, axis=-1), by_axis),
+        "optclip, RMS": (optclip.clip_by_rms(0.5), by_rms),
+        "optax, RMS": (optax.clip_by_block_rms(0.5), by_rms),
+        "optclip, per group": (optclip.clip_by_group_norm(group, labels), by_group),
+        "optax, per group": (by_labels, by_group),
+        "optclip, value": (optclip.clip_by_value(0.5), by_value),
+        "optax, value": (optax.clip(0.5), by_value),
     }
 
 
 def _matrices(shape: tuple[int, int], rounds: int) -> list[Row]:
     source = trees.numbers(shape, "float32")
     u, values, v = np.linalg.svd(source.astype(np.float64), full_matrices=False)
-    limit, donated, found = float(values[0]) / 2, Donated(source), {}
+    limit, donated = float(values[0]) / 2, DonatedTree(source)
     capped = (u * np.minimum(values, limit)) @ v
 
-    def error(tree: Any) -> float:  # Beyond what is promised of caps.
-        off = np.linalg.norm(np.asarray(tree) - capped, 2) / limit
-        return float(np.maximum(0.0, off - 1e-4))
+    def error(tree: Any) -> float:
+        """Return the spectral error minus the documented tolerance."""
+        relative = np.linalg.norm(np.asarray(tree) - capped, 2) / limit
+        return float(np.maximum(0.0, relative - 1e-4))
 
+    contenders = {}
     for method in ("eigh", "newton_schulz"):
         tx = optclip.clip_by_singular_value(limit, method=method)
-        found[f"optclip by singular value, {method}"] = donated.clip(tx, error)
+        contenders[f"optclip, singular values, {method}"] = donated.clip(tx, error)
     for method in ("exact", "power_iteration"):
         tx = optclip.clip_by_spectral_norm(limit, method=method)
-        found[f"optclip by spectral norm, {method}"] = donated.clip(tx, lambda _: 0.0)
+        contenders[f"optclip, spectral norm, {method}"] = donated.clip(
+            tx, lambda _: 0.0
+        )
     muon = optax.contrib.scale_by_muon()
-    found["optax, muon"] = donated.clip(muon, lambda _: 0.0)
-    return race(found, rounds, against="optax, muon")
+    contenders["optax, muon"] = donated.clip(muon, lambda _: 0.0)
+    return race(contenders, rounds, against="optax, muon")
 
 
 def _rules(source: Any, rounds: int) -> list[Row]:
@@ -116,7 +121,7 @@ def _rules(source: Any, rounds: int) -> list[Row]:
 
 
 def rules(limit: float) -> step.Clips:
-    """A fixed threshold, and each rule with its usual window."""
+    """Build a fixed threshold and the rules with their default windows."""
     tree, leaf = optclip.clip_by_global_norm, optclip.clip_by_norm
     fixed = exact.by(limit, exact.global_norm)
     zscore = thresholds.zscore(warmup=LONG, max_norm=limit)
@@ -124,7 +129,7 @@ def rules(limit: float) -> step.Clips:
     return {
         "unclipped": (optax.identity(), exact.unclipped),
         "optclip, fixed": (tree(limit), fixed),
-        "optclip, fixed, by leaf": (leaf(FAR), exact.unclipped),
+        "optclip, fixed, per leaf": (leaf(FAR), exact.unclipped),
         "optclip, autoclip": (recipes.autoclip(), exact.unclipped),
         "optclip, mean_std_clip": (recipes.mean_std_clip(), exact.unclipped),
         "optclip, zclip": (tree(zscore), fixed),

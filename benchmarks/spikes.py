@@ -1,8 +1,8 @@
-"""Question `spikes`: which way to clip, skip or reset helps when training spikes.
+"""Benchmark `spikes`: compare clipping, skipping and resets on runs with spikes.
 
-Two small character models are hit on purpose by corrupted batches, a burst of the
-learning rate and a mislabelled batch. Every method stands around the same Adam and sees
-the same weights and batches. It takes ten minutes for `docs/spike_benchmark.md`.
+Two small character models train through corrupted batches, a burst of the learning rate
+and a mislabeled batch. All methods use the same Adam, initial weights and batches. Takes
+ten minutes; `docs/spike_benchmark.md` reports the results.
 """
 
 import itertools
@@ -26,50 +26,50 @@ from optclip import recipes
 KIND = "spikes"
 STEPS, SEEDS = 400, 5
 
-CLEAN, CORRUPTED, MISLABELLED = range(3)
-KINDS = ("corrupted", "burst", "mislabelled")
+CLEAN, CORRUPTED, MISLABELED = range(3)
+KINDS = ("corrupted", "burst", "mislabeled")
 BURST_STEPS, BURST_FACTOR = 3, 30.0
 LOSS_FACTOR = 50.0
-WARMUP = 0.05  # of all steps
-FLOOR = 0.05  # the last learning rate, of the peak
+WARMUP = 0.05  # fraction of all steps
+FLOOR = 0.05  # final learning rate over the peak
 SMOOTHING = 0.9
 
 
 class Plan(NamedTuple):
-    """The steps at which something happens; of a burst the first step."""
+    """Hold the steps of the spikes; for a burst, its first step."""
 
     steps: int
     corrupted: tuple[int, ...] = ()
     bursts: tuple[int, ...] = ()
-    mislabelled: tuple[int, ...] = ()
+    mislabeled: tuple[int, ...] = ()
 
     def events(self) -> list[tuple[int, str]]:
         named = zip(KINDS, self[1:], strict=True)
         return sorted((step, kind) for kind, steps in named for step in steps)
 
     def kinds(self) -> np.ndarray:
-        found = np.full(self.steps, CLEAN)
-        found[list(self.corrupted)] = CORRUPTED
-        found[list(self.mislabelled)] = MISLABELLED
-        return found
+        kinds = np.full(self.steps, CLEAN)
+        kinds[list(self.corrupted)] = CORRUPTED
+        kinds[list(self.mislabeled)] = MISLABELED
+        return kinds
 
     def rates(self, peak: float) -> np.ndarray:
-        """The learning rate of each step: a warm-up, a cosine, the bursts."""
+        """Return the learning rate of each step: warm-up, cosine decay and bursts."""
         warmup = max(1, round(WARMUP * self.steps))
         step = np.arange(self.steps)
         part = np.clip((step - warmup) / max(1, self.steps - 1 - warmup), 0, 1)
         cosine = FLOOR + (1 - FLOOR) * (1 + np.cos(np.pi * part)) / 2
-        found = peak * np.where(step < warmup, (step + 1) / warmup, cosine)
+        rates = peak * np.where(step < warmup, (step + 1) / warmup, cosine)
         for first in self.bursts:
-            found[first : first + BURST_STEPS] *= BURST_FACTOR
-        return found
+            rates[first : first + BURST_STEPS] *= BURST_FACTOR
+        return rates
 
 
 def spiked(steps: int) -> Plan:
-    """All kinds of spikes, the first after the warm-up of every method.
+    """Plan all kinds of spikes, the first after the warm-up of every method.
 
-    The burst comes before the mislabelled batch: once Adam's second moment has seen
-    that batch, unclipped steps are so small that a burst would do no harm to them.
+    The burst precedes the mislabeled batch. After that batch, Adam's second moment is so
+    large that a burst would not harm an unclipped run.
     """
     corrupted = tuple(int(part * steps) for part in (0.25, 0.5, 0.55, 0.8))
     return Plan(steps, corrupted, (int(0.3 * steps),), (int(0.625 * steps),))
@@ -78,22 +78,22 @@ def spiked(steps: int) -> Plan:
 def batch(
     windows: jax.Array, kind: jax.Array, letters: int, key: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Inputs, targets and the factor of the loss at a step of some kind."""
+    """Return the inputs, targets and loss factor of a step of this kind."""
     noise_key, shuffle_key = jax.random.split(key)
     noise = jax.random.randint(noise_key, windows.shape, 0, letters)
     windows = jnp.where(kind == CORRUPTED, noise, windows)
     inputs, targets = windows[:, :-1], windows[:, 1:]
     shuffled = jax.random.permutation(shuffle_key, targets.reshape(-1))
-    mislabelled = kind == MISLABELLED
-    targets = jnp.where(mislabelled, shuffled.reshape(targets.shape), targets)
-    return inputs, targets, jnp.where(mislabelled, LOSS_FACTOR, 1.0)
+    mislabeled = kind == MISLABELED
+    targets = jnp.where(mislabeled, shuffled.reshape(targets.shape), targets)
+    return inputs, targets, jnp.where(mislabeled, LOSS_FACTOR, 1.0)
 
 
 UNITS, WIDTH, BLOCKS, HEADS, WINDOW = 128, 48, 2, 4, 32
 
 
 class Model(NamedTuple):
-    """A model, and its learning rate: the best of four for Adam, within a factor of 2."""
+    """Hold a model with its learning rate, the best of four for Adam a factor 2 apart."""
 
     name: str
     init: Callable[[jax.Array, int], Any]  # from a key and the number of letters
@@ -103,7 +103,7 @@ class Model(NamedTuple):
     batch: int = 8
 
     def loss(self, params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        """The mean cross-entropy in nats per character."""
+        """Return the mean cross-entropy in nats per character."""
         low = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
         logits = self.logits(low, inputs).astype(jnp.float32)
         return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
@@ -124,18 +124,17 @@ TRANSFORMER = Model(
 )
 MODELS = (RNN, TRANSFORMER)
 
-# Around the norms of gradients before the spikes, from a third of them to far above.
+# From a third of the gradient norms before the spikes to far above them.
 THRESHOLDS = (0.1, 0.3, 1.0, 3.0, 10.0)
-# Norms without spikes stay below 5, from the first step on; the mislabelled batch has 38
-# to 80: ten is out of reach of the one and far below the other.
+# Without spikes, norms stay below 5; the mislabeled batch has norms of 38 to 80.
 MEGATRON = 10.0
-# ACClip's steps are as small as the elements of a gradient, so Adam's learning rate
-# teaches it little. Of 100, 300, 1000 and 3000 times that the first was the best.
+# ACClip's steps are as small as the elements of a gradient, so it needs a higher learning
+# rate than Adam. Of the factors 100, 300, 1000 and 3000, the first was the best.
 ACCLIP_RATE = 100.0
 
 
 def descent() -> optax.GradientTransformationExtraArgs:
-    """Steps of the learning rate given: a schedule would not count skipped steps."""
+    """Scale by the argument `rate`, since a schedule would not count skipped steps."""
 
     def update(
         updates: Any, state: Any, params: Any = None, *, rate: Any, **_: Any
@@ -157,7 +156,7 @@ INSTEAD = (
 
 
 def methods() -> dict[str, Any]:
-    """Optimizers: without a clip, with five thresholds, by every recipe's defaults."""
+    """Build optimizers: unclipped, with five thresholds, and with each recipe."""
     adam, end = optax.scale_by_adam(), descent()
     plain, chain = optax.chain(adam, end), optax.chain
     clips = {f"global norm {c:g}": optclip.clip_by_global_norm(c) for c in THRESHOLDS}
@@ -179,10 +178,10 @@ def methods() -> dict[str, Any]:
 def train(
     model: Model, optimizer: Any, plan: Plan, corpus: Corpus, seeds: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each seed the loss of each batch before its step, and the final loss.
+    """Return, per seed, the training loss at each step and the final held-out loss.
 
-    Seeds are taken one after the other, as training would: side by side each branch in
-    a clip is computed for all, and its compilation takes minutes.
+    Seeds run one after another: under `vmap`, both sides of each branch would run for
+    all seeds, and compilation would take minutes.
     """
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
     letters = len(corpus.alphabet)
@@ -191,10 +190,12 @@ def train(
 
     @jax.jit
     def update(state: Any, params: Any, grads: Any, loss: Any, rate: Any) -> Any:
-        def of_seed(given: Any) -> tuple[Any, Any]:
-            state, params, grads, loss = given
-            found, state = optimizer.update(grads, state, params, value=loss, rate=rate)
-            return state, optax.apply_updates(params, found)
+        def of_seed(run: Any) -> tuple[Any, Any]:
+            state, params, grads, value = run
+            updates, state = optimizer.update(
+                grads, state, params, value=value, rate=rate
+            )
+            return state, optax.apply_updates(params, updates)
 
         return jax.lax.map(of_seed, (state, params, grads, loss))
 
@@ -212,11 +213,11 @@ def train(
 def _gradients(
     model: Model, letters: int, params: Any, keys: Any, now: Any, text: jax.Array
 ) -> tuple[jax.Array, Any]:
-    """The loss of a step's batch and its gradient."""
+    """Return the losses of a step's batches and their gradients, per seed."""
     step, kind = now
 
-    def of_seed(given: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:
-        params, key = given
+    def of_seed(run: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:
+        params, key = run
         data_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
         last = len(text) - model.window
         starts = jax.random.randint(data_key, (model.batch, 1), 0, last)
@@ -233,44 +234,48 @@ def _gradients(
 
 @partial(jax.jit, static_argnums=0)
 def _held_out(model: Model, params: Any, text: jax.Array) -> jax.Array:
-    """The loss on all of the held-out text."""
+    """Return the loss on the whole held-out text, per seed."""
     length = model.window + 1
     windows = text[: len(text) // length * length].reshape(-1, length)
     return jax.lax.map(lambda p: model.loss(p, windows[:, :-1], windows[:, 1:]), params)
 
 
 def smoothed(loss: np.ndarray, clean: np.ndarray) -> np.ndarray:
-    """The running mean of the losses of clean batches; others leave it as it is."""
-    found, mean = [], loss[:, 0]
+    """Return the running mean of the losses of clean batches; others do not change it."""
+    means, mean = [], loss[:, 0]
     for value, is_clean in zip(loss.T, clean, strict=True):
         if is_clean:
             mean = SMOOTHING * mean + (1 - SMOOTHING) * value
-        found.append(mean)
-    return np.stack(found, axis=1)
+        means.append(mean)
+    return np.stack(means, axis=1)
 
 
 def lost_to(smooth: np.ndarray, plan: Plan) -> dict[str, list[int]]:
-    """For each kind of spike the number of steps, up to the next, above its level."""
+    """Count, per kind of spike, the steps until the next with a loss above the level.
+
+    The level is the smoothed loss before the spike.
+    """
     events = plan.events()
     ends = [*(step for step, _ in events), plan.steps][1:]
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     for (step, kind), end in zip(events, ends, strict=True):
         level = smooth[:, step - 1 : step]
-        # Not >, because of NaN.
-        counts = (~(smooth[:, step:end] <= level)).sum(axis=1)
-        found[kind] = (counts + found.get(kind, 0)).tolist()
-    return found
+        # Unlike >, this counts NaN as above the level.
+        above = (~(smooth[:, step:end] <= level)).sum(axis=1)
+        counts[kind] = (above + counts.get(kind, 0)).tolist()
+    return counts
 
 
 def rows(tiny: bool) -> Iterator[Row]:
     corpus, plan = read_corpus(), spiked(32 if tiny else STEPS)
-    models, made, seeds = MODELS, methods(), range(2 if tiny else SEEDS)
+    models, optimizers, seeds = MODELS, methods(), range(2 if tiny else SEEDS)
     if tiny:
-        models, made = (RNN,), {name: made[name] for name in ("unclipped", "olmo_skip")}
+        models = (RNN,)
+        optimizers = {name: optimizers[name] for name in ("unclipped", "olmo_skip")}
 
     def trained(job: tuple[Model, str, Plan]) -> Row:
         model, name, plan = job
-        loss, final = train(model, made[name], plan, corpus, seeds)
+        loss, final = train(model, optimizers[name], plan, corpus, seeds)
         smooth = smoothed(loss, plan.kinds() == CLEAN)
         return {
             "model": model.name,
@@ -281,14 +286,14 @@ def rows(tiny: bool) -> Iterator[Row]:
         }
 
     jobs = [(model, "unclipped", Plan(plan.steps)) for model in models]
-    jobs += itertools.product(models, made, [plan])
-    # Two at a time: while one is compiled, which takes one core.
+    jobs += itertools.product(models, optimizers, [plan])
+    # Two jobs at a time, since a job that compiles uses a single core.
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(trained, jobs)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each method, the lowest losses first; columns for each model."""
+    """Format a line per method, lowest losses first, with columns per model."""
     by_method: dict[str, list[Row]] = {}
     for row in rows:
         name = row["method"] if row["spikes"] else f"*{row['method']}, no spikes*"
@@ -302,14 +307,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def loss(row: Row) -> float:
-    """The median of all seeds; NaN counts as larger than any loss."""
+    """Return the median over seeds; NaN counts as inf."""
     losses = np.asarray(row["held_out"], float)
     return float(np.median(np.nan_to_num(losses, nan=np.inf)))
 
 
 def _cells(row: Row) -> str:
-    """Medians: the loss with its range, and the steps above by kind of spike."""
+    """Format the median loss with its range, and the median steps above the level."""
     losses = np.asarray(row["held_out"], float)
-    found = (row["lost_to"].get(kind) for kind in KINDS)
-    lost = " / ".join(f"{np.median(each):.0f}" for each in found if each)
+    counts = (row["lost_to"].get(kind) for kind in KINDS)
+    lost = " / ".join(f"{np.median(each):.0f}" for each in counts if each)
     return f"{loss(row):.3f} ({losses.min():.3f} to {losses.max():.3f}) | {lost}"

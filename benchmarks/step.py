@@ -1,7 +1,7 @@
-"""Question `step`: an optimizer step behind a clip, beside the same step unclipped.
+"""Benchmark `step`: a clipped optimizer step compared with the unclipped step.
 
-The gradients are made in the step, where XLA keeps them in a buffer that the clip may
-overwrite as after a backward pass, or come as arguments, from another `jit`.
+The gradients are either computed in the step ("made"), into buffers that clipping may
+overwrite, as after a backward pass; or they are arguments, computed by another `jit`.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import optclip
-from benchmarks import exact, foreign, trees
+from benchmarks import exact, other_frameworks, trees
 from benchmarks.exact import Factors
 from benchmarks.stepping import Gradients, Stepping
 from benchmarks.timing import Row, race
@@ -48,10 +48,10 @@ def arguments(params: Any, gradients: Any, factor: jax.Array) -> Any:
 
 
 def made(params: Any, gradients: Any, factor: jax.Array) -> Any:
-    """Gradients computed in the step, which XLA must materialize.
+    """Compute gradients in the step such that XLA must materialize them.
 
-    A barrier is gone before XLA fuses, and so cheap a product would then be computed
-    twice, as no real gradients are. The result of a branch is always materialized.
+    Unlike real gradients, a cheap product would be computed once per use. XLA removes
+    barriers before it fuses, but always materializes the result of a branch.
     """
     return jax.lax.cond(
         factor > 0,
@@ -84,7 +84,7 @@ def _raced(case: Case, shapes: Any, rounds: int) -> list[Row]:
     contenders = {name: stepping.contender(*each) for name, each in clips.items()}
     if case.gradients == "arguments":
         error = exact.clip_error(arrays, clips["optax"][1](arrays, arrays))
-        contenders |= foreign.torch_steps(arrays, limit, error)
+        contenders |= other_frameworks.torch_steps(arrays, limit, error)
     return race(contenders, rounds, against="unclipped")
 
 

@@ -1,4 +1,4 @@
-"""Optimizer steps that share their parameters and moments, donated, as in training."""
+"""Build optimizer steps that share donated parameters and moments, as in training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.donated import compiled
+from benchmarks.donated_buffers import compiled
 from benchmarks.exact import Arrays, Factors, places
 from benchmarks.timing import Contender
 
 Tree = Any
 Gradients = Callable[..., Tree]  # from the parameters and the arguments of the step
 
-ROUNDINGS = 8  # of the dtype, by which two orders of the same arithmetic may differ
+# The eps of the dtype by which two evaluation orders of the same formula may differ.
+ROUNDINGS = 8
 
 
 class Stepping:
-    """Parameters and the state of an optimizer, stepped on by all contenders in turn.
+    """Hold parameters and an optimizer state, which all contenders update in turn.
 
-    They are never reset: a step moves them a little, and its cost does not depend on it.
+    They are never reset, since the cost of a step does not depend on their values.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Stepping:
     ) -> None:
         self._gradients, self._arguments = gradients, arguments
         self._slack = slack
-        # Computed, so that these buffers belong to XLA and donating them is no copy.
+        # Outputs of a program are buffers of XLA, which can be donated without a copy.
         self._state = jax.jit(lambda p: (p, optimizer.init(p)))(params)
         self._alone = jax.jit(gradients)
         self._loss: Any = None
@@ -46,28 +47,30 @@ class Stepping:
         self._stepped = stepped
 
     def contender(self, clip: Any, factors: Factors | None = None) -> Contender:
-        """Build the step after a clipping transformation.
+        """Build the contender that clips and then steps.
 
-        `factors` are the expected ones; without them the result is not checked, which
-        takes seconds for a large model.
+        `factors` computes the expected coefficients. Without it the result is not
+        checked, since a check takes seconds for a large model.
         """
-        own = jax.jit(clip.init)(self._state[0])
+        clip_state = jax.jit(clip.init)(self._state[0])
 
-        def step(state: Any, own: Any, *arguments: Any) -> Any:
+        def step(state: Any, clip_state: Any, *arguments: Any) -> Any:
             updates = self._gradients(state[0], *arguments)
-            # A loss, as training loops return and keep. On a GPU, XLA updates its graph of
+            # Stands for the loss of a training loop. On a GPU, XLA updates its graph of
             # launches when a result has a new address, which takes a millisecond for 300
-            # kernels: a contender that returns nothing new would seem that much faster.
+            # kernels. A contender without a new result would seem faster by that time.
             loss = jax.tree.leaves(state[0])[0].ravel()[0].astype(jnp.float32)
-            updates, own = clip.update(updates, own, state[0])
-            return self._stepped(updates, *state), own, loss
+            updates, clip_state = clip.update(updates, clip_state, state[0])
+            return self._stepped(updates, *state), clip_state, loss
 
-        run, facts = compiled(step, self._state, own, *self._arguments, donate=(0, 1))
+        run, facts = compiled(
+            step, self._state, clip_state, *self._arguments, donate=(0, 1)
+        )
 
         def call() -> None:
-            nonlocal own
-            self._state, own, self._loss = jax.block_until_ready(
-                run(self._state, own, *self._arguments)
+            nonlocal clip_state
+            self._state, clip_state, self._loss = jax.block_until_ready(
+                run(self._state, clip_state, *self._arguments)
             )
 
         expected: list[Arrays] = []
@@ -85,14 +88,14 @@ class Stepping:
         return Contender(call, prepare, error, facts)
 
     def _expected(self, factors: Factors) -> Arrays:
-        """A sample of the next state, from gradients that NumPy clips in float64."""
+        """Return a sample of the next state, with gradients clipped by NumPy in float64."""
         params = jax.tree.leaves(jax.device_get(self._state[0]))
-        found = jax.device_get(self._alone(self._state[0], *self._arguments))
-        gradients, structure = jax.tree.flatten(found)
-        by = factors(gradients, params)
+        tree = jax.device_get(self._alone(self._state[0], *self._arguments))
+        gradients, structure = jax.tree.flatten(tree)
+        coefficients = factors(gradients, params)
         clipped = [
-            (x.astype(np.float64) * factor).astype(x.dtype)
-            for x, factor in zip(gradients, by, strict=True)
+            (x.astype(np.float64) * coefficient).astype(x.dtype)
+            for x, coefficient in zip(gradients, coefficients, strict=True)
         ]
         step = jax.jit(self._stepped)
         return _sampled(step(structure.unflatten(clipped), *self._state))
@@ -104,7 +107,7 @@ def _sampled(state: Tree) -> Arrays:
 
 
 def _error(got: np.ndarray, want: np.ndarray, slack: float) -> float:
-    """The largest error over the largest number, beyond what rounding explains."""
+    """Return the largest error over the largest number, minus the rounding allowed."""
     if not jnp.issubdtype(want.dtype, jnp.floating):
         return 0.0
     allowed = max(ROUNDINGS * float(jnp.finfo(want.dtype).eps), slack)

@@ -1,8 +1,8 @@
-"""Races: contenders take turns in random order, so that a noisy machine is fair to all.
+"""Race contenders in random order, so that noise of the machine affects all equally.
 
-A ratio is taken round by round and then its median, because noise that lasts longer
-than a round cancels in it. The first calls warm caches up and show what each contender
-computes: they are not timed, and a contender that is wrong leaves the race.
+Ratios are computed per round, because noise that lasts longer than a round cancels; their
+median is reported. The first calls warm up caches and check the results. They are not
+timed, and a contender with a wrong result is excluded.
 """
 
 import gc
@@ -16,21 +16,21 @@ import numpy as np
 
 Row = dict[str, Any]
 
-# Relative errors, beyond what rounding to the dtype explains. A norm summed in bfloat16
-# is off by a few percent, and is timed all the same.
+# Relative errors allowed in addition to rounding: optclip's and the others'. A norm summed
+# in bfloat16 is off by a few percent, but is timed.
 EXACT, CLOSE = 1e-6, 0.1
-# Further untimed calls on a GPU: XLA runs a program once or twice before it records a
-# graph of its kernels, and an idle GPU has a low clock rate.
+# Further untimed calls on a GPU: XLA records a graph of the kernels after one or two runs
+# of a program, and an idle GPU has a low clock rate.
 WARMUPS = 5
 
 
 class Contender(NamedTuple):
-    """What to time, and what to do untimed around it."""
+    """Hold the call to time, its preparation and its check."""
 
     call: Callable[[], Any]  # runs and waits for the result
-    prepare: Callable[[], Any] = lambda: None  # before every call
+    prepare: Callable[[], Any] = lambda: None  # runs untimed before every call
     error: Callable[[Any], float] = lambda result: 0.0  # of the first result
-    facts: Mapping[str, Any] = {}  # known without running, as memory
+    facts: Mapping[str, Any] = {}  # measured without a run, such as memory
 
 
 def race(
@@ -39,24 +39,24 @@ def race(
     against: str,
     close: float = CLOSE,
 ) -> list[Row]:
-    """Return a row for each contender, with its time over the time of one of them."""
-    errors, right = {}, {}
+    """Return a row per contender, with the ratio of its time to that of `against`."""
+    errors, correct = {}, {}
     for name, each in contenders.items():
         each.prepare()
         errors[name] = each.error(each.call())
         if errors[name] <= (EXACT if name.startswith("optclip") else close):
-            right[name] = each
+            correct[name] = each
     for _ in range(0 if jax.default_backend() == "cpu" else WARMUPS):
-        for each in right.values():
+        for each in correct.values():
             each.prepare()
             each.call()
-    samples: dict[str, list[float]] = {name: [] for name in right}
+    samples: dict[str, list[float]] = {name: [] for name in correct}
     rng = np.random.default_rng(0)
     for _ in range(rounds):
-        for i in rng.permutation(len(right)):
-            name = list(right)[i]
-            right[name].prepare()
-            samples[name].append(_timed(right[name].call))
+        for i in rng.permutation(len(correct)):
+            name = list(correct)[i]
+            correct[name].prepare()
+            samples[name].append(_timed(correct[name].call))
     medians = {
         n: _medians(x, samples.get(against), against) for n, x in samples.items()
     }
@@ -71,14 +71,14 @@ def _timed(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
-    # Before the next contender, which would find less memory free.
+    # Freed before the next contender, which would have less memory otherwise.
     del result
     gc.enable()
     return seconds
 
 
 def _medians(samples: list[float], against: list[float] | None, name: str) -> Row:
-    """Milliseconds with their quartiles, and the median of the ratios by round."""
+    """Return the median and quartiles in ms, and the median of the ratios per round."""
     low, middle, high = (1e3 * np.quantile(samples, (0.25, 0.5, 0.75))).tolist()
     row: Row = {"ms": middle, "quartiles": [low, high]}
     if against is not None:

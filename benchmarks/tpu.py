@@ -1,8 +1,8 @@
-"""Question `tpu`: a clip and AdamW compiled for TPUs that need not be there; none runs.
+"""Benchmark `tpu`: compile clipping and AdamW for TPUs, without a TPU.
 
-Gradients and parameters are bfloat16, each leaf split over up to 256 chips (FSDP).
-Figures are for one chip: memory by XLA's own account, bytes counted from the text. Each
-row has a process of its own, so that no compilation profits from another's.
+Gradients and parameters are bfloat16, with each leaf sharded over up to 256 chips (FSDP).
+Figures are per chip: XLA's memory analysis, and bytes counted in the program text. Each
+row has a process of its own, so that no compilation benefits from another.
 """
 
 import json
@@ -31,7 +31,7 @@ from benchmarks.timing import Row
 
 KIND = "tpu"
 COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-# What only names a thing, and a branch: what is in it is not run.
+# Operations that move no data. The branches of a conditional are not counted.
 UNMOVED = ("parameter", "get-tuple-element", "tuple", "bitcast", "copy", "conditional")
 CLIPS = {
     "none": optax.identity(),
@@ -39,29 +39,28 @@ CLIPS = {
     "optax": optax.clip_by_global_norm(1.0),
 }
 TREES = {
-    # A vocabulary that 256 chips divide, as is usual on them.
+    # The vocabulary is padded to a multiple of 256 chips, as usual on TPUs.
     "GPT-2 124M": trees.gpt2(768, 12, 50_432, 1024),
     "Llama 7B": trees.llama(4096, 32, 11_008, 32_000),
     "Llama 70B": trees.llama(8192, 80, 28_672, 32_000),
 }
-# 4, 16 and 256 chips and a whole pod, the largest that the compiler describes.
+# 4, 16 and 256 chips, and a whole pod, the largest topology that the compiler supports.
 CHIPS = ("v5p:2x2x1", "v5p:2x2x4", "v5p:4x8x8", "v5p:16x20x28")
 PLACES = [
     *((name, topology) for name in ("GPT-2 124M", "Llama 7B") for topology in CHIPS),
-    ("Llama 70B", "v5p:4x8x8"),  # how it grows with leaves
+    ("Llama 70B", "v5p:4x8x8"),  # more leaves
 ]
 
 
 def mesh_of(topology: str, kind: AxisType = AxisType.Auto, most: int = 256) -> Mesh:
-    """All chips of a topology: leaves split over `most` of them, the rest replicas."""
-    found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    split = min(most, len(found.devices))
-    devices = np.array(found.devices).reshape(-1, split)
+    """Return a mesh of all chips that shards over at most `most`, else replicates."""
+    chips = topologies.get_topology_desc("tpu", topology_name=topology).devices
+    devices = np.array(chips).reshape(-1, min(most, len(chips)))
     return Mesh(devices, ("replica", "fsdp"), axis_types=(kind, kind))
 
 
 def placed(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Split over the first axis that divides evenly, as FSDP does; else whole."""
+    """Shard the first axis that divides evenly, as FSDP does; replicate if none does."""
     chips = mesh.shape["fsdp"]
     first = next((i for i, n in enumerate(shape) if n and n % chips == 0), None)
     spec = P(*("fsdp" if i == first else None for i in range(len(shape))))
@@ -69,7 +68,7 @@ def placed(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStru
 
 
 def lowered(mesh: Mesh, shapes: Any, clip: optax.GradientTransformation) -> Any:
-    """A donated step of AdamW behind the clip; `shapes` are those of the gradients."""
+    """Lower a clipped AdamW step with donated state; `shapes` are the gradients'."""
     tx = optax.chain(clip, optax.adamw(1e-3))
 
     def step(updates: Any, state: Any, params: Any) -> Any:
@@ -78,26 +77,26 @@ def lowered(mesh: Mesh, shapes: Any, clip: optax.GradientTransformation) -> Any:
 
     with jax.set_mesh(mesh):
         tree, state = (
-            jax.tree.map(lambda x: placed(mesh, x.shape, x.dtype), found)
-            for found in (shapes, jax.eval_shape(tx.init, shapes))
+            jax.tree.map(lambda x: placed(mesh, x.shape, x.dtype), unplaced)
+            for unplaced in (shapes, jax.eval_shape(tx.init, shapes))
         )
         return jax.jit(step, donate_argnums=(1, 2)).lower(tree, state, tree)
 
 
 def moved(program: Any) -> int:
-    """Bytes that the operations of a step read and write on one chip, where it is run.
+    """Return the bytes that the operations of a step read and write on one chip.
 
-    Neither a branch nor copies into the memory on the chip: XLA makes these ahead of a
-    reading, in its place, and counts both.
+    Excludes branches, and copies into on-chip memory: XLA inserts such a copy before an
+    operation that reads its result, and would count both.
     """
     text = program.as_text()
     sizes: dict[str, int] = {}
     total = 0
     for line in text[text.index("ENTRY ") :].splitlines():
-        found = re.match(r"\s*(?:ROOT )?%?(\S+) = (.*?) ([a-z\-]+)\((.*)", line)
-        if found is None:
+        operation = re.match(r"\s*(?:ROOT )?%?(\S+) = (.*?) ([a-z\-]+)\((.*)", line)
+        if operation is None:
             continue
-        name, shapes, kind, rest = found.groups()
+        name, shapes, kind, rest = operation.groups()
         sizes[name] = _nbytes(shapes)
         if kind not in UNMOVED and not kind.endswith(("-start", "-done")):
             read = re.findall(r"%([\w.\-]+)", rest.partition("), ")[0])
@@ -106,7 +105,7 @@ def moved(program: Any) -> int:
 
 
 def _nbytes(shapes: str) -> int:
-    """The bytes of all arrays in the type of an operation's result."""
+    """Return the bytes of all arrays in the type of an operation's result."""
     arrays = re.findall(r"[a-z]+(\d*)\[([\d,]*)\]", shapes)
     return sum(
         max(int(bits or 8) // 8, 1) * math.prod(map(int, filter(None, dims.split(","))))
@@ -115,22 +114,22 @@ def _nbytes(shapes: str) -> int:
 
 
 def collectives(text: str) -> list[tuple[str, str]]:
-    """What the devices send each other: the shapes of each result, and the kind."""
+    """Return the result type and the kind of each collective operation."""
     return re.findall(rf"= (\S.*?) ({COLLECTIVES})(?:-start)?\(", text)
 
 
 def rows(tiny: bool) -> Iterator[Row]:
-    # The parent must not look for a TPU.
+    # Keeps this process from searching for a TPU.
     jax.config.update("jax_platforms", "cpu")
     for place in PLACES[:1] if tiny else PLACES:
         for clip in CLIPS:
             command = [sys.executable, "-m", "benchmarks.tpu", *place, clip]
-            found = subprocess.check_output(command, text=True)
-            yield json.loads(found.splitlines()[-1])
+            output = subprocess.check_output(command, text=True)
+            yield json.loads(output.splitlines()[-1])
 
 
 def row(tree: str, topology: str, clip: str) -> Row:
-    """What the compiled step behind one clip needs."""
+    """Measure the compiled step with one clipping transformation."""
     jax.config.update("jax_enable_compilation_cache", False)
     mesh = mesh_of(topology)
     shapes = trees.typed(TREES[tree], "bfloat16")
@@ -154,22 +153,22 @@ def row(tree: str, topology: str, clip: str) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each tree and number of chips: unclipped / optclip / optax."""
+    """Format a line per tree and number of chips: unclipped / optclip / optax."""
     starts = range(0, len(rows), len(CLIPS))
     return results.table([_line(rows[i : i + len(CLIPS)]) for i in starts])
 
 
-def _line(found: Sequence[Row]) -> Row:
-    plain, *clipped = found
+def _line(rows: Sequence[Row]) -> Row:
+    plain, *clipped = rows
     cells = {
-        "all-reduces": [str(r["collectives"].get("all-reduce", 0)) for r in found],
+        "all-reduces": [str(r["collectives"].get("all-reduce", 0)) for r in rows],
         "bytes / unclipped": [f"{r['moved'] / plain['moved']:.3f}" for r in clipped],
-        "temporaries, MB": [f"{r['temporaries'] / 1e6:.1f}" for r in found],
-        "compiled in, s": [f"{r['compiled']:.0f}" for r in found],
+        "temporary memory, MB": [f"{r['temporaries'] / 1e6:.1f}" for r in rows],
+        "compile time, s": [f"{r['compiled']:.0f}" for r in rows],
     }
     return {
-        "leaves of": f"{plain['tree']}, {plain['leaves']}",
-        "gradients on a chip": f"{plain['gradients'] / 1e6:,.1f} MB",
+        "model": f"{plain['tree']}, {plain['leaves']} leaves",
+        "gradients per chip": f"{plain['gradients'] / 1e6:,.1f} MB",
         "chips": f"{plain['chips']:,}",
         **{key: " / ".join(each) for key, each in cells.items()},
     }

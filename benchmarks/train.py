@@ -1,4 +1,4 @@
-"""Question `train`: a real training step of a GPT-2, clipped beside unclipped."""
+"""Benchmark `train`: a clipped training step of a GPT-2, compared with unclipped."""
 
 import math
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from benchmarks import exact, step, trees
 from benchmarks.stepping import Stepping
 from benchmarks.timing import Row, race
 
-# So low that every step is clipped, also when these few tokens are learnt.
+# Low enough to clip every step, even after the model has learned the few tokens.
 LIMIT = 1e-3
-# The gradients in the step and alone are compiled, and so rounded, differently.
+# The step and its check compile the gradients separately, so they round differently.
 SLACK = 1e-3
 
 
 class Size(NamedTuple):
-    """The size of a GPT-2 and of its batch."""
+    """Hold the size of a GPT-2 and of its batch."""
 
     letters: int
     width: int
@@ -33,7 +33,7 @@ TINY = Size(64, 64, 1, 8, 2)
 
 
 def init(key: jax.Array, letters: int, width: int, blocks: int, window: int) -> Any:
-    """Gains 1, biases 0, weights that keep the size of numbers at this width."""
+    """Initialize gains with 1, biases with 0, and weights with variance 1 / width."""
     shapes = trees.gpt2(width, blocks, letters, window)
     flat, treedef = jax.tree.flatten_with_path(shapes, is_leaf=trees.is_shape)
     keys = jax.random.split(key, len(flat))
@@ -48,8 +48,8 @@ def init(key: jax.Array, letters: int, width: int, blocks: int, window: int) -> 
 
 
 def layer_norm(p: Any, x: jax.Array) -> jax.Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p["g"] + p["b"]
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * p["g"] + p["b"]
 
 
 def dense(p: Any, x: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ def dense(p: Any, x: jax.Array) -> jax.Array:
 
 
 def attention(p: Any, x: jax.Array, heads: int) -> jax.Array:
-    """Causal self-attention."""
+    """Compute causal self-attention."""
     batch, window, width = x.shape
     q, k, v = (
         each.reshape(batch, window, heads, width // heads)
@@ -71,7 +71,7 @@ def attention(p: Any, x: jax.Array, heads: int) -> jax.Array:
 
 
 def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
-    """A GPT-2 with the embedding tied to the output."""
+    """Compute the logits of a GPT-2 whose output layer is tied to the embedding."""
     x = params["wte"][tokens] + params["wpe"][: tokens.shape[1]]
     for p in params["blocks"]:
         x = x + attention(p["attn"], layer_norm(p["ln_1"], x), heads)
@@ -92,15 +92,15 @@ def rows(tiny: bool) -> Iterator[Row]:
 
 
 def drawn(size: Size) -> tuple[Any, jax.Array]:
-    """Parameters, and a batch of random tokens with one more for the last target."""
+    """Return parameters, and random tokens: a window of inputs and one more target."""
     shape = (size.batch, size.window + 1)
     tokens = np.random.default_rng(1).integers(size.letters, size=shape)
     return init(jax.random.key(0), *size[:-1]), jnp.asarray(tokens)
 
 
 def loss(params: Any, tokens: jax.Array) -> jax.Array:
-    """The cross-entropy of each next token; heads of 64 numbers, as in GPT-2."""
-    found = logits(params, tokens[:, :-1], heads=params["wpe"].shape[1] // 64)
-    # As in training: bfloat16 has too few digits for a sum over the vocabulary.
-    found = found.astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(found, tokens[:, 1:]).mean()
+    """Return the mean cross-entropy of the next token; heads have 64 dimensions."""
+    output = logits(params, tokens[:, :-1], heads=params["wpe"].shape[1] // 64)
+    # A sum over the vocabulary needs more digits than bfloat16 has.
+    output = output.astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(output, tokens[:, 1:]).mean()

@@ -1,4 +1,4 @@
-"""The workloads: trees of shapes, and the numbers that fill them."""
+"""Build the workloads: trees of shapes, filled with random numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 def gpt2(width: int, blocks: int, vocabulary: int, positions: int) -> Tree:
-    """The parameters of GPT-2; (768, 12, 50257, 1024) are the 148 leaves of 124M."""
+    """Return the shapes of GPT-2; (768, 12, 50257, 1024) is GPT-2 124M, 148 leaves."""
 
     def affine(rows: int, columns: int) -> Tree:
         return {"w": (rows, columns), "b": (columns,)}
@@ -27,7 +27,7 @@ def gpt2(width: int, blocks: int, vocabulary: int, positions: int) -> Tree:
 
 
 def llama(width: int, blocks: int, hidden: int, vocabulary: int) -> Tree:
-    """The parameters of a Llama; (4096, 32, 11008, 32000) are the 291 leaves of 7B."""
+    """Return the shapes of Llama; (4096, 32, 11008, 32000) is Llama 7B, 291 leaves."""
     up, norm = (width, hidden), (width,)
     block = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
     block |= {"w1": up, "w2": up[::-1], "w3": up, "norm_1": norm, "norm_2": norm}
@@ -36,12 +36,12 @@ def llama(width: int, blocks: int, hidden: int, vocabulary: int) -> Tree:
 
 
 def small_leaves(count: int) -> Tree:
-    """Leaves of 64; a list, because thousands of keys cost a sort in every call."""
+    """Return leaves of 64; in a list, since JAX sorts a dict's keys in every call."""
     return [(64,)] * count
 
 
 def workloads(tiny: bool) -> dict[str, Tree]:
-    """The trees that run: of two models, and of many leaves; or tiny ones like them."""
+    """Return the trees of two models and one of many small leaves."""
     if tiny:
         return {
             "gpt2": gpt2(32, 0, 512, 64),
@@ -50,7 +50,7 @@ def workloads(tiny: bool) -> dict[str, Tree]:
         }
     return {
         "gpt2": gpt2(768, 12, 50_257, 1024),
-        # A sixteenth as wide as that of 7B: as many leaves, in the memory of a desktop.
+        # Llama 7B at 1/16 of its width: as many leaves, but fits into a desktop's memory.
         "llama": llama(256, 32, 688, 2_000),
         "small": small_leaves(2_000),
     }
@@ -69,7 +69,7 @@ def typed(shapes: Tree, dtype: str) -> Tree:
 
 
 def numbers(shapes: Tree, dtype: str) -> Tree:
-    """NumPy arrays of standard normal numbers, the same in every run."""
+    """Return NumPy arrays of standard normal numbers, the same in every run."""
     rng = np.random.default_rng(0)
 
     def filled(shape: tuple[int, ...]) -> np.ndarray:
@@ -84,6 +84,6 @@ def nbytes(tree: Tree) -> int:
 
 
 def exact_norm(arrays: Sequence[Any]) -> float:
-    """The L2 norm in float64, whatever the dtypes."""
+    """Return the L2 norm, computed in float64."""
     flat = (np.asarray(x).reshape(-1).astype(np.float64) for x in arrays)
     return float(np.sqrt(sum(np.vdot(x, x) for x in flat)))

@@ -1,6 +1,6 @@
-"""Question `weight`: equations, lines and imports of the package, and an eager call.
+"""Benchmark `weight`: equations, lines of code, imports, and an eager call.
 
-All but seconds are the same in each run, and are tests as well.
+All figures except times are deterministic; tests limit them.
 """
 
 import ast
@@ -21,7 +21,7 @@ from benchmarks.timing import Contender, Row, race
 from optclip import functional, recipes
 from tools.imports import ROOT, longest_chain
 
-# What is traced for one leaf, and the most equations that a test allows.
+# The function or transformation to trace, and the most equations that a test allows.
 EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
     "functional.global_norm": (lambda: functional.global_norm, 25),
     "functional.clip_by_global_norm": (
@@ -36,12 +36,12 @@ EQUATIONS: dict[str, tuple[Callable[[], Any], int]] = {
 
 
 def equations(name: str) -> int:
-    """How many equations one leaf of (64, 64) float32 is, those inside others too."""
-    make, _ = EQUATIONS[name]
-    made, x = make(), jnp.ones((64, 64))
-    if not isinstance(made, optax.GradientTransformation):
-        return _count(jax.make_jaxpr(made)(x).jaxpr)
-    return _count(jax.make_jaxpr(made.update)(x, made.init(x), x).jaxpr)
+    """Count the equations, including nested ones, for one float32 leaf of (64, 64)."""
+    build, _ = EQUATIONS[name]
+    built, x = build(), jnp.ones((64, 64))
+    if not isinstance(built, optax.GradientTransformation):
+        return _count(jax.make_jaxpr(built)(x).jaxpr)
+    return _count(jax.make_jaxpr(built.update)(x, built.init(x), x).jaxpr)
 
 
 def _count(jaxpr: Any) -> int:
@@ -57,30 +57,33 @@ def _inside(eqn: Any) -> Iterator[Any]:
 
 
 def lines() -> int:
-    """Lines of code in the package, without docstrings, comments and blank ones."""
+    """Count the package's lines of code, without docstrings, comments and blank lines."""
     return sum(_lines_in(path) for path in ROOT.rglob("*.py"))
 
 
 def _lines_in(path: pathlib.Path) -> int:
-    none = (
+    no_code = (
         tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT,
         tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,
     )  # fmt: skip
     with path.open("rb") as file:
-        tokens = [t for t in tokenize.tokenize(file.readline) if t.type not in none]
-    found = {n for t in tokens for n in range(t.start[0], t.end[0] + 1)}
+        tokens = [t for t in tokenize.tokenize(file.readline) if t.type not in no_code]
+    numbers = {n for t in tokens for n in range(t.start[0], t.end[0] + 1)}
     for node in ast.walk(ast.parse(path.read_text())):
         body = getattr(node, "body", None)
         if not isinstance(body, list) or not body or isinstance(node, ast.If):
             continue
         first = body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            found -= set(range(first.lineno, first.end_lineno + 1))
-    return len(found)
+            numbers -= set(range(first.lineno, first.end_lineno + 1))
+    return len(numbers)
 
 
 def import_seconds(runs: int) -> float:
-    """What it takes after jax and optax, at least; the first run writes bytecode."""
+    """Return the least time to import optclip after jax and optax.
+
+    The first of several runs writes bytecode.
+    """
     code = (
         "import time, jax, optax; start = time.perf_counter(); import optclip;"
         " print(time.perf_counter() - start)"
@@ -91,7 +94,7 @@ def import_seconds(runs: int) -> float:
 
 
 def eager_ratio(calls: int) -> float:
-    """An eager clip of six leaves over optax's, call by call."""
+    """Return the time of eager global-norm clipping of six leaves over optax's."""
     tree = [jnp.ones((64, 64))] * 6
 
     def contender(tx: Any) -> Contender:
@@ -107,7 +110,7 @@ def rows(tiny: bool) -> Iterator[Row]:
     for name in EQUATIONS:
         yield {"what": f"equations of {name}", "measured": equations(name)}
     yield {"what": "lines of code", "measured": lines()}
-    yield {"what": "longest chain of imports", "measured": len(longest_chain())}
+    yield {"what": "longest import chain", "measured": len(longest_chain())}
     runs, calls = (1, 2) if tiny else (5, 100)
     yield {"what": "seconds to import", "measured": import_seconds(runs)}
     yield {"what": "eager call over optax's", "measured": eager_ratio(calls)}

@@ -1,7 +1,7 @@
-"""Question `gpu`: equality with the CPU, times, launches and host transfers on one GPU.
+"""Benchmark `gpu`: equality with the CPU, times, launches and transfers on one GPU.
 
-Each part imports only jax, optax and, where it is installed, torch. A part that raises
-is recorded as text and the next one runs. All parts also run on a CPU, with `--small`.
+The parts need only jax, optax and, if installed, torch. If a part raises, the error is
+recorded and the next part runs. With `--small`, all parts also run on a CPU.
 """
 
 import functools
@@ -28,7 +28,7 @@ from benchmarks.timing import Row
 LIMIT = 480.0  # seconds
 OUT_OF_TIME = "skipped: out of time"
 
-# By value: a run that is stopped has the first ones.
+# Ordered by importance, since a run may reach its time limit.
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "equality with the CPU": equality.rows,
     "clipping alone": models.clipping,
@@ -50,10 +50,10 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
 def rows(
     tiny: bool, limit: float = LIMIT, parts: Sequence[str] = tuple(PARTS)
 ) -> Iterator[Row]:
-    """Yield the rows of each part, and a row for each part that had no time.
+    """Yield the rows of each part, and a note for each part that did not finish in time.
 
-    The parts run in a thread, because a compilation cannot be interrupted: at the limit
-    the last part continues unobserved, and the results are complete.
+    The parts run in a thread, because a compilation cannot be interrupted. At the limit,
+    the generator returns while the thread continues.
     """
     if unknown := [part for part in parts if part not in PARTS]:
         raise ValueError(
@@ -98,7 +98,7 @@ def _measure(
 
 
 def _release() -> None:
-    """Free the memory of the part, which the next part or the other library needs."""
+    """Free the memory of a part for the next one and for PyTorch."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
@@ -106,15 +106,15 @@ def _release() -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Format a table for each part, with its notes below."""
+    """Format a table per part, followed by its notes."""
     texts = []
     for part in dict.fromkeys(row["part"] for row in rows):
-        own = [
+        part_rows = [
             {k: v for k, v in r.items() if k != "part"}
             for r in rows
             if r["part"] == part
         ]
-        measured = [row for row in own if row.keys() != {"note"}]
+        measured = [row for row in part_rows if row.keys() != {"note"}]
         texts += [f"### {part}", *([results.table(measured)] if measured else [])]
-        texts += [row["note"] for row in own if row.keys() == {"note"}]
+        texts += [row["note"] for row in part_rows if row.keys() == {"note"}]
     return "\n\n".join(texts)

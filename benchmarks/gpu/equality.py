@@ -1,7 +1,7 @@
-"""Part `equality with the CPU`: the same clipping on the GPU and on the CPU.
+"""Part `equality with the CPU`: compare clipping on the GPU with clipping on the CPU.
 
-Each transformation is compiled for both, and run on leaves with ordinary numbers, with
-numbers whose squares overflow or underflow, with zeros, and with a NaN or an inf.
+Each transformation runs on both, on leaves of ordinary numbers, of numbers whose squares
+overflow or underflow, of zeros, and with one NaN or inf.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import numpy as np
 
 import optclip
 from benchmarks import trees
-from benchmarks.donated import compiled_together
+from benchmarks.donated_buffers import compiled_together
 from benchmarks.timing import Row
 from optclip import recipes
 
@@ -24,7 +24,7 @@ SIZES = {
     "bfloat16": {"ordinary": 1.0, "large": 1e25, "small": 1e-25},
     "float16": {"ordinary": 1.0, "large": 1e4, "small": 1e-3},
 }
-SPOILED = {"NaN": np.nan, "inf": np.inf}
+NONFINITE = {"NaN": np.nan, "inf": np.inf}
 
 
 def clips() -> dict[str, Any]:
@@ -54,12 +54,12 @@ def inputs(dtype: str) -> dict[str, Any]:
     def sized(size: float) -> Any:
         return {k: (x * size).astype(trees.DTYPES[dtype]) for k, x in ordinary.items()}
 
-    found = {name: sized(size) for name, size in SIZES[dtype].items()}
-    found["zero"] = sized(0.0)
-    for name, value in SPOILED.items():
-        found[name] = sized(1.0)
-        found[name]["b"][3] = value
-    return found
+    cases = {name: sized(size) for name, size in SIZES[dtype].items()}
+    cases["zero"] = sized(0.0)
+    for name, value in NONFINITE.items():
+        cases[name] = sized(1.0)
+        cases[name]["b"][3] = value
+    return cases
 
 
 def rows(tiny: bool) -> Iterator[Row]:
@@ -68,58 +68,58 @@ def rows(tiny: bool) -> Iterator[Row]:
     chosen = dict(list(clips().items())[:2]) if tiny else clips()
 
     def results(tx: Any) -> Any:
-        """The text of an exception, or all cases of all dtypes by both devices."""
+        """Return the results of all cases on both devices, or the text of an error."""
         try:
             return [_run(tx, cases, device) for device in devices]
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:500]
 
-    for name, found in compiled_together(results, chosen).items():
-        if isinstance(found, str):
-            yield {"clipping": name, "failed": found}
+    for name, outcome in compiled_together(results, chosen).items():
+        if isinstance(outcome, str):
+            yield {"clipping": name, "failed": outcome}
             continue
-        mine, cpu = found
+        gpu, cpu = outcome
         for dtype in cases:
-            difference = _difference(mine[dtype], cpu[dtype])
+            difference = _difference(gpu[dtype], cpu[dtype])
             yield {"clipping": name, "dtype": dtype, **difference}
 
 
 def _run(tx: Any, cases: Any, device: Any) -> Any:
-    """The clipped leaves and the record of each case, on one device."""
+    """Return the clipped leaves and the record of each case on one device."""
 
     def clipped(trees: Any) -> Any:
-        found = {}
+        results = {}
         for dtype, tree in trees.items():
             params = jax.tree.map(jnp.ones_like, tree)
             updates, state = tx.update(tree, tx.init(params), params)
-            found[dtype] = updates, optclip.metrics(state)
-        return found
+            results[dtype] = updates, optclip.metrics(state)
+        return results
 
     run = jax.jit(clipped)
-    found: dict[str, Any] = {dtype: {} for dtype in cases}
+    results: dict[str, Any] = {dtype: {} for dtype in cases}
     for case in next(iter(cases.values())):
-        given = jax.device_put({d: cases[d][case] for d in cases}, device)
-        for dtype, results in jax.device_get(run(given)).items():
-            found[dtype][case] = results
-    return found
+        inputs = jax.device_put({d: cases[d][case] for d in cases}, device)
+        for dtype, result in jax.device_get(run(inputs)).items():
+            results[dtype][case] = result
+    return results
 
 
-def _difference(mine: Any, cpu: Any) -> Row:
-    """The worst differences over all cases, with the case of the worst element."""
+def _difference(gpu: Any, cpu: Any) -> Row:
+    """Return the largest differences over all cases, and the case of the worst element."""
     worst, where, cells = {"element": 0.0, "largest": 0.0, "record": 0.0}, "", 0
-    for case in mine:
-        (leaves, record), (cpu_leaves, cpu_record) = mine[case], cpu[case]
+    for case in gpu:
+        (leaves, record), (cpu_leaves, cpu_record) = gpu[case], cpu[case]
         for key, leaf in leaves.items():
-            found = _relative(leaf, cpu_leaves[key])
+            differences = _relative(leaf, cpu_leaves[key])
             eps = float(jnp.finfo(leaf.dtype).eps)
-            where = case if found.each / eps > worst["element"] else where
-            worst["element"] = max(worst["element"], found.each / eps)
-            worst["largest"] = max(worst["largest"], found.of_largest / eps)
-            cells += found.cells
+            where = case if differences.each / eps > worst["element"] else where
+            worst["element"] = max(worst["element"], differences.each / eps)
+            worst["largest"] = max(worst["largest"], differences.of_largest / eps)
+            cells += differences.cells
         for key, number in record.items():
-            found = _relative(number, cpu_record[key])
-            worst["record"] = max(worst["record"], found.each)
-            cells += found.cells
+            differences = _relative(number, cpu_record[key])
+            worst["record"] = max(worst["record"], differences.each)
+            cells += differences.cells
     return {
         "of an element, eps": worst["element"],
         "case": where,
@@ -130,9 +130,9 @@ def _difference(mine: Any, cpu: Any) -> Row:
 
 
 class Differences(NamedTuple):
-    """The largest difference over its element and over the largest element.
+    """Hold the largest difference, relative to its element and to the largest element.
 
-    `cells` counts NaN and inf on one side that are something else on the other.
+    `cells` counts the elements that are NaN or inf on one device and differ on the other.
     """
 
     each: float
@@ -140,16 +140,16 @@ class Differences(NamedTuple):
     cells: int
 
 
-def _relative(mine: Any, cpu: Any) -> Differences:
-    # A difference of subnormal numbers, which a CPU flushes, counts little.
-    least = np.asarray(cpu).dtype
-    least = float(jnp.finfo(least).tiny) if least.kind not in "iub" else 1.0
-    a, b = (np.asarray(x).astype(np.float64) for x in (mine, cpu))
+def _relative(gpu: Any, cpu: Any) -> Differences:
+    # The CPU flushes subnormal numbers to zero, so differences of these count little.
+    dtype = np.asarray(cpu).dtype
+    least = float(jnp.finfo(dtype).tiny) if dtype.kind not in "iub" else 1.0
+    a, b = (np.asarray(x).astype(np.float64) for x in (gpu, cpu))
     finite = np.isfinite(a) & np.isfinite(b)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     cells = int(np.sum(~same & ~finite))
     if not finite.any():
         return Differences(0.0, 0.0, cells)
-    off, size = np.abs(a - b)[finite], np.abs(b)[finite]
-    each = float(np.max(off / np.maximum(size, least)))
-    return Differences(each, float(off.max() / max(size.max(), least)), cells)
+    errors, size = np.abs(a - b)[finite], np.abs(b)[finite]
+    each = float(np.max(errors / np.maximum(size, least)))
+    return Differences(each, float(errors.max() / max(size.max(), least)), cells)

@@ -1,4 +1,4 @@
-"""Part `per-example norms`: ghost norms of GPT-2, over the plain gradient of the batch."""
+"""Part `per-example norms`: compare ghost norms of GPT-2 with the batch gradient."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from benchmarks import train
-from benchmarks.donated import compiled, compiled_together
+from benchmarks.donated_buffers import compiled, compiled_together
 from benchmarks.gpu import racing
 from benchmarks.timing import Contender, Row, race
 from optclip.per_example import clipped_grad, norms
@@ -33,6 +33,6 @@ def rows(tiny: bool) -> Iterator[Row]:
         "optclip, ghost clipping": clipped_grad(loss, 1.0, method="ghost"),
     }
     contenders = compiled_together(contender, functions)
-    found = race(contenders, racing.rounds(tiny), against="plain gradient")
-    for row in racing.unchecked(found):
+    measured = race(contenders, racing.rounds(tiny), against="plain gradient")
+    for row in racing.unchecked(measured):
         yield {"batch": size.batch, "window": size.window, **row}

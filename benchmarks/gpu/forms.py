@@ -1,13 +1,13 @@
-"""Parts that compare two forms of the same clipping, written out here without optclip.
+"""Parts that compare two implementations of the same clipping, written without optclip.
 
-`overflow guard`: squares of elements above 2**64 overflow in float32, so the norm then
-comes from a second sum, of smaller numbers. Either both sums are always computed, which
-XLA can do in one reading of the gradients, or the second one is computed in a branch,
-whose predicate the host may have to read.
+`overflow guard`: the square of an element above 2**64 overflows in float32. A second sum,
+of shrunk elements, then gives the norm. Either both sums are always computed, which XLA
+can do in one pass over the gradients, or the second is computed in a branch, whose
+predicate the host may have to read.
 
-`second reading`: the norm and the product read the same gradients. XLA may keep an
-intermediate array of the first for the second, such as the gradients in float32. A
-barrier between them prevents this, and may prevent a useful fusion.
+`second reading`: the norm and the product read the same gradients. XLA may store an
+intermediate array for the product, such as the gradients in float32. A barrier prevents
+this, but may also prevent a useful fusion.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +20,11 @@ from jax import lax
 
 import optclip
 from benchmarks import clip
-from benchmarks.donated import Donated, compiled_together
+from benchmarks.donated_buffers import DonatedTree, compiled_together
 from benchmarks.gpu import racing
 from benchmarks.timing import Row, race
 
-# As in optclip: no square of a float32 that is multiplied by it overflows.
+# The factor that optclip uses: the square of a shrunk float32 cannot overflow.
 SHRINK = 2.0**-80
 
 
@@ -70,7 +70,7 @@ def transformation(limit: float, norm: Norm, *, barrier: bool = False) -> Any:
     def clipped(tree: Any, _: Any) -> Any:
         scale = jnp.minimum(1.0, limit / norm(jax.tree.leaves(tree)))
         if barrier:
-            # XLA then reads the gradients again instead of keeping what the norm used.
+            # Makes XLA read the gradients again instead of storing an intermediate array.
             tree = lax.optimization_barrier(tree)
         return jax.tree.map(
             lambda x: (x.astype(jnp.float32) * scale).astype(x.dtype), tree
@@ -85,7 +85,7 @@ def guards(tiny: bool) -> Iterator[Row]:
         limit, error = clip.checked(jax.tree.leaves(source))
         clips = {name: transformation(limit, norm) for name, norm in NORMS.items()}
         alone = clips | {"optclip": optclip.clip_by_global_norm(limit)}
-        donated = Donated(source)
+        donated = DonatedTree(source)
         contenders = compiled_together(
             lambda tx, d=donated, e=error: d.clip(tx, e), alone
         )

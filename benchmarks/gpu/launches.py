@@ -1,8 +1,8 @@
-"""Part `launches`: the kernels and branches of a compiled clipping program.
+"""Part `launches`: count the kernels and branches of a compiled clipping program.
 
-They are counted in the text of the program after all optimizations: each operation of
-the entry computation, and of the computations that it calls, that XLA runs as a kernel
-or a library call. The body of a loop counts once, and so does each side of a branch.
+They are counted in the optimized program text: each operation that XLA runs as a kernel
+or a library call, in the entry computation and the computations that it calls. The body
+of a loop and each side of a branch count once.
 """
 
 import re
@@ -15,17 +15,17 @@ import optax
 
 import optclip
 from benchmarks import step, trees
-from benchmarks.donated import compiled_together
+from benchmarks.donated_buffers import compiled_together
 from benchmarks.gpu import racing
 from benchmarks.timing import Row
 from optclip import recipes
 
-# Operations that only name, group or await arrays.
+# Operations that only rename, group or await arrays.
 NOT_LAUNCHED = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
     "partition-id", "replica-id", "opt-barrier", "add-dependency",
 }  # fmt: skip
-# Operations that run other computations. A fusion is one kernel, whatever it contains.
+# Operations that run other computations. A fusion is one kernel, so it is not listed.
 CALLING = {"call", "while", "conditional"}
 
 
@@ -72,13 +72,13 @@ def launched(text: str) -> Counter[str]:
 def _launched_in(lines: list[str], computations: dict[str, list[str]]) -> Counter[str]:
     kinds: Counter[str] = Counter()
     for line in lines:
-        # The type before the kind may be a tuple, whose layouts have parentheses too.
-        found = re.search(r"(?<=[\]})] )([a-z][a-z\-]*)\(", line)
-        if found is None:
+        # Tuple types and layouts before the kind contain parentheses too.
+        operation = re.search(r"(?<=[\]})] )([a-z][a-z\-]*)\(", line)
+        if operation is None:
             continue
-        kind = found[1]
+        kind = operation[1]
         if kind in CALLING:
-            for name in _called(line[found.end() :]):
+            for name in _called(line[operation.end() :]):
                 kinds += _launched_in(computations.get(name, []), computations)
         elif kind not in NOT_LAUNCHED and not kind.endswith("-done"):
             kinds[kind] += 1
@@ -86,7 +86,7 @@ def _launched_in(lines: list[str], computations: dict[str, list[str]]) -> Counte
 
 
 def _called(rest: str) -> list[str]:
-    """The computations that an operation names after its operands."""
+    """Return the computations named in the attributes of an operation."""
     attributes = re.findall(
         r"(?:to_apply|calls|body|condition|\w+_computation)=%?([\w.\-]+)", rest
     )
@@ -96,13 +96,13 @@ def _called(rest: str) -> list[str]:
 
 
 def _computations(text: str) -> dict[str, list[str]]:
-    """The lines of each computation by its name, "ENTRY" for the first to run."""
-    found: dict[str, list[str]] = {}
+    """Return the lines of each computation by name, and of the first under "ENTRY"."""
+    computations: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
         start = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
         if start and "=" not in line.partition("(")[0]:
-            lines = found.setdefault("ENTRY" if start[1] else start[2], [])
+            lines = computations.setdefault("ENTRY" if start[1] else start[2], [])
         elif line.startswith(" "):
             lines.append(line)
-    return found
+    return computations

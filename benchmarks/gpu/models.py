@@ -7,7 +7,7 @@ import jax
 import optax
 
 import optclip
-from benchmarks import clip, exact, foreign, step, train, trees
+from benchmarks import clip, exact, other_frameworks, step, train, trees
 from benchmarks.gpu import racing
 from benchmarks.stepping import Stepping
 from benchmarks.timing import Row
@@ -25,33 +25,33 @@ def clipping(tiny: bool) -> Iterator[Row]:
 
 
 def stepping(tiny: bool) -> Iterator[Row]:
-    """AdamW on gradients from another program, as those of PyTorch are."""
+    """Race AdamW steps whose gradients are arguments, as they are in PyTorch."""
     for dtype in racing.dtypes(tiny):
         source = racing.numbers(tiny, dtype)
         arrays = jax.tree.leaves(source)
         limit, error = clip.checked(arrays)
         stepping = racing.adamw(source, "arguments")
-        others = foreign.torch_steps(arrays, limit, error)
-        found = racing.steps(stepping, by_global_norm(limit), tiny, others)
-        for row in found + racing.without_torch():
+        others = other_frameworks.torch_steps(arrays, limit, error)
+        measured = racing.steps(stepping, by_global_norm(limit), tiny, others)
+        for row in measured + racing.without_torch():
             yield {"dtype": dtype, **row}
 
 
 def training(tiny: bool, dtype: str) -> Iterator[Row]:
-    """The forward and the backward pass of GPT-2, the clipping, and AdamW."""
+    """Race training steps: GPT-2's forward and backward pass, clipping, and AdamW."""
     size = TINY if tiny else SIZE
     params, tokens = train.drawn(size)
     params = jax.tree.map(lambda x: x.astype(trees.DTYPES[dtype]), params)
     stepping = Stepping(params, racing.ADAMW(), jax.grad(train.loss), tokens)
     clips = by_global_norm(train.LIMIT)
-    # A fourth program would take a large part of the time to compile.
+    # Compiling a fourth program would take a large part of the time limit.
     del clips["optclip, no record"]
     for row in racing.steps(stepping, clips, tiny):
         yield {"dtype": dtype, "tokens": size.batch * size.window, **row}
 
 
 def others(tiny: bool) -> Iterator[Row]:
-    """AGC, per-leaf clipping and skipped steps."""
+    """Race AGC, per-leaf clipping and `skip`."""
     for dtype in racing.dtypes(tiny):
         source = racing.numbers(tiny, dtype)
         limit = exact.FRACTION * trees.exact_norm(jax.tree.leaves(source))
@@ -62,7 +62,7 @@ def others(tiny: bool) -> Iterator[Row]:
             "optclip, AGC": recipes.agc(step.CLIPPING),
             "optax, AGC": optax.adaptive_grad_clip(step.CLIPPING),
         }
-        # Never skipped: a limit of inf would let XLA omit the norm.
+        # No step is skipped. With a limit of inf, XLA would not compute the norm.
         skipping = optclip.skip(racing.ADAMW(), max_norm=1e30)
         skipped = racing.adamw(source, optimizer=skipping)
         more = {"optclip, skip": skipped.contender(optax.identity())}

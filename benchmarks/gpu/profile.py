@@ -1,8 +1,8 @@
-"""Part `profile`: kernels and copies that one call runs on the GPU, by the profiler.
+"""Part `profile`: count and time the GPU kernels and copies of one call.
 
-It counts those of command buffers and of branches too, and copies to the host, for which
-a program waits. Their time is measured on the GPU and does not include launches. A
-device without a profile has a note.
+The profile includes kernels in command buffers and branches, and copies to the host, for
+which a program waits. Times are measured on the GPU and exclude launches. A device
+without GPU events yields a note.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ def rows(tiny: bool) -> Iterator[Row]:
     source = jax.device_put(racing.numbers(tiny, "float32"))
     for name, tx in launches.clips().items():
         state, update = tx.init(source), jax.jit(tx.update)
-        # Twice: XLA records the graph that it replays after the first call.
+        # Called twice before profiling, since XLA records the graph that it replays.
         for _ in range(2):
             jax.block_until_ready(update(source, state, source))
         events = profiled(lambda f=update, s=state: f(source, s, source))

@@ -1,7 +1,7 @@
-"""Races of steps whose result is not checked, on inputs that several parts share.
+"""Race optimizer steps without checking their results, on inputs shared by the parts.
 
-The results are compared by the parts `equality with the CPU` and `clipping alone`. The
-check of a whole step in NumPy would take most of the time of the run.
+Checking a whole step in NumPy would take most of the run. The parts `equality with the
+CPU` and `clipping alone` check results.
 """
 
 import functools
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks import foreign, step, trees
-from benchmarks.donated import compiled_together
+from benchmarks import other_frameworks, step, trees
+from benchmarks.donated_buffers import compiled_together
 from benchmarks.stepping import Stepping
 from benchmarks.timing import Contender, Row, race
 
@@ -30,7 +30,7 @@ def dtypes(tiny: bool) -> tuple[str, ...]:
 
 @functools.cache
 def numbers(tiny: bool, dtype: str) -> Any:
-    """GPT-2 filled with random numbers, which several parts use."""
+    """Return the tree of GPT-2 filled with random numbers."""
     return trees.numbers(trees.workloads(tiny)["gpt2"], dtype)
 
 
@@ -51,14 +51,14 @@ def unchecked(rows: list[Row]) -> list[Row]:
 
 
 def adamw(source: Any, gradients: str = "made", optimizer: Any = None) -> Stepping:
-    """An AdamW step on these gradients, made in the step or passed as arguments."""
-    found = jax.device_put(source)
+    """Build an AdamW step whose gradients are computed in it ("made") or "arguments"."""
+    tree = jax.device_put(source)
     return Stepping(
-        found, optimizer or ADAMW(), step.SOURCES[gradients], found, jnp.ones(())
+        tree, optimizer or ADAMW(), step.SOURCES[gradients], tree, jnp.ones(())
     )
 
 
 def without_torch() -> list[Row]:
-    """Return a row with the reason where PyTorch does not take part."""
-    reason = foreign.absent("torch")
+    """Return a row with the reason if PyTorch is not measured."""
+    reason = other_frameworks.absent("torch")
     return [{"contender": "PyTorch", "note": reason}] if reason else []

@@ -1,7 +1,7 @@
-"""Part `transfers`: ten steps in which JAX rejects each transfer from or to the host.
+"""Part `transfers`: run ten steps in which JAX rejects transfers to and from the host.
 
-The guard covers transfers by JAX. The reading of a branch's predicate within a program
-is not one of them: `launches` counts branches, and `profile` the copies to the host.
+JAX's guard does not cover transfers within a program, such as reading the predicate of a
+branch: `launches` counts branches, and `profile` counts copies to the host.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Each question of `python -m benchmarks` runs, at tiny sizes."""
+"""Run each benchmark of `python -m benchmarks` at tiny sizes."""
 
 import importlib
 import math
@@ -11,21 +11,21 @@ from benchmarks.timing import Contender
 
 
 @pytest.mark.parametrize(
-    "question", ["clip", "step", "train", "compile", "scopes", "spikes"]
+    "benchmark", ["clip", "step", "train", "compile", "scopes", "spikes"]
 )
-def test_question_tiny_prints_complete_table(question):
-    module = importlib.import_module(f"benchmarks.{question}")
+def test_benchmark_tiny_prints_complete_table(benchmark):
+    module = importlib.import_module(f"benchmarks.{benchmark}")
     rows = list(module.rows(tiny=True))
     table = getattr(module, "table", results.table)(rows).splitlines()
     assert len(table) > 3
     assert len({line.count("|") for line in table}) == 1
-    # Who is wrong has no time.
+    # A contender with a wrong result has no time.
     ours = [row for row in rows if row.get("contender", "").startswith("optclip")]
     assert all("ms" in row or "seconds" in row for row in ours)
 
 
 def test_command_tiny_prints_table_and_saves_nothing(capsys, monkeypatch):
-    # A call of `save` raises and leaves the committed results as they are.
+    # A call of `save` raises instead of overwriting the committed results.
     monkeypatch.delattr(results, "save")
     __main__.main(["weight", "--tiny"])
     assert "| lines of code | " in capsys.readouterr().out
@@ -38,13 +38,13 @@ def contender(value):
 
 
 def test_race_wrong_result_has_no_time():
-    found = {
+    contenders = {
         "optclip": contender([np.full(3, 0.5)]),
         "a bit off": contender([np.full(3, 0.51)]),
         "wrong": contender([np.ones(3)]),
         "nan": contender([np.full(3, math.nan)]),
     }
-    rows = {r["contender"]: r for r in timing.race(found, 3, against="optclip")}
+    rows = {r["contender"]: r for r in timing.race(contenders, 3, against="optclip")}
     assert [name for name in rows if "ms" in rows[name]] == ["optclip", "a bit off"]
     assert rows["optclip"]["over optclip"] == 1
     assert rows["wrong"]["error"] == pytest.approx(1, abs=0.01)
@@ -55,9 +55,9 @@ def test_results_save_replaces_whole_table(tmp_path):
     results.save(path, "clip", {"commit": "a"}, [{"ms": 1.23456}, {"ms": math.nan}])
     results.save(path, "step", {"commit": "b"}, [{"ms": 2.0, "quartiles": [1.0, 3.0]}])
     results.save(path, "clip", {"commit": "c"}, [{"ms": None}])
-    found = results.read(path)
-    assert found["clip"] == {"commit": "c", "rows": [{"ms": None}]}
-    assert found["step"]["rows"] == [{"ms": 2.0, "quartiles": [1.0, 3.0]}]
-    assert results.table(found["step"]["rows"]).splitlines() == [
+    saved = results.read(path)
+    assert saved["clip"] == {"commit": "c", "rows": [{"ms": None}]}
+    assert saved["step"]["rows"] == [{"ms": 2.0, "quartiles": [1.0, 3.0]}]
+    assert results.table(saved["step"]["rows"]).splitlines() == [
         "| ms | quartiles |", "| --- | --- |", "| 2 | 1 to 3 |",
     ]  # fmt: skip

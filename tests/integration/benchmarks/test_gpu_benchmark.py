@@ -1,14 +1,14 @@
-"""`python -m benchmarks gpu`: each part runs, and failures and limits are recorded."""
+"""Run `python -m benchmarks gpu` on a CPU; failures and limits are recorded."""
 
 import importlib.util
 import json
 
 import pytest
 
-from benchmarks import __main__, foreign, gpu
+from benchmarks import __main__, gpu, other_frameworks
 from benchmarks.gpu import launches
 
-# The text of a program compiled for a GPU, shortened.
+# An excerpt of a program compiled for a GPU.
 PROGRAM = """\
 HloModule jit_update, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
 
@@ -51,7 +51,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """
 
 
-def test_launched_counts_kernels_of_called_computations_but_not_of_fusions():
+def test_launched_counts_called_computations_and_not_fused_operations():
     assert launches.launched(PROGRAM) == {
         "fusion": 2, "fusion-start": 1, "custom-call": 1,
     }  # fmt: skip
@@ -66,13 +66,13 @@ def test_gpu_small_runs_each_part_and_saves_json_and_markdown(tmp_path, capsys):
         for part in gpu.PARTS
     }
     notes = {row["note"] for rows in parts.values() for row in rows if "note" in row}
-    expected = {"the profile has no events of a GPU", foreign.absent("torch")}
+    expected = {"the profile has no events of a GPU", other_frameworks.absent("torch")}
     assert {n for n in notes if not n.endswith("for this part")} <= expected
     measured = [part for part in parts if len(parts[part]) > 2]
     assert measured == [part for part in gpu.PARTS if part != "profile"]
     assert not [row for row in saved["rows"] if "failed" in row]
     assert {row["transfers"] for row in parts["transfers"][:-1]} == {"none"}
-    # A contender that is wrong has no time.
+    # A contender with a wrong result has no time.
     ours = [r for r in saved["rows"] if r.get("contender", "").startswith("optclip")]
     assert all("ms" in row or "launches" in row for row in ours)
     text = (tmp_path / "gpu.md").read_text()
@@ -83,12 +83,12 @@ def test_gpu_small_runs_each_part_and_saves_json_and_markdown(tmp_path, capsys):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="has torch")
-def test_gpu_without_torch_records_the_reason():
+def test_gpu_without_torch_records_reason():
     rows = list(gpu.rows(True, parts=["500 matrices of mixed dtypes"]))
     assert "torch is not installed" in [row.get("note") for row in rows]
 
 
-def test_gpu_part_that_raises_is_recorded_and_the_next_runs(monkeypatch):
+def test_gpu_part_raises_records_error_and_continues(monkeypatch):
     def raises(tiny):
         yield {"ms": 1.0}
         raise MemoryError("too large")
@@ -105,7 +105,7 @@ def test_gpu_part_that_raises_is_recorded_and_the_next_runs(monkeypatch):
     ]
 
 
-def test_gpu_out_of_time_records_the_skipped_parts():
+def test_gpu_out_of_time_records_skipped_parts():
     rows = list(gpu.rows(True, limit=0))
     assert rows == [{"part": part, "note": gpu.OUT_OF_TIME} for part in gpu.PARTS]
 

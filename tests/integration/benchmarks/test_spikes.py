@@ -1,4 +1,4 @@
-"""The spikes of the experiment are spikes, its numbers are right, its table is saved."""
+"""Check the plan, the training and the saved table of the spike benchmark."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ from benchmarks.spikes import Plan
 from examples.train_char_rnn import read_corpus
 from optclip import recipes
 
-PLAN = Plan(12, corrupted=(4,), bursts=(6,), mislabelled=(10,))
+PLAN = Plan(12, corrupted=(4,), bursts=(6,), mislabeled=(10,))
 TINY = spikes.RNN._replace(window=8, batch=2)
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "spike_benchmark.md"
 
@@ -27,11 +27,11 @@ def test_train_seeds_differ_and_mislabeled_batch_raises_loss():
 
 
 def test_plan_burst_raises_learning_rate_for_three_steps():
-    calm = Plan(40).rates(1e-3)
-    hit = Plan(40, bursts=(20,)).rates(1e-3)
-    np.testing.assert_allclose(np.nonzero(hit != calm)[0], [20, 21, 22])
-    np.testing.assert_allclose(hit[20:23], spikes.BURST_FACTOR * calm[20:23])
-    assert calm.max() == pytest.approx(1e-3)
+    rates = Plan(40).rates(1e-3)
+    burst = Plan(40, bursts=(20,)).rates(1e-3)
+    np.testing.assert_allclose(np.nonzero(burst != rates)[0], [20, 21, 22])
+    np.testing.assert_allclose(burst[20:23], spikes.BURST_FACTOR * rates[20:23])
+    assert rates.max() == pytest.approx(1e-3)
 
 
 def test_spiked_plan_contains_every_kind():
@@ -46,15 +46,15 @@ def test_methods_contain_every_recipe():
 
 
 def test_lost_to_counts_steps_above_level_before_spike():
-    hit = Plan(8, corrupted=(2,), bursts=(5,))
+    plan = Plan(8, corrupted=(2,), bursts=(5,))
     smooth = np.array([[3, 2, 4, 1, 1, 9, 1, np.nan], [3, 2, 1, 1, 1, 1, 1, 1]])
-    assert spikes.lost_to(smooth, hit) == {"corrupted": [1, 0], "burst": [2, 0]}
+    assert spikes.lost_to(smooth, plan) == {"corrupted": [1, 0], "burst": [2, 0]}
     assert spikes.lost_to(smooth, Plan(8)) == {}
 
 
 def test_smoothed_loss_skips_spikes():
-    found = spikes.smoothed(np.array([[2.0, 100.0, 1.0]]), np.array([1, 0, 1]))
-    np.testing.assert_allclose(found, [[2.0, 2.0, 1.9]])
+    means = spikes.smoothed(np.array([[2.0, 100.0, 1.0]]), np.array([1, 0, 1]))
+    np.testing.assert_allclose(means, [[2.0, 2.0, 1.9]])
 
 
 def test_table_nan_loss_ranks_last():

@@ -11,7 +11,7 @@ def test_torch_rows_are_timed():
     rows = [*models.clipping(True), *models.stepping(True), *matrices.mixed(True)]
     found = [row for row in rows if row["contender"].startswith("PyTorch")]
     assert [row["contender"] for row in found] == [
-        "PyTorch", "PyTorch, norm given", "PyTorch", "PyTorch, unclipped", "PyTorch",
-        "PyTorch, norm given",
+        "PyTorch", "PyTorch, precomputed norm", "PyTorch", "PyTorch, unclipped", "PyTorch",
+        "PyTorch, precomputed norm",
     ]  # fmt: skip
     assert all(row["ms"] > 0 for row in found)

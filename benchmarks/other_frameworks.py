@@ -1,8 +1,8 @@
-"""The contenders outside JAX: PyTorch and TensorFlow, each where it is installed.
+"""Build contenders from PyTorch and TensorFlow, if they are installed.
 
-They run on buffers of their own filled with the same numbers: PyTorch where JAX runs,
-TensorFlow on the CPU alone. TensorFlow cannot clip in place: it pays for fresh memory
-in every call, as its users do.
+They clip the same numbers in buffers of their own. PyTorch runs on JAX's device,
+TensorFlow only on the CPU. TensorFlow cannot clip in place, so each call allocates
+memory, as in its users' programs.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Error = Callable[[Any], float]
 
 
 def absent(package: str) -> str:
-    """Return why a library does not take part, "" if it does."""
+    """Return the reason why a library is not measured, or "" if it is."""
     if find_spec(package) is None:
         return f"{package} is not installed"
     if jax.default_backend() == "cpu":
@@ -29,22 +29,22 @@ def absent(package: str) -> str:
         import torch
 
         return "" if torch.cuda.is_available() else "torch does not find the GPU"
-    return f"{package} runs on the CPU alone here"
+    return f"{package} is measured only on CPU"
 
 
 def clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
-    """Clips by global norm."""
-    found = {}
+    """Build the contenders for global-norm clipping."""
+    contenders = {}
     if not absent("torch"):
-        found |= _torch_clips(arrays, limit, error)
-    # TensorFlow stacks the norms of leaves, which must have one dtype.
+        contenders |= _torch_clips(arrays, limit, error)
+    # TensorFlow stacks the norms of leaves, so they must have the same dtype.
     if not absent("tensorflow") and len({x.dtype for x in arrays}) == 1:
-        found["TensorFlow"] = _tensorflow_clip(arrays, limit, error)
-    return found
+        contenders["TensorFlow"] = _tensorflow_clip(arrays, limit, error)
+    return contenders
 
 
 def _torch_clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
-    """The whole clipping, and its second half alone, given the norm."""
+    """Build clipping by PyTorch with the norm, and with a precomputed norm."""
     import torch
 
     utils = torch.nn.utils
@@ -52,26 +52,27 @@ def _torch_clips(arrays: Arrays, limit: float, error: Error) -> dict[str, Conten
     norm = utils.get_total_norm([p.grad for p in parameters], foreach=True)
     calls = {
         "PyTorch": lambda: utils.clip_grad_norm_(parameters, limit, foreach=True),
-        "PyTorch, norm given": lambda: utils.clip_grads_with_norm_(
+        "PyTorch, precomputed norm": lambda: utils.clip_grads_with_norm_(
             parameters, limit, norm, foreach=True
         ),
     }
-    wrong = _torch_error(parameters, error)
+    torch_error = _torch_error(parameters, error)
     return {
-        name: Contender(_finished(call), refill, wrong) for name, call in calls.items()
+        name: Contender(_synchronized(call), refill, torch_error)
+        for name, call in calls.items()
     }
 
 
-def _finished(call: Callable[[], Any]) -> Callable[[], None]:
-    """The call, and the wait for a GPU."""
+def _synchronized(call: Callable[[], Any]) -> Callable[[], None]:
+    """Return a function that calls and then waits for the GPU."""
     import torch
 
-    def finished() -> None:
+    def synchronized() -> None:
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    return finished
+    return synchronized
 
 
 def _tensorflow_clip(arrays: Arrays, limit: float, error: Error) -> Contender:
@@ -82,15 +83,15 @@ def _tensorflow_clip(arrays: Arrays, limit: float, error: Error) -> Contender:
 
     def call() -> Any:
         clipped, norm = clip(tensors)
-        # All of the call has run when one result is there.
+        # Reading one result waits for the whole call.
         norm.numpy()
         return clipped
 
-    return Contender(call, error=lambda found: error([x.numpy() for x in found]))
+    return Contender(call, error=lambda clipped: error([x.numpy() for x in clipped]))
 
 
 def torch_steps(arrays: Arrays, limit: float, error: Error) -> dict[str, Contender]:
-    """The fused AdamW of PyTorch, behind its clip and alone."""
+    """Build PyTorch's fused AdamW, with and without its clipping."""
     if absent("torch"):
         return {}
     import torch
@@ -102,15 +103,16 @@ def torch_steps(arrays: Arrays, limit: float, error: Error) -> dict[str, Contend
         torch.nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
         adamw.step()
 
-    wrong = _torch_error(parameters, error)
     return {
-        "PyTorch": Contender(_finished(clipped), refill, wrong),
-        "PyTorch, unclipped": Contender(_finished(adamw.step), refill),
+        "PyTorch": Contender(
+            _synchronized(clipped), refill, _torch_error(parameters, error)
+        ),
+        "PyTorch, unclipped": Contender(_synchronized(adamw.step), refill),
     }
 
 
 def _torch(arrays: Arrays) -> tuple[list[Any], Callable[[], None]]:
-    """Parameters with gradients, and a function that fills these again."""
+    """Return parameters with gradients, and a function that restores the gradients."""
     import torch
 
     source = [torch.from_dlpack(jnp.asarray(array)) for array in arrays]

@@ -1,8 +1,8 @@
-"""Clips compiled ahead of time, run on one set of donated buffers.
+"""Compile clipping transformations ahead of time and run them on donated buffers.
 
-All contenders of a race take the same buffers and give them back, because the speed of
-memory depends on the pages that a buffer happens to lie on. They are filled again, in
-place and untimed, before each call: every clip is of the same numbers.
+All contenders of a race share the same buffers, because the speed of memory depends on
+the pages of a buffer. Before each call the buffers are refilled in place, untimed, so
+that all contenders clip the same numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from benchmarks.timing import Contender
 
 Tree = Any
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+Source = TypeVar("Source")
+Compiled = TypeVar("Compiled")
 
 
-class Donated:
-    """A tree on the device that a train step would donate."""
+class DonatedTree:
+    """Hold a tree on the device whose buffers each call donates."""
 
     def __init__(self, source: Tree) -> None:
         self._source = jax.device_put(source)
@@ -29,7 +29,7 @@ class Donated:
         self._fill = fill.lower(self._tree, self._source).compile()
 
     def clip(self, tx: Any, error: Callable[[Tree], float]) -> Contender:
-        """The update of a transformation, its state donated too."""
+        """Compile the update of a transformation; its state is donated too."""
         state = jax.jit(tx.init)(self._tree)
         run, facts = compiled(tx.update, self._tree, state, donate=(0, 1))
 
@@ -44,19 +44,19 @@ class Donated:
 
 
 def _copied(into: Tree, source: Tree) -> Tree:
-    """The numbers of the source, in the buffers of the tree that is donated."""
+    """Copy the source; XLA reuses the buffers of `into` if it is donated."""
     return jax.tree.map(jnp.copy, source)
 
 
 def compiled(
     function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """An executable, and the memory that XLA plans for it and moves."""
+    """Return the executable, and XLA's estimates of its memory and traffic in MB."""
     executable = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
     memory, cost = executable.memory_analysis(), executable.cost_analysis()
     return executable, {
         "temporary MB": memory.temp_size_in_bytes / 1e6 if memory else None,
-        # The compilers of some devices estimate nothing.
+        # Some backends return no estimate.
         "accessed MB": cost["bytes accessed"] / 1e6
         if cost and "bytes accessed" in cost
         else None,
@@ -64,16 +64,15 @@ def compiled(
 
 
 def compiled_together(
-    make: Callable[[Given], Made], given: Mapping[str, Given]
-) -> dict[str, Made]:
-    """Call `make`, which compiles, for each: first for one, then for all in parallel.
+    compile_one: Callable[[Source], Compiled], sources: Mapping[str, Source]
+) -> dict[str, Compiled]:
+    """Compile the first source, then all others in parallel.
 
-    XLA times matrix products to choose their kernels while it compiles. The others then
-    read the choices of the first, and so differ from it in the clipping only.
+    While XLA compiles, it times matrix products to choose their kernels. The others read
+    the choices of the first, so all programs differ only in the clipping.
     """
-    first, *rest = given
-    done = {first: make(given[first])}
+    first, *others = sources
+    compiled = {first: compile_one(sources[first])}
     with ThreadPoolExecutor() as pool:
-        return done | dict(
-            zip(rest, pool.map(make, [given[name] for name in rest]), strict=True)
-        )
+        programs = pool.map(compile_one, [sources[name] for name in others])
+        return compiled | dict(zip(others, programs, strict=True))
