@@ -110,6 +110,7 @@ def test_readme_norms_of_rounded_leaves_are_measured():
     leaves = list(np.random.default_rng(0).uniform(size=(200, 64)).astype(jnp.bfloat16))
     for library, norm in ((optax, 1.04), (optclip, 1.0)):
         tx = library.clip_by_global_norm(1.0)
-        clipped, _ = helpers.quick_jit(tx.update)(leaves, tx.init(leaves))
+        # Not compiled: XLA would take seconds for the program of 200 leaves.
+        clipped, _ = tx.update(leaves, tx.init(leaves))
         found = oracles.tree_norm(helpers.as_float64(clipped))
         np.testing.assert_allclose(found, norm, atol=5e-3)

@@ -1,15 +1,17 @@
 """The rows as a table of a page: every side is run, and what came out is shown."""
 
 import contextlib
+import functools
 import io
 import pathlib
 import re
+from typing import Any
 
 import optax
 
 from tools.comparison import show
 from tools.comparison.rows import ROWS, Row
-from tools.comparison.sides import Side, eager
+from tools.comparison.sides import Side
 
 PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
 MARKED = re.compile(
@@ -29,13 +31,18 @@ OFF_PAGE = {
 }
 
 
+@functools.cache
+def result(row: Row, side: Side) -> Any:
+    """Run a side of a row; each side is run once in a process."""
+    # Under jax.debug_nans JAX prints that it found one.
+    with contextlib.redirect_stdout(io.StringIO()):
+        return side(row.run)
+
+
 def observed(row: Row, side: Side) -> str:
     """What a side of a row gives, in a few characters; an error is its class."""
     try:
-        # Under jax.debug_nans jax prints that it found one.
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = row.show(side(eager))
-        return show.text(found)
+        return show.text(row.show(result(row, side)))
     except Exception as error:
         return type(error).__name__
 
