@@ -317,4 +317,4 @@ def _cells(row: Row) -> str:
     losses = np.asarray(row["held_out"], float)
     counts = (row["lost_to"].get(kind) for kind in KINDS)
     lost = " / ".join(f"{np.median(each):.0f}" for each in counts if each)
-    return f"{loss(row):.3f} ({losses.min():.3f} to {losses.max():.3f}) | {lost}"
+    return f"{loss(row):.3f} ({losses.min():.3f}–{losses.max():.3f}) | {lost}"
