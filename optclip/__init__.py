@@ -120,7 +120,7 @@ __all__ = [
     "with_periodic_reset",
 ]
 
-# Names of other libraries, and where to find what they name.
+# Names in other libraries, and their counterparts here.
 _ELSEWHERE = {
     "adaptive_grad_clip": "optclip.recipes.agc",
     "apply_if_finite": "optclip.skip",

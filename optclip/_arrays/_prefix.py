@@ -142,7 +142,7 @@ def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
     there = _leaves.flatten(tree).paths
     lacking = [p for p in there if not any(p[: len(g)] == g for g in given)]
     unknown = [g for g in given if not any(p[: len(g)] == g for p in there)]
-    declared = (("It lacks", lacking), ("It has the unknown", unknown))
+    declared = (("Missing:", lacking), ("Unexpected:", unknown))
     return "".join(
         f" {what} {_listed(paths)}." for what, paths in declared if any(paths)
     )

@@ -52,8 +52,9 @@ def clip_of(
     """Build the `Clip` for a scope; options are as the user passed them."""
     parts = parts_of(scope, norm, response, eps)
     if strict and not parts.norm.is_entrywise:
+        wanted = "False for spectral norms and singular values"
         advice = "Elements are rounded one by one, which can increase a singular value."
-        raise ValueError(_validate.must_be("strict", "False", strict, advice))
+        raise ValueError(_validate.must_be("strict", wanted, strict, advice))
     return Clip(
         scope, parts.norm, response, parts.action, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,

@@ -3,7 +3,7 @@
 The functions accept any pytree or array and work under `jit`, `grad`, `vmap`, `scan`
 and `shard_map`. Structure, shapes, dtypes and weak types of the output equal those
 of the input. None stays None. Integers, bools, float0 and PRNG keys are unchanged and
-enter no norm. A `jax.experimental.sparse.BCOO` leaf stands for its dense gradient;
+enter no norm. A `jax.experimental.sparse.BCOO` leaf represents its dense gradient;
 duplicate indices are summed.
 
 A threshold is a number or an array of at least 0, or a prefix tree of these with None

@@ -66,7 +66,7 @@ def runs(
     _style.set_scale(ax, *medians)
     title = next(iter(records.values())).title
     return _style.finish(
-        ax, x="step", y=f"norm before the clip, median of {window}", title=title
+        ax, x="step", y=f"norm before clipping, median of {window}", title=title
     )
 
 

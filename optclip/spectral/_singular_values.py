@@ -166,7 +166,7 @@ def parts_of_singular_values(
       ValueError: the norm, the response or `eps` does not apply to singular values.
     """
     if norm != L2:
-        advice = "Omit norm=: a singular value is a single number."
+        advice = "Omit norm=, since each singular value is a single number."
         raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
     if compares(response):
         wanted = "a response that depends on a single singular value"

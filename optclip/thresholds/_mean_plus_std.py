@@ -34,7 +34,8 @@ class MeanPlusStd:
         _validate.length("ddof", self.ddof, least=0)
         if self._needed > self.window:
             wanted = (
-                f"{self._needed} or more with warmup={self.warmup} and ddof={self.ddof}"
+                f"at least {self._needed} with warmup={self.warmup} and"
+                f" ddof={self.ddof}"
             )
             advice = (
                 "With fewer norms nothing would ever be clipped. Pass a longer window,"

@@ -97,7 +97,7 @@ def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
     declared = (("They lack", old - new), ("They have the unknown", new - old))
     differences = [f" {verb} {sorted(names)[:5]}." for verb, names in declared if names]
     raise ValueError(
-        f"The updates must have the {kind} of the state.{''.join(differences)}"
+        f"The updates must have the same {kind} as the state.{''.join(differences)}"
         " Pass trees of one structure to init and update."
     )
 

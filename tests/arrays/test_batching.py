@@ -191,7 +191,7 @@ def test_keep_plain_number_is_rounded_down_to_a_finite_one(limit, kept, options)
 def test_keep_another_tree_raises():
     tx = optclip.clip_by_norm(Keeps({"a": 1.0}))
     tree = nines("a", "b")
-    with pytest.raises(ValueError, match=r"keep\(threshold\) .*lacks 'b'"):
+    with pytest.raises(ValueError, match=r"keep\(threshold\) .*Missing: 'b'"):
         tx.update(tree, tx.init(tree))
 
 

@@ -304,8 +304,8 @@ MESSAGES = {
         (HUGE, V, "within the range of a float, or inf, got an int beyond the largest"),
         (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to the"),
         ([], V, "`max_norm` must be a prefix of the structure PyTreeDef({'a': *, 'b':"),
-        ([], V, "got PyTreeDef([]). It lacks 'a', 'b/0'. Pass one value, or a tree"),
-        ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "It has the unknown 'z'. Pass one value"),
+        ([], V, "got PyTreeDef([]). Missing: 'a', 'b/0'. Pass one value, or a tree"),
+        ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "Unexpected: 'z'. Pass one value"),
     ],
     "clip_by_norm.max_norm": [
         ("x", T, "`max_norm` must be a number, an array, an optax schedule, a rule"),
@@ -526,7 +526,7 @@ MESSAGES = {
         ({"attn": "x"}, T, "`max_logits` at 'attn' must be an array of real numbers,"),
         ({"attn": np.ones(2)}, V, "must have the shape (4,) of the query heads of"),
     ],
-    "functional.clip_attention_logits.max_logit": [([], V, "It lacks 'attn'. Pass")],
+    "functional.clip_attention_logits.max_logit": [([], V, "Missing: 'attn'. Pass")],
     "functional.max_attention_logit.query": [
         ("x", T, "`query` must be a floating-point array of shape (..., T, H, D), got"),
         (np.ones((3, 2, 2), int), T, "array of shape (..., T, H, D), got array([[[1,"),

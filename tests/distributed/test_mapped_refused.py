@@ -30,7 +30,7 @@ REJECTED = {
     ),
     "another tree": (
         lambda tree: global_norm(tree, axis_name={"both": P("data"), "hole": P()}),
-        "`axis_name` must be a prefix of .* It lacks .*'whole'.* the unknown 'hole'",
+        "`axis_name` must be a prefix of .* Missing: .*'whole'.* Unexpected: 'hole'",
     ),
     "long spec": (
         lambda tree: clip_by_norm(tree, 1.0, axis_name=P("data", None, "model")),

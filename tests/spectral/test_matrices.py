@@ -135,7 +135,7 @@ REJECTED = [
     *((SCOPES[kind], *row) for kind in SCOPES for row in FOR_LEAVES),
     (SPECTRAL, [X[0], X[0]], {}, "one matrix per block, got a block of 2"),
     (SPECTRAL, X, {"over": "leaf"}, "must have two axes, got 3 for a leaf"),
-    (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False, got T"),
+    (SPECTRAL, X[0], {"over": "leaf", "strict": True}, "`strict` must be False for s"),
     *((make, X, {"over": EIGH, **row}, words) for row, words in FOR_BOTH),
     *(
         (make, X, {"over": PRODUCTS, **row}, words)
