@@ -1,9 +1,10 @@
 """Run benchmarks, print a table for each and save it: `python -m benchmarks`.
 
-Each benchmark replaces its table in `benchmarks/results/<backend>.json` and writes it to
-`<benchmark>.md` in the same folder. Both are saved after every row, so an interrupted run
-keeps its rows. Three benchmarks run only by name: `tpu` needs the TPU compiler, which
-`nox -s tpu` installs; `spikes` trains for ten minutes; `gpu` runs within a time limit.
+Each benchmark replaces its table in `benchmarks/results/<backend>.json` and writes it
+to `<benchmark>.md` in the same folder. Both are saved after every row, so an
+interrupted run keeps its rows. Three benchmarks run only by name: `tpu` needs the TPU
+compiler, which `nox -s tpu` installs; `spikes` trains for ten minutes; `gpu` runs
+within a time limit.
 """
 
 import argparse

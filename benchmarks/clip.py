@@ -56,7 +56,7 @@ def clips(limit: float) -> dict[str, Any]:
 
 
 def formula(tree: Any, limit: float) -> Any:
-    """Clip by the textbook formula, in float32, without guards against overflow or NaN."""
+    """Clip by the textbook formula in float32, without guards for overflow or NaN."""
     wide = [x.astype(jnp.float32) for x in jax.tree.leaves(tree)]
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in wide))
     scale = jnp.minimum(1.0, limit / norm)

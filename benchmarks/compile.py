@@ -43,7 +43,8 @@ CASES = [
     *(Case(str(leaves), "none", "global norm") for leaves in (100, 500, 1000, 2000)),
 ]
 TINY = [Case("8", "none", "global norm")]
-# A compilation of more than `LONG` seconds is not repeated: its relative noise is small.
+# A compilation of more than `LONG` seconds is not repeated: its relative noise is
+# small.
 ROUNDS, LONG = 3, 30.0
 
 

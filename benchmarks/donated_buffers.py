@@ -68,8 +68,8 @@ def compiled_together(
 ) -> dict[str, Compiled]:
     """Compile the first source, then all others in parallel.
 
-    While XLA compiles, it times matrix products to choose their kernels. The others read
-    the choices of the first, so all programs differ only in the clipping.
+    While XLA compiles, it times matrix products to choose their kernels. The others
+    read the choices of the first, so all programs differ only in the clipping.
     """
     first, *others = sources
     compiled = {first: compile_one(sources[first])}

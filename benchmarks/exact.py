@@ -1,7 +1,8 @@
 """Compute the expected coefficients with NumPy in float64, and the error of a result.
 
-There is one array of coefficients per leaf, which broadcasts to the leaf's shape. Results
-are compared on a sample of elements, because all of them would take gigabytes in float64.
+There is one array of coefficients per leaf, which broadcasts to the leaf's shape.
+Results are compared on a sample of elements, because all of them would take gigabytes
+in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +79,7 @@ def places(size: int) -> np.ndarray:
 
 
 def clip_error(source: Arrays, factors: Arrays) -> Callable[[Any], float]:
-    """Return a function: the largest relative error of sampled elements minus rounding."""
+    """Return a function that computes the largest relative error minus rounding."""
     expected = [_scaled(x, by) for x, by in zip(source, factors, strict=True)]
 
     def error(tree: Any) -> float:
@@ -87,8 +88,8 @@ def clip_error(source: Arrays, factors: Arrays) -> Callable[[Any], float]:
             finfo = jnp.finfo(leaf.dtype)
             sample = np.asarray(leaf).reshape(-1)[places(leaf.size)].astype(np.float64)
             errors = np.abs(sample - want) / np.maximum(np.abs(want), float(finfo.tiny))
-            # A result is rounded to float32 and then to its dtype; the first rounding can
-            # turn a value into a tie, so slightly more than half an eps is allowed.
+            # A result is rounded to float32 and then to its dtype; the first rounding
+            # can turn a value into a tie, so slightly more than half an eps is allowed.
             beyond = np.max(errors) / 1.001 - float(finfo.eps) / 2
             # np.maximum propagates NaN; Python's max may drop it.
             worst = np.maximum(worst, beyond)

@@ -1,9 +1,9 @@
 """Benchmark `scopes`: clipping over other scopes and with learned thresholds.
 
 Scopes are measured on the tree of GPT-2 alone and compared with global-norm clipping.
-Rules are measured in an AdamW step whose gradients never change, so the result is known:
-a rule over past norms does not clip them, and a rule in its warm-up clips them like a
-fixed threshold.
+Rules are measured in an AdamW step whose gradients never change, so the result is
+known: a rule over past norms does not clip them, and a rule in its warm-up clips them
+like a fixed threshold.
 """
 
 import math

@@ -68,8 +68,8 @@ class Plan(NamedTuple):
 def spiked(steps: int) -> Plan:
     """Plan all kinds of spikes, the first after the warm-up of every method.
 
-    The burst precedes the mislabeled batch. After that batch, Adam's second moment is so
-    large that a burst would not harm an unclipped run.
+    The burst precedes the mislabeled batch. After that batch, Adam's second moment is
+    so large that a burst would not harm an unclipped run.
     """
     corrupted = tuple(int(part * steps) for part in (0.25, 0.5, 0.55, 0.8))
     return Plan(steps, corrupted, (int(0.3 * steps),), (int(0.625 * steps),))
@@ -93,7 +93,7 @@ UNITS, WIDTH, BLOCKS, HEADS, WINDOW = 128, 48, 2, 4, 32
 
 
 class Model(NamedTuple):
-    """Hold a model with its learning rate, the best of four for Adam a factor 2 apart."""
+    """Hold a model and Adam's best learning rate, to within a factor of 2."""
 
     name: str
     init: Callable[[jax.Array, int], Any]  # from a key and the number of letters
@@ -128,8 +128,9 @@ MODELS = (RNN, TRANSFORMER)
 THRESHOLDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 # Without spikes, norms stay below 5; the mislabeled batch has norms of 38 to 80.
 MEGATRON = 10.0
-# ACClip's steps are as small as the elements of a gradient, so it needs a higher learning
-# rate than Adam. Of the factors 100, 300, 1000 and 3000, the first was the best.
+# ACClip's steps are as small as the elements of a gradient, so it needs a higher
+# learning rate than Adam. Of the factors 100, 300, 1000 and 3000, the first was the
+# best.
 ACCLIP_RATE = 100.0
 
 
@@ -241,7 +242,7 @@ def _held_out(model: Model, params: Any, text: jax.Array) -> jax.Array:
 
 
 def smoothed(loss: np.ndarray, clean: np.ndarray) -> np.ndarray:
-    """Return the running mean of the losses of clean batches; others do not change it."""
+    """Return the running mean of the losses, which only clean batches change."""
     means, mean = [], loss[:, 0]
     for value, is_clean in zip(loss.T, clean, strict=True):
         if is_clean:

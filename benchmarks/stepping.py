@@ -57,8 +57,9 @@ class Stepping:
         def step(state: Any, clip_state: Any, *arguments: Any) -> Any:
             updates = self._gradients(state[0], *arguments)
             # Stands for the loss of a training loop. On a GPU, XLA updates its graph of
-            # launches when a result has a new address, which takes a millisecond for 300
-            # kernels. A contender without a new result would seem faster by that time.
+            # launches when a result has a new address, which takes a millisecond for
+            # 300 kernels. A contender without a new result would seem faster by that
+            # time.
             loss = jax.tree.leaves(state[0])[0].ravel()[0].astype(jnp.float32)
             updates, clip_state = clip.update(updates, clip_state, state[0])
             return self._stepped(updates, *state), clip_state, loss
@@ -88,7 +89,7 @@ class Stepping:
         return Contender(call, prepare, error, facts)
 
     def _expected(self, factors: Factors) -> Arrays:
-        """Return a sample of the next state, with gradients clipped by NumPy in float64."""
+        """Return a sample of the next state, with gradients that NumPy clips."""
         params = jax.tree.leaves(jax.device_get(self._state[0]))
         tree = jax.device_get(self._alone(self._state[0], *self._arguments))
         gradients, structure = jax.tree.flatten(tree)

@@ -1,8 +1,8 @@
 """Race contenders in random order, so that noise of the machine affects all equally.
 
-Ratios are computed per round, because noise that lasts longer than a round cancels; their
-median is reported. The first calls warm up caches and check the results. They are not
-timed, and a contender with a wrong result is excluded.
+Ratios are computed per round, because noise that lasts longer than a round cancels;
+their median is reported. The first calls warm up caches and check the results. They are
+not timed, and a contender with a wrong result is excluded.
 """
 
 import gc
@@ -16,11 +16,11 @@ import numpy as np
 
 Row = dict[str, Any]
 
-# Relative errors allowed in addition to rounding: optclip's and the others'. A norm summed
-# in bfloat16 is off by a few percent, but is timed.
+# Relative errors allowed in addition to rounding: optclip's and the others'. A norm
+# summed in bfloat16 is off by a few percent, but is timed.
 EXACT, CLOSE = 1e-6, 0.1
-# Further untimed calls on a GPU: XLA records a graph of the kernels after one or two runs
-# of a program, and an idle GPU has a low clock rate.
+# Further untimed calls on a GPU: XLA records a graph of the kernels after one or two
+# runs of a program, and an idle GPU has a low clock rate.
 WARMUPS = 5
 
 

@@ -1,8 +1,8 @@
 """Benchmark `tpu`: compile clipping and AdamW for TPUs, without a TPU.
 
-Gradients and parameters are bfloat16, with each leaf sharded over up to 256 chips (FSDP).
-Figures are per chip: XLA's memory analysis, and bytes counted in the program text. Each
-row has a process of its own, so that no compilation benefits from another.
+Gradients and parameters are bfloat16, with each leaf sharded over up to 256 chips
+(FSDP). Figures are per chip: XLA's memory analysis, and bytes counted in the program
+text. Each row has a process of its own, so that no compilation benefits from another.
 """
 
 import json
@@ -60,7 +60,7 @@ def mesh_of(topology: str, kind: AxisType = AxisType.Auto, most: int = 256) -> M
 
 
 def placed(mesh: Mesh, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Shard the first axis that divides evenly, as FSDP does; replicate if none does."""
+    """Shard the first axis that divides evenly, as in FSDP, or replicate."""
     chips = mesh.shape["fsdp"]
     first = next((i for i, n in enumerate(shape) if n and n % chips == 0), None)
     spec = P(*("fsdp" if i == first else None for i in range(len(shape))))

@@ -50,7 +50,8 @@ def workloads(tiny: bool) -> dict[str, Tree]:
         }
     return {
         "gpt2": gpt2(768, 12, 50_257, 1024),
-        # Llama 7B at 1/16 of its width: as many leaves, but fits into a desktop's memory.
+        # Llama 7B at 1/16 of its width: as many leaves, but fits into a desktop's
+        # memory.
         "llama": llama(256, 32, 688, 2_000),
         "small": small_leaves(2_000),
     }

@@ -57,7 +57,7 @@ def _inside(eqn: Any) -> Iterator[Any]:
 
 
 def lines() -> int:
-    """Count the package's lines of code, without docstrings, comments and blank lines."""
+    """Count lines of code, without docstrings, comments and blank lines."""
     return sum(_lines_in(path) for path in ROOT.rglob("*.py"))
 
 

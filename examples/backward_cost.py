@@ -1,8 +1,8 @@
-"""What clip_cotangent costs in each time step of a GRU: time, and memory.
+"""Measure the time and memory of `clip_cotangent` in each time step of a GRU.
 
-A scan of 512 steps, its gradient, with and without a clip of the state. The contenders
-take turns in random order, and a ratio is that of one round. The time is that of the
-CPU, of all threads, which other programs disturb less than that of a clock.
+Computes the gradient of a scan of 512 steps, with and without clipping the cotangent of
+the state. Contenders take turns in random order, and ratios are computed per round.
+Times are CPU times of all threads, which other programs disturb less than elapsed time.
 
     python examples/backward_cost.py            # some minutes on two cores
     python examples/backward_cost.py --quick    # a smoke test
@@ -22,16 +22,16 @@ import optclip
 
 Clip = Callable[[jax.Array], jax.Array]
 CLIPS: dict[str, Clip] = {
-    "no clip": lambda h: h,
-    "each example": lambda h: optclip.clip_cotangent(h, 1e-3),
-    "the whole state": lambda h: optclip.clip_cotangent(h, 1e-3, axis=None),
-    "each element": lambda h: optclip.clip_cotangent(h, 1e-3, axis=()),
+    "unclipped": lambda h: h,
+    "per example": lambda h: optclip.clip_cotangent(h, 1e-3),
+    "whole state": lambda h: optclip.clip_cotangent(h, 1e-3, axis=None),
+    "per element": lambda h: optclip.clip_cotangent(h, 1e-3, axis=()),
     "twice the median": lambda h: optclip.clip_cotangent(h, 2.0, relative="median"),
 }
 
 
 def gradient_of(clip: Clip, params: Any, inputs: jax.Array) -> Any:
-    """The gradient by the parameters of a GRU, a program that is compiled."""
+    """Compile the gradient of a GRU's loss with respect to its parameters."""
 
     def step(params: Any, h: jax.Array, x: jax.Array) -> jax.Array:
         of_x, of_h = x @ params["x"], h @ params["h"]
@@ -50,8 +50,8 @@ def gradient_of(clip: Clip, params: Any, inputs: jax.Array) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="times of each")
-    parser.add_argument("--quick", action="store_true", help="a tiny network, twice")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of timing")
+    parser.add_argument("--quick", action="store_true", help="tiny network, two rounds")
     args = parser.parse_args(arguments)
     steps, batch, units = (8, 2, 4) if args.quick else (512, 32, 256)
     rounds = 2 if args.quick else args.rounds
@@ -70,9 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             jax.block_until_ready(programs[name](params, inputs))
             times[name].append(time.process_time() - start)
     print(f"{steps} steps of a GRU, {batch} examples, {units} units")
-    plain = programs["no clip"].memory_analysis().temp_size_in_bytes
+    print(f"{'':<17} {'time':>10} {'ratio':>6} {'memory':>13}")
+    plain = programs["unclipped"].memory_analysis().temp_size_in_bytes
     for name, seconds in times.items():
-        pairs = zip(seconds, times["no clip"], strict=True)
+        pairs = zip(seconds, times["unclipped"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)
         memory = programs[name].memory_analysis().temp_size_in_bytes - plain
         milliseconds = 1e3 * statistics.median(seconds)

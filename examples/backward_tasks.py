@@ -1,4 +1,4 @@
-"""The two problems of `train_backward.py`, and a network for each."""
+"""Define the two tasks of `train_backward.py`, with a network for each."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,18 +12,20 @@ import train_char_rnn as characters
 
 import optclip
 
-LENGTH, UNITS, BATCH = 200, 32, 16  # Of the adding problem.
+LENGTH, UNITS, BATCH = 200, 32, 16  # For the adding problem.
 
 Params = dict[str, jax.Array]
 
 
 class Task(NamedTuple):
-    """A problem, a network for it, and what is tried on it."""
+    """Hold a task, its network and the settings to search."""
 
     title: str
     init: Callable[[jax.Array], Params]
-    loss: Callable[..., jax.Array]  # Of the parameters, a key, and how to unroll.
-    test_losses: Callable[[Params], jax.Array]  # Of a stack of networks.
+    loss: Callable[..., jax.Array]  # From parameters, a key and an unroll function.
+    test_losses: Callable[
+        [Params], jax.Array
+    ]  # From the stacked parameters of networks.
     optimizer: Callable[[Any], optax.GradientTransformation]
     rates: Sequence[float]
     max_norms: Sequence[float]
@@ -35,7 +37,7 @@ class Task(NamedTuple):
 def unroll(
     max_cotangent: Any, probe: Any, advance: Callable[..., Any], start: Any, inputs: Any
 ) -> jax.Array:
-    """The hidden state of each step, its cotangent clipped by row."""
+    """Return the hidden state of each step, with its cotangent clipped per row."""
 
     def step(carry: Any, inputs: Any) -> Any:
         hidden, probe = carry
@@ -109,7 +111,8 @@ def adding_task() -> Task:
 
     return Task(
         f"Adding, {LENGTH} steps", init, loss, test_losses, optax.adam,
-        (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (1.0, 10.0, 100.0), (0.003, 0.03, 0.3), 2000,
-        # Half the error of whoever always answers 1.
+        (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3), (1.0, 10.0, 100.0), (0.003, 0.03, 0.3),
+        2000,
+        # Half the error of always answering 1.
         1 / 12,
     )  # fmt: skip

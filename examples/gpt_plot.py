@@ -1,4 +1,4 @@
-"""The plot of `train_gpt.py`: training losses, and the record that optclip kept."""
+"""Plot the results of `train_gpt.py`: training losses, and optclip's record."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colors, which color-blind readers and printers distinguish.
 COLORS = ("#D55E00", "#0072B2", "#009E73")
-DECAY = 0.7  # Of the running mean of the losses.
-HEADROOM = 0.3  # Of the visible losses, for the labels.
+DECAY = 0.7  # For the running mean of the losses.
+HEADROOM = 0.3  # Space for the labels, as a fraction of the range of losses.
 
 
 def draw(runs: Mapping[str, Run], corrupted: np.ndarray) -> Figure:
@@ -39,7 +39,7 @@ def shade(axes: Axes, corrupted: np.ndarray) -> None:
 
 
 def draw_losses(axes: Axes, runs: Mapping[str, Run], corrupted: np.ndarray) -> None:
-    """Draw the running mean of the losses of intact batches, with the range of seeds."""
+    """Draw the running mean of intact batches' losses, with the range of seeds."""
     steps, intact = np.arange(len(corrupted)), np.flatnonzero(~corrupted)
     highest = 0.0
     for (name, run), color in zip(runs.items(), COLORS, strict=True):

@@ -1,10 +1,10 @@
-"""What it costs to clip the gradient of each example, by each method, side by side.
+"""Measure the cost of clipping the gradient of each example, for each method.
 
-A transformer of 5 million parameters, 32 examples of 64 tokens. The contenders take
-turns in random order. Times are those of the CPU, of all threads, which other programs
-disturb less than those of a clock; memory is that of temporaries, as XLA plans it.
+The model is a transformer of 5 million parameters; the batch has 32 examples of 64
+tokens. Contenders take turns in random order. Times are CPU times of all threads, which
+other programs disturb less than elapsed time. Memory is XLA's estimate of temporaries.
 
-    pip install jax-privacy                    # if it is to be measured too
+    pip install jax-privacy                    # optional, to measure it too
     python examples/private_cost.py            # some minutes on two cores
     python examples/private_cost.py --quick    # a smoke test
 """
@@ -29,45 +29,45 @@ BOUND = 1.0
 
 
 class Cost(NamedTuple):
-    """A compiled function, what it took to compile, and the MiB that it needs."""
+    """Hold a compiled function, its compile time and its temporary memory."""
 
     run: Callable[[], Any]
     compile_seconds: float
     mib: float
 
 
-def functions(size: Size) -> dict[str, Callable[[Any, Any], Any]]:
-    """What is measured, each a function of parameters and windows."""
+def measured(size: Size) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return the functions of parameters and windows to measure."""
     of_batch = functools.partial(mean_loss, features=size.features)
 
     def loss(params: Any, window: Any) -> Any:
         return of_batch(params, window[None])[0]
 
-    def ours(**options: Any) -> Any:
+    def clipped(**options: Any) -> Any:
         return clipped_grad(loss, BOUND, **options)
 
     def plain(params: Any, windows: Any) -> Any:
         return jax.grad(of_batch, has_aux=True)(params, windows)[0]
 
-    found = {
+    functions = {
         "plain gradient": plain,
-        "vmap": ours(),
-        "microbatches of 1": ours(microbatch_size=1),
-        "microbatches of 4": ours(microbatch_size=4),
-        "ghost, norms alone": norms(loss, method="ghost"),
-        "ghost": ours(method="ghost"),
+        "vmap": clipped(),
+        "microbatches of 1": clipped(microbatch_size=1),
+        "microbatches of 4": clipped(microbatch_size=4),
+        "ghost, only norms": norms(loss, method="ghost"),
+        "ghost": clipped(method="ghost"),
     }
     try:
-        other = importlib.import_module("jax_privacy")
+        jax_privacy = importlib.import_module("jax_privacy")
     except ModuleNotFoundError:
         print("jax_privacy: not installed")
-        return found
+        return functions
     sizes = {"vmap": None, "microbatches of 1": 1, "microbatches of 4": 4}
     for name, number in sizes.items():
-        found[f"jax_privacy, {name}"] = other.clipped_grad(
+        functions[f"jax_privacy, {name}"] = jax_privacy.clipped_grad(
             loss, l2_clip_norm=BOUND, keep_batch_dim=False, microbatch_size=number
         )
-    return found
+    return functions
 
 
 def compiled(function: Callable[[Any, Any], Any], params: Any, windows: Any) -> Cost:
@@ -84,22 +84,21 @@ def compiled(function: Callable[[Any, Any], Any], params: Any, windows: Any) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="times of each")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, two rounds")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of timing")
+    parser.add_argument("--quick", action="store_true", help="tiny model, two rounds")
     args = parser.parse_args(arguments)
     size, rounds = Size(256, 256, 10, 64, 64, 32), args.rounds
     size, rounds = (Size(16, 32, 1, 16, 8, 8), 2) if args.quick else (size, rounds)
-    # jax_privacy 2.0.0 takes the norm of an example by a name that optax has replaced.
+    # jax_privacy 2.0.0 calls optax.global_norm, which optax has deprecated.
     warnings.filterwarnings("ignore", "optax.global_norm", DeprecationWarning)
     params = init_params(jax.random.key(0), size.letters, size.width, size.blocks)
     shape = (size.batch, size.window + 1)
     windows = np.random.default_rng(0).integers(size.letters, size=shape)
-    found = functions(size)
-    costs = {name: compiled(f, params, windows) for name, f in found.items()}
+    costs = {name: compiled(f, params, windows) for name, f in measured(size).items()}
     times = times_of({name: cost.run for name, cost in costs.items()}, rounds)
     print(", ".join(f"{name} {n}" for name, n in size._asdict().items()))
     print(f"{sum(x.size for x in jax.tree.leaves(params)):,} parameters")
-    print(f"{'':<30} {'MiB':>7} {'s':>7} {'of plain':>8} {'to compile':>10}")
+    print(f"{'':<30} {'MiB':>7} {'s':>7} {'ratio':>8} {'compile, s':>10}")
     for name, cost in costs.items():
         pairs = zip(times[name], times["plain gradient"], strict=True)
         ratio = statistics.median(a / b for a, b in pairs)

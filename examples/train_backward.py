@@ -1,15 +1,15 @@
-"""Train recurrent networks with a clip inside the backward pass, behind it, or both.
+"""Train recurrent networks with clipping inside the backward pass, after it, or both.
 
-Where gradients explode, one can clip the gradient of the parameters by its global norm,
-or the cotangent of the hidden state at each step and row, by `clip_cotangent`.
+Against exploding gradients, one can clip the gradient of the parameters by its global
+norm, or the cotangent of the hidden state at each step and row with `clip_cotangent`.
 
 1. Characters: the network and the text of `train_char_rnn.py`, unrolled over 64 steps.
-2. The adding problem: of 200 random numbers two are marked, and their sum is asked for
-   at the end. The network has ReLUs and starts out as the identity.
+2. The adding problem: two of 200 random numbers are marked, and the network must output
+   their sum after the last. It has ReLUs and a recurrence initialized to the identity.
 
-Each arm gets a grid of learning rates and thresholds on two seeds. Its best setting then
-trains five new seeds. Along the runs with the global clip the gradient is computed with
-clipped cotangents too, of the same weights and batches, and the two are compared.
+Each arm searches a grid of learning rates and thresholds on two seeds. Its best setting
+then trains five new seeds. Along the runs with global-norm clipping, the gradient is
+also computed with clipped cotangents, for the same weights and batches, and compared.
 
     python examples/train_backward.py            # about half an hour on one core
     python examples/train_backward.py --quick    # a smoke test
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import backward_picture
+import backward_plot
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,14 +36,14 @@ from tqdm import tqdm
 
 import optclip
 
-CHUNK = 10  # Steps in one call of the compiled program.
+CHUNK = 10  # Steps per call of the compiled program.
 SEARCH_SEEDS = 2
-STACK = 4  # Networks trained at a time, as many as stay in the cache of a core.
-LARGER = 1.01  # The ratio of two norms that are not equal but for rounding.
+STACK = 4  # Networks trained at a time: as many as fit into the cache of a core.
+LARGER = 1.01  # A ratio of norms above this is larger than rounding explains.
 
 
 class Setting(NamedTuple):
-    """Numbers, or arrays of them, that a network is trained with. Inf clips nothing."""
+    """Hold the hyperparameters of one network, or of several as arrays."""
 
     rate: Any
     max_norm: Any = np.inf
@@ -51,30 +51,28 @@ class Setting(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """The best setting of an arm, and what it came to."""
+    """Hold the best setting of an arm and its losses."""
 
     name: str
     setting: Setting
-    searched: (
-        np.ndarray
-    )  # Losses of each rate and seed of the search, thresholds as set.
-    losses: np.ndarray  # Of new seeds.
+    searched: np.ndarray  # Per rate and seed of the search, at the best thresholds.
+    losses: np.ndarray  # Per new seed.
 
 
 class Comparison(NamedTuple):
-    """Arrays with a number for each batch: gradients with clipped cotangents, or not."""
+    """Compare gradients with and without clipped cotangents, per batch."""
 
-    largest: Any  # Norm of a cotangent, before any clip.
-    norm: Any
-    clipped: Any  # The fraction of cotangents that were clipped.
-    clipped_norm: Any
-    cosine: Any
+    largest: Any  # The largest unclipped norm of a cotangent.
+    norm: Any  # Of the gradient without clipped cotangents.
+    clipped: Any  # The fraction of cotangents that are clipped.
+    clipped_norm: Any  # Of the gradient with clipped cotangents.
+    cosine: Any  # Of the angle between the two gradients.
 
 
 def gradient(
     task: Task, params: Params, key: jax.Array, max_cotangent: Any
 ) -> tuple[Params, optclip.typing.CotangentRecord]:
-    """The gradient of a batch, and the record of its cotangents."""
+    """Return the gradient of a batch, and the record of its cotangents."""
 
     def loss(params: Params, probe: Any) -> jax.Array:
         return task.loss(params, key, functools.partial(unroll, max_cotangent, probe))
@@ -83,7 +81,7 @@ def gradient(
 
 
 def programs(task: Task) -> tuple[Any, Any, Any]:
-    """What starts networks, trains them for a few steps, and compares gradients."""
+    """Return functions that initialize, train a few steps, and compare gradients."""
 
     def optimizer(setting: Setting) -> optax.GradientTransformation:
         clip = optclip.clip_by_global_norm(setting.max_norm)
@@ -105,23 +103,24 @@ def programs(task: Task) -> tuple[Any, Any, Any]:
 
     def compare(seed: Any, params: Params, number: jax.Array) -> Comparison:
         key = jax.random.fold_in(jax.random.key(seed), number)
-        grads, seen = gradient(task, params, key, np.inf)
+        grads, unclipped = gradient(task, params, key, np.inf)
         norm = optax.tree.norm(grads)
 
-        def beside(max_cotangent: Any) -> Any:
+        def at_threshold(max_cotangent: Any) -> Any:
             clipped, record = gradient(task, params, key, max_cotangent)
             clipped_norm = optax.tree.norm(clipped)
             cosine = optax.tree.vdot(clipped, grads) / (norm * clipped_norm)
             return optclip.metrics(record)["cotangent/fraction"], clipped_norm, cosine
 
-        found = jax.vmap(beside)(jnp.asarray(task.max_cotangents))
-        return Comparison(optclip.metrics(seen)["cotangent/largest_norm"], norm, *found)
+        columns = jax.vmap(at_threshold)(jnp.asarray(task.max_cotangents))
+        largest = optclip.metrics(unclipped)["cotangent/largest_norm"]
+        return Comparison(largest, norm, *columns)
 
     return stacked(start), stacked(run), stacked(compare)
 
 
 def stacked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of many networks, a few at a time."""
+    """Map a function over networks, `STACK` at a time."""
 
     @jax.jit
     def each(networks: Any, *common: Any) -> Any:
@@ -133,36 +132,37 @@ def stacked(function: Callable[..., Any]) -> Callable[..., Any]:
 def train(
     task: Task, program: Any, settings: Sequence[Setting], seeds: range, compares: bool
 ) -> tuple[np.ndarray, Comparison | None]:
-    """The losses of each setting and seed, and the gradients on the way, if asked for."""
+    """Return the losses of each setting and seed, and compared gradients on request."""
     start, run, compare = program
-    each = [(*setting, seed) for setting in settings for seed in seeds]
-    # Full stacks, or the rest of each number of networks is compiled anew.
-    full = each + each[-1:] * (-len(each) % STACK)
+    networks = [(*setting, seed) for setting in settings for seed in seeds]
+    # Padded to full stacks, since each size of a remainder would be compiled.
+    full = networks + networks[-1:] * (-len(networks) % STACK)
     *columns, seed = (jnp.asarray(column) for column in zip(*full, strict=True))
-    setting, seen = Setting(*columns), []
+    setting, comparisons = Setting(*columns), []
     carry = start((setting, seed))
-    with tqdm(total=task.steps, unit="step", desc=f"{len(each)} networks") as bar:
+    with tqdm(total=task.steps, unit="step", desc=f"{len(networks)} networks") as bar:
         for numbers in np.arange(task.steps).reshape(-1, CHUNK):
             if compares:
-                seen.append(jax.device_get(compare((seed, carry[0]), numbers[0])))
+                comparison = compare((seed, carry[0]), numbers[0])
+                comparisons.append(jax.device_get(comparison))
             carry = jax.block_until_ready(run((setting, seed, carry), numbers))
             bar.update(CHUNK)
     losses = np.nan_to_num(task.test_losses(carry[0]), nan=np.inf, posinf=np.inf)
     shape = len(settings), len(seeds)
 
     def joined(*chunks: np.ndarray) -> np.ndarray:
-        series = np.stack(chunks, axis=1)[: len(each)]
+        series = np.stack(chunks, axis=1)[: len(networks)]
         return series.reshape(*shape, *series.shape[1:])
 
-    compared = jax.tree.map(joined, *seen) if compares else None
-    return losses[: len(each)].reshape(shape), compared
+    compared = jax.tree.map(joined, *comparisons) if compares else None
+    return losses[: len(networks)].reshape(shape), compared
 
 
 def grids(task: Task) -> dict[str, list[Setting]]:
-    """What the search tries for each arm with one clip, or none."""
+    """Return the settings to search for each arm with at most one kind of clipping."""
     none = (np.inf,)
     thresholds = {
-        "no clip": (none, none),
+        "unclipped": (none, none),
         "global norm": (task.max_norms, none),
         "cotangent": (none, task.max_cotangents),
     }
@@ -178,24 +178,25 @@ def grids(task: Task) -> dict[str, list[Setting]]:
 def search(
     task: Task, program: Any, tried: dict[str, list[Setting]], seeds: int
 ) -> dict[str, tuple[Setting, np.ndarray]]:
-    """The best setting of each arm, and the losses at all rates with its thresholds."""
+    """Return each arm's best setting, and its losses at all rates."""
     flat = [setting for settings in tried.values() for setting in settings]
     losses, _ = train(task, program, flat, range(seeds), compares=False)
-    found, first = {}, 0
+    results, first = {}, 0
     for name, settings in tried.items():
-        own = losses[first : first + len(settings)]
+        arm_losses = losses[first : first + len(settings)]
         first += len(settings)
-        # A network that is lost is as bad as another that is.
-        mean = np.minimum(own, 2 * task.learned).mean(axis=1)
+        # The bound makes all diverged networks equally bad.
+        mean = np.minimum(arm_losses, 2 * task.learned).mean(axis=1)
         best = settings[mean.argmin()]
-        found[name] = best, own[[other[1:] == best[1:] for other in settings]]
-    return found
+        same_thresholds = [other[1:] == best[1:] for other in settings]
+        results[name] = best, arm_losses[same_thresholds]
+    return results
 
 
 def run_arms(task: Task, search_seeds: int, seeds: int) -> tuple[list[Arm], Comparison]:
     """Search for the best setting of each arm, then train new seeds with it.
 
-    Both clips get the best norm of the global clip alone.
+    The arm "both" uses the best threshold of global-norm clipping alone.
     """
     program = programs(task)
     best = search(task, program, grids(task), search_seeds)
@@ -205,48 +206,48 @@ def run_arms(task: Task, search_seeds: int, seeds: int) -> tuple[list[Arm], Comp
     best |= search(task, program, {"both": both}, search_seeds)
     settings = [setting for setting, _ in best.values()]
     new_seeds = range(100, 100 + seeds)
-    losses, seen = train(task, program, settings, new_seeds, compares=True)
+    losses, comparison = train(task, program, settings, new_seeds, compares=True)
     arms = [
-        Arm(name, *found, of_seeds)
-        for (name, found), of_seeds in zip(best.items(), losses, strict=True)
+        Arm(name, *result, of_seeds)
+        for (name, result), of_seeds in zip(best.items(), losses, strict=True)
     ]
     of_global = list(best).index("global norm")
-    return arms, jax.tree.map(lambda x: x[of_global], seen)
+    return arms, jax.tree.map(lambda x: x[of_global], comparison)
 
 
 def report(task: Task, arms: Sequence[Arm]) -> str:
-    """The table of the arms."""
+    """Format a table with a row per arm."""
     line = "{:<12} {:>7} {:>7} {:>9}   {:>7}   {:<16} {:<8} {}".format
     names = "", "rate", "norm", "cotangent", "median", "range", "learned", "learns at"
     lines = [line(*names)]
     for name, setting, searched, losses in arms:
         settings = ("-" if x == np.inf else f"{x:g}" for x in setting)
         median = f"{np.median(losses):.3g}"
-        shown = median, f"{losses.min():.3g} to {losses.max():.3g}"
+        span = f"{losses.min():.3g} to {losses.max():.3g}"
         learned = f"{np.sum(losses < task.learned)} of {len(losses)}"
         learns = (searched < task.learned).all(axis=1)
-        at = np.asarray(task.rates)[learns]
-        span = f"{at[0]:g} to {at[-1]:g}" if len(at) else "none"
-        lines.append(line(name, *settings, *shown, learned, span))
+        rates = np.asarray(task.rates)[learns]
+        learns_at = f"{rates[0]:g} to {rates[-1]:g}" if len(rates) else "none"
+        lines.append(line(name, *settings, median, span, learned, learns_at))
     return "\n".join(lines)
 
 
-def report_gradients(task: Task, seen: Comparison) -> str:
-    """The table of the gradients, a line for each threshold of cotangents."""
-    known = np.isfinite(seen.norm)
-    norms, largest = seen.norm[known], seen.largest[known]
+def report_gradients(task: Task, comparison: Comparison) -> str:
+    """Format a table of the gradients with a row per cotangent threshold."""
+    finite = np.isfinite(comparison.norm)
+    norms, largest = comparison.norm[finite], comparison.largest[finite]
     line = "{:<10} {:>8} {:>14} {:>8} {:>11}   {:>15} {:>7} {:>8}".format
     names = "cotangent", "clipped", "ratio: median", "largest", "above 1.01"
     lines = [
-        f"{known.sum()} gradients. Norm: median {np.median(norms):.3g}, largest"
+        f"{finite.sum()} gradients. Norm: median {np.median(norms):.3g}, largest"
         f" {norms.max():.3g}; largest cotangent: median {np.median(largest):.3g},"
         f" largest {largest.max():.3g}",
         line(*names, "cosine: median", "lowest", "below 0"),
     ]
     for i, max_cotangent in enumerate(task.max_cotangents):
-        ratio = seen.clipped_norm[..., i][known] / norms
-        cosine = seen.cosine[..., i][known]
-        clipped = seen.clipped[..., i].mean()
+        ratio = comparison.clipped_norm[..., i][finite] / norms
+        cosine = comparison.cosine[..., i][finite]
+        clipped = comparison.clipped[..., i].mean()
         of_ratio = f"{np.median(ratio):.2f}", f"{ratio.max():.2f}"
         of_cosine = f"{np.median(cosine):.2f}", f"{cosine.min():.2f}"
         above, below = f"{np.mean(ratio > LARGER):.1%}", f"{np.mean(cosine < 0):.1%}"
@@ -256,22 +257,22 @@ def report_gradients(task: Task, seen: Comparison) -> str:
 
 
 NOTES = """
-Losses are of the last step: nats per character on text held out, and squared error; of
-new seeds, with the best rate and thresholds of the arm. Learned is a loss below letter
-frequencies alone, and below half the error of always answering 1. Learns at has the
-rates at which both seeds of the search learned, with these thresholds.
-Gradients are those of the runs with the global clip, before that clip. Clipped is the
-fraction of cotangents above the threshold, ratio the norm of the gradient with clipped
-cotangents over its norm without, cosine that of the angle between the two."""
+Losses are measured after the last step, on new seeds with the best
+settings of the arm: nats per character on held-out text, and the squared error.
+"Learned" counts losses below the entropy of letter frequencies, or below half the
+error of always answering 1. "Learns at" lists the rates at which both seeds of the
+search learned, with these thresholds.
+Gradients are from the runs with global-norm
+clipping, before that clipping. "Clipped" is the fraction of cotangents above the
+threshold, "ratio" is the norm of the gradient with clipped cotangents over the norm
+without, and "cosine" refers to the angle between them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="networks of each arm")
-    parser.add_argument(
-        "--out", type=Path, default="results/backward.png", help="picture"
-    )
-    parser.add_argument("--quick", action="store_true", help="a few steps and settings")
+    parser.add_argument("--seeds", type=int, default=5, help="networks per arm")
+    parser.add_argument("--out", type=Path, default="results/backward.png", help="plot")
+    parser.add_argument("--quick", action="store_true", help="few steps and settings")
     args = parser.parse_args(arguments)
     results = {}
     for task in (character_task(), adding_task()):
@@ -282,13 +283,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )  # fmt: skip
         print(f"\n{task.title}, {len(task.rates)} learning rates:")
         search_seeds, seeds = (1, 1) if args.quick else (SEARCH_SEEDS, args.seeds)
-        arms, seen = run_arms(task, search_seeds, seeds)
-        results[task.title] = task, arms, seen
-        print(f"\n{report(task, arms)}\n\n{report_gradients(task, seen)}")
+        arms, comparison = run_arms(task, search_seeds, seeds)
+        results[task.title] = task, arms, comparison
+        print(f"\n{report(task, arms)}\n\n{report_gradients(task, comparison)}")
     print(NOTES)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    backward_picture.draw(results).savefig(args.out, dpi=150)
-    print(f"\nLosses and gradients are drawn in {args.out}.")
+    backward_plot.draw(results).savefig(args.out, dpi=150)
+    print(f"\nThe plot is in {args.out}.")
 
 
 if __name__ == "__main__":

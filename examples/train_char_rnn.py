@@ -1,13 +1,13 @@
-"""Train character RNNs over a range of learning rates, with and without clips.
+"""Train character RNNs over a range of learning rates, with and without clipping.
 
-The setting for which clipping by the norm was proposed: a tanh network unrolled over 64
-characters, SGD with momentum. The text is the help that ships with CPython, about
-0.35 MB of English.
+This is the setting for which norm clipping was proposed: a tanh network unrolled over
+64 characters, trained by SGD with momentum. The text is the help that ships with
+CPython, about 0.35 MB of English.
 
-1. Clean data: how far can the best learning rate be missed? Without a clip a network
-   learns up to some rate and is lost at twice that rate. A clip moves this edge up.
-2. Three of 300 batches are bad: their gradients are a thousand times too large. No
-   learning rate helps against that. A clip does, or leaving out such steps.
+1. Clean data: how robust is training to the learning rate? An unclipped network learns
+   up to some rate and diverges at twice that rate. Clipping moves this edge up.
+2. Three of 300 batches are bad: their gradients are a thousand times too large.
+   Clipping or skipping such steps helps, while no learning rate does.
 
     python examples/train_char_rnn.py            # under two minutes on two cores
     python examples/train_char_rnn.py --quick    # a smoke test
@@ -35,7 +35,7 @@ from tqdm import tqdm
 import optclip
 
 UNITS, WINDOW, BATCH, MOMENTUM = 64, 64, 16, 0.9
-CHUNK = 20  # Steps in one call of the compiled program.
+CHUNK = 20  # Steps per call of the compiled program.
 CLOSE = 0.2  # Nats.
 TEMPERATURE = 0.5
 
@@ -43,24 +43,24 @@ Params = dict[str, jax.Array]
 Optimizer = optax.GradientTransformation
 
 
-def behind(clip: Optimizer) -> Callable[[Optimizer], Optimizer]:
-    """The usual place of a clip: before the optimizer, where it clips gradients."""
+def clip_before(clip: Optimizer) -> Callable[[Optimizer], Optimizer]:
+    """Return a function that clips the gradients of an optimizer."""
     return lambda optimizer: optax.chain(clip, optimizer)
 
 
 METHODS = {
-    # A clip at infinity measures and touches nothing.
-    "no clip": behind(optclip.clip_by_global_norm(jnp.inf)),
-    "value 0.001": behind(optclip.clip_by_value(0.001)),
-    "global 0.25": behind(optclip.clip_by_global_norm(0.25)),
-    "leaf 0.1": behind(optclip.clip_by_norm(0.1)),
-    "adagc": behind(optclip.recipes.adagc()),
+    # An infinite threshold records norms and clips nothing.
+    "unclipped": clip_before(optclip.clip_by_global_norm(jnp.inf)),
+    "value 0.001": clip_before(optclip.clip_by_value(0.001)),
+    "global 0.25": clip_before(optclip.clip_by_global_norm(0.25)),
+    "leaf 0.1": clip_before(optclip.clip_by_norm(0.1)),
+    "adagc": clip_before(optclip.recipes.adagc()),
     "skip above 10": lambda optimizer: optclip.skip(optimizer, max_norm=10.0),
 }
 
 
 class Experiment(NamedTuple):
-    """Methods, each to be tried at all learning rates."""
+    """Hold the methods to try at all learning rates."""
 
     title: str
     methods: Sequence[str]
@@ -68,7 +68,7 @@ class Experiment(NamedTuple):
     bad_batches: int
 
 
-GUARDS = ["no clip", "leaf 0.1", "skip above 10"]
+GUARDS = ["unclipped", "leaf 0.1", "skip above 10"]
 EXPERIMENTS = (
     Experiment("Clean data", [*METHODS][:5], 2.0 ** np.arange(-4, 4), bad_batches=0),
     Experiment("Three bad batches", GUARDS, 4.0 ** np.arange(-4.5, 1), bad_batches=3),
@@ -76,29 +76,29 @@ EXPERIMENTS = (
 
 
 class Corpus(NamedTuple):
-    """A text as numbers, and what its letter frequencies alone can predict."""
+    """Hold a text as integers, and the loss that letter frequencies reach on it."""
 
     alphabet: str
     train: jax.Array
     held_out: jax.Array
-    unigram_loss: float
+    unigram_loss: float  # In nats per held-out character.
 
 
 class Sweep(NamedTuple):
-    """What a method ended with: a row for each learning rate, a column for each seed."""
+    """Hold the results of a method: a row per learning rate, a column per seed."""
 
     method: str
     rates: np.ndarray
-    losses: np.ndarray  # Of the held-out text; inf if NaN.
-    clip_rates: np.ndarray
+    losses: np.ndarray  # On the held-out text; inf if NaN.
+    clip_rates: np.ndarray  # The fraction of clipped or skipped steps.
     params: Params
 
 
 def read_corpus() -> Corpus:
-    """CPython's help, the last tenth held out, lines kept and indentation dropped.
+    """Read CPython's help without indentation, and hold out its last tenth.
 
-    Topics repeat each other's paragraphs. Each is taken once, or the network would be
-    tested on what it was trained on.
+    Topics repeat each other's paragraphs. Each paragraph is used once, so that the
+    held-out text does not occur in the training text.
     """
     lines = "\n\n".join(topics.values()).splitlines()
     paragraphs = "\n".join(" ".join(line.split()) for line in lines).split("\n\n")
@@ -113,13 +113,13 @@ def read_corpus() -> Corpus:
 
 
 def draw_windows(text: jax.Array, key: jax.Array) -> jax.Array:
-    """A batch of windows from anywhere in the text, with one more letter to predict."""
+    """Return windows from anywhere in the text, with one more letter to predict."""
     starts = jax.random.randint(key, (BATCH, 1), 0, len(text) - WINDOW)
     return text[starts + jnp.arange(WINDOW + 1)]
 
 
 def init_params(key: jax.Array, letters: int, units: int = UNITS) -> Params:
-    """Weights of a network that starts out stable: what diverges later is training."""
+    """Initialize a network that is stable before training."""
     embed, recur, head = jax.random.split(key, 3)
     scale = units**-0.5
     return {
@@ -134,7 +134,7 @@ def init_params(key: jax.Array, letters: int, units: int = UNITS) -> Params:
 def advance(
     params: Params, hidden: jax.Array, letter: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The hidden state after one more letter, twice, as `jax.lax.scan` wants it."""
+    """Return the next hidden state twice, as carry and output of `jax.lax.scan`."""
     drive = params["embed"][letter] + hidden @ params["recur"] + params["bias"]
     hidden = jnp.tanh(drive)
     return hidden, hidden
@@ -145,7 +145,7 @@ def logits_of(params: Params, hidden: jax.Array) -> jax.Array:
 
 
 def mean_loss(params: Params, windows: jax.Array) -> jax.Array:
-    """Cross-entropy of each next character, in nats, from an empty hidden state."""
+    """Return the cross-entropy of the next character, in nats, from a zero state."""
     inputs, targets = windows[:, :-1].T, windows[:, 1:].T
     start = jnp.zeros((len(windows), UNITS))
     _, hidden = jax.lax.scan(functools.partial(advance, params), start, inputs)
@@ -154,7 +154,7 @@ def mean_loss(params: Params, windows: jax.Array) -> jax.Array:
 
 
 def batch_loss(params: Params, corpus: Corpus, key: jax.Array, bad: Any) -> jax.Array:
-    """The loss of a batch. A bad one is noise, and its loss is a sum, not a mean."""
+    """Return the loss of a batch; if bad, the sum instead of the mean, on noise."""
     text_key, noise_key = jax.random.split(key)
     text = draw_windows(corpus.train, text_key)
     noise = jax.random.randint(noise_key, text.shape, 0, len(corpus.alphabet))
@@ -164,7 +164,7 @@ def batch_loss(params: Params, corpus: Corpus, key: jax.Array, bad: Any) -> jax.
 
 @jax.jit
 def held_out_losses(stacked: Params, text: jax.Array) -> jax.Array:
-    """The loss of each network on a whole text, in windows of the length trained on."""
+    """Return the loss of each network on a text, in windows of the training length."""
     whole = len(text) // (WINDOW + 1) * (WINDOW + 1)
     windows = text[:whole].reshape(-1, WINDOW + 1)
     return jax.lax.map(lambda params: mean_loss(params, windows), stacked)
@@ -173,9 +173,9 @@ def held_out_losses(stacked: Params, text: jax.Array) -> jax.Array:
 def train(
     method: str, experiment: Experiment, corpus: Corpus, steps: int, seeds: int
 ) -> Sweep:
-    """Train one network for each learning rate and seed, all in one compiled program.
+    """Train one network per learning rate and seed, all in one compiled program.
 
-    Those of one seed start from the same weights and see the same batches.
+    Networks with the same seed use the same initial weights and batches.
     """
     rates = jnp.repeat(jnp.asarray(experiment.rates, jnp.float32), seeds)
     keys = jnp.tile(jax.random.split(jax.random.key(0), seeds), len(experiment.rates))
@@ -195,7 +195,6 @@ def train(
     @functools.partial(jax.vmap, in_axes=(0, 0, 0, None))
     def run(rate: jax.Array, key: jax.Array, carry: Any, batches: Any) -> Any:
         def step(carry: Any, batch: Any) -> Any:
-            """Compute the gradients, clip them and descend, apply."""
             params, opt_state = carry
             number, bad = batch
             data_key = jax.random.fold_in(key, number)
@@ -214,16 +213,16 @@ def train(
             bar.set_postfix_str(f"{learning} of {len(rates)} networks learn")
             bar.update(len(now))
     params, opt_state = carry
-    seen = optclip.metrics(opt_state).items()
+    metrics = optclip.metrics(opt_state).items()
     losses = np.nan_to_num(held_out_losses(params, corpus.held_out), nan=np.inf)
-    clip_rates = next(value for name, value in seen if name.endswith("/rate"))
+    clip_rates = next(value for name, value in metrics if name.endswith("/rate"))
     losses, clip_rates = (np.reshape(x, (-1, seeds)) for x in (losses, clip_rates))
     return Sweep(method, experiment.rates, losses, clip_rates, params)
 
 
 @jax.jit
 def generate(params: Params, first: jax.Array, keys: jax.Array) -> jax.Array:
-    """One letter for each key, each read back in as the next input."""
+    """Sample one letter per key, with each letter as the next input."""
 
     def draw(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         hidden, letter = carry
@@ -236,7 +235,7 @@ def generate(params: Params, first: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def sample_text(sweep: Sweep, corpus: Corpus) -> str:
-    """300 characters from the best network of a sweep, as after a line break."""
+    """Sample 300 characters from the best network of a sweep."""
     best = sweep.losses.argmin()
     params = {name: x[best] for name, x in sweep.params.items()}
     keys = jax.random.split(jax.random.key(0), 300)
@@ -245,12 +244,12 @@ def sample_text(sweep: Sweep, corpus: Corpus) -> str:
 
 
 def span(rates: np.ndarray) -> str:
-    shown = [str(Fraction(float(rate))) for rate in rates]
-    return f"{shown[0]} to {shown[-1]}" if shown else "none"
+    texts = [str(Fraction(float(rate))) for rate in rates]
+    return f"{texts[0]} to {texts[-1]}" if texts else "none"
 
 
 def report(sweeps: Sequence[Sweep], corpus: Corpus) -> str:
-    """The table of an experiment."""
+    """Format a table with a row per method."""
     line = "{:<13} {:>11} {:>7} {:>7}   {:<14} {}".format
     lines = [line("", "lowest loss", "at rate", "clipped", "close at", "learns at")]
     lowest = min(sweep.losses.mean(axis=1).min() for sweep in sweeps)
@@ -266,21 +265,21 @@ def report(sweeps: Sequence[Sweep], corpus: Corpus) -> str:
 
 
 NOTES = """
-Loss is of the held-out text after the last step, in nats per character, the mean of all
-seeds. Clipped is the fraction of the steps at that rate. Close is a loss at most {} nats
-above the lowest of the table. The network learns at a rate at which all seeds end below
-the {:.3f} nats of letter frequencies alone."""
+"Lowest loss" is measured on held-out text after the last step, in nats
+per character: the mean over seeds at the best rate. "Clipped" is the fraction of
+clipped steps at that rate. "Close at" lists the rates with a loss at most {} nats
+above the lowest of the table, and "learns at" those at which all seeds end below
+{:.3f}, the loss of letter frequencies."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    import char_rnn_picture  # Here: imported as `examples.train_char_rnn`, none is found.
+    # Not importable when this module is imported as `examples.train_char_rnn`.
+    import char_rnn_plot
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300, help="steps of each network")
-    parser.add_argument("--seeds", type=int, default=3, help="networks for each rate")
-    parser.add_argument(
-        "--out", type=Path, default="results/char_rnn.png", help="picture"
-    )
+    parser.add_argument("--steps", type=int, default=300, help="steps per network")
+    parser.add_argument("--seeds", type=int, default=3, help="networks per rate")
+    parser.add_argument("--out", type=Path, default="results/char_rnn.png", help="plot")
     parser.add_argument("--quick", action="store_true", help="a few steps, one seed")
     args = parser.parse_args(arguments)
     steps, seeds = (CHUNK, 1) if args.quick else (args.steps, args.seeds)
@@ -296,8 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nA sample of the best network, {best.method}, temperature {TEMPERATURE}:")
     print(sample_text(best, corpus))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    char_rnn_picture.draw(results, corpus.unigram_loss).savefig(args.out, dpi=150)
-    print(f"\nThe losses are drawn in {args.out}.")
+    char_rnn_plot.draw(results, corpus.unigram_loss).savefig(args.out, dpi=150)
+    print(f"\nThe plot is in {args.out}.")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ consist of random characters, as after a damaged file. Three runs per seed see t
 weights and batches:
 
 1. unclipped;
-2. `optax.clip_by_global_norm` at the best of several thresholds (`--search` tries them);
+2. `optax.clip_by_global_norm` at the best of several thresholds (`--search` tries
+   them);
 3. `optclip.skip` around the second run's optimizer. It skips steps whose loss is more
-   than 6 standard deviations above the mean of recent losses, so it learns its threshold.
+   than 6 standard deviations above the mean of recent losses, so it learns its
+   threshold.
 
 It prints, for a learning rate of 0.01 (mean ± standard deviation of three seeds):
 
@@ -51,7 +53,7 @@ Params = dict[str, Any]
 
 
 class Corpus(NamedTuple):
-    """A text as integers; the last tenth is held out."""
+    """Hold a text as integers; the last tenth is held out."""
 
     train: jax.Array
     held_out: jax.Array
@@ -59,11 +61,11 @@ class Corpus(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Losses and records of one optimizer, with a row for each seed."""
+    """Hold losses and records of one optimizer, with a row per seed."""
 
-    losses: np.ndarray  # Of each step's batch.
+    losses: np.ndarray  # On the batch of each step.
     held_out: np.ndarray
-    thresholds: np.ndarray  # Of the loss; NaN where none is learned.
+    thresholds: np.ndarray  # For the loss; NaN if none is learned.
     skipped: np.ndarray  # Whether each step was skipped.
 
 
@@ -257,7 +259,8 @@ def read_corpus() -> Corpus:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    import gpt_plot  # Here: imported as `examples.train_gpt`, none is found.
+    # Not importable when this module is imported as `examples.train_gpt`.
+    import gpt_plot
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")

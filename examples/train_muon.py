@@ -1,12 +1,12 @@
 """Train small transformers with Muon, with and without QK-Clip.
 
-A step of Muon is as large in every direction, so that the weights of queries and keys
-grow, and attention logits with them. QK-Clip comes after the step: it scales the
-weights of each head whose largest logit was above 100.
+Steps of Muon are equally large in every direction, so the weights of queries and keys
+grow, and with them the attention logits. QK-Clip runs after the step: it scales down
+the weights of each head whose largest logit is above 100.
 
 Each seed trains twice, from the same weights and on the same batches. The weights of
-queries and keys start at twice their usual size, so that hundreds of steps do what
-takes thousands in a large model.
+queries and keys start at twice their usual size, so that logits grow within hundreds of
+steps as they do within thousands in a large model.
 
     python examples/train_muon.py            # some minutes on two cores
     python examples/train_muon.py --quick    # a smoke test
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import muon_picture
+import muon_plot
 import numpy as np
 import optax
 from tqdm import tqdm
@@ -34,26 +34,26 @@ from optclip.functional import max_attention_logit
 WIDTH, BLOCKS, FEATURES = 64, 2, 16  # Four query heads; two share a key head.
 WINDOW, BATCH, RARE, GAIN = 128, 32, 300, 2.0
 RATE, ADAM_RATE, MAX_LOGIT, TOLERATED = 0.1, 3e-3, 100.0, 105.0
-CHUNK = 10  # Steps in one call of the compiled program.
-# A threshold of infinity measures and touches nothing.
+CHUNK = 10  # Steps per call of the compiled program.
+# An infinite threshold clips nothing.
 METHODS = {"Muon": np.inf, "Muon and QK-Clip": MAX_LOGIT}
 
 Params = dict[str, Any]
 
 
 class Run(NamedTuple):
-    """What one network came to, and what was seen in each of its steps."""
+    """Hold the final loss of a network, and the measurements of each step."""
 
     held_out: float
     losses: np.ndarray
-    peaks: np.ndarray  # The largest attention logit of the batch, in any head.
-    clipped: np.ndarray  # Whether any head was.
+    peaks: np.ndarray  # The largest attention logit of the batch over all heads.
+    clipped: np.ndarray  # Whether any head was clipped.
 
 
 def with_rare_as_one(corpus: Corpus) -> Corpus:
-    """Characters that are rare count as one.
+    """Replace all rare characters by a single one.
 
-    Else the largest logit of a batch depends on which of them are in it.
+    Otherwise, the largest logit of a batch depends on the rare characters in it.
     """
     counts = np.bincount(corpus.train, minlength=len(corpus.alphabet))
     common = np.flatnonzero(counts >= RARE)
@@ -67,7 +67,7 @@ def with_rare_as_one(corpus: Corpus) -> Corpus:
 def init_params(
     key: jax.Array, letters: int, width: int = WIDTH, blocks: int = BLOCKS
 ) -> Params:
-    """Matrices that keep the size of numbers, but those of queries and keys."""
+    """Initialize matrices that preserve the scale, except for queries and keys."""
     keys = iter(jax.random.split(key, 2 + 6 * blocks))
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> jax.Array:
@@ -93,7 +93,7 @@ def normalized(x: jax.Array) -> jax.Array:
 
 
 def rotated(x: jax.Array) -> jax.Array:
-    """Rotary embedding: pairs of features turn with the position."""
+    """Apply a rotary embedding."""
     _, window, _, features = x.shape
     speeds = 100.0 ** -jnp.linspace(0, 1, features // 2)
     angles = jnp.arange(window)[:, None, None] * speeds
@@ -105,16 +105,16 @@ def rotated(x: jax.Array) -> jax.Array:
 def attend(
     attn: Params, x: jax.Array, window: int, features: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal attention within each window, and the largest logit of each head."""
+    """Compute causal attention, and the largest logit of each head."""
 
-    def by_head(name: str) -> jax.Array:
+    def per_head(name: str) -> jax.Array:
         heads = attn[name].shape[1] // features
         return (x @ attn[name]).reshape(-1, window, heads, features)
 
     query, key, value = (
-        rotated(by_head("query")),
-        rotated(by_head("key")),
-        by_head("value"),
+        rotated(per_head("query")),
+        rotated(per_head("key")),
+        per_head("value"),
     )
     mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
     largest = max_attention_logit(query, key, mask="causal")
@@ -124,8 +124,8 @@ def attend(
 def mean_loss(
     params: Params, windows: jax.Array, features: int = FEATURES
 ) -> tuple[jax.Array, Params]:
-    """Cross-entropy of each next character, in nats, and the largest logits by layer."""
-    # One axis for all characters: XLA on CPU is slow to differentiate stacks.
+    """Return the mean cross-entropy, and the largest logits per layer."""
+    # All characters on one axis, since XLA on CPU differentiates batches slowly.
     x, largest = params["embed"][windows[:, :-1].reshape(-1)], {}
     window = windows.shape[1] - 1
     for name in sorted(name for name in params if name.startswith("block")):
@@ -141,7 +141,7 @@ def mean_loss(
 
 
 def muon(rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-    """Muon for the matrices of the blocks, Adam for the others."""
+    """Build Muon for the matrices of the blocks, and Adam for all others."""
 
     def sides(params: Any) -> Any:
         def side(path: Any, _: Any) -> optax.contrib.MuonDimensionNumbers | None:
@@ -164,7 +164,7 @@ def heads_of(params: Params, features: int = FEATURES) -> dict[str, optclip.Head
 def optimizer(
     params: Params, max_logit: Any, steps: int
 ) -> optax.GradientTransformationExtraArgs:
-    """QK-Clip comes last, behind the learning rate."""
+    """Chain Muon and QK-Clip, which must come after the learning rate."""
     return optax.chain(
         muon(optax.linear_schedule(RATE, 0.0, steps)),
         optclip.clip_attention_logits(max_logit, heads_of(params)),
@@ -172,7 +172,7 @@ def optimizer(
 
 
 def trainer(corpus: Corpus, steps: int) -> tuple[Any, Any]:
-    """What starts a network and what trains it for a few steps, compiled."""
+    """Return functions that initialize a network and train it for a few steps."""
 
     def start(seed: int) -> Any:
         params = init_params(jax.random.key(seed), len(corpus.alphabet))
@@ -191,8 +191,8 @@ def trainer(corpus: Corpus, steps: int) -> tuple[Any, Any]:
                 grads, state, params, max_logits=largest
             )
             peak = jnp.max(jnp.stack([*largest.values()]))
-            seen = loss, peak, peak > max_logit
-            return (optax.apply_updates(params, updates), state), seen
+            record = loss, peak, peak > max_logit
+            return (optax.apply_updates(params, updates), state), record
 
         return jax.lax.scan(step, carry, numbers)
 
@@ -206,26 +206,26 @@ def held_out_loss(params: Params, text: jax.Array) -> jax.Array:
 
 
 def train(corpus: Corpus, steps: int, seeds: int) -> dict[str, list[Run]]:
-    """A run for each method and seed; the batches are those of the seed."""
+    """Train a network per method and seed; the seed determines the batches."""
     start, run = trainer(corpus, steps)
-    found: dict[str, list[Run]] = {name: [] for name in METHODS}
+    runs: dict[str, list[Run]] = {name: [] for name in METHODS}
     with tqdm(total=len(METHODS) * seeds * steps, unit="step") as bar:
         for seed in range(seeds):
             for name, max_logit in METHODS.items():
                 bar.set_description(f"seed {seed}, {name:<16}")
-                carry, seen = start(seed), []
+                carry, records = start(seed), []
                 for numbers in np.arange(steps).reshape(-1, CHUNK):
-                    carry, new = run(seed, max_logit, carry, numbers)
-                    seen.append(jax.device_get(new))
+                    carry, record = run(seed, max_logit, carry, numbers)
+                    records.append(jax.device_get(record))
                     bar.update(CHUNK)
                 held_out = float(held_out_loss(carry[0], corpus.held_out))
-                columns = map(np.concatenate, zip(*seen, strict=True))
-                found[name].append(Run(held_out, *columns))
-    return found
+                columns = map(np.concatenate, zip(*records, strict=True))
+                runs[name].append(Run(held_out, *columns))
+    return runs
 
 
 def report(runs: dict[str, list[Run]]) -> str:
-    """The table: a line for each seed, and the mean and deviation of losses."""
+    """Format a table with a row per seed, and the mean and deviation of the losses."""
     line = "{:<17} {:>5} {:>13} {:>15} {:>8} {:>9}".format
     lines = [
         line("", "seed", "largest logit", "steps above 105", "clipped", "held out")
@@ -241,16 +241,18 @@ def report(runs: dict[str, list[Run]]) -> str:
 
 
 NOTES = """
-The largest logit is that of any head in any step, clipped the fraction of steps with a
-head above 100. Loss is of the held-out text after the last step, in nats per character;
-± is the standard deviation of seeds."""
+"Largest logit" is the maximum over heads and steps; "clipped" is the
+fraction of steps with a head above 100. The loss is measured on held-out text after
+the last step, in nats per character: mean ± standard deviation over the seeds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=250, help="tens of steps")
-    parser.add_argument("--seeds", type=int, default=5, help="networks of each method")
-    parser.add_argument("--out", type=Path, default="results/muon.png", help="picture")
+    parser.add_argument(
+        "--steps", type=int, default=250, help="steps per network, a multiple of 10"
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="networks per method")
+    parser.add_argument("--out", type=Path, default="results/muon.png", help="plot")
     parser.add_argument("--quick", action="store_true", help="a few steps, one seed")
     args = parser.parse_args(arguments)
     steps = -(-args.steps // CHUNK) * CHUNK
@@ -258,8 +260,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = train(with_rare_as_one(read_corpus()), steps, seeds)
     print(f"\n{report(runs)}\n{NOTES}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    muon_picture.draw(runs, MAX_LOGIT).savefig(args.out, dpi=150)
-    print(f"\nLogits and losses are drawn in {args.out}.")
+    muon_plot.draw(runs, MAX_LOGIT).savefig(args.out, dpi=150)
+    print(f"\nThe plot is in {args.out}.")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Train a character RNN on eight devices and on one: the same norm, the same run.
+"""Train a character RNN on eight devices and on one, and compare the runs.
 
-Parameters, gradients and momentum are split over a mesh of 4 x 2 devices: their rows
-over `data`, as FSDP does, their columns over `model`, as tensor parallelism does; each
-batch is split over `data`. The optimizer is written as for one device. XLA sees the
-sharding of each gradient, so the norm is that of the whole tree, by one all-reduce.
+Parameters, gradients and momentum are sharded over a mesh of 4 x 2 devices: rows over
+`data`, as in FSDP, and columns over `model`, as in tensor parallelism. Batches are
+sharded over `data`. The optimizer has no code for several devices: the norm covers the
+whole tree, because XLA inserts an all-reduce for sharded gradients.
 
-    python examples/train_sharded.py            # a minute; on a CPU it makes 8 devices
+    python examples/train_sharded.py            # a minute; simulates 8 devices on a CPU
     python examples/train_sharded.py --quick    # a smoke test
 """
 
@@ -25,7 +25,7 @@ import optclip
 DEVICES = 8
 LEARNING_RATE = 1.0
 SHAPE, AXES = (4, 2), ("data", "model")
-# What is split how; what is not named is the same on all devices.
+# The axes over which each parameter is sharded.
 SPECS = {
     "embed": P(None, "model"),
     "recur": P("data", "model"),
@@ -37,7 +37,7 @@ BATCH = P("data")
 
 
 class Log(NamedTuple):
-    """What a step tells."""
+    """Hold the metrics of a step."""
 
     loss: jax.Array
     norm: jax.Array
@@ -45,7 +45,7 @@ class Log(NamedTuple):
 
 
 def optimizer() -> optax.GradientTransformationExtraArgs:
-    """No word about devices."""
+    """Build the optimizer, the same as for one device."""
     return optax.chain(
         optclip.clip_by_global_norm(0.25),
         optax.sgd(LEARNING_RATE, momentum=train_char_rnn.MOMENTUM),
@@ -60,13 +60,13 @@ def mesh_of(devices: int) -> Mesh:
 
 
 def train(devices: int, steps: int) -> tuple[list[Log], dict[str, Any]]:
-    """Train on so many devices; also what is split, by parameter."""
+    """Train on `devices` devices; return the logs and the shapes of shards."""
     mesh = mesh_of(devices)
     corpus = train_char_rnn.read_corpus()
-    places = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
     params = train_char_rnn.init_params(jax.random.key(0), len(corpus.alphabet))
-    params = jax.device_put(params, places)
-    # The momentum lies where the parameters do.
+    params = jax.device_put(params, shardings)
+    # The momentum is sharded like the parameters.
     opt_state = optimizer().init(params)
 
     @jax.jit
@@ -74,16 +74,16 @@ def train(devices: int, steps: int) -> tuple[list[Log], dict[str, Any]]:
         loss, grads = jax.value_and_grad(train_char_rnn.mean_loss)(params, windows)
         updates, opt_state = optimizer().update(grads, opt_state, params)
         params = optax.apply_updates(params, updates)
-        seen = optclip.metrics(opt_state)
-        log = Log(loss, seen["clip/norm"], seen["clip/coefficient"])
-        return jax.lax.with_sharding_constraint(params, places), opt_state, log
+        metrics = optclip.metrics(opt_state)
+        log = Log(loss, metrics["clip/norm"], metrics["clip/coefficient"])
+        return jax.lax.with_sharding_constraint(params, shardings), opt_state, log
 
     logs = []
     for key in jax.random.split(jax.random.key(1), steps):
         windows = train_char_rnn.draw_windows(corpus.train, key)
         windows = jax.device_put(windows, NamedSharding(mesh, BATCH))
         params, opt_state, log = step(params, opt_state, windows)
-        # Waits for each step: devices that are made of one CPU get in each other's way.
+        # Waits for each step, since simulated devices on one CPU slow each other down.
         logs.append(jax.device_get(log))
     shards = {name: x.sharding.shard_shape(x.shape) for name, x in params.items()}
     return logs, shards
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps of each run")
     parser.add_argument("--quick", action="store_true", help="a few steps only")
     args = parser.parse_args(arguments)
-    # Before the first device is asked for; of no account on GPU and TPU.
+    # Must be set before JAX initializes its devices; no effect on GPU and TPU.
     jax.config.update("jax_num_cpu_devices", DEVICES)
     steps = 5 if args.quick else args.steps
     split, shards = train(DEVICES, steps)
@@ -105,11 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for i in range(0, steps, max(1, steps // 10)):
         pairs = [f"{a:9.5f} {b:9.5f}" for a, b in zip(split[i], alone[i], strict=True)]
         print(f"{i:>4} " + "  ".join(pairs))
-    print(f"\nIn each column {DEVICES} devices, then one.")
+    print(f"\nEach column shows {DEVICES} devices, then one.")
     apart = max(abs(a.norm / b.norm - 1) for a, b in zip(split, alone, strict=True))
     first = abs(split[0].norm / alone[0].norm - 1)
     print(f"The norms of the first step differ by {first:.0e}, later ones by up to")
-    print(f"{apart:.0e}: the roundings of two ways to add, carried along by training.")
+    print(
+        f"{apart:.0e}: sums differ in rounding, and training amplifies the difference."
+    )
     assert np.isfinite(apart)
     assert first < 1e-5
 

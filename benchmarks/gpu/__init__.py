@@ -50,10 +50,10 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
 def rows(
     tiny: bool, limit: float = LIMIT, parts: Sequence[str] = tuple(PARTS)
 ) -> Iterator[Row]:
-    """Yield the rows of each part, and a note for each part that did not finish in time.
+    """Yield the rows of each part, and a note for each part that ran out of time.
 
-    The parts run in a thread, because a compilation cannot be interrupted. At the limit,
-    the generator returns while the thread continues.
+    The parts run in a thread, because a compilation cannot be interrupted. At the
+    limit, the generator returns while the thread continues.
     """
     if unknown := [part for part in parts if part not in PARTS]:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Part `equality with the CPU`: compare clipping on the GPU with clipping on the CPU.
 
-Each transformation runs on both, on leaves of ordinary numbers, of numbers whose squares
-overflow or underflow, of zeros, and with one NaN or inf.
+Each transformation runs on both, on leaves of ordinary numbers, of numbers whose
+squares overflow or underflow, of zeros, and with one NaN or inf.
 """
 
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def _run(tx: Any, cases: Any, device: Any) -> Any:
 
 
 def _difference(gpu: Any, cpu: Any) -> Row:
-    """Return the largest differences over all cases, and the case of the worst element."""
+    """Return the largest differences over all cases, and the worst element's case."""
     worst, where, cells = {"element": 0.0, "largest": 0.0, "record": 0.0}, "", 0
     for case in gpu:
         (leaves, record), (cpu_leaves, cpu_record) = gpu[case], cpu[case]
@@ -132,7 +132,8 @@ def _difference(gpu: Any, cpu: Any) -> Row:
 class Differences(NamedTuple):
     """Hold the largest difference, relative to its element and to the largest element.
 
-    `cells` counts the elements that are NaN or inf on one device and differ on the other.
+    `cells` counts the elements that are NaN or inf on one device and differ on the
+    other.
     """
 
     each: float

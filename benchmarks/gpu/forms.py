@@ -1,9 +1,9 @@
 """Parts that compare two implementations of the same clipping, written without optclip.
 
-`overflow guard`: the square of an element above 2**64 overflows in float32. A second sum,
-of shrunk elements, then gives the norm. Either both sums are always computed, which XLA
-can do in one pass over the gradients, or the second is computed in a branch, whose
-predicate the host may have to read.
+`overflow guard`: the square of an element above 2**64 overflows in float32. A second
+sum, of shrunk elements, then gives the norm. Either both sums are always computed,
+which XLA can do in one pass over the gradients, or the second is computed in a branch,
+whose predicate the host may have to read.
 
 `second reading`: the norm and the product read the same gradients. XLA may store an
 intermediate array for the product, such as the gradients in float32. A barrier prevents
@@ -70,7 +70,8 @@ def transformation(limit: float, norm: Norm, *, barrier: bool = False) -> Any:
     def clipped(tree: Any, _: Any) -> Any:
         scale = jnp.minimum(1.0, limit / norm(jax.tree.leaves(tree)))
         if barrier:
-            # Makes XLA read the gradients again instead of storing an intermediate array.
+            # Makes XLA read the gradients again instead of storing an intermediate
+            # array.
             tree = lax.optimization_barrier(tree)
         return jax.tree.map(
             lambda x: (x.astype(jnp.float32) * scale).astype(x.dtype), tree

@@ -1,7 +1,7 @@
 """Parts on 500 matrices, as in two reports of slow clipping in NVIDIA NeMo Automodel.
 
-Issue 3685 has 225 million elements of mixed dtypes. Issue 3815 has 10.26 billion elements
-in bfloat16; as many rows as fit are created on the device.
+Issue 3685 has 225 million elements of mixed dtypes. Issue 3815 has 10.26 billion
+elements in bfloat16; as many rows as fit are created on the device.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Part `profile`: count and time the GPU kernels and copies of one call.
 
-The profile includes kernels in command buffers and branches, and copies to the host, for
-which a program waits. Times are measured on the GPU and exclude launches. A device
+The profile includes kernels in command buffers and branches, and copies to the host,
+for which a program waits. Times are measured on the GPU and exclude launches. A device
 without GPU events yields a note.
 """
 

@@ -51,7 +51,7 @@ def unchecked(rows: list[Row]) -> list[Row]:
 
 
 def adamw(source: Any, gradients: str = "made", optimizer: Any = None) -> Stepping:
-    """Build an AdamW step whose gradients are computed in it ("made") or "arguments"."""
+    """Build an AdamW step whose gradients are "made" in it or "arguments"."""
     tree = jax.device_put(source)
     return Stepping(
         tree, optimizer or ADAMW(), step.SOURCES[gradients], tree, jnp.ones(())

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom and keeps its plots."""
+"""Run every notebook from top to bottom."""
 
 import re
 
@@ -28,7 +28,7 @@ def test_notebook_claims_name_every_notebook():
 
 
 @pytest.mark.parametrize("path", IN_SUITE, ids=lambda path: path.stem)
-# The client's own clean-up of sockets and event loops warns on some platforms.
+# The notebook client warns on some platforms when it closes sockets and event loops.
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_runs_without_error(path, monkeypatch, tmp_path):
     for name, value in {

@@ -1,4 +1,4 @@
-"""The picture of `train_char_rnn.py`: final loss against learning rate."""
+"""Plot the results of `train_char_rnn.py`: final loss against learning rate."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from train_char_rnn import Sweep
 
-# Okabe and Ito's colours, told apart in print and by colour-blind eyes.
-COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00")
-# In nats. A loss above the top is drawn at the top: that network is lost either way.
+# Okabe and Ito's colors, which color-blind readers and printers distinguish.
+COLORS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00")
+# In nats. Losses above the top are drawn at the top.
 BOTTOM, TOP = 2.0, 3.7
 
 
 def draw(panels: Mapping[str, Sequence[Sweep]], unigram_loss: float) -> Figure:
-    """A panel for each experiment, by its title. Without pyplot it needs no display."""
+    """Draw a panel per experiment. Without pyplot they need no display."""
     every = [sweep for sweeps in panels.values() for sweep in sweeps]
     methods = dict.fromkeys(sweep.method for sweep in every)
-    colours = dict(zip(methods, COLOURS, strict=False))
+    colors = dict(zip(methods, COLORS, strict=False))
     figure = Figure(figsize=(11, 5), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, width_ratios=(4, 3))
     for axes, (title, sweeps) in zip(grid, panels.items(), strict=True):
@@ -38,37 +38,37 @@ def draw(panels: Mapping[str, Sequence[Sweep]], unigram_loss: float) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         names_at: Counter[tuple[float, float]] = Counter()
         for sweep in sweeps:
-            x, y = draw_sweep(axes, sweep, colours[sweep.method], unigram_loss)
+            x, y = draw_sweep(axes, sweep, colors[sweep.method], unigram_loss)
             axes.annotate(
                 sweep.method, (x, y), (0, 7 + 13 * names_at[x, y]), fontsize="small",
-                textcoords="offset points", ha="center", color=colours[sweep.method],
+                textcoords="offset points", ha="center", color=colors[sweep.method],
             )  # fmt: skip
             names_at[x, y] += 1
     grid[0].set_ylabel(
         "held-out loss, nats per character\n(points: seeds, line: their mean)"
     )
     grid[0].text(
-        0.01, unigram_loss + 0.02, "lost: no better than\nletter frequencies alone",
+        0.01, unigram_loss + 0.02, "not learned: no better\nthan letter frequencies",
         color="0.35", fontsize="small", transform=grid[0].get_yaxis_transform(),
     )  # fmt: skip
     return figure
 
 
 def draw_sweep(
-    axes: Axes, sweep: Sweep, colour: str, lost: float
+    axes: Axes, sweep: Sweep, color: str, unigram_loss: float
 ) -> tuple[float, float]:
-    """Seeds as points, their mean as a line; returns where its name belongs.
+    """Draw seeds as points and their mean as a line; return the position of the label.
 
-    The line ends at the first rate past the best at which the networks are lost. If
-    they learn at no rate, the name stands at its start.
+    The line ends at the first rate above the best at which the networks do not learn.
+    If they learn at no rate, the label is at the start of the line.
     """
     losses = np.minimum(sweep.losses, TOP)
     mean = losses.mean(axis=1)
-    learns = mean < lost
+    learns = mean < unigram_loss
     past = np.flatnonzero(~learns & (np.arange(len(mean)) > mean.argmin()))
     end = past[0] if len(past) and learns.any() else len(mean) - 1
     rates = sweep.rates[: end + 1]
-    style = {"color": colour, "clip_on": False}
+    style = {"color": color, "clip_on": False}
     axes.plot(rates, mean[: end + 1], lw=2, **style)
     axes.plot(rates, losses[: end + 1], "o", ms=4, mew=0, alpha=0.6, **style)
     if not learns.any():
