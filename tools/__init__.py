@@ -1,1 +1,1 @@
-"""Programs that are not tests: measurements, pages, and faults put in on purpose."""
+"""Programs that are not tests: measurements, generated pages, mutation testing."""

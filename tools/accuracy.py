@@ -1,8 +1,8 @@
-"""How far norms and bounds are from exact: the measurements, and a table of them.
+"""Measure the rounding errors of norms.
 
-    python -m tools.accuracy           # the worst figures over all cases, some minutes
+    python -m tools.accuracy           # the largest errors over all cases, some minutes
 
-`test_accuracy.py` asserts the same figures over fewer cases.
+`test_accuracy.py` bounds the same errors over fewer cases.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ DTYPES = ["float32", "bfloat16", "float16", "complex64", *helpers.FP8]
 
 ORDERS = [1.0, 2.0, math.inf, 0.5, 1.5, 3.0]
 
-# The shapes of a tree's leaves: alone and together, below and above 4,096 elements.
+# The shapes of a tree's leaves, below and above 4,096 elements.
 SHAPES = {
     "scalar": [()],
     "32": [(32,)],
@@ -44,13 +44,13 @@ SHAPES = {
     "1e7 in 1000": [(10_000,)] * 1000,
 }
 FEW = ["1000", "30x50", "7 leaves"]
-# A thousand leaves compile for half a minute an order.
+# A thousand leaves take half a minute per order to compile.
 MANY = ["1000 leaves", "4000 leaves", "1e7 in 1000"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One tree: shapes, a dtype, a distribution of values."""
+    """Hold the shapes, dtype and value distribution of one tree."""
 
     shapes: str
     dtype: str
@@ -61,12 +61,12 @@ class Case:
         x = np.asarray(ALL_VALUES[self.values](sum(sizes)))
         parts = np.split(x, np.cumsum(sizes)[:-1])
         largest = float(jnp.finfo(self.dtype).max)
-        kept = [np.clip(part, -largest, largest) for part in parts]
+        parts = [np.clip(part, -largest, largest) for part in parts]
         if self.dtype == "complex64":
-            kept = [part * np.exp(1j * np.arange(part.size)) for part in kept]
+            parts = [part * np.exp(1j * np.arange(part.size)) for part in parts]
         return [
             jnp.asarray(part.reshape(shape), self.dtype)
-            for part, shape in zip(kept, SHAPES[self.shapes], strict=True)
+            for part, shape in zip(parts, SHAPES[self.shapes], strict=True)
         ]
 
 
@@ -94,13 +94,13 @@ VALUES = {
     "both": lambda n: np.ldexp(_random(n).normal(size=n), np.arange(n) % 150 - 50),
     "smallest": lambda n: np.full(n, 1.0),
 }
-# Found by search: each sum of a large number and small ones is rounded the same way.
+# Found by search: every addition of a small number to the large one rounds the same
+# way, so that errors accumulate.
 ONE_WAY = [2.0**e for e in (-23.67, -19.63, -15.05, -14.6752, -13.2381)]
 VALUES_ONE_WAY = {f"one way, {small:.2g}": _one_way(small) for small in ONE_WAY}
 ALL_VALUES = {**VALUES, **VALUES_ONE_WAY}
 
-# Of slices, likewise: XLA adds along an axis number by number for longer than it adds
-# along a row.
+# The same for slices: XLA adds more numbers one by one along columns than along rows.
 SLICES_ONE_WAY = [*ONE_WAY, 1.7500878779761485e-07, 1.2324837023138935e-06]
 SLICES = {"columns": (8192, 0), "long columns": (65536, 0), "rows": (8192, 1)}
 
@@ -116,7 +116,7 @@ def norm_of_order(p: float) -> Any:
 
 
 def true_norm(tree: list[Any], p: float) -> float:
-    """The norm by exact summation, or for many elements in extended precision."""
+    """Return the norm by exact summation; for many elements, in extended precision."""
     wide = np.concatenate([np.ravel(helpers.as_float64(x)) for x in tree])
     size = np.abs(wide).astype(np.float64)
     largest = float(size.max(initial=0.0))
@@ -129,7 +129,7 @@ def true_norm(tree: list[Any], p: float) -> float:
 
 
 def ulps(case: Case, orders: list[float]) -> list[float]:
-    """The error of each norm in units of float32's last place."""
+    """Return the error of each norm in units of float32's last place."""
     tree = case.tree()
     if case.values == "smallest":
         tree = [jnp.full_like(x, _smallest(case.dtype)) for x in tree]
@@ -137,13 +137,13 @@ def ulps(case: Case, orders: list[float]) -> list[float]:
 
 
 def worst_one_way(shapes: str) -> list[float]:
-    """The same for p = 1 and 2 over the inputs made to be rounded one way."""
-    found = [ulps(Case(shapes, "float32", v), [1.0, 2.0]) for v in VALUES_ONE_WAY]
-    return [max(column) for column in zip(*found, strict=True)]
+    """Return the largest errors for p = 1 and 2 over inputs that round one way."""
+    errors = [ulps(Case(shapes, "float32", v), [1.0, 2.0]) for v in VALUES_ONE_WAY]
+    return [max(column) for column in zip(*errors, strict=True)]
 
 
 def slices(name: str) -> tuple[jax.Array, int]:
-    """A leaf whose slices along an axis are each made to be rounded one way."""
+    """Return a leaf and an axis along which its slices round one way."""
     size, axis = SLICES[name]
     columns = [_one_way(small)(size) for small in SLICES_ONE_WAY]
     mixed = np.where(np.arange(size) % 16 == 0, 3.9080750e-07, 7.4592819e-08)
@@ -166,28 +166,28 @@ def measured_along(axis: int, p: float) -> Any:
 
 def worst_of_slices(name: str, p: float) -> float:
     x, axis = slices(name)
-    exact, found = norms_along(x, axis, p), measured_along(axis, p)(x)
-    return float(np.max(np.abs(np.asarray(found) / exact - 1))) * 2**23
+    exact, measured = norms_along(x, axis, p), measured_along(axis, p)(x)
+    return float(np.max(np.abs(np.asarray(measured) / exact - 1))) * 2**23
 
 
-def _error(exact: float, found: float) -> float:
+def _error(exact: float, measured: float) -> float:
     if exact > float(np.finfo(np.float32).max):
-        return 0.0 if found == math.inf else math.inf
-    return abs(found - exact) / float(np.spacing(np.float32(exact)))
+        return 0.0 if measured == math.inf else math.inf
+    return abs(measured - exact) / float(np.spacing(np.float32(exact)))
 
 
 def worst(shapes: list[str], dtype: str, orders: list[float]) -> list[float]:
-    found = [ulps(case, orders) for case in cases(shapes, dtype)]
-    return [max(column) for column in zip(*found, strict=True)]
+    errors = [ulps(case, orders) for case in cases(shapes, dtype)]
+    return [max(column) for column in zip(*errors, strict=True)]
 
 
 def _smallest(dtype: str) -> float:
-    """The smallest number of a narrow dtype; of others one whose square is normal."""
+    """Return the smallest number of a narrow dtype, or one whose square is normal."""
     return max(float(jnp.finfo(dtype).smallest_subnormal), 2.0**-60)
 
 
-# The promise on any CPU, in units of float32's last place: 1e-5 relative for the orders 2
-# and inf, 1e-4 for the others.
+# The documented error on any CPU, in units of float32's last place: 1e-5 relative for
+# the orders 2 and inf, 1e-4 for others.
 ROOM = {"exact": 1e-5 * 2**23, "others": 1e-4 * 2**23}
 
 
@@ -197,32 +197,32 @@ def main() -> int:
     for dtype in DTYPES:
         single = [name for name in SHAPES if name not in MANY]
         shapes = single if dtype == "float32" else [*FEW, "100003"]
-        found = worst(shapes, dtype, ORDERS)
-        _print(dtype, found)
-        failed |= _is_too_far(found)
+        errors = worst(shapes, dtype, ORDERS)
+        _print(dtype, errors)
+        failed |= _exceeds_half(errors)
     for name in MANY:
-        found = worst([name], "float32", ORDERS[:3])
-        _print(f"float32, {name}", found)
-        failed |= _is_too_far(found)
+        errors = worst([name], "float32", ORDERS[:3])
+        _print(f"float32, {name}", errors)
+        failed |= _exceeds_half(errors)
     for name in ("4096", "8191", "100003", "1e7"):
-        found = worst_one_way(name)
-        _print(f"one way, {name}", found)
-        failed |= max(found) > ROOM["exact"] / 2
+        errors = worst_one_way(name)
+        _print(f"one way, {name}", errors)
+        failed |= max(errors) > ROOM["exact"] / 2
     for name in SLICES:
-        found = [worst_of_slices(name, p) for p in (1.0, 2.0)]
-        _print(f"slices, {name}", found)
-        failed |= found[1] > ROOM["exact"] / 2 or found[0] > ROOM["others"] / 2
+        errors = [worst_of_slices(name, p) for p in (1.0, 2.0)]
+        _print(f"slices, {name}", errors)
+        failed |= errors[1] > ROOM["exact"] / 2 or errors[0] > ROOM["others"] / 2
     return int(failed)
 
 
-def _print(name: str, found: list[float]) -> None:
-    print(f"{name:20}" + "".join(f"{ulp:10.2f}" for ulp in found), flush=True)
+def _print(name: str, errors: list[float]) -> None:
+    print(f"{name:20}" + "".join(f"{ulp:10.2f}" for ulp in errors), flush=True)
 
 
-def _is_too_far(found: list[float]) -> bool:
-    """Whether an error is above half of what is promised, for other machines."""
-    most = max(found[3:], default=0)
-    return max(found[1:3]) > ROOM["exact"] / 2 or most > ROOM["others"] / 2
+def _exceeds_half(errors: list[float]) -> bool:
+    """Return whether an error exceeds half of its bound."""
+    largest_other = max(errors[3:], default=0)
+    return max(errors[1:3]) > ROOM["exact"] / 2 or largest_other > ROOM["others"] / 2
 
 
 if __name__ == "__main__":

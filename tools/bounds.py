@@ -1,8 +1,8 @@
-"""How far clipped norms are above the threshold: 100,000 trees a dtype, and a table.
+"""Measure how far norms exceed the threshold after clipping, on random trees.
 
-    python -m tools.bounds           # the worst excess, strict and not
+    python -m tools.bounds    # the largest excess over 100,000 trees per dtype
 
-`test_accuracy.py` asserts the same over fewer.
+`test_accuracy.py` bounds it on fewer trees.
 """
 
 import functools
@@ -27,17 +27,17 @@ BATCH = 2_500
 
 
 class Batch(NamedTuple):
-    """Many trees, stacked, and a threshold for each."""
+    """Hold many stacked trees, and a threshold for each."""
 
     tree: list[jax.Array]
     threshold: jax.Array
 
 
-class Found(NamedTuple):
-    """The excess of each tree of a batch, in NumPy: see `judge`."""
+class Outcome(NamedTuple):
+    """Hold the result of `judge` for each tree of a batch."""
 
-    excess: np.ndarray
-    is_normal: np.ndarray
+    excess: np.ndarray  # The norm over the threshold, minus 1.
+    is_normal: np.ndarray  # Whether no clipped element is subnormal.
     clipped: np.ndarray
 
 
@@ -50,7 +50,7 @@ def batches(dtype: str, count: int, p: float) -> Iterator[Batch]:
 
 
 def room(dtype: str, p: float) -> float:
-    """What is promised without `strict`: the bound, and the rounding of elements."""
+    """Return the documented excess without `strict`, with the rounding of elements."""
     bound = 2e-5 if p in (2, math.inf) else 2e-4
     if dtype == "float64":
         bound *= 2.0**-29
@@ -62,14 +62,14 @@ def real_of(dtype: str) -> str:
 
 
 def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
-    """Values of every magnitude that the dtype has, from several distributions."""
+    """Draw values of every magnitude of the dtype, from several distributions."""
     info = jnp.finfo(dtype)
-    # complex parts and fp8 included; subnormals are some of them.
+    # Includes subnormal numbers.
     lowest, highest = info.minexp - info.nmant - 1, info.maxexp - 1
     if info.maxexp >= jnp.finfo("float32").maxexp:
-        highest -= 7  # A norm above the largest float is not finite.
+        highest -= 7  # So that the norm is finite.
     center = rng.integers(lowest, highest, size=(BATCH, 1))
-    # A half of all trees are where gradients are.
+    # Half of all trees have the magnitude of usual gradients.
     usual = rng.integers(max(lowest, -24), min(highest, 8), size=(BATCH, 1))
     center = np.where(rng.random((BATCH, 1)) < 0.5, center, usual)
     mantissa = rng.normal(size=(BATCH, SIZE))
@@ -80,20 +80,20 @@ def _values(rng: np.random.Generator, dtype: str) -> np.ndarray:
     mantissa = np.where((kind == 3) & (rng.random((BATCH, SIZE)) < 0.9), 0, mantissa)
     mantissa = np.where(kind == 4, rng.integers(1, 4, size=(BATCH, SIZE)), mantissa)
     largest = float(np.ldexp(1.0, highest))
-    found = np.clip(np.ldexp(mantissa, center), -largest, largest)
+    values = np.clip(np.ldexp(mantissa, center), -largest, largest)
     if np.issubdtype(jnp.dtype(dtype), np.complexfloating):
-        found = found / 2 + 1j * np.flip(found, axis=1) / 2
-    return found
+        values = values / 2 + 1j * np.flip(values, axis=1) / 2
+    return values
 
 
 def _thresholds(rng: np.random.Generator, norms: np.ndarray) -> np.ndarray:
-    """Thresholds at the measured norm, a few units beside it, far below, 0, anywhere."""
+    """Draw thresholds at the measured norm, close to it, far below, 0, or anywhere."""
     fractions = np.array([1, 1 - 1e-7, 1 + 1e-7, 1 - 1e-6, 0.3, 1e-3, 1e-9, 1e-30, 0.9])
     near = norms * rng.choice(fractions, size=norms.shape)
     anything = 10.0 ** rng.uniform(-45, 38, size=norms.shape)
     pick = rng.random(norms.shape)
-    found = np.where(pick < 0.9, near, np.where(pick < 0.98, anything, 0.0))
-    return np.minimum(found, 3e38)
+    thresholds = np.where(pick < 0.9, near, np.where(pick < 0.98, anything, 0.0))
+    return np.minimum(thresholds, 3e38)
 
 
 def _split(stacked: jax.Array) -> list[jax.Array]:
@@ -109,7 +109,7 @@ def norms_of(tree: list[jax.Array], p: float) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("strict", "p"))
 def clipped(batch: Batch, *, strict: bool, p: float = 2.0) -> list[jax.Array]:
-    """Tree by tree, not by vmap: the branch to the second pass stays a branch."""
+    """Clip tree by tree, since vmap would run both sides of each branch."""
 
     def one(single: Batch) -> list[jax.Array]:
         return clip_by_global_norm(*single, ord=p, strict=strict)[0]
@@ -117,8 +117,8 @@ def clipped(batch: Batch, *, strict: bool, p: float = 2.0) -> list[jax.Array]:
     return jax.lax.map(one, batch)
 
 
-def judge(batch: Batch, out: list[jax.Array], p: float = 2.0) -> Found:
-    """The excess of each true norm over its threshold, relative to it."""
+def judge(batch: Batch, out: list[jax.Array], p: float = 2.0) -> Outcome:
+    """Compute the relative excess of each true norm over its threshold."""
     limit = np.asarray(batch.threshold, np.longdouble)
     before, after = _rows(batch.tree), _rows(out)
     ratio = _norm(after, p) / np.where(limit > 0, limit, 1)
@@ -127,14 +127,14 @@ def judge(batch: Batch, out: list[jax.Array], p: float = 2.0) -> Found:
     tiny = float(jnp.finfo(dtype).tiny)
     wanted = before * (limit / np.maximum(_norm(before, p), 1e-300))[:, None]
     is_normal = np.all((before == 0) | (wanted >= 2 * tiny), axis=1)
-    # Below, squares that were flushed to zero can be felt.
+    # At smaller thresholds, squares that are flushed to zero change the norm.
     is_normal &= limit > (2.0**-460 if dtype == np.float64 else 2.0**-40)
     changed = np.any(before != after, axis=1)
-    return Found(excess, is_normal, changed)
+    return Outcome(excess, is_normal, changed)
 
 
 def _rows(tree: list[jax.Array]) -> np.ndarray:
-    """The moduli, a tree a row, in extended precision (64 bits of mantissa)."""
+    """Return the moduli, a row per tree, in extended precision (64-bit mantissa)."""
     kind = np.clongdouble if jnp.iscomplexobj(tree[0]) else np.longdouble
     narrow = np.complex128 if jnp.iscomplexobj(tree[0]) else np.float64
     flat = [np.asarray(x).astype(narrow).reshape(BATCH, -1) for x in tree]
@@ -148,26 +148,29 @@ def _norm(rows: np.ndarray, p: float) -> np.ndarray:
 
 
 def worst(dtype: str, count: int, *, strict: bool, p: float = 2.0) -> Any:
-    """The largest excess (of outputs in the normal range, if not strict) and counts."""
+    """Return the largest excess, the trees above the threshold and the clipped trees.
+
+    Without `strict`, the excess covers trees without subnormal outputs.
+    """
     largest, num_clipped, num_above = -math.inf, 0, 0
     for batch in batches(dtype, count, p):
-        found = judge(batch, clipped(batch, strict=strict, p=p), p)
-        seen = found.clipped if strict else found.is_normal & found.clipped
+        outcome = judge(batch, clipped(batch, strict=strict, p=p), p)
+        covered = outcome.is_normal & outcome.clipped
         if strict:
-            num_above += int(np.sum(found.excess > 0))
-            seen = np.ones_like(found.clipped)
-        num_clipped += int(np.sum(found.clipped))
-        largest = max(largest, float(np.max(found.excess, where=seen, initial=-1)))
+            num_above += int(np.sum(outcome.excess > 0))
+            covered = np.ones_like(outcome.clipped)
+        num_clipped += int(np.sum(outcome.clipped))
+        largest = max(largest, float(np.max(outcome.excess, where=covered, initial=-1)))
     return largest, num_above, num_clipped
 
 
 def worst_of_slices(name: str, p: float) -> float:
-    """The largest excess, with `strict`, of slices made to be rounded one way."""
+    """Return the largest excess, with `strict`, of slices that round one way."""
     x, axis = accuracy.slices(name)
     clip = jax.jit(functools.partial(clip_by_norm, axis=axis, ord=p, strict=True))
     measured = accuracy.measured_along(axis, p)(x)
     worst = -math.inf
-    # At the measured norm too, where an error of it would go unnoticed by the clip.
+    # At the measured norm, nothing is clipped if the measurement is too small.
     for limit in (measured, 0.7 * measured):
         out = clip(x, limit)
         ratio = accuracy.norms_along(out, axis, p) / np.asarray(limit)
@@ -176,13 +179,13 @@ def worst_of_slices(name: str, p: float) -> float:
 
 
 def worst_one_way(shapes: str, p: float) -> float:
-    """Return the largest excess, with `strict`, of trees made to be rounded one way."""
+    """Return the largest excess, with `strict`, of trees that round one way."""
     clip = jax.jit(functools.partial(clip_by_global_norm, ord=p, strict=True))
     excess = []
     for values in accuracy.VALUES_ONE_WAY:
         tree = accuracy.Case(shapes, "float32", values).tree()
         measured = accuracy.norm_of_order(p)(tree)
-        # At the measured norm too, where an error of it would go unnoticed by the clip.
+        # At the measured norm, nothing is clipped if the measurement is too small.
         for limit in (measured, 0.7 * measured):
             out, _ = clip(tree, limit)
             excess.append(accuracy.true_norm(out, p) / float(limit) - 1)
@@ -198,8 +201,8 @@ def main() -> int:
             _, above, cut = worst(dtype, count, strict=True, p=p)
             excess, _, _ = worst(dtype, count // 4, strict=False, p=p)
         eps = float(jnp.finfo(dtype).eps)
-        shown = f"{above}/{count} ({cut} clipped)  {excess / eps:.3f}"
-        print(f"{dtype:20} {p:3g}  {shown}", flush=True)
+        cells = f"{above}/{count} ({cut} clipped)  {excess / eps:.3f}"
+        print(f"{dtype:20} {p:3g}  {cells}", flush=True)
         failed |= above > 0 or excess > room(dtype, p)
     for name, p in itertools.product(accuracy.SLICES, (1.0, 2.0)):
         excess = worst_of_slices(name, p)

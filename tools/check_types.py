@@ -1,4 +1,4 @@
-"""Every public name has a complete type, by pyright's own count. Run as a script."""
+"""Check with pyright that every public name has a complete type. Run as a script."""
 
 import json
 import os
@@ -12,20 +12,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        # pyright counts only what is installed for good, not an editable link.
+        # pyright does not verify the types of an editable installation.
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
         quiet = ["--disable-pip-version-check", "--root-user-action=ignore"]
         subprocess.run([*pip, *quiet, "--target", folder, ROOT], check=True)
         command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
         command += ["--outputjson", "--verifytypes", "optclip", "--ignoreexternal"]
-        found = subprocess.run(
+        result = subprocess.run(
             command,
             capture_output=True,
             text=True,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": folder},
         )
-    report = json.loads(found.stdout)["typeCompleteness"]
+    report = json.loads(result.stdout)["typeCompleteness"]
     score = report["completenessScore"]
     names = sum(symbol["isExported"] for symbol in report["symbols"])
     print(f"types complete: {score:.1%} of {names} public symbols")

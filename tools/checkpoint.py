@@ -1,10 +1,9 @@
-"""The checkpoint of this version, and the numbers that later ones must go on to.
+"""Write the golden checkpoint of this version, and the numbers of its run.
 
     .nox/stacks/bin/python -m tools.checkpoint
 
-Run it once, when a version is released, and commit what it wrote in
-`tests/integration/stacks/golden`; never again for a version that was: a checkpoint which
-that version did not write proves nothing.
+Run it once per release, with the released version, and commit the new folder in
+`tests/integration/stacks/golden`. Later versions must restore it.
 """
 
 import json
@@ -26,23 +25,23 @@ from tests.integration.stacks.checkpoints import (
 
 
 def make(folder: pathlib.Path) -> None:
-    """The checkpoint of this version, and what its run comes to."""
+    """Write the checkpoint and the numbers into the folder."""
     run = go_on(start(), 0, BEFORE)
-    with tempfile.TemporaryDirectory() as made:
-        state = pathlib.Path(made) / "state"
+    with tempfile.TemporaryDirectory() as temporary:
+        state = pathlib.Path(temporary) / "state"
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(state, run)
             checkpointer.wait_until_finished()
-        # It says where it was saved, which is no one else's folder.
+        # This file contains the local path of the checkpoint.
         (state / "commit_success.txt").unlink(missing_ok=True)
         shutil.copytree(state, folder / "state")
     end = go_on(run, BEFORE, BEFORE + AFTER)
-    said = {"saved": numbers(run), "end": numbers(end)}
-    (folder / "numbers.json").write_text(json.dumps(said, indent=1) + "\n")
+    saved_and_end = {"saved": numbers(run), "end": numbers(end)}
+    (folder / "numbers.json").write_text(json.dumps(saved_and_end, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     folder = GOLDEN / optclip.__version__
     folder.mkdir(parents=True)
     make(folder)
-    print(f"made {folder}")
+    print(f"Wrote {folder}.")

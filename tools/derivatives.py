@@ -1,8 +1,8 @@
-"""How far derivatives of capped singular values are from exact ones, beside large ones.
+"""Measure the errors of derivatives of singular-value clipping, with large values.
 
-    python -m tools.derivatives        # the worst over four shapes, a minute
+    python -m tools.derivatives        # the largest over four shapes, a minute
 
-`test_singular_value_derivatives.py` asserts the same over smaller matrices.
+`test_singular_value_derivatives.py` bounds them for smaller matrices.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tests.spectral.test_singular_values import matrix
 SHAPES = [(24, 40), (40, 24), (24, 24), (8, 300)]
 DTYPES = ["float32", "complex64"]
 
-# f and its derivative, at a threshold of 1, and the derivative of f by the threshold.
+# f and its derivative at threshold 1, and the derivative with respect to the threshold.
 HARD = (
     lambda s: np.minimum(s, 1.0),
     lambda s: np.where(s > 1, 0.0, 1.0),
@@ -33,12 +33,12 @@ SOFT = (
 )
 CAPS = {"hard": HARD, "soft": SOFT}
 
-# What is promised, of the norm of the exact derivative.
+# The documented error, relative to the norm of the exact derivative.
 ROOM = 5e-5
 
 
 def exact(x: np.ndarray, dx: np.ndarray, cap: str) -> np.ndarray:
-    """The change of u f(s) v^* along dx, in float64; v all of a square matrix."""
+    """Return the derivative of u f(s) v^* along dx, in float64."""
     f, slope, _ = CAPS[cap]
     m, n = x.shape
     if m > n:
@@ -56,7 +56,7 @@ def exact(x: np.ndarray, dx: np.ndarray, cap: str) -> np.ndarray:
 
 
 def beside_spikes(k: int) -> dict[str, np.ndarray]:
-    """Singular values in units of c, none of them at the kink of a hard cap."""
+    """Return spectra in units of the threshold, with no value at the kink."""
     half = np.arange(k) < k // 2
     return {
         "one 30": np.append(np.full(k - 1, 0.1), 30),
@@ -76,17 +76,18 @@ def beside_spikes(k: int) -> dict[str, np.ndarray]:
 def errors(
     cap: str, shape: tuple[int, int], dtype: str, jit: Callable[..., Any] = jax.jit
 ) -> dict[str, float]:
-    """By spectrum the larger of the errors forwards and backwards.
+    """Return, per spectrum, the larger of the forward- and reverse-mode errors.
 
-    Forwards along a random change, of its Frobenius norm; backwards by a product with
-    random weights, of that norm times theirs.
+    Forward mode: along a random direction, relative to the derivative's Frobenius norm.
+    Reverse mode: of a weighted sum, relative to that norm times the norm of the
+    weights.
     """
     rng = np.random.default_rng(2)
     kinds = beside_spikes(min(shape))
     x = np.stack([matrix(rng, values, shape) for values in kinds.values()])
     along, weights = rng.normal(size=(2, *x.shape))
     if dtype == "complex64":
-        # By a unitary diagonal the singular values stay.
+        # A unitary diagonal preserves the singular values.
         x = x * np.exp(2j * np.pi * rng.uniform(size=shape[1]))
         along = along + 1j * rng.normal(size=x.shape)
     x, along = x.astype(dtype), along.astype(dtype)
@@ -99,28 +100,28 @@ def errors(
 
     with jax.numpy_dtype_promotion("strict"):
         forward, by_x = jit(jax.vmap(one))(x, along, np.float32(weights))
-    found = {}
+    largest = {}
     for i, name in enumerate(kinds):
         want = exact(x[i].astype(complex), along[i].astype(complex), cap)
         size = np.linalg.norm(want)
-        # The gradient of a real function of complex numbers is conjugate in JAX.
+        # JAX conjugates the gradient of a real function of complex numbers.
         reverse = np.sum(np.real(np.complex128(by_x[i]) * along[i]))
-        right = np.sum(weights[i] * np.real(want))
-        off = [
+        want_reverse = np.sum(weights[i] * np.real(want))
+        relative = [
             np.linalg.norm(forward[i] - want) / size,
-            abs(reverse - right) / (size * np.linalg.norm(weights[i])),
+            abs(reverse - want_reverse) / (size * np.linalg.norm(weights[i])),
         ]
-        found[name] = float(np.max(off))
-    return found
+        largest[name] = float(np.max(relative))
+    return largest
 
 
 def main() -> int:
     columns = [(cap, dtype) for cap in CAPS for dtype in DTYPES]
     print(f"{'':20}" + "".join(f"{f'{cap}, {dtype}':>17}" for cap, dtype in columns))
-    found = [[errors(cap, shape, dtype) for shape in SHAPES] for cap, dtype in columns]
+    table = [[errors(cap, shape, dtype) for shape in SHAPES] for cap, dtype in columns]
     failed = False
     for name in beside_spikes(min(SHAPES[0])):
-        worst = [np.max([one[name] for one in shapes]) for shapes in found]
+        worst = [np.max([one[name] for one in shapes]) for shapes in table]
         print(f"{name:20}" + "".join(f"{error:17.1e}" for error in worst))
         failed |= not np.max(worst) <= ROOM
     return int(failed)

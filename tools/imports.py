@@ -1,4 +1,4 @@
-"""Which folders of the package each of them imports."""
+"""Find the imports between the folders of the package."""
 
 import ast
 import functools
@@ -9,23 +9,23 @@ from importlib import util
 import optclip
 
 ROOT = pathlib.Path(optclip.__file__).parent
-# The file with the public names of a folder; that of the root imports all folders.
+# The file with the public names of a folder. The root's imports all folders.
 FACE = "__init__"
 
 
 def folder_of(path: pathlib.Path) -> str:
-    """The folder below the package's root that a file is in, or its own name there."""
+    """Return the folder of a file below the root, or the name of a file in the root."""
     return path.relative_to(ROOT).with_suffix("").parts[0]
 
 
 def names(path: pathlib.Path) -> set[str]:
-    """The full names that a file of the package imports, in whatever form."""
+    """Return the full names that a file of the package imports."""
     package = ".".join([ROOT.name, *path.relative_to(ROOT).parent.parts])
     return names_in(path.read_text(), package)
 
 
 def names_in(source: str, package: str) -> set[str]:
-    """The same of a source whose relative imports start at `package`."""
+    """Return the names that a source imports; relative imports start at `package`."""
     return {n for node in ast.walk(ast.parse(source)) for n in _names(node, package)}
 
 
@@ -34,7 +34,7 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
         for alias in node.names:
             yield alias.name
             if not alias.asname:
-                # `import a.b` binds `a`, and with it all else that is in it.
+                # `import a.b` binds `a`, through which its other names are accessible.
                 yield alias.name.split(".")[0]
     elif isinstance(node, ast.ImportFrom):
         module = util.resolve_name("." * node.level + (node.module or ""), package)
@@ -48,14 +48,16 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
 def _called_for(call: ast.Call) -> str:
     name = getattr(call.args[0], "value", None) if call.args else None
     if not isinstance(name, str) or name.startswith("."):
-        raise ValueError(f"What is imported cannot be read off: {ast.unparse(call)}")
+        raise ValueError(
+            f"the imported name is not a literal: {ast.unparse(call)}; pass a full name"
+        )
     return name
 
 
-def folders_in(imported: set[str], known: set[str]) -> set[str]:
-    """Those of the package that are imported; what its face defines is the face's."""
+def folders_in(imported: set[str], folders: set[str]) -> set[str]:
+    """Return the imported folders; names defined by the root itself map to `FACE`."""
     paths = [name.split(".")[1:] for name in imported if _is_ours(name)]
-    return {path[0] if path and path[0] in known else FACE for path in paths}
+    return {path[0] if path and path[0] in folders else FACE for path in paths}
 
 
 def _is_ours(name: str) -> bool:
@@ -63,20 +65,22 @@ def _is_ours(name: str) -> bool:
 
 
 def folders() -> dict[str, set[str]]:
-    """Each folder of the package and those that it imports.
+    """Return each folder of the package with the folders that it imports.
 
-    An `__init__.py` is left out: the public names of a folder may come from above.
+    Excludes `__init__.py` files, since public names of a folder may come from above.
     """
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for path in ROOT.rglob("*.py"):
         if path.stem != FACE:
-            found.setdefault(folder_of(path), set()).update(names(path))
-    known = found.keys()
-    return {here: folders_in(all_, set(known)) - {here} for here, all_ in found.items()}
+            imported.setdefault(folder_of(path), set()).update(names(path))
+    return {
+        folder: folders_in(names, set(imported)) - {folder}
+        for folder, names in imported.items()
+    }
 
 
 def longest_chain() -> list[str]:
-    """The longest chain of imports between folders, from the top down."""
+    """Return the longest chain of imports between folders, from the top down."""
     below = folders()
 
     @functools.cache

@@ -1,11 +1,11 @@
-"""Insert small faults into optclip, one at a time, and report which a test notices.
+"""Insert small faults into optclip, one at a time, and report the detected ones.
 
     python -m tools.mutation                           # 60 faults from the whole package
     python -m tools.mutation --sample 40 --seed 1 norms scopes    # 40 from two folders
 
-Faults are drawn evenly and are the same for one seed and one state of the code. Each is
-made in a copy of the checkout. The tests of the folder with the same name run first, then
-the contracts, then all others, until one fails.
+Faults are drawn evenly; they depend only on the seed and the code. Each is inserted into
+a copy of the checkout. The tests of the same folder run first, then the contracts, then
+all others, until one fails.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOAL = 0.95
-# Seconds after which tests count as endless; the slowest folder takes a fifth of it.
-PATIENCE = 900
+# Seconds after which tests count as failed; the slowest folder takes a fifth of this.
+TIMEOUT = 900
 
-# One or two changes of each kind: eleven for every plus sign show no more.
+# One or two replacements per operator, which detect as much as all eleven.
 BINARY = "Add_Sub|Sub_Add|Mul_Div|Div_Mul|Pow_Mul|BitAnd_BitOr|BitOr_BitAnd"
 COMPARISON = (
     "Lt_LtE|Lt_Gt|LtE_Lt|LtE_Gt|Gt_GtE|Gt_Lt|GtE_Gt|GtE_Lt"
@@ -40,11 +40,11 @@ SKIPPED = [
     f"core/ReplaceComparisonOperator_(?!({COMPARISON})$)",
     f"core/ReplaceUnaryOperator_(?!({UNARY}))",
     "core/ExceptionReplacer",
-    # These want to be told a variable.
+    # These require the name of a variable.
     "core/Variable",
 ]
 
-# A part of the changed line, and why the mutant behaves as the original.
+# A pattern of the changed lines, and why the mutant is equivalent to the original.
 EQUIVALENT = {
     r"\+ +norm = m if len\(index\) == 1 else m\[ 1\]": "only the type of the norm is read",
     r"\+_LEAST = 2\.0\*\*- ": "that it is small is enough",
@@ -108,7 +108,7 @@ EQUIVALENT = {
 
 
 class Fault(NamedTuple):
-    """The n-th place at which an operator of cosmic-ray changes a file."""
+    """Hold the n-th place at which an operator of cosmic-ray changes a file."""
 
     path: str
     line: int
@@ -129,7 +129,7 @@ class Fault(NamedTuple):
         return [line for line in lines if re.match(r"[-+](?![-+])", line)]
 
     def reason(self) -> str | None:
-        """Return why no test can notice it, if that is known."""
+        """Return why no test can detect it, if `EQUIVALENT` has a reason."""
         changes = "\n".join(self.changes())
         reasons = EQUIVALENT.items()
         return next((why for part, why in reasons if re.search(part, changes)), None)
@@ -137,10 +137,12 @@ class Fault(NamedTuple):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="*", help="of optclip; all if none")
-    parser.add_argument("--sample", type=int, default=60, help="how many faults")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("folders", nargs="*", help="folders of optclip; default: all")
+    parser.add_argument("--sample", type=int, default=60, help="number of faults")
+    parser.add_argument("--seed", type=int, default=0, help="selects the faults")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="parallel test runs"
+    )
     options = parser.parse_args()
     faults = drawn(options.folders, options.sample, options.seed)
     copies: queue.Queue[pathlib.Path] = queue.Queue()
@@ -151,7 +153,7 @@ def main() -> int:
         def run(fault: Fault) -> str | None:
             copy = copies.get()
             try:
-                test = noticed_by(fault, copy)
+                test = detected_by(fault, copy)
             finally:
                 copies.put(copy)
             print(_row(fault, test), flush=True)
@@ -163,7 +165,7 @@ def main() -> int:
 
 
 def drawn(folders: list[str], sample: int, seed: int) -> list[Fault]:
-    """Draw faults at even distances over the files, in their order."""
+    """Draw faults at even distances over the sorted files."""
     paths = sorted((ROOT / "optclip").rglob("*.py"))
     wanted = [
         p for p in paths if not folders or p.parts[len(ROOT.parts) + 1] in folders
@@ -175,7 +177,7 @@ def drawn(folders: list[str], sample: int, seed: int) -> list[Fault]:
     return [faults[place] for place in places if place < len(faults)]
 
 
-def noticed_by(fault: Fault, copy: pathlib.Path) -> str | None:
+def detected_by(fault: Fault, copy: pathlib.Path) -> str | None:
     """Return the first test that fails with the fault in the copy."""
     place = copy / fault.path
     original = place.read_text()
@@ -196,7 +198,7 @@ def _faults_of(path: pathlib.Path) -> Iterator[Fault]:
     source = path.read_text()
     lines = source.splitlines()
     nodes = list(ast_nodes(get_ast(source)))
-    found = []
+    faults = []
     for name, operator in _operators().items():
         positions = [
             place for node in nodes for place in operator.mutation_positions(node)
@@ -204,8 +206,8 @@ def _faults_of(path: pathlib.Path) -> Iterator[Fault]:
         for i, ((line, column), _) in enumerate(positions):
             if not _is_annotation(lines[line - 1]):
                 where = str(path.relative_to(ROOT))
-                found.append((line, column, Fault(where, line, name, i)))
-    return (fault for *_, fault in sorted(found))
+                faults.append((line, column, Fault(where, line, name, i)))
+    return (fault for *_, fault in sorted(faults))
 
 
 def _operators() -> dict[str, Any]:
@@ -217,7 +219,7 @@ def _operators() -> dict[str, Any]:
 
 
 def _is_annotation(line: str) -> bool:
-    """Whether a line has `X | None` or `*,` of a signature, which computes nothing."""
+    """Return whether operators in a line are part of a type or a signature."""
     return bool(re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: \w+ \| \w+", line))
 
 
@@ -228,10 +230,10 @@ def _copy(target: pathlib.Path) -> pathlib.Path:
 
 
 def _stages(fault: Fault, copy: pathlib.Path) -> Iterator[list[str]]:
-    """Yield the tests to run, those most likely to notice the fault first."""
-    own = pathlib.Path(fault.path).parts[1].strip("_")
+    """Yield the tests to run, those most likely to detect the fault first."""
+    folder = pathlib.Path(fault.path).parts[1].strip("_")
     folders = sorted(path.name for path in (copy / "tests").iterdir() if path.is_dir())
-    first = [name for name in (own, "contracts") if name in folders]
+    first = [name for name in (folder, "contracts") if name in folders]
     aside = {*first, "integration", "support", "__pycache__"}
     yield from ([f"tests/{name}"] for name in first)
     yield [f"tests/{name}" for name in folders if name not in aside]
@@ -251,10 +253,10 @@ def _first_failure(tests: list[str], copy: pathlib.Path) -> str | None:
     try:
         result = subprocess.run(
             [*command, *tests], cwd=copy, capture_output=True, text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"{tests[0]} ran over {PATIENCE} s"
+        return f"{tests[0]} exceeded {TIMEOUT} s"
     if result.returncode in (0, 5):
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", result.stdout, re.MULTILINE)
@@ -263,18 +265,20 @@ def _first_failure(tests: list[str], copy: pathlib.Path) -> str | None:
 
 def _row(fault: Fault, test: str | None) -> str:
     changes = "\n    ".join(line.strip() for line in fault.changes())
-    outcome = test or f"not noticed; without effect: {fault.reason()}"
+    outcome = test or f"not detected; equivalent because: {fault.reason()}"
     return f"{fault.path}:{fault.line}\n    {changes}\n    {outcome}"
 
 
 def _report(faults: list[Fault], tests: list[str | None]) -> int:
     pairs = list(zip(faults, tests, strict=True))
-    same = sum(test is None and fault.reason() is not None for fault, test in pairs)
-    noticed = sum(test is not None for test in tests)
-    score = noticed / max(len(faults) - same, 1)
+    equivalent = sum(
+        test is None and fault.reason() is not None for fault, test in pairs
+    )
+    detected = sum(test is not None for test in tests)
+    score = detected / max(len(faults) - equivalent, 1)
     print(
-        f"\n{len(faults)} faults, {same} of them without effect; {score:.1%} of the"
-        f" others noticed (goal {GOAL:.0%})"
+        f"\n{len(faults)} faults, {equivalent} of them equivalent; {score:.1%} of the"
+        f" others detected (goal {GOAL:.0%})"
     )
     return int(score < GOAL)
 

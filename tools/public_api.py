@@ -1,8 +1,8 @@
-"""Every public name with its arguments, defaults or value, kept in `public_api.txt`.
+"""List every public name with its arguments, defaults or value in `public_api.txt`.
 
-    python -m tools.public_api     # write that file anew
+    python -m tools.public_api     # write the file
 
-A default that changes by itself changes what a run does: it is to be seen in a diff.
+A changed default changes the results of users' runs, so it must show in a diff.
 """
 
 import inspect
@@ -35,29 +35,28 @@ def text() -> str:
 
 def _lines(module: Any) -> Iterator[str]:
     for name in module.__all__:
-        found = getattr(module, name)
         path = f"{module.__name__}.{name}"
-        yield path + _details(found)
+        yield path + _details(getattr(module, name))
 
 
-def _details(found: Any) -> str:
-    if _has_arguments(found):
-        return _arguments(found)
-    is_ours = type(found).__module__.startswith("optclip")
-    return f" = {found!r}" if is_ours else ""
+def _details(value: Any) -> str:
+    if _has_arguments(value):
+        return _arguments(value)
+    is_ours = type(value).__module__.startswith("optclip")
+    return f" = {value!r}" if is_ours else ""
 
 
-def _has_arguments(found: Any) -> bool:
-    is_protocol = getattr(found, "_is_protocol", False)
-    is_typed_dict = hasattr(found, "__required_keys__")
-    own = getattr(found, "__module__", "").startswith("optclip")
-    is_callable = inspect.isclass(found) or inspect.isfunction(found)
-    return own and is_callable and not is_protocol and not is_typed_dict
+def _has_arguments(value: Any) -> bool:
+    is_protocol = getattr(value, "_is_protocol", False)
+    is_typed_dict = hasattr(value, "__required_keys__")
+    is_ours = getattr(value, "__module__", "").startswith("optclip")
+    is_callable = inspect.isclass(value) or inspect.isfunction(value)
+    return is_ours and is_callable and not is_protocol and not is_typed_dict
 
 
-def _arguments(found: Any) -> str:
-    """The signature without types, which the type checker looks after."""
-    parameters = inspect.signature(found).parameters.values()
+def _arguments(value: Any) -> str:
+    """Return the signature without types, which the type checker covers."""
+    parameters = inspect.signature(value).parameters.values()
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     return str(inspect.Signature(bare))
 

@@ -1,6 +1,6 @@
-"""The chart of docs/benchmarks.md: time and memory of an AdamW step of GPT-2.
+"""Draw the chart of docs/benchmarks.md: time and memory of an AdamW step of GPT-2.
 
-`python -m tools.step_chart` draws `docs/images/adamw_step.png` from the results in
+`python -m tools.step_chart` writes `docs/images/adamw_step.png` from the results in
 `benchmarks/results/cpu.json`.
 """
 
@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PICTURE = ROOT / "docs" / "images" / "adamw_step.png"
+CHART = ROOT / "docs" / "images" / "adamw_step.png"
 CONTENDERS = {"unclipped": "#999999", "optclip": "#0072b2", "optax": "#d55e00"}
 SETTINGS = {
     ("float32", "made"): "float32",
@@ -49,7 +49,7 @@ def main():
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, loc="upper left")
     figure.suptitle("AdamW step of GPT-2 with global-norm clipping, on a CPU")
-    figure.savefig(PICTURE, dpi=130)
+    figure.savefig(CHART, dpi=130)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What other people's code of a method does, run from a checkout of it."""
+"""Run the authors' code of published methods from a checkout, to compare with."""

@@ -1,8 +1,9 @@
-"""What `tests/recipes/test_official.py` compares with, made anew from others' code.
+"""Run the authors' code of a method and save the values that tests compare with.
 
     python -m tools.official agc CHECKOUT     # writes tests/recipes/official/agc.json
 
-Each file of this folder says which code, what it needs and what is put in for it.
+Each module names the repository to check out, its requirements and any substitutes.
+`tests/recipes/test_official.py` reads the files.
 """
 
 import argparse
@@ -19,12 +20,12 @@ def main() -> None:
     )
     files = pathlib.Path(__file__).parent.glob("[!_]*.py")
     names = sorted(path.stem for path in files)
-    parser.add_argument("name", choices=names)
-    parser.add_argument("checkout", type=pathlib.Path)
+    parser.add_argument("name", choices=names, help="the method")
+    parser.add_argument("checkout", type=pathlib.Path, help="the authors' code")
     options = parser.parse_args()
     module = importlib.import_module(f"tools.official.{options.name}")
-    found = json.dumps(module.values(options.checkout))
-    (FOLDER / f"{options.name}.json").write_text(found + "\n")
+    text = json.dumps(module.values(options.checkout))
+    (FOLDER / f"{options.name}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What DeepMind's own code of AGC leaves of a few gradients.
+"""Clip gradients with DeepMind's code of AGC.
 
-Its code is not kept here: https://github.com/google-deepmind/deepmind-research. Two
-names that JAX has no more are put in for it.
+Requires a checkout of https://github.com/google-deepmind/deepmind-research. Names that
+JAX and optax have removed are added back.
 """
 
 import pathlib
@@ -13,19 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-# Ranks of which their units are ours, too.
+# Ranks for which both define the same units.
 SHAPES = {"bias": (3,), "kernel": (4, 3), "conv": (2, 2, 2, 3)}
 RATIOS = {"default": 0.01, "loose": 1.0}
 STEPS = 8
 
 
 def tree(rng: np.random.Generator, spread: float) -> dict[str, np.ndarray]:
-    """Units of sizes that differ; about one leaf in four is zero."""
-    found = {}
+    """Draw a tree whose units differ in size; about one leaf in four is zero."""
+    leaves = {}
     for name, shape in SHAPES.items():
         scale = np.exp(spread * rng.normal(size=shape[-1:])) * (rng.random() > 0.25)
-        found[name] = (scale * rng.normal(size=shape)).astype(np.float32)
-    return found
+        leaves[name] = (scale * rng.normal(size=shape)).astype(np.float32)
+    return leaves
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
@@ -36,11 +36,11 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     params = [tree(rng, 2.0) for _ in range(STEPS)]
     gradients = [tree(rng, 3.0) for _ in range(STEPS)]
-    found: dict[str, Any] = {"params": params, "gradients": gradients, "left": {}}
+    results: dict[str, Any] = {"params": params, "gradients": gradients, "left": {}}
     for name, ratio in RATIOS.items():
         tx = official(ratio)
-        found["left"][name] = [
+        results["left"][name] = [
             tx.update(jax.tree.map(jnp.asarray, g), tx.init(p), p)[0]
             for g, p in zip(gradients, params, strict=True)
         ]
-    return jax.tree.map(lambda x: np.asarray(x).tolist(), found)
+    return jax.tree.map(lambda x: np.asarray(x).tolist(), results)

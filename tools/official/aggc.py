@@ -1,7 +1,7 @@
-"""What the authors' own code of AGGC does to the norms of three groups.
+"""Clip three groups with the authors' code of AGGC.
 
-Their code is not kept here: https://github.com/ZhiyuanLi218/AGGC, which needs torch. It
-takes norms in float32, so the gradients are in 64ths and the norms are what it found.
+Requires torch and a checkout of https://github.com/ZhiyuanLi218/AGGC. The code computes
+norms in float32, so the gradients are multiples of 1/64, and its norms are saved too.
 """
 
 import pathlib
@@ -35,13 +35,12 @@ OPTIONS = {
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
     path = checkout / "GRPO" / "verl" / "utils" / "grad_clip.py"
     official = runpy.run_path(str(path))
     inputs = gradients(STEPS)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "groups": GROUPS,
         "gradients": inputs.tolist(),
         "norms": [],
@@ -54,7 +53,7 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             options=official["PerModuleGradNormOptions"](
                 enable=True, auto_bounds=True, **options
             ),
-            local_rank=1,  # So that it writes no files.
+            local_rank=1,  # Rank 0 writes files.
         )
         clipper.attach(model)
         clipper.on_train_begin(STEPS)
@@ -64,12 +63,12 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             weights = torch.cat([p.flatten() for p in model.parameters()])
             assert weights.numel() == len(START)
             torch.sum(weights * gradient).backward()
-            results = clipper.on_before_optimizer_step(step)
+            reports = clipper.on_before_optimizer_step(step)
             clipper.on_step_end(step)
-            by_group = {result["module"]: result for result in results}
+            by_group = {report["module"]: report for report in reports}
             norms.append([by_group[group]["norm"] for group in GROUPS])
             scales.append([by_group[group]["scale"] for group in GROUPS])
-        # It takes the norms before it scales anything: they are the same each time.
-        found["norms"] = listed(norms)
-        found["scales"][name] = listed(scales)
-    return found
+        # Norms are computed before scaling, so they are the same for all options.
+        results["norms"] = listed(norms)
+        results["scales"][name] = listed(scales)
+    return results

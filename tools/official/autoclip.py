@@ -1,7 +1,7 @@
-"""What the authors' own code of AutoClip leaves of a sequence of norms.
+"""Clip a sequence of gradients with the authors' code of AutoClip.
 
-Their code is not kept here: https://github.com/pseeth/autoclip, which needs torch. The
-event of ignite that it waits for is put in for it.
+Requires torch and a checkout of https://github.com/pseeth/autoclip. A substitute calls
+its handler instead of ignite.
 """
 
 import pathlib
@@ -18,18 +18,17 @@ PERCENTILES = {"paper": 10, "median": 50, "most": 90}
 
 
 class Engine:
-    """What it asks of ignite: to be called after each backward pass."""
+    """Stand in for ignite's engine, and store the handler to call."""
 
     def on(self, event: Any) -> Any:
-        def keep(handler: Any) -> Any:
+        def store(handler: Any) -> Any:
             self.handler = handler
             return handler
 
-        return keep
+        return store
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
     ignite = types.ModuleType("ignite.engine")
@@ -38,7 +37,7 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     path = checkout / "autoclip.py"
     official = runpy.run_path(str(path))["add_autoclip_gradient_handler"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
-    found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
     for name, percentile in PERCENTILES.items():
         model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
         engine = Engine()
@@ -48,5 +47,5 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
             engine.handler(engine)
             left.append(float(model.weight.grad.norm()))
-        found["left"][name] = left
-    return found
+        results["left"][name] = left
+    return results

@@ -1,7 +1,7 @@
-"""Which steps AXLearn's own code skips of a sequence of norms.
+"""Record which steps AXLearn's code skips in a sequence of norms.
 
-Its code is not kept here: https://github.com/apple/axlearn. Of its file of optimizers
-the functions named below are run, with what they import of AXLearn put in for them.
+Requires a checkout of https://github.com/apple/axlearn. Only the functions named below
+run, with substitutes for their imports from AXLearn.
 """
 
 import __future__
@@ -29,7 +29,7 @@ RUN = {
 
 
 class Parts(NamedTuple):
-    """Its transformations, whose third part plays no role here."""
+    """Stand in for AXLearn's transformations; `partition` is not used."""
 
     init: Any
     update: Any
@@ -37,14 +37,14 @@ class Parts(NamedTuple):
 
 
 def norms() -> np.ndarray:
-    """From about 1, where its average starts, so that nothing is skipped for ever."""
-    found = rules.NORMS[rules.NORMS != 0].copy()
-    found[0] = 1.0
-    return found
+    """Return norms that start at 1 like the average, else every step may be skipped."""
+    norms = rules.NORMS[rules.NORMS != 0].copy()
+    norms[0] = 1.0
+    return norms
 
 
 def _official(checkout: pathlib.Path) -> dict[str, Any]:
-    """Those functions alone: the file imports all of AXLearn."""
+    """Compile only those functions, since the file imports all of AXLearn."""
     path = checkout / "axlearn/common/optimizers.py"
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if getattr(node, "name", "") in RUN]
@@ -55,10 +55,10 @@ def _official(checkout: pathlib.Path) -> dict[str, Any]:
         "jnp": jnp,
         "optax": optax,
         "PartitionedGradientTransformation": Parts,
-        "maybe_instantiate": lambda given: given,
+        "maybe_instantiate": lambda config: config,
         "current_context": lambda: None,
     }
-    # Its annotations name more of AXLearn; as text they do not matter.
+    # Annotations name more of AXLearn, so they are not evaluated.
     flags = __future__.annotations.compiler_flag
     exec(compile(tree, str(path), "exec", flags), names)
     return names
@@ -66,7 +66,7 @@ def _official(checkout: pathlib.Path) -> dict[str, Any]:
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
     official = _official(checkout)
-    found: dict[str, Any] = {"norms": norms().tolist(), "skipped": {}}
+    results: dict[str, Any] = {"norms": norms().tolist(), "skipped": {}}
     for name, options in OPTIONS.items():
         drop = official["drop_norm_by_grad_norm_ema"](options["multipliers"])
         tx = official["skip_and_clip_by_global_norm"](
@@ -81,5 +81,5 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             updates = jnp.array([0.6 * norm, -0.8 * norm], jnp.float32)
             _, state = tx.update(updates, state)
             skipped.append(int(state.nonvalid_count) > count)
-        found["skipped"][name] = skipped
-    return found
+        results["skipped"][name] = skipped
+    return results

@@ -1,7 +1,6 @@
-"""What TensorFlow Recommenders' own code of Clippy leaves of a few steps.
+"""Shrink a few steps with TensorFlow Recommenders' code of Clippy.
 
-Its code is not kept here: https://github.com/tensorflow/recommenders, which needs
-TensorFlow.
+Requires TensorFlow and a checkout of https://github.com/tensorflow/recommenders.
 """
 
 import pathlib
@@ -24,10 +23,10 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     size = np.exp(rng.normal(-1.0, 1.0, size=(STEPS, 1)))
     steps = (size * rng.normal(size=(STEPS, SIZE))).astype(np.float32)
     params = rng.normal(0.0, 3.0, size=(STEPS, SIZE)).astype(np.float32)
-    # Nothing to move, nothing to move by, and both.
+    # Zero parameters, zero steps, and both.
     steps[::5, 0] = params[::7, 1] = steps[3] = params[4] = 0.0
-    found: dict[str, Any] = {"steps": steps.tolist(), "params": params.tolist()}
-    found["left"] = {
+    results: dict[str, Any] = {"steps": steps.tolist(), "params": params.tolist()}
+    results["left"] = {
         name: [
             official(step, [w], [options["relative"]], options["absolute"])[0]
             .numpy()
@@ -36,4 +35,4 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
         ]
         for name, options in OPTIONS.items()
     }
-    return found
+    return results

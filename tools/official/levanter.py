@@ -1,7 +1,7 @@
-"""What Levanter's own code leaves of a sequence of norms.
+"""Clip a sequence of updates with Levanter's code.
 
-Its code is not kept here: https://github.com/marin-community/levanter. The log that it
-writes to is put in for it.
+Requires a checkout of https://github.com/marin-community/levanter. A substitute
+replaces its logger.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     path = checkout / "src/levanter/optim/clip_update_norm.py"
     official = runpy.run_path(str(path))["clip_update_by_historical_norm"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
-    found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
     for name, options in OPTIONS.items():
         tx = official(**options)
         state = tx.init(jnp.zeros(2))
@@ -39,5 +39,5 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             updates = jnp.array([0.6 * norm, -0.8 * norm], jnp.float32)
             clipped, state = tx.update(updates, state)
             left.append(float(np.linalg.norm(np.float64(clipped))))
-        found["left"][name] = left
-    return found
+        results["left"][name] = left
+    return results

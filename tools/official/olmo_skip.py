@@ -1,7 +1,7 @@
-"""Which steps OLMo-core's own code skips of sequences of losses and norms.
+"""Record which steps OLMo-core's code skips in sequences of losses and norms.
 
-Its code is not kept here: https://github.com/allenai/OLMo-core, which needs torch. The
-one file is run, with two helpers that it imports put in for it.
+Requires torch and a checkout of https://github.com/allenai/OLMo-core. A single file
+runs, with substitutes for two helpers that it imports.
 """
 
 import pathlib
@@ -21,21 +21,23 @@ SEQUENCES = ("losses", "norms")
 
 
 def sequences(steps: int) -> dict[str, np.ndarray]:
-    """Losses that fall and norms that do not, in 1024ths, with spikes in each."""
+    """Return decreasing losses and stationary norms, both with spikes.
+
+    All are multiples of 1/1024.
+    """
     rng = np.random.default_rng(3)
     losses = 4.0 * np.exp(-np.arange(steps) / 60) + 0.1 * rng.standard_normal(steps)
     norms = np.abs(rng.standard_t(2.5, size=steps)) + 0.5
     losses[[30, 100, 101]] += 40.0
     norms[[45, 90, 130]] *= 200.0
-    # A stretch without any deviation, and a step above it.
+    # A constant stretch with a single larger loss.
     losses[70:90], norms[70:90] = 1.0, 1.0
     losses[88] += 0.5
-    found = np.round(np.stack([losses, norms]) * 1024) / 1024
-    return dict(zip(SEQUENCES, found, strict=True))
+    rounded = np.round(np.stack([losses, norms]) * 1024) / 1024
+    return dict(zip(SEQUENCES, rounded, strict=True))
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
     helpers = types.ModuleType("olmo_core.utils")
@@ -47,8 +49,8 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
     official = runpy.run_path(str(path))["SkipStepOptimizer"]
 
     inputs = sequences(150)
-    found: dict[str, Any] = {name: inputs[name].tolist() for name in SEQUENCES}
-    found["skipped"] = {}
+    results: dict[str, Any] = {name: inputs[name].tolist() for name in SEQUENCES}
+    results["skipped"] = {}
     for name, options in OPTIONS.items():
         optimizer = official([torch.nn.Parameter(torch.zeros(6))], {}, **options)
         skipped = []
@@ -56,5 +58,5 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             optimizer.latest_loss = torch.tensor(loss)
             optimizer.latest_grad_norm = torch.tensor(norm)
             skipped.append(bool(optimizer.step_skipped))
-        found["skipped"][name] = skipped
-    return found
+        results["skipped"][name] = skipped
+    return results

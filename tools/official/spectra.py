@@ -1,9 +1,9 @@
-"""Where the authors' own code of SPECTRA takes parameters, around torch's AdamW.
+"""Train parameters with the authors' code of SPECTRA around torch's AdamW.
 
-Their code is not kept here: https://github.com/mlolab/llm-spectral-clipping, which
-needs torch. Kernels are `(outputs, inputs)` there. Their training loop clips gradients
-itself: here that is done by the same two functions of theirs. Three axes stand for as
-many layers as the first is long, of which they would have two axes each.
+Requires torch and a checkout of https://github.com/mlolab/llm-spectral-clipping.
+Kernels are `(outputs, inputs)` there. The authors' training loop clips gradients; here
+the same two functions of theirs do. A leaf with three axes stands for a stack of
+layers, each of which is a matrix in their code.
 """
 
 import importlib
@@ -31,22 +31,22 @@ OPTIONS = {
 
 
 def rate(step: Any) -> Any:
-    """From 0 up, then constant, then down to 0: the schedule that theirs is made for."""
+    """Return the learning rate: a warm-up, a constant and a decay to 0, as theirs."""
     return RATE * np.clip(step / WARMUP, 0, 1) * np.clip((STEPS - step) / DECAY, 0, 1)
 
 
 def gradients() -> dict[str, np.ndarray]:
-    """Of all steps, by a formula: waves of any phase, with spikes."""
-    found = {}
+    """Return the gradients of all steps: waves with spikes, by a formula."""
+    waves = {}
     for i, (name, shape) in enumerate(SHAPES.items()):
         x = np.arange(1, 1 + STEPS * np.prod(shape), dtype=np.float64)
-        found[name] = np.sin(x * x * (0.37 + 0.1 * i)).reshape(STEPS, *shape)
-        found[name] += 0.5 * np.cos(np.arange(found[name].size)).reshape(STEPS, *shape)
-        found[name][[29, 150]] *= 100.0
-    # Steps of a norm above c: of a smaller norm a vector is left alone there, and
-    # smoothly clipped here.
-    found["bias"] = 1.0 + 0.2 * np.sin(found["bias"])
-    return found
+        waves[name] = np.sin(x * x * (0.37 + 0.1 * i)).reshape(STEPS, *shape)
+        waves[name] += 0.5 * np.cos(np.arange(waves[name].size)).reshape(STEPS, *shape)
+        waves[name][[29, 150]] *= 100.0
+    # Steps with a norm above c. Their code does not clip vectors of smaller norms,
+    # while optclip clips them smoothly.
+    waves["bias"] = 1.0 + 0.2 * np.sin(waves["bias"])
+    return waves
 
 
 def start() -> dict[str, np.ndarray]:
@@ -55,16 +55,15 @@ def start() -> dict[str, np.ndarray]:
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
-    # What they compile with it is the same without.
+    # Compilation is slow and does not change the results.
     torch.compile = lambda function: function
     sys.path.insert(0, str(checkout / "src"))
     clip = importlib.import_module("optim.post_process").clip_sigvals
     official = importlib.import_module("optim.spectra").SPECTRA
-    given = {k: torch.tensor(x) for k, x in gradients().items()}
-    found: dict[str, Any] = {}
+    tensors = {k: torch.tensor(x) for k, x in gradients().items()}
+    results: dict[str, Any] = {}
     for name, options in OPTIONS.items():
         params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in start().items()}
         adam = torch.optim.AdamW(
@@ -73,17 +72,17 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
         tx = official(adam, ns_float32=True, **options)
         constant = {**options, "clip_c": MAX_GRADIENT, "clip_decay_type": "constant"}
         before = official(adam, **constant)
-        found[name] = {k: [] for k in SHAPES}
+        results[name] = {k: [] for k in SHAPES}
         for step in range(STEPS):
             now = adam.param_groups[0]["lr"] = float(rate(step))
             before._step_count = step
             for k, p in params.items():
-                p.grad = given[k][step].clone()
+                p.grad = tensors[k][step].clone()
                 if name == "gradients" and p.ndim > 1:
                     c = before._get_current_clip_c(now)
                     p.grad = clip(p.grad, clip_c=c, use_float32=True)
             tx.step()
             if step + 1 in SHOWN:
                 for k, p in params.items():
-                    found[name][k].append(np.round(p.detach(), 9).tolist())
-    return found
+                    results[name][k].append(np.round(p.detach(), 9).tolist())
+    return results

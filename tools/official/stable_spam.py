@@ -1,8 +1,8 @@
-"""What the authors' own code of Stable-SPAM does to a sequence of gradients.
+"""Run the authors' code of Stable-SPAM on a sequence of gradients.
 
-Their code is not kept here: https://github.com/TianjinYellow/StableSPAM, which needs
-torch. `cut` is after its limit on elements, `scaled` after its norm as well. Each reset
-also puts back its count of steps, which corrects the averages of both for their start.
+Requires torch and a checkout of https://github.com/TianjinYellow/StableSPAM. `cut` is
+the gradient after clipping elements, and `scaled` after scaling by the norm too. A
+reset also resets the step count of the bias correction of both averages.
 """
 
 import pathlib
@@ -19,13 +19,12 @@ OPTIONS = {
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
     path = checkout / "galore_torch" / "stablespam.py"
     official = runpy.run_path(str(path))["StableSPAM"]
     inputs = gradients(60)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "start": START,
         "gradients": inputs.tolist(),
         "cut": {},
@@ -36,12 +35,12 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
         weights = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
         probe = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
         optimizer = official([weights], lr=0.01, weight_decay=0.1, **options)
-        # Without momentum, its first moment is the gradient as it was scaled.
+        # Without momentum, the first moment is the scaled gradient.
         bare = official([probe], betas=(0.0, 0.999), **options)
         cut, scaled, parameters = [], [], []
         for gradient in inputs:
             weights.grad, probe.grad = torch.tensor(gradient), torch.tensor(gradient)
-            # Held from before the step, as a reset puts another in its place.
+            # Read before the step, since a reset replaces the moment.
             moment = bare.state[probe].get("exp_avg")
             optimizer.step()
             bare.step()
@@ -49,8 +48,8 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             cut.append(weights.grad.tolist())
             scaled.append(moment.tolist())
             parameters.append(weights.detach().tolist())
-        found["cut"][name] = listed(cut)
-        found["scaled"][name] = listed(scaled)
+        results["cut"][name] = listed(cut)
+        results["scaled"][name] = listed(scaled)
         if name != "quick":
-            found["parameters"][name] = listed(parameters)
-    return found
+            results["parameters"][name] = listed(parameters)
+    return results

@@ -1,6 +1,6 @@
-"""What the authors' own code of ZClip does to a sequence of norms.
+"""Clip a sequence of gradients with the authors' code of ZClip.
 
-Their code is not kept here: https://github.com/bluorion-com/ZClip, which needs torch.
+Requires torch and a checkout of https://github.com/bluorion-com/ZClip.
 """
 
 import pathlib
@@ -21,13 +21,12 @@ OPTIONS = {
 
 
 def values(checkout: pathlib.Path) -> dict[str, Any]:
-    # Here, because only those who make the values anew need it.
     import torch
 
     path = checkout / "zclip" / "zclip.py"
     official = runpy.run_path(str(path))["ZClip"]
     norms = rules.NORMS[np.isfinite(rules.NORMS)]
-    found: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
+    results: dict[str, Any] = {"norms": norms.tolist(), "left": {}}
     for name, options in OPTIONS.items():
         clip = official(**options)
         model = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -36,5 +35,5 @@ def values(checkout: pathlib.Path) -> dict[str, Any]:
             model.weight.grad = torch.tensor([[0.6 * norm, -0.8 * norm]])
             clip.step(model)
             left.append(float(model.weight.grad.norm()))
-        found["left"][name] = left
-    return found
+        results["left"][name] = left
+    return results

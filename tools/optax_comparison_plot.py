@@ -1,7 +1,7 @@
-"""One run of 1,000 steps with optax's clip and with ours, in float32 and in bfloat16.
+"""Plot 1,000 steps with optax's and with optclip's clipping, in float32 and bfloat16.
 
-`python -m tools.both_clips` draws `docs/images/both_clips.png` and prints what
-`docs/migrating.md` says of it.
+`python -m tools.optax_comparison_plot` draws `docs/images/both_clips.png` and prints
+the figures that `docs/migrating.md` states.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import optax
 
 import optclip
 
-PICTURE = pathlib.Path(__file__).parents[1] / "docs" / "images" / "both_clips.png"
+PLOT = pathlib.Path(__file__).parents[1] / "docs" / "images" / "both_clips.png"
 STEPS, LAYERS, WIDTH, MAX_NORM = 1000, 48, 32, 0.1
 CLIPS = {
     "optax": optax.clip_by_global_norm(MAX_NORM),
@@ -36,7 +36,7 @@ def loss(params, x, y):
 
 
 def train(clip, dtype):
-    """The loss and the norm after the clip, of each step: float32."""
+    """Return the loss and the norm after clipping of each step, in float32."""
     target = jax.random.normal(jax.random.key(1), (WIDTH, WIDTH))
     tx = optax.chain(clip, optax.sgd(0.1))
     params = init(jax.random.key(0), dtype)
@@ -56,7 +56,7 @@ def train(clip, dtype):
     return jax.device_get(jax.lax.scan(step, (params, tx.init(params)), keys)[1])
 
 
-def draw(found):
+def draw(runs):
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
@@ -66,7 +66,7 @@ def draw(found):
     styles = {"optax": ("#d55e00", 3.0, 0.5), "optclip": ("#0072b2", 1.0, 1.0)}
     for column, dtype in enumerate(("float32", "bfloat16")):
         for name, (color, width, alpha) in styles.items():
-            for row, values in enumerate(found[dtype, name]):
+            for row, values in enumerate(runs[dtype, name]):
                 smooth = np.convolve(values, np.ones(10) / 10, "valid")
                 axes[row, column].plot(
                     smooth, color=color, lw=width, alpha=alpha, label=name
@@ -74,23 +74,23 @@ def draw(found):
         axes[0, column].set_title(f"{dtype} parameters and gradients")
         axes[1, column].set_xlabel("step")
     axes[0, 0].set_ylabel("loss")
-    axes[1, 0].set_ylabel("norm after the clip to 0.1")
+    axes[1, 0].set_ylabel("norm after clipping to 0.1")
     axes[0, 0].legend(frameon=False)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(PLOT, dpi=110)
 
 
 if __name__ == "__main__":
-    found = {
+    runs = {
         (dtype, name): jax.jit(lambda clip=clip, dtype=dtype: train(clip, dtype))()
         for dtype in ("float32", "bfloat16")
         for name, clip in CLIPS.items()
     }
-    draw(found)
-    for (dtype, name), (losses, norms) in found.items():
+    draw(runs)
+    for (dtype, name), (losses, norms) in runs.items():
         last = np.mean(losses[-100:])
         largest = np.max(norms)
-        print(f"{dtype:8} {name:7} loss {last:.4f}, norm after {largest:.4f} at most")
+        print(f"{dtype:8} {name:7} final loss {last:.4f}, largest norm {largest:.4f}")
     for dtype in ("float32", "bfloat16"):
-        pair = [found[dtype, name][0] for name in CLIPS]
-        apart = np.max(np.abs(pair[0] - pair[1]) / pair[1])
-        print(f"{dtype:8} losses apart by {apart:.1e} at most")
+        pair = [runs[dtype, name][0] for name in CLIPS]
+        difference = np.max(np.abs(pair[0] - pair[1]) / pair[1])
+        print(f"{dtype:8} the losses differ by at most {difference:.1e}")

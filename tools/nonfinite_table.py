@@ -1,6 +1,6 @@
-"""The table of `docs/nan_and_inf.md`, whose cells `tests/clip/test_nonfinite.py` runs.
+"""Write the table of `docs/nan_and_inf.md`: `python -m tools.nonfinite_table`.
 
-python -m tools.nonfinite_page     # writes the page with the table as it should be
+`tests/clip/test_nonfinite.py` tests its cells.
 """
 
 import pathlib
@@ -12,9 +12,9 @@ PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nan_and_inf.md
 
 
 def table() -> str:
-    """All cells in Markdown, one table for each policy.
+    """Format all cells in Markdown, one table per policy.
 
-    Inputs with the same outcomes are on one line.
+    Inputs with the same outcomes share a row.
     """
     lines = []
     for policy in POLICIES:
@@ -28,11 +28,11 @@ def table() -> str:
     return "\n".join(lines[1:])
 
 
-def written(page: str) -> str:
-    """The page with the table as it should be."""
+def with_table(page: str) -> str:
+    """Return the page with the current table."""
     marked = re.compile(r"(<!-- cells -->\n).*?(<!-- end of cells -->)", re.DOTALL)
     return marked.sub(lambda m: f"{m[1]}{table()}\n{m[2]}", page)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))

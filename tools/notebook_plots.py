@@ -1,0 +1,33 @@
+"""Extract the plots of `docs/logging.md` from a notebook.
+
+A line such as `plot.norms(...)  # which_norms.png` names the plot of its cell.
+`python -m tools.notebook_plots` writes the files.
+`tests/docs/test_docs.py` compares the files with the notebook.
+"""
+
+import base64
+import pathlib
+import re
+
+import nbformat
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "notebooks" / "07_which_clip.ipynb"
+IMAGES = ROOT / "docs" / "images"
+
+
+def named_plots() -> dict[str, bytes]:
+    """Return the plots in the notebook by name."""
+    plots = {}
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        name = re.search(r"  # (which_\w+\.png)$", cell.source, re.MULTILINE)
+        for output in cell.get("outputs", []) if name else []:
+            if "image/png" in output.get("data", {}):
+                plots[name[1]] = base64.b64decode(output["data"]["image/png"])
+    return plots
+
+
+if __name__ == "__main__":
+    for name, plot in named_plots().items():
+        (IMAGES / name).write_bytes(plot)
+        print(name, len(plot) // 1000, "kB")
