@@ -101,16 +101,36 @@ def test_clip_by_each_cell_matches_table(cell):
         assert message is None or any(error in message for error in errors)
 
 
-@pytest.mark.covering(
-    policy=("zero", "raise"),
-    given=("nan", "mask", "overflow"),
-    scope=nf.SCOPES,
-)
-def test_pure_functions_uncompiled_match_table(policy, given, scope):
-    cell = nf.Cell(policy, given, scope)
-    clip = helpers.strictly(PURE[scope])
-    tree = nf.gradients(cell.input)
-    assert_cell(cell, clip(tree, nf.LIMIT, nonfinite=policy, **cell.input.masks))
+@functools.cache
+def pure_with_each_policy(scope):
+    """Compile the pure functions, without a mask and with the one of an input."""
+
+    @helpers.strictly
+    def clip(tree, c):
+        return {
+            (policy, given): PURE[scope](
+                tree, c, nonfinite=policy, **nf.INPUTS[given].masks
+            )
+            for policy in nf.POLICIES
+            for given in ("nan", "mask")
+        }
+
+    return helpers.quick_jit(clip)
+
+
+def pure_without_mask(scope, tree, threshold):
+    outcomes = pure_with_each_policy(scope)(tree, np.float32(threshold))
+    return [outcomes[policy, "nan"] for policy in nf.POLICIES]
+
+
+@scopes
+@pytest.mark.parametrize("given", ["nan", "mask", "overflow"])
+def test_pure_functions_match_table(given, scope):
+    tree = nf.gradients(nf.INPUTS[given])
+    outcomes = pure_with_each_policy(scope)(tree, np.float32(nf.LIMIT))
+    for policy in ("zero", "raise"):
+        masked = "mask" if given == "mask" else "nan"
+        assert_cell(nf.Cell(policy, given, scope), outcomes[policy, masked])
 
 
 def test_nonfinite_page_holds_table():
@@ -128,31 +148,19 @@ def test_raise_finite_updates_is_silent(scope):
     assert helpers.differs(outcomes["raise"][0], nf.gradients(None))
 
 
-@functools.cache
-def pure_with_each_policy(scope):
-    def clip(tree, c):
-        return {p: PURE[scope](tree, c, nonfinite=p) for p in nf.POLICIES}
-
-    return helpers.quick_jit(clip)
-
-
 @scopes
 def test_infinite_threshold_keeps_every_bit(scope):
-    tree = {
-        "kernel": jnp.float32([np.nan, 6.0]),
-        "head": jnp.float32([np.inf, -0.0, 1e-40]),
-    }
-    tree["rows"] = nf.gradients(nf.INPUTS["overflow"])["rows"]
-    for clipped in pure_with_each_policy(scope)(tree, np.float32(np.inf)).values():
+    tree = nf.gradients(nf.INPUTS["overflow"])
+    tree["kernel"] = jnp.float32([[np.nan, 6.0], [np.inf, -0.0]])
+    tree["head"] = jnp.float32([1e-40, 1.0])
+    for clipped in pure_without_mask(scope, tree, np.inf):
         helpers.assert_identical(clipped, tree)
 
 
 @scopes
 def test_traced_nan_threshold_gives_nan_under_every_policy(scope):
     """It is the caller's error, which no policy for updates may hide."""
-    tree = {"kernel": jnp.float32([3.0, 6.0]), "head": jnp.float32([8.0, 1.0, 2.0])}
-    tree["rows"] = nf.gradients(None)["rows"]
-    for clipped in pure_with_each_policy(scope)(tree, np.float32(np.nan)).values():
+    for clipped in pure_without_mask(scope, nf.gradients(None), np.nan):
         rows = clipped["rows"].todense()[1:3]
         for leaf in (clipped["kernel"], clipped["head"], rows):
             assert np.all(np.isnan(leaf))
@@ -337,22 +345,23 @@ def matrix(place=None):
     return jnp.asarray(x)
 
 
-@pytest.mark.parametrize(
-    ("name", "jit"),
-    [*((name, helpers.optimized_jit) for name in MAXIMA), ("norm", lambda f: f)],
-)
-def test_maximum_of_large_array_with_nan_is_nan(name, jit):
-    function = jit(MAXIMA[name])
-    assert not np.any(np.isnan(function(matrix())))
+def test_maximum_of_large_array_with_nan_is_nan():
+    maxima = helpers.optimized_jit(lambda x: {k: f(x) for k, f in MAXIMA.items()})
+    for name, maximum in maxima(matrix()).items():
+        assert not np.any(np.isnan(maximum)), name
     for place in (0, SIDE - 1):
-        assert np.all(np.isnan(function(matrix(place))))
+        for name, maximum in maxima(matrix(place)).items():
+            assert np.all(np.isnan(maximum)), name
+        assert np.isnan(MAXIMA["norm"](matrix(place)))
 
 
-@pytest.mark.parametrize("method", ["eigh", "newton_schulz"])
-def test_zero_on_large_matrix_with_nan_gives_zeros(method):
-    clip = helpers.optimized_jit(functools.partial(cap, method=method, policy="zero"))
+def test_zero_on_large_matrix_with_nan_gives_zeros():
+    clip = helpers.optimized_jit(
+        lambda x: [cap(x, method, "zero") for method in ("eigh", "newton_schulz")]
+    )
     assert not np.any(clip(matrix(0)))
-    np.testing.assert_allclose(clip(matrix()), 0.5 * np.eye(SIDE), atol=1e-5)
+    for capped in clip(matrix()):
+        np.testing.assert_allclose(capped, 0.5 * np.eye(SIDE), atol=1e-5)
 
 
 def test_skip_large_leaf_with_nan_skips():
@@ -362,23 +371,25 @@ def test_skip_large_leaf_with_nan_skips():
     assert not np.any(update(matrix(0)))
 
 
-@pytest.mark.parametrize(
-    "name", ["norm", "norm of order 3", "rows", "newton_schulz", "elements"]
-)
 @pytest.mark.parametrize("mode", ["auto", "shard_map"])
-def test_maximum_over_devices_with_nan_is_nan(name, mode):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    function = MAXIMA[name]
+def test_maximum_over_devices_with_nan_is_nan(mode):
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    names = ["norm", "norm of order 3", "rows", "newton_schulz", "elements"]
+
+    def maxima(x, **split):
+        by_axis = {"rows": split, "newton_schulz": split}
+        return {name: MAXIMA[name](x, **by_axis.get(name, {})) for name in names}
+
+    function = maxima
     if mode == "shard_map":
-        by_axis = name in ("rows", "newton_schulz")
-        kwargs = {"axis_name": P("data")} if by_axis else {}
         function = jax.shard_map(
-            functools.partial(function, **kwargs),
+            functools.partial(maxima, axis_name=P("data")),
             mesh=mesh,
             in_specs=P("data"),
-            out_specs=P("data") if name == "newton_schulz" else P(),
+            out_specs=dict.fromkeys(names, P()) | {"newton_schulz": P("data")},
         )
     compiled = helpers.optimized_jit(function)
     for place in (0, SIDE - 1):
         x = jax.device_put(matrix(place), NamedSharding(mesh, P("data")))
-        assert np.all(np.isnan(compiled(x)))
+        for name, maximum in compiled(x).items():
+            assert np.all(np.isnan(maximum)), name
