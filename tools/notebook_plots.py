@@ -1,6 +1,6 @@
-"""Extract the plots of `docs/logging.md` from a notebook.
+"""Extract the plots of `docs/monitoring_and_plots.md` from a notebook.
 
-A line such as `plot.norms(...)  # which_norms.png` names the plot of its cell.
+A line such as `plot.norms(...)  # plot_norms.png` names the plot of its cell.
 `python -m tools.notebook_plots` writes the files.
 `tests/docs/test_docs.py` compares the files with the notebook.
 """
@@ -12,7 +12,7 @@ import re
 import nbformat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "07_which_clip.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "07_choosing_a_method.ipynb"
 IMAGES = ROOT / "docs" / "images"
 
 
@@ -20,7 +20,7 @@ def named_plots() -> dict[str, bytes]:
     """Return the plots in the notebook by name."""
     plots = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        name = re.search(r"  # (which_\w+\.png)$", cell.source, re.MULTILINE)
+        name = re.search(r"  # (plot_\w+\.png)$", cell.source, re.MULTILINE)
         for output in cell.get("outputs", []) if name else []:
             if "image/png" in output.get("data", {}):
                 plots[name[1]] = base64.b64decode(output["data"]["image/png"])
