@@ -12,7 +12,7 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.support import helpers, oracles
-from tools import pictures
+from tools import notebook_plots
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text()
@@ -48,15 +48,15 @@ def test_common_search_words_have_a_section_with_code(words):
     assert any("```python" in section for section in titled)
 
 
-def test_plots_of_logging_page_equal_those_of_notebook():
-    """`python -m tools.pictures` extracts them."""
+def test_plots_of_monitoring_page_equal_notebook():
+    """If not, run `python -m tools.notebook_plots`."""
     page = (DOCS / "monitoring_and_plots.md").read_text()
-    shown = re.findall(r"\(images/(plot_\w+\.png)\)", page)
-    kept = pictures.named()
-    assert sorted(shown) == sorted(kept)
-    for name, picture in kept.items():
-        assert (DOCS / "images" / name).read_bytes() == picture
-        assert len(picture) < 60_000
+    names = re.findall(r"\(images/(plot_\w+\.png)\)", page)
+    plots = notebook_plots.named_plots()
+    assert sorted(names) == sorted(plots)
+    for name, plot in plots.items():
+        assert (DOCS / "images" / name).read_bytes() == plot
+        assert len(plot) < 60_000
 
 
 def test_figures_of_guides_occur_where_measured():

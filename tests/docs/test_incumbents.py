@@ -91,7 +91,7 @@ def test_comparison_table_matches_run():
     """The column of optax is compared if the page names the installed version."""
     tables = [
         [line.split("|") for line in table.splitlines()]
-        for table in (page.kept(), page.made())
+        for table in (page.current_table(), page.new_table())
     ]
     same_optax = f" optax {optax.__version__} " in tables[0][0]
     for cells, expected in zip(*tables, strict=True):

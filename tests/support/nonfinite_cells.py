@@ -2,7 +2,7 @@
 
 `expected` computes each outcome in NumPy float64 from the definition of each policy.
 `tests/clip/test_nonfinite.py` compares the transformations with it, and
-`tools/nonfinite_page.py` writes the table of `docs/nan_and_inf.md` from it.
+`tools/nonfinite_table.py` writes the table of `docs/nan_and_inf.md` from it.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""Inputs on which optax is silently wrong or fails, run with it and with optclip."""
+"""Run optax and optclip on inputs for which optax fails or is silently wrong."""

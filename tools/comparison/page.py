@@ -1,4 +1,4 @@
-"""The rows as a table of a page: every side is run, and what came out is shown."""
+"""Run both sides of each row, and write the results as the table of the page."""
 
 import contextlib
 import functools
@@ -34,34 +34,34 @@ OFF_PAGE = {
 @functools.cache
 def result(row: Row, side: Side) -> Any:
     """Run a side of a row; each side is run once in a process."""
-    # Under jax.debug_nans JAX prints that it found one.
+    # JAX prints a message under jax.debug_nans.
     with contextlib.redirect_stdout(io.StringIO()):
         return side(row.run)
 
 
 def observed(row: Row, side: Side) -> str:
-    """What a side of a row gives, in a few characters; an error is its class."""
+    """Return the result of a side in a few characters, or the class of its error."""
     try:
         return show.text(row.show(result(row, side)))
     except Exception as error:
         return type(error).__name__
 
 
-def made() -> str:
-    """The table of a run."""
+def new_table() -> str:
+    """Run all rows and return the table."""
     head = f"| input | optax {optax.__version__} | optclip |\n|---|---|---|\n"
     return head + "".join(_line(row) for row in ROWS if row.name not in OFF_PAGE)
 
 
-def kept() -> str:
-    """The table on the page."""
-    (found,) = MARKED.findall(PATH.read_text())
-    return found
+def current_table() -> str:
+    """Return the table on the page."""
+    (table,) = MARKED.findall(PATH.read_text())
+    return table
 
 
-def written(page: str) -> str:
-    """The page with the table of a run."""
-    table = made()
+def with_table(page: str) -> str:
+    """Return the page with a new table."""
+    table = new_table()
     return MARKED.sub(lambda match: table, page)
 
 

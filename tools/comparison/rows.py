@@ -1,7 +1,7 @@
-"""The table: each input as a text, as run by optax and as run by optclip.
+"""Define the rows of the table: an input, and how optax and optclip run it.
 
-In rows with "its clip" a wrapper of optax decides. Its column shows both clippings inside
-the wrapper, and ours shows the alternative.
+In rows with "its clip" the cause is a wrapper of optax. Its column shows both libraries
+inside the wrapper, and the other column shows the alternative.
 """
 
 import dataclasses
@@ -40,17 +40,17 @@ from tools.comparison.sides import (
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An input, with what to show of the results and a note on ours.
+    """Hold an input, both sides, how to show results, and a note on optclip's.
 
-    `run` compiles both sides. Rows of hundreds of leaves are run eagerly, since their
-    few operations compile faster than the whole program.
+    `run` compiles both sides. Rows with hundreds of leaves run eagerly, since their few
+    operations compile faster than the whole program.
     """
 
     name: str
     text: str
     theirs: Side
     ours: Side
-    show: Callable[[Any], Any] = lambda found: found
+    show: Callable[[Any], Any] = lambda result: result
     note: str = ""
     run: Callable[[Any], Any] = jax.jit
 
@@ -80,7 +80,7 @@ def optax_threshold(state):
 
 
 def wrapped(wrapper, theirs, ours, updates):
-    """Both clips within a wrapper of optax."""
+    """Run both libraries within a wrapper of optax."""
     makers = {
         "its clip": lambda: wrapper(theirs(1.0)),
         "ours inside": lambda: wrapper(ours(1.0)),

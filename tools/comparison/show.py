@@ -1,4 +1,4 @@
-"""What to show of what came out, and its text: three digits, no names of machines."""
+"""Format results as text with three digits, independent of the machine."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def text(value: Any) -> str:
-    """Numbers in three digits, words unchanged, trees flat."""
+    """Format numbers with three digits, flatten trees, and keep strings."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -21,19 +21,19 @@ def text(value: Any) -> str:
 
 
 def _each_way(show):
-    """For what was done in several ways: `show` of each."""
+    """Apply `show` to each value of a dict, or to a single result."""
 
-    def shown(found):
-        if isinstance(found, dict):
-            return {key: show(part) for key, part in found.items()}
-        return show(found)
+    def show_all(result):
+        if isinstance(result, dict):
+            return {key: show(part) for key, part in result.items()}
+        return show(result)
 
-    return shown
+    return show_all
 
 
 @_each_way
 def norm(tree: Any) -> str:
-    """The norm of what came out, summed in float64."""
+    """Format the norm of a result, computed in float64."""
     squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree)]
     return f"norm {np.sqrt(sum(squares)):.3g}"
 

@@ -1,7 +1,7 @@
-"""Ways to run an input: each makes a side, or the two sides, of a row.
+"""Build one side or both sides of a row.
 
-A side is a function of `run`, which is `jax.jit` or leaves a function as it is. Arrays
-outside of sides are NumPy's, so that importing this starts no device.
+A side is a function of `run`, which is `jax.jit` or the identity. Arrays outside sides
+are NumPy arrays, so that importing this module does not initialize JAX's devices.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ Side = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class ShareOfParams:
-    """Adaptive clipping: the norm of a unit's update, at most a fraction of its weight's."""
+class FractionOfParams:
+    """Bound the norm of a unit's update by a fraction of the norm of its weights."""
 
     fraction: float
     floor: float = 1e-3
@@ -45,7 +45,7 @@ def eager(function):
 
 @dataclasses.dataclass(frozen=True)
 class _Sparse:
-    """A matrix that becomes `BCOO` on the device."""
+    """Hold a matrix that becomes `BCOO` on the device."""
 
     matrix: np.ndarray
 
@@ -86,7 +86,7 @@ def globally(limit, updates):
 
 
 def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
-    """Both sides given the matrix as `BCOO`, what came out made dense."""
+    """Pass the matrix as `BCOO` to both sides and convert the results to dense."""
 
     def within(side):
         return lambda run: side(run).todense()
@@ -98,24 +98,24 @@ def adaptively(updates, params):
     """Clip vectors to a fraction of 0.1 of the norm of their parameters."""
 
     def ours():
-        return optclip.clip_by(ShareOfParams(0.1), over=optclip.axes(0))
+        return optclip.clip_by(FractionOfParams(0.1), over=optclip.axes(0))
 
     theirs = clip(lambda: optax.adaptive_grad_clip(0.1), updates, params)
     return theirs, clip(ours, updates, params)
 
 
 def injected(limit, params, steps=1) -> tuple[Side, Side]:
-    """Under `inject_hyperparams`: the updates of each step, gradients like params."""
+    """Return the updates of each step under `inject_hyperparams`."""
 
     def through(factory):
         def side(run):
             tx = optax.inject_hyperparams(factory)(max_norm=limit())
             grads = on_device(params)
-            state, found = tx.init(grads), []
+            state, updates_of_steps = tx.init(grads), []
             for _ in range(steps):
                 updates, state = run(tx.update)(grads, state, grads)
-                found.append(updates)
-            return found
+                updates_of_steps.append(updates)
+            return updates_of_steps
 
         return side
 
@@ -123,7 +123,7 @@ def injected(limit, params, steps=1) -> tuple[Side, Side]:
 
 
 def under(mode: Callable[[], Any], sides: tuple[Side, Side]) -> list[Side]:
-    """Both sides in a mode of jax."""
+    """Run both sides in a mode of JAX."""
 
     def within(side):
         def other(run):
@@ -136,7 +136,7 @@ def under(mode: Callable[[], Any], sides: tuple[Side, Side]) -> list[Side]:
 
 
 def each(sides: dict[str, Side]) -> Side:
-    """Several ways to do it, by name."""
+    """Combine several sides into a dict of results."""
     return lambda run: {key: side(run) for key, side in sides.items()}
 
 
@@ -148,7 +148,7 @@ def policies(factory, limit, updates) -> Side:
 
 
 def slope(make) -> Side:
-    """The derivative of the sum of the clipped updates, at zero."""
+    """Differentiate the sum of the clipped updates at zero."""
 
     def side(run):
         tx = make()
@@ -160,7 +160,7 @@ def slope(make) -> Side:
 
 
 def in_shard_map(make) -> Side:
-    """Eight devices, each with one entry of the updates; compiled, as it always is."""
+    """Clip in `shard_map` on eight devices, each with one entry; always compiled."""
 
     def side(run):
         del run
@@ -176,7 +176,7 @@ def in_shard_map(make) -> Side:
 
 
 def in_explicit_mesh(sides: tuple[Side, Side]) -> list[Side]:
-    """Eight devices, the updates and parameters split along the axis that is reduced."""
+    """Shard updates and parameters over eight devices along the reduced axis."""
 
     def split(side):
         def other(run):
@@ -184,7 +184,7 @@ def in_explicit_mesh(sides: tuple[Side, Side]) -> list[Side]:
             place = jax.NamedSharding(mesh, P("x"))
 
             def placed(step):
-                return lambda *given: run(step)(*jax.device_put(given, place))
+                return lambda *trees: run(step)(*jax.device_put(trees, place))
 
             with jax.set_mesh(mesh):
                 return side(placed)
@@ -195,7 +195,7 @@ def in_explicit_mesh(sides: tuple[Side, Side]) -> list[Side]:
 
 
 def scanned(make, read) -> Side:
-    """What is read off the state in each of three steps of a scan."""
+    """Read from the state in each of three steps of a scan."""
 
     def side(run):
         tx = make()
@@ -213,7 +213,7 @@ def scanned(make, read) -> Side:
 
 
 def state_of(make, read, updates=X) -> Side:
-    """What is read off the state after a step."""
+    """Read from the state after a step."""
 
     def side(run):
         tx, grads = make(), jnp.asarray(updates)
@@ -223,7 +223,7 @@ def state_of(make, read, updates=X) -> Side:
 
 
 def above_the_bound(make, vectors) -> Side:
-    """The norms, in float64, of vectors clipped one by one."""
+    """Return the norms, in float64, of vectors clipped one by one."""
 
     def side(run):
         tx = make()
