@@ -132,7 +132,7 @@ def test_ema_warm_up_records_threshold_next_to_zero_leaf():
 
 
 def test_ema_from_zero_rejects_decay_of_one():
-    words = r"`decay` must be below 1, got 1.*all to 0"
+    words = r"`decay` must be below 1, got 1.*everything to zero"
     with pytest.raises(ValueError, match=words):
         thresholds.ema(decay=1.0, start="zero")
 
