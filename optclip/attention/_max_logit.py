@@ -30,8 +30,8 @@ def max_attention_logit(
 ) -> jax.Array:
     """Compute the largest scaled attention logit of each head.
 
-    The result is `max(scale * q @ k)` over the batch, queries and attended keys.
-    Queries are multiplied in blocks, so the full logits are never stored.
+    The result is `max(scale * q @ k)` over the batch, queries and attended keys. The
+    full logits are never stored.
 
     Example:
       >>> import jax.numpy as jnp
@@ -47,8 +47,8 @@ def max_attention_logit(
       scale: Factor of the product, the same as in the model. Default: `1 / sqrt(D)`.
       mask: Keys that each query attends to: bools that broadcast to `(..., H, T, S)`,
         or `"causal"`. Default: None, all.
-      axis_name: Mapped axes, a name or a tuple of names, over which the maximum is also
-        taken. Default: None.
+      axis_name: Mapped axis or axes over which the maximum is also taken. Default:
+        None.
       block_size: Largest number of queries per block; smaller uses less memory.
 
     Returns:

@@ -93,8 +93,7 @@ def clip_cotangent(
       Second derivatives differentiate the clipped backward pass.
 
       `relative` excludes norms that are 0 or non-finite; a function receives 0 for
-      both. Relative thresholds scale with the loss. `response` and `relative` may close
-      over traced values.
+      both. Relative thresholds scale with the loss.
 
       Under `jax.vmap` each example has separate norms. The cotangent of an array shared
       by all examples is clipped after summation, unless another leaf, a threshold or

@@ -52,8 +52,8 @@ def clip_by(
 
     Args:
       tree: Pytree of arrays.
-      threshold: Threshold: a number, an array that broadcasts to the norms, or a prefix
-        tree of these with None for unclipped.
+      threshold: A number, an array that broadcasts to the norms, or a prefix tree of
+        these with None for unclipped.
       over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
         `optclip.axes(...)`, `units(...)`, `groups(...)`, or another scope.
       norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,

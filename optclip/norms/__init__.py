@@ -1,8 +1,7 @@
 """Compute norms, accurate in every dtype and on any mesh.
 
 A norm covers a *block*: all elements that share it. It is entrywise, or the largest
-singular value. Sums are accumulated in float32 or wider. For p = 1 and 2 every element
-is read once; CPUs read it again if a sum of squares overflows.
+singular value. Sums are accumulated in float32 or wider.
 """
 
 from optclip.norms._block import Block as Block

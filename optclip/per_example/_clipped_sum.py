@@ -57,8 +57,7 @@ def clipped_sum(
       strict: Whether no gradient adds more than C after rounding. Default: True.
 
     Returns:
-      A tree without the first axis, in float32 or wider, and an `ExampleInfo` whose
-      `values` is None.
+      The sum, in float32 or wider, and an `ExampleInfo` whose `values` is None.
 
     Raises:
       ValueError: The first axes of `grads` differ, or are split over mapped axes.

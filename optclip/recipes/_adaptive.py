@@ -28,8 +28,7 @@ def agc(
     where `|g|` and `|w|` are the norms of a unit.
 
     A unit is the set of weights that feed one output. By default outputs are on the
-    last axis, as in Flax, Haiku and Keras, and each norm covers all other axes. A leaf
-    with fewer than two axes is one unit.
+    last axis, as in Flax, Haiku and Keras; a leaf with fewer than two axes is one unit.
 
     Example:
       >>> import jax.numpy as jnp, optclip

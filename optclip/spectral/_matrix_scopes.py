@@ -49,9 +49,9 @@ def matrices(matrix_axes: tuple[int, int] = (-2, -1)) -> Matrices:
        [0.25 0.  ]]
 
     Args:
-      matrix_axes: The two axes of a matrix, negative ones from the end. Default: the
-        last two, as for stacked kernels `(layers, inputs, outputs)`. With `(0, 2)` a
-        kernel `(inputs, heads, features)` is one matrix per head.
+      matrix_axes: The two axes of a matrix. Default: the last two, as for stacked
+        kernels `(layers, inputs, outputs)`. With `(0, 2)` a kernel
+        `(inputs, heads, features)` is one matrix per head.
 
     Returns:
       A scope for `clip_by(over=...)`. Its norms have the shape of the leaf with 1 at

@@ -23,8 +23,8 @@ class ClipRecord(NamedTuple):
         smallest.
       clip_fraction: float32, the fraction of norms clipped in the last step; None for
         the tree and groups.
-      clip_clipped: int32, the number of steps with clipping, without norms that
-        `nonfinite` zeroed or made NaN.
+      clip_clipped: int32, the number of steps with clipping; norms that `nonfinite`
+        zeroed or made NaN do not count.
       clip_nonfinite: int32, the number of steps with a norm that is NaN, inf or above
         the largest float.
       clip_leaf_norm: A dict of float32 with the norm of each leaf by its path, for
@@ -69,8 +69,8 @@ class CotangentRecord(NamedTuple):
       cotangent_clipped: The number of norms clipped. Norms of 0, and norms that
         `nonfinite` zeroed or made NaN, do not count.
       cotangent_nonfinite: The number of non-finite norms.
-      cotangent_coefficients: The sum of the coefficients, with 1 for each norm that is
-        0 or non-finite.
+      cotangent_coefficients: The sum of the coefficients, 1 for norms that are 0 or
+        non-finite.
       cotangent_chains: 1, or more if one probe was passed to several calls in parallel;
         the largest norm is then unknown.
     """

@@ -33,7 +33,7 @@ def clip_before(
 
     Returns:
       A transformation. Its state is `(*inner_state, clip_state)` if the state of
-      `inner` is a plain, non-empty tuple, as for a chain. Otherwise it is
+      `inner` is a plain, non-empty tuple, as for a chain; otherwise
       `(inner_state, clip_state)`.
 
     Raises:

@@ -50,13 +50,13 @@ def with_periodic_reset(
       warmup: Number of scaled updates after each reset; 0 for none.
       floor: Factor of the first update after a reset, from 0 to 1.
       keep: State leaves to preserve: a function of a leaf's path, or None for none. The
-        default `"counts"` preserves clipping records and step counts (fields named
-        `count`), so that schedules and Adam's bias correction continue. Values injected
-        by `optax.inject_hyperparams` are reset.
+        default `"counts"` preserves clipping records and fields named `count`, so that
+        schedules and Adam's bias correction continue, but not the values of
+        `optax.inject_hyperparams`.
 
     Returns:
-      A transformation. A reset restores the state `inner.init(params)`, or
-      `inner.init(updates)` if `update` receives no parameters.
+      A transformation. A reset restores `inner.init(params)`, or `inner.init(updates)`
+      if `update` receives no parameters.
 
     References:
       Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
