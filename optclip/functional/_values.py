@@ -88,8 +88,8 @@ def clip_by_value(
     Raises:
       TypeError: No bound is passed, `limit` is combined with `lower`, or `limit=` with
         `upper=`.
-      ValueError: A bound is NaN or does not broadcast, `limit` is negative, or `lower >
-        upper` for numbers.
+      ValueError: A bound is NaN or does not broadcast, `limit` is negative, or
+        `lower > upper` where both are numbers.
 
     References:
       `tf.clip_by_value`; Mikolov, "Statistical Language Models Based on Neural

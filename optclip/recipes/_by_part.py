@@ -85,7 +85,6 @@ def olmo_ratio(
 
     Returns:
       A transformation; place it before the optimizer. It does not clip the first step.
-      A zero gradient does not lower a leaf's average.
 
     See Also:
       `thresholds.ema`, the rule.

@@ -170,7 +170,6 @@ def zscore(
 
     Edge cases:
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
-      - After zeros only, the first positive norm becomes the mean.
 
     See Also:
       `recipes.zclip`.

@@ -104,7 +104,6 @@ def skip(
         `max_norm` apply it instead.
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
         skipped, and no rule learns from it.
-      - Norm equal to `max_norm`: the step is accepted.
       - NaN as `max_norm` or `max_value`: the step is skipped.
       - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
         norms.
