@@ -38,12 +38,12 @@ def check(axis_name: AxisName | None, *, by_leaf: bool = True) -> None:
     if callable(axis_name) and by_leaf:
         return
     declared = jax.tree.leaves(axis_name, is_leaf=_is_one) if by_leaf else [axis_name]
-    for own in declared:
-        if callable(own) or not _is_one(own) or isinstance(own, Sharding):
+    for axes in declared:
+        if callable(axes) or not _is_one(axes) or isinstance(axes, Sharding):
             raise TypeError(_validate.must_be("axis_name", _WANTED, axis_name))
-        if isinstance(own, tuple) and len(set(own)) < len(own):
+        if isinstance(axes, tuple) and len(set(axes)) < len(axes):
             raise ValueError(
-                f"`axis_name` names an axis twice, got {own}. Pass each axis once."
+                f"`axis_name` names an axis twice, got {axes}. Pass each axis once."
             )
 
 
@@ -243,8 +243,8 @@ def varying(kind: Any) -> frozenset[Hashable]:
 def _manual(kind: Any, word: str) -> frozenset[Hashable]:
     if IS_OLD:
         return (kind.vma if word == "varying" else None) or frozenset()
-    found = kind.manual_axis_type
-    return frozenset() if found is None else getattr(found, word)
+    manual = kind.manual_axis_type
+    return frozenset() if manual is None else getattr(manual, word)
 
 
 def _varying(x: jax.Array) -> frozenset[Hashable]:
@@ -274,7 +274,8 @@ def _is_typed(name: Hashable) -> bool:
         index = lax.axis_index(name)
     except NameError:
         there = jax.sharding.get_abstract_mesh().manual_axes
-        known = "No axis is mapped here: under jax.jit alone, omit axis_name."
-        known = f"The mesh axes mapped here are {there}." if there else known
-        raise ValueError(_validate.must_be("axis_name", _MAPPED, name, known)) from None
+        advice = "No axis is mapped here: under jax.jit alone, omit axis_name."
+        advice = f"The mesh axes mapped here are {there}." if there else advice
+        message = _validate.must_be("axis_name", _MAPPED, name, advice)
+        raise ValueError(message) from None
     return bool(_varying(index))

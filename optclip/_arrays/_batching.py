@@ -71,10 +71,10 @@ class Batched:
         if any(other.indices != self.indices for other in others):
             raise ValueError("The other values must have the same stacks of entries.")
         columns = [self.values, *(other.values for other in others)]
-        asked = zip(self.indices, *columns, strict=True)
+        stacks = zip(self.indices, *columns, strict=True)
         values = [
             function(*entry) if len(index) == 1 else jax.vmap(function)(*entry)
-            for index, *entry in asked
+            for index, *entry in stacks
         ]
         return self.tree_unflatten(self.indices, values)
 
@@ -85,11 +85,11 @@ class Batched:
           as_slices: Whether to return numbers as plain slices of their stack. XLA
             removes these if the numbers are stacked again.
         """
-        found: dict[int, Any] = {}
+        by_index: dict[int, Any] = {}
         for index, value in zip(self.indices, self.values, strict=True):
             entries = _unstacked(value, len(index), as_slices)
-            found.update(zip(index, entries, strict=True))
-        return [found[i] for i in range(len(found))]
+            by_index.update(zip(index, entries, strict=True))
+        return [by_index[i] for i in range(len(by_index))]
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -136,10 +136,10 @@ def each(
     """
     leaves, treedef = jax.tree.flatten(tree)
     columns = [leaves, *map(treedef.flatten_up_to, rest)]
-    found = Batched(list(zip(*columns, strict=True))).map(
+    results = Batched(list(zip(*columns, strict=True))).map(
         lambda entry: function(*entry)
     )
-    return treedef.unflatten(found.entries(as_slices=as_slices))
+    return treedef.unflatten(results.entries(as_slices=as_slices))
 
 
 def _kind(entry: Any) -> Any:

@@ -32,15 +32,15 @@ def largest(
       initial: The maximum of no elements; None rejects an empty array.
       of: An elementwise function.
     """
-    kept = axis is not None
+    keepdims = axis is not None
     once, again = (x, x) if of is None else (of(x), of(_read_again(x)))
-    peak = jnp.max(once, axis, keepdims=kept, initial=initial)
+    peak = jnp.max(once, axis, keepdims=keepdims, initial=initial)
     if may_be_split(x):
         # XLA combines two maxima in one all-reduce; a sum would take another.
-        flag = jnp.max(_flagged(again), axis, keepdims=kept, initial=0.0)
+        flag = jnp.max(_flagged(again), axis, keepdims=keepdims, initial=0.0)
         return jnp.where(flag > 0, jnp.nan, peak)
     # On CPU a sum reads x in place, while flags would be materialized.
-    total = jnp.sum(jnp.abs(again), axis, keepdims=kept)
+    total = jnp.sum(jnp.abs(again), axis, keepdims=keepdims)
     return select(jnp.isnan(total), total, peak)
 
 

@@ -63,8 +63,8 @@ def root(x: jax.Array) -> jax.Array:
 def power(x: jax.Array, exponent: Any) -> jax.Array:
     """Compute `x**exponent`, with a finite derivative at 0 for all exponents."""
     live = x > 0
-    found = select(live, x, jnp.ones_like(x)) ** exponent
-    return select(live, found, jnp.zeros_like(x))
+    base = select(live, x, jnp.ones_like(x))
+    return select(live, base**exponent, jnp.zeros_like(x))
 
 
 def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:

@@ -123,12 +123,12 @@ def check_same_norms(memory: PyTree, treedef: TreeDef) -> None:
             )
 
 
-def unique(name: str, given: Set[str], taken: Set[str]) -> str:
+def unique(name: str, reserved: Set[str], taken: Set[str]) -> str:
     """Return `name`, or `name` with the first number that makes it unique."""
     if name not in taken:
         return name
     numbered = (f"{name}_{i}" for i in itertools.count(2))
-    return next(n for n in numbered if n not in given and n not in taken)
+    return next(n for n in numbered if n not in reserved and n not in taken)
 
 
 @functools.lru_cache(maxsize=64)
@@ -142,10 +142,10 @@ def _names(treedef: TreeDef) -> tuple[str, ...]:
     """Return the unique paths of the leaves: {"a/b": x, "a": {"b": y}} repeats one."""
     numbered = treedef.unflatten(range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree.leaves_with_path(numbered)]
-    given = _leaves.names_of(paths)
-    known, names = set(given), dict[str, None]()
-    for name in given:
-        names[unique(name, known, names.keys())] = None
+    path_names = _leaves.names_of(paths)
+    reserved, names = set(path_names), dict[str, None]()
+    for name in path_names:
+        names[unique(name, reserved, names.keys())] = None
     return tuple(names)
 
 

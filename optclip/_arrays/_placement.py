@@ -45,9 +45,10 @@ def no_flags(like: jax.Array) -> jax.Array:
 def _concrete(place: Any, tree: PyTree) -> Any:
     """Return the sharding on the devices of `tree`; None if its leaves are traced."""
     for x in jax.tree.leaves(tree):
-        own = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
-        if isinstance(own, NamedSharding) and own.mesh.abstract_mesh == place.mesh:
-            return NamedSharding(own.mesh, place.spec)
+        sharding = None if isinstance(x, Tracer) else getattr(x, "sharding", None)
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if mesh is not None and mesh.abstract_mesh == place.mesh:
+            return NamedSharding(mesh, place.spec)
     return None
 
 

@@ -52,8 +52,7 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
                 " With optax.inject_hyperparams, name the argument in static_args, such"
                 " as static_args=('mask',)."
             )
-        found = [function(name) for name in _leaves.names_of(flat.paths)]
-        return flat.rebuild(found)
+        return flat.rebuild([function(name) for name in _leaves.names_of(flat.paths)])
 
     return describe
 
@@ -90,20 +89,20 @@ def described(name: str, description: PyTree, tree: PyTree) -> PyTree:
         return description
     function = f"The function passed as {_validate.quoted(name)}"
     try:
-        found = description(tree)
+        result = description(tree)
     except AttributeError as error:
         raise TypeError(
             f"{function} failed on the tree: {error}. {_CALLED_ONCE}"
         ) from error
-    is_none = found is None and jax.tree.leaves(tree)
-    is_one = isinstance(found, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
+    is_none = result is None and jax.tree.leaves(tree)
+    is_one = isinstance(result, (bool, str)) and len(_leaves.flatten(tree).leaves) > 1
     if is_none or is_one:
         missing = " Add the missing `return`." if is_none else ""
         raise TypeError(
             f"{function} must return a tree with the structure of its"
-            f" argument, or a prefix of it, got {found!r}.{missing} {_CALLED_ONCE}"
+            f" argument, or a prefix of it, got {result!r}.{missing} {_CALLED_ONCE}"
         )
-    return found
+    return result
 
 
 def map_prefix(
@@ -138,19 +137,19 @@ def _remedy(tree: PyTree) -> str:
 
 def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
     """Return the entries of `tree` that a failed prefix lacks, and its unknown ones."""
-    given = [p for p, _ in jax.tree.leaves_with_path(prefix, is_leaf=is_leaf)]
+    paths = [p for p, _ in jax.tree.leaves_with_path(prefix, is_leaf=is_leaf)]
     there = _leaves.flatten(tree).paths
-    lacking = [p for p in there if not any(p[: len(g)] == g for g in given)]
-    unknown = [g for g in given if not any(p[: len(g)] == g for p in there)]
+    lacking = [p for p in there if not any(p[: len(g)] == g for g in paths)]
+    unknown = [g for g in paths if not any(p[: len(g)] == g for p in there)]
     declared = (("Missing:", lacking), ("Unexpected:", unknown))
     return "".join(
-        f" {what} {_listed(paths)}." for what, paths in declared if any(paths)
+        f" {what} {_listed(entries)}." for what, entries in declared if any(entries)
     )
 
 
 def _listed(paths: list[KeyPath]) -> str:
-    shown = [f"'{name}'" for name in _leaves.names_of(paths)[:5]]
-    return ", ".join(shown + ["..."] * (len(paths) > 5))
+    names = [f"'{name}'" for name in _leaves.names_of(paths)[:5]]
+    return ", ".join(names + ["..."] * (len(paths) > 5))
 
 
 def fill(
@@ -158,16 +157,16 @@ def fill(
 ) -> PyTree:
     """Return one threshold for each norm, from a prefix tree with None for `none`."""
 
-    def known(value: Any) -> Any:
+    def as_number(value: Any) -> Any:
         # JAX rejects Python ints beyond 32 bits.
         return none if value is None else _as_float(value)
 
-    given = jax.tree.map(known, threshold, is_leaf=lambda t: t is None)
+    numbers = jax.tree.map(as_number, threshold, is_leaf=lambda t: t is None)
 
     def repeat(value: Any, part: Any) -> Any:
         return jax.tree.map(lambda _: value, part)
 
-    return map_prefix(name, repeat, given, norm)
+    return map_prefix(name, repeat, numbers, norm)
 
 
 def _as_float(value: Any) -> Any:
@@ -217,8 +216,8 @@ def spread_mask(
 def _has_masked_nodes(tree: PyTree) -> bool:
     """Return whether `optax.masked` or `optax.partition` hides some of the leaves."""
     # Compared by name, since optax is not imported below `transforms`.
-    found = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
-    return any(type(x).__name__ == "MaskedNode" for x in found)
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
+    return any(type(x).__name__ == "MaskedNode" for x in leaves)
 
 
 def lookup(values: PyTree, tree: PyTree) -> PyTree:

@@ -34,12 +34,15 @@ def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:
     return jnp.where(lost, jnp.where(summed < 0, -largest, largest), data)
 
 
-def wrapped(kept: jax.Array, original: BCOO, mat: BCOO, data: jax.Array) -> BCOO:
-    """Return the matrix with its data clipped; the original one where `kept` is set."""
+def wrapped(
+    is_unclipped: jax.Array, original: BCOO, mat: BCOO, data: jax.Array
+) -> BCOO:
+    """Return the matrix with its data clipped, or the original one if unclipped."""
     data = _placement.placed_as(data, original.data)
     indices = _placement.placed_as(mat.indices, original.indices)
-    indices = jnp.where(kept, original.indices, indices)
-    return with_data(original, jnp.where(kept, original.data, data), indices=indices)
+    indices = jnp.where(is_unclipped, original.indices, indices)
+    data = jnp.where(is_unclipped, original.data, data)
+    return with_data(original, data, indices=indices)
 
 
 def axes_in_data(mat: BCOO, axis: tuple[int, ...]) -> tuple[int, ...]:

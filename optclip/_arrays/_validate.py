@@ -24,8 +24,8 @@ def must_be(subject: str, wanted: str, value: Any, advice: str = "") -> str:
 
     `subject` is the name of an argument, or words that describe another value.
     """
-    given = f"{shown(value)} ({type(value).__name__})"
-    return f"{quoted(subject)} must be {wanted}, got {given}. {advice}".rstrip()
+    got = f"{shown(value)} ({type(value).__name__})"
+    return f"{quoted(subject)} must be {wanted}, got {got}. {advice}".rstrip()
 
 
 def quoted(subject: str) -> str:

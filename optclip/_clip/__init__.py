@@ -25,10 +25,10 @@ from optclip._clip._move import MOVE as MOVE
 from optclip._clip._run import ThresholdFunction as ThresholdFunction
 from optclip._clip._run import apply as apply
 from optclip._clip._run import check_spans as check_spans
+from optclip._clip._run import clipped_norms as clipped_norms
 from optclip._clip._run import decide as decide
 from optclip._clip._run import decided as decided
 from optclip._clip._run import fixed as fixed
-from optclip._clip._run import kept_norms as kept_norms
 from optclip._clip._scale import SCALE as SCALE
 from optclip._clip._scale import scale as scale
 from optclip._clip._scale import scaled_leaf as scaled_leaf

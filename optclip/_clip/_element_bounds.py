@@ -94,7 +94,9 @@ def _moved(
         near_side = jnp.where(jnp.signbit(wide), -lower, upper)
     # NaN differs from any bound and must stay NaN.
     moved &= ~jnp.isnan(size)
-    kept = x if x.dtype == like.dtype else _scale.cast(x, like, towards_zero=strict)
+    unclipped = x
+    if x.dtype != like.dtype:
+        unclipped = _scale.cast(x, like, towards_zero=strict)
     selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
     if selects and goal.dtype == x.dtype:
         # Hard clipping selects the element or its bound, so unclipped elements are
@@ -104,7 +106,7 @@ def _moved(
         out = _between(x, wide, lower, upper)
     else:
         # The select keeps unclipped elements bit-identical; other responses compute.
-        out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), kept)
+        out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), unclipped)
     if strict:
         # A bound that is subnormal in float32 counts as 0 on a CPU.
         tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)

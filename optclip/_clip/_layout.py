@@ -102,22 +102,22 @@ def lay_out(
         # A user's function of the tree must receive the leaves, not the wrappers below.
         scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
-    shown = [
+    clippable = [
         _sparse.unwrapped(x, name) if is_clippable else None
         for x, name, is_clippable in zip(
             flat.leaves, declared, are_clippable, strict=True
         )
     ]
-    shown = _each_its_own(shown)
-    measured_tree = flat.rebuild(_where(in_mask, _where(in_norm_mask, shown)))
-    scaled_tree = flat.rebuild(_where(in_mask, _where(in_clip_mask, shown)))
+    clippable = _each_its_own(clippable)
+    measured_tree = flat.rebuild(_where(in_mask, _where(in_norm_mask, clippable)))
+    scaled_tree = flat.rebuild(_where(in_mask, _where(in_clip_mask, clippable)))
     blocks, treedef = blocks_of(scope, measured_tree)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owner = owners_of(scope, index, scaled_tree, flat.treedef)
     measured_ids = {id(x) for block in blocks for x in block.leaves}
     leaves = []
     for path, value, x, block in zip(
-        flat.paths, flat.leaves, shown, owner, strict=True
+        flat.paths, flat.leaves, clippable, owner, strict=True
     ):
         is_used = block is not None or (x is not None and id(x) in measured_ids)
         array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
@@ -129,12 +129,12 @@ def lay_out(
 
 def _each_its_own(leaves: list[Leaf]) -> list[Leaf]:
     """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`."""
-    known: set[int] = set()
+    earlier: set[int] = set()
     out = list(leaves)
     for i, x in enumerate(leaves):
-        if x is not None and id(x) in known:
+        if x is not None and id(x) in earlier:
             out[i] = _leaves.Wrapped(_leaves.unwrap(x), _leaves.axis_name_of(x))
-        known.add(id(x))
+        earlier.add(id(x))
     return out
 
 

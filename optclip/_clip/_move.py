@@ -119,11 +119,11 @@ def _moved_leaf(
     )
     if leaf.matrix is None:
         return out, shrunk
-    kept = jnp.all(shrunk == 1)
+    is_unclipped = jnp.all(shrunk == 1)
     if cleaned:
         off = jnp.isinf(lower) & jnp.isinf(upper)
-        kept &= off | jnp.all(jnp.isfinite(x))
-    return _sparse.wrapped(kept, leaf.value, leaf.matrix, out), shrunk
+        is_unclipped &= off | jnp.all(jnp.isfinite(x))
+    return _sparse.wrapped(is_unclipped, leaf.value, leaf.matrix, out), shrunk
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:

@@ -85,7 +85,7 @@ def check_spans(layout: Layout) -> None:
         _axis_names.check_all_known()
 
 
-def kept_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
+def clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
     """Return the norms after clipping to thresholds.
 
     Args:
@@ -105,7 +105,7 @@ def kept_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTr
     fitted = clip.action.fit(clip, values, batched)
     of_norms = clip.action.per_norm(fitted, batched)
     coefficients = coefficients_of(clip, batched, of_norms)
-    kept = batched.map(jnp.multiply, coefficients)
+    clipped = batched.map(jnp.multiply, coefficients)
     if isinstance(norms, PerNorm):
-        return treedef.unflatten(kept.values)
-    return treedef.unflatten(kept.entries(as_slices=True))
+        return treedef.unflatten(clipped.values)
+    return treedef.unflatten(clipped.entries(as_slices=True))

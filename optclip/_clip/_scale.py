@@ -61,8 +61,8 @@ def scaled_leaf(clip: Clip, leaf: LaidOutLeaf, coefficient: jax.Array) -> Leaf:
         return _sparse.with_data(leaf.value, data)
     # Slices and strict rounding need the sums of duplicates.
     out = _sparse.in_range(settled(x, coefficient, like, **how), x)
-    kept = jnp.all(coefficient == 1)
-    return _sparse.wrapped(kept, leaf.value, leaf.matrix, out)
+    is_unclipped = jnp.all(coefficient == 1)
+    return _sparse.wrapped(is_unclipped, leaf.value, leaf.matrix, out)
 
 
 # Compiled, so leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.
@@ -97,9 +97,12 @@ def scale(
     if x.dtype == like.dtype and not towards_zero:
         # The select comes before the cast: XLA on CPU selects bfloat16 in float32, so
         # it would cast twice and take a tenth longer.
-        return cast(_kept(widened, scaled, is_one), like)
-    kept = x if x.dtype == like.dtype else cast(x, like, towards_zero=towards_zero)
-    return _kept(kept, cast(scaled, like, towards_zero=towards_zero), is_one)
+        return cast(_unclipped_or_scaled(widened, scaled, is_one), like)
+    unclipped = x
+    if x.dtype != like.dtype:
+        unclipped = cast(x, like, towards_zero=towards_zero)
+    clipped = cast(scaled, like, towards_zero=towards_zero)
+    return _unclipped_or_scaled(unclipped, clipped, is_one)
 
 
 # JAX's own derivative would compute inf * 0 where an element is not finite.
@@ -120,14 +123,16 @@ def _times_jvp(primals: _Pair, tangents: _Pair) -> _Pair:
 # JAX would differentiate the selected `x` and return 1 even at a threshold, where the
 # coefficient is 1 and has a kink.
 @jax.custom_jvp
-def _kept(x: jax.Array, scaled: jax.Array, is_one: jax.Array) -> jax.Array:
+def _unclipped_or_scaled(
+    x: jax.Array, scaled: jax.Array, is_one: jax.Array
+) -> jax.Array:
     """Return `x` where the coefficient is 1, with the derivative of `scaled`."""
     return select(is_one, x, scaled)
 
 
-@_kept.defjvp
-def _kept_jvp(primals: _Triple, tangents: _Triple) -> _Pair:
-    return _kept(*primals), tangents[1]
+@_unclipped_or_scaled.defjvp
+def _unclipped_or_scaled_jvp(primals: _Triple, tangents: _Triple) -> _Pair:
+    return _unclipped_or_scaled(*primals), tangents[1]
 
 
 def without_subnormals(x: jax.Array, where: jax.Array) -> jax.Array:

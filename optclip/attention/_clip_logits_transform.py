@@ -131,9 +131,9 @@ def clip_attention_logits(
         if not record:
             return clipped, engine.after(state, step, None)
         # Unusable logits are inf, and the record shows the largest of the others.
-        shown = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
+        finite = step.decision.norms.map(lambda s: jnp.where(jnp.isfinite(s), s, 0))
         scaled = scaled.with_entries(layout.entries(by_layer))
-        new = engine.recorded(step, scaled, shown=shown)
+        new = engine.recorded(step, scaled, recorded_norms=finite)
         return clipped, engine.after(state, step, new)
 
     return lifted(engine, init_fn, update_fn)

@@ -71,7 +71,7 @@ def clipped_sum(
     """
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     check_whole(grads)
-    source = Source(lambda own: (None, None, own), grads)
+    source = Source(lambda grad: (None, None, grad), grads)
     return _clip_then_sum.clipped(source, bound, padding, None)
 
 

@@ -49,10 +49,10 @@ class NormsOfRule:
         if self.is_vector and len(self.indices) == len(values.shapes):
             return self.of_vector(values.vector())
         entries = values.entries(as_slices=True)
-        mine = [entries[i] for i in self.indices]
+        selected = [entries[i] for i in self.indices]
         if self.is_vector:
-            return self.of_vector(jnp.stack(mine))
-        return self.treedef.unflatten(mine)
+            return self.of_vector(jnp.stack(selected))
+        return self.treedef.unflatten(selected)
 
     def fill(self, name: str, threshold: PyTree, norm: PyTree) -> PyTree:
         """Return the threshold of each norm, from a prefix of the norms' tree."""

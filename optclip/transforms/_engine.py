@@ -171,21 +171,25 @@ class Engine:
         return memory[:-1], _packed_state.in_order(memory[-1], layout.treedef)
 
     def recorded(
-        self, step: Step, coefficients: Batched, *, shown: Batched | None = None
+        self,
+        step: Step,
+        coefficients: Batched,
+        *,
+        recorded_norms: Batched | None = None,
     ) -> ClipRecord:
         """Return the contribution of a step to the record.
 
         Args:
           step: The step.
           coefficients: As `apply` returned them.
-          shown: Norms to record in place of the measured ones.
+          recorded_norms: Norms to record in place of the measured ones.
         """
         decision = step.decision
         norms, layout = decision.norms, decision.layout
         limits, factors = decision.clip.action.recorded(decision, coefficients)
         declared = norms.with_entries([declared_across(b) for b in layout.blocks])
         nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
-        outcomes = (shown or norms).map(
+        outcomes = (recorded_norms or norms).map(
             _record.BlockOutcome, limits, factors, nonfinite, declared
         )
         new = _record.of_step(

@@ -13,7 +13,7 @@ import numpy as np
 from optclip._arrays import _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
-from optclip._clip import MOVE, Clip, Layout, Thresholds, kept_norms, layout_of
+from optclip._clip import MOVE, Clip, Layout, Thresholds, clipped_norms, layout_of
 from optclip.scopes._interface import EachElement, EachLeaf, Groups, Tree
 from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
@@ -93,27 +93,27 @@ class Rules:
           extra: The extra arguments of `update`.
         """
         values: dict[str, list[Any] | Batched] = {}
-        kept = []
+        new_memories = []
         rules = zip(self.by_argument.items(), memories, strict=True)
         for (name, rule), memory in rules:
             if isinstance(rule, Constant):
                 values[name] = [rule.value] * len(layout.blocks)
-                kept.append(memory)
+                new_memories.append(memory)
                 continue
             if is_fixed(rule):
                 norm = layout.tree(norms.entries())
                 thresholds = fixed_thresholds(name, rule, norm, step)
                 values[name] = layout.entries(thresholds)
             else:
-                keep = functools.partial(kept_norms, clip, name)
+                keep = functools.partial(clipped_norms, clip, name)
                 measure = functools.partial(_norms_of, clip)
                 context = Context(keep, measure, params, step, extra, updates)
                 values[name], memory = learned_thresholds(
                     name, rule, layout.treedef, norms, memory, context,
                     is_like_params=isinstance(clip.scope, EachElement),
                 )  # fmt: skip
-            kept.append(memory)
-        return Thresholds(values, kept)
+            new_memories.append(memory)
+        return Thresholds(values, new_memories)
 
 
 def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
