@@ -1,4 +1,4 @@
-"""Attention in NumPy float64: projections in several layouts, and their logits."""
+"""Implement attention in NumPy float64, with projections in several layouts."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 import optclip
 
 MODEL, WIDTH, ROTARY, VALUES = 12, 8, 4, 6
-# The largest logits of two layers. Each group of GQA has some above 100 and some not;
-# otherwise the exact form and Megatron's could not be told apart.
+# The largest logits of two layers. Each group of GQA has some above 100 and some below;
+# otherwise the exact form and Megatron's would give the same result.
 LARGEST = np.array(
     [[150, 100, 20, 400, 3000, 50], [60, 1000, 250, 100, 101, 7]], np.float32
 )
@@ -17,7 +17,7 @@ LARGEST = np.array(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a library arranges kernels of (layers, model, heads, features).
+    """Describe how a library arranges kernels of (layers, model, heads, features).
 
     `axes` are the first letters of these axes in their order; biases have no `d`.
     """
@@ -40,7 +40,7 @@ class Layout:
         return x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :]) if is_flat else x
 
     def unpack(self, leaf: Any, heads: int, present: str) -> np.ndarray:
-        """The leaf in float64 with the axes (layers, model, heads, features)."""
+        """Return the leaf in float64 with axes (layers, model, heads, features)."""
         x = np.asarray(leaf).astype(np.float64)
         axes = "".join(a for a in self.axes if a in present)
         at = axes.index("h")
@@ -55,7 +55,7 @@ LAYOUTS = [
     Layout("haiku", "dhn", {"axis": -1, "head_dim": WIDTH}),
     Layout("equinox", "hnd", {"axis": 0, "head_dim": WIDTH}),
     Layout("scanned", "ldhn", {"stacked": 0}),
-    # The biases of these would have the layers in another axis.
+    # Their biases would have the layers on another axis.
     Layout("maxtext", "dlhn", {"stacked": 1}, biased=False),
     Layout("heads first", "hnd", {"axis": 0}),
     Layout("flat stack", "dlhn", {"axis": -1, "head_dim": WIDTH, "stacked": 1}, False),
@@ -64,7 +64,7 @@ LAYOUTS = [
 
 
 class Kind(NamedTuple):
-    """A kind of attention by its numbers of heads."""
+    """Hold a kind of attention with its numbers of heads."""
 
     id: str
     heads: int
@@ -78,7 +78,7 @@ KINDS = [MHA, GQA, MQA, MLA]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Attention layers: their parameters, and the logits computed from these."""
+    """Hold attention layers; compute their parameters and logits."""
 
     layout: Layout = LAYOUTS[0]
     kind: Kind = GQA
@@ -93,7 +93,7 @@ class Model:
 
     def params(self, dtype: Any = np.float32) -> dict[str, Any]:
         rng = np.random.default_rng(1)
-        # A key leaf of MLA has the values in place of the shared rotary entries.
+        # A key leaf of MLA contains the values instead of the shared rotary entries.
         widths = {"query": WIDTH, "key": WIDTH + self.is_mla * (VALUES - ROTARY)}
         params = {"shared": rng.normal(size=(MODEL, ROTARY)).astype(dtype)}
         layers = self.layout.layers
@@ -114,12 +114,12 @@ class Model:
         return {"attn": optclip.Heads(query, key, rope=rope, **self.layout.options)}
 
     def largest(self, largest: Any = LARGEST) -> dict[str, np.ndarray]:
-        """Largest logits in the shape that the layers take."""
+        """Return largest logits in the shape that the layers expect."""
         rows = largest[: self.layout.layers, : self.kind.heads]
         return {"attn": rows if "stacked" in self.layout.options else rows[0]}
 
     def parts(self, params: Any) -> dict[tuple[str, str], np.ndarray]:
-        """Projections in float64 as (layers, heads, features, ...)."""
+        """Return the projections in float64 as (layers, heads, features, ...)."""
         return {
             (name, leaf): self.layout.unpack(
                 x, heads, "lhnd" if leaf == "kernel" else "lhn"
@@ -131,24 +131,24 @@ class Model:
     def clipped(
         self, params: Any, gamma: np.ndarray, balance: float
     ) -> dict[tuple[str, str], np.ndarray]:
-        """The parts that QK-Clip gives for the coefficients (layers, heads)."""
+        """Return the parts after QK-Clip with the coefficients (layers, heads)."""
         grouped = gamma.reshape(*gamma.shape[:-1], self.kind.groups, -1)
         key = grouped.min(-1) ** (1 - balance)
         query = (grouped / key[..., None]).reshape(gamma.shape)
-        found = {}
+        clipped = {}
         for (name, leaf), x in self.parts(params).items():
             factor = query if name == "query" else key
             rest = gamma if name == "query" else np.ones_like(key)
             split = WIDTH - ROTARY if self.is_mla else WIDTH
             is_first = np.arange(x.shape[2]) < split
             by_feature = np.where(is_first, factor[..., None], rest[..., None])
-            found[name, leaf] = (x.T * by_feature.T).T
-        return found
+            clipped[name, leaf] = (x.T * by_feature.T).T
+        return clipped
 
     def logits(self, params: Any) -> np.ndarray:
-        """Each logit, (layers, heads, queries, keys).
+        """Return all logits as (layers, heads, queries, keys).
 
-        Rotary embeddings are left out: scaling a head commutes with a rotation.
+        Rotary embeddings are omitted, since scaling a head commutes with a rotation.
         """
         x = np.random.default_rng(2).normal(size=(5, MODEL))
         parts = self.parts(params)
@@ -168,7 +168,7 @@ class Model:
     def assert_clipped(
         self, params: Any, out: Any, gamma: np.ndarray, balance: float, atol: float = 0
     ) -> None:
-        """Compare weights with the formula, and logits computed from these."""
+        """Compare weights and their logits with the formula."""
         parts = self.parts(out)
         for part, wanted in self.clipped(params, gamma, balance).items():
             np.testing.assert_allclose(parts[part], wanted, rtol=1e-6, atol=atol)
@@ -180,7 +180,7 @@ class Model:
 
 
 def largest_logits(query: Any, key: Any, mask: Any = True) -> np.ndarray:
-    """The largest attended logit of each head, unscaled; all but (T, H, D) is batch."""
+    """Return the largest attended logit of each head, unscaled."""
     query, key = (np.asarray(x).astype(np.float64) for x in (query, key))
     key = np.repeat(key, query.shape[-2] // key.shape[-2], -2)
     logits = np.einsum("...thd,...shd->...hts", query, key)
@@ -190,7 +190,7 @@ def largest_logits(query: Any, key: Any, mask: Any = True) -> np.ndarray:
 
 
 def coefficients(largest: Any, max_logit: Any) -> np.ndarray:
-    """Algorithm 1 of Kimi K2 in float64; 1 where a largest logit is not usable."""
+    """Compute algorithm 1 of Kimi K2 in float64; 1 for unusable largest logits."""
     s = np.asarray(largest, np.float64)
     is_usable = np.isfinite(s) & (s > 0)
     ratio = max_logit / np.where(is_usable, s, 1)

@@ -1,7 +1,7 @@
-"""Back-propagation by hand in float64, each cotangent clipped where a paper says.
+"""Implement back-propagation with cotangent clipping in NumPy float64.
 
-A network of `h_t = tanh(h_(t-1) W + x_t)` whose loss is `sum(h_T * target)`; what the
-clip is of is the whole cotangent of `h_t`, that of later steps and of the loss.
+The network is `h_t = tanh(h_(t-1) W + x_t)` and the loss `sum(h_T * target)`. Clipping
+applies to the whole cotangent of `h_t`, from later steps and from the loss.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ Clip = Callable[[np.ndarray], np.ndarray]
 
 
 def recurrent(w: np.ndarray, xs: np.ndarray, target: np.ndarray, clip: Clip):
-    """The gradient by `w`, and the cotangents as they come to each step."""
+    """Return the gradient with respect to `w`, and the cotangents before clipping."""
     hs = [np.zeros(xs.shape[1:])]
     for x in xs:
         hs.append(np.tanh(hs[-1] @ w + x))
-    gradient, g, seen = np.zeros_like(w), target, []
+    gradient, g, cotangents = np.zeros_like(w), target, []
     for before, now in zip(hs[-2::-1], hs[:0:-1], strict=True):
-        seen.append(g)
+        cotangents.append(g)
         inner = clip(g) * (1 - now**2)
         gradient += before.T @ inner
         g = inner @ w.T
-    return gradient, seen
+    return gradient, cotangents
 
 
 def scaled(response: Callable[[np.ndarray, np.ndarray], np.ndarray]):
-    """A clip of rows: each by what a response says to its norm and the threshold."""
+    """Return a factory of per-row clipping with this response."""
 
     def make(threshold: float, axis=-1) -> Clip:
         def clip(g: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def by_value(threshold: float) -> Clip:
 
 
 def reference(norms: np.ndarray, relative: str | float) -> float:
-    """What a relative threshold is a multiple of, of the norms that are not 0."""
+    """Return the reference of a relative threshold, over finite nonzero norms."""
     counted = norms[(norms > 0) & np.isfinite(norms)]
     if relative == "rms":
         return float(np.sqrt(np.mean(counted**2)))

@@ -1,47 +1,46 @@
-"""Few cases that meet every pair of settings, in place of their product.
+"""Choose few cases that cover every pair of settings, instead of their product.
 
-A fault that depends on settings nearly always depends on one or two of them. So a test
-of several settings runs a *covering array*: each value of each setting meets each value
-of every other at least once.
+A fault that depends on settings nearly always depends on one or two of them. A test of
+several settings therefore runs a *covering array*, in which each value of each setting
+occurs with each value of every other setting at least once.
 
     @pytest.mark.covering(entry=ENTRIES, dtype=DTYPES, run=RUNS)
     def test_matches_the_formula(entry, dtype, run): ...
 
-With `--full` the same test runs the product. A value may have `traits`, a tuple: then
-these meet the values of the other settings in its place, and the value itself comes up
-at least once. The traits of an entry of the registry are its kinds of scope, response
-and state, so that 26 entries by four dtypes are about 50 cases and not 104: each entry
-comes up, and each scope, response and state meets each dtype.
+With `--full` the test runs the product. A value may have a tuple of `traits`, which
+then replace it in the pairs; the value itself occurs at least once. The traits of a
+registry entry are its kinds of scope, response and state: with four dtypes, 26 entries
+have about 50 cases instead of 104.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# Whether `--full` asks for the products; conftest.py sets it.
+# Whether pytest runs with `--full`; conftest.py sets it.
 full = False
-# The values of the fixture `run`: a function called as it is, or compiled.
+# The values of the fixture `run`: call a function uncompiled or compiled.
 RUNS = ("eager", "jit")
 
 Settings = dict[str, Sequence[Any]]
-# The place of each value of a case among those of its setting.
+# The index of each value of a case in its setting.
 Index = tuple[int, ...]
 
 
 def product(settings: Settings, where: Callable[..., bool] | None = None) -> list[Any]:
-    """Every case, a tuple of values in the order of the settings."""
+    """Return every case as a tuple of values in the order of the settings."""
     return [_values(settings, index) for index in _indices(settings, where)]
 
 
 def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[Any]:
-    """Cases that meet every pair that there is in the product, chosen greedily.
+    """Choose cases greedily that cover every pair of the product.
 
     Args:
-      settings: the values of each setting by its name.
-      where: says which cases there are; called with a value of each setting by name.
+      settings: The values of each setting by name.
+      where: Whether a case is valid; called with a value of each setting by name.
 
     Returns:
-      Some cases of the product in its order, and the same ones every time.
+      Cases of the product in its order; deterministic.
     """
     goals = {index: met(settings, index) for index in _indices(settings, where)}
     missing: set[Any] = set().union(*goals.values())
@@ -54,7 +53,7 @@ def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[
 
 
 def met(settings: Settings, index: Index) -> set[Any]:
-    """Each value of a case, and what of every two of them stands for a pair."""
+    """Return the values and the pairs that a case covers."""
     marks = [
         [(at, mark) for mark in getattr(value, "traits", (i,))]
         for at, (value, i) in enumerate(

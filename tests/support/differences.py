@@ -1,7 +1,7 @@
-"""Derivatives of a clip by JAX, and the same by central differences in NumPy.
+"""Differentiate clipping with JAX, and by central differences in NumPy.
 
-Both sides take a function from a vector to the clipped vector. A loss, linear and
-quadratic in the output, makes of it something to differentiate twice.
+Both take a function from a vector to the clipped vector. A linear and quadratic loss of
+the output makes second derivatives nonzero.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ STEP = 1e-3
 
 
 class Derivatives(NamedTuple):
-    """First and second order, forwards and backwards.
+    """Hold first and second derivatives in forward and reverse mode.
 
     Attributes:
-      tangent: the change of the output along a direction.
-      slope: the gradient of the loss.
-      forward: the change of that gradient along the direction, forwards over reverse.
-      reverse: the same, reverse over reverse.
-      by_numbers: the derivative of the loss by each further argument of the clip.
+      tangent: Directional derivative of the output.
+      slope: Gradient of the loss.
+      forward: Hessian-vector product of the loss, forward over reverse.
+      reverse: The same, reverse over reverse.
+      by_numbers: Derivative of the loss by each further argument.
     """
 
     tangent: Any
@@ -33,7 +33,7 @@ class Derivatives(NamedTuple):
     by_numbers: Any = ()
 
 
-# What the two sides have in common.
+# The fields that finite differences compute too.
 OF_UPDATES = Derivatives._fields[:4]
 
 
@@ -43,7 +43,7 @@ def weights(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss(y: np.ndarray) -> Any:
-    """Of a clipped vector, each element weighted by its own."""
+    """Compute the loss of a clipped vector."""
     linear, quadratic = weights(y.size)
     return (linear * y + 0.5 * quadratic * y * y).sum()
 
@@ -51,10 +51,10 @@ def loss(y: np.ndarray) -> Any:
 def by_jax(
     clip: Callable[..., Any], x: chex.Array, along: chex.Array, *numbers: chex.Numeric
 ) -> Derivatives:
-    """Of all orders and modes, to be put under jit and vmap.
+    """Differentiate in all orders and modes; works under jit and vmap.
 
-    The clip is traced once: what runs forwards over reverse and, transposed, reverse
-    over reverse is one linear program.
+    Clipping is traced once: forward over reverse is a linear program, whose transpose
+    is reverse over reverse.
     """
 
     def both(x: Any) -> Any:
@@ -72,7 +72,7 @@ def by_jax(
 def by_differences(
     clip: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray
 ) -> Derivatives:
-    """Each coordinate is moved by a share of its size, or of the largest if it is 0."""
+    """Differentiate by central differences, with steps relative to each coordinate."""
     unit = sizes(x)
 
     def of_loss(x: np.ndarray) -> float:
@@ -87,21 +87,21 @@ def by_differences(
 
 
 def slope_along(function: Callable[[Any], Any], x: Any, along: Any) -> Any:
-    """The derivative of `function` at `x` along a direction, to fourth order."""
+    """Return the directional derivative of `function` at `x`, to fourth order."""
 
     def central(step: float) -> Any:
-        ahead, behind = function(x + step * along), function(x - step * along)
-        return (ahead - behind) / (2 * step)
+        after, before = function(x + step * along), function(x - step * along)
+        return (after - before) / (2 * step)
 
     return (4 * central(STEP) - central(2 * STEP)) / 3
 
 
 def sizes(x: np.ndarray) -> np.ndarray:
-    """The size of each coordinate; the largest of all for those that are 0."""
+    """Return the size of each coordinate; for zeros, the largest size."""
     return np.where(x == 0, np.max(np.abs(x), initial=0.0) or 1.0, np.abs(x))
 
 
 def assert_close(found: Any, expected: Any, what: str) -> None:
-    """Within 5e-6 of the largest entry, which is what the differences are good for."""
+    """Compare to within 5e-6 of the largest entry, the accuracy of the differences."""
     size = np.max(np.abs(expected), initial=1e-2)
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6 * size, err_msg=what)

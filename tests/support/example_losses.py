@@ -1,8 +1,8 @@
-"""Losses of one example in plain JAX: those of models, and unusual uses of parameters.
+"""Define losses of one example: of models, and with unusual uses of parameters.
 
 `MODELS[name]()` returns a loss, its parameters and a batch, in float32. They are scaled
 like a model at the start of training, so that float32 suffices for the gradient.
-`PLACES[name]` is a loss of `PLACE_PARAMS` and one of `PLACE_EXAMPLES`.
+`PLACES[name]` is a loss that takes `PLACE_PARAMS` and one of `PLACE_EXAMPLES`.
 """
 
 import jax
@@ -53,7 +53,7 @@ def mlp():
 
 
 def cnn():
-    """Groups, dilation and stride; images with channels first and last."""
+    """Build a CNN with groups, dilation, strides, and channels first and last."""
 
     def convolve(x, w, spec, **how):
         return lax.conv_general_dilated(
@@ -121,7 +121,7 @@ def transformer(remat=True, tied=False):
 
 
 def lora():
-    """The weight is merged before it meets data, and trained as well."""
+    """Build a LoRA layer whose trained weight is merged before the product."""
 
     def loss(p, example):
         x, y = example
@@ -166,7 +166,7 @@ def reference(p, x):
 
 
 def index(p, x):
-    """No site is where an integer comes out."""
+    """Use parameters in operations with integer results, which are no sites."""
     chosen = jnp.argmax(x[0] * p["v"])
     return jnp.sum(jnp.where(x > p["v"], x, 0) @ p["w"]) + x[0, chosen]
 
@@ -175,12 +175,12 @@ def scan_output_of_parameters(p, x):
     def step(x, w):
         return jnp.tanh(x @ w), (jnp.sin(w), jnp.arange(N))
 
-    x, (made, steps) = lax.scan(step, x, p["s"])
-    return jnp.sum(x @ made[0] + made[1].sum() + steps.sum())
+    x, (outputs, steps) = lax.scan(step, x, p["s"])
+    return jnp.sum(x @ outputs[0] + outputs[1].sum() + steps.sum())
 
 
 def scan_of_scalar(p, x):
-    """A number of the parameters that is carried and reaches no output."""
+    """Carry a number that depends on parameters and reaches no output."""
     return jnp.sum(lax.scan(lambda c, x: (c * p["v"][0], x @ p["w"]), 1.0, x)[1])
 
 
@@ -201,7 +201,7 @@ def complex_product(p, x):
 
 
 def convolution_of_parameters(p, x):
-    """A batch of images, and an image of parameters, whose kernel is data."""
+    """Convolve images with parameters, and parameters with a kernel of data."""
     numbers = ("NHC", "HIO", "NHC")
 
     def one(x):

@@ -1,8 +1,7 @@
-"""The outputs of the drawn clips in NumPy float64, where a formula covers the call.
+"""Compute the output of drawn clipping calls in NumPy float64.
 
-Covered are numbers as thresholds, finite real trees, the scopes of elements, leaves,
-groups, the whole tree and slices along one axis, and masks that are bools or trees of
-bools.
+Covered are numbers as thresholds, finite real trees, masks of bools, and the scopes of
+elements, leaves, groups, the whole tree and slices along one axis.
 """
 
 import math
@@ -18,8 +17,8 @@ RESPONSES = {
     "smooth": oracles.smooth,
     "normalize": oracles.normalized,
 }
-# Smaller norms and thresholds count as 0, and a larger norm is not finite, as
-# docs/numerics.md says.
+# Smaller norms and thresholds count as 0, and larger norms are not finite; see
+# docs/numerics.md.
 LEAST = 2.0**-60
 LARGEST = float(np.finfo(np.float32).max)
 # Options that do not change the output of a finite tree.
@@ -29,7 +28,7 @@ COVERED = {"ord", "axis", "eps", "response", "over", "norm", "lower", "upper", *
 
 
 def is_finite(tree):
-    """Whether a tree has floating leaves, all of them finite and in real arrays."""
+    """Return whether a tree has floating leaves, all of them real and finite."""
     leaves = [x for x in jax.tree.leaves(tree) if not isinstance(x, (bool, int))]
     if not all(hasattr(x, "dtype") for x in leaves):
         return False
@@ -41,7 +40,7 @@ def is_finite(tree):
 
 
 def formula(name, tree, arguments, options):
-    """The floating leaves that the clip must return; None if no formula covers it."""
+    """Return the expected floating leaves, or None if no formula covers the call."""
     name = name.removeprefix("functional.")
     options = {k: v for k, v in options.items() if k not in IRRELEVANT}
     if options.pop("strict", False) or options.keys() - COVERED or not is_finite(tree):
@@ -58,7 +57,7 @@ def formula(name, tree, arguments, options):
         low, high = limits if len(limits) == 2 else (-limits[0], limits[0])
         plain = not options.keys() - {"over"}
         return [oracles.by_value(x, low, high) for _, x in leaves] if plain else None
-    # The quotient of the threshold and a larger norm may be flushed to zero.
+    # For larger norms, the ratio of threshold to norm may be flushed to zero.
     if sum(np.sum(np.abs(x)) for _, x in leaves) > 2.0**120:
         return None
     limit = float(limits[0]) if limits[0] >= LEAST else 0.0
@@ -85,10 +84,10 @@ def _by_block(name, leaves, limit, groups, options):
     response = RESPONSES.get(options.get("response", "hard"))
     labels = _labels(name, leaves, groups, options.get("over", "tree"))
     masks = [[_at(options.get(k, True), path) for path, _ in leaves] for k in MASKS]
-    is_known = all(isinstance(value, bool) for mask in masks for value in mask)
+    has_bools = all(isinstance(value, bool) for mask in masks for value in mask)
     no_limit = math.isinf(limit) and response is not oracles.hard
     measure = _measure(name, options)
-    if None in (response, labels, measure) or no_limit or not is_known:
+    if None in (response, labels, measure) or no_limit or not has_bools:
         return None
     clipped = []
     rows = list(zip(labels, leaves, *masks, strict=True))
@@ -103,7 +102,7 @@ def _by_block(name, leaves, limit, groups, options):
 
 
 def _measure(name, options):
-    """The norm of a block; None for spectral and unknown ones."""
+    """Return the norm of a block, or None if no formula covers it."""
     if "spectral" in name or "singular" in name:
         return None
     if name == "clip_by_average_norm":
@@ -116,7 +115,7 @@ def _measure(name, options):
 
 
 def _labels(name, leaves, groups, over):
-    """For each leaf the label of its block; None if unknown."""
+    """Return the label of each leaf's block, or None if no formula covers the scope."""
     if name == "clip_by_group_norm":
         (groups,) = groups
         if callable(groups):
@@ -131,5 +130,5 @@ def _labels(name, leaves, groups, over):
 
 
 def _at(prefix, path):
-    """The value for a leaf in a prefix tree of one level."""
+    """Return the value for a leaf in a prefix tree of one level."""
     return prefix[path[0].key] if isinstance(prefix, dict) else prefix

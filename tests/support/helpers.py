@@ -1,4 +1,4 @@
-"""Trees to clip, comparisons, and the strict modes that optclip's own calls run in."""
+"""Provide trees to clip, comparisons, and JAX's strict promotion modes."""
 
 import contextlib
 from typing import Any
@@ -11,7 +11,7 @@ import optax
 
 from tests.support import compiler
 
-# All with a zero and a sign.
+# All 8-bit formats with a zero and a sign.
 FP8 = [
     "float8_e3m4",
     "float8_e4m3",
@@ -27,28 +27,28 @@ TINY = float(np.finfo(np.float32).tiny)
 @contextlib.contextmanager
 def compilations():
     """List the compilations inside the context."""
-    found = []
+    events = []
 
     def listen(event, *args, **kwargs):
         if "backend_compile" in event:
-            found.append(event)
+            events.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        yield found
+        yield events
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @contextlib.contextmanager
 def strict_modes():
-    """No implicit dtype promotion, no implicit rank promotion."""
+    """Disallow implicit dtype and rank promotion."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
 
 
 def strictly(function):
-    """`function`, run in the strict modes (optax's own code fails in them)."""
+    """Run `function` in the strict modes, in which optax's own code fails."""
 
     def wrapped(*args, **kwargs):
         with strict_modes():
@@ -61,30 +61,29 @@ def strict(tx: optax.GradientTransformationExtraArgs):
     return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
 
 
-# Trees of gradients as `typed` makes them; `mixed` is of all three dtypes at once.
+# The arguments of `typed`; `mixed` has leaves of all three dtypes.
 KINDS = ("float32", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def quick_jit(function, **kwargs):
-    """`jax.jit` for a promise that does not depend on what XLA makes of the program.
+    """Compile without XLA's optimizations, which take most of a test's time.
 
-    That a state keeps its structure, a wrapper of optax passes a clip on, a mask leaves
-    a leaf out: none of it needs XLA's optimizations, which are most of what a test
-    costs. With `--full` all programs are optimized.
+    For contracts that do not depend on them, such as the structure of a state, wrappers
+    and masks. With `--full` all programs are optimized.
     """
     return jax.jit(function, **compiler.options(compiler.UNOPTIMIZED), **kwargs)
 
 
 def optimized_jit(function, **kwargs):
-    """`jax.jit` as users have it, for the numbers and the programs themselves."""
+    """Compile with XLA's default options, to test numbers and programs."""
     return jax.jit(function, **compiler.options(compiler.OPTIMIZED), **kwargs)
 
 
 def gradients(
     seed: int = 0, dtype: chex.ArrayDType = jnp.float32, scale: chex.Numeric = 1.0
 ) -> chex.ArrayTree:
-    """Leaves of unequal norm: some are past every threshold of the registry, some not."""
+    """Return leaves with norms below and above each threshold of the registry."""
     rng = np.random.default_rng(seed)
     tree = {
         "dense": {"bias": rng.normal(size=4) * 0.01, "kernel": rng.normal(size=(3, 4))},
@@ -94,7 +93,7 @@ def gradients(
 
 
 def typed(kind: str, seed: int = 0) -> chex.ArrayTree:
-    """The mixed gradients, or those of one dtype."""
+    """Return the mixed gradients, or gradients of one dtype."""
     if kind == "mixed":
         return mixed_gradients(seed)
     return gradients(seed, jnp.dtype(kind))
@@ -102,14 +101,14 @@ def typed(kind: str, seed: int = 0) -> chex.ArrayTree:
 
 def mixed_gradients(seed: int = 0) -> chex.ArrayTree:
     tree = gradients(seed)
-    # Of the leaves that are clipped by all: a small one would pass as it is.
+    # Leaves that every transformation clips; a small leaf would be unchanged.
     tree["dense"]["kernel"] = tree["dense"]["kernel"].astype(jnp.bfloat16)
     tree["out"][0] = tree["out"][0].astype(jnp.float16)
     return tree
 
 
 def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """The tree in NumPy float64 (complex128), exactly."""
+    """Convert a tree to NumPy float64 or complex128."""
 
     def wide(x):
         kind = np.complex128 if jnp.iscomplexobj(x) else np.float64
@@ -121,7 +120,7 @@ def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:
 def assert_close(
     found: chex.ArrayTree, expected: chex.ArrayTree, ulps: chex.Numeric = 8
 ) -> None:
-    """Leaf by leaf within `ulps` units of the leaf's dtype, relative to its largest."""
+    """Compare leaves to within `ulps` times the eps of their largest element."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         a_wide, b_wide = as_float64(a), as_float64(b)
@@ -134,7 +133,7 @@ def assert_close(
 
 
 def assert_identical(found: chex.ArrayTree, expected: chex.ArrayTree) -> None:
-    """Structure, shape, dtype, weak type and every bit."""
+    """Compare structure, shape, dtype, weak type and every bit."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert_same_type(a, b)
@@ -143,7 +142,7 @@ def assert_identical(found: chex.ArrayTree, expected: chex.ArrayTree) -> None:
 
 
 def assert_same_type(a: Any, b: Any) -> None:
-    """Shape, dtype and weak type agree (a Python number is a weak scalar)."""
+    """Compare shape, dtype and weak type; a Python number is a weak scalar."""
     a, b = (
         x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(jnp.asarray(x))
         for x in (a, b)
@@ -158,13 +157,16 @@ def assert_same_types(found: Any, expected: Any) -> None:
 
 
 def differs(a: chex.ArrayTree, b: chex.ArrayTree) -> bool:
-    """Whether any leaf differs: a test of clipping must show that something was cut."""
+    """Return whether any leaf differs, to show that something was clipped."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return any(not np.array_equal(as_float64(x), as_float64(y)) for x, y in pairs)
 
 
 def as_xla_sees(tree: chex.ArrayTree) -> chex.ArrayTree:
-    """What is floating, exactly, short of what XLA on CPU takes for zero."""
+    """Return floating leaves in float64, with subnormal float32 numbers set to 0.
+
+    XLA on CPU flushes them to zero.
+    """
 
     def wide(x):
         x = jnp.asarray(x)
@@ -182,12 +184,12 @@ def wrong(
     original: chex.ArrayTree,
     roundings: int = 0,
 ) -> str | None:
-    """In which way a clipped tree is not what the formula gives, or None.
+    """Describe how a clipped tree differs from the formula, or return None.
 
-    Each element may be off by so many `roundings` in float32 of the largest of its leaf.
+    An element may differ by this many `roundings` in float32 of its leaf's largest.
     """
-    given = [jnp.asarray(x) for x in jax.tree.leaves(original)]
-    kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in given]
+    arrays = [jnp.asarray(x) for x in jax.tree.leaves(original)]
+    kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in arrays]
     outs = jax.tree.leaves(found)
     clipped = [x for x, kind in zip(outs, kinds, strict=True) if kind]
     for out, wanted in zip(clipped, jax.tree.leaves(expected), strict=True):
@@ -195,8 +197,8 @@ def wrong(
         got = np.asarray(out).astype(np.float64)
         if np.any(np.isnan(got)):
             return "NaN"
-        # One rounding of the product, two of the coefficient, one of the norm; what
-        # is subnormal may be flushed or rounded to the next.
+        # One rounding of the product, two of the coefficient and one of the norm.
+        # Subnormal numbers may be flushed or rounded to the next.
         floor = max(float(info.smallest_subnormal), TINY)
         size = np.abs(wanted)
         room = 4 * float(info.eps) * size + floor

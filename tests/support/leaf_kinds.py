@@ -1,7 +1,7 @@
-"""One tree that holds every kind of leaf, and what any clip must make of it.
+"""Build trees with every kind of leaf, and the expected results of clipping.
 
-Expected values are those of the registry's float64 oracles for the dense gradient of
-moduli: a complex leaf is clipped as its moduli are, a BCOO leaf as what it stands for.
+Expected values come from the registry's float64 oracles: complex leaves are clipped by
+their moduli, and BCOO leaves like the dense arrays that they represent.
 """
 
 from typing import Any
@@ -15,21 +15,21 @@ from jax.experimental.sparse import BCOO
 
 from tests.support import helpers
 
-# All of jax.numpy's but float8_e8m0fnu (no zero, no sign), float64 (needs x64) and the
-# six-bit formats, which XLA cannot compute with yet.
+# All of jax.numpy except float8_e8m0fnu (no zero, no sign), float64 (needs x64) and the
+# six-bit formats, which XLA does not support yet.
 FLOATS = ["bfloat16", "float16", "float32", "float4_e2m1fn", *helpers.FP8]
-# A few per program, because each kind costs compile time.
+# A few kinds per program, because each adds compile time.
 GROUPS = {
     "a": (*FLOATS[::3], "complex64", "unique"),
     "b": (*FLOATS[1::3], "weak", "twice", "entries"),
     "c": (*FLOATS[2::3], "complex64", "batched"),
-    # Eagerly, each dtype compiles each operation of its own.
+    # Few, since each dtype compiles every eager operation.
     "eager": ("bfloat16", "float8_e4m3fn", "weak", "twice"),
 }
-# Numbers that all of these have.
+# Numbers that all dtypes represent exactly.
 EXACT = np.array([[-2, 1, 0, 1.5], [2, -0.5, 1, 2], [-1, 3, 0.5, 0], [1, 1, -2, 4]])
-# Thresholds at which every leaf of the tree is clipped and none vanishes, where those
-# of the registry are not.
+# Thresholds that clip every leaf without flushing any to zero, where the registry's do
+# not.
 LIMITS = {
     "average-norm": 0.1,
     "rms": 0.5,
@@ -43,20 +43,20 @@ LIMITS = {
 
 
 def make(entry: Any) -> Any:
-    """The transformation, clipping all of the tree."""
+    """Build a transformation that clips every leaf of the tree."""
     return helpers.strict(entry.make(LIMITS.get(entry.id)))
 
 
 def gradients(entry: Any, group: str, *, flipped: bool = False) -> Any:
-    """The kinds of a group that are clipped; `flipped`, with other values.
+    """Return the leaves of a group that are clipped; with other values if `flipped`.
 
-    No BCOO leaf for norms along its first axis, which is in its indices, and of
-    matrices, which have to be dense.
+    Without BCOO leaves for norms along axes and for matrices, which do not support
+    them.
     """
     values = EXACT[::-1] if flipped else EXACT
     dense = {name: jnp.asarray(values, getattr(jnp, name)) for name in FLOATS}
     dense["complex64"] = jnp.asarray(values * np.exp(0.7j), jnp.complex64)
-    # The same number all over: only a broadcast scalar is a weak array.
+    # Equal numbers, since only a broadcast scalar is a weakly typed array.
     dense["weak"] = jnp.broadcast_to(jnp.asarray(-2.5 if flipped else 2.5), (3, 4))
     some = GROUPS[group]
     return {
@@ -70,7 +70,7 @@ def gradients(entry: Any, group: str, *, flipped: bool = False) -> Any:
 
 
 def sparse(values: np.ndarray) -> dict[str, BCOO]:
-    """BCOO leaves: rows once; twice and past the end; a batch of these; entries."""
+    """Return BCOO leaves with unique rows, duplicates, a batch, and single entries."""
     rows = jnp.asarray(values, jnp.float32)
 
     def mat(data, indices, shape, **flags):
@@ -85,7 +85,7 @@ def sparse(values: np.ndarray) -> dict[str, BCOO]:
             indices_sorted=True,
             unique_indices=True,
         ),
-        # What is past the end is no part of the gradient, however large.
+        # Padding past the end is not part of the gradient.
         "twice": mat(rows.at[2].set(1e30), [[3], [1], [7], [1]], (7, 4)),
         "batched": mat(
             jnp.stack([rows[:3], rows[1:]]),
@@ -102,7 +102,7 @@ def sparse(values: np.ndarray) -> dict[str, BCOO]:
 
 
 def beside() -> dict[str, Any]:
-    """Leaves that pass untouched and enter no norm, for any tracing."""
+    """Return leaves that clipping leaves unchanged and excludes from norms."""
     return {
         "bool": jnp.array([True, False]),
         "e8m0": jnp.array([1, 2, 4]).astype(jnp.float8_e8m0fnu),
@@ -120,7 +120,7 @@ def is_sparse(leaf: Any) -> bool:
 
 
 def wide(leaf: Any) -> np.ndarray:
-    """A leaf as a dense array in float64 or complex128."""
+    """Convert a leaf to a dense array in float64 or complex128."""
     if not is_sparse(leaf):
         kind = np.complex128 if jnp.iscomplexobj(leaf) else np.float64
         return np.asarray(leaf).astype(kind)
@@ -134,7 +134,7 @@ def wide(leaf: Any) -> np.ndarray:
 
 
 def expected(entry: Any, tree: chex.ArrayTree) -> chex.ArrayTree:
-    """What the oracle gives, dense."""
+    """Return the oracle's result as dense arrays."""
     dense = jax.tree.map(wide, tree, is_leaf=is_sparse)
     return entry.expected(dense, LIMITS.get(entry.id))
 
@@ -145,7 +145,7 @@ def assert_clipped(
     wanted: chex.ArrayTree,
     roundings: int = 0,
 ) -> None:
-    """Types are those of `tree`, values those of `wanted`; every leaf has changed."""
+    """Check types and values, and that every leaf changed."""
     helpers.assert_same_types(found, tree)
     pairs = zip(
         jax.tree.leaves_with_path(found, is_leaf=is_sparse),
@@ -160,6 +160,6 @@ def assert_clipped(
         finfo = jnp.finfo(leaf.dtype)
         size = np.abs(middle)
         step = float(finfo.eps) * np.maximum(size, float(finfo.tiny))
-        # To nearest, after an error of a few ULP of float32.
+        # Rounded to nearest, after an error of a few float32 ulps.
         slack = 0.5 * step + (8 + roundings) * 2.0**-23 * np.max(size, initial=0.0)
         assert np.all(np.abs(got - middle) <= slack), name

@@ -1,4 +1,4 @@
-"""A tree, its specs on a 4 x 2 mesh, and functions mapped over that mesh."""
+"""Map functions over a 4 x 2 mesh, for a tree with its specs."""
 
 import jax
 import numpy as np

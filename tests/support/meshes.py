@@ -1,7 +1,7 @@
-"""Every transformation on every mesh, to compare with one device.
+"""Run every transformation on every mesh, to compare with one device.
 
-Under jit with Auto and Explicit axes, and inside shard_map; with all leaves split,
-some, or none. Leaves have unequal norms, so that each device has another sum.
+Meshes run under jit with Auto and Explicit axes and in shard_map, with all, some or no
+leaves sharded. Leaves have unequal norms, so that devices have different sums.
 """
 
 import dataclasses
@@ -18,8 +18,7 @@ import optclip
 from optclip import thresholds
 from tests.support import helpers, registry
 
-# First the values of the cell in which most can go wrong: a covering array takes them
-# where nothing else decides.
+# The first values are the most error-prone: a covering array prefers them.
 MESHES = {"2x4": (2, 4), "8": (8,), "2x2x2": (2, 2, 2)}
 MODES = ("shard_map", "auto", "explicit")
 PLACEMENTS = ("mixed", "split", "whole")
@@ -27,17 +26,17 @@ PLACEMENTS = ("mixed", "split", "whole")
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A transformation that clips some of `gradients`.
+    """Hold a transformation that clips some of `gradients`.
 
     Attributes:
-      id: what the tests call it.
-      make: takes further options of the clip.
-      traits: the kinds of what devices must agree on, each to be tried on every mesh.
-      by_axis: whether shard_map must say how leaves are split: nothing else says it of
-        a norm over some of their axes.
-      roundings: by how many of 1 an element may differ besides.
-      of_matrices: whether a matrix has to be whole on one of its sides in shard_map,
-        and elsewhere XLA may gather it.
+      id: Name in test ids.
+      make: Factory; takes further options.
+      traits: Kinds of values that devices must agree on, each tried on every mesh.
+      by_axis: Whether `axis_name` must specify the sharding of leaves in shard_map, as
+        for norms over some of their axes.
+      roundings: Further eps by which an element may differ. of_matrices: Whether one
+      side of a matrix must be unsharded in shard_map; elsewhere
+        XLA may gather it.
     """
 
     id: str
@@ -48,15 +47,15 @@ class Clip:
     of_matrices: bool = False
 
     def takes(self, shape: str, placement: str, mode: str) -> bool:
-        """Whether it is not refused in shard_map for how matrices are split."""
+        """Return whether shard_map supports the sharding of matrices."""
         if not self.of_matrices or mode != "shard_map" or placement == "whole":
             return True
-        # The power iteration wants both sides whole.
+        # The power iteration requires both sides unsharded.
         return shape == "8" and self.id != "spectral-norm-by-iteration"
 
 
 def _of(entry: registry.Entry) -> Clip:
-    # Past its usual threshold is none of these leaves.
+    # Its usual threshold clips none of these leaves.
     threshold = 0.02 if entry.id == "average-norm" else None
     return Clip(
         entry.id,
@@ -80,12 +79,12 @@ def _skip(**more: Any) -> Any:
 
 
 def _groups(**more: Any) -> Any:
-    """Two leaves of one group are split over different axes if placed `mixed`."""
+    """Clip groups; if `mixed`, two leaves of one group use different mesh axes."""
     groups = {"bias": "a", "kernel": "a", "out": "b"}
     return optclip.clip_by_group_norm({"a": 4.0, "b": 1.0}, groups, **more)
 
 
-# The groups and the user's scope of the registry have one leaf per key here.
+# The groups and the user's scope of the registry have a single leaf per key here.
 CLIPS = [
     *(_of(e) for e in registry.ENTRIES if e.id not in ("user-scope", "group-norm")),
     Clip("groups", _groups, ("leaf",)),
@@ -102,14 +101,14 @@ def _by_element(rule: Any) -> Callable[..., Any]:
     return lambda **more: optclip.clip_by_value(rule, **more)
 
 
-# What the second step depends on the first for. The kind is where the memory lies: per
-# slice or element on many devices, or numbers that all devices share.
+# Transformations with a memory. The trait is its layout: per slice or element, sharded
+# over devices, or numbers that all devices share.
 EMA = thresholds.ema(0.5, warmup=1)
 LEARNED = [
     Clip("ema by unit", _by_unit(EMA), ("slices",), True),
     Clip("quantile by unit", _by_unit(thresholds.quantile(0.5, 4)), ("slices",), True),
     Clip(
-        "share of parameters",
+        "fraction of parameters",
         lambda **more: optclip.recipes.agc(0.5, **more),
         ("slices",),
         True,
@@ -126,8 +125,8 @@ LEARNED = [
 ]
 
 
-class Found(NamedTuple):
-    """What an update returned, what was recorded, and the program that did it."""
+class Result(NamedTuple):
+    """Hold the updates, the recorded metrics and the text of the program."""
 
     updates: Any
     metrics: dict[str, Any]
@@ -135,7 +134,7 @@ class Found(NamedTuple):
 
 
 def gradients() -> Any:
-    """Leaves that all meshes split evenly, of norms from far below 2 to far above."""
+    """Return leaves that all meshes split evenly, with norms far below and above 2."""
     rng = np.random.default_rng(0)
     shapes = {"bias": (8,), "kernel": (8, 16), "out": (16, 8)}
     sizes = {"bias": 0.01, "kernel": 1.0, "out": 5.0}
@@ -153,7 +152,7 @@ def mesh_of(shape: str, mode: str) -> Any:
 
 
 def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Kernels are split both ways on two axes, their rows over two axes of three."""
+    """Return specs; kernels are sharded over both axes, rows over two of three axes."""
     rows, columns = (names[0], *names[2:]), names[1] if len(names) > 1 else None
     return {
         "split": {
@@ -167,12 +166,12 @@ def specs_of(placement: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def made(clip: Clip, specs: Any = None) -> Any:
-    """The transformation, told by `specs` how leaves are split if it has to be."""
+    """Build the transformation, with `specs` as `axis_name` if it requires one."""
     return clip.make(**({"axis_name": specs} if specs and clip.by_axis else {}))
 
 
 def update_of(tx: Any) -> Callable[[Any], Any]:
-    """One update from `init` on, with what was recorded of it."""
+    """Return a function that computes the first update and its metrics."""
 
     def update(tree: Any) -> Any:
         updates, state = tx.update(tree, tx.init(tree))
@@ -182,7 +181,7 @@ def update_of(tx: Any) -> Callable[[Any], Any]:
 
 
 def run_of(tx: Any) -> Callable[[Any], Any]:
-    """Three updates in a scan, the second of gradients that are ten times as large."""
+    """Return a function that scans three updates, the second ten times as large."""
 
     def run(tree: Any) -> Any:
         def step(state: Any, scale: Any) -> Any:
@@ -195,14 +194,14 @@ def run_of(tx: Any) -> Callable[[Any], Any]:
     return run
 
 
-def on_one_device(clip: Clip, of: Callable[[Any], Any]) -> Found:
-    return Found(*helpers.quick_jit(of(made(clip)))(gradients()), "")
+def on_one_device(clip: Clip, of: Callable[[Any], Any]) -> Result:
+    return Result(*helpers.quick_jit(of(made(clip)))(gradients()), "")
 
 
 def on_a_mesh(
     clip: Clip, shape: str, placement: str, mode: str, of: Callable[[Any], Any]
-) -> Found:
-    """The same on a mesh, where the updates lie as the gradients do."""
+) -> Result:
+    """Run on a mesh, and check that updates are sharded like the gradients."""
     mesh = mesh_of(shape, mode)
     specs, tree = specs_of(placement, mesh.axis_names), gradients()
     out = {k: P(None, *s) for k, s in specs.items()} if of is run_of else specs
@@ -216,7 +215,7 @@ def on_a_mesh(
             tree, {k: NamedSharding(mesh, s) for k, s in specs.items()}
         )
     compiled = helpers.quick_jit(function).lower(tree).compile()
-    found = Found(*compiled(tree), compiled.as_text())
-    for key, x in found.updates.items():
+    result = Result(*compiled(tree), compiled.as_text())
+    for key, x in result.updates.items():
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, out[key]), x.ndim)
-    return found
+    return result

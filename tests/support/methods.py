@@ -1,7 +1,7 @@
 """Implement whole methods in NumPy float64, from their papers' equations.
 
-Nothing here imports optclip. Each oracle keeps its own state and takes one step's
-arrays. `GRADIENTS` and `LOSSES` have heavy tails, spikes of a thousand, zeros, NaN, inf
+Nothing here imports optclip. Each oracle has its own state and takes the arrays of one
+step. `GRADIENTS` and `LOSSES` have heavy tails, spikes of a thousand, zeros, NaN, inf
 and a shift of level.
 """
 
@@ -50,15 +50,15 @@ LOSSES = _losses()
 
 
 def sound(*arrays: Any) -> bool:
-    """Return whether all of the arrays are finite throughout."""
+    """Return whether all elements of the arrays are finite."""
     return all(bool(np.all(np.isfinite(array))) for array in arrays)
 
 
 @dataclasses.dataclass
 class Oracle:
-    """Answer NaN to a step with NaN or inf, of which no paper says anything.
+    """Return NaN for a step with NaN or inf, which no paper covers.
 
-    Such a step leaves the memory, its count of steps included, unchanged.
+    Such a step does not change the memory, including its step count.
     """
 
     steps: int = dataclasses.field(default=0, init=False)
@@ -72,11 +72,11 @@ class Oracle:
 
 @dataclasses.dataclass
 class Spam(Oracle):
-    """Huang et al. 2025, arXiv:2501.06842: elements cut to sqrt(theta v).
+    """Huang et al. 2025, arXiv:2501.06842: clip elements to sqrt(theta v).
 
-    v is the second moment before this step. As in its code, nothing is cut in the
-    first `warmup - 1` steps, nor in the `warmup` steps that start with a reset, which
-    comes at each step that `every` divides (counted from 1) and forgets v.
+    v is the second moment before this step. A reset at every `every`-th step (counted
+    from 1) sets v to 0. As in the authors' code, nothing is clipped in the first
+    `warmup - 1` steps and in the `warmup` steps from a reset on.
     """
 
     theta: float = 5000.0
@@ -98,7 +98,7 @@ class Spam(Oracle):
 
 @dataclasses.dataclass
 class StableSpamMax(Oracle):
-    """Huang et al. 2025, arXiv:2502.17055, AdaClip: by an average of the largest."""
+    """Huang et al. 2025, arXiv:2502.17055, AdaClip: clip to an average maximum."""
 
     theta: float = 0.999
     m: float = 0.0
@@ -132,7 +132,7 @@ class StableSpamNorm(Oracle):
 
 @dataclasses.dataclass
 class Aggc(Oracle):
-    """AGGC: norms of groups held between two multiples of their averages.
+    """AGGC: keep norms of groups between two multiples of their averages.
 
     The average starts at 0; a group whose average is 0 is not scaled.
     """
@@ -163,7 +163,7 @@ class Aggc(Oracle):
 
 @dataclasses.dataclass
 class Acclip(Oracle):
-    """Zhang et al. 2020, arXiv:1912.03194: the momentum cut by a moment of |g|."""
+    """Zhang et al. 2020, arXiv:1912.03194: clip the momentum by a moment of |g|."""
 
     b1: float = 0.9
     b2: float = 0.99
@@ -181,7 +181,7 @@ class Acclip(Oracle):
 
 @dataclasses.dataclass
 class OlmoRatio(Oracle):
-    """OLMo's clipping by ratio: each tensor's norm to `ratio` times its average."""
+    """OLMo's ratio clipping: clip each tensor's norm to `ratio` times its average."""
 
     ratio: float
     beta: float
@@ -199,7 +199,7 @@ class OlmoRatio(Oracle):
 
 @dataclasses.dataclass
 class StableAdamW(Oracle):
-    """Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: -lr times the answer."""
+    """Wortsman et al. 2023, arXiv:2304.13013, algorithm 2: the step over -lr."""
 
     b1: float = 0.9
     b2: float = 0.99
@@ -221,7 +221,7 @@ class StableAdamW(Oracle):
 def clippy(
     delta: np.ndarray, w: np.ndarray, rel: float = 0.5, abs_: float = 0.01
 ) -> float:
-    """Tang et al. 2023, arXiv:2302.09178: the one scale for a tensor's update."""
+    """Tang et al. 2023, arXiv:2302.09178: the scale of a tensor's update."""
     moved = delta != 0
     allowed = rel * np.abs(w[moved]) + abs_
     return float(np.min(allowed / np.abs(delta[moved]), initial=1.0))
@@ -229,7 +229,7 @@ def clippy(
 
 @dataclasses.dataclass
 class UClip(Oracle):
-    """Elesedy & Hutter 2023, arXiv:2302.02971: what is cut off is added next time."""
+    """Elesedy & Hutter 2023, arXiv:2302.02971: carry the clipped part over."""
 
     clip: Callable[[np.ndarray], np.ndarray]
     carry: Any = 0.0
@@ -266,10 +266,10 @@ def spectra(u: np.ndarray, c: float) -> np.ndarray:
 
 @dataclasses.dataclass
 class OlmoSkip:
-    """OLMo-core: skip a loss or a norm far above the last ones, in deviations.
+    """OLMo-core: skip a loss or norm many deviations above the last ones.
 
-    The deviation is the unbiased one. Each finite value is remembered, of a skipped
-    step too. Before half a window no value is too large.
+    The deviation is unbiased. Finite values of skipped steps enter the window too.
+    Nothing is skipped before half a window.
     """
 
     window: int = 128
@@ -294,10 +294,10 @@ class OlmoSkip:
 
 @dataclasses.dataclass
 class AxlearnSkip:
-    """axlearn: skip a norm of `multiplier` times the average of those not skipped.
+    """axlearn: skip a norm of `multiplier` times the average of unskipped norms.
 
-    The average's decay is corrected for its start, so it is the plain mean at first.
-    axlearn starts the average at 1; here nothing is skipped before the first norm.
+    The average is bias-corrected. axlearn starts it at 1; here nothing is skipped
+    before the first norm.
     """
 
     multiplier: float = 20.0

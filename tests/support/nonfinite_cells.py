@@ -30,11 +30,11 @@ Entry = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """A tree with non-finite entries.
+    """Hold a tree with non-finite entries.
 
     Attributes:
       title: Name of the input in the table.
-      leaf: The leaf that has them; None for every leaf.
+      leaf: The leaf with these entries; None for every leaf.
       at: Index and value of each stored entry that is replaced.
       outside_norm: Whether `norm_mask` (or `mask`) excludes that leaf.
       outside_clip: Whether `clip_mask` (or `mask`) excludes that leaf.
@@ -48,7 +48,7 @@ class Input:
 
     @property
     def masks(self) -> dict[str, dict[str, bool]]:
-        """The mask argument that excludes the leaf, if any."""
+        """Return the mask argument that excludes the leaf, if any."""
         excluded = (self.outside_norm, self.outside_clip)
         names = {
             (True, True): "mask",
@@ -83,7 +83,7 @@ INPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell of the table."""
+    """Hold one cell of the table."""
 
     policy: str
     given: str
@@ -102,7 +102,7 @@ CELLS = [Cell(*key) for key in itertools.product(POLICIES, INPUTS, SCOPES)]
 
 
 def stored(given: Input | None) -> dict[str, np.ndarray]:
-    """The values of the leaves, float32; finite (except for padding) for None."""
+    """Return the leaves in float32; for None, all finite except the padding."""
     tree = {
         "kernel": np.array([[6, 8], [0.3, 0.4]], np.float32),
         "rows": np.array([[3, 2], [0.2, 5], [1, 4], [NAN, NAN]], np.float32),
@@ -115,14 +115,14 @@ def stored(given: Input | None) -> dict[str, np.ndarray]:
 
 
 def gradients(given: Input | None) -> dict[str, Any]:
-    """The tree to clip."""
+    """Return the tree to clip."""
     tree = {name: jnp.asarray(x) for name, x in stored(given).items()}
     tree["rows"] = BCOO((tree["rows"], jnp.array(ROWS)[:, None]), shape=SHAPE)
     return tree
 
 
 def dense(given: Input | None) -> dict[Entry, float]:
-    """The dense gradient, by entry; duplicates are added in float32."""
+    """Return the dense gradient per entry; duplicates are added in float32."""
     entries: dict[Entry, np.float32] = {}
     for name, leaf in stored(given).items():
         for index, x in np.ndenumerate(leaf):
@@ -137,7 +137,7 @@ def dense(given: Input | None) -> dict[Entry, float]:
 
 
 def array(cell: Cell, name: str) -> np.ndarray:
-    """One expected leaf; zero where nothing is stored."""
+    """Return one expected leaf; unstored entries are zero."""
     out = np.zeros(SHAPE if name == "rows" else stored(None)[name].shape)
     for entry, x in expected(cell).items():
         if entry[0] == name:
@@ -146,7 +146,7 @@ def array(cell: Cell, name: str) -> np.ndarray:
 
 
 def unit(scope: str, entry: Entry) -> Any:
-    """The key that all entries of one norm share."""
+    """Return the key that all entries of one norm share."""
     return {
         "tree": (),
         "groups": GROUPS[entry[0]],
@@ -157,7 +157,7 @@ def unit(scope: str, entry: Entry) -> Any:
 
 
 def expected(cell: Cell) -> dict[Entry, float]:
-    """The result by entry (of `raise`: without `checkify`).
+    """Return the result per entry (for `raise`, without `checkify`).
 
     A leaf outside `clip_mask` is unchanged. So is a leaf outside `norm_mask` whose norm
     covers no other leaf: nothing scales it.
@@ -176,7 +176,7 @@ def expected(cell: Cell) -> dict[Entry, float]:
 
 
 def _settled(cell, values, measured, scaled):
-    """The entries that one norm scales, by the definition of the policy."""
+    """Return the entries that one norm scales, by the definition of the policy."""
     sound = all(np.isfinite(values[e]) for e in measured)
     if cell.policy == "zero" and not sound:
         return dict.fromkeys(scaled, 0.0)
@@ -189,34 +189,34 @@ def _settled(cell, values, measured, scaled):
 
 
 def wrong(cell: Cell) -> list[Entry]:
-    """The non-finite entries of the dense gradient."""
+    """Return the non-finite entries of the dense gradient."""
     return [e for e, x in dense(cell.input).items() if not np.isfinite(x)]
 
 
 def measured(cell: Cell) -> bool:
-    """Whether a norm covers the wrong entry and `clip/nonfinite` counts the step."""
+    """Return whether a norm covers the entry, which `clip/nonfinite` then counts."""
     return not cell.input.outside_norm
 
 
 def is_error(cell: Cell) -> bool:
-    """Whether `raise` raises: it checks the measured and the scaled entries."""
+    """Return whether `raise` raises: it checks measured and scaled entries."""
     shared = cell.scope in ("tree", "groups")
     return measured(cell) or (shared and not cell.input.outside_clip)
 
 
 def words(cell: Cell) -> str:
-    """The outcome in a few words; entries they do not name are clipped as usual."""
+    """Return the outcome in a few words; unnamed entries are clipped as usual."""
     if cell.policy == "raise" and is_error(cell):
         return "error"
-    before, found = dense(cell.input), expected(cell)
+    before, after = dense(cell.input), expected(cell)
     bad, leaf = wrong(cell), {e for e in before if e[0] == cell.input.leaf}
-    same = {e for e in before if np.array_equal(before[e], found[e], equal_nan=True)}
+    same = {e for e in before if np.array_equal(before[e], after[e], equal_nan=True)}
     untouched = bool(leaf) and leaf <= same
-    lost = {e for e, x in found.items() if x == 0 or np.isnan(x)}
+    lost = {e for e, x in after.items() if x == 0 or np.isnan(x)}
     lost -= leaf if untouched else set()
     parts = []
     if lost:
-        state = "NaN" if any(np.isnan(found[e]) for e in lost) else "zero"
+        state = "NaN" if any(np.isnan(after[e]) for e in lost) else "zero"
         parts.append(f"{_name(lost, bad)} {state}")
     if untouched:
         parts.append("leaf untouched")
@@ -229,7 +229,7 @@ def _name(lost: set[Entry], bad: list[Entry]) -> str:
     def around(scope):
         return {e for e in dense(None) if unit(scope, e) == unit(scope, bad[0])}
 
-    known = {
+    named = {
         "all": around("tree"),
         "entry": set(bad),
         "its slice": around("axes"),
@@ -238,4 +238,4 @@ def _name(lost: set[Entry], bad: list[Entry]) -> str:
         "the others": around("tree") - around("leaf"),
         "the rest of its group": around("groups") - around("leaf"),
     }
-    return next(name for name, part in known.items() if lost == part)
+    return next(name for name, part in named.items() if lost == part)

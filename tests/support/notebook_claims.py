@@ -1,7 +1,7 @@
-"""What the text of each notebook states about the runs in it.
+"""Check the statements of each notebook about its runs.
 
-The code runs in the notebook's kernel after its last cell, so that readers need not
-read past asserts and no network is trained twice.
+The code runs in the notebook's kernel after its last cell, so that notebooks contain no
+asserts and no network is trained twice.
 """
 
 CLAIMS = {

@@ -1,4 +1,4 @@
-"""Notebooks that are run from top to bottom, each where its libraries are."""
+"""Run notebooks from top to bottom."""
 
 import json
 import os
@@ -11,29 +11,29 @@ from nbclient import NotebookClient
 from tests.support import compiler, covering, notebook_claims
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
-# Their libraries do not go together with those of the suite.
+# Their libraries conflict with the suite's.
 IN_STACKS = {"09_private_training"}
 
 
 def named(stacks):
-    """The notebooks that the suite runs, or those of the session of stacks."""
+    """Return the notebooks of the nox session `stacks`, or all others."""
     paths = sorted(FOLDER.glob("*.ipynb"))
     return [path for path in paths if (path.stem in IN_STACKS) == stacks]
 
 
 def environment():
-    """The cache of the suite, and no optimizations of XLA.
+    """Return environment variables: the suite's cache, and no XLA optimizations.
 
-    What a notebook says has to hold however XLA makes the program, and to optimize it is
-    most of what it costs.
+    Optimizing takes most of the time, and the statements of notebooks must hold
+    without.
     """
     flags = {} if covering.full else compiler.UNOPTIMIZED
-    given = os.environ.get("XLA_FLAGS", "")
+    xla_flags = os.environ.get("XLA_FLAGS", "")
     return {
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "XLA_FLAGS": " ".join(
-            [given, *(f"--{name}={json.dumps(x)}" for name, x in flags.items())]
+            [xla_flags, *(f"--{name}={json.dumps(x)}" for name, x in flags.items())]
         ),
     }
 
@@ -52,7 +52,7 @@ def check(path, folder):
     notebook.cells.append(nbformat.v4.new_code_cell(claims))
     client = NotebookClient(
         notebook,
-        # How long a cell takes depends on what else the machine does.
+        # The time of a cell depends on the load of the machine.
         timeout=None,
         startup_timeout=600,
         kernel_name="python3",

@@ -1,6 +1,6 @@
-"""What each clip must give, in NumPy float64, written from the formulas.
+"""Implement clipping in NumPy float64, from the formulas.
 
-Every oracle takes a nested dict or list of NumPy float64 arrays and returns one.
+Every oracle takes and returns a nested dict or list of NumPy float64 arrays.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def norm(values: np.ndarray, p: float = 2.0) -> float:
-    """(sum |x|^p)^(1/p), by exact summation of scaled powers."""
+    """Compute (sum |x|^p)^(1/p) by exact summation of scaled powers."""
     size = np.abs(np.asarray(values)).ravel().astype(np.float64)
     largest = float(size.max(initial=0.0))
     if p == math.inf or largest == 0.0:
@@ -61,7 +61,7 @@ def average_norm(x: np.ndarray) -> float:
 def by_first_axis(
     tree: chex.ArrayTree, c: float, measure: Callable[[np.ndarray], float] = norm
 ) -> chex.ArrayTree:
-    """One norm for each slice along axis 0."""
+    """Clip with one norm per slice along axis 0."""
 
     def clip(x: np.ndarray) -> np.ndarray:
         factors = np.apply_along_axis(lambda v: hard(measure(v), c), 0, x)
@@ -83,12 +83,12 @@ def by_tree(
 def by_top_key(
     tree: chex.ArrayTree, limits: dict[str, float], p: float = 2.0
 ) -> chex.ArrayTree:
-    """One norm for each entry of the outermost dict."""
+    """Clip with one norm per entry of the outermost dict."""
     return {key: by_tree(part, limits[key], p) for key, part in tree.items()}
 
 
 def by_matrix(tree: chex.ArrayTree, c: float) -> chex.ArrayTree:
-    """One spectral norm for each matrix over the last two axes."""
+    """Clip by the spectral norm of each matrix over the last two axes."""
 
     def clip(x: np.ndarray) -> np.ndarray:
         if x.ndim < 2:
@@ -104,7 +104,7 @@ def by_singular_value(
     c: float,
     response: Callable[[float, float], float] = hard,
 ) -> chex.ArrayTree:
-    """Each singular value by itself, of each matrix over the last two axes."""
+    """Clip each singular value of each matrix over the last two axes."""
 
     def clip(x: np.ndarray) -> np.ndarray:
         if not x.size or not x.ndim:

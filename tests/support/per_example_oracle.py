@@ -1,4 +1,4 @@
-"""Norms and weighted sums of each example's gradient by `jax.grad` in float64."""
+"""Compute norms and weighted sums of per-example gradients with float64 `jax.grad`."""
 
 import functools
 
@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Private: `clipped_grad` takes no weights and compiles a backward pass for each norm.
+# Private imports: `clipped_grad` takes no weights, and compiles a backward pass per
+# norm.
 from optclip.per_example._ghost._formulas import Scaled
 from optclip.per_example._ghost._ghost_backward import backward, weighted_gradients
 from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import compiler
 
-# For a program that runs once, with `--full` too.
+# For programs that run once; also with `--full`.
 in_haste = functools.partial(jax.jit, compiler_options=compiler.UNOPTIMIZED)
 
 
@@ -25,7 +26,7 @@ def widened(tree):
 
 
 def gradients(loss, params, examples):
-    """Losses, and the gradients of each leaf; zeros for integers."""
+    """Return losses and the gradients of each leaf, zeros for integers."""
     with jax.enable_x64(True):
         params, examples = widened(params), widened(examples)
         of_one = jax.value_and_grad(loss, allow_int=True)
@@ -42,10 +43,10 @@ def norm(grads):
 
 
 def ghost(loss, params, examples, weights, run=jax.jit):
-    """Losses, norms and the weighted sums of gradients, without gradients."""
+    """Return losses, norms and weighted sums, without per-example gradients."""
 
-    def function(*given):
-        back = backward(loss, *given)
+    def function(*arguments):
+        back = backward(loss, *arguments)
         squares = jax.tree.leaves(
             scaled_squares(back), is_leaf=lambda x: isinstance(x, Scaled)
         )
@@ -57,22 +58,22 @@ def ghost(loss, params, examples, weights, run=jax.jit):
 
 
 def check(loss, params, examples, rtol=1e-6, run=jax.jit, least=1e-3):
-    """Accurate to `rtol`; near zero to `least` of the largest norm, times `rtol`.
+    """Compare to within `rtol`; near zero, `rtol * least` times the largest norm.
 
-    A weighted sum, in which the first example has no part, is rounded more.
+    Weighted sums, in which the weight of the first example is 0, are rounded more.
     """
-    values, grads = gradients(loss, params, examples)
-    weights = np.linspace(0, 1, len(values))
-    found_values, norms, sums = ghost(loss, params, examples, weights, run)
-    np.testing.assert_allclose(found_values, values, rtol=rtol)
+    expected_values, grads = gradients(loss, params, examples)
+    weights = np.linspace(0, 1, len(expected_values))
+    values, norms, sums = ghost(loss, params, examples, weights, run)
+    np.testing.assert_allclose(values, expected_values, rtol=rtol)
     atol = least * rtol * max(1e-2, *(np.nanmax(norm(x)) for x in grads))
-    for one, right in zip(norms, map(norm, grads), strict=True):
-        np.testing.assert_allclose(one, right, rtol=rtol, atol=atol)
+    for measured, want in zip(norms, map(norm, grads), strict=True):
+        np.testing.assert_allclose(measured, want, rtol=rtol, atol=atol)
     expected = [
         np.tensordot(weights, x, 1)
         for x, leaf in zip(grads, jax.tree.leaves(params), strict=True)
         if is_float(leaf)
     ]
-    for one, right in zip(sums, expected, strict=True):
-        size = norm(right[None])[0]
-        np.testing.assert_allclose(one, right, atol=20 * rtol * size + atol)
+    for total, want in zip(sums, expected, strict=True):
+        size = norm(want[None])[0]
+        np.testing.assert_allclose(total, want, atol=20 * rtol * size + atol)

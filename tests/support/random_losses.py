@@ -1,7 +1,7 @@
-"""Losses of one example made at random: parameters in every place they may take.
+"""Generate random losses of one example, with parameters in every possible place.
 
-`make(seed)` gives a loss, its parameters and a batch of examples. Hidden values are of
-(T, N); an operation takes one, the parameters and some indices, and gives another.
+`make(seed)` returns a loss, its parameters and a batch of examples. Hidden values have
+shape (T, N). An operation maps a hidden value, the parameters and indices to another.
 """
 
 import jax
@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 N, V, LAYERS = 4, 9, 3
 
-# Together these have all that is ever drawn.
+# Together these seeds draw every operation.
 FEW = (2621, 2858, 271, 2297, 4712, 746, 3779, 3623, 3024, 4162)
 
 SHAPES = {
@@ -40,7 +40,7 @@ def cube(x, w):
 
 @cube.defjvp
 def _cube_jvp(primals, tangents):
-    # Not the derivative: whoever takes it of the body is found out.
+    # Differs from the derivative of the body, so that using the latter is detected.
     (x, w), (dx, dw) = primals, tangents
     return cube(x, w), 0.3 * w * dx + 0.7 * x * dw
 
@@ -50,12 +50,12 @@ def bent(x):
     return jnp.tanh(x)
 
 
-# The rule is not linear in the cotangent: it must receive that of one example, unscaled.
+# Not linear in the cotangent, so it must receive the unscaled cotangent of one example.
 bent.defvjp(lambda x: (bent(x), x), lambda x, g: (jnp.tanh(3 * g * x),))
 
 
-# Views of a matrix `w`, of parameters alone, by the other parameters, another matrix
-# of the same shape and the index of a layer.
+# Functions of only parameters: a matrix, all parameters, another matrix of the same
+# shape and the index of a layer.
 MATRIX_VIEWS = {
     "plain": lambda w, p, other, layer: w,
     "T": lambda w, p, other, layer: w.T,
@@ -121,22 +121,22 @@ MIXING = {
 
 
 class Maker:
-    """Draws operations; each is a function of (p, h, ids)."""
+    """Draw operations; each is a function of (p, h, ids)."""
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
         self.drawn = set()
 
-    def pick(self, among):
-        found = among[self.rng.integers(len(among))]
-        self.drawn.add(getattr(found, "__name__", str(found)))
-        return found
+    def pick(self, options):
+        option = options[self.rng.integers(len(options))]
+        self.drawn.add(getattr(option, "__name__", str(option)))
+        return option
 
     def some(self, chance):
         return self.rng.random() < chance
 
     def matrix(self):
-        """(N, N) from parameters alone."""
+        """Draw an (N, N) matrix computed from only parameters."""
         name, layer = self.pick(MATRICES), int(self.rng.integers(LAYERS))
         how = self.pick(
             ["plain"] * 6
@@ -290,8 +290,9 @@ class Maker:
         def apply(p, h, ids):
             def step(h, layer):
                 w, b = layer
-                own = {**p, "dense": w, "bias": b}
-                return inner(own, h, ids) @ w + b, h.sum() + b.sum() * w.sum()
+                layer_params = {**p, "dense": w, "bias": b}
+                h_next = inner(layer_params, h, ids) @ w + b
+                return h_next, h.sum() + b.sum() * w.sum()
 
             step = jax.checkpoint(step) if remat else step
             stack = jnp.swapaxes(p["stack"], 1, 2) if moved else p["stack"]
@@ -322,8 +323,8 @@ class Maker:
         def apply(p, h, ids):
             def step(i, carry):
                 h, w = carry
-                own = {**p, "dense": p["stack"][i] if how == "index" else w}
-                h = inner(own, h, ids) @ own["dense"]
+                dense = p["stack"][i] if how == "index" else w
+                h = inner({**p, "dense": dense}, h, ids) @ dense
                 return h, (w + 0.1 * h.mean() if how == "moving" else w)
 
             if how == "closed":
@@ -336,7 +337,7 @@ class Maker:
         blocks = self.block(depth - 1, 1), self.block(depth - 1, 1)
 
         def branch(block):
-            # As long, and not of a weak type: the other need not be.
+            # Both branches of `cond` must have the same length and weak type.
             return lambda p, h, ids: block(p, h, ids)[: len(h)].astype(h.dtype)
 
         return lambda p, h, ids: lax.cond(h.sum() > 0, *map(branch, blocks), p, h, ids)
@@ -361,14 +362,14 @@ class Maker:
 
 
 def drawn(seed):
-    """A maker, what it made, and how many positions there are."""
+    """Return a maker, its operations and the number of positions."""
     maker = Maker(seed)
     body = maker.block(2, int(maker.rng.integers(2, 6)))
     return maker, body, int(maker.pick([1, 2, 5]))
 
 
 def make(seed, dtype="float64", examples=3):
-    """A loss, its parameters and a batch."""
+    """Return a loss, its parameters and a batch."""
     maker, body, positions = drawn(seed)
     rng = maker.rng
 

@@ -1,6 +1,6 @@
-"""Every transformation, once: what is in this table is under every contract test.
+"""List every transformation once, for the contract tests.
 
-A public name that is in neither `ENTRIES` nor `OTHER_NAMES` fails the build.
+A test fails if a public name is in neither `ENTRIES` nor `OTHER_NAMES`.
 """
 
 import dataclasses
@@ -22,25 +22,25 @@ from tests.support import covering, oracles
 # Compared by identity, so that a compiled function can be cached per entry.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A transformation with a threshold that clips some of `helpers.gradients`.
+    """Hold a transformation with a threshold that clips some of `helpers.gradients`.
 
     Attributes:
-      id: what the tests call it.
-      factory: the public factory.
-      threshold: the name of its threshold argument and an active value.
-      oracle: from float64 gradients and the threshold to the clipped ones.
-      kwargs: structural arguments.
-      statics: arguments that optax.inject_hyperparams must be told are static.
-      takes_flat: whether clipping the concatenation of all leaves is the same.
-      scalar_threshold: whether the threshold is one number that may be traced,
-        scheduled and vmapped (a rule is not).
-      slope_at_zero: its derivative there: 0 where the threshold itself is 0.
-      scope: the kind of what shares a norm.
-      response: the kind of what happens past the threshold.
-      state: the kind of state: a record of the norms, the memory of a rule as well,
-        or vectors of a power iteration.
-      roundings: by how many of the largest element of a leaf each one may be off
-        besides, where what it becomes depends on all of them.
+      id: Name in test ids.
+      factory: Public factory.
+      threshold: Name of the threshold argument and an active value.
+      oracle: Function from float64 gradients and the threshold to clipped gradients.
+      kwargs: Structural arguments.
+      statics: Arguments that optax.inject_hyperparams must treat as static.
+      takes_flat: Whether clipping the concatenation of all leaves is the same.
+      scalar_threshold: Whether the threshold is a number that can be traced, scheduled
+        and vmapped; False for rules.
+      slope_at_zero: Derivative at zero; 0 if the threshold itself is 0.
+      scope: Kind of scope.
+      response: Kind of response.
+      state: Kind of state: a record of the norms, also a rule's memory, or vectors of
+        a power iteration.
+      roundings: Further error of an element, in eps of the largest element of its leaf,
+        if it depends on all elements.
     """
 
     id: str
@@ -59,22 +59,22 @@ class Entry:
 
     @property
     def of_matrices(self) -> bool:
-        """Whether leaves are matrices to it: dense ones, of more than one number."""
+        """Return whether it clips matrices: dense leaves with at least two numbers."""
         return self.scope == "matrices"
 
     @property
     def by_axis(self) -> bool:
-        """Whether shard_map must say how leaves are split: their types do not."""
+        """Return whether shard_map requires `axis_name` to specify shardings."""
         return self.scope == "axes" or self.of_matrices
 
     @property
     def traits(self) -> tuple[str, ...]:
-        """What of it meets every other setting of a test: see tests/support/covering.py."""
+        """Return the traits for covering arrays; see tests/support/covering.py."""
         return f"over {self.scope}", f"by {self.response}", f"keeps {self.state}"
 
     @property
     def pure(self) -> Callable[[chex.ArrayTree], Any] | None:
-        """The pure function of the same name and arguments; None if there is none."""
+        """Return the pure function of the same name and arguments, or None."""
         function = getattr(optclip.functional, self.factory.__name__)
         arguments = dict([self.threshold]) | self.kwargs
         accepted = inspect.signature(function).parameters.keys()
@@ -90,7 +90,7 @@ class Entry:
     def expected(
         self, tree: chex.ArrayTree, threshold: chex.Numeric | None = None
     ) -> chex.ArrayTree:
-        """Of a float64 tree; complex leaves are clipped by the modulus, if not a matrix."""
+        """Clip a float64 tree; complex leaves by modulus, except matrices."""
         c = self.threshold[1] if threshold is None else threshold
         if self.of_matrices:
             return self.oracle(tree, c)
@@ -105,7 +105,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class LargestSoFar:
-    """A user's rule: half the largest norm seen, the current one included."""
+    """Set the threshold to half the largest norm so far, as a user's rule."""
 
     def init(self, norm):
         return jnp.zeros_like(norm)
@@ -117,7 +117,7 @@ class LargestSoFar:
 
 @dataclasses.dataclass(frozen=True)
 class TopKeys(optclip.scopes.Scope):
-    """A user's scope: one norm for each top-level key of the tree."""
+    """Compute one norm per top-level key, as a user's scope."""
 
     def blocks(self, tree):
         paths = jax.tree.leaves_with_path(tree)
@@ -127,15 +127,15 @@ class TopKeys(optclip.scopes.Scope):
         return {key: optclip.norms.Block(leaves) for key, leaves in members.items()}
 
     def spread(self, values, tree):
-        def own(path, leaf):
+        def value(path, leaf):
             del leaf
             return values.get(str(path[0]) if path else "")
 
-        return jax.tree.map_with_path(own, tree)
+        return jax.tree.map_with_path(value, tree)
 
 
 def square_root_capper(norm, threshold):
-    """A user's response, a plain function: past the threshold only the root stays."""
+    """Scale by the root of the threshold over the norm, as a user's response."""
     past = norm > threshold
     safe = jnp.where(past, norm, jnp.ones_like(norm))
     return jnp.where(past, jnp.sqrt(threshold / safe), jnp.ones_like(norm))
@@ -161,7 +161,7 @@ def _to_two(tree: Any, _: Any) -> Any:
 
 
 def _together_to_two(tree: Any, _: Any) -> Any:
-    # As above: what a rule sees of a norm above the largest float.
+    # A rule receives norms above the largest float as that float.
     largest = float(jnp.finfo("float32").max)
     seen = jax.tree.map(lambda x: min(oracles.norm(x), largest), tree)
     share = min(1.0, 2.0 / max(oracles.tree_norm(seen), 2.0))
@@ -419,16 +419,16 @@ ENTRIES = [
     ),
 ]
 
-# One for each kind of scope, where a contract is about what shares a norm alone.
+# One entry per kind of scope, for contracts that depend only on the scope.
 BY_SCOPE = list({entry.scope: entry for entry in ENTRIES[::-1]}.values())
 SCALAR = [entry for entry in ENTRIES if entry.scalar_threshold]
 
 
 def by_trait(entries: list[Entry] = ENTRIES) -> list[Entry]:
-    """Return few of the entries that have every trait, or all with `--full`.
+    """Return a few entries that together have every trait; all with `--full`.
 
-    For a contract about the code around a clip, which its traits may break and its
-    formula cannot. One test of each module of contracts takes all entries.
+    For contracts that depend on traits and not on formulas. One test of each module in
+    tests/contracts takes all entries.
     """
     if covering.full:
         return entries
@@ -441,7 +441,7 @@ def by_trait(entries: list[Entry] = ENTRIES) -> list[Entry]:
     return [entry for entry in entries if entry in chosen]
 
 
-# Public names that are no transformation, and the file that tests each.
+# Public names that are not transformations, with the file that tests each.
 OTHER_NAMES = {
     "Heads": "test_heads.py",
     "clip_attention_logits": "test_clip_attention_logits.py",

@@ -20,7 +20,7 @@ def _norms() -> np.ndarray:
     norms[[40, 41, 160]] = 0.0
     norms[[50, 170]] = np.nan
     norms[[60, 61, 180]] = np.inf
-    # The end of a warm-up of 25 steps comes at a spike.
+    # A warm-up of 25 steps ends at a spike.
     norms[25] = 50.0
     return norms.astype(np.float32).astype(np.float64)
 
@@ -30,7 +30,7 @@ NORMS = _norms()
 
 @dataclasses.dataclass
 class AutoClip:
-    """Seetharaman et al. 2020: the percentile of all norms, this one included."""
+    """Seetharaman et al. 2020: the percentile of all norms including the current."""
 
     q: float
     window: int
@@ -44,7 +44,7 @@ class AutoClip:
 
 @dataclasses.dataclass
 class Levanter:
-    """Mean + k deviations of the last norms; no clip with under half a window."""
+    """The mean + k deviations of the last norms; inf before half a window."""
 
     k: float
     window: int
@@ -85,16 +85,16 @@ class ZClip:
         if sound and not (self.skip_spikes and limit < math.inf):
             left = min(norm, limit)
             if self.mean == self.variance == 0:
-                self.mean = left  # Ours: after zeros alone it is the first.
+                self.mean = left  # optclip restarts the mean after only zeros.
             self.mean += (1 - self.decay) * (left - self.mean)
-            apart = (left - self.mean) ** 2
-            self.variance += (1 - self.decay) * (apart - self.variance)
+            square = (left - self.mean) ** 2
+            self.variance += (1 - self.decay) * (square - self.variance)
         return min(limit, self.max_norm)
 
     def _limit(self, norm: float) -> float:
         deviation = math.sqrt(self.variance)
         if deviation == 0:
-            return math.inf  # Ours: of equal norms nothing is known.
+            return math.inf  # optclip does not clip while all norms are equal.
         score = (norm - self.mean) / (deviation + 1e-6)
         if self.mode == "percentile":
             edge = self.mean + self.z * deviation
@@ -107,7 +107,7 @@ class ZClip:
 
 @dataclasses.dataclass
 class AdaGC:
-    """Wang et al. 2025, algorithm 1, for several tensors: one threshold each."""
+    """Wang et al. 2025, algorithm 1: one threshold per tensor."""
 
     ratio: float
     decay: float
@@ -124,8 +124,8 @@ class AdaGC:
         total = math.sqrt(float(np.sum(seen**2)))
         if self.steps < self.warmup:
             over = total > self.max_norm
-            share = self.max_norm / total if over else 1.0
-            limits = seen * share if over else np.full_like(seen, math.inf)
+            factor = self.max_norm / total if over else 1.0
+            limits = seen * factor if over else np.full_like(seen, math.inf)
         else:
             limits = self.ratio * self.average
         if sound:
@@ -133,7 +133,7 @@ class AdaGC:
         return limits
 
     def _learn(self, left: np.ndarray) -> None:
-        # The first finite norm starts the average; a tensor without one learns nothing.
+        # The average starts with the first finite norm that is not 0.
         start = np.where(np.isinf(self.average), left, self.average)
         if self.steps < self.warmup:
             new = np.minimum(start, left)

@@ -19,7 +19,7 @@ DIRECTION = np.array([0.6, -0.8])
 
 @dataclasses.dataclass(frozen=True)
 class UserRule:
-    """A user's rule made of a first memory and a function."""
+    """Build a user's rule from an initial memory and a function."""
 
     memory: Any
     function: Any
@@ -49,13 +49,13 @@ def compiled(rule):
 
 
 def updated(rule, norm, memory, *, step=0, finite=True):
-    """Return the threshold and the new memory, of a program that all steps share."""
+    """Return the threshold and the new memory, from a program that all steps share."""
     norm = jax.tree.map(np.float32, norm)
     return compiled(rule)(norm, finite, np.int32(step), memory)
 
 
 def gradient(norm):
-    """Return a vector of that norm, which has one NaN or inf if the norm is one."""
+    """Return a vector of this norm, with one NaN or inf for a non-finite norm."""
     vector = norm * DIRECTION if math.isfinite(norm) else [1.0, norm]
     return np.asarray(vector, np.float32)
 

@@ -1,7 +1,7 @@
-"""Hypothesis strategies of hostile trees, thresholds, options and histories.
+"""Define Hypothesis strategies of hostile trees, thresholds, options and histories.
 
-Three in four draws of an argument are accepted, so that many calls succeed and their
-answers can be checked. Shapes and structures are few, because each one is compiled.
+Three in four drawn arguments are valid, so that many calls succeed and their results
+can be checked. Shapes and structures are few, because each one is compiled.
 """
 
 import inspect
@@ -21,12 +21,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fraction(full, quick):
-    """The fraction of the examples to try, with `--full` and without."""
+    """Return the fraction of the examples to try, with `--full` or without."""
     return full if covering.full else quick
 
 
 class Range(NamedTuple):
-    """The largest number with a norm in range, the least normal and the resolution."""
+    """Hold the largest number with a finite norm, the smallest normal one and eps."""
 
     top: float
     low: float
@@ -37,8 +37,8 @@ def _one(_):
     return 1.0
 
 
-# From normal samples, the index of the leaf and the range of the dtype to the leaf; and
-# the factor of the threshold.
+# Functions from normal samples, the index of a leaf and the dtype's range to the leaf,
+# and from the range to the factor of the threshold.
 PATTERNS = {
     "zeros": (lambda x, i, r: 0.0, _one),
     "negative zeros": (lambda x, i, r: -0.0, _one),
@@ -93,13 +93,13 @@ def _leaf(*shape, seed=1):
 
 
 def tree_like(leaf):
-    """The tree of `LEAVES`, each leaf made from its index and shape."""
+    """Build the tree of `LEAVES`, each leaf from its index and shape."""
     shapes, treedef = jax.tree.flatten(LEAVES, is_leaf=lambda x: isinstance(x, tuple))
     return treedef.unflatten([leaf(i, shape) for i, shape in enumerate(shapes)])
 
 
 def pattern(name, dtype):
-    """A tree of hostile magnitudes, and the factor of the threshold."""
+    """Return a tree of hostile magnitudes, and the factor of the threshold."""
     info = jnp.finfo(dtype)
     span = Range(float(info.max), float(info.tiny), float(info.eps))
     if dtype != "float16":
@@ -136,7 +136,7 @@ STRUCTURES = {
 
 @st.composite
 def finite_trees(draw, dtype, lowest=None, highest=None):
-    """Leaves around one power of two, some of them zero or of other magnitudes."""
+    """Draw leaves around a power of two, with zeros and other magnitudes."""
     info = jnp.finfo(dtype)
     lowest = max(info.minexp + 20, -40) if lowest is None else lowest
     highest = min(info.maxexp - 2, 100) if highest is None else highest
@@ -157,14 +157,14 @@ def finite_trees(draw, dtype, lowest=None, highest=None):
 
 
 class Point(NamedTuple):
-    """A container that is neither a dict nor a list."""
+    """Stand for containers that are neither dicts nor lists."""
 
     x: object
     y: object
 
 
 class Stranger:
-    """An object that is no argument of anything."""
+    """Stand for objects that no argument accepts."""
 
     def __repr__(self):
         return "Stranger()"
@@ -176,7 +176,7 @@ def mostly(right, wrong):
 
 @st.composite
 def arrays(draw, shapes, kinds):
-    """Around a power of two; zeros, largest numbers, NaN and inf among them."""
+    """Draw arrays around a power of two, with zeros, largest numbers, NaN and inf."""
     info = jnp.finfo(draw(st.sampled_from(["float32", "float16"])))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     center = draw(st.sampled_from([0, 0, 0, info.minexp + 4, info.maxexp - 3, 9]))
@@ -203,7 +203,7 @@ def trees(x):
 
 PASSING = [None, 3, np.arange(3), jnp.array([True]), jax.random.key(0), 1.5, -2.0]
 HOSTILE = ["text", Stranger(), b"bytes", np.array(["a"]), np.array([None]), {1, 2}, len]
-# JAX arrays for what computes with optax, which promotes those of NumPy.
+# JAX arrays for functions that use optax, which promotes NumPy arrays.
 FLOATING = trees(arrays([(2, 3), ()], [jnp.asarray]))
 ANYTHING = trees(
     st.one_of(
@@ -223,7 +223,7 @@ LIMITS = mostly(
         *(lambda step: "x", lambda: 1.0, lambda step: np.ones(9), thresholds.ema),
     ],
 )
-# Labels that fit every tree: all leaves in one group, each in its own.
+# Labels for every tree: all leaves in one group, or each in its own.
 TOGETHER = optclip.by_path(lambda path: "all")
 APART = optclip.by_path(str)
 MASKS = mostly(
@@ -268,14 +268,14 @@ def named(module, accepts):
     return {name: getattr(module, name) for name in module.__all__ if accepts(name)}
 
 
-# Attention has arguments and formulas of its own.
+# Attention functions have different arguments and formulas.
 FUNCTIONS = named(functional, lambda name: "attention" not in name)
 FACTORIES = named(optclip, lambda name: name.startswith("clip_by"))
 CLIPS = {f"functional.{k}": v for k, v in FUNCTIONS.items()} | FACTORIES
 NO_RULES = ("bounds", "constant", "schedule", "of_gradients")
 RULES = named(thresholds, lambda name: name[0].islower() and name not in NO_RULES)
 RECIPES = named(recipes, lambda name: True)
-# Arguments of recipes that are no numbers.
+# Arguments of recipes that are not numbers.
 STRUCTURAL = {
     "options", "stacked", "axis", "inner", "clip", "groups", "when", "use_value",
 }  # fmt: skip
@@ -283,7 +283,7 @@ STRUCTURAL = {
 
 @st.composite
 def clips(draw):
-    """A clip by name, its arguments after the tree, at most three options."""
+    """Draw a clipping function by name, its arguments and at most three options."""
     name = draw(st.sampled_from(sorted(CLIPS)))
     accepted = set(inspect.signature(CLIPS[name]).parameters)
     names = st.sampled_from(sorted(accepted & set(OPTIONS)))
@@ -299,7 +299,7 @@ def clips(draw):
 
 @st.composite
 def made(draw, functions):
-    """A rule or recipe by name, at most two of its numbers given."""
+    """Draw a rule or recipe by name, and at most two of its numbers."""
     name = draw(st.sampled_from(sorted(functions)))
     parameters = set(inspect.signature(functions[name]).parameters) - STRUCTURAL
     if not parameters:
@@ -315,7 +315,7 @@ STEPS = st.sampled_from([1.0, 0.0, math.nan, math.inf, 1e-30, 3])
 
 @st.composite
 def metrics_histories(draw):
-    """Lists of dicts, dicts of lists, and other objects."""
+    """Draw lists of dicts, dicts of lists, and other objects."""
     fields = draw(st.sampled_from([COMPLETE, [*COMPLETE, "rate"], ["norm/a", "rate"]]))
     name = draw(st.sampled_from(["clip", "other", ""]))
     count = draw(st.sampled_from([0, 1, 20]))
