@@ -2,7 +2,8 @@
 
 They are after `.`, `,` and `(`, if more than a few characters follow, and after `_` in
 names of 16 characters or more. Without them a browser breaks long calls inside a word.
-`<wbr>` is not copied with the text, unlike a space of no width.
+`<wbr>` is not copied with the text, unlike a space of no width. A mean and its
+deviation stay together.
 """
 
 import re
@@ -30,7 +31,9 @@ def mark(
     """Add the places to the code in tables of a page."""
     if "body" in context:
         context["body"] = TABLE.sub(
-            lambda table: CODE.sub(lambda code: marked(code[0]), table[0]),
+            lambda table: CODE.sub(lambda code: marked(code[0]), table[0]).replace(
+                " ± ", "\xa0±\xa0"
+            ),
             context["body"],
         )
 

@@ -89,7 +89,7 @@ NormLike = _norm_interface.NormLike
 """A norm's name, its order p, or a `Norm`."""
 
 ScopeLike = _scope_interface.ScopeLike
-"""The elements that share a norm: `"tree"`, `"leaf"`, `"element"` or a `Scope`."""
+"""The scope of a norm, which is `"tree"`, `"leaf"`, `"element"` or a `Scope`."""
 
 ResponseLike = responses.ResponseLike
 """A response's name, a `Response`, or a function of norm and threshold."""
