@@ -3,7 +3,7 @@
 They are after `.`, `,` and `(`, if more than a few characters follow, and after `_` in
 names of 16 characters or more. Without them a browser breaks long calls inside a word.
 `<wbr>` is not copied with the text, unlike a space of no width. A mean and its
-deviation stay together.
+deviation, a range, and a number such as 1e-6 stay on one line.
 """
 
 import re
@@ -18,6 +18,10 @@ PLACE = re.compile(
     r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
 )
 
+RANGE = re.compile(r"\d[\d.]* \(\d[\d.]*\u2013\d[\d.]*\)")
+SMALL = re.compile(r"\d[\d.]*e-\d+")
+UNBROKEN = r'<span class="unbroken">\g<0></span>'
+
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Mark the places in each page before it is written."""
@@ -28,17 +32,20 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def mark(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Add the places to the code in tables of a page."""
+    """Add the places to the tables of a page."""
     if "body" in context:
-        context["body"] = TABLE.sub(
-            lambda table: CODE.sub(lambda code: marked(code[0]), table[0]).replace(
-                " ± ", "\xa0±\xa0"
-            ),
-            context["body"],
-        )
+        body = context["body"]
+        context["body"] = TABLE.sub(lambda table: with_places(table[0]), body)
+
+
+def with_places(table: str) -> str:
+    """Return a table with places in its code, and without any in its numbers."""
+    table = CODE.sub(lambda code: marked(code[0]), table)
+    return RANGE.sub(UNBROKEN, table).replace(" ± ", "\xa0±\xa0")
 
 
 def marked(code: str) -> str:
     """Return code with its places."""
     code = PLACE.sub("<wbr>", code)
-    return NAME.sub(lambda name: re.sub(r"_(?=\w)", "_<wbr>", name[0]), code)
+    code = NAME.sub(lambda name: re.sub(r"_(?=\w)", "_<wbr>", name[0]), code)
+    return SMALL.sub(UNBROKEN, code)
