@@ -55,7 +55,7 @@ def build(
     for name, value in chosen.items():
         if name in fixed:
             wanted = "omitted, since this method sets it"
-            advice = f"To choose it, build your method with optclip.{make.__name__}."
+            advice = f"To set it yourself, use optclip.{make.__name__}."
             raise TypeError(_validate.must_be(name, wanted, value, advice))
     _validate.options(chosen, accepted - fixed.keys() - _NOT_IN_METHODS)
     return make(*arguments, **fixed, **chosen)

@@ -27,9 +27,10 @@ def checks_positions(advice: str = "") -> Callable[[Callable[P, T]], Callable[P,
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
             if len(args) > len(names):
                 raise TypeError(
-                    f"{name}() builds a transformation and takes {', '.join(names)} by"
-                    f" position, got {len(args)} arguments.{advice} To clip gradients"
-                    f" directly, call {pure_call(name, *names)}."
+                    f"{name}() builds a transformation and takes only"
+                    f" {', '.join(names)} by position, got {len(args)} arguments."
+                    f"{advice} To clip gradients directly, call"
+                    f" {pure_call(name, *names)}."
                 )
             return factory(*args, **kwargs)
 

@@ -48,8 +48,8 @@ def check_state(
         )
     if num_memories != len(state.clip_memory):
         raise ValueError(
-            f"`state` belongs to another transformation, with {len(state.clip_memory)}"
-            f" memories where this one has {num_memories}. {_ADVICE}"
+            "`state` belongs to another transformation (rule memories:"
+            f" {len(state.clip_memory)}, expected {num_memories}). {_ADVICE}"
         )
     for each in state.clip_record.values():
         _check_entries(each, treedef, scope, itemized=itemized)
@@ -63,7 +63,7 @@ def _check_entries(
     wanted = _packed_state.keyed(treedef, [0] * treedef.num_leaves) if itemized else 0
     is_of_scope = (clip_record.clip_fraction is None) == scope.itemized
     if jax.tree.leaves(wanted) and not is_of_scope:
-        raise ValueError(f"`state` was made with another scope. {_ADVICE}")
+        raise ValueError(f"`state` was made with another scope (over=). {_ADVICE}")
     if isinstance(norm, dict) != isinstance(wanted, dict) and not scope.itemized:
         made, used = (
             ("'leaves'", True) if isinstance(norm, dict) else (True, "'leaves'")

@@ -73,8 +73,8 @@ def skip(
         only non-finite steps.
       max_value: Maximum loss of an accepted step: a number of any sign, an optax
         schedule, or a rule suited to losses, such as `thresholds.mean_plus_std(6.0)`.
-        Pass the loss to `update` as `value`, or as `loss`, which is
-        read if `value` is missing. Default: None, no check.
+        Pass the loss to `update` as `value`, or as `loss`, which is read if `value` is
+        missing. Default: None, no check.
       over: Scope of each norm, as in `clip_by`; one norm above its limit is enough to
         skip the step. Default: `"tree"`.
       norm: Norm to compare, as in `clip_by`. Default: `"l2"`.

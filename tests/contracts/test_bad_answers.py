@@ -160,7 +160,7 @@ def test_update_tree_unlike_init_raises(run):
             V,
             r"got \[\]; record=False",
         ),
-        (optclip.clip_by_value(lower=0.0).init(TREE), V, "2 memories.*Pass"),
+        (optclip.clip_by_value(lower=0.0).init(TREE), V, "rule memories: 2.*Pass"),
     ],
 )
 def test_update_state_of_something_else_raises(state, error, words, run):
