@@ -17,7 +17,7 @@ import optclip
 from optclip import thresholds
 from tests.support.helpers import quick_jit
 
-SCAN_STEPS, LOOP_STEPS = 100_000, 12_000
+STEPS = 100_000
 SIZES = {"a": (4, 2), "b": (8,), "c": (2, 2)}
 RATIO, DECAY, WINDOW, Q = 1.05, 0.98, 16, 0.5
 ROOT = pathlib.Path(__file__).parents[3]
@@ -75,7 +75,7 @@ def assert_thresholds(rule, found, sizes):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_scan_of_100_000_steps_follows_float64(rule):
-    tx, sizes = optimizer(RULES[rule]), factors(SCAN_STEPS)
+    tx, sizes = optimizer(RULES[rule]), factors(STEPS)
 
     def step(state, size):
         _, state = tx.update(gradients(size), state)
@@ -84,7 +84,7 @@ def test_scan_of_100_000_steps_follows_float64(rule):
     start = tx.init(gradients(1.0))
     state, found = quick_jit(lambda s, x: jax.lax.scan(step, s, x))(start, sizes)
     assert_thresholds(rule, found, sizes)
-    assert state.clip_step == SCAN_STEPS
+    assert state.clip_step == STEPS
 
 
 def run_loop(rule, first, last, devices, checkpoint):
@@ -108,7 +108,7 @@ def run_loop(rule, first, last, devices, checkpoint):
         state = jax.device_put(state, whole)
     kinds = jax.tree.map(jax.typeof, state)
     found, num_arrays = [], 0
-    for i, size in enumerate(factors(LOOP_STEPS)[first:last]):
+    for i, size in enumerate(factors(STEPS)[first:last]):
         state = update(size, state)
         # Each step is awaited: thousands of collectives at once starve on few cores.
         found.append(jax.device_get(state.clip_record["clip"].clip_threshold))
@@ -131,8 +131,8 @@ def run_loop(rule, first, last, devices, checkpoint):
 @pytest.mark.parametrize("rule", RULES)
 def test_loop_with_restart_on_other_devices_follows_float64(rule, tmp_path):
     """Each half runs in a process of its own, on four devices and then on two."""
-    half, parts = LOOP_STEPS // 2, []
-    for first, last, devices in ((0, half, 4), (half, LOOP_STEPS, 2)):
+    half, parts = STEPS // 2, []
+    for first, last, devices in ((0, half, 4), (half, STEPS, 2)):
         config = [rule, first, last, devices, str(tmp_path / "state")]
         output = subprocess.run(
             [sys.executable, "-m", "tests.integration.soak.test_soak", *map(str, config)],
@@ -145,7 +145,7 @@ def test_loop_with_restart_on_other_devices_follows_float64(rule, tmp_path):
         assert part["is_same_type"]
     assert parts[0]["num_bytes"] == parts[1]["num_bytes"]
     found = {n: parts[0]["thresholds"][n] + parts[1]["thresholds"][n] for n in SIZES}
-    assert_thresholds(rule, found, factors(LOOP_STEPS))
+    assert_thresholds(rule, found, factors(STEPS))
 
 
 if __name__ == "__main__":
