@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from optclip._arrays import (
-    _batching,
-    _leaves,
-    _numerics,
-    _packed_state,
-    _validate,
-    _xla,
-)
+from optclip._arrays import _batching, _numerics, _packed_state, _xla
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import Number, PyTree, TreeDef
 from optclip.thresholds import _running
 from optclip.thresholds._fixed import Constant, Schedule
-from optclip.thresholds._fixed_thresholds import check_threshold
 from optclip.thresholds._norms_of_rule import NormsOfRule, norms_of_rules
-from optclip.thresholds._rule import Rule, Seen
+from optclip.thresholds._rule import Seen
+from optclip.thresholds._rule_results import as_array_of_memory, checked_update
 
 
 def init_memory(
@@ -59,7 +52,7 @@ def init_memory(
             norm = each.of_vector(zeros(vector))
         else:
             norm = each.treedef.unflatten(map(zeros, types))
-        as_array = functools.partial(_as_array, name, each.rule)
+        as_array = functools.partial(as_array_of_memory, name, each.rule)
         made = jax.tree.map(as_array, each.rule.init(norm))
         if not each.is_vector:
             made = _packed_state.packed(made, norm, is_like_params=is_like_params)
@@ -143,7 +136,7 @@ def learned_thresholds(
             extra=context.extra,
             updates=context.updates,
         )
-        threshold, new = _checked_update(name, each.rule, seen, old)
+        threshold, new = checked_update(name, each.rule, seen, old)
         filled = each.fill(name, threshold, norm)
         if not isinstance(each.rule, (Constant, Schedule)):
             filled = _batching.each(_largest_for_inf, filled, is_finite)
@@ -162,81 +155,6 @@ def learned_thresholds(
 
 def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
     return _numerics.select(is_finite, norm, jnp.zeros_like(norm))
-
-
-def _as_array(name: str, rule: Rule, value: Any) -> Any:
-    """Return an entry of a rule's memory as an array; a PRNG key is unchanged."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return value
-    if isinstance(value, (bool, int, float, complex)):
-        return jnp.asarray(value)
-    subject = f"`{name}`: the memory returned by init(norm) of the rule {rule!r}"
-    raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
-
-
-def _checked_update(
-    name: str, rule: Rule, seen: Seen, memory: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Return a rule's threshold and new memory; raise if one is invalid."""
-    try:
-        answer = rule.update(seen, memory)
-    except (AttributeError, TypeError, ValueError) as error:
-        _raise_if_foreign(name, rule, seen.norm, memory, error)
-        raise
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        subject = f"`{name}`: the result of update(seen, memory) of the rule {rule!r}"
-        wanted = "a tuple of two: the threshold and the new memory"
-        raise TypeError(_validate.must_be(subject, wanted, answer))
-    threshold, new = answer
-    check_threshold(name, rule, threshold, seen.norm)
-    if _shapes(new) != _shapes(memory):
-        _raise_if_foreign(name, rule, seen.norm, memory, None)
-        raise ValueError(
-            f"`{name}`: update(seen, memory) of the rule {rule!r} must return a memory"
-            f" with the structure and shapes of its argument, {_shapes(memory)}, got"
-            f" {_shapes(new)}. Change init or update of the rule to match."
-        )
-    for now, then in zip(jax.tree.leaves(new), jax.tree.leaves(memory), strict=True):
-        if _leaves.is_floating(now) and not _leaves.is_floating(then):
-            raise ValueError(
-                f"`{name}`: the memory of the rule {rule!r} must be floats, got"
-                f" {jnp.result_type(then)} from init(norm), which would truncate the"
-                " floats that update returns. Return floats from init too."
-            )
-    return threshold, new
-
-
-def _raise_if_foreign(
-    name: str, rule: Rule, norm: PyTree, memory: PyTree, error: Exception | None
-) -> None:
-    """Raise if a rule failed because the memory in the state is another rule's."""
-    try:
-        made = jax.eval_shape(rule.init, norm)
-    except Exception:
-        return  # An init that requires concrete numbers has no abstract result.
-    if _shapes(made) != _shapes(memory):
-        cause = "" if error is None else f" The rule itself raised: {error}"
-        raise ValueError(
-            f"`{name}`: the rule {rule!r} must find its own memory in the state,"
-            f" {_in_words(made)}, got {_in_words(memory)}. The state belongs to another"
-            " threshold or tree. Pass the state that init of this transformation"
-            f" returns; a new threshold requires a new state.{cause}"
-        ) from error
-
-
-def _in_words(memory: PyTree) -> str:
-    """Return the type and shapes of a memory."""
-    shapes = [jnp.shape(x) for x in jax.tree.leaves(memory)]
-    if not shapes:
-        return "no memory, as for a fixed threshold"
-    node = jax.tree.structure(memory).node_data()
-    kind = node[0].__name__ if node else "array"
-    return f"{kind} of shapes {', '.join(map(str, shapes))}"
-
-
-def _shapes(memory: PyTree) -> tuple[Hashable, list[tuple[int, ...]]]:
-    """Return the structure and shapes of a memory; dtypes are cast back later."""
-    return jax.tree.structure(memory), [jnp.shape(x) for x in jax.tree.leaves(memory)]
 
 
 def _norms_after_clipping(
