@@ -94,14 +94,14 @@ def split_axes(x: jax.Array, declared: AxisName | None = None) -> Axes:
     Inside `jax.shard_map` an array's type names the mesh axes it varies over. A
     replicated array varies over none and counts once, whatever is declared.
     """
-    varying = _varying(x)
+    varying_axes = varying(jax.typeof(x))
     if declared is None:
-        return tuple(sorted(varying, key=str))
+        return tuple(sorted(varying_axes, key=str))
     if isinstance(declared, PartitionSpec):
         names = tuple(name for dim in declared for name in _names_of(dim))
     else:
         names = declared if isinstance(declared, tuple) else (declared,)
-    return tuple(name for name in names if name in varying or not _is_typed(name))
+    return tuple(n for n in names if n in varying_axes or not _is_typed(n))
 
 
 def split_axes_of_slices(
@@ -198,7 +198,8 @@ def check_one(name: str, value: jax.Array) -> None:
 
 
 def _apart(value: Any, other: jax.Array) -> Axes:
-    return tuple(sorted(_varying(value) - _varying(other), key=str))
+    axes, shared = varying(jax.typeof(value)), varying(jax.typeof(other))
+    return tuple(sorted(axes - shared, key=str))
 
 
 def _is_one(declared: AxisName | None) -> bool:
@@ -247,10 +248,6 @@ def _manual(kind: Any, word: str) -> frozenset[Hashable]:
     return frozenset() if manual is None else getattr(manual, word)
 
 
-def _varying(x: jax.Array) -> frozenset[Hashable]:
-    return varying(jax.typeof(x))
-
-
 def is_typed_here() -> bool:
     """Return whether this runs inside `shard_map` with types that name varying axes."""
     axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
@@ -278,4 +275,4 @@ def _is_typed(name: Hashable) -> bool:
         advice = f"The mesh axes mapped here are {there}." if there else advice
         message = _validate.must_be("axis_name", _MAPPED, name, advice)
         raise ValueError(message) from None
-    return bool(_varying(index))
+    return bool(varying(jax.typeof(index)))
