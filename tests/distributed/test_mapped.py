@@ -130,7 +130,7 @@ def test_spanning_clip_untyped_requires_whole_gradients(name):
 
     for options in ({}, {"axis_name": spec}):
         step = mapped(update(**options), spec, check_vma=False, specs=spec)
-        with pytest.raises(ValueError, match="Use check_vma=True; or, if each device"):
+        with pytest.raises(ValueError, match="Use check_vma=True. If each device"):
             step(TREE["both"])
     expected = helpers.quick_jit(update())(TREE["both"])
     split = mapped(update(axis_name=spec), spec, specs=spec)

@@ -123,8 +123,8 @@ def test_threshold_rejects_transformation_and_class(value, words):
         optclip.clip_by_global_norm(value)
 
 
-def test_threshold_rejects_rule_that_was_not_called():
-    tx = optclip.clip_by_global_norm(thresholds.quantile)
+def test_threshold_rejects_function_that_returns_rule():
+    tx = optclip.clip_by_global_norm(lambda q: thresholds.quantile(0.9))
     words = "returned by the schedule .* must be a real.*Quantile.*the rule itself"
     with pytest.raises(TypeError, match=words):
         jax.eval_shape(lambda x: tx.update(x, tx.init(x)), np.ones(2))
