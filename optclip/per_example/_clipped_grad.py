@@ -188,6 +188,9 @@ def clipped_grad(
     Raises:
       ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
 
+    Warns:
+      UserWarning: An argument outside `batch_argnums` has the length of the batch.
+
     Guarantees:
       With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
       most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`

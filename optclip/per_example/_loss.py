@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,8 +47,22 @@ class Loss:
         return tuple(args[i] for i in self.argnums)
 
     def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
-        """Return the arguments that have a batch axis."""
-        return [args[i] for i in _places("batch_argnums", self.batch_argnums)]
+        """Return the arguments that have a batch axis; warn if one may be missing."""
+        batch = _places("batch_argnums", self.batch_argnums)
+        examples = [args[i] for i in batch]
+        size = batch_size(examples)
+        others = set(range(len(args))) - {*batch, *_places("argnums", self.argnums)}
+        for i in sorted(others):
+            shapes = [jnp.shape(x) for x in jax.tree.leaves(args[i])]
+            if size > 1 and shapes and all(shape[:1] == (size,) for shape in shapes):
+                warnings.warn(
+                    f"Each example receives all of argument {i} of the loss, although"
+                    f" its first axis has the length of the batch, {size}. If it has an"
+                    f" entry per example, pass batch_argnums={(*batch, i)}; otherwise"
+                    " bind it with functools.partial.",
+                    stacklevel=3,
+                )
+        return examples
 
     def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
         """Return a function of parameters and one example: `(value, aux)`."""

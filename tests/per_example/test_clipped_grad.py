@@ -222,6 +222,13 @@ def test_clipped_grad_padding_accepts_random_keys():
     assert np.isfinite(found["w"]).all()
 
 
+def test_clipped_grad_warns_of_labels_without_batch_axis():
+    """Each example would be compared with all labels, which voids the guarantee."""
+    f = clipped_grad(lambda w, x, y: jnp.sum((w * x - y) ** 2), BOUND)
+    with pytest.warns(UserWarning, match=r"argument 2 .* pass batch_argnums=\(1, 2\)"):
+        jax.eval_shape(f, np.float32(1), np.ones(4, np.float32), np.ones(4, np.float32))
+
+
 @pytest.mark.parametrize(("number", "size"), [(12, 4), (13, 1), (61, 1), (13, 8)])
 def test_microbatches_of_any_number_count_each_example_once(number, size):
     """Three are added one by one, 13 by sevens, 61 by eights."""
