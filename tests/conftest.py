@@ -1,6 +1,7 @@
 """Configure JAX, the compilation cache, and the fixtures of all tests."""
 
 import ctypes
+import math
 import os
 import pathlib
 
@@ -18,10 +19,27 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+# Above this, compiled programs are cleared: a worker would grow to gigabytes.
+MAX_RESIDENT_BYTES = 600 * 2**20
+
+
+def resident_bytes() -> float:
+    """Return the memory of this process, infinity where the system does not say."""
+    statm = pathlib.Path("/proc/self/statm")
+    if not statm.exists():
+        return math.inf
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.fixture(autouse=True, scope="module")
-def caches_of_one_module():
-    """Clear the compiled programs of a module; a worker would grow to gigabytes."""
+def caches_of_bounded_size():
+    """Clear compiled programs after a module, unless there is memory for them.
+
+    Modules share the programs of single operations, a tenth of the suite's time.
+    """
     yield
+    if resident_bytes() < MAX_RESIDENT_BYTES:
+        return
     jax.clear_caches()
     # The C library of Linux holds on to freed memory, two thirds of the worker's.
     trim = (
