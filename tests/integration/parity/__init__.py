@@ -1,1 +1,1 @@
-"""optclip beside the real TensorFlow, Keras, PyTorch and optax."""
+"""Compare optclip with TensorFlow, Keras, PyTorch and optax."""

@@ -1,4 +1,4 @@
-"""Random cases by NumPy, the same on every machine."""
+"""Draw random cases with NumPy, the same on every machine."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ def wide(leaf: Any) -> np.ndarray:
 
 
 def norm(leaves: Sequence[np.ndarray], ord: float = 2.0) -> float:
-    """Return the norm of all leaves together, in float64."""
+    """Return the norm over all leaves, in float64."""
     flat = np.concatenate([np.abs(wide(x)).ravel() for x in leaves] or [np.zeros(0)])
     peak = flat.max(initial=0.0)
     if peak == 0 or ord == np.inf:
@@ -41,10 +41,10 @@ def norm(leaves: Sequence[np.ndarray], ord: float = 2.0) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Arrays and a threshold of `factor` times their norm.
+    """Hold arrays and a threshold of `factor` times their norm.
 
-    `where` tells whether the norm is "above" the threshold, "inside" it, or `near` ULP
-    from it, where both results are correct and the tolerance is that much larger.
+    `where` specifies whether the norm is "above" the threshold, "inside" it, or `near`
+    ulps from it, where both results are correct and the tolerance is larger by `near`.
     """
 
     seed: int

@@ -1,4 +1,4 @@
-"""The clips of each library and the same clip of optclip, over lists of leaves."""
+"""Pair each library's clipping with optclip's, over lists of leaves."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ Leaves = list[Any]
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """A clip of a library, the name and options of ours, and the library's norm."""
+    """Hold a library's clipping and norm, and the name and options of optclip's."""
 
     theirs: Callable[[Leaves, float], Leaves]
     name: str
@@ -44,7 +44,7 @@ class Clip:
     def transformation(self, leaves: Leaves, limit: Any) -> Leaves:
         """Return the updates of the first step."""
         if "use_norm" in self.options:
-            # No transformation accepts a norm.
+            # Transformations read a precomputed norm from an extra argument.
             return self.functional(leaves, limit)[: len(leaves)]
         tx = getattr(optclip, self.name)(limit, **self.options)
         return tx.update(leaves, tx.init(leaves))[0]
@@ -52,7 +52,10 @@ class Clip:
     @functools.cached_property
     def compiled(self) -> Callable[[Leaves, Any], tuple[Leaves, Leaves]]:
         return jax.jit(
-            lambda *given: (self.functional(*given), self.transformation(*given))
+            lambda *arguments: (
+                self.functional(*arguments),
+                self.transformation(*arguments),
+            )
         )
 
 
@@ -86,7 +89,7 @@ def tf_global(leaves: Leaves, limit: float) -> Leaves:
 
 
 def in_keras(name: str) -> Callable[[Leaves, float], Leaves]:
-    """Take one step of SGD from zero at a rate of 1."""
+    """Clip by one step of SGD from zero with a learning rate of 1."""
 
     def clip(leaves, limit):
         zeros = [np.zeros_like(leaves[0] if x is None else x) for x in leaves]
@@ -148,7 +151,7 @@ def in_optax(make: Callable[[float], Any]) -> Callable[[Leaves, float], Leaves]:
     return clip
 
 
-GIVEN_NORM = 2.0
+PRECOMPUTED_NORM = 2.0
 utils = torch.nn.utils
 CLIPS = {
     "tf value": Clip(per_tensor(lambda x, c: tf.clip_by_value(x, -c, c)), "clip_by_value"),
@@ -163,11 +166,11 @@ CLIPS = {
         tf_global, "clip_by_global_norm",
         norm=lambda leaves: tf.linalg.global_norm([to_tf(x) for x in leaves]),
     ),
-    "tf given": Clip(
+    "tf use_norm": Clip(
         lambda leaves, c: tf.clip_by_global_norm(
-            leaves, c, use_norm=tf.constant(GIVEN_NORM, leaves[0].dtype)
+            leaves, c, use_norm=tf.constant(PRECOMPUTED_NORM, leaves[0].dtype)
         )[0],
-        "clip_by_global_norm", {"use_norm": GIVEN_NORM}, lambda leaves: GIVEN_NORM,
+        "clip_by_global_norm", {"use_norm": PRECOMPUTED_NORM}, lambda leaves: PRECOMPUTED_NORM,
     ),
     "tf average": Clip(per_tensor(tf.compat.v1.clip_by_average_norm), "clip_by_average_norm"),
     "keras norm": Clip(in_keras("clipnorm"), "clip_by_norm"),
@@ -178,9 +181,9 @@ CLIPS = {
         f"torch norm of order {ord}": torch_norm(ord, foreach=ord in (0.5, 2.0))
         for ord in (0.5, 1.0, 1.5, 2.0, 4.0, np.inf)
     },
-    "torch given": Clip(
-        in_torch(utils.clip_grads_with_norm_, total_norm=torch.tensor(GIVEN_NORM)),
-        "clip_by_global_norm", {"use_norm": GIVEN_NORM, "eps": 1e-6}, lambda leaves: GIVEN_NORM,
+    "torch total_norm": Clip(
+        in_torch(utils.clip_grads_with_norm_, total_norm=torch.tensor(PRECOMPUTED_NORM)),
+        "clip_by_global_norm", {"use_norm": PRECOMPUTED_NORM, "eps": 1e-6}, lambda leaves: PRECOMPUTED_NORM,
     ),
     "torch value": Clip(in_torch(utils.clip_grad_value_), "clip_by_value"),
     "optax norm": Clip(

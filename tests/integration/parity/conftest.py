@@ -1,4 +1,4 @@
-"""Warnings that the libraries raise in their own modules are no errors here."""
+"""Ignore warnings that the libraries raise in their own modules."""
 
 import pytest
 

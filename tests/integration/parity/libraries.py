@@ -1,4 +1,4 @@
-"""The libraries to compare with: imported, skipped, or under CI a failure."""
+"""Import the libraries to compare with, or skip the tests; fail under CI."""
 
 import importlib
 import os
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-# What they read once, at import. Keras is kept from the user's own settings.
+# Read at import. Keras must not use the user's settings.
 _SETTINGS = {
     "KERAS_BACKEND": "tensorflow",
     "KERAS_HOME": os.path.join(tempfile.gettempdir(), "optclip-parity-keras"),
@@ -17,10 +17,10 @@ _SETTINGS = {
 
 
 def load(name: str) -> ModuleType:
-    """The library, its own import warnings unheard.
+    """Import a library without its warnings.
 
-    Where it is not installed the module that asks is skipped; with CI=true the error
-    stands, so that continuous integration cannot pass without having compared.
+    If it is not installed, the calling test module is skipped. With CI=true the error
+    is raised, so that continuous integration cannot pass without the comparison.
     """
     for key, value in _SETTINGS.items():
         os.environ[key] = value

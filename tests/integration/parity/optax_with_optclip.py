@@ -1,10 +1,10 @@
-"""Run optax's own tests with the clipping of optclip in place of optax's.
+"""Run optax's own tests with optclip's clipping instead of optax's.
 
 Usage, with `True` or `False` for `record=`:
 
     python -m tests.integration.parity.optax_with_optclip True
 
-Exits with 0 if each replacement was called and each test passes that passes unchanged.
+Exits with 0 if every replacement was called and no test fails that passes with optax's.
 """
 
 import functools
@@ -27,7 +27,7 @@ SUITES = (
     "optax.contrib._privacy_test",
     "optax._src.float64_test",
 )
-# Neither the settings of this project nor a cache beside optax.
+# Ignores this project's settings and writes no cache into optax's folder.
 OPTIONS = ("-q", "-c", os.devnull, "-p", "no:cacheprovider")
 
 
@@ -62,7 +62,7 @@ def counted(function, calls):
 
 
 def replace(functions):
-    """Replace functions of the same names in each module of optax that has them."""
+    """Replace optax's functions of the same names in all of its modules."""
     originals = {id(getattr(optax, f.__name__)): f for f in functions}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "optax":
@@ -72,7 +72,7 @@ def replace(functions):
 
 
 class Failures:
-    """The tests that failed."""
+    """Collect the tests that failed."""
 
     def __init__(self):
         self.paths, self.failed = {}, {}
@@ -96,7 +96,7 @@ def passes_unchanged(test):
 
 
 def main(record):
-    """Return the exit code."""
+    """Run the tests and return the exit code."""
     calls, failures = Counter(), Failures()
     functions = [counted(f, calls) for f in clippings(record)]
     replace(functions)
@@ -106,7 +106,7 @@ def main(record):
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(code)
     ours = [test for test in failures.failed if passes_unchanged(test)]
-    print("Failed here alone:", ours)
+    print("Failed only with optclip:", ours)
     return int(bool(ours) or len(calls) < len(functions))
 
 

@@ -1,4 +1,4 @@
-"""Deliberate differences beyond numbers: dtypes, sparsity, arguments, derivatives."""
+"""Test deliberate differences: dtypes, sparsity, arguments and derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ LIMITS = np.float32([1, 2])
 RAMP = np.float16([[1, 2, 3], [4, 5, 6]])
 BROADCAST = [[2, 3, 4], [4, 5, 5]]
 EXAMPLES = np.float32([[3, 4], [0, 0.5]])
-# One row twice, which TensorFlow and Keras clip as two rows.
+# A duplicate row, which TensorFlow and Keras clip as two rows.
 TWICE = rows(np.float32([[3], [4]]), [1, 1], (3, 1))
 ROWS = rows(np.float32([[1], [2]]), [1, 2], (3, 1))
 REFUSED = tf.errors.InvalidArgumentError
@@ -46,7 +46,7 @@ def ours(name, leaf, limit):
 
 
 def of_torch(function, *args, **kwargs):
-    """Return the first gradient after a function of PyTorch has clipped it in place."""
+    """Return the first gradient after PyTorch has clipped it in place."""
 
     def call(leaf):
         (param,) = with_grads([leaf])
@@ -74,7 +74,8 @@ def torch_order(ord, x=X):
 
 
 by_value = functional.clip_by_value
-# Case: call of the library, its result or error, our call, its result or error.
+# Each case: the library's call and its result or error, optclip's call and its result or
+# error.
 CASES = {
     "integers, tf value": (
         lambda: tf.clip_by_value(WHOLE, -1, 1), [1, 1],
@@ -168,7 +169,7 @@ CASES = {
         lambda: tf.clip_by_norm(ONES, 1.0, [1, 1]), REFUSED,
         lambda: functional.clip_by_norm(ONES, 1.0, axis=(1, 1)), ValueError,
     ),
-    "a given norm below 0, tf": (
+    "a precomputed norm below 0, tf": (
         lambda: tf.clip_by_global_norm([X], 1.0, use_norm=tf.constant(-10.0))[0][0], -X / 10,
         lambda: functional.clip_by_global_norm(X, 1.0, use_norm=-10.0), ValueError,
     ),
@@ -280,7 +281,7 @@ def test_norm_of_bfloat16_is_float32():
     assert abs(float(result) - exact) < 1e-6 * exact
 
 
-def test_weak_type_is_kept():
+def test_weak_type_is_preserved():
     weak = jnp.asarray(3.0)
     assert not NORM([weak], 1.0)[0].weak_type
     assert ours("optax norm", weak, 1.0).weak_type
@@ -300,15 +301,15 @@ def test_weak_type_is_kept():
         ),
     ],
 )
-def test_leaf_inside_threshold_keeps_bits(name, x, limit):
-    """PyTorch and TensorFlow round it; TensorFlow and optax flush subnormal numbers."""
+def test_leaf_inside_threshold_is_bit_identical(name, x, limit):
+    """PyTorch and TensorFlow round; TensorFlow and optax flush subnormal numbers."""
     leaf = np.float32(x)
     assert np.any(np.asarray(CLIPS[name].theirs([leaf], limit)[0]) != leaf)
     assert np.asarray(ours(name, leaf, limit)).tobytes() == leaf.tobytes()
 
 
 def test_derivatives_at_zero_are_finite():
-    """Ours: 0 of the norm, the identity of the clip."""
+    """In optclip they are 0 for the norm and the identity for clipping."""
     zeros = tf.zeros(2)
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(zeros)

@@ -1,6 +1,6 @@
-"""Tables of exact results: where the libraries agree with optclip, and where not.
+"""Compare exact results with the libraries: equal ones and different ones.
 
-Deliberate differences that these tables cannot hold are in `test_differences.py`.
+Deliberate differences that do not fit these tables are in `test_differences.py`.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ SPARSE = [rows(np.float32([[-3, 1], [4, -1]]), [2, 0], (3, 2))]
 PART_SPARSE = [PAIR[0], rows(PAIR[2], [3, 1], (4,))]
 EMPTY = [np.zeros((7, 0), F32)]
 
-# Library and clip, gradients, threshold, result of both.
+# Library and clipping, gradients, threshold, result of both.
 AGREEMENTS = [
     ("tf value", [np.float32([NAN, INF, -INF])], 4.0, [NAN, 4, -4]),
     ("tf value", EMPTY, 1.0, []),
@@ -51,9 +51,9 @@ AGREEMENTS = [
     ("optax value", PAIR, 1e6, [-2, 0, 0, 4, 0, 0, 1, -2]),
 ]  # fmt: skip
 
-# Library and clip, gradients, threshold, result of the library, result of ours.
+# Library and clipping, gradients, threshold, result of the library, result of optclip.
 DIFFERENCES = [
-    # Negative: ours raises. (One that is traced counts as 0.)
+    # Negative: optclip raises; a traced number counts as 0.
     ("tf norm", X, -1.0, [0, 0], ValueError),
     ("tf global", X, -1.0, [3, 4], ValueError),
     ("tf average", X, -1.0, [3, 4], ValueError),
@@ -66,21 +66,21 @@ DIFFERENCES = [
     ("optax norm", X, -1.0, [-0.6, -0.8], ValueError),
     ("optax rms", X, -1.0, [3, 4], ValueError),
     ("optax value", SIGNS, -1.0, [-1, -1, -1], ValueError),
-    # NaN: ours raises.
+    # NaN: optclip raises.
     ("tf norm", X, NAN, [NAN, NAN], ValueError),
     ("tf global", X, NAN, [NAN, NAN], ValueError),
     ("tf value", X, NAN, [NAN, NAN], ValueError),
     ("keras norm", X, NAN, [3, 4], ValueError),
     ("torch norm", X, NAN, [NAN, NAN], ValueError),
     ("optax norm", X, NAN, [NAN, NAN], ValueError),
-    # 0: ours clips to zero, zeros too; Keras does not clip.
+    # 0: optclip clips to zero; Keras does not clip.
     ("keras norm", X, 0.0, [3, 4], [0, 0]),
     ("keras global", X, 0.0, [3, 4], [0, 0]),
     ("keras value", X, 0.0, [3, 4], [0, 0]),
     ("tf norm", ZEROS, 0.0, [NAN, NAN], [0, 0]),
     ("optax norm", ZEROS, 0.0, [NAN, NAN], [0, 0]),
     ("optax rms", ZEROS, 0.0, [NAN, NAN], [0, 0]),
-    # inf: ours leaves every gradient unchanged.
+    # Infinite threshold: optclip does not change gradients.
     ("tf norm", X, INF, [NAN, NAN], [3, 4]),
     ("tf global", X, INF, [NAN, NAN], [3, 4]),
     ("tf average", X, INF, [NAN, NAN], [3, 4]),
@@ -89,14 +89,15 @@ DIFFERENCES = [
     ("torch norm", BAD, INF, [NAN, NAN, NAN], [INF, 4, 1]),
     ("optax norm", BAD, INF, [NAN, NAN, NAN], [INF, 4, 1]),
     ("optax rms", BAD, INF, [NAN, NAN, 1], [INF, 4, 1]),
-    # inf: ours makes all that share the norm NaN, as TensorFlow's global norm does.
+    # Infinite gradient: optclip returns NaN for the whole norm, as TensorFlow's global
+    # norm does.
     ("tf norm", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
     ("tf average", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
     ("keras norm", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
     ("torch norm", BAD, 1.0, [NAN, 0, 0], [NAN, NAN, NAN]),
     ("optax norm", BAD, 1.0, [NAN, 0, 0], [NAN, NAN, NAN]),
     ("optax rms", BAD, 1.0, [NAN, 0, 1], [NAN, NAN, 1]),
-    # Large: their sum of squares overflows, and the gradients are lost.
+    # Large: the libraries' sum of squares overflows, and gradients become 0 or NaN.
     ("tf norm", LARGE, 1.0, [0, 0], UNIT),
     ("tf global", LARGE, 1.0, [NAN, NAN], UNIT),
     ("tf average", LARGE, 0.5, [0, 0], UNIT),
@@ -105,7 +106,7 @@ DIFFERENCES = [
     ("torch norm", LARGE, 1.0, [0, 0], UNIT),
     ("optax norm", LARGE, 1.0, [0, 0], UNIT),
     ("optax rms", LARGE, 0.5**0.5, [0, 0], UNIT),
-    # float16: overflows from 256 on.
+    # float16: squares overflow from 256 on.
     ("tf norm", HALF, 1.0, [0, 0], UNIT),
     ("tf global", HALF, 1.0, [NAN, NAN], UNIT),
     ("keras norm", HALF, 1.0, [0, 0], UNIT),
@@ -113,10 +114,10 @@ DIFFERENCES = [
     ("optax norm", HALF, 1.0, [0, 0], UNIT),
     ("optax rms", HALF, np.float16(0.5**0.5), [0, 0], UNIT),
     ("torch norm", [np.float16([6e4] * 4)], 1.0, [0] * 4, [0.5] * 4),
-    # Small: their sum of squares underflows, and nothing is clipped.
+    # Small: the libraries' sum of squares underflows, and nothing is clipped.
     ("tf global", SMALL, 1e-30, [3e-30, 4e-30], [0.0, 0.0]),
     ("optax norm", SMALL, 1e-30, [3e-30, 4e-30], [0.0, 0.0]),
-    # PyTorch's 1e-6, in every norm: which is too much here.
+    # PyTorch adds 1e-6 to every norm, which is much for small norms.
     ("torch norm", [X[0] * 1e-9], 1e-9, [2.985e-12, 3.98e-12], [6e-10, 8e-10]),
 ]
 

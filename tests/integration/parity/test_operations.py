@@ -1,4 +1,4 @@
-"""Random trees: each clip of a library and ours agree within a few ULP."""
+"""Compare each library's clipping with optclip's on random trees, within a few ulps."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 from .cases import BF16, DTYPES, F16, F32, F64, TREE, eps, many, norm, wide
-from .clips import CLIPS, GIVEN_NORM, rows, tf
+from .clips import CLIPS, PRECOMPUTED_NORM, rows, tf
 
 COUNT = 24
 MATRIX = [(3, 4)]
-# name, dtypes, shapes; TensorFlow's average norm supports float32 only.
+# Name, dtypes, shapes. TensorFlow's average norm supports only float32.
 OPERATIONS = [
     ("tf value", DTYPES, TREE),
     ("tf norm", DTYPES, [(7,)]),
@@ -22,7 +22,7 @@ OPERATIONS = [
     ("tf norm over 1, 2, 3", [F32], [(2, 3, 2, 4)]),
     ("tf norm over none", [F32, F64], [(2, 3, 4)]),
     ("tf global", DTYPES, TREE),
-    ("tf given", [F32, F64], TREE),
+    ("tf use_norm", [F32, F64], TREE),
     ("tf average", [F32], MATRIX),
     ("torch norm of order 0.5", [F32, BF16, F16], TREE),
     ("torch norm of order 1.0", [F32], TREE),
@@ -30,13 +30,13 @@ OPERATIONS = [
     ("torch norm of order 2.0", DTYPES, TREE),
     ("torch norm of order 4.0", [F32, F64], TREE),
     ("torch norm of order inf", DTYPES, TREE),
-    ("torch given", [F32, BF16], TREE),
+    ("torch total_norm", [F32, BF16], TREE),
     ("torch value", DTYPES, TREE),
     ("optax norm", DTYPES, TREE),
     ("optax value", DTYPES, TREE),
     ("optax rms", DTYPES, MATRIX),
 ]
-# The norm and up to three roundings on each side. PyTorch's powers of 1.5 lose more.
+# The norm and up to three roundings on each side. PyTorch's powers of 1.5 round more.
 ULPS = {"torch norm of order 1.5": 12}
 
 
@@ -45,12 +45,12 @@ def largest(leaves):
 
 
 def size(name, case):
-    """Return the size that a clip compares with its threshold, in float64."""
+    """Return the norm that is compared with the threshold, in float64."""
     clip, x = CLIPS[name], wide(case.leaves[0])
     if "value" in name:
         return largest(case.leaves)
-    if "given" in name:
-        return GIVEN_NORM + clip.options.get("eps", 0.0)
+    if "use_norm" in name or "total_norm" in name:
+        return PRECOMPUTED_NORM + clip.options.get("eps", 0.0)
     if clip.name == "clip_by_global_norm":
         return norm(case.leaves, clip.options.get("ord", 2.0)) + clip.options.get(
             "eps", 0.0
@@ -77,7 +77,7 @@ def assert_close(results, expected, rtol, case):
 
 
 def check(name, cases, prepare=lambda leaves: leaves):
-    """Compare the cases of a clip; a case inside the threshold keeps every bit."""
+    """Compare the cases of a clipping; cases inside the threshold are bit-identical."""
     clip, changes = CLIPS[name], []
     for case in cases:
         leaves, limit = prepare(case.leaves), case.threshold(size(name, case))
@@ -117,7 +117,7 @@ def test_clip_of_sparse_rows_matches_tensorflow(name):
 
 
 def test_clip_of_mixed_dtypes_matches_pytorch():
-    """bfloat16 beside float32: one norm, each leaf in its own dtype."""
+    """bfloat16 and float32 leaves share a norm, and preserve their dtypes."""
     check(
         "torch norm of order 2.0",
         many(COUNT, BF16, [(4, 3), (5,)]),

@@ -1,4 +1,4 @@
-"""optax's own tests pass with the clipping of optclip in place of optax's."""
+"""Run optax's own tests with optclip's clipping instead of optax's."""
 
 import importlib.util
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def test_optax_suite_with_optclip_passes(record):
     if any(importlib.util.find_spec(suite) is None for suite in SUITES):
         pytest.skip("this optax was installed without its tests")
-    # A process of its own, since the functions of optax are replaced in it.
+    # In a separate process, since it replaces functions of optax.
     module = "tests.integration.parity.optax_with_optclip"
     command = [sys.executable, "-m", module, str(record)]
     process = subprocess.run(

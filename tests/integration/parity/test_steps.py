@@ -1,4 +1,4 @@
-"""Training steps of each library's optimizer after its clip, and of optax after ours."""
+"""Compare training steps of each library with optax steps after optclip's clipping."""
 
 import functools
 import itertools
@@ -84,8 +84,8 @@ def if_finite():
     return optax.apply_if_finite(optax.rmsprop(LR), 3)
 
 
-# Epsilons that the libraries add in different places are too small to matter. Betas of
-# Adam are powers of two, since optax computes 1 - 0.999 in float32.
+# The libraries add their epsilons in different places, so these are negligibly small.
+# Adam's betas are exact in binary, since optax computes 1 - 0.999 in float32.
 PAIRS = {
     "keras sgd": (keras_path(K.SGD, {}, "clipnorm"), sgd, by_leaf),
     "keras momentum": (
@@ -94,7 +94,8 @@ PAIRS = {
     ),
     "keras adamw": (
         keras_path(K.AdamW, {"epsilon": TINY, "weight_decay": 0.1}, "global_clipnorm"),
-        lambda: optax.adamw(LR, eps=TINY, weight_decay=0.1), optclip.clip_by_global_norm,
+        lambda: optax.adamw(LR, eps=TINY, weight_decay=0.1),
+        optclip.clip_by_global_norm,
     ),
     "keras rmsprop": (
         keras_path(
@@ -115,7 +116,9 @@ PAIRS = {
         lambda: sgd(momentum=0.9, nesterov=True), by_norm,
     ),
     "torch weight decay": (
-        torch_path(T.SGD, {"momentum": 0.9, "weight_decay": 0.1}, UTILS.clip_grad_value_),
+        torch_path(
+            T.SGD, {"momentum": 0.9, "weight_decay": 0.1}, UTILS.clip_grad_value_
+        ),
         decayed, by_value,
     ),
     "torch adam": (
@@ -134,7 +137,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_steps_after_clip_match_library(name):
-    """Each step adds a few roundings, relative to the distance that it has covered."""
+    """Each step adds a few roundings, relative to the distance covered so far."""
     theirs, *parts = PAIRS[name]
     ours, changed = optax_path(*parts), 0
     for seed in range(20_000, 20_000 + COUNT):

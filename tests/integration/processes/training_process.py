@@ -1,9 +1,10 @@
-"""One process of a training run that spans several; `test_processes.py` starts them.
+"""Run one process of a distributed training run; `test_processes.py` starts them.
 
     python -m tests.integration.processes.training_process '{"process": 0, "count": 2, "port": 9000, ...}'
 
-The main job's network, its parameters and momentum split over all devices of all
-processes. It starts from the last checkpoint in its folder, if there is one.
+Trains the network of `examples/train_char_rnn.py`, with parameters and momentum sharded
+over all devices of all processes. Starts from the last checkpoint in its folder, if
+any.
 """
 
 import functools
@@ -25,25 +26,25 @@ import optclip
 from examples import train_char_rnn
 
 STEPS, SAVE_AT, LEARNING_RATE = 6, 3, 1.0
-# Letters: each more is a round of messages between the processes.
+# Each letter adds a round of messages between the processes.
 WINDOW = 9
-# One process after so many seconds of silence from another ends too; a busy machine may
-# keep a living one silent, so where none is to die it is longer.
-HEARTBEAT, PATIENCE = 20, 100
+# Seconds without a heartbeat after which the processes end: if one is to die, and if
+# not. On a busy machine, heartbeats may be late.
+SHORT_TIMEOUT, LONG_TIMEOUT = 20, 100
 
 
 class Config(NamedTuple):
-    """What a process is told."""
+    """Hold the configuration of a process."""
 
     process: int
     count: int
     port: int
     folder: str
-    die_at: int = -1  # at this step process 1 is gone, without a word
+    die_at: int = -1  # process 1 exits at this step
 
 
 def optimizer() -> Any:
-    """A clip with a memory and one with none, and the momentum of the main job."""
+    """Chain clipping with a memory, clipping without one, and SGD with momentum."""
     return optax.chain(
         optclip.recipes.zclip(warmup=2, max_norm=0.25),
         optclip.clip_by_norm(0.2, name="by_leaf"),
@@ -52,7 +53,7 @@ def optimizer() -> Any:
 
 
 def placed(mesh: Any, shape: tuple[int, ...]) -> NamedSharding:
-    """Split over the first axis that all devices divide, as FSDP does."""
+    """Shard the first axis that divides evenly, as FSDP does."""
     spec = [None] * len(shape)
     for axis, size in enumerate(shape):
         if size and size % mesh.size == 0:
@@ -62,19 +63,19 @@ def placed(mesh: Any, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def start(mesh: Any, letters: int) -> Any:
-    """Parameters and optimizer state, made where they belong."""
+    """Initialize parameters and optimizer state with their shardings."""
 
-    def made() -> Any:
+    def init() -> Any:
         params = train_char_rnn.init_params(jax.random.key(0), letters)
         return params, optimizer().init(params)
 
-    places = jax.tree.map(lambda x: placed(mesh, x.shape), jax.eval_shape(made))
-    return jax.jit(made, out_shardings=places)()
+    places = jax.tree.map(lambda x: placed(mesh, x.shape), jax.eval_shape(init))
+    return jax.jit(init, out_shardings=places)()
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnums=2)
 def advance(carry: Any, step: Any, mesh: Any, text: jax.Array) -> tuple[Any, Any]:
-    """One step on a batch that is split over all devices."""
+    """Take one step on a batch that is sharded over all devices."""
     params, opt_state = carry
     key = jax.random.fold_in(jax.random.key(1), step)
     windows = train_char_rnn.draw_windows(text, key)[:, :WINDOW]
@@ -90,13 +91,13 @@ def advance(carry: Any, step: Any, mesh: Any, text: jax.Array) -> tuple[Any, Any
 
 
 def train(config: Config) -> None:
-    """Train to the end, save once on the way, leave the result to process 0."""
+    """Train to the end and save once; process 0 writes the result."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     corpus = train_char_rnn.read_corpus()
     carry = start(mesh, len(corpus.alphabet))
     folder = pathlib.Path(config.folder)
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-    seen = []
+    log = []
     with ocp.CheckpointManager(folder / "checkpoints", options=options) as manager:
         first = manager.latest_step() or 0
         if first:
@@ -104,25 +105,27 @@ def train(config: Config) -> None:
         for step in range(first, STEPS):
             if step == config.die_at and config.process == 1:
                 os._exit(17)
-            carry, told = advance(carry, step, mesh, np.asarray(corpus.train))
-            seen.append([float(x) for x in told])
+            carry, logged = advance(carry, step, mesh, np.asarray(corpus.train))
+            log.append([float(x) for x in logged])
             if step + 1 == SAVE_AT:
                 manager.save(SAVE_AT, args=ocp.args.StandardSave(carry))
     split = sum(not x.is_fully_replicated for x in jax.tree.leaves(carry))
     whole = multihost_utils.process_allgather(carry, tiled=True)
     if config.process == 0:
         leaves = {str(i): np.asarray(x) for i, x in enumerate(jax.tree.leaves(whole))}
-        np.savez(folder / "result.npz", seen=np.array(seen), split=split, **leaves)
+        np.savez(folder / "result.npz", log=np.array(log), split=split, **leaves)
 
 
-def main(given: str) -> None:
-    config = Config(**json.loads(given))
+def main(text: str) -> None:
+    config = Config(**json.loads(text))
     jax.config.update("jax_num_cpu_devices", 2)
     if config.count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             f"127.0.0.1:{config.port}", config.count, config.process,
-            heartbeat_timeout_seconds=HEARTBEAT if config.die_at >= 0 else PATIENCE,
+            heartbeat_timeout_seconds=(
+                SHORT_TIMEOUT if config.die_at >= 0 else LONG_TIMEOUT
+            ),
             initialization_timeout=300,
         )  # fmt: skip
     train(config)

@@ -1,4 +1,4 @@
-"""Run in an empty environment, where only the wheel and what it asks for are installed."""
+"""Check an installation in an environment with only optclip and its dependencies."""
 
 import importlib.metadata
 import pathlib
@@ -28,13 +28,11 @@ assert abs(float(clipped["kernel"][0, 0]) - 0.8) < 1e-6
 for name in optclip.recipes.__all__:
     getattr(optclip.recipes, name)
 
-said = ""
+message = ""
 try:
     optclip.plot.norms([optclip.metrics(state)])
 except ImportError as error:
-    said = str(error)
-assert "pip install matplotlib" in said, (
-    "Matplotlib is here, where nothing asked for it."
-)
+    message = str(error)
+assert "pip install matplotlib" in message, "Matplotlib is installed."
 
 print(optclip.__version__)

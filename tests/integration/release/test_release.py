@@ -1,4 +1,4 @@
-"""The wheel and the sdist install in an empty environment."""
+"""Build the wheel and the sdist, and install them in an empty environment."""
 
 import subprocess
 import sys
@@ -52,8 +52,9 @@ def test_sdist_contains_tests_and_tools(built):
         names = {name.removeprefix(start) for name in file.getnames()}
     needed = {
         "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md",
-        "run.py", "noxfile.py", "pyproject.toml", ".ci/run", ".github/workflows/jax.yml",
-        "tests/conftest.py", "docs/methods.md", "benchmarks/results/cpu.json",
+        "run.py", "noxfile.py", "pyproject.toml", ".ci/run",
+        ".github/workflows/jax.yml", "tests/conftest.py", "docs/methods.md",
+        "benchmarks/results/cpu.json",
     }  # fmt: skip
     assert needed < names
     assert not [
@@ -68,5 +69,5 @@ def test_file_installs_in_empty_environment(kind, built, tmp_path):
     (file,) = built.glob(kind)
     run(python, "-m", "pip", "install", "-q", file, cwd=tmp_path)
     smoke = Path(__file__).with_name("smoke.py")
-    # -I: neither this folder nor any variable may lend a module.
+    # -I ignores this folder and environment variables.
     assert run(python, "-I", smoke, cwd=tmp_path).strip() == VERSION

@@ -1,4 +1,4 @@
-"""The site builds without warnings and is complete: `nox -s site`."""
+"""Build the site without warnings, and check its pages and links: `nox -s site`."""
 
 import html.parser
 import inspect
@@ -24,7 +24,7 @@ NAMES = [
 
 
 class Page(html.parser.HTMLParser):
-    """The anchors, links and resources of a page."""
+    """Parse the anchors, links and resources of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -32,14 +32,14 @@ class Page(html.parser.HTMLParser):
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids.add(found.get("id"))
-        if tag == "a" and found.get("href"):
-            self.links.add(found["href"])
+        values = dict(attributes)
+        self.ids.add(values.get("id"))
+        if tag == "a" and values.get("href"):
+            self.links.add(values["href"])
         if tag in ("img", "script", "iframe"):
-            self.loads.add(found.get("src") or "")
-        if tag == "link" and found.get("rel") in ("stylesheet", "preload"):
-            self.loads.add(found["href"])
+            self.loads.add(values.get("src") or "")
+        if tag == "link" and values.get("rel") in ("stylesheet", "preload"):
+            self.loads.add(values["href"])
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +65,8 @@ def pages(site):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_name_has_a_page(name, pages):
-    own = [f"api/{name}.html", f"api/{name}-class.html"]
-    assert [page for page in own if page in pages and name in pages[page].ids]
+    paths = [f"api/{name}.html", f"api/{name}-class.html"]
+    assert [path for path in paths if path in pages and name in pages[path].ids]
 
 
 def test_public_names_are_collected():
@@ -75,7 +75,7 @@ def test_public_names_are_collected():
 
 
 def test_page_names_differ_without_case(pages):
-    """On macOS and Windows, `Drop` and `drop` were one page."""
+    """On macOS and Windows, the pages `Drop` and `drop` would be the same file."""
     assert len({page.lower() for page in pages}) == len(pages) > len(NAMES)
 
 
@@ -85,13 +85,13 @@ def test_module_has_a_page(pages):
 
 
 def test_name_without_page_warns(monkeypatch):
-    """The warning of the check ends the build."""
+    """A warning fails the build."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     import api_pages
 
-    said = []
-    logger = types.SimpleNamespace(warning=said.append)
-    # The check reports to Sphinx's logger alone, which discards it outside a build.
+    warnings = []
+    logger = types.SimpleNamespace(warning=warnings.append)
+    # Sphinx's logger discards warnings outside a build.
     monkeypatch.setattr(api_pages.logging, "getLogger", lambda name: logger)
     described = {
         name: types.SimpleNamespace(docname=home)
@@ -100,12 +100,12 @@ def test_name_without_page_warns(monkeypatch):
     domain = types.SimpleNamespace(objects=described)
     env = types.SimpleNamespace(domains=types.SimpleNamespace(python_domain=domain))
     api_pages.check(None, env)
-    assert not said
+    assert not warnings
     del described["optclip.skip"]
     described["optclip.norms.Norm"].docname = "index"
     api_pages.check(None, env)
-    assert len(said) == 2
-    assert "optclip.skip " in said[0]
+    assert len(warnings) == 2
+    assert "optclip.skip " in warnings[0]
 
 
 def test_links_lead_to_pages_and_anchors(pages, site):
@@ -118,13 +118,13 @@ def test_links_lead_to_pages_and_anchors(pages, site):
             there = (site / here).parent / urllib.parse.unquote(parts.path)
             name = os.path.relpath(there, site) if parts.path else here
             anchors = pages[name].ids if name in pages else set()
-            found = parts.fragment in anchors if parts.fragment else True
-            if not (site / name).exists() or not found:
+            has_anchor = not parts.fragment or parts.fragment in anchors
+            if not (site / name).exists() or not has_anchor:
                 broken.append(f"{here}: {link}")
     assert not broken
 
 
-def test_site_loads_nothing_from_elsewhere(pages):
+def test_site_loads_no_external_resource(pages):
     """Fonts and scripts are part of the site."""
     loads = set.union(*(page.loads for page in pages.values()))
     assert len(loads) > 10

@@ -1,4 +1,4 @@
-"""Long runs: no drift from float64, no growth of the state, no second trace."""
+"""Run many steps: no drift from float64, no growth of the state, no retrace."""
 
 import gc
 import json
@@ -59,16 +59,17 @@ def expected_thresholds(rule, sizes):
     average, limits = np.inf, []
     for size in sizes:
         limits.append(RATIO * average)
-        kept = min(size, limits[-1])
-        average = kept if average == np.inf else DECAY * average + (1 - DECAY) * kept
+        clipped = min(size, limits[-1])
+        updated = DECAY * average + (1 - DECAY) * clipped
+        average = clipped if average == np.inf else updated
     return np.array(limits)
 
 
-def assert_thresholds(rule, found, sizes):
+def assert_thresholds(rule, measured, sizes):
     """Compare thresholds of all leaves, and require that some steps were clipped."""
     expected = expected_thresholds(rule, sizes)
     for i, name in enumerate(SIZES):
-        np.testing.assert_allclose(found[name], (i + 1) * expected, rtol=2e-5)
+        np.testing.assert_allclose(measured[name], (i + 1) * expected, rtol=2e-5)
     assert 0.2 < np.mean(sizes > expected) < 0.8 or rule == "ema"
     assert np.any(sizes > expected)
 
@@ -82,8 +83,8 @@ def test_scan_of_100_000_steps_follows_float64(rule):
         return state, state.clip_record["clip"].clip_threshold
 
     start = tx.init(gradients(1.0))
-    state, found = quick_jit(lambda s, x: jax.lax.scan(step, s, x))(start, sizes)
-    assert_thresholds(rule, found, sizes)
+    state, limits = quick_jit(lambda s, x: jax.lax.scan(step, s, x))(start, sizes)
+    assert_thresholds(rule, limits, sizes)
     assert state.clip_step == STEPS
 
 
@@ -107,11 +108,12 @@ def run_loop(rule, first, last, devices, checkpoint):
         state = serialization.from_bytes(state, checkpoint.read_bytes())
         state = jax.device_put(state, whole)
     kinds = jax.tree.map(jax.typeof, state)
-    found, num_arrays = [], 0
+    limits_of_steps, num_arrays = [], 0
     for i, size in enumerate(factors(STEPS)[first:last]):
         state = update(size, state)
-        # Each step is awaited: thousands of collectives at once starve on few cores.
-        found.append(jax.device_get(state.clip_record["clip"].clip_threshold))
+        # Waits for each step: thousands of queued collectives starve on few cores.
+        limits = jax.device_get(state.clip_record["clip"].clip_threshold)
+        limits_of_steps.append(limits)
         if i == 100:
             gc.collect()
             num_arrays = len(jax.live_arrays())
@@ -120,7 +122,7 @@ def run_loop(rule, first, last, devices, checkpoint):
     checkpoint.write_bytes(serialization.to_bytes(state))
     names = list(SIZES)
     return {
-        "thresholds": {n: [float(limits[n]) for limits in found] for n in names},
+        "thresholds": {n: [float(x[n]) for x in limits_of_steps] for n in names},
         "traces": len(traces),
         "growth": growth,
         "is_same_type": kinds == jax.tree.map(jax.typeof, state),
@@ -130,7 +132,7 @@ def run_loop(rule, first, last, devices, checkpoint):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_loop_with_restart_on_other_devices_follows_float64(rule, tmp_path):
-    """Each half runs in a process of its own, on four devices and then on two."""
+    """Each half runs in a separate process, on four devices and then on two."""
     half, parts = STEPS // 2, []
     for first, last, devices in ((0, half, 4), (half, STEPS, 2)):
         config = [rule, first, last, devices, str(tmp_path / "state")]
@@ -144,8 +146,8 @@ def test_loop_with_restart_on_other_devices_follows_float64(rule, tmp_path):
         assert part["growth"] <= 0
         assert part["is_same_type"]
     assert parts[0]["num_bytes"] == parts[1]["num_bytes"]
-    found = {n: parts[0]["thresholds"][n] + parts[1]["thresholds"][n] for n in SIZES}
-    assert_thresholds(rule, found, factors(STEPS))
+    limits = {n: parts[0]["thresholds"][n] + parts[1]["thresholds"][n] for n in SIZES}
+    assert_thresholds(rule, limits, factors(STEPS))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""optclip inside the libraries that people train, save and log with."""
+"""Test optclip with model, checkpoint and logging libraries."""

@@ -1,4 +1,4 @@
-"""Checks of a training, and a step of clipped SGD by NumPy in float64."""
+"""Check training runs, and steps of clipped SGD with NumPy in float64."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def clip(tree: Any, max_norm: float) -> list[np.ndarray]:
 
 
 def check_trained(losses: list[float], opt_state: Any) -> None:
-    """The loss fell to less than half; some steps were clipped, others not."""
+    """Check that the loss fell below half, and that some steps were clipped."""
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0] / 2
     logged = optclip.metrics(opt_state)
@@ -33,11 +33,11 @@ def check_trained(losses: list[float], opt_state: Any) -> None:
 
 
 def check_sgd_step(before: Any, after: Any, grads: Any, rate: float) -> None:
-    """The step is SGD on gradients clipped to 1, which were larger."""
+    """Check that the step is SGD on larger gradients clipped to 1."""
     assert norm(grads) > 2
     steps = [-rate * leaf for leaf in clip(grads, 1.0)]
-    went = [b - a for a, b in zip(wide(before), wide(after), strict=True)]
-    # The difference of float32 parameters of about 1 has this error.
-    for step, moved in zip(steps, went, strict=True):
-        np.testing.assert_allclose(moved, step, rtol=1e-4, atol=5e-7)
-    assert np.isclose(norm(went), rate, rtol=1e-4)
+    moves = [b - a for a, b in zip(wide(before), wide(after), strict=True)]
+    # The tolerance is the error of the difference of float32 parameters of about 1.
+    for step, move in zip(steps, moves, strict=True):
+        np.testing.assert_allclose(move, step, rtol=1e-4, atol=5e-7)
+    assert np.isclose(norm(moves), rate, rtol=1e-4)

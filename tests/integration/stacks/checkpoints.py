@@ -1,6 +1,6 @@
-"""The run whose checkpoints are kept, one per released version, and its numbers.
+"""Define the run of the golden checkpoints, one per released version.
 
-`tools/checkpoint.py` makes that of a version.
+`tools/checkpoint.py` writes the checkpoint of a version.
 """
 
 from pathlib import Path
@@ -16,9 +16,9 @@ import optclip
 from optclip import thresholds
 
 GOLDEN = Path(__file__).with_name("golden")
-# Steps before the checkpoint and after it.
+# Steps before and after the checkpoint.
 BEFORE, AFTER = 12, 12
-# The clips that clip in some steps, and those that change every norm.
+# Transformations that clip in some steps, and those that clip in every step.
 SOMETIMES = {
     "groups", "leaves", "slices", "elements", "largest", "carried", "clip", "after",
 }  # fmt: skip
@@ -26,9 +26,9 @@ ALWAYS = {"smooth", "steady"}
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Chain all kinds of state: each learned rule, each scope, each wrapper.
+    """Chain all kinds of state: each learned rule, scope and wrapper.
 
-    All parts are in 0.1.0, since this restores its checkpoint.
+    Uses only what 0.1.0 contains, since its checkpoint must be restored.
     """
     adam = optclip.with_periodic_reset(optax.adam(0.05), every=9, warmup=2)
     usual = thresholds.of_gradients(thresholds.ema(0.1, decay=0.9, warmup=0))
@@ -40,7 +40,7 @@ def optimizer() -> optax.GradientTransformation:
 
 
 def clips() -> list[optax.GradientTransformation]:
-    """Those before the optimizer, by name."""
+    """Build the transformations before the optimizer."""
     rules = {
         "body": thresholds.ema(ratio=1.05, warmup=4, max_norm=4.0),
         "head": thresholds.zscore(z=1.0, warmup=4),

@@ -1,4 +1,4 @@
-"""What the libraries read once, at import, kept from the user's own settings."""
+"""Isolate the libraries from the user's settings, which they read at import."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ os.environ |= {
     "KERAS_BACKEND": "jax",
     "KERAS_HOME": os.path.join(HOME, "keras"),
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # Nothing is to be sent, be it a run or a report of an error.
+    # Sends neither runs nor error reports.
     "WANDB_MODE": "offline",
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_SILENT": "true",

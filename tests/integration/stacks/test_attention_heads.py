@@ -1,4 +1,4 @@
-"""Heads of attention layers of Flax, Equinox and Haiku are found and clipped."""
+"""Find and clip attention heads of Flax, Equinox and Haiku layers."""
 
 import equinox as eqx
 import flax.linen as nn

@@ -1,4 +1,4 @@
-"""Checkpoints of Orbax and Flax, also those that earlier versions wrote."""
+"""Restore Orbax and Flax checkpoints, including those of earlier versions."""
 
 import json
 
@@ -15,11 +15,13 @@ from tests.integration.stacks.checkpoints import assert_identical, by_orbax, res
 VERSIONS = sorted(path.name for path in checkpoints.GOLDEN.iterdir())
 
 
-def assert_close(found, expected, rtol):
+def assert_close(numbers, expected, rtol):
     # A later version may have further metrics.
-    assert found.keys() >= expected.keys()
+    assert numbers.keys() >= expected.keys()
     for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, rtol=rtol, atol=1e-6, err_msg=key)
+        np.testing.assert_allclose(
+            numbers[key], value, rtol=rtol, atol=1e-6, err_msg=key
+        )
 
 
 def test_page_restores_the_run():
@@ -48,8 +50,8 @@ def by_flax(state, like, path):
 
 
 @pytest.mark.parametrize("save", [by_orbax, by_orbax_of_shapes, by_flax])
-def test_restored_state_continues_bit_for_bit(save, tmp_path):
-    """All kinds of state at once."""
+def test_restored_state_continues_bit_identically(save, tmp_path):
+    """The run has all kinds of state."""
     run = checkpoints.go_on(checkpoints.start(), 0, 6)
     restored = save(run, checkpoints.start(), tmp_path)
     assert_identical(restored, run)
@@ -59,22 +61,22 @@ def test_restored_state_continues_bit_for_bit(save, tmp_path):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_checkpoint_of_version_continues_to_its_numbers(version):
     folder = checkpoints.GOLDEN / version
-    said = json.loads((folder / "numbers.json").read_text())
+    expected = json.loads((folder / "numbers.json").read_text())
     run = restore(folder / "state", checkpoints.start())
-    assert_close(checkpoints.numbers(run), said["saved"], 1e-6)
+    assert_close(checkpoints.numbers(run), expected["saved"], 1e-6)
     last = checkpoints.BEFORE + checkpoints.AFTER
     end = checkpoints.numbers(checkpoints.go_on(run, checkpoints.BEFORE, last))
-    # The clip before leaves norms of .97, whose median is the threshold. Rounding decides
-    # whether such a step counts as clipped.
+    # The preceding transformation clips norms to .97, whose median is the threshold, so
+    # rounding decides whether a step counts as clipped.
     tie = "clip/rate"
-    assert abs(end[tie] - said["end"].pop(tie)) <= 2.1 / last
-    # Other versions of XLA round differently, which adds up over the steps.
-    assert_close({k: x for k, x in end.items() if k != tie}, said["end"], 1e-4)
+    assert abs(end[tie] - expected["end"].pop(tie)) <= 2.1 / last
+    # Versions of XLA round differently, which accumulates over the steps.
+    assert_close({k: x for k, x in end.items() if k != tie}, expected["end"], 1e-4)
     rates = {k.split("/")[0]: x for k, x in end.items() if "/rate" in k and 0 < x < 1}
     assert rates.keys() >= checkpoints.SOMETIMES
     assert all(end[f"{name}/rate"] == 1 for name in checkpoints.ALWAYS)
     assert end["skip/skipped"] == 3
-    assert said["saved"]["skip/skipped"] == 1
+    assert expected["saved"]["skip/skipped"] == 1
 
 
 def test_this_version_has_a_checkpoint():
@@ -83,7 +85,7 @@ def test_this_version_has_a_checkpoint():
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_checkpoint_is_small_and_names_no_machine(version):
+def test_checkpoint_is_small_and_contains_no_local_path(version):
     files = [p for p in (checkpoints.GOLDEN / version).rglob("*") if p.is_file()]
     assert sum(p.stat().st_size for p in files) < 200_000
     assert not [p for p in files if b"/tmp" in p.read_bytes()]
@@ -108,6 +110,6 @@ def test_fixed_clip_continues_from_checkpoint_of_optax_and_back(first, save, tmp
     again = save(state, other.init(params), tmp_path)
     assert_identical(again, state)
     expected, _ = step(one, state)
-    found, _ = step(other, again)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    updates, _ = step(other, again)
+    for x, y in zip(jax.tree.leaves(updates), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Cotangent clipping between two layers of models of the libraries."""
+"""Clip cotangents between two layers of library models."""
 
 import equinox as eqx
 import flax.linen as nn

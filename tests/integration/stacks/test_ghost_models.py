@@ -1,4 +1,4 @@
-"""Ghost norms of unchanged models of the libraries."""
+"""Compute ghost norms of unchanged library models."""
 
 import equinox as eqx
 import flax.linen as nn

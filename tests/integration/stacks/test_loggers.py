@@ -1,4 +1,4 @@
-"""Each logger of the page: its records are read back."""
+"""Read back the records of each logger on the page."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ KEYS = {
     f"clip/{key}"
     for key in ("coefficient", "nonfinite", "norm", "rate", "steps", "threshold")
 }
-# By default the reader keeps a sample of ten.
+# By default the reader samples ten steps.
 ALL = {"scalars": 0, "tensors": 0}
 
 
@@ -28,16 +28,16 @@ def names(tmp_path, monkeypatch):
     history = names["history"]
     assert len(history) == 20
     assert all(set(logged) == KEYS for logged in history)
-    # All steps differ, so that none can stand for another.
+    # All steps differ, so that swapped steps are detected.
     assert len({logged["clip/norm"] for logged in history}) == 20
     assert 0 < history[-1]["clip/rate"] < 1
     return names
 
 
-def check(found, history):
+def check(columns, history):
     """Compare each key at all steps in float32."""
-    assert set(found) == KEYS
-    for key, values in found.items():
+    assert set(columns) == KEYS
+    for key, values in columns.items():
         expected = np.float32([logged[key] for logged in history])
         np.testing.assert_array_equal(np.float32(values), expected, err_msg=key)
 
@@ -63,18 +63,18 @@ def test_weights_and_biases_reads_back_all_steps(names):
 @pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="Aim's storage has no wheel for Python 3.13"
 )
-# Aim 3.29 makes its tables by a name that SQLAlchemy has moved.
+# Aim 3.29 uses a deprecated name of SQLAlchemy.
 @pytest.mark.filterwarnings("ignore:The ``declarative_base:DeprecationWarning")
 def test_aim_reads_back_all_steps(names):
     page.run("Aim", names)
     aim = names["aim"]
     quiet = {"system_tracking_interval": None, "capture_terminal_logs": False}
     again = aim.Run(names["run"].hash, repo="logs", **quiet)
-    found = {metric.name: metric.values.sparse_numpy()[1] for metric in again.metrics()}
+    columns = {each.name: each.values.sparse_numpy()[1] for each in again.metrics()}
     again.close()
-    assert set(found) == KEYS
-    for key, values in found.items():
-        # Aim does not keep the order of steps.
+    assert set(columns) == KEYS
+    for key, values in columns.items():
+        # Aim does not preserve the order of steps.
         expected = [logged[key] for logged in names["history"]]
         np.testing.assert_allclose(np.sort(values), np.sort(expected), rtol=1e-6)
 
@@ -85,11 +85,11 @@ def test_clu_reads_back_all_steps(names):
     events.Reload()
     tensors = {key: events.Tensors(key) for key in events.Tags()["tensors"]}
     assert all([e.step for e in each] == list(range(20)) for each in tensors.values())
-    found = {
+    columns = {
         key: [tensor_util.make_ndarray(e.tensor_proto) for e in each]
         for key, each in tensors.items()
     }
-    check(found, names["history"])
+    check(columns, names["history"])
 
 
 def test_json_lines_are_read_back_and_plotted(names):

@@ -1,4 +1,4 @@
-"""Flax on a mesh of 8 devices, with parameters that carry their sharding."""
+"""Train Flax models on a mesh of 8 devices, with sharding metadata on parameters."""
 
 import functools
 from typing import NamedTuple
@@ -36,7 +36,7 @@ GROUPS = optclip.by_path(lambda path: "bias" if path.endswith("bias") else "kern
 
 
 class EachPair(NamedTuple):
-    """A user's rule with two numbers per norm: the last norm and the one before."""
+    """Remember the last two norms, as a user's rule with two numbers per norm."""
 
     def init(self, norm):
         return jax.tree.map(lambda n: (jnp.zeros_like(n), jnp.ones_like(n)), norm)
@@ -88,12 +88,12 @@ def kind_of_state(name):
     return str(jax.tree.map(lambda x: (x.shape, str(x.dtype)), state))
 
 
-# One clip per kind of state, since the promise is about states; `--full` takes all.
+# One transformation per kind of state; all with `--full`.
 NAMES = sorted({kind_of_state(name): name for name in CLIPS}.values())
 if covering.full:
     NAMES = list(CLIPS)
-# The memory by element is sharded with one dimension more than the parameters; the power
-# iteration rejects a matrix that shard_map splits.
+# The memory by element is sharded with one dimension more than the parameters; the
+# power iteration rejects a matrix that shard_map splits.
 IN_SHARD_MAP = [
     name
     for name in NAMES

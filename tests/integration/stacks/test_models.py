@@ -1,4 +1,4 @@
-"""Small trainings in each library of models, and one step of each by hand."""
+"""Train small models of each library, and compare one step with NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ import optclip
 from tests.integration.stacks import by_hand, page
 from tests.integration.stacks.checkpoints import assert_identical
 
-# The gradients of these targets are far beyond the threshold, also after training.
+# These targets have gradients far above the threshold, also after training.
 LARGE = 30.0
 WATCH = optax.chain(optclip.clip_by_norm(1.0, record="leaves"), optax.sgd(0.1))
 
 
 def assert_metrics_have_path(stack, state):
-    """The record of leaves has the path that the table of the page shows."""
+    """Check that the record of leaves has the path in the table of the page."""
     (row,) = [row for row in page.rows("stack") if row[0] == stack]
     path = row[-1].split("`")[1]
     assert f"clip/norm/{path}" in optclip.metrics(state)
@@ -88,7 +88,7 @@ def test_flax_nnx_trains_and_steps_as_by_hand():
     after = nnx.as_pure(nnx.state(model, nnx.Param))
     by_hand.check_sgd_step(before, after, nnx.as_pure(grads), 0.1)
     np.testing.assert_allclose(logged["clip/norm"], by_hand.norm(grads), rtol=1e-5)
-    # The optimizer passes the loss on.
+    # The optimizer passes the loss to the transformation.
     tx = optclip.skip(optax.sgd(0.1), max_value=10.0)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     for loss in (1.0, 100.0):
@@ -98,7 +98,7 @@ def test_flax_nnx_trains_and_steps_as_by_hand():
     assert metrics["skip/skipped"] == 1
 
 
-def test_flax_linen_block_skips_the_bad_step():
+def test_flax_linen_block_skips_bad_step():
     """The block prints that it skipped one step."""
     assert page.run("Flax Linen and the loss")["step"]
 
@@ -147,7 +147,7 @@ def test_keras_subclasses_train_as_global_clipnorm(accumulation):
     assert metrics["clip/rate"] > 0.5
 
 
-# Keras calls np.array in a way that NumPy 2 deprecates.
+# Keras calls np.array in a way that NumPy 2 has deprecated.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_keras_clip_state_is_saved_and_restored(tmp_path):
     names = page.names("Stateful clipping in Keras `model.fit`")
@@ -167,7 +167,7 @@ def test_keras_clip_state_is_saved_and_restored(tmp_path):
 
 
 def test_keras_compile_rejects_optax():
-    """The page says so; when this fails, the page can be shorter."""
+    """The page states this; shorten the page when this test fails."""
     model = page.names("Keras 3 on JAX")["model"]
     with pytest.raises(ValueError, match="Could not interpret optimizer"):
         model.compile(optimizer=optax.sgd(0.1))

@@ -1,4 +1,4 @@
-"""The notebook of private training, whose libraries the suite does not install."""
+"""Run the notebook on private training, whose libraries the suite does not install."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support import notebooks
 @pytest.mark.parametrize(
     "path", notebooks.named(stacks=True), ids=lambda path: path.stem
 )
-# The client's socket and event loop clean-up warns on some platforms.
+# The notebook client warns on some platforms when it closes sockets and event loops.
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

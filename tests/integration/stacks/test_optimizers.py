@@ -1,4 +1,4 @@
-"""Contributed and private optimizers."""
+"""Train with contributed and private optimizers of optax."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def private():
 def test_contributed_optimizers_train(contrib, name):
     params, opt_state, losses = contrib["runs"][name]
     by_hand.check_trained(losses, opt_state)
-    # schedule_free is evaluated at other parameters than it steps from.
+    # schedule_free evaluates at other parameters than those that it updates.
     loss = contrib["loss_of"](params, contrib["x"], contrib["y"])
     assert loss < losses[0] / 4
 
@@ -50,8 +50,9 @@ def test_private_gradient_clips_entries_then_norms(private):
         flat = np.concatenate([leaf.ravel() for leaf in by_hand.clip(leaves, 2.0)])
         total = total + flat / len(x)
     assert 0 < np.mean(np.array(norms) > 2) < 1
-    found = by_hand.wide(private["grad_of"](params, x, y))
-    np.testing.assert_allclose(np.concatenate([f.ravel() for f in found]), total, 1e-4)
+    leaves = by_hand.wide(private["grad_of"](params, x, y))
+    gradient = np.concatenate([leaf.ravel() for leaf in leaves])
+    np.testing.assert_allclose(gradient, total, 1e-4)
 
 
 def test_private_noise_is_clipped(private):

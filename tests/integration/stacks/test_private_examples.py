@@ -1,4 +1,4 @@
-"""Private training of the page, compared with NumPy, jax_privacy and optax."""
+"""Compare the page's private training with NumPy, jax_privacy and optax."""
 
 import functools
 import re
@@ -38,9 +38,9 @@ def test_private_loop_trains_within_budget(private):
 
 
 def test_private_loop_trains_nnx_model():
-    found = page.run(OF_NNX)
-    model, x, y = found["model"], found["x"], found["y"]
-    assert jnp.mean((model(x) - y) ** 2) < found["first"] / 3
+    names = page.run(OF_NNX)
+    model, x, y = names["model"], names["x"], names["y"]
+    assert jnp.mean((model(x) - y) ** 2) < names["first"] / 3
 
 
 def test_clipped_grad_nnx_module_with_dropout_names_leaf():
@@ -87,8 +87,8 @@ def test_clipped_grad_keeps_threshold_that_jax_privacy_exceeds(kind, threshold):
 
     w = jnp.zeros(grads.shape[1:], grads.dtype)
     ours = per_example.clipped_grad(loss, threshold, reduce="none")
-    found = lengths(ours(w, grads)[0])
-    assert (found <= np.float32(threshold)).all()
+    norms = lengths(ours(w, grads)[0])
+    assert (norms <= np.float32(threshold)).all()
     theirs = jax_privacy.clipped_grad(
         loss, l2_clip_norm=threshold, keep_batch_dim=False, batch_argnums=1
     )
@@ -105,10 +105,10 @@ def test_clipped_grad_equals_jax_privacy_on_ordinary_gradients(private):
         private["loss_of"], l2_clip_norm=1.0, batch_argnums=(1, 2),
         keep_batch_dim=False, microbatch_size=4,
     )  # fmt: skip
-    found, _ = ours(params, x, y)
-    wanted = theirs(params, x, y)
+    gradient, _ = ours(params, x, y)
+    expected = theirs(params, x, y)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, 2e-6, 2e-5), found, wanted
+        lambda a, b: np.testing.assert_allclose(a, b, 2e-6, 2e-5), gradient, expected
     )
     assert ours.sensitivity() == theirs.sensitivity()
 
@@ -122,12 +122,12 @@ def test_clipped_grad_line_of_page_reuses_loss_of_jax_privacy(private):
         return private["loss_of"](params, x, y)
 
     batch = private["start"], private["x"], private["y"]
-    found, info = eval(line, {"optclip": optclip, "loss": loss})(*batch)
+    gradient, info = eval(line, {"optclip": optclip, "loss": loss})(*batch)
     theirs = jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, batch_argnums=(1, 2))
     expected = theirs(*batch)
     assert (info.coefficients < 1).mean() > 0.5
     # The band of the default strict=True.
-    distance = by_hand.norm(jax.tree.map(lambda a, b: a - b, found, expected))
+    distance = by_hand.norm(jax.tree.map(lambda a, b: a - b, gradient, expected))
     assert 1e-6 < distance / by_hand.norm(expected) < 1.3e-4
 
 

@@ -1,4 +1,4 @@
-"""The lines of the page for trainers, in copies of the calls around them."""
+"""Run the page's lines for trainers in copies of the surrounding calls."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ FIXED = ("MaxText", "Levanter", "Tunix", "nanodo", "Brax", "PureJaxRL")
 
 @dataclasses.dataclass(frozen=True)
 class OptStateSpec:
-    """As AXLearn describes an array: a leaf that is no array."""
+    """Describe an array as AXLearn does, by a leaf that is not an array."""
 
     shape: tuple[int, ...]
     dtype: Any = None
@@ -34,7 +34,7 @@ class OptStateSpec:
 
 
 def transformation(trainer, **names):
-    """Evaluate a line with the variables that it has in the trainer."""
+    """Evaluate a line with the trainer's variables."""
     return eval(
         LINES[trainer],
         {
@@ -60,10 +60,10 @@ def test_every_trainer_of_page_is_tested():
 def test_trainer_line_clips_to_global_norm(trainer):
     tx = transformation(trainer)
     updates, state = tx.update(GRADS, tx.init(GRADS))
-    for found, expected in zip(
+    for leaf, expected in zip(
         jax.tree.leaves(updates), by_hand.clip(GRADS, 1.0), strict=True
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        np.testing.assert_allclose(leaf, expected, rtol=1e-6)
     if trainer == "nanodo":
         metrics = {}
         transformation("nanodo, metrics", metrics=metrics, new_opt_state=state)
@@ -111,9 +111,9 @@ def test_axlearn_line_describes_state(dtype):
         "AXLearn", tx=clip, with_partition_fn=with_partition_fn, **names
     )
     specs = jax.tree.map(lambda g: OptStateSpec(g.shape, dtype), GRADS)
-    found, state = adapted.partition(specs), adapted.init(GRADS)
-    assert jax.tree.structure(found) == jax.tree.structure(state)
-    for spec, x in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+    described, state = adapted.partition(specs), adapted.init(GRADS)
+    assert jax.tree.structure(described) == jax.tree.structure(state)
+    for spec, x in zip(jax.tree.leaves(described), jax.tree.leaves(state), strict=True):
         assert (spec.shape, spec.dtype) == (x.shape, x.dtype)
         assert spec.mesh_axes == PartitionSpec()
 

@@ -1,8 +1,8 @@
-"""A run that W&B wrote offline: its own reader is its server, so this is a small one.
+"""Read an offline run of W&B, for which W&B itself has no public reader.
 
-The file is a log of records as LevelDB keeps them, behind seven bytes of its own: blocks
-of 32 KiB, in each of them pieces with a checksum (4 bytes), a length (2) and a type (1:
-whole, or 2 first, 3 middle, 4 last piece).
+After a header of 7 bytes, the file is a log in LevelDB's format. Blocks of 32 KiB
+contain pieces with a checksum (4 bytes), a length (2) and a type (1 byte: 1 whole, 2
+first, 3 middle, 4 last piece of a record).
 """
 
 import json
@@ -16,16 +16,16 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 START, BLOCK, HEAD = 7, 32_768, 7
 WHOLE, LAST = 1, 4
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 def history(path: str | Path) -> list[dict[str, Any]]:
-    """What was logged, one dict a step, once the run's last record is in the file."""
-    end = time.monotonic() + PATIENCE
+    """Return one dict per step, after the last record of the run has been written."""
+    end = time.monotonic() + TIMEOUT
     records = _records(Path(path))
-    # The process that writes the file may still do so when `finish` has returned.
+    # A background process may still write the file after `finish` has returned.
     while not any(record.HasField("exit") for record in records):
-        assert time.monotonic() < end, f"{path} was not finished in {PATIENCE} s"
+        assert time.monotonic() < end, f"{path} was not finished in {TIMEOUT} s"
         time.sleep(0.1)
         records = _records(Path(path))
     steps = [record.history.item for record in records if record.HasField("history")]

@@ -1,4 +1,4 @@
-"""Clipping and AdamW on sharded trees, compiled for TPUs without a TPU."""
+"""Compile clipping and AdamW on sharded trees for TPUs, without a TPU."""
 
 import functools
 import re
@@ -60,7 +60,7 @@ def numbers_sent(program):
     ],
 )
 def test_clip_adds_one_all_reduce_of_scalars(topology, kind, dtype):
-    """The plain sum and the one that cannot overflow share it; there is no branch."""
+    """The plain and the overflow-safe sum share it; there is no branch."""
     plain, ours, theirs = (program(c, topology, kind, dtype) for c in CLIPS)
     assert numbers_sent(plain) == []
     assert len(numbers_sent(ours)) == 1
@@ -78,7 +78,7 @@ def test_clip_adds_one_all_reduce_of_scalars(topology, kind, dtype):
         ("v5p:2x2x4", AxisType.Auto, "float32", 1.005),
         ("v5p:2x2x4", AxisType.Explicit, "bfloat16", 1.015),
         ("v5e:16x16", AxisType.Auto, "float32", 1.005),
-        # Each of 256 parts has 356 kB, so that joining small leaves matters.
+        # Each of 256 shards has only 356 kB, so merging small leaves matters.
         ("v5e:16x16", AxisType.Auto, "bfloat16", 1.15),
         ("v5e:16x16", AxisType.Explicit, "bfloat16", 1.15),
     ],
@@ -89,13 +89,13 @@ def test_clip_accesses_no_more_bytes_than_optax(topology, kind, dtype, room):
     size, allowed = (accessed(each) for each in (ours, theirs))
     assert 0 < size <= room * allowed
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
-    # The padding of two sums adds to that of optax.
+    # The second sum adds padding.
     assert 0 < taken <= allowed + max(allowed, 1.2e6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_clip_of_many_leaves_adds_one_all_reduce(dtype):
-    """XLA for TPU joins at most 256 numbers; there are more leaves."""
+    """XLA for TPU merges at most 256 numbers; there are more leaves."""
     mesh = tpu.mesh_of("v5e:2x2")
     shapes = [jax.ShapeDtypeStruct((64, 128), dtype)] * 300
     ours = tpu.lowered(mesh, shapes, optclip.clip_by_global_norm(1.0))
