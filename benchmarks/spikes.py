@@ -1,8 +1,8 @@
 """Benchmark `spikes`: compare clipping, skipping and resets on runs with spikes.
 
 Two small character models train through corrupted batches, a burst of the learning rate
-and a mislabeled batch. All methods use the same Adam, initial weights and batches. Takes
-ten minutes; `docs/spike_benchmark.md` reports the results.
+and a mislabeled batch. All methods use the same Adam, initial weights and batches.
+Takes ten minutes; `docs/spike_benchmark.md` reports the results.
 """
 
 import itertools
