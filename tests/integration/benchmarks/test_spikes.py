@@ -66,8 +66,8 @@ def test_table_nan_loss_ranks_last():
         for method, losses in (("bad", ["nan", "nan"]), ("good", [2.0, 3.0]))
     ]  # fmt: skip
     assert spikes.table(rows).splitlines()[2:] == [
-        "| good | 2.500 (2.000 to 3.000) | 4 |",
-        "| bad | inf (nan to nan) | 4 |",
+        "| good | 2.500 (2.000–3.000) | 4 |",
+        "| bad | inf (nan–nan) | 4 |",
     ]
 
 

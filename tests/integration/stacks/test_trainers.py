@@ -52,22 +52,18 @@ def transformation(trainer, **names):
 
 
 def test_every_trainer_of_page_is_tested():
-    others = {"MaxText, learned threshold, ZeRO-1", "AXLearn", "nanodo, metrics"}
+    others = {"MaxText, learned threshold, ZeRO-1", "AXLearn"}
     assert LINES.keys() == {*FIXED, *others}
 
 
 @pytest.mark.parametrize("trainer", FIXED)
 def test_trainer_line_clips_to_global_norm(trainer):
     tx = transformation(trainer)
-    updates, state = tx.update(GRADS, tx.init(GRADS))
+    updates, _ = tx.update(GRADS, tx.init(GRADS))
     for leaf, expected in zip(
         jax.tree.leaves(updates), by_hand.clip(GRADS, 1.0), strict=True
     ):
         np.testing.assert_allclose(leaf, expected, rtol=1e-6)
-    if trainer == "nanodo":
-        metrics = {}
-        transformation("nanodo, metrics", metrics=metrics, new_opt_state=state)
-        np.testing.assert_allclose(metrics["clip/norm"], by_hand.norm(GRADS), rtol=1e-6)
 
 
 def test_maxtext_line_accepts_train_state_and_none():
