@@ -1,4 +1,4 @@
-"""Numbers of many norms are computed as one vector, each as if it were alone."""
+"""Many norms are computed as one vector, each as if it were alone."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ SCALES = np.float32([5, 0.1, 1e30, 0, 1e-30])
 
 
 def leaves(dtype=np.float32):
-    """Norms past a threshold of 1 or not, zero, huge, tiny; five of one shape."""
+    """Return norms above and below 1, zero, huge and tiny; five of one shape."""
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(5, 3)).astype(np.float32) * SCALES[:, None]
     square = rng.normal(size=(2, 2)) * 3
@@ -34,7 +34,7 @@ def leaves(dtype=np.float32):
 
 
 def assert_close(actual, expected):
-    """To within an ULP, as far as functions of vectors and of numbers differ."""
+    """XLA's functions of vectors and of numbers differ by an ulp."""
     for a, b in zip(actual, expected, strict=True):
         rtol = max(1e-6, float(jnp.finfo(b.dtype).eps))
         wide = np.complex64 if jnp.iscomplexobj(b) else np.float32
@@ -61,7 +61,7 @@ def test_batched_map_other_entries_raises():
 
 
 def test_clip_many_leaves_derivative_stays_with_its_leaf():
-    """In closed form: the smooth response makes x / sqrt(1 + x^2) of one number."""
+    """Compare with x / sqrt(1 + x^2), the smooth response for a single number."""
     x = np.arange(1, 6, dtype=np.float32) / 2
     weights = np.arange(5)
 
@@ -114,7 +114,7 @@ def nines(*names):
 
 
 def by_thresholds(tree, limit):
-    """Traced or not, with None among them, and a number for an axis."""
+    """Thresholds may be traced or None, and an axis may be a number."""
     limits = {"a": limit, "b": np.full(1, 2, np.float32), "c": None}
     return functional.clip_by_norm(tree, limits, axis=0)
 
@@ -148,7 +148,7 @@ class Plain:
 
 @pytest.mark.parametrize("response", [halved, Halved(), Plain()])
 def test_user_response_eager_many_norms_gets_numbers(response):
-    """A Python `if` works, also in a subclass of one of our responses."""
+    """Python's `if` works, also in a subclass of a shipped response."""
     tree = [np.full(3, x, np.float32) for x in (9, 0.1, 9, 9, 9)]
     tx = optclip.clip_by_norm(1.0, response=response)
     clipped, _ = tx.update(tree, tx.init(tree))
@@ -157,7 +157,7 @@ def test_user_response_eager_many_norms_gets_numbers(response):
 
 @dataclasses.dataclass(frozen=True)
 class Keeps:
-    """A rule that remembers what `keep` returns for a plain number."""
+    """Remember the result of `keep` for a plain number."""
 
     limit: Any
 
@@ -196,7 +196,7 @@ def test_keep_another_tree_raises():
 
 
 class Draws:
-    """A rule that remembers keys."""
+    """Remember keys."""
 
     def init(self, norm):
         return jax.tree.map(lambda n: jax.random.key(0), norm)
@@ -268,7 +268,7 @@ def test_learned_threshold_leaf_among_many_matches_leaf_alone(name):
 
 
 def kernels(method, num_leaves):
-    """The distinct kernels of clipping per leaf, as XLA for CPU writes them."""
+    """Return the distinct kernels of clipping per leaf, as XLA for CPU prints them."""
     tree = [jax.ShapeDtypeStruct((5,), jnp.float32)] * num_leaves
     tx = method()
     state = jax.eval_shape(tx.init, tree)
@@ -294,5 +294,5 @@ def test_clip_by_norm_leaves_share_their_kernels(method):
     """A kernel with the number of its leaf in it would be compiled for each leaf."""
     of_few, of_many = kernels(method, 10), kernels(method, 20)
     assert of_few
-    # One that were compiled for each leaf would add ten.
+    # A kernel compiled for each leaf would add ten.
     assert len(of_many) <= len(of_few) + 5

@@ -19,14 +19,14 @@ def clip_of(entry):
 
 
 def whole_tree(entry, group):
-    """The leaves of a group, and all those that are passed on."""
+    """Return the leaves of a group, and the leaves that clipping does not change."""
     tree = leaf_kinds.gradients(entry, group)
     tree["dense"]["beside"] = leaf_kinds.beside()
     return tree
 
 
 def assert_whole(clipped, entry, group):
-    """Passed leaves are bit-identical, the others as the oracle has them."""
+    """Check that other leaves are bit-identical and clipped leaves equal the oracle."""
     helpers.assert_same_types(clipped, whole_tree(entry, group))
 
     def bits(leaf):
@@ -54,7 +54,7 @@ def donated(entry, group):
 
 
 def batched(entry, group):
-    """In vmap in cond in scan, whose types must match; each has norms of its own."""
+    """Clip in vmap in cond in scan, whose types must match; each has its own norms."""
     batch = jax.vmap(clip_of(entry))
 
     def step(trees, _):
@@ -79,7 +79,7 @@ def batched(entry, group):
 
 
 def is_case(entry, group, how):
-    """Eagerly, a few dtypes, and by each scope of norms and elements once."""
+    """Clip a few dtypes eagerly, once per scope."""
     if how is not eager:
         return group != "eager"
     few = entry.response == "hard" and not entry.of_matrices

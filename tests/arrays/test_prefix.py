@@ -1,4 +1,4 @@
-"""Masks, labels and thresholds of a tree: prefixes, or functions of a path."""
+"""Masks, labels and thresholds may be prefix trees or functions of a path."""
 
 import functools
 
@@ -34,7 +34,7 @@ def test_by_path_joins_keys_with_slashes():
 
 
 class NamedArray:
-    """An array in a node without keys, as haliax has them."""
+    """Hold an array in a node without keys, as haliax does."""
 
     def __init__(self, array):
         self.array = array
@@ -60,13 +60,13 @@ def matrices(tree):
 
 
 def injected(**options):
-    """Inject hyperparameters, which makes one bool of a function that it calls."""
+    """Inject hyperparameters; optax would call a mask function itself."""
     tx = optax.inject_hyperparams(optclip.clip_by)(1.0, **options)
     return tx.update(TREE, tx.init(TREE))
 
 
 def clipped(tree, **options):
-    """Clip the tree by its global norm, which has every kind of mask."""
+    """Clip the tree by its global norm with any kind of mask."""
     return optclip.clip_by(1.0, **options).init(tree)
 
 

@@ -65,7 +65,7 @@ def test_sparse_leaf_that_must_be_dense_raises(clip, mat, words):
 
 @dataclasses.dataclass(frozen=True)
 class OneBlock(optclip.scopes.Scope):
-    """A user's scope that checks the leaf it is given."""
+    """Check the leaf that a user's scope receives."""
 
     def blocks(self, tree):
         block = optclip.norms.Block(jax.tree.leaves(tree))
@@ -112,7 +112,7 @@ def test_nonfinite_policy_takes_duplicates_as_one_entry(policy, expected):
 
 
 def test_duplicates_narrow_dtypes_are_summed_in_float32():
-    """In float16 they would overflow, and in bfloat16 lose the small ones."""
+    """Summed in float16 they would overflow; bfloat16 would lose the small ones."""
     mat = rows([[4e4, 0], [3, 0], [4e4, 0]], "float16")
     clipped, norm = helpers.quick_jit(lambda m: F.clip_by_global_norm(m, 1.0))(mat)
     np.testing.assert_allclose(norm, 8e4, rtol=1e-3)
@@ -140,7 +140,7 @@ def test_duplicates_sum_above_largest_float_is_clipped(options):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_strict_holds_for_sums_of_duplicates(dtype):
-    """Rounding each duplicate towards zero could make their sum larger."""
+    """Rounding duplicates towards zero one by one could increase their sum."""
     rng = np.random.default_rng(3)
     clip = helpers.quick_jit(functools.partial(global_norm_clip, strict=True))
     for _ in range(50):

@@ -82,12 +82,12 @@ def test_clip_under_jit_equals_formula_and_keeps_shardings(place, kind, logits):
 
 @pytest.mark.parametrize("place", ["by head", "whole"])
 def test_clip_under_shard_map_reduces_logits_over_axes_of_the_data(place):
-    """Types specify these: `data`, and `model` unless heads are split over it."""
+    """Types specify the axes: `data`, and `model` unless heads are sharded over it."""
     specs = PLACES[place]
     heads = "model" if place == "by head" else None
 
     def local(params, seen):
-        # Each device has other logits unless heads are split.
+        # Devices have different logits unless heads are sharded.
         seen = seen if heads else seen - 1e3 * lax.axis_index("model")
         return step(params, seen[0])
 

@@ -98,7 +98,7 @@ def test_clip_small_or_unusable_logits_keep_weights_bit_identical(
     max_logit=(0.0, 1e-30, 1e-12), balance=(0.0, 0.5, 1.0), by_group=(False, True)
 )
 def test_clip_tiny_coefficients_stay_finite(max_logit, balance, by_group):
-    """A coefficient of 0 must not make the others of its group infinite."""
+    """A coefficient of 0 does not make others in its group infinite."""
     largest = np.array([1e20, -1.0, 1e-13, 1e20, 1e10, 1.0], np.float32)
     clip = compiled(MODEL, by_group)
     out, found = clip(PARAMS, {"attn": largest}, max_logit, balance)
@@ -176,7 +176,7 @@ def test_clip_derivatives_are_finite():
 
 
 def test_clip_unusable_logits_under_debug_nans_raise_nothing():
-    """Op by op: no operation gives a NaN."""
+    """No operation returns NaN, even uncompiled."""
     logits = {"attn": np.array([150.0, -np.inf, -1.0, np.inf, 50, 0], np.float32)}
     with jax.debug_nans(True):
         F.clip_attention_logits(PARAMS, logits, 100.0, LAYERS)
@@ -295,7 +295,7 @@ OTHER_NORMS = [
     "knorms",
     "ln",
 ]
-# Latents of MLA may be normalized, its keys may not.
+# Latents of MLA may be normalized, but not its keys.
 MLA_NORMS = ["k_norm", "key_norm", "key_ln", "qk_norm", "norm_k"]
 LATENT_NORMS = ["q_norm", "kv_norm", "q_a_layernorm", "query_norm"]
 
@@ -417,7 +417,7 @@ def ulp_of(x):
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_update_of_bfloat16_weights_is_accurate(dtype):
-    """To half a ULP of the weight, and of the update if that is in bfloat16."""
+    """Updates are accurate to half an ulp of the weight, and of a bfloat16 update."""
     params = MODEL.params(jnp.bfloat16)
     updates = jax.tree.map(lambda x: x.astype(dtype), updates_of(params, 0.01))
     largest = np.array([150, 120, 20, 190, 101, 50], np.float32)
@@ -635,7 +635,7 @@ def test_update_cost_grows_with_layers_only():
     assert 0 < added < 120
     wide = traced(2, width=64, others=20)
     assert len(wide.eqns) == counts[0]
-    # Leaves without heads are outputs as they are.
+    # Leaves without heads are returned unchanged.
     leaves = wide.invars[2 * 2 : 2 * 2 + 20]
     assert not {id(x) for e in wide.eqns for x in e.invars} & set(map(id, leaves))
     assert set(map(id, leaves)) <= set(map(id, wide.outvars))

@@ -121,7 +121,7 @@ def equations(jaxpr):
 
 
 def traced(query, key, **options):
-    """List the equations of `max_attention_logit`, those of loops included."""
+    """List the equations of `max_attention_logit`, including those in loops."""
     find = functools.partial(max_attention_logit, **options)
     return list(equations(jax.make_jaxpr(find)(query, key).jaxpr))
 
@@ -133,7 +133,7 @@ def products(*args, **options):
 @pytest.mark.parametrize("query_dtype", [np.float32, jnp.bfloat16])
 @pytest.mark.parametrize("key_dtype", [np.float32, jnp.bfloat16])
 def test_max_logit_multiplies_float32_in_full_precision(query_dtype, key_dtype):
-    """The default on TPUs and GPUs has a third of the digits."""
+    """The default precision on TPUs and GPUs has a third of the digits."""
     (product,) = products(QUERY.astype(query_dtype), KEY.astype(key_dtype))
     is_narrow = query_dtype == key_dtype == jnp.bfloat16
     highest = None if is_narrow else (jax.lax.Precision.HIGHEST,) * 2

@@ -66,7 +66,7 @@ def test_clip_cotangent_in_scan_equals_backprop_by_hand(name, remat):
 
 @functools.cache
 def memory(steps, relative="unclipped"):
-    """Count the bytes of a backward pass through a scan, with cotangents clipped."""
+    """Return the temporary bytes of a backward pass with cotangent clipping."""
 
     def value(w, xs):
         def step(h, x):
@@ -168,7 +168,7 @@ def test_clip_cotangent_takes_traced_thresholds_per_leaf_and_row():
 
 
 def test_clip_cotangent_shared_array_under_vmap_is_clipped_per_example():
-    """An array without an axis of examples, beside arrays and thresholds with one."""
+    """Some arrays and thresholds have an axis of examples, others have none."""
     limits = np.array([1.0, 3.0], np.float32)
 
     def one(w, limit, x):
@@ -347,7 +347,7 @@ def test_clip_cotangent_keeps_other_type_errors_of_jax(monkeypatch):
     def fails(*_):
         raise TypeError("of something else")
 
-    # No argument of a user makes the call itself fail otherwise.
+    # No user argument makes the call itself fail.
     monkeypatch.setattr(jax.custom_vjp, "__call__", fails)
     with pytest.raises(TypeError, match="^of something else$"):
         clip_cotangent(X, 1.0)

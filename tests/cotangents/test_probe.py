@@ -1,4 +1,4 @@
-"""Records of clipped cotangents: by a probe, and by the logs of a newer JAX."""
+"""Record clipped cotangents with a probe, or with the logs of a newer JAX."""
 
 import functools
 from typing import ClassVar
@@ -21,7 +21,7 @@ TARGET = RNG.normal(size=(BATCH, WIDTH)).astype(np.float32)
 
 
 def loss(w, probe=None, how="none", **options):
-    """A recurrent network, with the probe in its carry, among its xs, or outside."""
+    """Build a recurrent network with the probe in its carry, in its xs, or outside."""
 
     def step(carry, inputs):
         (h, passed), (x, own) = carry, inputs
@@ -51,7 +51,7 @@ def by_hand():
 
 
 def assert_counts(record, norms, coefficients, name="cotangent"):
-    """Check the metrics of a record, all but the largest norm, which is returned."""
+    """Check the metrics of a record, except the largest norm, which is returned."""
     found = optclip.metrics(record)
     largest = found.pop(f"{name}/largest_norm")
     wanted = {
@@ -76,7 +76,7 @@ def gradients(how, steps=None):
 
 @pytest.mark.parametrize("how", ["carry", "xs", "outside"])
 def test_probe_counts_all_steps_and_keeps_gradient(how):
-    """Passed in from outside its largest norm is NaN: JAX adds up those of the steps."""
+    """A probe from outside has NaN as largest norm, since JAX adds the steps."""
     grads, record = gradients(how, STEPS if how == "xs" else None)
     norms, coefficients = by_hand()
     largest = assert_counts(record, norms, coefficients)
@@ -234,7 +234,7 @@ def pulled(**options):
 
 
 class WithLogs(jax.custom_vjp):
-    """What a newer JAX has, as far as an older one can: the logs are kept outside."""
+    """Emulate the logs of a newer JAX by storing them outside."""
 
     kept: ClassVar = []
 

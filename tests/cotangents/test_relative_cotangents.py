@@ -1,4 +1,4 @@
-"""Thresholds that are multiples of the norms of the array itself."""
+"""Thresholds relative to the norms of the array itself."""
 
 import functools
 import gc
@@ -78,7 +78,7 @@ def test_relative_threshold_skips_nonfinite_rows(relative):
 
 @pytest.mark.parametrize("relative", RELATIVES)
 def test_relative_threshold_of_zeros_or_inf_is_never_nan(relative):
-    """No norm, no array, a factor of 0 or inf; nothing on the way is NaN."""
+    """Without norms or arrays, and with a factor of 0 or inf, no operation is NaN."""
     run = clipped(relative, axis=-1)
     with jax.debug_nans(True):
         np.testing.assert_array_equal(run(0 * COTANGENT, 1.0), 0)
@@ -173,7 +173,7 @@ def test_clip_cotangent_function_of_traced_whole_numbers_clips_by_them(under, dt
 
 @pytest.mark.parametrize("relative", RELATIVES)
 def test_relative_threshold_derivative_goes_through_reference(relative):
-    """A loss twice as large has a gradient twice as large: it is of degree 1."""
+    """Doubling the loss doubles the gradient."""
 
     def gradient(size):
         return jnp.sum(pulled(size * COTANGENT, 0.9, relative=relative))

@@ -1,4 +1,4 @@
-"""`shard_map` with the rest of JAX: partly manual, nested, vmap and grad."""
+"""`shard_map` with other JAX features: partly manual, nested, vmap and grad."""
 
 import chex
 import jax
@@ -14,7 +14,7 @@ from tests.support.mapped import NORM, SPECS, TREE, mapped, mesh_of
 
 
 def only(axis):
-    """The specs reduced to `axis`, as a map over that axis alone takes them."""
+    """Reduce the specs to `axis`, for a map over only that axis."""
     return {
         key: P(*(name if name == axis else None for name in spec))
         for key, spec in SPECS.items()

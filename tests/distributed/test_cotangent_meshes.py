@@ -72,7 +72,7 @@ def on_mesh(weighted, spec, mode):
 
 @pytest.fixture(scope="module")
 def alone():
-    """On one device, with every kind of clipping."""
+    """Clip on one device with every kind of clipping."""
     found = {}
     for name in OPTIONS:
         found[name] = gradients(weighted_by(name), X, COTANGENT)
@@ -96,7 +96,7 @@ def assert_same(found, wanted):
         ("two axes", TOKENS, TOKENS), ("element", TOKENS, TOKENS), ("rms", BOTH, BOTH),
         ("median", MODEL, MODEL), ("quantile of elements", TOKENS, TOKENS),
         ("the largest", DATA, DATA),
-        # Names of axes, which do where types say the rest.
+        # Axis names suffice if types specify the rest.
         ("row", DATA, ()), ("row", MODEL, "model"), ("median", MODEL, ("model",)),
         ("whole", MODEL, None),
     ],
@@ -178,7 +178,7 @@ def test_clip_cotangent_without_axis_name_in_shard_map_raises(how, check_vma, wo
 
 
 def test_probe_in_scan_on_devices_counts_each_norm_once():
-    """Features are split, tokens are whole: the largest norm is that of all of them."""
+    """With sharded features and whole tokens, the largest norm covers all tokens."""
 
     def run(x, probe, **how):
         def step(carry, row):

@@ -29,7 +29,7 @@ BOUND = 10.5
 
 
 def loss(params, example, *, axis_name=None):
-    """Two layers, of which the first is split by column and the second by row."""
+    """Build two layers, the first sharded by column and the second by row."""
     hidden = jnp.tanh(jnp.dot(example, params["w"], precision="highest"))
     out = jnp.dot(hidden, params["v"], precision="highest")
     out = out if axis_name is None else jax.lax.psum(out, axis_name)

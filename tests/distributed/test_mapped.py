@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 
 import optclip
 
-# Private: the JAX that coverage is measured with has no types of older versions.
+# Private import: coverage is measured with a JAX that lacks the older types.
 from optclip._arrays import _axis_names
 from optclip.functional import (
     clip_by_global_norm,
@@ -77,7 +77,7 @@ def test_axis_name_untyped_map_is_followed(over, axis_name, spans):
 
 
 def test_clip_pmap_over_one_device_needs_no_axis_name():
-    """One device has whole leaves, so that the types need not say so."""
+    """A single device has whole leaves, so types need not specify it."""
     tx = optclip.clip_by_norm(optclip.thresholds.ema(max_norm=2.0), axis=0)
     tree = {"kernel": TREE["both"][None]}
 
@@ -121,7 +121,7 @@ SPANNING = {
 
 @pytest.mark.parametrize("name", SPANNING)
 def test_spanning_clip_untyped_requires_whole_gradients(name):
-    """One device cannot compute from its slices what all slices decide together."""
+    """A decision over all slices cannot be computed from one device's slices."""
     spec = SPECS["both"]
 
     def update(**options):
@@ -209,7 +209,7 @@ def mapped_over_columns(clip, check_vma):
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("clip", [by_column, by_leaf])
 def test_norm_out_of_range_on_one_device_does_not_deadlock(clip, check_vma, scale):
-    """A device in the second pass must not wait for others that skip this pass."""
+    """A device in the second pass must not wait for devices that skip it."""
     rng = np.random.default_rng(0)
     tree = {
         "whole": rng.normal(size=(16, 8)).astype(np.float32),
@@ -281,8 +281,8 @@ def test_skip_axis_name_decides_for_all_devices():
 
 
 def test_varying_type_of_older_jax_is_read(monkeypatch):
-    """Before JAX 0.10.0 a type has `vma` and no word on unreduced axes."""
-    # The version is read at import, when no test can replace it.
+    """Before JAX 0.10.0, types have `vma` but no unreduced axes."""
+    # The version is read at import, before a test could replace it.
     monkeypatch.setattr(_axis_names, "IS_OLD", True)
     for vma in (frozenset({"data"}), frozenset(), None):
         kind = types.SimpleNamespace(vma=vma)

@@ -68,7 +68,7 @@ def test_mapped_call_ambiguous_over_devices_raises(case):
 
 
 def test_global_norm_untyped_without_axis_name_raises():
-    """No type tells a whole leaf from a part of one, so any norm could be wrong."""
+    """No type distinguishes a whole leaf from a shard, so any norm could be wrong."""
     words = (
         r"check_vma=False, array types do not specify .* Pass axis_name=\(\) if"
         r" .*pmean\(grads, \('data', 'model'\)\)"

@@ -1,4 +1,4 @@
-"""Matrices on a mesh: devices add the Gram matrices of a side that is split."""
+"""Matrices on a mesh: devices sum the Gram matrices of a sharded side."""
 
 import functools
 

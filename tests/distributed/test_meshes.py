@@ -58,7 +58,7 @@ def test_clip_on_mesh_matches_one_device(clip, shape, placement, mode):
     clip=meshes.LEARNED, mode=meshes.MODES, placement=["split", "mixed"]
 )
 def test_learned_threshold_on_mesh_matches_one_device(clip, mode, placement):
-    """Over a scan from `init` on, so that the state keeps its type."""
+    """Run a scan from `init` on, so that the state must preserve its type."""
     expected = alone(clip, meshes.run_of)
     found = meshes.on_a_mesh(clip, "2x4", placement, mode, meshes.run_of)
     assert helpers.differs(expected.updates["out"][1], 10 * meshes.gradients()["out"])
@@ -98,7 +98,7 @@ def hard_runs():
 
 @pytest.mark.parametrize("name", HARD if covering.full else KINDS)
 def test_clip_of_hard_gradients_in_shard_map_matches_one_device(name):
-    """Each collective matters: leaving it out changes an update or a record."""
+    """Every collective is needed: without it an update or a record changes."""
     mesh = meshes.mesh_of("2x4", "shard_map")
     specs = meshes.specs_of("mixed", mesh.axis_names)
     rows = {key: P(None, *spec) for key, spec in specs.items()}

@@ -20,7 +20,7 @@ from tests.support import helpers, meshes
     ("kind", "size"), [(AxisType.Auto, 8), (AxisType.Explicit, 8192)], ids=str
 )
 def test_global_norm_collectives_do_not_grow_with_leaves(kind, size):
-    """A split leaf is not gathered either, however small it is."""
+    """Small sharded leaves are not gathered either."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
     split = NamedSharding(mesh, P("data"))
     counts = []
@@ -56,7 +56,7 @@ def test_clip_by_value_eager_keeps_sharding(kind):
 
 
 def embedding():
-    """A sparse gradient of 24 rows of which 8 were looked up, and a dense leaf."""
+    """Return a sparse gradient with 8 of 24 rows, and a dense leaf."""
     rows = np.arange(16, dtype=np.float32).reshape(8, 2) + 1
     indices = np.array([[3], [0], [7], [11], [5], [20], [2], [9]])
     table = BCOO((jnp.asarray(rows), jnp.asarray(indices)), shape=(24, 2))
@@ -64,7 +64,7 @@ def embedding():
 
 
 def _of(make, **options):
-    """A clip at 2 that takes further options."""
+    """Build clipping at 2 with further options."""
     return lambda **more: make(2.0, **options, **more)
 
 
@@ -84,7 +84,7 @@ SPARSE = [
 
 
 def dense(tree):
-    """The leaves as NumPy arrays, since summed rows may come in another order."""
+    """Convert leaves to NumPy arrays, since the order of summed rows may differ."""
     table = np.zeros(tree["table"].shape)
     rows = np.asarray(tree["table"].indices)[:, 0]
     np.add.at(table, rows, np.asarray(tree["table"].data))
@@ -99,7 +99,7 @@ def on_one_device(clip):
 
 @pytest.mark.covering(clip=SPARSE, mode=meshes.MODES, split=[True, False])
 def test_sparse_leaf_on_mesh_is_clipped_as_on_one_device(clip, mode, split):
-    """Whole, or with the rows that were looked up split over devices."""
+    """Run unsharded, or with the looked-up rows sharded over devices."""
     mesh = meshes.mesh_of("8", mode)
     spec = P("data") if split else P()
     given = embedding()

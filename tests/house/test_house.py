@@ -1,4 +1,4 @@
-"""The folders of the package: imports go downward, and four build transformations."""
+"""Check the folders: imports go downward, and four folders build transformations."""
 
 import importlib
 import inspect
@@ -104,7 +104,7 @@ def test_four_folders_build_transformations():
 
 
 def test_public_classes_name_their_public_path():
-    """A pickle finds a class there after its file has moved."""
+    """Pickles still load after the file of a class has moved."""
     modules = filter(inspect.ismodule, map(vars(optclip).get, optclip.__all__))
     count = 0
     for module in [*modules, optclip]:

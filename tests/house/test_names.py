@@ -1,4 +1,4 @@
-"""The names of the package, and its answers to names of other libraries."""
+"""Check the public names, and the errors for names of other libraries."""
 
 import pytest
 

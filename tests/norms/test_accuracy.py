@@ -1,4 +1,4 @@
-"""Norms to 1e-5 and clipped norms below their bound, in every dtype, on any CPU.
+"""Norms are accurate to 1e-5 and clipped norms below their bound in every dtype.
 
 `python -m tools.accuracy` and `python -m tools.bounds` print the worst figures over
 many more cases.
@@ -23,7 +23,7 @@ def of(name, quick, full):
     return pytest.mark.parametrize(name, full if covering.full else quick)
 
 
-# All formats of eight bits are converted to float32 first.
+# 8-bit formats are converted to float32 first.
 NARROW = ["float8_e4m3fn", "float8_e5m2fnuz"]
 
 
@@ -80,7 +80,7 @@ def test_norm_of_equal_float16_is_accurate(size):
 
 
 def _dtypes():
-    # XLA on CPU converts eight bits number by number.
+    # XLA on CPU converts 8-bit numbers one by one.
     quick = [*(d for d in bounds.DTYPES if "float8" not in d), "float8_e4m3fn"]
     for dtype in bounds.DTYPES if covering.full else quick:
         wrong = dtype == "float8_e5m2fnuz" and jax.__version_info__ >= (0, 12)

@@ -84,7 +84,7 @@ EMPTY = [np.zeros(0, np.float32)]
         # Means divide by the count of all leaves.
         *((TWO, "rms", 5 / np.sqrt(8)), (TWO, "average", 5 / 8)),
         ([np.float32([-3.0])], "rms", 3.0),
-        # The norm of nothing is zero.
+        # The norm of an empty tree is zero.
         *(([], "rms", 0.0), *((EMPTY, p, 0.0) for p in (2.0, 3.0, math.inf))),
     ],
 )
@@ -131,7 +131,7 @@ def test_block_with_impossible_axis_raises(leaves, axis):
 
 @pytest.mark.parametrize("ord", [2.0, 3.0])
 def test_norm_of_constants_is_accurate(ord):
-    """XLA squares constants factor by factor, if it can: 0 * inf."""
+    """XLA would square the factors of a constant one by one: 0 * inf."""
     values = (0.0, 1e-30, 3e-20, 1.0, 1e20, 3e38)
     norm = helpers.optimized_jit(
         lambda: [measure([jnp.full(3, value)], ord) for value in values]

@@ -13,7 +13,7 @@ import optclip
 from optclip import per_example
 from optclip.per_example import clipped_grad, clipped_sum, norms
 
-# Private: a test array has too few elements to lose as much of a norm as 2**40 may.
+# Private import: test arrays have too few elements to lose as much as 2**40 may.
 from optclip.per_example._responses import response_of
 from tests.support.helpers import optimized_jit, quick_jit
 
@@ -60,7 +60,7 @@ def norms_of(over):
 
 
 def in_scope(over, by_leaf):
-    """Arrange what each leaf has like the norms of a scope."""
+    """Arrange values of leaves like the norms of a scope."""
     if over == "tree":
         return by_leaf["w"]
     if over == "leaf":
@@ -133,7 +133,7 @@ def test_clipped_sum_response_equals_formula(response):
     k = coefficients("leaf", response)["w"]
     assert_close(info.coefficients["w"][0], times * k)
     assert not any(x.any() for x in zero.values())
-    # In units of an infinite threshold nothing is left.
+    # In units of an infinite threshold, the sum is 0.
     share = 0 if response == "unit" else 1
     assert_close(infinite, {key: share * x.sum(0) for key, x in gradients().items()})
 
@@ -289,7 +289,7 @@ def test_clipped_grad_nonfinite_example_follows_policy(method, policy, adds):
     [("zero", "vmap"), ("zero", "ghost"), ("raise", "vmap")],
 )
 def test_nan_from_response_makes_sum_nan_under_each_policy(nonfinite, method):
-    """Policies are for gradients: a faulty response must not go unnoticed."""
+    """Policies apply to gradients and must not hide a faulty response."""
     f = clipped_grad(
         loss, BOUND, nonfinite=nonfinite, method=method,
         response=lambda n, c: jnp.where(n > 2 * c, jnp.nan, jnp.minimum(1, c / n)),
@@ -311,7 +311,7 @@ def test_custom_response_is_limited_to_threshold():
 
 @pytest.mark.parametrize(("is_double", "flushed"), [(False, -43), (True, -480)])
 def test_normalize_bounds_norm_with_flushed_squares(is_double, flushed):
-    """So much is lost at most by 2**40 elements, which no array of a test has."""
+    """Flushing loses at most this much for 2**40 elements, more than a test has."""
     response = response_of("normalize")
     with jax.enable_x64(is_double):
         for exponent in (flushed, flushed + 3, flushed + 20):

@@ -14,7 +14,7 @@ BOUND, BATCH, T, N = 0.05, 4, 3, 32
 
 
 def rule(backward):
-    """The identity, with a function of the cotangent as its derivative."""
+    """Build an identity whose derivative rule applies a function to the cotangent."""
     function = jax.custom_vjp(lambda x: x)
     function.defvjp(lambda x: (x, None), lambda _, g: (backward(g),))
     return function
@@ -111,7 +111,7 @@ def loss_of(layer):
 
 
 def clipped_one_by_one(loss):
-    """Norms and the clipped sum, example by example, added in float64."""
+    """Compute norms and the clipped sum example by example, in float64."""
     gradient = helpers.quick_jit(jax.grad(loss))
     grads = [jax.tree.map(np.float64, gradient(PARAMS, x)) for x in EXAMPLES]
     sizes = np.array([norm_of(grad) for grad in grads])

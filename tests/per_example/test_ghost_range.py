@@ -15,7 +15,7 @@ def normal(*shape, seed=0):
 
 
 def loss(p, example):
-    """Its gradients are `x^T d` by the matrix, sums of `d` by the bias and the rows."""
+    """Compute a loss with gradients `x^T d` (matrix) and sums of `d` (bias, rows)."""
     x, d, ids = example
     return jnp.sum((x @ p["w"] + p["b"] + p["rows"][ids]) * d)
 
@@ -66,7 +66,7 @@ def test_ghost_norm_of_any_size_is_accurate_or_inf_or_0(of_x, of_d):
 
 
 def test_ghost_norm_ignores_overflow_at_position_without_activation():
-    """The squares of its cotangent overflow, but it has no part in the gradient."""
+    """The squares of its cotangent overflow, but it does not enter the gradient."""
     x, d = normal(T, K), normal(T, P, seed=1)
     x[0], d[0] = 0, 1e30
     x[1], d[1] = 1e-20 * x[1], 1e20 * d[1]

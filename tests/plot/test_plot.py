@@ -68,7 +68,7 @@ def test_norms_draws_norms_before_and_after_and_threshold(history):
 
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, lambda h: plot.runs({"a": h})])
 def test_plot_of_one_step_draws_a_marker(draw):
-    """A line through one point is none; a dot would hide a norm at its threshold."""
+    """A line needs two points, and a dot would hide a norm at its threshold."""
     drawn = draw(steps.unstacked(history_of([3.0]))[0]).lines
     assert drawn
     assert all(line.get_markevery() == [0] for line in drawn)
@@ -84,7 +84,7 @@ def test_norms_marks_step_between_two_nonfinite():
 
 
 def test_norms_excludes_infinite_threshold():
-    """The largest float stands for inf where a norm is NaN."""
+    """The largest float replaces inf if a norm is NaN."""
     assert "threshold" not in lines(plot.norms(history_of([1.0, 2.0], np.inf)))
     largest = np.finfo(np.float32).max
     ax = plot.norms(history_of([0.0, np.nan, 4.0], [1.0, largest, 1.0]))
@@ -92,7 +92,7 @@ def test_norms_excludes_infinite_threshold():
 
 
 def test_norms_of_many_norms_draws_fraction_clipped():
-    """The largest norm, the smallest threshold and coefficient may be of three leaves."""
+    """Largest norm, smallest threshold and coefficient may belong to three leaves."""
     found = recorded(optclip.clip_by_norm(2.0))
     ax = plot.norms(found)
     assert set(lines(ax)) == {"each step", "not finite"}
@@ -146,7 +146,7 @@ def test_history_may_be_steps_stacked_or_a_file(history, tmp_path):
 
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.heatmap])
 def test_history_with_other_keys_is_read_by_step(draw):
-    """Of every tenth step, with text, and a number that not all steps have."""
+    """The history has every tenth step, text, and a number that some steps lack."""
     tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
     found = [
         {**h, "step": 10 * i, "loss": "?"} | ({} if i else {"held": 1})
@@ -191,7 +191,7 @@ def test_heatmap_has_a_row_per_leaf():
     found = recorded(optax.chain(tx, optclip.clip_by_global_norm(1.0)))
     ax = plot.heatmap(found, clip="watch")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["b", "a"]
-    # The only clip that has leaves need not be named.
+    # The name may be omitted if only one record has leaves.
     assert plot.heatmap(found).get_title() == "watch"
     shown = ax.images[0].get_array()
     assert list(np.ma.getmaskarray(shown)[0]) == [False, False, True, False, False]

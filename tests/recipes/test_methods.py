@@ -132,7 +132,7 @@ def set_band(oracle, taken):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method, its oracle, and the fraction of steps that it must change."""
+    """Hold a method, its oracle, and the fraction of steps that it must change."""
 
     tx: Any
     expected: Callable[[list], list]

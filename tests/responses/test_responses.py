@@ -51,7 +51,7 @@ def compiled(tx):
 
 @pytest.mark.parametrize(("response", "formula"), FORMULAS)
 def test_coefficient_matches_formula(response, formula):
-    """With thresholds of 0, inf and NaN, and finite slopes at a norm of zero."""
+    """Thresholds are 0, inf and NaN too; slopes are finite at a norm of zero."""
     slopes = jax.value_and_grad(response.coefficient, (0, 1))
     compiled = helpers.quick_jit(jax.vmap(jax.vmap(slopes, (0, None)), (None, 0)))
     edges = np.float32([0.0, np.inf, np.nan])
@@ -116,7 +116,7 @@ CURVES = {
 @pytest.mark.parametrize("name", CURVES)
 @pytest.mark.parametrize("size", [1e-10, 1.0, 1e30])
 def test_curves_of_elements_match_formula(name, size):
-    """At every size the same curve, odd, and straight far below the threshold."""
+    """The curve is the same at every scale, odd, and straight near zero."""
     x = np.array([-3.0, -1.0, -1e-3, 0.0, 1e-6, 0.5, 40.0])
     given = np.append(x * size, 1e-15).astype(np.float32)
     clipped = compiled(optclip.clip_by_value(size, response=name))(given)
@@ -138,7 +138,7 @@ def test_drop_elements_zeroes_those_beyond_bounds():
 
 
 def test_proportional_scales_elements_of_leaf_together():
-    """Elements at the threshold are kept, and so is every sign."""
+    """Elements at the threshold and all signs are unchanged."""
     clip = compiled(optclip.clip_by_value(0.25, response="proportional"))
     clipped = clip(np.float32([-0.5, 0.25, -0.25, 1.0]))
     np.testing.assert_array_equal(clipped, [-0.125, 0.25, -0.25, 0.25])
@@ -178,7 +178,7 @@ def clip(x, c, response, **kwargs):
 
 
 def value_and_slope(function, x):
-    """The Jacobian as a matrix, in forward mode, which must agree with reverse mode."""
+    """Return the forward-mode Jacobian, which must agree with reverse mode."""
 
     def both(x):
         return function(x), jax.jacfwd(function)(x), jax.jacrev(function)(x)
@@ -220,7 +220,7 @@ def test_detached_derivative_is_coefficient(over, response):
 
 
 def test_detached_derivative_is_coefficient_at_every_distance():
-    """Also where the coefficient is held as two factors, and at zero."""
+    """This also holds for coefficients stored as two factors, and at zero."""
     slope = helpers.quick_jit(
         jax.jacobian(lambda x: clip(x, 1.0, responses.detached()))
     )
@@ -231,7 +231,7 @@ def test_detached_derivative_is_coefficient_at_every_distance():
 
 
 def test_detached_threshold_has_zero_derivative():
-    """And a rule, which computes the threshold from the updates, has none either."""
+    """Rules, which compute thresholds from updates, have no derivative either."""
     by_threshold = jax.grad(lambda c: jnp.sum(clip(X, c, responses.detached())))
     assert helpers.quick_jit(by_threshold)(1.0) == 0
     _, slope = value_and_slope(

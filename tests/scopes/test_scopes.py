@@ -70,7 +70,7 @@ def test_thresholds_per_leaf_and_group_mix_numbers_schedules_and_none(tx):
 
 
 def test_group_function_that_labels_no_leaf_raises():
-    """As one does that lacks a `return`."""
+    """A function without `return` does so."""
     tx = optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: None))
     with pytest.raises(ValueError, match="labels no leaf.*Return a label"):
         tx.init({"a": np.ones(2)})

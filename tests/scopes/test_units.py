@@ -62,7 +62,7 @@ def test_stacked_layers_clip_like_separate_layers():
 
 
 def test_agc_with_axis_of_inputs_clips_outputs_on_first_axis():
-    """Equinox and haliax have the outputs of a layer on its first axis."""
+    """Equinox and haliax store the outputs of a layer on its first axis."""
     pairs = {"weight": arrays((5, 4)), "bias": arrays((5,))}
     grads, params = ({k: v[i] for k, v in pairs.items()} for i in range(2))
     tx = recipes.agc(axis=lambda path, shape: -1 if len(shape) == 2 else None)
@@ -75,7 +75,7 @@ def test_agc_with_axis_of_inputs_clips_outputs_on_first_axis():
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
 def test_relative_threshold_of_infinite_parameter_norm_clips_nothing(nonfinite):
-    """The squares of parameters are not kept in range; those of gradients are."""
+    """The squares of parameters may overflow, unlike those of gradients."""
     rule = optclip.thresholds.relative_to_params(0.5)
     clip = compiled(optclip.clip_by_norm(rule, nonfinite=nonfinite))
     grads = np.float32([6e25, 8e25])

@@ -31,7 +31,7 @@ of_each = pytest.mark.parametrize("kind", SCOPES)
 
 @functools.cache
 def compiled(kind):
-    """Compile a clip with traced thresholds."""
+    """Compile clipping with traced thresholds."""
     return helpers.quick_jit(SCOPES[kind], static_argnames="matrix_axes")
 
 
@@ -62,7 +62,7 @@ def test_vectors_are_matrices_of_one_row_or_column(kind):
 
 @of_each
 def test_vectors_are_bit_identical_to_norm_clipping(kind):
-    """However far apart their elements are, and in no larger a program."""
+    """Elements may differ widely in size; the program is no larger."""
     elements = np.array([1e4, -1e-4, 0.0, 3.0])
     vectors = [
         (elements * (k + 1) / 16).astype(dtype)

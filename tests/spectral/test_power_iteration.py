@@ -19,20 +19,20 @@ by_iteration = functools.partial(
 
 
 def spectrum(rng, values):
-    """A float64 matrix with these singular values, and its first left vector."""
+    """Return a float64 matrix with these singular values, and its first left vector."""
     left = np.linalg.qr(rng.standard_normal((SHAPE[0], SHAPE[0])))[0]
     right = np.linalg.qr(rng.standard_normal((SHAPE[1], SHAPE[0])))[0]
     return (left * values) @ right.T, left[:, 0]
 
 
 def with_top(top, seed=1):
-    """A float32 matrix with one singular value above eleven of 1."""
+    """Return a float32 matrix with one singular value above eleven values of 1."""
     rng = np.random.default_rng(seed)
     return spectrum(rng, np.r_[top, np.ones(11)])[0].astype(np.float32)
 
 
 def started(tx, params, vector):
-    """The state with this vector from the step before."""
+    """Return a state with this vector as that of the previous step."""
     state = tx.init(params)
     unit = np.float32(vector / np.linalg.norm(vector))
     memory = jax.tree.map(lambda _: jnp.asarray(unit), state.clip_memory[-1])
@@ -122,7 +122,7 @@ def test_spectral_norm_repr_shows_arguments():
 
 
 def test_pure_function_by_iteration_raises():
-    """It has no vector from the step before."""
+    """It has no vector from a previous step."""
     with pytest.raises(ValueError, match="method='exact'"):
         optclip.functional.clip_by(
             jnp.ones(SHAPE), 1.0, over="leaf", norm=Spectral(method="power_iteration")
@@ -130,7 +130,7 @@ def test_pure_function_by_iteration_raises():
 
 
 def test_power_iteration_without_memory_is_exact():
-    """Of parameters, say, which a rule measures, there is no vector from before."""
+    """A rule may measure parameters, for which there is no previous vector."""
     x = with_top(3.0)
     norm = Spectral(method="power_iteration")
     (size,) = optclip.norms.measure([optclip.norms.Block([x])], norm)
@@ -142,7 +142,7 @@ def test_power_iteration_without_memory_is_exact():
 
 
 def test_power_iteration_under_jit_keeps_vectors_with_their_matrices():
-    """`jit` sorts the keys of the memory: "10" stands before "2"."""
+    """`jit` sorts the keys of the memory, "10" before "2"."""
     tops = np.arange(1.0, 13.0)
     tree = [with_top(top, seed=i) for i, top in enumerate(tops)]
     tx = by_iteration(0.5, record="leaves")

@@ -36,7 +36,7 @@ caps = pytest.mark.parametrize("cap", CAPS)
 
 @functools.cache
 def derivatives(method, cap):
-    """Forwards, backwards, and by the threshold, of a batch of matrices."""
+    """Compile all derivatives for a batch of matrices."""
 
     def one(x, along, weights):
         clip = functools.partial(F.clip_by_singular_value, method=method, response=cap)
@@ -51,7 +51,7 @@ def derivatives(method, cap):
 
 
 def batch(shape=(4, 6), dtype=np.float64):
-    """Matrices of each spectrum, directions and weights."""
+    """Return matrices of each spectrum, directions and weights."""
     rng = np.random.default_rng(6)
     x = np.stack([matrix(rng, np.array(s), shape) for s in TIED.values()])
     parts = x, rng.normal(size=x.shape), rng.normal(size=x.shape)
@@ -59,7 +59,7 @@ def batch(shape=(4, 6), dtype=np.float64):
 
 
 def is_case(shape, cap, method):
-    """Square matrices, soft caps and Newton-Schulz once each."""
+    """Choose square matrices, soft caps and Newton-Schulz once each."""
     few = {((4, 6), "hard", "eigh"), ((4, 6), "soft", "newton_schulz")}
     few |= {((4, 4), "soft", "eigh")}
     return covering.full or (shape, cap, method) in few
@@ -73,7 +73,7 @@ def test_derivative_matches_divided_differences(shape, cap, method):
     x, along, weights = batch(shape)
     with jax.enable_x64(True), jax.debug_nans(True):
         found = jax.device_get(derivatives(method, cap)(x, along, weights))
-    # Newton-Schulz iterates until float32 has the sign.
+    # Newton-Schulz iterates until the sign converges in float32.
     room = 1e-6 if method == "eigh" else 1e-4
     for i, name in enumerate(TIED):
         forward, by_x, by_c = (part[i] for part in found)
@@ -113,7 +113,7 @@ def test_float32_derivative_is_finite_at_any_spectrum(method, cap):
     * covering.full,
 )
 def test_float32_derivative_with_large_singular_values_is_accurate(cap, shape, dtype):
-    """Up to 1000 thresholds: to within 5e-5 of the norm, in both modes."""
+    """Up to 1000 times the threshold, the error is at most 5e-5 of the norm."""
     for name, error in spiked.errors(cap, shape, dtype, helpers.quick_jit).items():
         assert error <= spiked.ROOM, name
 
@@ -130,7 +130,7 @@ def test_value_and_derivative_share_one_decomposition():
 
 
 def weighted(weights, **how):
-    """The weighted sum of the capped matrix."""
+    """Return a weighted sum of the capped matrix."""
     return lambda x: jnp.sum(weights * F.clip_by_singular_value(x, 1.0, **how))
 
 
@@ -221,7 +221,7 @@ def test_detached_response_has_constant_coefficients():
 
 
 def test_values_in_closures_of_schedule_and_response_have_derivatives():
-    """They reach through the rule for singular values."""
+    """Derivatives pass through the rule for singular values."""
     x, _, weights = (a[0] for a in batch())
 
     def loss(c):

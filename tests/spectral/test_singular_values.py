@@ -25,7 +25,7 @@ methods = pytest.mark.parametrize("method", METHODS)
 
 
 def spectra(k):
-    """Singular values in units of c, up to 1000, by name."""
+    """Return spectra in units of c, up to 1000, by name."""
     rng = np.random.default_rng(7)
     half = np.arange(k) < k // 2
     return {
@@ -79,7 +79,7 @@ def spectra(k):
 
 
 def far_spectra(k):
-    """Singular values beyond the resolution of float32: only the cap holds there."""
+    """Return spectra beyond the resolution of float32, where only the cap holds."""
     return {
         "one 1e6": np.r_[1e6, np.full(k - 1, 0.1)],
         "one 1e15": np.r_[1e15, np.full(k - 1, 0.1)],
@@ -168,7 +168,7 @@ def _products(jaxpr):
 
 
 def test_newton_schulz_takes_documented_number_of_products():
-    """About 65, if the largest singular value is within the window of the threshold."""
+    """There are about 65 if the largest singular value is near the threshold."""
     cap = functools.partial(F.clip_by_singular_value, method="newton_schulz")
     assert abs(_products(jax.make_jaxpr(cap)(jnp.ones((4, 6)), 1.0).jaxpr) - 65) <= 2
 
@@ -179,7 +179,7 @@ X = (3 * np.random.default_rng(0).normal(size=(3, 4, 6))).astype(np.float32)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @methods
 def test_matrix_below_cap_is_bit_identical(method, dtype):
-    """Beside another of the batch that is clipped."""
+    """Another matrix of the batch is clipped."""
     x = X.astype(dtype)
     size = np.linalg.norm(np.float64(x), axis=(1, 2), keepdims=True)[..., 0]
     limits = (size * np.array([[1.01], [0.1], [2.0]])).astype(np.float32)
@@ -239,7 +239,7 @@ def test_response_applies_to_each_singular_value(name):
 
 @pytest.mark.parametrize("top", [2.0, 900.0])
 def test_normalize_keeps_zero_singular_values(top):
-    """The rounding error in their place is not scaled up to the threshold."""
+    """Their rounding error is not scaled up to the threshold."""
     x = matrix(np.random.default_rng(4), [0, 0, 0, 1.0, 2.5, top], (6, 9))
     clipped = clip("eigh", response="normalize")(np.float32(x), 2.0)
     values = np.linalg.svd(np.float64(clipped), compute_uv=False)

@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_learned_threshold_follows_its_paper(case):
-    """With all of XLA's optimizations, as users run it."""
+    """Compile with XLA's default optimizations."""
     rule, oracle = CASES[case]
     tx = optclip.clip_by_global_norm(rule)
     limits, clipped, _ = thresholds_of(tx, rules.NORMS, helpers.optimized_jit)
@@ -72,7 +72,7 @@ RULES = {
 every = pytest.mark.parametrize("rule", RULES)
 
 
-# One oracle per norm, but for AdaGC, which takes all.
+# One oracle per norm, except AdaGC, which takes all norms.
 ORACLES = {
     "quantile": lambda: rules.AutoClip(0.5, 4),
     "mean_plus_std": lambda: rules.Levanter(1.0, 4),
@@ -82,7 +82,7 @@ ORACLES = {
 
 @every
 def test_each_slice_of_each_leaf_learns_alone(rule):
-    """Two slices of one leaf and one of another, each as its paper has it alone."""
+    """Each of three slices in two leaves follows its paper independently."""
     rng = np.random.default_rng(0)
     steps = {
         "a": rng.lognormal(size=(30, 3, 2)).astype(np.float32),

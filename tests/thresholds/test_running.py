@@ -46,7 +46,7 @@ def test_mean_over_rms_adds_eps_to_root(eps, norms, expected):
 
 
 def test_average_of_equal_norms_is_that_norm():
-    """Weights rounded separately would let it drift, which reads as clipping."""
+    """Separately rounded weights would let it drift, which would count as clipping."""
     rtols = {
         thresholds.ema_of_max(): 2e-7,
         thresholds.ema(1.0, decay=0.9999, warmup=0): 1e-6,
@@ -145,7 +145,7 @@ def moments(rule, mean, deviation):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_zscore_after_equal_norms_does_not_clip(mode):
-    """Each operation is checked: a deviation of 0 is no divisor."""
+    """Each operation is checked: nothing is divided by a deviation of 0."""
     rule = thresholds.zscore(2.0, 0.5, 4, mode, eps=0.0)
     with jax.debug_nans(True):
         limit, after = rule.update(seen(2.5), moments(rule, 2.0, 0.0))
@@ -164,7 +164,7 @@ def test_zscore_adds_eps_to_deviation():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_zscore_learns_late_after_zeros_in_warm_up(mode):
-    """Otherwise a leaf that gets gradients late would be clipped to zero."""
+    """Otherwise a leaf whose gradients start late would be clipped to zero."""
     rng = np.random.default_rng(0)
     norms = np.concatenate([np.zeros(30), 1 + 0.1 * rng.normal(size=50)])
     tx = optclip.clip_by_norm(thresholds.zscore(mode=mode))

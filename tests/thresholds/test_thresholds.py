@@ -14,7 +14,7 @@ from tests.support.steps import history
 
 
 def watching(log):
-    """Make a rule that logs what it is given."""
+    """Build a rule that logs its arguments."""
 
     def update(seen, memory):
         log.append(seen)
@@ -149,7 +149,7 @@ def test_constants_are_compared_and_hashed():
     ],
 )
 def test_rule_in_warm_up_applies_nonfinite_policy(over, policy, expected):
-    """Its inf does not clip; a user's inf touches nothing, NaN included."""
+    """The policy applies at the rule's inf; a user's inf changes nothing."""
     updates = np.float32([np.nan, 1.0])
     for limit, left in ((thresholds.mean_plus_std(3.0, 8), expected), (INF, updates)):
         tx = optclip.clip_by(limit, over=over, nonfinite=policy)
