@@ -101,7 +101,7 @@ def sizes(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, np.max(np.abs(x), initial=0.0) or 1.0, np.abs(x))
 
 
-def assert_close(found: Any, expected: Any, what: str) -> None:
+def assert_close(actual: Any, expected: Any, what: str) -> None:
     """Compare to within 5e-6 of the largest entry, the accuracy of the differences."""
     size = np.max(np.abs(expected), initial=1e-2)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6 * size, err_msg=what)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=5e-6 * size, err_msg=what)

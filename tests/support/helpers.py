@@ -118,11 +118,11 @@ def as_float64(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def assert_close(
-    found: chex.ArrayTree, expected: chex.ArrayTree, ulps: chex.Numeric = 8
+    actual: chex.ArrayTree, expected: chex.ArrayTree, ulps: chex.Numeric = 8
 ) -> None:
     """Compare leaves to within `ulps` times the eps of their largest element."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a_wide, b_wide = as_float64(a), as_float64(b)
         if not jnp.issubdtype(jnp.asarray(a).dtype, jnp.inexact):
             np.testing.assert_array_equal(a_wide, b_wide)
@@ -132,10 +132,10 @@ def assert_close(
         np.testing.assert_allclose(a_wide, b_wide, rtol=0, atol=ulps * eps * size)
 
 
-def assert_identical(found: chex.ArrayTree, expected: chex.ArrayTree) -> None:
+def assert_identical(actual: chex.ArrayTree, expected: chex.ArrayTree) -> None:
     """Compare structure, shape, dtype, weak type and every bit."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert_same_type(a, b)
         bits_a, bits_b = np.asarray(a).tobytes(), np.asarray(b).tobytes()
         assert bits_a == bits_b, f"{a} is not {b}"
@@ -151,9 +151,9 @@ def assert_same_type(a: Any, b: Any) -> None:
     assert kind == (b.shape, b.dtype, b.weak_type)
 
 
-def assert_same_types(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(assert_same_type, found, expected)
+def assert_same_types(actual: Any, expected: Any) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(assert_same_type, actual, expected)
 
 
 def differs(a: chex.ArrayTree, b: chex.ArrayTree) -> bool:
@@ -179,7 +179,7 @@ def as_xla_sees(tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def wrong(
-    found: chex.ArrayTree,
+    actual: chex.ArrayTree,
     expected: chex.ArrayTree,
     original: chex.ArrayTree,
     roundings: int = 0,
@@ -190,7 +190,7 @@ def wrong(
     """
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(original)]
     kinds = [jnp.issubdtype(x.dtype, jnp.floating) for x in arrays]
-    outs = jax.tree.leaves(found)
+    outs = jax.tree.leaves(actual)
     clipped = [x for x, kind in zip(outs, kinds, strict=True) if kind]
     for out, wanted in zip(clipped, jax.tree.leaves(expected), strict=True):
         info = jnp.finfo(out.dtype)

@@ -140,15 +140,15 @@ def expected(entry: Any, tree: chex.ArrayTree) -> chex.ArrayTree:
 
 
 def assert_clipped(
-    found: chex.ArrayTree,
+    actual: chex.ArrayTree,
     tree: chex.ArrayTree,
     wanted: chex.ArrayTree,
     roundings: int = 0,
 ) -> None:
     """Check types and values, and that every leaf changed."""
-    helpers.assert_same_types(found, tree)
+    helpers.assert_same_types(actual, tree)
     pairs = zip(
-        jax.tree.leaves_with_path(found, is_leaf=is_sparse),
+        jax.tree.leaves_with_path(actual, is_leaf=is_sparse),
         jax.tree.leaves(tree, is_leaf=is_sparse),
         jax.tree.leaves(wanted),
         strict=True,
