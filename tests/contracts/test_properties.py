@@ -29,9 +29,9 @@ def entry_clip(entry, run):
 
 
 def follows_formula(clip, entry, tree, scale):
-    """Whether anything was clipped; raises unless the formula gives the same."""
+    """Compare with the formula; return whether anything was clipped."""
     active = entry.threshold[1] if entry.scalar_threshold else 1.0
-    # Two bounds would both have to be scaled.
+    # With two bounds, both would have to be scaled.
     threshold = np.float32(active * (1.0 if entry.id == "value-two-bounds" else scale))
     clipped = clip(tree, threshold)
     helpers.assert_same_types(clipped, tree)
@@ -64,7 +64,7 @@ def test_entry_hostile_structures_follow_formula(entry, name):
     follows_formula(entry_clip(entry, helpers.quick_jit), entry, tree, 1.0)
 
 
-# Scopes of several kinds, norms of several orders.
+# Several kinds of scopes and orders of norms.
 CLIPS = {
     "global": optclip.clip_by_global_norm,
     "global-1": functools.partial(optclip.clip_by_global_norm, ord=1.0),
@@ -75,7 +75,7 @@ CLIPS = {
     "value": optclip.clip_by_value,
 }
 GLOBAL = ("global", "global-1", "global-inf")
-# Every case is a program to compile.
+# Every case compiles a program.
 CASES = [
     (name, dtype)
     for i, name in enumerate(CLIPS)
@@ -98,7 +98,7 @@ def wide(tree):
 
 
 def norms(name, tree):
-    """The norms that the clip of this name bounds, in float64, as arrays."""
+    """Return the norms that this clipping bounds, in float64, as arrays."""
     leaves = wide(tree)
     if name in GLOBAL:
         order = {"global-1": 1.0, "global-inf": math.inf}.get(name, 2.0)
@@ -117,7 +117,7 @@ def largest_ratio(name, tree, threshold):
 
 @st.composite
 def problems(draw, names=tuple(CLIPS), **kwargs):
-    """A clip, a tree, and a threshold near a norm of the tree, or far from all."""
+    """Draw a clipping, a tree, and a threshold near or far from its norms."""
     name, dtype = draw(st.sampled_from([case for case in CASES if case[0] in names]))
     tree = draw(strategies.finite_trees(dtype, **kwargs))
     near = st.sampled_from([1.0, 1 - 1e-7, 1 + 1e-7, 0.5, 2.0])
@@ -127,7 +127,7 @@ def problems(draw, names=tuple(CLIPS), **kwargs):
 
 
 def loses_last_bits(name, dtype, tree, threshold):
-    """Whether an element of the output may be subnormal."""
+    """Return whether an element of the output may be subnormal."""
     tiny = max(float(jnp.finfo(dtype).tiny), 2.0**-126)
     least = 1 / max(1.0, largest_ratio(name, tree, threshold))
     return any(np.any((x != 0) & (np.abs(x) * least < 2 * tiny)) for x in wide(tree))
@@ -187,7 +187,7 @@ def test_global_clips_leaves_keep_their_proportions(holds):
 
 
 def test_clips_power_of_two_scales_through(holds):
-    """Gradients and threshold times 2**k give exactly the output times 2**k."""
+    """Scaling gradients and threshold by 2**k scales the output exactly by 2**k."""
 
     def prop(problem, power):
         name, dtype, tree, threshold = problem

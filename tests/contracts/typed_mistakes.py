@@ -12,7 +12,7 @@ from optclip import functional, recipes, responses, thresholds
 
 
 def mistakes() -> None:
-    """Never called: each line would raise."""
+    """Contain the mistakes; never called, since each line would raise."""
     optclip.clip_by_global_norm("1.0")  # pyright: ignore[reportArgumentType]
     optclip.clip_by_global_norm(None)  # pyright: ignore[reportArgumentType]
     optclip.clip_by_global_norm(optax.sgd(1.0))  # pyright: ignore[reportArgumentType]

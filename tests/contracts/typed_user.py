@@ -22,7 +22,7 @@ class Train(NamedTuple):
 
 
 class Halved:
-    """A rule of the user's own: it need not inherit to be one."""
+    """Implement a rule without inheriting."""
 
     def init(self, norm: jax.Array) -> jax.Array:
         return jnp.zeros_like(norm)
@@ -34,14 +34,14 @@ class Halved:
 
 
 class Gentle:
-    """A response of the user's own, its arguments named as the user likes."""
+    """Implement a response with different argument names."""
 
     def coefficient(self, n: jax.Array, c: jax.Array) -> jax.Array:
         return jnp.minimum(1.0, c / n)
 
 
 def halfway(norm: jax.Array, threshold: jax.Array) -> jax.Array:
-    """A response of the user's own, a plain function."""
+    """Implement a response as a function."""
     return jnp.where(norm > threshold, 0.5, jnp.ones_like(norm))
 
 

@@ -37,7 +37,7 @@ def test_pure_functions_equal_their_formulas(kind):
 @pytest.mark.parametrize(
     "norm", [7.0, jnp.float32(7), np.float64(7), 7, jnp.bfloat16(7), 0.0, 1.5]
 )
-def test_global_norm_clipping_uses_the_norm_given(norm):
+def test_global_norm_clipping_uses_passed_norm(norm):
     tree = helpers.gradients()
     found, returned = F.clip_by_global_norm(tree, 2.0, use_norm=norm)
     assert returned == norm

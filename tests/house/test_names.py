@@ -42,7 +42,7 @@ def test_missing_name_without_equivalent_raises_as_usual():
         optclip.clop  # noqa: B018
 
 
-def test_dir_lists_the_public_names():
+def test_dir_lists_public_names():
     names = [name for name in dir(optclip) if name != "__version__"]
     assert names == sorted(optclip.__all__)
     assert all(getattr(optclip, name) is not None for name in names)

@@ -18,8 +18,8 @@ def test_equations_of_a_leaf(name):
     assert 0 < weight.equations(name) <= 1.1 * MISSED.get(name, goal)
 
 
-def test_what_only_sparse_leaves_and_plots_need_is_imported_late():
-    """Its import takes longer than all of optclip's."""
+def test_imports_for_sparse_leaves_and_plots_are_lazy():
+    """Importing these takes longer than importing optclip."""
     names = "{'jax.experimental.sparse', 'matplotlib'}"
     code = (
         f"import optclip, sys; assert optclip.plot; print({names} & {{*sys.modules}})"
@@ -28,7 +28,7 @@ def test_what_only_sparse_leaves_and_plots_need_is_imported_late():
     assert found.strip() == "set()"
 
 
-def test_building_a_clip_initializes_no_device():
+def test_factory_initializes_no_device():
     """A program may set `jax_num_cpu_devices` after it has built its optimizer."""
     code = """
 import jax, optax, optclip

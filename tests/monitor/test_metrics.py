@@ -1,4 +1,4 @@
-"""`metrics` finds every clip in a state and returns what it recorded."""
+"""`metrics` returns the records of every clipping transformation in a state."""
 
 import chex
 import jax
@@ -29,7 +29,7 @@ def after(tx, *trees):
 
 
 def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
-    """The numbers of one step, by float64; each clip of the chain alone."""
+    """Compute the metrics of one step in float64, per transformation of the chain."""
     labels = {"dense": "body", "out": "head"}
     clips = {
         "tree": optclip.clip_by_global_norm(2.0, name="tree"),
@@ -120,7 +120,7 @@ def test_state_without_clip_raises(read):
 
 
 def test_metrics_of_plain_dicts_equal_those_of_the_state():
-    """A checkpoint restored without a target is plain dicts, and may lack the Nones."""
+    """A checkpoint restored without a target is a dict, and may lack None entries."""
     state = after(optclip.skip(optax.sgd(1.0), max_norm=10.0), PAIR)
 
     def plain(x):

@@ -1,4 +1,4 @@
-"""A fixed threshold from the norms of a run."""
+"""Suggest a fixed threshold from the norms of a run."""
 
 import re
 
@@ -65,7 +65,7 @@ def test_suggest_skips_and_counts_nonfinite_norms():
 
 
 def test_suggest_of_run_that_may_have_diverged_warns():
-    """Also where the largest norm is among the first, which are skipped."""
+    """This holds even if the largest norm is among the first, which are skipped."""
     assert "times the median" not in str(optclip.suggest(NORMS))
     suggestion = optclip.suggest(np.concatenate([NORMS[:8], [1e5], NORMS[9:]]))
     assert suggestion.largest == 1e5

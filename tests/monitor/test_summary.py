@@ -1,4 +1,4 @@
-"""A few lines per clip: its last step, its rate, and its groups or leaves."""
+"""Summarize each clipping transformation in a few lines."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
             {"skip/norm": 5.0, "skip/skipped": 1, "skip/value": 9.0, "skip/value_threshold": 3.0},
             "skip: norm 5, loss 9, its threshold 3, 1 skipped",
         ),
-        # 0 % stands for none, and 100 % for all.
+        # 0% means none, and 100% means all.
         *(
             ({"clip/norm": 1.0, "clip/rate": rate}, f"clip: norm 1, clipped in {percent} of the steps")
             for rate, percent in (

@@ -114,7 +114,7 @@ def test_derivative_of_maximum_is_split_among_ties():
     np.testing.assert_array_equal(slope(np.float32([2.0, -2.0, 1.0])), [0.5, -0.5, 0])
 
 
-def test_norm_is_float64_for_float64_leaves_alone():
+def test_norm_is_float64_only_for_float64_leaves():
     with jax.enable_x64(True):
         assert global_norm([jnp.ones(3), jnp.ones(3, jnp.float16)]).dtype == jnp.float64
         assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32

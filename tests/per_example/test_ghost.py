@@ -1,4 +1,4 @@
-"""Ghost norms and weighted sums: equal to gradients in float64, their memory, traces."""
+"""Ghost norms and weighted sums: accuracy in float64, memory and traces."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def test_plan_names_kinds_of_leaves_of_model(name):
 @pytest.mark.parametrize("name", MODELS if covering.full else QUICK)
 def test_ghost_model_equals_gradients(name):
     run = jax.jit if covering.full else per_example_oracle.in_haste
-    # Unoptimized, the norms of the embedding are off by 1.5e-6.
+    # Without optimizations, the norms of the embedding have errors of 1.5e-6.
     rtol = 1e-6 if covering.full or name != "transformer" else 2e-6
     per_example_oracle.check(*MODELS[name](), rtol=rtol, run=run)
 

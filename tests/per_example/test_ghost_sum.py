@@ -1,4 +1,4 @@
-"""When method="ghost" is taken, what it rejects, and its sum where data are unusual."""
+"""When method="ghost" is chosen, what it rejects, and its sum for unusual data."""
 
 import functools
 
@@ -120,7 +120,7 @@ def test_ghost_of_half_precision_parameters_is_float32_without_strict():
     found, info = quick_jit(f)(half, BATCH)
     assert found.dtype == np.float32
     np.testing.assert_allclose(info.norms, np.sqrt(2), rtol=1e-2)
-    # Norms alone need no sum.
+    # Computing only norms needs no sum.
     assert norms(linear, method="ghost").plan(half, BATCH).unsupported == ""
 
 

@@ -45,7 +45,7 @@ def test_quantile_threshold_converges_to_quantile_in_200_steps(quantile, noise):
 
         return jax.lax.scan(step, rule.init(), (norms, keys))[1]
 
-    # One noisy step more or less is a percent.
+    # A single noisy step changes the result by a percent.
     reached = np.median(thresholds(np.float32(norms))[:, -20:], 1)
     for limit, draw in zip(reached, DISTRIBUTIONS.values(), strict=True):
         assert abs((draw(rng, 100_000) <= limit).mean() - quantile) < 0.02

@@ -1,4 +1,4 @@
-"""The sensitivity, and that no example changes a sum by more, in float64."""
+"""No example changes a sum by more than the sensitivity, in float64."""
 
 import functools
 import math
@@ -46,7 +46,7 @@ def test_sensitivity_equals_formula_in_float64(name):
     found = f.sensitivity(params=PARAMS)
     assert isinstance(found, float)
     assert found == pytest.approx(expected, rel=1e-15)
-    # The names of dp_accounting too.
+    # These are the names of dp_accounting too.
     for relation in ("zero_out", "add_or_remove_one", "REPLACE_SPECIAL"):
         assert f.sensitivity(relation, PARAMS) == found
     assert f.sensitivity("replace_one", PARAMS) == 2 * found
@@ -178,7 +178,7 @@ def test_rounding_of_sum_stays_within_stated_bound(size):
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_sum_of_many_microbatches_is_more_accurate_than_plain(size):
-    """A plain sum of so many equal numbers is off by twice as much."""
+    """A plain sum of this many equal numbers has twice the error."""
     batch = np.full(4096, 0.3000001, np.float32)
     f = clipped_grad(linear, 1.0, microbatch_size=size)
     found = float(optimized_jit(f)(np.float32(0), batch)[0])

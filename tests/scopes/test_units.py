@@ -39,7 +39,7 @@ def compiled(tx):
 AGC = recipes.agc()
 
 
-def test_units_of_every_rank_equal_the_paper():
+def test_units_of_every_rank_match_paper():
     grads, params = zip(*map(arrays, SHAPES), strict=True)
     found = compiled(AGC)(grads, params)
     for clipped, g, p in zip(found, grads, params, strict=True):

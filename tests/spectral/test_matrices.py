@@ -45,7 +45,7 @@ def compiled(kind):
         ("newton_schulz", (2, 0)),
     ],
 )
-def test_matrix_axes_select_the_matrices(kind, axes):
+def test_matrix_axes_select_matrices(kind, axes):
     found = compiled(kind)(X, 1.0, matrix_axes=axes)
     last = np.moveaxis(np.float64(X), axes, (-2, -1))
     expected = np.moveaxis(ORACLES[kind](last, 1.0), (-2, -1), axes)

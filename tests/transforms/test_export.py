@@ -1,4 +1,4 @@
-"""`jax.export` of clips whose leaves or batches have symbolic sizes."""
+"""`jax.export` of clipping with symbolic sizes of leaves or batches."""
 
 import chex
 import jax

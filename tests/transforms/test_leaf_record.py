@@ -1,4 +1,4 @@
-"""`record="leaves"` of a global clip: the norm of each leaf beside that of the tree."""
+"""`record="leaves"` of global-norm clipping records the norm of each leaf too."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def leaf_norms(opt_state):
 
 
 def check(opt_state, tree, norm=2, rtol=1e-6):
-    """The record has the norm of each of these leaves, and of no other."""
+    """Check that the record has the norms of exactly these leaves."""
     expected = {
         jax.tree_util.keystr(path, simple=True, separator="/"): x
         for path, x in jax.tree.leaves_with_path(tree)
@@ -65,7 +65,7 @@ def test_leaf_norms_have_the_order_of_the_clip_and_do_not_change_it(run):
         (clipped, state), (expected, plain) = pair
         check(state, TREE, norm, rtol=1e-5 if norm == 3 else 1e-6)
         assert helpers.differs(clipped, TREE)
-        # The norm of the tree may be summed in another order.
+        # The order of summation may differ for the norm of the tree.
         helpers.assert_close(clipped, expected)
         metrics = optclip.metrics(state)
         for key, value in optclip.metrics(plain).items():

@@ -1,4 +1,4 @@
-"""Arguments that `clip_by` and the named clips reject."""
+"""Arguments that `clip_by` and the `clip_by_*` functions reject."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which parts of a state `optax.tree_map_params` takes for parameters."""
+"""Which parts of a state `optax.tree_map_params` treats like parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -64,14 +64,14 @@ def test_tree_map_params_of_rule_over_norms_marks_nothing(rule, name):
 
 
 def test_tree_map_params_of_rule_over_elements_marks_its_memory():
-    """It is as large as the parameters and has to be sharded as they are."""
+    """It is as large as the parameters and must be sharded like them."""
     tx = optclip.clip_by(thresholds.second_moment(), over="element")
     like, _ = split(tx, jax.eval_shape(tx.init, PARAMS))
     assert sorted(like) == [(3,), (4, 3)]
 
 
 class Counted:
-    """A user's rule whose memory is a tuple, as the parameters may be."""
+    """Remember a tuple, which the parameters may be too."""
 
     def init(self, norm):
         return jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, norm)

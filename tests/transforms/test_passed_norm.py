@@ -1,4 +1,4 @@
-"""`use_norm=`: clipping by a global norm that the caller passes to `update`."""
+"""`use_norm=` clips by a global norm that the caller passes to `update`."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def step(updates, state, norm):
 
 
 def test_use_norm_clips_and_records_by_passed_norm():
-    # Twice the norm of the tree shows which one is used.
+    # Twice the norm of the tree, to show which one is used.
     clipped, state = step(TREE, None, 2 * NORM)
     for key, x in TREE.items():
         np.testing.assert_allclose(clipped[key], x * 2 / (2 * NORM + 0.5), rtol=1e-6)
@@ -51,7 +51,7 @@ def test_use_norm_rule_learns_passed_norm():
 
 
 def test_use_norm_program_reduces_norm_once():
-    """XLA removes no second measurement, so that it must not be there."""
+    """XLA would not remove a second measurement."""
 
     def reductions(use_norm):
         tx = optax.chain(

@@ -1,4 +1,4 @@
-"""The record in the state of a clip: its last step, and its counts of all steps."""
+"""The record in a state: the last step, and counts over all steps."""
 
 import jax
 import jax.numpy as jnp
@@ -91,11 +91,11 @@ def oracle(tree, axis, limit):
 @pytest.mark.covering(
     axis=[(), (0,), (1,)],
     run=covering.RUNS,
-    # Eager, each operation on each large leaf is a program of its own.
+    # Eagerly, each operation on each large leaf would be compiled.
     where=lambda axis, run: run == "jit" or axis == (1,),
 )
 def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis, run):
-    """Those of a large leaf, 70,000 or more, are reduced apart from the others."""
+    """The norms of a leaf with 70,000 or more are reduced separately."""
     shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
     tree = [np.float32(RNG.normal(size=shape)) for shape in shapes]
     make = optclip.clip_by_value if not axis else optclip.clip_by_norm

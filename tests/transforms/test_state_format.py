@@ -1,4 +1,4 @@
-"""The arrays and keys of the memory of rules, whatever the number of leaves."""
+"""The arrays and keys of rules' memories do not grow with the number of leaves."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ NUM_LEAVES = 2 * NUM_LAYERS + 1
 
 
 class Recorded:
-    """A user's rule that reads its norms by label."""
+    """Read norms by label, as a user's rule."""
 
     def init(self, norm):
         return norm
@@ -100,7 +100,7 @@ def test_rule_measures_parameters_with_more_leaves_than_updates():
 
 
 def test_trees_of_rules_over_leaves_learn_as_one_rule():
-    """Each rule has its part of the norms, in an order of its own."""
+    """Each rule receives its part of the norms, in its own order."""
     rules = {"embed": thresholds.ema(warmup=0), "layers": thresholds.ema(warmup=0)}
     grads = jax.tree.map(lambda x: jnp.full_like(x, 8), PARAMS)
     clipped = []
@@ -114,7 +114,7 @@ def test_trees_of_rules_over_leaves_learn_as_one_rule():
 
 
 def test_memory_of_one_step_matches_a_tree_of_numbers():
-    """A user's rule and a rule of this package see the same norms."""
+    """A user's rule and a shipped rule receive the same norms."""
     memories = []
     for rule in (RULES["previous_norm"], RULES["user"]):
         tx = optclip.clip_by_norm(rule)

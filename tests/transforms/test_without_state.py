@@ -1,4 +1,4 @@
-"""A fixed clip with `record=False` replaces one of optax in a running job."""
+"""Fixed-threshold clipping with `record=False` replaces optax's in a running job."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ FIXED = {
     "array": (optclip.clip_by_norm, {"max_norm": np.ones(())}),
     "agc": (optclip.recipes.agc, {}),
 }
-# Those that count steps, or learn.
+# These count steps or learn.
 STATEFUL = {
     "schedule": {"max_norm": lambda step: 1.0 + step},
     "rule": {"max_norm": thresholds.quantile(0.5, window=4)},
@@ -50,7 +50,7 @@ def test_record_false_of_fixed_clip_keeps_the_state_of_optax(name):
 
 
 ABSENT = [None, optax.EmptyState()]
-# A trainer that holds one state for everything may pass that.
+# Some trainers pass a single state for everything.
 FOREIGN = [*ABSENT, optax.adam(1e-3).init({"w": np.ones(2)}), {"step": 3}]
 STATES = {False: FOREIGN, True: ABSENT, "leaves": ABSENT}
 

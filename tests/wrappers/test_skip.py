@@ -39,7 +39,7 @@ def taken(updates):
 
 @pytest.mark.parametrize("bad", [100.0, np.nan, np.inf, -np.inf])
 def test_skip_leaves_optimizer_bit_identical(bad):
-    """Schedule and bias correction continue as if the step had not been."""
+    """Schedule and bias correction continue as if the step had not occurred."""
     updates, states = run(AROUND_ADAM, [1.0, 2.0, bad, 1.5])
     expected, _ = run(INNER, [1.0, 2.0, 1.5, 1.0])
     helpers.assert_identical(states[2].skip_inner, states[1].skip_inner)
@@ -56,7 +56,7 @@ def test_skip_metrics_count_skipped_steps():
     expected = {
         "skip/skipped": 4, "skip/consecutive": 1, "skip/threshold": 10,
         "skip/norm": 60, "skip/rate": 0.5, "skip/nonfinite": 1,
-        # The inner clip ran in two steps.
+        # The inner transformation ran in two steps.
         "clip/norm": 0.5, "clip/rate": 0.5,
     }  # fmt: skip
     for name, value in expected.items():
@@ -88,7 +88,7 @@ def test_skip_after_lasting_change_ends_if_it_learns(learns, skipped):
 
 @pytest.mark.parametrize(("scale", "name"), [(1.0, "value"), (-1.0, "loss")])
 def test_skip_by_loss_skips_high_and_nonfinite_losses(scale, name):
-    """A loss may be negative; in its warm-up nothing is known."""
+    """A loss may be negative; nothing is skipped in the warm-up."""
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
     spike, bad = 3.0 + 10.0 * scale, (np.nan, np.inf, -np.inf)
     losses = np.array([3.0, 3.1, 2.9, 3.0, spike, 3.05, *bad, 3.0])

@@ -69,7 +69,7 @@ def test_error_feedback_keeps_residual_at_nonfinite_step(bad):
     [
         # What the other leaf paid out is not carried, nor does it come twice.
         (optclip.clip_by_norm(1.0, nonfinite="zero"), [1, 1, 1, 0]),
-        # What the policy held back comes later.
+        # Updates that the policy withholds come later.
         (optclip.clip_by_global_norm(2.0, nonfinite="zero"), [2, 0, 1, 0]),
     ],
 )
@@ -135,7 +135,7 @@ def test_periodic_reset_resets_parameter_called_count():
 
 
 def test_periodic_reset_before_warm_up_is_bit_identical():
-    """A product with 1 would make zeros of subnormal numbers."""
+    """A product with 1 would flush subnormal numbers to zero."""
     tx = optclip.with_periodic_reset(optax.identity(), 2, warmup=2, floor=0.5)
     half = np.asarray(jnp.ones((), jnp.bfloat16))
     tree = {"tiny": np.float32([1e-40, 1.0]), "half": half, "n": np.int32(3)}
@@ -232,7 +232,7 @@ def test_clip_before_equals_chain_and_stores_inner_state_first(inner, run):
 
 
 def test_clip_before_keeps_positions_of_adam_state():
-    """As MaxText reads its moments: by position, and by attribute of a position."""
+    """MaxText reads moments by position, and by attribute of a position."""
     tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
     params = helpers.gradients()
     state = tx.init(params)

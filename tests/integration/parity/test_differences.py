@@ -261,7 +261,7 @@ def test_average_norm_of_sparse_leaf_stays_sparse():
     np.testing.assert_allclose(result.todense(), theirs, rtol=1e-6)
 
 
-def test_clip_of_several_dtypes_keeps_each():
+def test_clipping_several_dtypes_preserves_each():
     clipped, _ = functional.clip_by_global_norm(MIXED, jnp.float32(1))
     assert [x.dtype for x in clipped] == [np.float16, np.float32]
 

@@ -139,7 +139,7 @@ def named(row):
 @pytest.mark.parametrize(
     "row", [*((*row, row[-1]) for row in AGREEMENTS), *DIFFERENCES], ids=named
 )
-def test_clip_of_edge_case_gives_both_results(row):
+def test_clipping_edge_case_gives_both_results(row):
     name, leaves, limit, their_result, our_result = row
     clip = CLIPS[name]
     low = limit == 1e-9 or any(x is not None and x.dtype == np.float16 for x in leaves)

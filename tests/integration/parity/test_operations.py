@@ -103,12 +103,12 @@ def check(name, cases, prepare=lambda leaves: leaves):
         for dtype in dtypes
     ],
 )
-def test_clip_of_random_tree_matches_library(name, dtype, shapes):
+def test_clipping_random_tree_matches_library(name, dtype, shapes):
     check(name, many(COUNT, dtype, shapes))
 
 
 @pytest.mark.parametrize("name", ["tf value", "tf norm", "tf norm over 1", "tf global"])
-def test_clip_of_sparse_rows_matches_tensorflow(name):
+def test_clipping_sparse_rows_matches_tensorflow(name):
     def prepare(leaves):
         return [rows(leaves[0], [7, 2, 5, 0], (10, 3)), *leaves[1:]]
 
@@ -116,7 +116,7 @@ def test_clip_of_sparse_rows_matches_tensorflow(name):
     check(name, many(COUNT, F32, shapes), prepare)
 
 
-def test_clip_of_mixed_dtypes_matches_pytorch():
+def test_clipping_mixed_dtypes_matches_pytorch():
     """bfloat16 and float32 leaves share a norm, and preserve their dtypes."""
     check(
         "torch norm of order 2.0",

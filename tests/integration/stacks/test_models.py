@@ -33,7 +33,7 @@ def data(stack):
     return names["x"], LARGE * names["y"]
 
 
-def test_flax_linen_trains_and_steps_as_by_hand():
+def test_flax_linen_step_matches_numpy():
     names = page.names("Flax Linen")
     state, batch = names["state"], data("Flax Linen")
     grads = jax.grad(names["loss_of"])(state.params, *batch)
@@ -41,7 +41,7 @@ def test_flax_linen_trains_and_steps_as_by_hand():
     check("Flax Linen", state.opt_state, state.params, after.params, grads)
 
 
-def test_equinox_trains_and_steps_as_by_hand():
+def test_equinox_step_matches_numpy():
     names = page.names("Equinox")
     eqx, model, opt_state = names["eqx"], names["model"], names["opt_state"]
     grads = eqx.filter_grad(names["loss_of"])(model, *data("Equinox"))
@@ -50,7 +50,7 @@ def test_equinox_trains_and_steps_as_by_hand():
     check("Equinox", opt_state, before, after, grads)
 
 
-def test_haiku_trains_and_steps_as_by_hand():
+def test_haiku_step_matches_numpy():
     names = page.names("Haiku")
     params, opt_state = names["params"], names["opt_state"]
     grads = jax.grad(names["loss_of"])(params, *data("Haiku"))
@@ -58,7 +58,7 @@ def test_haiku_trains_and_steps_as_by_hand():
     check("Haiku", opt_state, params, after, grads)
 
 
-def test_keras_trains_and_steps_as_by_hand():
+def test_keras_step_matches_numpy():
     stack = "Keras 3 on JAX"
     names = page.names(stack)
     assert names["keras"].backend.backend() == "jax"
@@ -73,7 +73,7 @@ def test_keras_trains_and_steps_as_by_hand():
     assert np.isclose(loss, jnp.mean((predicted - names["y"]) ** 2), rtol=1e-5)
 
 
-def test_flax_nnx_trains_and_steps_as_by_hand():
+def test_flax_nnx_step_matches_numpy():
     # Steps change the model in place.
     names = page.run("Flax NNX")
     nnx, model, optimizer = names["nnx"], names["model"], names["optimizer"]

@@ -59,7 +59,7 @@ def numbers_sent(program):
         ("v5e:16x16", AxisType.Explicit, "bfloat16"),
     ],
 )
-def test_clip_adds_one_all_reduce_of_scalars(topology, kind, dtype):
+def test_clipping_adds_one_all_reduce_of_scalars(topology, kind, dtype):
     """The plain and the overflow-safe sum share it; there is no branch."""
     plain, ours, theirs = (program(c, topology, kind, dtype) for c in CLIPS)
     assert numbers_sent(plain) == []
@@ -83,7 +83,7 @@ def test_clip_adds_one_all_reduce_of_scalars(topology, kind, dtype):
         ("v5e:16x16", AxisType.Explicit, "bfloat16", 1.15),
     ],
 )
-def test_clip_accesses_no_more_bytes_than_optax(topology, kind, dtype, room):
+def test_clipping_accesses_at_most_bytes_of_optax(topology, kind, dtype, room):
     """One pass computes both sums."""
     ours, theirs = (program(c, topology, kind, dtype) for c in ("ours", "optax"))
     size, allowed = (accessed(each) for each in (ours, theirs))
@@ -94,7 +94,7 @@ def test_clip_accesses_no_more_bytes_than_optax(topology, kind, dtype, room):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_clip_of_many_leaves_adds_one_all_reduce(dtype):
+def test_clipping_many_leaves_adds_one_all_reduce(dtype):
     """XLA for TPU merges at most 256 numbers; there are more leaves."""
     mesh = tpu.mesh_of("v5e:2x2")
     shapes = [jax.ShapeDtypeStruct((64, 128), dtype)] * 300
