@@ -1,4 +1,4 @@
-"""Clipping of elements between bounds: of any shape, crossing, complex."""
+"""Clipping of elements to bounds: of any shape, crossing, complex."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def test_crossing_array_bounds_return_lower():
 
 
 def test_derivative_by_bounds_matches_tensorflow():
-    """To x inside and on the bounds, to the bound outside; to lower where they cross."""
+    """With respect to x inside, to the bound outside, and to `lower` if they cross."""
     x = np.float32([1.0, 2.0, 3.0, 4.0])
 
     def total(x, lower, upper):
@@ -43,7 +43,7 @@ def test_derivative_by_bounds_matches_tensorflow():
 
 
 def test_complex_values_are_clipped_by_modulus(run):
-    """Infinite ones to the bound in their direction."""
+    """Infinite elements are clipped to the bound in their direction."""
     x = [3 + 4j, 0.3 + 0.4j, 0j, 3e38 + 3e38j]
     x += [complex(np.inf, 1), complex(np.inf, -np.inf)]
     clip = run(lambda x: F.clip_by_value(x, lower=-1.0, upper=1.0))

@@ -1,4 +1,4 @@
-"""Which leaves enter a norm and which are scaled are two choices."""
+"""Masks choose separately which leaves enter a norm and which are scaled."""
 
 import functools
 
@@ -69,7 +69,7 @@ def test_norm_mask_excludes_leaf_from_group_norm():
 
 @pytest.mark.parametrize("name", ["mask", "norm_mask", "clip_mask"])
 def test_mask_without_leaves_raises_with_paths(name):
-    """A misspelt path takes no leaf; in a tree without floats no mask can take one."""
+    """A misspelled path selects no leaf; without float leaves no mask can."""
     ones = np.ones(2, np.float32)
     tree = {"body": {"kernel": ones}, "head": ones, "count": 3}
     misspelt = optclip.by_path(lambda path: "haed" in path or path == "count")

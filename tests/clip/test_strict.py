@@ -1,4 +1,4 @@
-"""The coefficient and its product: rounded once, and with `strict` never above."""
+"""The coefficient and its product round once; with `strict`, never above the bound."""
 
 import functools
 
@@ -36,7 +36,7 @@ def test_strict_rounds_small_formats_towards_zero(dtype):
 def test_smallest_nonzero_threshold_is_applied(dtype, c, strict):
     with jax.enable_x64(dtype == "float64"):
         x = np.array([3.0, 4.0], dtype)
-        # A Python number is rounded before it is compared, a traced one after.
+        # A Python number is rounded before the comparison, a traced one after it.
         by_number = functools.partial(F.clip_by_global_norm, strict=strict)
         for by in (clip(strict=strict), lambda x, c: by_number(x, c)[0]):
             clipped = np.asarray(by(x, c), np.float64) / c
@@ -75,7 +75,7 @@ def test_traced_eps_below_zero_counts_as_zero():
 
 @pytest.mark.parametrize("bound", [0.0, 1e-40, 2.0**-126])
 def test_strict_bounds_hold_near_smallest_numbers(bound, run):
-    """Subnormal elements, which a CPU treats as zeros, are above a subnormal bound."""
+    """Subnormal elements, which CPUs treat as zeros, may exceed a subnormal bound."""
     x = np.float32([1e-38, -1e-39, 1.0])
     by = run(lambda x: F.clip_by_value(x, lower=-bound, upper=bound, strict=True))
     clipped = helpers.as_float64(by(x))

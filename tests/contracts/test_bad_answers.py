@@ -1,4 +1,4 @@
-"""Wrong answers of user-defined rules, responses and scopes; mismatched states."""
+"""Invalid results of user-defined rules, responses and scopes; mismatched states."""
 
 import dataclasses
 from typing import Any
@@ -21,7 +21,7 @@ WHOLE = optclip.clip_by_global_norm
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule that returns its fields."""
+    """Return the fields, as a rule."""
 
     answer: Any
     memory: Any = ()
@@ -35,7 +35,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """A response that returns its field."""
+    """Return the field, as a response."""
 
     answer: Any
 
@@ -48,7 +48,7 @@ class Response:
 
 @dataclasses.dataclass(frozen=True)
 class Scope(optclip.scopes.Scope):
-    """A scope that returns its fields."""
+    """Return the fields, as a scope."""
 
     blocks_of: Any
     spreads: Any
@@ -61,14 +61,14 @@ class Scope(optclip.scopes.Scope):
 
 
 class Failing(Rule):
-    """A rule whose own code raises once it has been initialized."""
+    """Raise in `update`, as a user's rule."""
 
     def update(self, seen, memory):
         raise ValueError("raised by the user")
 
 
 class Concrete(Failing):
-    """A failing rule whose `init` needs concrete norms, so that it cannot be traced."""
+    """Require concrete norms in `init`, so that it cannot be traced."""
 
     def init(self, norm):
         return np.asarray(norm)

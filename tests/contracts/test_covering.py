@@ -1,4 +1,4 @@
-"""Covering arrays meet every pair, and the contracts every entry of the registry."""
+"""Covering arrays cover every pair, and contracts every entry of the registry."""
 
 import importlib
 import itertools
@@ -52,7 +52,7 @@ def traits_of(entries):
 
 @pytest.mark.parametrize("name", ["jax", "leaves", "optax", "values"])
 def test_contract_covers_every_entry_and_trait(name):
-    """A contract with clips of its own would miss the next one that is registered."""
+    """A contract with its own list would miss newly registered transformations."""
     module = importlib.import_module(f"tests.contracts.test_{name}")
     tests = {name: x for name, x in vars(module).items() if name.startswith("test_")}
     # All entries are in one checkpoint.
@@ -64,7 +64,7 @@ def test_contract_covers_every_entry_and_trait(name):
         entries += [m.args[1] for m in marks if m.name == "parametrize"]
         assert len(entries) == 1, name
         tested += entries
-        # A threshold to set is a number, which no rule is.
+        # Rules have no number as threshold to set.
         traits = [traits_of(ENTRIES), traits_of(SCALAR)]
         assert traits_of(entries[0]) in traits, name
     assert ENTRIES in tested

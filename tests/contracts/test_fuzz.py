@@ -1,4 +1,4 @@
-"""Hostile input gets a documented error or the right answer.
+"""Hostile input raises a documented error or returns the correct result.
 
 pytest tests/contracts/test_fuzz.py --full    # 20,000 calls; without it 150
 """
@@ -37,7 +37,7 @@ def _whole_tracebacks():
 
 
 class Rejected(Exception):
-    """optclip raised a documented error."""
+    """Signal that optclip raised a documented error."""
 
 
 def ask(function, *args, **kwargs):
@@ -82,7 +82,7 @@ def step_twice(tx, tree):
 
 
 def read(state):
-    """Metrics are scalars and a summary is text, if the state has a record."""
+    """Check that metrics are scalars and a summary is text, if there is a record."""
     with contextlib.suppress(Rejected):
         metrics = ask(optclip.metrics, state)
         assert all(jnp.shape(x) == () for x in metrics.values())
@@ -157,7 +157,7 @@ BUILDERS = {
 
 
 def built(draw_name):
-    """What builds a transformation that remembers, and its arguments."""
+    """Draw a factory of a transformation with memory, and its arguments."""
     builder, *arguments = BUILDERS[draw_name]
     return st.tuples(st.just(draw_name), st.just(builder), st.tuples(*arguments))
 
@@ -172,7 +172,7 @@ REMEMBERING = st.one_of(
 
 
 def assert_finite_stays(out, tree):
-    """No NaN or inf from finite input, if the squares of its norm are in range.
+    """Finite input gives no NaN or inf if the squares of its norm are in range.
 
     Except in float16, where the eps of optax's Adam is 0.
     """

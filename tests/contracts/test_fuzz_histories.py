@@ -1,4 +1,4 @@
-"""What remembers follows its paper in float64 on any history of gradients.
+"""Methods with memory follow their papers in float64 on any history of gradients.
 
 pytest tests/contracts/test_fuzz_histories.py --full    # 20,000 histories, or 289
 """
@@ -31,7 +31,7 @@ def size(g):
 
 
 def by_norm(oracle, of_leaves=False):
-    """A step of gradients from an oracle of thresholds of one norm, or of several."""
+    """Clip by an oracle of thresholds for one norm or several."""
 
     def step(g):
         norm = size(g)
@@ -42,7 +42,7 @@ def by_norm(oracle, of_leaves=False):
 
 
 def by_factor(oracle):
-    """A step of gradients from an oracle of factors; zeros are not remembered."""
+    """Scale by an oracle of factors; zeros are not remembered."""
 
     def step(g):
         norm = size(g)
@@ -133,7 +133,7 @@ CASES = {
 
 @functools.cache
 def scanned(case):
-    """The transformation over a whole history, compiled once."""
+    """Run the transformation over a whole history, compiled once."""
     tx, _ = CASES[case]
     zeros = jnp.zeros(ENTRIES)
 

@@ -1,4 +1,4 @@
-"""Every public name is in the registry, and its signature is as written down."""
+"""Every public name is in the registry, and signatures equal `public_api.txt`."""
 
 import dataclasses
 import inspect
@@ -12,7 +12,7 @@ import pytest
 import optclip
 from optclip import functional
 
-# Private: `clip_by` is replaced in the modules that call it.
+# Private imports: `clip_by` is replaced in the modules that call it.
 from optclip.spectral import _clip_matrices_transform
 from optclip.transforms import (
     _leaf_norm_transforms,
@@ -69,7 +69,7 @@ def test_strict_is_off_by_default():
     assert float(strict[0]) < 0.1 < float(limit[0])
 
 
-# Whether a named clip has code of its own shows only where `clip_by` is gone.
+# Without `clip_by`, a `clip_by_*` function works only if it has its own code.
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
 def test_factory_builds_its_clip_with_clip_by(entry, monkeypatch):
     assert isinstance(entry.make(), optax.GradientTransformationExtraArgs)

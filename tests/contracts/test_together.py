@@ -19,7 +19,7 @@ NORM, SPECTRAL, MAX_LOGIT, LOGITS = 0.05, 0.02, 1.0, (0.5, 4.0)
 RNG = np.random.default_rng(0)
 SHAPES = {"query": (4, 2, 3), "key": (4, 2, 3), "w": (4, 5), "b": (5,)}
 PARAMS = {name: np.float32(RNG.normal(size=s) / 2) for name, s in SHAPES.items()}
-# The second batch has larger gradients, so that `skip` leaves it out.
+# The second batch has larger gradients, which `skip` skips.
 BATCHES = [
     {
         "x": np.float32(RNG.normal(size=(EXAMPLES, 3, 4))),
@@ -166,7 +166,7 @@ def expected(method, cotangent, qk, matrix, skip, mask):
     mesh=[None, *MODES],
     where=lambda method, matrix, mesh, **_: (
         (method, mesh) != ("ghost", "explicit")
-        # These programs compile longest; test_matrix_meshes.py has each mesh.
+        # These programs compile slowly; test_matrix_meshes.py tests all meshes.
         and (covering.full or matrix != "singular" or mesh in (None, "mapped"))
     ),
 )
