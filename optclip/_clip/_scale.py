@@ -186,7 +186,11 @@ def _one_step_down(x: jax.Array) -> jax.Array:
         return (x.astype(jnp.float32) * 0.5).astype(x.dtype)
     whole = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits]
     pattern = lax.bitcast_convert_type(x, whole)
-    lower = lax.bitcast_convert_type(pattern - jnp.asarray(1, whole), x.dtype)
     magnitude = pattern & jnp.asarray(2 ** (bits - 1) - 1, whole)
-    # Below the least positive number is 0; the pattern below 0 would be a NaN.
-    return jnp.where(magnitude <= 1, jnp.zeros_like(x), lower)
+    # The pattern before 0 is a NaN, as is the pattern of -0 in formats without -0, such
+    # as float8_e4m3fnuz. It is replaced as an integer, since jax.debug_nans checks the
+    # result of each eager operation.
+    lower = jnp.where(
+        magnitude <= 1, jnp.zeros_like(pattern), pattern - jnp.asarray(1, whole)
+    )
+    return lax.bitcast_convert_type(lower, x.dtype)

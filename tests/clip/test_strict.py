@@ -24,6 +24,16 @@ def test_strict_rounds_small_formats_towards_zero(dtype):
         assert 0.3 * c < oracles.norm(helpers.as_float64(clipped)) <= c
 
 
+@pytest.mark.parametrize("dtype", ["float16", *helpers.FP8])
+def test_strict_least_number_above_bound_becomes_zero(dtype):
+    """The pattern before -0 or 0 is a NaN in some formats, and debug_nans raises."""
+    least = float(jnp.finfo(dtype).smallest_subnormal)
+    x = jnp.array([-least, 0.0, least]).astype(dtype)
+    with jax.debug_nans(True):
+        clipped = F.clip_by_value(x, 0.6 * least, strict=True)
+    np.testing.assert_array_equal(helpers.as_float64(clipped), np.zeros(3))
+
+
 @pytest.mark.parametrize(
     ("dtype", "c", "strict"),
     [
