@@ -112,8 +112,8 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     if of_many and fraction is not None:
         phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
     skipped = numbers.get(f"{name}/skipped")
-    if rate is not None:
-        steps = _steps(numbers.get(f"{name}/steps"))
+    steps = _steps(numbers.get(f"{name}/steps"))
+    if rate is not None and skipped is None:
         clipped = f"{'some' if of_many else 'clipped'} in {up_to}{percent(rate)} of"
         phrases.append(f"{clipped if rate or not of_many else 'none in'} {steps}")
     if nonfinite:
@@ -122,7 +122,7 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
         if (loss := numbers.get(f"{name}/value")) is not None:
             limit = numbers[f"{name}/value_threshold"]
             phrases.append(f"loss {loss:.4g}, its threshold {limit:.4g}")
-        phrases.append(f"{skipped:.0f} skipped")
+        phrases.append(f"skipped {skipped:.0f} of {steps}")
     return phrases
 
 

@@ -59,12 +59,12 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
             "clip: largest norm 4, 0% of the norms clipped in the last step, none in 100 steps",
         ),
         (
-            {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/skipped": 2},
-            "skip: norm 5, threshold 4, 2 skipped",
+            {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/rate": 0.0, "skip/steps": 4, "skip/skipped": 2},
+            "skip: norm 5, threshold 4, skipped 2 of 4 steps",
         ),
         (
             {"skip/norm": 5.0, "skip/skipped": 1, "skip/value": 9.0, "skip/value_threshold": 3.0},
-            "skip: norm 5, loss 9, its threshold 3, 1 skipped",
+            "skip: norm 5, loss 9, its threshold 3, skipped 1 of the steps",
         ),
         # 0% means none, and 100% means all.
         *(
