@@ -114,7 +114,8 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     skipped = numbers.get(f"{name}/skipped")
     steps = _steps(numbers.get(f"{name}/steps"))
     if rate is not None and skipped is None:
-        clipped = f"{'some' if of_many else 'clipped'} in {up_to}{percent(rate)} of"
+        subject = "at least one" if of_many else "clipped"
+        clipped = f"{subject} in {up_to}{percent(rate)} of"
         phrases.append(f"{clipped if rate or not of_many else 'none in'} {steps}")
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")

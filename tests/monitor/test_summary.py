@@ -52,7 +52,7 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
                 "clip/steps": 1,
             },
             "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
-            " 50% of the norms clipped in the last step, some in 100% of 1 step",
+            " 50% of the norms clipped in the last step, at least one in 100% of 1 step",
         ),
         (
             {"clip/norm": 4.0, "clip/fraction": 0.0, "clip/rate": 0.0, "clip/steps": 100},
