@@ -102,8 +102,8 @@ def clip_cotangent(
       If the value that `jax.value_and_grad` returns is differentiated again, its
       cotangents are not clipped; call the loss itself for that value.
 
-    Cotangent clipping biases the parameters' gradient and does not bound it, so keep
-    `optclip.clip_by_global_norm` in the optimizer.
+    Cotangent clipping biases the parameters' gradient and does not bound it. Start with
+    `optclip.clip_by_global_norm` in the optimizer; both together can be worse than it.
 
     See Also:
       `with_clipped_cotangent` wraps a layer; `cotangent_probe` records the clipping.

@@ -54,7 +54,7 @@ def global_norm(
       numbers, inf above the largest float, and NaN or inf if an element is.
 
     Guarantees:
-      Accurate to within 1e-5 for p = 2 and inf, and to within 1e-4 for other orders
+      The relative error is at most 1e-5 for p = 2 and inf, and 1e-4 for other orders
       from 0.5 up, in every dtype. Squares do not overflow. The derivative at zero is 0.
     """
     clip = Clip(

@@ -177,8 +177,8 @@ def clipped_grad(
         of custom responses are limited to `C / norm`.
       nonfinite: For an example with NaN or inf, `"zero"` (default) adds nothing,
         `"propagate"` adds NaN, and `"raise"` raises under `checkify`.
-      strict: Whether no example adds more than C after rounding, which clips to 1.3e-4
-        below C. Default: True.
+      strict: Whether no example adds more than C after rounding, which clips to
+        `C * (1 - 1.3e-4)`. Default: True.
 
     Returns:
       A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`, for

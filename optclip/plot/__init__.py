@@ -3,7 +3,7 @@
 Each function plots a history: the dicts that `optclip.metrics` returned, one per step;
 a dict of arrays, as `jax.lax.scan` stacks them; or the path of a file that `save`
 wrote, with one JSON object per line. Each returns the Matplotlib `Axes`. Matplotlib is
-imported at the first call and installed by `pip install optclip[plot]`.
+imported at the first call and installed by `pip install '.[plot]'`.
 
 Example:
   >>> import jax.numpy as jnp, optclip

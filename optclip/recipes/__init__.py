@@ -7,7 +7,7 @@ by the learning rate.
 recipe          combination                         place in the chain
 =============== =================================== ==================================
 `agc`           units x the parameters' own norm    before the optimizer
-`autoclip`      tree x quantile of all norms        before the optimizer
+`autoclip`      tree x quantile of 10,000 norms     before the optimizer
 `zclip`         tree x running mean + z deviations  before the optimizer
 `adagc`         leaves x running norm               before the optimizer
 `aggc`          groups x running norm               before the optimizer

@@ -78,9 +78,9 @@ def agc(
 def autoclip(
     q: Number = 0.1, window: int = 10_000, **options: Unpack[ClipOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Clip the global norm to a quantile of all norms so far (AutoClip).
+    """Clip the global norm to a quantile of the last 10,000 norms (AutoClip).
 
-    The threshold is `quantile(norms, q)` of the norms up to and including this step. It
+    The threshold is `quantile(norms, q)` of the last norms including this step. It
     clips about `1 - q` of the steps while norms are stationary: nine in ten with the
     paper's 0.1. To clip only rare spikes, pass `q=0.9` or more.
 

@@ -52,7 +52,7 @@ def spam(
     Returns:
       A transformation that replaces Adam; add a learning rate after it. Elements
       without earlier gradients are not clipped; the authors' code clips them to zero
-      permanently.
+      until the next reset.
 
     See Also:
       `thresholds.second_moment`, the rule.

@@ -43,15 +43,15 @@ def olmo_skip(
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       sigma: Number of standard deviations.
       window: Number of past norms and losses. The first half skips nothing.
-      use_value: Whether to check the loss, which `update` then requires as `value`.
+      use_value: Whether to check the loss; `update` then requires `value` or `loss`.
       options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 
     Returns:
       A transformation; wrap the whole optimizer, with its clipping and learning rate.
 
       NaN and inf never enter the window; in OLMo, one NaN skips `window` steps. Skipped
-      finite steps do, so a huge spike can hide later ones for `window` steps. To
-      exclude them, pass `learn_skipped=False, max_consecutive=100`.
+      finite steps do enter it, so a huge spike can hide later ones for `window` steps.
+      To exclude them, pass `learn_skipped=False, max_consecutive=100`.
 
     See Also:
       `thresholds.mean_plus_std`, the rule.

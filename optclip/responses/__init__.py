@@ -4,7 +4,7 @@ A response is a name, an object with `coefficient(norm, threshold)`, or a functi
 these two, by whose result the updates are multiplied. Both arguments are float32 or
 float64 arrays of one shape. Norms are finite and at least 2**-60 (2**-500 in float64);
 thresholds are 0, in the same range, or inf. Return exactly 1 below the threshold to
-keep updates bit-identical. Zero norms stay zero without a call.
+keep updates bit-identical. The response is not called for zero norms, which stay zero.
 
 For a norm n and a threshold c:
 

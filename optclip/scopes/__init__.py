@@ -1,7 +1,8 @@
 """Choose which elements share a norm: the tree, each leaf, slices, groups, or elements.
 
 A scope arranges the leaves of a tree into blocks that share a norm, and maps each leaf
-to its block. A custom scope is a class with these two methods.
+to its block. A custom scope is a class with the methods `blocks` and
+`spread`; see `Scope`.
 """
 
 from optclip.scopes._axes import axes as axes

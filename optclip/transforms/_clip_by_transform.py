@@ -76,7 +76,7 @@ def clip_by(
       eps: Number of at least 0 added to each norm before the division. Default: 0.
         PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold. It then clips
-        to 1.3e-4 below the threshold and rounds toward zero in the dtype of each leaf.
+        to `threshold * (1 - 1.3e-4)` and rounds toward zero in the dtype of each leaf.
         A threshold below 2**-36 (2**-450 for float64) counts as 0.
       nonfinite: What NaN and inf do. `"propagate"` (default) makes all elements that
         share the norm NaN, `"zero"` makes them zero, and `"raise"` raises an error

@@ -58,7 +58,7 @@ def clip_by_norm(
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.
 
     Returns:
@@ -110,7 +110,7 @@ def clip_by_average_norm(
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.
 
     Returns:
@@ -163,7 +163,7 @@ def clip_by_rms(
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
-      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.
 
     Returns:

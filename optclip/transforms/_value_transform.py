@@ -52,7 +52,7 @@ def clip_by_value(
       nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros
         both, `"raise"` raises under `jax.experimental.checkify`.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
-      record: Whether to record each step; `"leaves"` also records each leaf's norm.
+      record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.
 
     Returns:

@@ -36,17 +36,20 @@ def with_periodic_reset(
       >>> import jax.numpy as jnp, optax, optclip
       >>> tx = optclip.with_periodic_reset(optax.trace(decay=1.0), every=3, warmup=0)
       >>> state = tx.init(jnp.zeros(1))
-      >>> for _ in range(4):
+      >>> for _ in range(7):
       ...     updates, state = tx.update(jnp.ones(1), state)
       ...     print(updates)
       [1.]
       [2.]
       [1.]
       [2.]
+      [3.]
+      [1.]
+      [2.]
 
     Args:
       inner: The optimizer to wrap, or a part of one.
-      every: Number of updates between resets; a positive int.
+      every: Number of updates per period, a positive int; the first has `every - 1`.
       warmup: Number of scaled updates after each reset; 0 for none.
       floor: Factor of the first update after a reset, from 0 to 1.
       keep: State leaves to preserve: a function of a leaf's path, or None for none. The

@@ -100,8 +100,8 @@ def skip(
         passed.
 
     Edge cases:
-      - Warm-up of a rule: no step is skipped; `ema` and other rules with an argument
-        `max_norm` apply it instead.
+      - Warm-up of a rule: no step is skipped, except with rules that have an argument
+        `max_norm`, such as `ema`: they skip steps above it.
       - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
         skipped, and no rule learns from it.
       - NaN as `max_norm` or `max_value`: the step is skipped.
