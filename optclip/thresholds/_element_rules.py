@@ -51,9 +51,9 @@ class SecondMoment:
 
         thresholds = _batching.each(bound, memory.value)
 
-        def learn(root: jax.Array, left: jax.Array) -> jax.Array:
+        def learn(root: jax.Array, clipped: jax.Array) -> jax.Array:
             weights = _running.weights(self.decay, root)
-            return _running.root_mean_square(*weights, root, left)
+            return _running.root_mean_square(*weights, root, clipped)
 
         roots = _batching.each(learn, memory.value, seen.keep(thresholds))
         return thresholds, Running(roots, _numerics.counted(memory.steps))

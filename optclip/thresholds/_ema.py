@@ -74,9 +74,9 @@ class Ema:
 
         thresholds = _batching.each(limit, seen.norm, memory.norm)
 
-        def learn(old: jax.Array, left: jax.Array) -> jax.Array:
+        def learn(old: jax.Array, clipped: jax.Array) -> jax.Array:
             # A leaf without gradient keeps its average: otherwise it would decay to 0.
-            return select(left > 0, self._averaged(old, left, memory.step), old)
+            return select(clipped > 0, self._averaged(old, clipped, memory.step), old)
 
         norms = _batching.each(learn, memory.norm, seen.keep(thresholds))
         return thresholds, Average(norms, _numerics.counted(memory.step))
@@ -99,20 +99,20 @@ class Ema:
 
         return bound
 
-    def _averaged(self, old: jax.Array, left: jax.Array, step: jax.Array) -> jax.Array:
+    def _averaged(self, old: jax.Array, new: jax.Array, step: jax.Array) -> jax.Array:
         """Return the average, updated by one norm."""
         is_first = old == jnp.inf
         if self.start == "debiased":
-            weights = _running.debiased_weights(self.decay, step, left)
+            weights = _running.debiased_weights(self.decay, step, new)
         else:
-            weights = _running.weights(self.decay, left)
+            weights = _running.weights(self.decay, new)
         none = jnp.zeros_like(old)
-        mixed = _running.mean(*weights, select(is_first, none, old), left)
+        mixed = _running.mean(*weights, select(is_first, none, old), new)
         if self.start == "zero":
             return mixed
         if self.start == "first":
-            mixed = select(step < self.warmup, jnp.minimum(old, left), mixed)
-        return select(is_first, left, mixed)
+            mixed = select(step < self.warmup, jnp.minimum(old, new), mixed)
+        return select(is_first, new, mixed)
 
 
 def _peak_and_total(batched: _batching.Batched) -> tuple[jax.Array, jax.Array]:

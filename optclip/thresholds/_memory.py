@@ -45,16 +45,16 @@ def init_memory(
     of_rules = norms_of_rules(
         name, rules, treedef, shapes, is_like_params=is_like_params
     )
-    for each in of_rules:
-        types = [norms[i] for i in each.indices]
-        if each.is_vector:
+    for part in of_rules:
+        types = [norms[i] for i in part.indices]
+        if part.is_vector:
             vector = jax.eval_shape(lambda *x: jnp.stack(x), *types)
-            norm = each.of_vector(zeros(vector))
+            norm = part.of_vector(zeros(vector))
         else:
-            norm = each.treedef.unflatten(map(zeros, types))
-        as_array = functools.partial(as_array_of_memory, name, each.rule)
-        made = jax.tree.map(as_array, each.rule.init(norm))
-        if not each.is_vector:
+            norm = part.treedef.unflatten(map(zeros, types))
+        as_array = functools.partial(as_array_of_memory, name, part.rule)
+        made = jax.tree.map(as_array, part.rule.init(norm))
+        if not part.is_vector:
             made = _packed_state.packed(made, norm, is_like_params=is_like_params)
         memories.append(made)
     return memories
@@ -120,35 +120,35 @@ def learned_thresholds(
         )
     thresholds: list[Number] = [0.0] * len(norms.shapes)
     memories = []
-    for place, (each, old) in enumerate(zip(of_rules, memory, strict=True)):
-        norm, is_finite = each.select(finite_norms), each.select(finite)
-        if each.is_vector:
-            _packed_state.check_same_norms(old, each.treedef)
+    for place, (part, old) in enumerate(zip(of_rules, memory, strict=True)):
+        norm, is_finite = part.select(finite_norms), part.select(finite)
+        if part.is_vector:
+            _packed_state.check_same_norms(old, part.treedef)
         else:
             old = _packed_state.unpacked(old, norm)
         seen = Seen(
             norm=norm,
             finite=is_finite,
-            keep=functools.partial(_norms_after_clipping, name, each, context, norm),
-            measure=functools.partial(_measured, name, rules, place, each, context),
+            keep=functools.partial(_norms_after_clipping, name, part, context, norm),
+            measure=functools.partial(_measured, name, rules, place, part, context),
             params=context.params,
             step=context.step,
             extra=context.extra,
             updates=context.updates,
         )
-        threshold, new = checked_update(name, each.rule, seen, old)
-        filled = each.fill(name, threshold, norm)
-        if not isinstance(each.rule, (Constant, Schedule)):
+        threshold, new = checked_update(name, part.rule, seen, old)
+        filled = part.fill(name, threshold, norm)
+        if not isinstance(part.rule, (Constant, Schedule)):
             filled = _batching.each(_largest_for_inf, filled, is_finite)
-            filled = _materialized(filled, is_vector=each.is_vector)
+            filled = _materialized(filled, is_vector=part.is_vector)
         learned = _running.taken_if(is_finite, new, old)
-        if not each.is_vector:
+        if not part.is_vector:
             learned = _packed_state.packed(learned, norm, is_like_params=is_like_params)
         memories.append(learned)
-        if each.is_vector and len(of_rules) == len(norms.indices) == 1:
+        if part.is_vector and len(of_rules) == len(norms.indices) == 1:
             # The norms are one vector, so the thresholds remain one too.
             return Batched.of_vector(*jax.tree.leaves(filled)), memories
-        for i, limit in zip(each.indices, each.entries(filled), strict=True):
+        for i, limit in zip(part.indices, part.entries(filled), strict=True):
             thresholds[i] = limit
     return thresholds, memories
 
@@ -158,17 +158,17 @@ def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
 
 
 def _norms_after_clipping(
-    name: str, each: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
+    name: str, part: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
 ) -> PyTree:
     """Return a rule's norms after clipping, as a function of its threshold alone."""
-    return context.keep(norm, each.fill(f"{name}: keep(threshold)", threshold, norm))
+    return context.keep(norm, part.fill(f"{name}: keep(threshold)", threshold, norm))
 
 
 def _measured(
     name: str,
     rules: PyTree,
     place: int,
-    each: NormsOfRule,
+    part: NormsOfRule,
     context: Context,
     tree: PyTree,
     /,
@@ -180,12 +180,12 @@ def _measured(
     # The norms are first arranged as a tree, since parameters may have leaves that the
     # updates lack.
     measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)
-    if measured[place].treedef == each.treedef:
-        return dataclasses.replace(measured[place], is_vector=each.is_vector).select(
+    if measured[place].treedef == part.treedef:
+        return dataclasses.replace(measured[place], is_vector=part.is_vector).select(
             norms
         )
     norm = measured[place].select(norms)
-    return each.fill(name, norm, each.of_vector(norm)) if each.is_vector else norm
+    return part.fill(name, norm, part.of_vector(norm)) if part.is_vector else norm
 
 
 def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
