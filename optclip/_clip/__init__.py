@@ -6,6 +6,9 @@
 `_coefficient` computes, `_move` moves elements to their `_element_bounds`, and
 `spectral` adds one for singular values. `_nonfinite` lists the policies and where each
 is applied. `_build` chooses the action for a scope and a response.
+
+Norms, thresholds and coefficients are lists with one entry per block, each in a
+`_arrays._batching.Batched`, which stacks scalars of one type into a vector.
 """
 
 from optclip._clip._action import Action as Action
@@ -24,7 +27,7 @@ from optclip._clip._layout import layout_of as layout_of
 from optclip._clip._move import MOVE as MOVE
 from optclip._clip._run import ThresholdFunction as ThresholdFunction
 from optclip._clip._run import apply as apply
-from optclip._clip._run import check_spans as check_spans
+from optclip._clip._run import check_agreement as check_agreement
 from optclip._clip._run import clipped_norms as clipped_norms
 from optclip._clip._run import decide as decide
 from optclip._clip._run import decided as decided

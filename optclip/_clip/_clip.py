@@ -68,11 +68,11 @@ class Thresholds(NamedTuple):
       by_argument: One value per block under the name of the argument that set it, in a
         list or stacked like the norms; two lists, `"lower"` and `"upper"`, if elements
         have two bounds.
-      memory: The memory of the rules after the run.
+      rule_memory: The memory of the rules after the run.
     """
 
     by_argument: dict[str, list[Number] | Batched]
-    memory: Sequence[PyTree] = ()
+    rule_memory: Sequence[PyTree] = ()
 
 
 class Decision(NamedTuple):

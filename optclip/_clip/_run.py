@@ -4,8 +4,8 @@
     decision = decide(clip, layout, fixed("max_norm", 1.0))
     clipped, coefficients = apply(decision)
 
-If the norms are already known, or are measured with a memory as in `transforms`,
-`decided` replaces `decide`.
+`transforms` calls `decided` in place of `decide`: it measures with a memory, and its
+thresholds come from rules. `decided` also serves callers that know the norms already.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from optclip._clip._clip import Clip, Decision, Thresholds
 from optclip._clip._coefficient import coefficients_of
 from optclip._clip._layout import Layout
 from optclip.norms._interface import Measured
-from optclip.responses._interface import compares
+from optclip.responses._interface import compares_norms
 
 # Computes the thresholds from the layout and the norms.
 ThresholdFunction = Callable[[Layout, Batched], Thresholds]
@@ -42,7 +42,9 @@ def decided(
     """Return the decision for known norms, with the thresholds fitted to them."""
     norms, norm_memory, work = measured
     fitted = clip.action.fit(clip, thresholds.by_argument, norms)
-    return Decision(clip, layout, norms, fitted, thresholds.memory, norm_memory, work)
+    return Decision(
+        clip, layout, norms, fitted, thresholds.rule_memory, norm_memory, work
+    )
 
 
 def apply(decision: Decision) -> tuple[PyTree, Batched]:
@@ -54,6 +56,9 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
 
 def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
     """Return a function that computes thresholds independent of the norms.
+
+    For functions without a state; in transformations, `transforms._rules` computes
+    fixed thresholds too.
 
     Args:
       name: The argument that `threshold` was passed as.
@@ -68,25 +73,32 @@ def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
 
 
 def _check(decision: Decision) -> None:
-    """Raise as `nonfinite="raise"` requires, or if devices could clip differently."""
+    """Raise as `nonfinite="raise"` requires, or if devices could clip differently.
+
+    If a response compares the norms of one leaf, all devices must have the same ones.
+    """
     clip, layout = decision.clip, decision.layout
     if clip.nonfinite == "raise":
         used = [leaf for leaf in layout.leaves if leaf.is_used]
         paths, arrays = [x.path for x in used], [x.array for x in used]
         _nonfinite.check(paths, arrays, decision.norms.entries())
-    if compares(clip.response):
-        check_spans(layout)
+    if compares_norms(clip.response):
+        check_agreement(layout)
 
 
-def check_spans(layout: Layout) -> None:
-    """Raise unless the devices that share the norms of slices are known."""
+def check_agreement(layout: Layout) -> None:
+    """Raise if devices must agree on the norms of slices, and may not.
+
+    They may not if neither types nor `axis_name=` specify the axes that split a leaf.
+    They must if there is a memory, a common decision, or a response that compares.
+    """
     slices = [block for block in layout.blocks if block.axis is not None]
     if any(_leaves.axis_name_of(block.leaves[0]) != () for block in slices):
         _axis_names.check_all_known()
 
 
 def clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
-    """Return the norms after clipping to thresholds.
+    """Return the norms after clipping to thresholds, for `keep` of a threshold rule.
 
     Args:
       clip: The clipping operation.

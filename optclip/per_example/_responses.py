@@ -13,7 +13,7 @@ from optclip.responses import Hard, Response
 from optclip.responses._interface import (
     BY_NAME,
     ResponseLike,
-    compares,
+    compares_norms,
     is_same_always,
     resolve,
 )
@@ -51,7 +51,7 @@ class _Capped:
 
 
 # Exclude "proportional", which compares norms. "unit" divides after the sum.
-_BY_NAME = {name: how for name, how in BY_NAME.items() if not compares(how)}
+_BY_NAME = {name: how for name, how in BY_NAME.items() if not compares_norms(how)}
 _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 
 
@@ -62,7 +62,7 @@ def response_of(response: Any) -> Response:
         wanted = "a response without schedules"
         advice = "Per-example clipping counts no steps; pass the value of the schedule."
         raise ValueError(_validate.must_be("response", wanted, response, advice))
-    if compares(how):
+    if compares_norms(how):
         wanted = "a response that depends on a single norm"
         advice = "Pass 'hard'."
         raise ValueError(_validate.must_be("response", wanted, response, advice))

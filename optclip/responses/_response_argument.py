@@ -158,8 +158,8 @@ def is_ours(response: Response) -> bool:
     return type(response) in _OURS
 
 
-def compares(response: Response) -> bool:
-    """Return whether a response to one norm depends on the other norms of a leaf."""
+def compares_norms(response: Response) -> bool:
+    """Return whether a response to one norm also reads the other norms of its leaf."""
     if isinstance(response, Detached):
-        return compares(response.response)
+        return compares_norms(response.response)
     return isinstance(response, Proportional)

@@ -27,7 +27,7 @@ from optclip._clip import (
 )
 from optclip.norms._interface import L2, Block, Measured, Measurement, flush_small
 from optclip.responses import Detached, Hard, Response, Smooth
-from optclip.responses._interface import compares
+from optclip.responses._interface import compares_norms
 from optclip.spectral import _newton_schulz, _spectral_function
 from optclip.spectral._matrix_algebra import times
 from optclip.spectral._matrix_blocks import (
@@ -168,7 +168,7 @@ def parts_of_singular_values(
     if norm != L2:
         advice = "Omit norm=, since each singular value is a single number."
         raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
-    if compares(response):
+    if compares_norms(response):
         wanted = "a response that depends on a single singular value"
         advice = "Pass 'hard' or 'smooth'."
         raise ValueError(_validate.must_be("response", wanted, response, advice))

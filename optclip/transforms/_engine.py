@@ -18,7 +18,7 @@ from optclip._clip import (
     Clip,
     Decision,
     Layout,
-    check_spans,
+    check_agreement,
     decided,
     layout_of,
 )
@@ -144,7 +144,7 @@ class Engine:
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
-            check_spans(layout)
+            check_agreement(layout)
         clip = self.clip.at(state.clip_step)
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
