@@ -27,9 +27,10 @@ _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
 class Action(abc.ABC):
-    """Multiply, move to a bound, or apply an action that another package registers.
+    """Fit thresholds to norms, and change leaves.
 
-    By default there is one threshold and one coefficient for each norm.
+    `_build.parts_of` chooses `Scale`, `Move` or the action of `spectral`. By default
+    there is one threshold and one coefficient for each norm.
     """
 
     def fit(
@@ -45,13 +46,13 @@ class Action(abc.ABC):
         ((name, of_blocks),) = values.items()
         least = _LEAST_STRICT if clip.strict else LEAST
 
-        def at_least(limits: Batched) -> Batched:
+        def with_zeros(limits: Batched) -> Batched:
             return limits.map(lambda c: zero_below(least[c.dtype.name], c))
 
         if isinstance(of_blocks, Batched):
             pairs = zip(of_blocks.values, norms.values, strict=True)
             stacks = [_fitted(clip, name, *pair, least)[0] for pair in pairs]
-            return at_least(Batched.tree_unflatten(norms.indices, stacks))
+            return with_zeros(Batched.tree_unflatten(norms.indices, stacks))
         limits: dict[int, tuple[jax.Array, bool]] = {}
         for index, stack in zip(norms.indices, norms.values, strict=True):
             # The norms of a stack have one type, so the first represents all.
@@ -60,9 +61,9 @@ class Action(abc.ABC):
                 limits[i] = _fitted(clip, name, of_blocks[i], norm, least)
         fitted = [limits[i] for i in range(len(of_blocks))]
         batched = norms.with_entries([limit for limit, _ in fitted])
-        if all(is_known for _, is_known in fitted):
+        if all(is_final for _, is_final in fitted):
             return batched
-        return at_least(batched)
+        return with_zeros(batched)
 
     def per_norm(self, thresholds: Batched, norms: Batched) -> Batched:
         """Return one fitted threshold for each norm."""
@@ -83,14 +84,14 @@ class Action(abc.ABC):
 def _fitted(
     clip: Clip, name: str, value: Number, norm: jax.Array, least: dict[str, float]
 ) -> tuple[jax.Array, bool]:
-    """Return the threshold, and whether it is known not to be too small for a norm."""
+    """Return the threshold, and whether `zero_below` has been applied to it."""
     limit = as_limit(value, norm.dtype)
     check_replicated(clip, name, limit, norm)
-    is_known = isinstance(limit, np.ndarray)
-    if is_known:
+    is_final = isinstance(limit, np.ndarray)
+    if is_final:
         limit = zero_below(least[norm.dtype.name], limit)
     _validate.broadcasts(name, limit.shape, norm.shape)
-    return _numerics.broadcast_like(jnp.asarray(limit), norm), is_known
+    return _numerics.broadcast_like(jnp.asarray(limit), norm), is_final
 
 
 def check_replicated(clip: Clip, name: str, limit: Number, norm: jax.Array) -> None:

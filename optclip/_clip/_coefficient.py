@@ -46,7 +46,8 @@ def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     finite_norm = jnp.where(bad, jnp.zeros_like(norm), norm)
     coefficient = _outside_band(clip, finite_norm, threshold)
     # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
-    # changes nothing; a rule's inf has been replaced in `thresholds/_memory`.
+    # changes nothing. A rule's inf never meets a bad norm, since `thresholds/_memory`
+    # replaces it there.
     is_zeroed = bad & jnp.isfinite(threshold)
     return jnp.where(is_zeroed, jnp.zeros_like(coefficient), coefficient)
 
@@ -67,7 +68,7 @@ def _outside_band(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Arra
 def _coefficient(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
-    """Return the coefficient: 1 at an infinite threshold, NaN for a non-finite norm."""
+    """Return the coefficient: 1 at an infinite threshold, else NaN at a bad norm."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
     if is_eager and is_ours(response) and _is_hashable((response, eps)):
         # An eager call then takes one dispatch, not twenty.

@@ -45,7 +45,15 @@ class LaidOutLeaf(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Hold the leaves of a tree, and its blocks with the structure of the scope."""
+    """Hold the leaves of a tree, and its blocks.
+
+    Attributes:
+      flat: The tree, flattened.
+      leaves: One entry per leaf.
+      blocks: One entry per norm, or per leaf whose slices have norms.
+      treedef: The structure of `scope.blocks(tree)`, which norms and thresholds share:
+        one leaf for the tree, a tree for leaves, a dict for groups.
+    """
 
     flat: _leaves.Flat
     leaves: list[LaidOutLeaf]
@@ -53,7 +61,7 @@ class Layout(NamedTuple):
     treedef: TreeDef
 
     def tree(self, values: Sequence[object]) -> PyTree:
-        """Return one value per block in the structure of the scope."""
+        """Return one value per block, in the structure `treedef`."""
         return jax.tree.unflatten(self.treedef, values)
 
     def entries(self, tree: PyTree) -> list[PyTree]:

@@ -7,8 +7,9 @@ zero        all elements that share a non-finite norm become zero (`respond` in
 raise       like propagate, and an error under `jax.experimental.checkify` (`check`
             below)
 
-For singular values, `spectral/_singular_values._by_policy` does the same. A rule's
-infinite threshold is made finite in `thresholds/_memory`, so that the policy applies.
+For singular values, `spectral/_singular_values._by_policy` does the same. Where a
+norm is not finite, a rule's infinite threshold is made finite in `thresholds/_memory`,
+so that the policy applies.
 """
 
 from __future__ import annotations

@@ -41,9 +41,10 @@ class Measurement(abc.ABC):
 
     @property
     def is_a_mean(self) -> bool:
-        """Return whether the norm is divided by a power of the number of elements.
+        """Return whether the norm of leaves differs from the norm of their norms.
 
-        If so, the norm of several blocks together is not the norm of their norms.
+        It does if it is divided by a power of the number of elements. With
+        `record="leaves"` the tree is then measured separately from its leaves.
         """
         return False
 
