@@ -113,12 +113,16 @@ def number(
     *,
     negative: bool = False,
     advice: str = "0 clips to zero, inf clips nothing.",
+    rule_advice: str = "",
 ) -> None:
-    """Raise unless `value` is real, not NaN and, unless `negative`, at least 0."""
+    """Raise unless `value` is real, not NaN and, unless `negative`, at least 0.
+
+    `rule_advice` is the fix for a rule or schedule.
+    """
     if not is_number(value):
-        raise TypeError(
-            must_be(name, "a real number or an array of real numbers", value)
-        )
+        is_rule = callable(value) or hasattr(value, "update")
+        wanted = "a real number or an array of real numbers"
+        raise TypeError(must_be(name, wanted, value, rule_advice if is_rule else ""))
     if is_beyond_floats(value):
         raise ValueError(must_be(name, "within the range of a float, or inf", value))
     known = concrete(value)

@@ -23,6 +23,11 @@ from optclip.scopes._interface import ScopeLike, as_scope
 from optclip.thresholds._interface import Named
 from optclip.typing import AxisName, Mask, Nonfinite, Number, ResponseLike
 
+NEEDS_STATE = (
+    "Rules and schedules need a state: pass them to the transformation, such as"
+    " optclip.clip_by_global_norm(rule), in the optimizer."
+)
+
 
 def clip_by(
     tree: PyTree,
@@ -103,7 +108,7 @@ def run(
     _validate.not_none(name, limits)
     raise_if_exchanged(name, tree, limits)
     for value in jax.tree.leaves(limits):
-        _validate.number(name, value)
+        _validate.number(name, value, rule_advice=NEEDS_STATE)
     layout, thresholds_of = layout_of(clip, tree), fixed(name, limits)
     if norms is None:
         decision = decide(clip, layout, thresholds_of)

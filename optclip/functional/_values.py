@@ -22,7 +22,7 @@ from optclip._clip import (
     fixed,
     layout_of,
 )
-from optclip.functional._clip_by import raise_if_exchanged
+from optclip.functional._clip_by import NEEDS_STATE, raise_if_exchanged
 from optclip.norms._interface import L2, Measured
 from optclip.scopes._interface import ELEMENT
 from optclip.typing import Mask, Nonfinite, Number, PyTree
@@ -130,4 +130,4 @@ def _two_sided(layout: Layout, lower: PyTree, upper: PyTree) -> Thresholds:
 
 def _check(name: str, bound: PyTree, *, negative: bool = False) -> None:
     for value in jax.tree.leaves(bound):
-        _validate.number(name, value, negative=negative)
+        _validate.number(name, value, negative=negative, rule_advice=NEEDS_STATE)

@@ -233,11 +233,17 @@ def _scope(over: Any) -> Scope:
     return scope
 
 
+_RULE_ADVICE = (
+    "For a threshold that follows the norms, pass `threshold` of the state of"
+    " per_example.QuantileThreshold. In clipped_grad, the loss comes first."
+)
+
+
 def _check_threshold(threshold: Any, scope: Scope) -> None:
     _validate.not_none("threshold", threshold)
     for value in _values(threshold):
         if value is not None:
-            _validate.number("threshold", value)
+            _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
             if jnp.shape(value):
                 wanted = "one number for each norm"
                 advice = f"Its shape is {jnp.shape(value)}."

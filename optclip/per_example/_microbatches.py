@@ -24,9 +24,11 @@ def batch_size(examples: PyTree) -> int:
     """Return the length of the first axis, which all arrays of a batch share."""
     sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(examples)}
     if len(sizes) != 1 or () in sizes:
+        lengths = ", ".join(str(s[0]) if s else "a scalar" for s in sorted(sizes))
         raise ValueError(
             "The arrays of a batch must have first axes of the same length, got"
-            f" {sorted(sizes) or 'no array'}. Add a batch axis to each array."
+            f" {lengths or 'no array'}. Pass one row per example; of a loss, list only"
+            " arguments with a batch axis in `batch_argnums`."
         )
     return sizes.pop()[0]
 

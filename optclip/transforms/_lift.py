@@ -11,6 +11,7 @@ from optclip._arrays import _validate
 from optclip._arrays._types import PyTree
 from optclip._clip import apply
 from optclip.transforms._engine import Engine, Step
+from optclip.transforms._state import ORDER
 from optclip.typing import ClipState
 
 
@@ -73,8 +74,8 @@ def _check_recordable(state: Any) -> None:
     if not isinstance(state, ClipState):
         wanted = "the ClipState that init returned, None or optax.EmptyState()"
         advice = (
-            "To clip without a state, call the function of the same name, such as"
-            " optclip.functional.clip_by_global_norm(grads, max_norm), or build the"
-            " transformation with record=False, which accepts any state."
+            f"{ORDER} To clip without a state, call the function of the same name,"
+            " such as optclip.functional.clip_by_global_norm(grads, max_norm), or build"
+            " the transformation with record=False, which accepts any state."
         )
         raise TypeError(_validate.must_be("state", wanted, state, advice))

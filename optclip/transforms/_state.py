@@ -16,6 +16,10 @@ from optclip.scopes import Scope
 from optclip.typing import ClipRecord, ClipState
 
 _ADVICE = "Pass the state that this transformation's init or last update returned."
+ORDER = (
+    "The order is tx.update(updates, state, params). Pass the state of this"
+    " transformation's init; in a chain, call the chain's update."
+)
 
 
 def check_record(record: Record, name: object) -> None:
@@ -38,7 +42,7 @@ def check_state(
 ) -> None:
     """Raise unless `init` of this transformation made this state for such updates."""
     if not isinstance(state, ClipState):
-        raise TypeError(_validate.must_be("state", "a ClipState", state, _ADVICE))
+        raise TypeError(_validate.must_be("state", "a ClipState", state, ORDER))
     recorded = sorted(state.clip_record)
     if recorded != names:
         raise ValueError(

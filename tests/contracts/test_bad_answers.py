@@ -148,7 +148,11 @@ def test_update_tree_unlike_init_raises(run):
 @pytest.mark.parametrize(
     ("state", "error", "words"),
     [
-        ((), T, "`state` must be the ClipState.*tuple.*record=False"),
+        (
+            (),
+            T,
+            r"must be the ClipState.*tuple.*order is tx\.update\(updates, s.*record=False",
+        ),
         (optclip.clip_by_norm(1.0, name="z").init(TREE), V, "'clip'.*got .'z'.*Pass"),
         (
             optclip.clip_by_norm(1.0, record="leaves").init(TREE),

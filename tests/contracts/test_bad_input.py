@@ -285,6 +285,7 @@ MESSAGES = {
             "`max_norm` must be a real number or an array of real numbers, got 'x'",
         ),
         (1j, T, "a real number or an array of real numbers, got 1j (complex)"),
+        (thresholds.ema(), T, "need a state: pass them to the transformation, such"),
         (True, T, "a real number or an array of real numbers, got True (bool)"),
         (
             {"a": 1.0, "b": "x"},
@@ -586,6 +587,8 @@ MESSAGES = {
         ("proportional", V, "or a function of these two, got 'proportional' (str)"),
     ],
     "per_example.clipped_grad.threshold": [
+        (thresholds.ema(), T, "pass `threshold` of the state of per_example.Quantile"),
+        (loss_of_one, T, "QuantileThreshold. In clipped_grad, the loss comes first."),
         ([], V, "`threshold` must be one number for over='tree', got [] (list). Pass"),
         (np.ones(2), V, "`threshold` must be one number for each norm, got array([1.,"),
     ],
@@ -595,7 +598,8 @@ MESSAGES = {
     ],
     "per_example.clipped_sum.grads": [
         ({}, V, "The arrays of a batch must have first axes of the same length, got"),
-        (1.0, V, "got [()]. Add a batch axis to each array."),
+        (1.0, V, "got a scalar. Pass one row per example; of a loss, list only"),
+        ([np.ones(5), np.ones(4)], V, "got 4, 5. Pass one row per example"),
     ],
     "per_example.QuantileThreshold.count_noise": [
         (1.0, V, "`expected_batch_size` must be the expected number of examples with")

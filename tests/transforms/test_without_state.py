@@ -96,7 +96,7 @@ REJECTED = [
     (
         lambda: optclip.clip_by_norm(thresholds.ema()).update(TREE, None),
         TypeError,
-        r"must be a ClipState, got None",
+        r"must be a ClipState, got None .*order is tx\.update\(updates, state, params",
     ),
     (
         lambda: optclip.metrics(optax.chain(CLIP, optax.adam(1e-3)).init(TREE)),
