@@ -119,9 +119,11 @@ def map_prefix(
             treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
+            differences = _differences(prefix, tree, is_leaf)
             raise ValueError(
-                f"{_validate.quoted(name)} must be a prefix of the structure {full},"
-                f" got {treedef}.{_differences(prefix, tree, is_leaf)} {_remedy(tree)}"
+                f"{_validate.quoted(name)} must be a prefix of the tree to which it"
+                f" applies.{differences or f' Expected {full}, got {treedef}.'}"
+                f" {_remedy(tree)}"
             ) from error
     return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
 
@@ -132,7 +134,10 @@ def _remedy(tree: PyTree) -> str:
             "There is only one norm, so pass one number. For several thresholds, clip"
             " per leaf (clip_by_norm) or per group (clip_by_group_norm)."
         )
-    return "Pass one value, or a tree with this structure or a prefix of it."
+    return (
+        "Pass one value, or a tree with an entry for each (in thresholds and labels,"
+        " None means unclipped). optclip.by_path(...) builds such a tree from paths."
+    )
 
 
 def _differences(prefix: PyTree, tree: PyTree, is_leaf: Any) -> str:
@@ -186,7 +191,9 @@ def spread_mask(
         return [True] * len(flat.leaves)
     if isinstance(mask, (bool, np.bool_)) and len(flat.leaves) > 1:
         wanted = "a tree of bools, a function that returns one, or None for all leaves"
-        raise TypeError(_validate.must_be(name, wanted, mask, _validate.static(name)))
+        # optax.inject_hyperparams calls a function with the step, as a schedule.
+        advice = f"With optax.inject_hyperparams, pass static_args=('{name}',)."
+        raise TypeError(_validate.must_be(name, wanted, mask, advice))
     mask = described(name, mask, flat.tree)
     # None is no bool, so that the error below names its leaf.
     by_leaf = spread_prefix(name, mask, flat.tree, is_leaf=lambda m: m is None)
@@ -198,7 +205,7 @@ def spread_mask(
             subject = f"`{name}` for {_leaves.named(path)}"
             wanted = "True or False, not a traced value"
             advice = "Pass a tree of bools or a function that returns one."
-            advice = f"{advice} {_validate.static(name)}"
+            advice = f"{advice} {_validate.static(name, value)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
     is_missed = any(live) and not any(map(operator.and_, spread, live))
     if is_missed and not _has_masked_nodes(flat.tree):

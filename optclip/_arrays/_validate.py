@@ -41,8 +41,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def static(name: str) -> str:
-    """Return the fix for an argument that must not become an array."""
+def static(name: str, value: Any) -> str:
+    """Return the fix for an argument that became an array, or no text."""
+    if not hasattr(value, "dtype"):
+        return ""
     return f"With optax.inject_hyperparams, pass static_args=('{name}',)."
 
 
@@ -52,10 +54,14 @@ def kind(subject: str, value: Any, kinds: Any, wanted: str, advice: str = "") ->
         raise TypeError(must_be(subject, wanted, value, advice))
 
 
-def not_none(name: str, threshold: Any) -> None:
-    """Raise if a whole threshold is None."""
+def threshold_given(name: str, threshold: Any) -> None:
+    """Raise if a whole threshold is None or a Suggestion."""
+    wanted = "a number or another threshold (inf clips nothing)"
+    if type(threshold).__name__ == "Suggestion":
+        # Compared by name, since this package may not import `monitor`.
+        advice = "Pass its max_norm: suggestion.max_norm."
+        raise TypeError(must_be(name, wanted, threshold, advice))
     if threshold is None:
-        wanted = "a number or another threshold (inf clips nothing)"
         advice = "None means unclipped only inside a tree of thresholds."
         raise TypeError(must_be(name, wanted, None, advice))
 
@@ -165,7 +171,7 @@ def length(name: str, value: Any, *, least: int = 1) -> None:
     """Raise unless `value` is an int of at least `least`: a shape, so never traced."""
     wanted = f"an int from {least} to 2**31 - 1"
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(must_be(name, wanted, value, static(name)))
+        raise TypeError(must_be(name, wanted, value, static(name, value)))
     if not least <= value <= _LARGEST_COUNT:
         raise ValueError(must_be(name, wanted, value))
 

@@ -77,7 +77,7 @@ def clip_attention_logits(
     """
     _validate.fraction("balance", balance)
     _validate.flag("by_group", by_group)
-    _validate.not_none("max_logit", max_logit)
+    _validate.threshold_given("max_logit", max_logit)
     for value in jax.tree.leaves(max_logit):
         _validate.number("max_logit", value)
     flat = _leaves.flatten(params)

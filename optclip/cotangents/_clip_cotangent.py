@@ -155,7 +155,7 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
         advice = "clip_cotangent counts no steps; pass schedule(step)."
         raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
     raise_if_exchanged("max_norm", tree, max_norm)
-    _validate.not_none("max_norm", max_norm)
+    _validate.threshold_given("max_norm", max_norm)
     for value in jax.tree.leaves(max_norm):
         _validate.number("max_norm", value)
 

@@ -105,7 +105,7 @@ def run(
     name, limits = "threshold", threshold
     if isinstance(threshold, Named):
         name, limits = threshold.name, threshold.value
-    _validate.not_none(name, limits)
+    _validate.threshold_given(name, limits)
     raise_if_exchanged(name, tree, limits)
     for value in jax.tree.leaves(limits):
         _validate.number(name, value, rule_advice=NEEDS_STATE)

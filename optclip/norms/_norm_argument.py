@@ -35,4 +35,5 @@ def as_norm(norm: NormLike) -> Measurement:
         return Norm(float(norm))
     names = ", ".join(map(repr, BY_NAME))
     wanted = f"{names}, an order p, or a Norm or Spectral of optclip.norms"
-    raise TypeError(_validate.must_be("norm", wanted, norm, _validate.static("norm")))
+    advice = _validate.static("norm", norm)
+    raise TypeError(_validate.must_be("norm", wanted, norm, advice))

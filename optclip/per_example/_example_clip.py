@@ -240,7 +240,7 @@ _RULE_ADVICE = (
 
 
 def _check_threshold(threshold: Any, scope: Scope) -> None:
-    _validate.not_none("threshold", threshold)
+    _validate.threshold_given("threshold", threshold)
     for value in _values(threshold):
         if value is not None:
             _validate.number("threshold", value, rule_advice=_RULE_ADVICE)

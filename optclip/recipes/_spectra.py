@@ -132,7 +132,8 @@ def spectra(
 
 
 def _check_schedule(learning_rate: Any, warmup: Any) -> None:
-    wanted, static = "an optax schedule, or None", _validate.static("learning_rate")
+    wanted = "an optax schedule, or None"
+    static = _validate.static("learning_rate", learning_rate)
     kinds = (Callable, type(None))
     _validate.kind("learning_rate", learning_rate, kinds, wanted, static)
     _validate.length("warmup", warmup, least=0)

@@ -120,7 +120,7 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
         f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
         " function of these two"
     )
-    advice = _validate.static("response")
+    advice = _validate.static("response", response)
     message = _validate.must_be("response", wanted, response, advice)
     if isinstance(response, str):
         if response not in by_name:

@@ -132,10 +132,9 @@ def units(
 def _as_tuple(axis: Any) -> tuple[int, ...]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        advice = (
-            "Negative ones count from the end. With optax.inject_hyperparams, pass a"
-            " tuple or name it in static_args=('axis',)."
-        )
+        advice = f"Negative ones count from the end. {_validate.static('axis', axis)}"
+        if isinstance(axis, list):
+            advice = f"Pass axis={tuple(axis)}."
         raise TypeError(
             _validate.must_be("axis", "an int or tuple of ints", axis, advice)
         )

@@ -94,7 +94,7 @@ def _checked(labels: PyTree) -> PyTree:
         if not isinstance(label, str):
             subject, wanted = "A label in `groups`", "a string, or None for no group"
             advice = "Pass a tree of labels or a function that returns one."
-            advice = f"{advice} {_validate.static('groups')}"
+            advice = f"{advice} {_validate.static('groups', label)}"
             raise TypeError(_validate.must_be(subject, wanted, label, advice))
     return labels
 

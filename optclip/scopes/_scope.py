@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from types import FunctionType
 from typing import Literal
 
 import jax
@@ -120,7 +121,9 @@ def as_scope(over: ScopeLike) -> Scope:
         "'tree', 'leaf', 'element', optclip.axes(...), units(...), groups(...) or an"
         " instance of a subclass of optclip.scopes.Scope"
     )
-    advice = _validate.static("over")
+    advice = _validate.static("over", over)
+    if isinstance(over, FunctionType):
+        advice = f"Call the function and pass its result, {over.__name__}(...)."
     raise TypeError(_validate.must_be("over", wanted, over, advice))
 
 

@@ -47,7 +47,7 @@ def as_rules(
 ) -> PyTree:
     """Return a threshold argument, or each leaf of a tree of them, as rules."""
     if not negative:
-        _validate.not_none(name, threshold)
+        _validate.threshold_given(name, threshold)
 
     def as_rule(value: PyTree) -> Rule:
         if is_rule(value):

@@ -60,6 +60,7 @@ HISTORY = {
     for field in ("norm", "threshold", "coefficient")
     for part in ("a", "b")
 }
+SUGGESTION = optclip.suggest(np.arange(100.0))
 NORMS = {f"clip/norm/{part}": np.arange(100.0) for part in ("a", "b")}
 
 
@@ -304,8 +305,9 @@ MESSAGES = {
         (jnp.array([1, jnp.nan]), V, "at least 0, got Array([ 1., nan]"),
         (HUGE, V, "within the range of a float, or inf, got an int beyond the largest"),
         (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to the"),
-        ([], V, "`max_norm` must be a prefix of the structure PyTreeDef({'a': *, 'b':"),
-        ([], V, "got PyTreeDef([]). Missing: 'a', 'b/0'. Pass one value, or a tree"),
+        ([], V, "`max_norm` must be a prefix of the tree to which it applies. Missing"),
+        ([], V, "Missing: 'a', 'b/0'. Pass one value, or a tree with an entry for"),
+        ({"a": 1.0, "b": (1.0,)}, V, "applies. Expected PyTreeDef({'a': *, 'b': [*]"),
         ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "Unexpected: 'z'. Pass one value"),
     ],
     "clip_by_norm.max_norm": [
@@ -314,6 +316,7 @@ MESSAGES = {
         (jax.random.key(0), T, "for leaf and group scope a tree of these, got"),
         ({"a": 1.0, "b": "x"}, T, "for leaf and group scope a tree of these, got 'x'"),
         (thresholds.zscore, T, "Call the function and pass its result, zscore(...)."),
+        (SUGGESTION, T, "(Suggestion). Pass its max_norm: suggestion.max_norm."),
         (recipes.zclip, T, "Pass a rule, such as optclip.thresholds.zscore() instead"),
     ],
     "clip_by.threshold": [
@@ -352,14 +355,14 @@ MESSAGES = {
     "quantile.window": [
         ("x", T, "`window` must be an int from 1 to 2**31 - 1, got 'x' (str)."),
         (True, T, "an int from 1 to 2**31 - 1, got True (bool)."),
-        (2.0, T, "got 2.0 (float). With optax.inject_hyperparams, pass static_args="),
-        (jnp.ones((), int), T, "an int from 1 to 2**31 - 1, got Array(1, dtype=int32)"),
+        (2.0, T, "an int from 1 to 2**31 - 1, got 2.0 (float)."),
+        (jnp.ones((), int), T, "With optax.inject_hyperparams, pass static_args=("),
         (2**31, V, "an int from 1 to 2**31 - 1, got 2147483648 (int)."),
         (HUGE, V, "2**31 - 1, got an int beyond the largest float (int)."),
     ],
     "functional.global_norm.ord": [
         ("x", T, "`ord` must be a Python number above 0, or inf for the largest"),
-        (True, T, "got True (bool). None means 2. With optax.inject_hyperparams"),
+        (True, T, "got True (bool). None means 2."),
         (jnp.ones(()), T, "for the largest absolute value, got Array(1.,"),
         (math.nan, V, "for the largest absolute value, got nan (float)."),
         (HUGE, V, "absolute value, got an int beyond the largest float (int)."),
@@ -368,7 +371,7 @@ MESSAGES = {
         ("x", T, "`axis` must be an int or tuple of ints, got 'x' (str). Negative"),
         (1.0, T, "an int or tuple of ints, got 1.0 (float)"),
         (True, T, "an int or tuple of ints, got True (bool)"),
-        ([0], T, "an int or tuple of ints, got [0] (list)"),
+        ([0], T, "an int or tuple of ints, got [0] (list). Pass axis=(0,)."),
         ((0, 1.5), T, "an int or tuple of ints, got (0, 1.5) (tuple)"),
         (None, T, "an int or tuple of ints, got None (NoneType)"),
         ((0, -1), V, "`axis` must name each axis once, got (0, -1) for the leaf 'a'"),
@@ -395,7 +398,8 @@ MESSAGES = {
         ("x", T, "`mask` for the leaf 'a' must be True or False, not a traced"),
         (math.nan, T, "`mask` for the leaf 'a' must be True or False"),
         (jnp.array(True), T, "With optax.inject_hyperparams, pass static_args="),
-        ({"a": True}, V, "`mask` must be a prefix of the structure PyTreeDef({'a': *,"),
+        (["a"], V, "'b/0'. Unexpected: '0'. Pass one value, or a tree with an entry"),
+        (["a"], V, "None means unclipped). optclip.by_path(...) builds such a tree"),
         (
             lambda tree: None,
             T,
@@ -411,7 +415,11 @@ MESSAGES = {
     "groups.labels": [
         (None, T, "`groups` must be a tree of strings, or a function of the tree (see"),
         ({"a": 1.0, "b": "y"}, T, "A label in `groups` must be a string, or None for"),
-        ({"a": "x"}, V, "`groups` must be a prefix of the structure"),
+        (
+            {"a": "x"},
+            V,
+            "`groups` must be a prefix of the tree to which it applies. Missing: 'b/0'.",
+        ),
         (
             lambda path: "x",
             T,
@@ -424,6 +432,7 @@ MESSAGES = {
     ],
     "clip_by.over": [
         (None, T, "`over` must be 'tree', 'leaf', 'element', optclip.axes(...),"),
+        (optclip.units, T, "Call the function and pass its result, units(...)."),
         (scopes.Scope, T, "an instance of a subclass of optclip.scopes.Scope, got"),
     ],
     "clip_by.norm": [
@@ -438,7 +447,7 @@ MESSAGES = {
     "clip_by.response": [
         ("soft", V, "`response` must be one of ['drop', 'hard', 'normalize',"),
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
-        (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type). With"),
+        (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type)."),
         (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). With"),
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
