@@ -51,6 +51,8 @@ class Norm(Measurement):
         wanted = "a Python number above 0, or inf for the largest absolute value"
         if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
             advice = f"None means 2. {_validate.static('ord', self.ord)}"
+            if isinstance(self.ord, str):
+                advice = "Pass a number, such as 2.0 or float('inf')."
             raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
         if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
             raise ValueError(_validate.must_be("ord", wanted, self.ord))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -131,6 +132,15 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):
         raise TypeError(message)
+    try:
+        inspect.signature(function).bind(None, None)
+    except ValueError:  # Some functions in C have no signature.
+        pass
+    except TypeError as error:
+        advice = f"It cannot take (norm, threshold): {error}."
+        raise TypeError(
+            _validate.must_be("response", wanted, response, advice)
+        ) from error
     if hasattr(response, "element"):
         return _UserElementResponse(function, response.element)
     return _UserResponse(function)

@@ -68,6 +68,8 @@ def as_rules(
 
 def _advice(value: object) -> str:
     """Return the fix for values that are close to a rule."""
+    if isinstance(value, str):
+        return "Pass a number, such as 1.0 without quotes."
     module = getattr(value, "__module__", None) or ""
     if _is_transformation(value) or module.startswith(_RECIPES):
         return (

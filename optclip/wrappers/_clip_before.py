@@ -16,6 +16,9 @@ def clip_before(
 ) -> optax.GradientTransformationExtraArgs:
     """Apply `clip`, then `inner`, and store the state of `inner` first.
 
+    The optimizer is the first argument, although it is applied last; exchanged, they
+    would clip the updates of the optimizer instead.
+
     The updates equal those from `optax.chain(clip, inner)`. Code that reads the
     optimizer's state by position, such as `opt_state[0].mu`, continues to work.
 

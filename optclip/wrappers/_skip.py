@@ -119,6 +119,9 @@ def skip(
         as_scope(over), as_norm(norm), responses.detached("drop"),
         mask=mask, axis_name=axis_name,
     )  # fmt: skip
+    if _validate.is_number(max_norm):
+        advice = "0 skips each step with a gradient, inf only non-finite steps."
+        _validate.number("max_norm", max_norm, advice=advice)
     rules = Rules({"max_norm": as_rules("max_norm", max_norm)})
     watch = Engine(clip, rules, True, name)
     value_rule = None

@@ -313,6 +313,7 @@ MESSAGES = {
     "clip_by_norm.max_norm": [
         ("x", T, "`max_norm` must be a number, an array, an optax schedule, a rule"),
         (True, T, "for leaf and group scope a tree of these, got True (bool)"),
+        ("1.0", T, "'1.0' (str). Pass a number, such as 1.0 without quotes."),
         (jax.random.key(0), T, "for leaf and group scope a tree of these, got"),
         ({"a": 1.0, "b": "x"}, T, "for leaf and group scope a tree of these, got 'x'"),
         (thresholds.zscore, T, "Call the function and pass its result, zscore(...)."),
@@ -345,6 +346,7 @@ MESSAGES = {
         ("x", T, "`decay` must be a number from 0 to 1, got 'x' (str)."),
         (None, T, "a number from 0 to 1, got None (NoneType)."),
         (True, T, "a number from 0 to 1, got True (bool)."),
+        (ADAM, T, "Clipping goes before it: optax.chain(clipping, optimizer)."),
         (jnp.ones(3), T, "a number from 0 to 1, got Array([1., 1., 1.], dtype="),
         (-1.0, V, "a number from 0 to 1, got -1.0 (float)."),
         (math.nan, V, "a number from 0 to 1, got nan (float)."),
@@ -361,7 +363,7 @@ MESSAGES = {
         (HUGE, V, "2**31 - 1, got an int beyond the largest float (int)."),
     ],
     "functional.global_norm.ord": [
-        ("x", T, "`ord` must be a Python number above 0, or inf for the largest"),
+        ("inf", T, "'inf' (str). Pass a number, such as 2.0 or float('inf')."),
         (True, T, "got True (bool). None means 2."),
         (jnp.ones(()), T, "for the largest absolute value, got Array(1.,"),
         (math.nan, V, "for the largest absolute value, got nan (float)."),
@@ -449,6 +451,8 @@ MESSAGES = {
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
         (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type)."),
         (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). With"),
+        (jnp.tanh, T, "It cannot take (norm, threshold): too many positional"),
+        (getattr, T, "attribute name must be string"),  # It has no signature.
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
     "clip_by_value.response": [
@@ -498,6 +502,7 @@ MESSAGES = {
         ),
     ],
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
+    "skip.max_norm": [(-3.0, V, "0 skips each step with a gradient, inf only")],
     "skip.max_value": [
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
         (math.nan, V, "`max_value` must be a number other than NaN, got nan (float)"),
