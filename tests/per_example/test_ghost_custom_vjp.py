@@ -130,8 +130,9 @@ def norm_of(tree):
 @pytest.mark.parametrize(
     ("place", "name", "method"),
     [
-        *((place, "clip", "ghost") for place in ON_DATA),
-        ("data", "sign", "ghost"), ("scan", "round", "ghost"),
+        ("custom_jvp on a weight", "clip", "ghost"), ("linear solve", "clip", "ghost"),
+        ("data", "sign", "ghost"), ("before", "clip", "ghost"),
+        ("scan", "round", "ghost"), ("stopped", "clip", "ghost"),
         ("weight", "clip", "auto"),
     ],
 )  # fmt: skip
@@ -153,7 +154,7 @@ def test_ghost_custom_vjp_on_weight_raises_and_auto_takes_vmap(place):
     loss = loss_of(ON_WEIGHT[place](RULES["clip"]))
     for make in (norms, lambda loss, **how: clipped_grad(loss, BOUND, **how)):
         with pytest.raises(ValueError, match=r"custom_vjp.*leaf 'w'.*method='vmap'"):
-            make(loss, method="ghost")(PARAMS, EXAMPLES)
+            jax.eval_shape(make(loss, method="ghost"), PARAMS, EXAMPLES)
     plan = clipped_grad(loss, BOUND, method="auto").plan(PARAMS, EXAMPLES)
     assert (plan.method, plan.leaves["w"]) == ("vmap", "custom")
     assert "leaf 'w'" in plan.unsupported
