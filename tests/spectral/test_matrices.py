@@ -65,8 +65,8 @@ def test_vectors_are_bit_identical_to_norm_clipping(kind):
     """Elements may differ widely in size; the program is no larger."""
     elements = np.array([1e4, -1e-4, 0.0, 3.0])
     vectors = [
-        (elements * (k + 1) / 16).astype(dtype)
-        for k in range(16)
+        (elements * k / 16).astype(dtype)
+        for k in (1, 5, 16)
         for dtype in helpers.DTYPES
     ]
     clips = [lambda t: SCOPES[kind](t, 1.5), lambda t: F.clip_by_norm(t, 1.5)]
