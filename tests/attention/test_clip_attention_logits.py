@@ -120,7 +120,7 @@ BY_HEAD = np.array([1.0, np.inf, 10.0, 100.0, 50.0, 100.0], np.float32)
     ids=["layer", "head", "none"],
 )
 def test_clip_takes_thresholds_per_layer_and_per_head(max_logit, limits):
-    out, found = F.clip_attention_logits(PARAMS, LOGITS, max_logit, LAYERS)
+    out, found = compiled(MODEL)(PARAMS, LOGITS, max_logit)
     gamma = attention.coefficients(LARGEST[:1], limits)
     np.testing.assert_allclose(found["attn"], gamma[0], rtol=1e-6)
     MODEL.assert_clipped(PARAMS, out, gamma, 0.5)
@@ -153,7 +153,8 @@ def test_clip_keeps_structure_and_dtypes():
     }
     layers = {"a": optclip.Heads("q", "k/0", axis=0)}
     logits = {"a": np.array([400, 50])}
-    out, found = F.clip_attention_logits(params, logits, 100, layers)
+    clip = helpers.quick_jit(lambda p: F.clip_attention_logits(p, logits, 100, layers))
+    out, found = clip(params)
     helpers.assert_same_types(out, params)
     assert found["a"].dtype == jnp.float32
     halves = np.array([0.5, 1])[:, None, None]

@@ -108,7 +108,7 @@ def test_strict_ghost_in_half_precision_raises_and_auto_takes_vmap(casts):
     loss = square_in(*casts)
     for params in (WIDE, jnp.asarray(WIDE, jnp.bfloat16)):
         with pytest.raises(ValueError, match="`strict` must be False .*bfloat16"):
-            clipped_grad(loss, 0.01, method="ghost")(params, SAME)
+            jax.eval_shape(clipped_grad(loss, 0.01, method="ghost"), params, SAME)
         plan = clipped_grad(loss, 0.01, method="auto").plan(params, SAME)
         assert plan.method == "vmap"
         assert plan.unsupported.startswith("`strict`")
