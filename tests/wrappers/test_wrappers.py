@@ -260,3 +260,15 @@ def test_clip_before_state_of_another_transformation_is_rejected(inner, other, w
     params = np.ones(2)
     with pytest.raises(TypeError, match=f"the tuple that clip_before's init.*{words}"):
         optclip.clip_before(inner, FIXED).update(params, other.init(params))
+
+
+@pytest.mark.parametrize("absent", [None, optax.EmptyState()])
+def test_clip_before_accepts_absent_state_of_fixed_clip(absent):
+    tx, params = optclip.clip_before(ADAM, FIXED), np.full(2, 3.0, np.float32)
+    inner_state, _ = tx.init(params)
+    updates, (after, _) = tx.update(params, (inner_state, absent), params)
+    clipped, _ = optclip.functional.clip_by_global_norm(params, 1.0)
+    assert np.any(clipped < params)
+    expected, expected_after = ADAM.update(clipped, inner_state, params)
+    np.testing.assert_allclose(updates, expected, rtol=1e-6)
+    np.testing.assert_allclose(after.mu, expected_after.mu, rtol=1e-6)
