@@ -54,7 +54,7 @@ PLACES = [
 
 def mesh_of(topology: str, kind: AxisType = AxisType.Auto, most: int = 256) -> Mesh:
     """Return a mesh of all chips that shards over at most `most`, else replicates."""
-    chips = topologies.get_topology_desc("tpu", topology_name=topology).devices
+    chips = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     devices = np.array(chips).reshape(-1, min(most, len(chips)))
     return Mesh(devices, ("replica", "fsdp"), axis_types=(kind, kind))
 
