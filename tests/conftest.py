@@ -20,7 +20,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 # Above this, compiled programs are cleared: a worker would grow to gigabytes.
-MAX_RESIDENT_BYTES = 600 * 2**20
+MAX_RESIDENT_BYTES = 750 * 2**20
 
 
 def resident_bytes() -> float:
@@ -31,22 +31,22 @@ def resident_bytes() -> float:
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def caches_of_bounded_size():
-    """Clear compiled programs after a module, unless there is memory for them.
+class BoundedMemory:
+    """Clear compiled programs after a file, unless there is memory for them.
 
-    Modules share the programs of single operations, a tenth of the suite's time.
+    Files share the programs of single operations, a tenth of the suite's time. This is
+    a plugin, since fixtures of this folder do not apply to the package's doctests.
     """
-    yield
-    if resident_bytes() < MAX_RESIDENT_BYTES:
-        return
-    jax.clear_caches()
-    # The C library of Linux holds on to freed memory, two thirds of the worker's.
-    trim = (
-        getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    )
-    if trim:
-        trim(0)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        is_last = nextitem is None or nextitem.path != item.path
+        if not is_last or resident_bytes() < MAX_RESIDENT_BYTES:
+            return
+        jax.clear_caches()
+        # The C library of Linux holds on to freed memory, two thirds of the worker's.
+        if os.name == "posix" and hasattr(ctypes.CDLL(None), "malloc_trim"):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
@@ -112,6 +112,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(BoundedMemory())
     covering.full = config.getoption("full")
     # Integration tests time programs or start processes.
     if not covering.full and not any("integration" in arg for arg in config.args):
