@@ -44,8 +44,8 @@ class Spectral(Measurement):
        [0.25 0.  ]]
 
     Args:
-      method: `"exact"` (default, relative error at most 1e-5) or `"power_iteration"`; see
-        `optclip.clip_by_spectral_norm`.
+      method: `"exact"` (default, relative error at most 1e-5) or
+        `"power_iteration"`; see `optclip.clip_by_spectral_norm`.
       steps: Number of power iterations per step. Default: 1.
     """
 
