@@ -55,7 +55,8 @@ def clip_by_spectral_norm(
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       method: `"exact"` (default, relative error at most 1e-5) or
-        `"power_iteration"`, which starts from the singular vectors of the previous step, stored in the state.
+        `"power_iteration"`, which starts from the singular vectors of the previous
+        step, stored in the state.
       steps: Number of power iterations per step. Default: 1.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm.
