@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--out", type=pathlib.Path, metavar="DIR", help="folder to save the results in"
     )
     parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="gpu only: time limit (480)"
+        "--limit", type=float, metavar="SECONDS", help="gpu only: time limit (570)"
     )
     parser.add_argument(
         "--part", action="append", dest="parts", help="gpu only: run only this part"
