@@ -1,31 +1,32 @@
 """Write the table of `docs/nan_and_inf.md`: `python -m tools.nonfinite_table`.
 
-`tests/clip/test_nonfinite.py` tests its cells.
+The page states in a sentence how the other policies differ from this one.
+`tests/clip/test_nonfinite.py` tests the cells of every policy.
 """
 
 import pathlib
 import re
 
-from tests.support.nonfinite_cells import INPUTS, POLICIES, SCOPES, Cell, words
+from tests.support.nonfinite_cells import INPUTS, SCOPES, Cell, words
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nan_and_inf.md"
+# The same for every scope.
+OFF_PAGE = {"all", "mask"}
 
 
 def table() -> str:
-    """Format all cells in Markdown, one table per policy.
+    """Format the cells of `"propagate"` in Markdown.
 
     Inputs with the same outcomes share a row.
     """
-    lines = []
-    for policy in POLICIES:
-        head = f"| `{policy!r}` | " + " | ".join(SCOPES) + " |"
-        lines += ["", head.replace("'", '"'), "|---" * (len(SCOPES) + 1) + "|"]
-        titles: dict[str, list[str]] = {}
-        for given, case in INPUTS.items():
-            outcomes = (words(Cell(policy, given, scope)) for scope in SCOPES)
+    titles: dict[str, list[str]] = {}
+    for given, case in INPUTS.items():
+        if given not in OFF_PAGE:
+            outcomes = (words(Cell("propagate", given, scope)) for scope in SCOPES)
             titles.setdefault(" | ".join(outcomes), []).append(case.title)
-        lines += [f"| {'; '.join(same)} | {row} |" for row, same in titles.items()]
-    return "\n".join(lines[1:])
+    head = '| `"propagate"` | ' + " | ".join(SCOPES) + " |"
+    rows = [f"| {'; '.join(same)} | {row} |" for row, same in titles.items()]
+    return "\n".join([head, "|---" * (len(SCOPES) + 1) + "|", *rows])
 
 
 def with_table(page: str) -> str:

@@ -211,15 +211,15 @@ def words(cell: Cell) -> str:
     before, after = dense(cell.input), expected(cell)
     bad, leaf = wrong(cell), {e for e in before if e[0] == cell.input.leaf}
     same = {e for e in before if np.array_equal(before[e], after[e], equal_nan=True)}
-    untouched = bool(leaf) and leaf <= same
+    unchanged = bool(leaf) and leaf <= same
     lost = {e for e, x in after.items() if x == 0 or np.isnan(x)}
-    lost -= leaf if untouched else set()
+    lost -= leaf if unchanged else set()
     parts = []
     if lost:
         state = "NaN" if any(np.isnan(after[e]) for e in lost) else "zero"
         parts.append(f"{_name(lost, bad)} {state}")
-    if untouched:
-        parts.append("leaf untouched")
+    if unchanged:
+        parts.append("leaf unchanged")
     return ", ".join(parts) or "entry at the bound"
 
 
