@@ -17,7 +17,7 @@ WATCH = optax.chain(optclip.clip_by_norm(1.0, record="leaves"), optax.sgd(0.1))
 
 def assert_metrics_have_path(stack, state):
     """Check that the record of leaves has the path in the table of the page."""
-    (row,) = [row for row in page.rows("stack") if row[0] == stack]
+    (row,) = [row for row in page.rows("library") if row[0] == stack]
     path = row[-1].split("`")[1]
     assert f"clip/norm/{path}" in optclip.metrics(state)
 
