@@ -28,6 +28,9 @@ OFF_PAGE = {
     "partition",
     "masked",
     "norm-overflow",
+    "array-threshold",
+    "debug-nans",
+    "many-leaves",
 }
 
 
