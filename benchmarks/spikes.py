@@ -317,5 +317,5 @@ def _cells(row: Row) -> str:
     """Format the median loss with its range, and the median steps above the level."""
     losses = np.asarray(row["held_out"], float)
     counts = (row["lost_to"].get(kind) for kind in KINDS)
-    lost = " / ".join(f"{np.median(each):.0f}" for each in counts if each)
+    lost = ", ".join(f"{np.median(each):.0f}" for each in counts if each)
     return f"{loss(row):.3f} ({losses.min():.3f}–{losses.max():.3f}) | {lost}"
