@@ -31,6 +31,9 @@ OFF_PAGE = {
     "array-threshold",
     "debug-nans",
     "many-leaves",
+    "sparse-leaf",
+    "float16-underflow",
+    "adaptive-dtype",
 }
 
 
