@@ -23,6 +23,7 @@ extensions = [
     "code_breaks",
     "name_links",
     "returns",
+    "source_links",
     "type_names",
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]

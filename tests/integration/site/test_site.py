@@ -144,6 +144,15 @@ def test_site_loads_no_external_resource(pages):
             'href="optclip.clip_by.html#optclip.clip_by"',
         ),
         ("searchindex.js", "clip_by_global_norm"),
+        # Private modules define functions and classes that two modules may export.
+        (
+            "api/optclip.groups.html",
+            'href="../_modules/optclip/scopes/_groups.html#groups"',
+        ),
+        (
+            "api/optclip.responses.Smooth-class.html",
+            'href="../_modules/optclip/responses/_norm_responses.html#Smooth"',
+        ),
     ],
 )
 def test_page_contains_what_sphinx_adds(page, text, site):
