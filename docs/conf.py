@@ -21,9 +21,11 @@ extensions = [
     "gather",
     "api_pages",
     "code_breaks",
+    "image_links",
     "name_links",
     "returns",
     "source_links",
+    "table_layout",
     "type_names",
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]

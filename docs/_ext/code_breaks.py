@@ -3,7 +3,7 @@
 They are after `.`, `,` and `(`, if more than a few characters follow, and after `_` in
 names of 16 characters or more. Without them a browser breaks long calls inside a word.
 `<wbr>` is not copied with the text, unlike a space of no width. A mean and its
-deviation, a range, and a number such as 1e-6 stay on one line.
+deviation, a range, three counts, and a number such as 1e-6 stay on one line.
 """
 
 import re
@@ -18,7 +18,7 @@ PLACE = re.compile(
     r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
 )
 
-RANGE = re.compile(r"\d[\d.]* \(\d[\d.]*\u2013\d[\d.]*\)")
+RANGE = re.compile(r"\d[\d.]* \(\d[\d.]*\u2013\d[\d.]*\)|\d+ / \d+ / \d+")
 SMALL = re.compile(r"\d[\d.]*e-\d+")
 UNBROKEN = r'<span class="unbroken">\g<0></span>'
 
