@@ -196,8 +196,19 @@ def index_page() -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Write the pages before anything is read; check them after."""
     renew(pages())
+    app.connect("autodoc-process-docstring", without_index, priority=400)
     app.connect("env-check-consistency", check)
     return {"parallel_read_safe": True}
+
+
+def without_index(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Delete the index from the docstring of `optclip`; its page has a list."""
+    if what == "module" and "Index::" in lines:
+        start = lines.index("Index::")
+        texts = (i for i in range(start + 1, len(lines)) if lines[i][:1].strip())
+        del lines[start : next(texts)]
 
 
 def check(app: Sphinx, env: BuildEnvironment) -> None:

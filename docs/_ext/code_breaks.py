@@ -1,7 +1,8 @@
-"""Places in code where a table cell may break a line.
+"""Places where a line may break in the code of tables, in long code, and in names.
 
-They are after `.`, `,` and `(`, if more than a few characters follow, and after `_` in
-names of 16 characters or more. Without them a browser breaks long calls inside a word.
+They are after `.`, `,`, `(` and `=`, if more than a few characters follow, and after
+`_` in names of 16 characters or more; in a title after each `.` and `_`. Without them a
+browser breaks long calls and titles inside a word.
 `<wbr>` is not copied with the text, unlike a space of no width. A mean and its
 deviation, a range, three counts, and a number such as 1e-6 stay on one line.
 """
@@ -12,15 +13,21 @@ from typing import Any
 from sphinx.application import Sphinx
 
 TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
+TITLE = re.compile(r"(?<=<h1>)[\w.]+(?=<a )")
 CODE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
 NAME = re.compile(r"[A-Za-z]\w{15,}")
 PLACE = re.compile(
     r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
+    r"|(?<=[a-zA-Z]=)(?=[a-zA-Z]{5})"
 )
+LONG = 34  # Characters that hardly fit in a line on a phone.
 
-RANGE = re.compile(r"\d[\d.]* \(\d[\d.]*\u2013\d[\d.]*\)|\d+ / \d+ / \d+")
+RANGE = re.compile(r"(\d[\d.]*) (\(\d[\d.]*\u2013\d[\d.]*\))")
+COUNTS = re.compile(r"\d+ / \d+ / \d+")
 SMALL = re.compile(r"\d[\d.]*e-\d+")
 UNBROKEN = r'<span class="unbroken">\g<0></span>'
+# On a phone a range may be below its mean.
+WITH_RANGE = r'<span class="with-range">\1 <span class="unbroken">\2</span></span>'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -32,16 +39,22 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def mark(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Add the places to the tables of a page."""
+    """Add the places to a page, and to its links to the pages before and after."""
     if "body" in context:
-        body = context["body"]
-        context["body"] = TABLE.sub(lambda table: with_places(table[0]), body)
+        body = TABLE.sub(lambda table: with_places(table[0]), context["body"])
+        body = CODE.sub(lambda code: marked_if_long(code[0]), body)
+        context["body"] = TITLE.sub(lambda title: marked_title(title[0]), body)
+    for neighbor in ("prev", "next"):
+        if context.get(neighbor):
+            title = marked_title(context[neighbor]["title"])
+            context[neighbor] = {**context[neighbor], "title": title}
 
 
 def with_places(table: str) -> str:
     """Return a table with places in its code, and without any in its numbers."""
     table = CODE.sub(lambda code: marked(code[0]), table)
-    return RANGE.sub(UNBROKEN, table).replace(" ± ", "\xa0±\xa0")
+    table = COUNTS.sub(UNBROKEN, RANGE.sub(WITH_RANGE, table))
+    return table.replace(" ± ", "\xa0±\xa0")
 
 
 def marked(code: str) -> str:
@@ -49,3 +62,13 @@ def marked(code: str) -> str:
     code = PLACE.sub("<wbr>", code)
     code = NAME.sub(lambda name: re.sub(r"_(?=\w)", "_<wbr>", name[0]), code)
     return SMALL.sub(UNBROKEN, code)
+
+
+def marked_if_long(code: str) -> str:
+    """Return code of a paragraph, with its places if it is long."""
+    return marked(code) if len(code) > LONG and "<" not in code else code
+
+
+def marked_title(title: str) -> str:
+    """Return a title, with places if it is the name of a module or of its content."""
+    return re.sub(r"(?<=[._])(?=\w)", "<wbr>", title) if " " not in title else title

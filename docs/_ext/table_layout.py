@@ -20,6 +20,7 @@ IMAGE = re.compile(r"<img [^>]*>")
 NUMBER = re.compile(r"[-\u2212]?\d|none$|$")
 MANY = 0.4
 SHORT = 25  # Characters of a cell that is no sentence.
+SENTENCE = 70  # Mean characters of first cells that are more than labels.
 NOTHING = ("", "\u2013")
 
 
@@ -46,8 +47,10 @@ def laid_out(rows: str) -> str:
         return f'<table class="table gallery">{head}{middle}{body}</table>'
     if not body or stays_in_columns(body):
         return f'<table class="table">{rows}</table>'
+    sizes = [len(text(CELL.search(row)[3])) for row in ROW.findall(body)]
+    kind = "stacked sentences" if sum(sizes) > SENTENCE * len(sizes) else "stacked"
     body = ROW.sub(lambda row: labeled(row[0], labels), body)
-    return f'<table class="table stacked">{head}{middle}{body}</table>'
+    return f'<table class="table {kind}">{head}{middle}{body}</table>'
 
 
 def stays_in_columns(body: str) -> bool:
