@@ -22,6 +22,7 @@ extensions = [
     "api_pages",
     "code_breaks",
     "image_links",
+    "long_outputs",
     "name_links",
     "returns",
     "source_links",

@@ -1,10 +1,10 @@
 """Places where a line may break in the code of tables, in long code, and in names.
 
-They are after `.`, `,`, `(` and `=`, if more than a few characters follow, and after
-`_` in names of 16 characters or more; in a title after each `.` and `_`. Without them a
-browser breaks long calls and titles inside a word.
-`<wbr>` is not copied with the text, unlike a space of no width. A mean and its
-deviation, a range, three counts, and a number such as 1e-6 stay on one line.
+They are after `.`, `,` and `(`, if more than a few characters follow, after `_` in
+names of 16 characters or more, and after `=` in long code; in a title after each `.`
+and `_`. Without them a browser breaks calls and titles inside a word. `<wbr>` is not
+copied with the text, unlike a space of no width. A mean and its deviation, a range,
+three counts, and a number such as 1e-6 stay on one line.
 """
 
 import re
@@ -18,8 +18,8 @@ CODE = re.compile(r'(?<=<span class="pre">)[^<]+(?=</span>)')
 NAME = re.compile(r"[A-Za-z]\w{15,}")
 PLACE = re.compile(
     r"(?<=[a-zA-Z]\.)(?=[a-zA-Z_]{3})|(?<=,)(?=[a-zA-Z])|(?<=\()(?=[^\s)]{10})"
-    r"|(?<=[a-zA-Z]=)(?=[a-zA-Z]{5})"
 )
+EQUALS = re.compile(r"(?<=[a-zA-Z]=)(?=[a-zA-Z]{5})")
 LONG = 34  # Characters that hardly fit in a line on a phone.
 
 RANGE = re.compile(r"(\d[\d.]*) (\(\d[\d.]*\u2013\d[\d.]*\))")
@@ -66,7 +66,7 @@ def marked(code: str) -> str:
 
 def marked_if_long(code: str) -> str:
     """Return code of a paragraph, with its places if it is long."""
-    return marked(code) if len(code) > LONG and "<" not in code else code
+    return marked(EQUALS.sub("<wbr>", code)) if len(code) > LONG else code
 
 
 def marked_title(title: str) -> str:
