@@ -44,10 +44,7 @@ CONTRACTS = (
     "contracts/test_registry", "contracts/test_typing", "contracts/test_values",
     "distributed/test_mapped", "norms/test_norms", "wrappers/test_skip",
 )  # fmt: skip
-HOURS = [
-    f"tests/contracts/test_{name}.py"
-    for name in ("properties", "fuzz", "fuzz_histories")
-]
+HOURS = [f"tests/contracts/test_{name}.py" for name in ("properties", "fuzz")]
 HTML = "docs/_build/html"
 
 
