@@ -1,4 +1,4 @@
-"""Define Hypothesis strategies of hostile trees, thresholds, options and histories.
+"""Define Hypothesis strategies of hostile trees, thresholds and options.
 
 Three in four drawn arguments are valid, so that many calls succeed and their results
 can be checked. Shapes and structures are few, because each one is compiled.
@@ -14,15 +14,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 import optclip
-from optclip import functional, recipes, thresholds
-from tests.support import covering
+from optclip import functional, thresholds
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-def fraction(full, quick):
-    """Return the fraction of the examples to try, with `--full` or without."""
-    return full if covering.full else quick
 
 
 class Range(NamedTuple):
@@ -113,34 +107,12 @@ def pattern(name, dtype):
     return tree_like(leaf), scale(span)
 
 
-STRUCTURES = {
-    "nothing": {"dense": {}, "out": [None]},
-    "every kind of leaf": {
-        "dense": [np.zeros((0, 4), np.float32), _leaf(2, 1, 3, 1, 2), np.arange(5), 7],
-        "out": ((_leaf(1),), {}, None, [[{"a": True}]], np.ones((3, 4), jnp.bfloat16)),
-    },
-    "many leaves": {
-        "dense": [_leaf(2, seed=k) for k in range(40)],
-        "out": [np.full((30, 50), 0.1, np.float32), np.full(5000, 1e-4, np.float32)],
-    },
-    "three dtypes": {
-        "dense": [np.full(3, 300, np.float16), np.full(3, 1e30, jnp.bfloat16)],
-        "out": np.full((2, 2), 1e-12, np.float32),
-    },
-    "eight bits": {
-        "dense": (_leaf(3, 4) * 16).astype(jnp.float8_e4m3fn),
-        "out": (_leaf(6) * 4096).astype(jnp.float8_e5m2),
-    },
-}
-
-
 @st.composite
-def finite_trees(draw, dtype, lowest=None, highest=None):
+def finite_trees(draw, dtype, lowest=None):
     """Draw leaves around a power of two, with zeros and other magnitudes."""
     info = jnp.finfo(dtype)
     lowest = max(info.minexp + 20, -40) if lowest is None else lowest
-    highest = min(info.maxexp - 2, 100) if highest is None else highest
-    center = draw(st.integers(lowest, highest))
+    center = draw(st.integers(lowest, min(info.maxexp - 2, 100)))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     zeros = draw(st.sampled_from([0.0, 0.0, 0.5, 0.95]))
     spread = draw(st.sampled_from([0, 0, 3, 10]))
@@ -175,12 +147,12 @@ def mostly(right, wrong):
 
 
 @st.composite
-def arrays(draw, shapes, kinds):
+def arrays(draw):
     """Draw arrays around a power of two, with zeros, largest numbers, NaN and inf."""
     info = jnp.finfo(draw(st.sampled_from(["float32", "float16"])))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     center = draw(st.sampled_from([0, 0, 0, info.minexp + 4, info.maxexp - 3, 9]))
-    shape = draw(st.sampled_from(shapes))
+    shape = draw(st.sampled_from([(2, 3), (), (0,)]))
     x = np.ldexp(rng.normal(size=shape), center).clip(float(info.min), float(info.max))
     kind = draw(st.sampled_from(["plain", "plain", "zeros", "largest", "special"]))
     if kind == "zeros":
@@ -189,7 +161,7 @@ def arrays(draw, shapes, kinds):
         x = np.full(shape, float(info.max))
     if kind == "special" and x.size:
         x.flat[0] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-    return draw(st.sampled_from(kinds))(x.astype(info.dtype))
+    return draw(st.sampled_from([np.asarray, jnp.asarray]))(x.astype(info.dtype))
 
 
 def trees(x):
@@ -203,14 +175,7 @@ def trees(x):
 
 PASSING = [None, 3, np.arange(3), jnp.array([True]), jax.random.key(0), 1.5, -2.0]
 HOSTILE = ["text", Stranger(), b"bytes", np.array(["a"]), np.array([None]), {1, 2}, len]
-# JAX arrays for functions that use optax, which promotes NumPy arrays.
-FLOATING = trees(arrays([(2, 3), ()], [jnp.asarray]))
-ANYTHING = trees(
-    st.one_of(
-        *[arrays([(2, 3), (), (0,)], [np.asarray, jnp.asarray])] * 8,
-        mostly(PASSING, HOSTILE),
-    )
-)
+ANYTHING = trees(st.one_of(*[arrays()] * 8, mostly(PASSING, HOSTILE)))
 LIMITS = mostly(
     [
         *(1.0, 0.5, 2, 0.0, 1e-30, 1e30, math.inf, np.float32(0.25), jnp.float32(3.0)),
@@ -258,27 +223,16 @@ OPTIONS = {
     ),
     "norm": mostly(["l1", "rms"], [-2, "x", None, Stranger()]),
 }
-NUMBERS = mostly(
-    [0.5, 0.9, 1.0, 2, 5, 100, 0.01],
-    [-1, 0, math.nan, math.inf, "x", None, True, np.ones(2), 10**400, Stranger(), 1j],
-)
-
-
-def named(module, accepts):
-    return {name: getattr(module, name) for name in module.__all__ if accepts(name)}
-
-
-# Attention functions have different arguments and formulas.
-FUNCTIONS = named(functional, lambda name: "attention" not in name)
-FACTORIES = named(optclip, lambda name: name.startswith("clip_by"))
-CLIPS = {f"functional.{k}": v for k, v in FUNCTIONS.items()} | FACTORIES
-NO_RULES = ("bounds", "constant", "schedule", "of_gradients")
-RULES = named(thresholds, lambda name: name[0].islower() and name not in NO_RULES)
-RECIPES = named(recipes, lambda name: True)
-# Arguments of recipes that are not numbers.
-STRUCTURAL = {
-    "options", "stacked", "axis", "inner", "clip", "groups", "when", "use_value",
-}  # fmt: skip
+PURE = {f"functional.{name}": getattr(functional, name) for name in functional.__all__}
+CLIPS = {
+    name: function
+    for name, function in (vars(optclip) | PURE).items()
+    if "clip_by" in name
+}
+WITH_NORMS = {
+    f"functional.{name}"
+    for name in ("clip_by", "clip_by_global_norm", "clip_by_group_norm")
+}
 
 
 @st.composite
@@ -289,39 +243,7 @@ def clips(draw):
     names = st.sampled_from(sorted(accepted & set(OPTIONS)))
     chosen = draw(st.lists(names, max_size=3, unique=True))
     options = {option: draw(OPTIONS[option]) for option in chosen}
-    if name == "functional.global_norm":
-        return name, (), options
     if name == "functional.clip_by_value":
         return name, (), options | {"lower": draw(LOWER), "upper": draw(UPPER)}
     grouped = (draw(GROUPS),) if name.endswith("clip_by_group_norm") else ()
     return name, (draw(LIMITS), *grouped), options
-
-
-@st.composite
-def made(draw, functions):
-    """Draw a rule or recipe by name, and at most two of its numbers."""
-    name = draw(st.sampled_from(sorted(functions)))
-    parameters = set(inspect.signature(functions[name]).parameters) - STRUCTURAL
-    if not parameters:
-        return name, {}
-    names = st.sampled_from(sorted(parameters))
-    chosen = draw(st.lists(names, max_size=2, unique=True))
-    return name, {each: draw(NUMBERS) for each in chosen}
-
-
-COMPLETE = ["norm", "threshold", "coefficient"]
-STEPS = st.sampled_from([1.0, 0.0, math.nan, math.inf, 1e-30, 3])
-
-
-@st.composite
-def metrics_histories(draw):
-    """Draw lists of dicts, dicts of lists, and other objects."""
-    fields = draw(st.sampled_from([COMPLETE, [*COMPLETE, "rate"], ["norm/a", "rate"]]))
-    name = draw(st.sampled_from(["clip", "other", ""]))
-    count = draw(st.sampled_from([0, 1, 20]))
-    columns = {f"{name}/{x}": draw(st.lists(STEPS, max_size=30)) for x in fields}
-    if draw(st.sampled_from([True, True, False])):
-        columns = {k: np.resize(v or [1.0], count) for k, v in columns.items()}
-    rows = [{k: v[i] for k, v in columns.items() if i < len(v)} for i in range(count)]
-    hostile = [3, None, {"clip/norm": "x"}, [{"clip/norm": None}], [3], [[]]]
-    return draw(mostly([columns, rows], hostile))
