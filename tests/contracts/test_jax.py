@@ -10,10 +10,7 @@ import re
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-import orbax.checkpoint as ocp
 import pytest
 
 from tests.support import helpers
@@ -115,33 +112,6 @@ def test_compiled_update_works_in_place_without_host_or_retrace(entry):
 
 
 @each_trait
-def test_loops_and_branches_carry_the_state(entry):
-    tx = helpers.strict(entry.make())
-
-    def step(carry, is_live):
-        def update(carry):
-            state, _ = carry
-            updates, state = tx.update(TREE, state)
-            return state, updates
-
-        return jax.lax.cond(is_live, update, lambda carry: carry, carry), None
-
-    @quick_jit
-    def loop(carry):
-        live = jnp.array([True, False, True])
-        return jax.lax.while_loop(
-            lambda carry: carry[0].clip_step < 5,
-            lambda carry: jax.lax.scan(step, carry, live)[0],
-            carry,
-        )
-
-    state, last = loop((tx.init(TREE), TREE))
-    assert int(state.clip_step) == 6
-    assert helpers.differs(last, TREE)
-    helpers.assert_same_types((state, last), (tx.init(TREE), TREE))
-
-
-@each_trait
 def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
     trees = [helpers.mixed_gradients(seed) for seed in range(3)]
 
@@ -167,22 +137,3 @@ def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
     assert helpers.differs(found[0], stack(trees))
     for clipped, each in zip(found, expected, strict=False):
         helpers.assert_close(clipped, stack(each))
-
-
-def test_orbax_restores_the_state_of_every_entry(tmp_path):
-    """All states in one checkpoint, each leaf filled with numbers of its own."""
-    rng = np.random.default_rng(0)
-
-    def filled(x):
-        return jax.device_put(rng.integers(0, 2, x.shape).astype(x.dtype))
-
-    blank = {
-        entry.id: optax.chain(entry.make(), optax.scale(-1.0)).init(TREE)
-        for entry in ENTRIES
-    }
-    states = jax.tree.map(filled, blank)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "states", states)
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "states", blank)
-    helpers.assert_identical(restored, states)

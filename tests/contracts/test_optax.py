@@ -56,7 +56,6 @@ def wrapped(entry):
         "multi_steps": (optax.MultiSteps(clip, 2), TWICE, NOTHING),
         "flatten": (optax.flatten(clip), WIDE),
         "finite": (finite, TREE, NAN),
-        "condition": (optax.conditionally_transform(clip, lambda i: i > 0), TREE),
     }
 
 
@@ -189,10 +188,3 @@ def test_apply_if_finite_keeps_the_state_of_the_clip(entry):
     assert_clipped(entry, found, TREE)
     assert is_zero(zeros)
     helpers.assert_identical(after.inner_state, before.inner_state)
-
-
-@each_trait
-def test_conditionally_transform_clips_from_the_second_step(entry):
-    (first, _), (second, _) = outcome(entry)["condition"]
-    helpers.assert_identical(first, TREE)
-    assert_clipped(entry, second, TREE)
