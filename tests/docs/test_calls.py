@@ -84,33 +84,9 @@ def test_call_matches_formula_of_the_other_library(start):
             np.testing.assert_allclose(a, b, rtol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("elsewhere", "params", "gradients"),
-    [
-        ("optax.adaptive_grad_clip(0.01)", 0.1 * GRADS[0], [GRADS[0]]),
-        (
-            "optax.apply_if_finite(tx, 5)",
-            np.ones(1, np.float32),
-            [np.float32([value]) for value in (1.0, np.nan, 2.0, np.inf, 3.0)],
-        ),
-    ],
-)
-def test_wrapper_matches_optax(elsewhere, params, gradients):
-    paths = []
-    for call in (elsewhere, ROWS[elsewhere]):
-        tx = eval(call, NAMES)
-        state, path = tx.init(params), []
-        for grads in gradients:
-            updates, state = tx.update(grads, state, params)
-            path.append(updates)
-        paths.append(path)
-    assert helpers.differs(paths[1], gradients)
-    np.testing.assert_allclose(*paths, rtol=1e-5)
-
-
 def test_readme_calls_are_rows_of_the_comparison():
     calls = dict(ROW.findall((ROOT / "README.md").read_text()))
     assert len(calls) == 9
     assert calls.items() <= ROWS.items()
-    # Two wrappers are tested above, `MultiSteps` and the sum over examples elsewhere.
+    # Other folders test `agc`, `skip`, `MultiSteps` and the sum over examples.
     assert len(ROWS) == len(EXPECTED) + 4

@@ -12,7 +12,6 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.support import helpers, oracles
-from tools import notebook_plots
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text()
@@ -35,28 +34,6 @@ def test_page_code_prints_its_comments(page, capsys):
         exec(code, {})
         comments = re.findall(r"^# (.*)$", code, re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == comments, code
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["DDP", "Gradient accumulation", "Loss spikes", "Mixed precision", "DP-SGD"],
-)
-def test_common_search_words_have_a_section_with_code(words):
-    pages = "\n".join((DOCS / page).read_text() for page in PAGES)
-    sections = re.split(r"^##? ", pages, flags=re.MULTILINE)
-    titled = [text for text in sections if words.lower() in text.split("\n")[0].lower()]
-    assert any("```python" in section for section in titled)
-
-
-def test_plots_of_monitoring_page_equal_notebook():
-    """If not, run `python -m tools.notebook_plots`."""
-    page = (DOCS / "monitoring_and_plots.md").read_text()
-    names = re.findall(r"\(images/(plot_\w+\.png)\)", page)
-    plots = notebook_plots.named_plots()
-    assert sorted(names) == sorted(plots)
-    for name, plot in plots.items():
-        assert (DOCS / "images" / name).read_bytes() == plot
-        assert len(plot) < 60_000
 
 
 def test_figures_of_guides_occur_where_measured():

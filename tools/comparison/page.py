@@ -18,24 +18,6 @@ MARKED = re.compile(
     r"(?<=<!-- incumbents -->\n).*?(?=<!-- end of incumbents -->)", re.DOTALL
 )
 
-# Tested, but not on the page: rows that resemble others, and wrappers of optax.
-OFF_PAGE = {
-    "float32-overflow",
-    "float32-underflow",
-    "injected-rounding",
-    "nonfinite-values",
-    "flatten",
-    "partition",
-    "masked",
-    "norm-overflow",
-    "array-threshold",
-    "debug-nans",
-    "many-leaves",
-    "sparse-leaf",
-    "float16-underflow",
-    "adaptive-dtype",
-}
-
 
 @functools.cache
 def result(row: Row, side: Side) -> Any:
@@ -56,7 +38,7 @@ def observed(row: Row, side: Side) -> str:
 def new_table() -> str:
     """Run all rows and return the table."""
     head = f"| input | optax {optax.__version__} | optclip |\n|---|---|---|\n"
-    return head + "".join(_line(row) for row in ROWS if row.name not in OFF_PAGE)
+    return head + "".join(_line(row) for row in ROWS)
 
 
 def current_table() -> str:

@@ -38,14 +38,5 @@ def norm(tree: Any) -> str:
     return f"norm {np.sqrt(sum(squares)):.3g}"
 
 
-@_each_way
-def dtypes(tree: Any) -> list[str]:
-    return [x.dtype.name for x in jax.tree.leaves(tree)]
-
-
-def with_dtypes(tree: Any) -> list[Any]:
-    return [*dtypes(tree), tree]
-
-
 def above_one(norms: Any) -> str:
     return "some above 1" if np.any(norms > 1) else "none above 1"

@@ -85,15 +85,6 @@ def globally(limit, updates):
     return tuple(of(factory, limit, updates) for factory in clips)
 
 
-def dense(sides: Callable[..., tuple[Side, Side]], limit, matrix) -> list[Side]:
-    """Pass the matrix as `BCOO` to both sides and convert the results to dense."""
-
-    def within(side):
-        return lambda run: side(run).todense()
-
-    return [within(side) for side in sides(limit, _Sparse(matrix))]
-
-
 def adaptively(updates, params):
     """Clip vectors to a fraction of 0.1 of the norm of their parameters."""
 
@@ -120,19 +111,6 @@ def injected(limit, params, steps=1) -> tuple[Side, Side]:
         return side
 
     return through(optax.clip_by_global_norm), through(optclip.clip_by_global_norm)
-
-
-def under(mode: Callable[[], Any], sides: tuple[Side, Side]) -> list[Side]:
-    """Run both sides in a mode of JAX."""
-
-    def within(side):
-        def other(run):
-            with mode():
-                return side(run)
-
-        return other
-
-    return [within(side) for side in sides]
 
 
 def each(sides: dict[str, Side]) -> Side:
@@ -208,16 +186,6 @@ def scanned(make, read) -> Side:
             return jax.lax.scan(step, tx.init(jnp.asarray(X)), sizes)[1]
 
         return run(steps)(jnp.arange(1.0, 4.0))
-
-    return side
-
-
-def state_of(make, read, updates=X) -> Side:
-    """Read from the state after a step."""
-
-    def side(run):
-        tx, grads = make(), jnp.asarray(updates)
-        return read(run(tx.update)(grads, tx.init(grads))[1])
 
     return side
 
