@@ -1,11 +1,8 @@
-"""Check the folders: imports go downward, and four folders build transformations."""
+"""Check the folders: imports go downward, to the interfaces of neighbors."""
 
-import importlib
 import inspect
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 import typing
 
@@ -69,38 +66,11 @@ def test_folders_use_the_interface_of_their_neighbors():
     assert not found
 
 
-def test_public_faces_import_private_names_only_to_export_them():
-    """An interface holding all of them would import a feature into the core."""
-    exported = []
-    for path in imports.ROOT.rglob("__init__.py"):
-        module = ".".join([imports.ROOT.name, *path.relative_to(imports.ROOT).parts])
-        public = importlib.import_module(module.removesuffix(".__init__.py"))
-        exported += [
-            (path, name, name.split(".")[-1] in getattr(public, "__all__", ()))
-            for name in imports.names(path)
-            if name.startswith("optclip.") and is_behind_another_face(name, path)
-        ]
-    assert len(exported) > 5
-    assert not [(path, name) for path, name, is_public in exported if not is_public]
-
-
 def test_optax_is_imported_above_the_clip_only():
     below = [name for name in FLOOR if FLOOR[name] <= FLOOR["_clip"]]
     names = {name for path in files(*below) for name in imports.names(path)}
     assert {name.split(".")[0] for name in names} >= {"jax", "optclip"}
     assert not [name for name in names if name.split(".")[0] == "optax"]
-
-
-def test_four_folders_build_transformations():
-    calls = (
-        r"\b(?:GradientTransformation|GradientTransformationExtraArgs|stateless\w*)\("
-    )
-    building = {
-        imports.folder_of(path)
-        for path in files(*FLOOR)
-        if re.search(calls, path.read_text())
-    }
-    assert building == {"transforms", "wrappers", "per_example", "spectral"}
 
 
 def test_public_classes_name_their_public_path():
@@ -119,24 +89,3 @@ def test_public_classes_name_their_public_path():
             typing.get_type_hints(public)
             count += 1
     assert count > 15
-
-
-def test_vendored_copy_imports_without_metadata(tmp_path):
-    shutil.copytree(imports.ROOT, tmp_path / "optclip")
-    code = """
-import importlib.metadata, sys
-
-def find(name, of=importlib.metadata.Distribution.from_name):
-    if name == "optclip":
-        raise importlib.metadata.PackageNotFoundError(name)
-    return of(name)
-
-importlib.metadata.Distribution.from_name = find
-sys.path.insert(0, sys.argv[1])
-import optclip
-print(optclip.__version__, optclip.__file__)
-"""
-    command = [sys.executable, "-I", "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    copy = tmp_path / "optclip" / "__init__.py"
-    assert done.stdout.split() == [optclip.__version__, str(copy)]
