@@ -14,7 +14,7 @@ have about 50 cases instead of 104.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Whether pytest runs with `--full`; conftest.py sets it.
@@ -23,16 +23,19 @@ full = False
 RUNS = ("eager", "jit")
 
 Settings = dict[str, Sequence[Any]]
-# The index of each value of a case in its setting.
-Index = tuple[int, ...]
+Case = tuple[Any, ...]
 
 
-def product(settings: Settings, where: Callable[..., bool] | None = None) -> list[Any]:
-    """Return every case as a tuple of values in the order of the settings."""
-    return [_values(settings, index) for index in _indices(settings, where)]
+def product(settings: Settings, where: Callable[..., bool] | None = None) -> list[Case]:
+    """Return every valid case as a tuple of values in the order of the settings."""
+    return [
+        case
+        for case in itertools.product(*settings.values())
+        if where is None or where(**dict(zip(settings, case, strict=True)))
+    ]
 
 
-def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[Any]:
+def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[Case]:
     """Choose cases greedily that cover every pair of the product.
 
     Args:
@@ -42,35 +45,22 @@ def pairs(settings: Settings, where: Callable[..., bool] | None = None) -> list[
     Returns:
       Cases of the product in its order; deterministic.
     """
-    goals = {index: met(settings, index) for index in _indices(settings, where)}
-    missing: set[Any] = set().union(*goals.values())
+    cases = product(settings, where)
+    goals = [met(case) for case in cases]
+    missing: set[Any] = set().union(*goals)
     chosen = []
     while missing:
-        best = max(goals, key=lambda index: len(goals[index] & missing))
+        best = max(range(len(cases)), key=lambda i: len(goals[i] & missing))
         chosen.append(best)
         missing -= goals[best]
-    return [_values(settings, index) for index in sorted(chosen)]
+    return [cases[i] for i in sorted(chosen)]
 
 
-def met(settings: Settings, index: Index) -> set[Any]:
+def met(case: Case) -> set[Any]:
     """Return the values and the pairs that a case covers."""
-    marks = [
-        [(at, mark) for mark in getattr(value, "traits", (i,))]
-        for at, (value, i) in enumerate(
-            zip(_values(settings, index), index, strict=True)
-        )
-    ]
-    two = itertools.combinations(marks, 2)
-    together = {pair for left, right in two for pair in itertools.product(left, right)}
-    return together | set(enumerate(index))
-
-
-def _indices(settings: Settings, where: Callable[..., bool] | None) -> Iterator[Index]:
-    for index in itertools.product(*(range(len(v)) for v in settings.values())):
-        named = dict(zip(settings, _values(settings, index), strict=True))
-        if where is None or where(**named):
-            yield index
-
-
-def _values(settings: Settings, index: Index) -> tuple[Any, ...]:
-    return tuple(v[i] for v, i in zip(settings.values(), index, strict=True))
+    # Equal values, such as 1 and 1.0, are different ones.
+    ids = [(id(value),) for value in case]
+    marks = [getattr(x, "traits", own) for x, own in zip(case, ids, strict=True)]
+    marked = [[(at, mark) for mark in each] for at, each in enumerate(marks)]
+    together = itertools.starmap(itertools.product, itertools.combinations(marked, 2))
+    return set(enumerate(ids)).union(*together)

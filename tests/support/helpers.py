@@ -49,12 +49,7 @@ def strict_modes():
 
 def strictly(function):
     """Run `function` in the strict modes, in which optax's own code fails."""
-
-    def wrapped(*args, **kwargs):
-        with strict_modes():
-            return function(*args, **kwargs)
-
-    return wrapped
+    return strict_modes()(function)
 
 
 def strict(tx: optax.GradientTransformationExtraArgs):
