@@ -8,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from tests.contracts import typed_user
-
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
@@ -144,10 +142,3 @@ def test_train_backward_arms_differ_only_in_thresholds():
     assert cotangents["cotangent"] == set(task.max_cotangents)
     for grid in grids.values():
         assert {setting.rate for setting in grid} == set(task.rates)
-
-
-def test_typed_user_prints_each_result():
-    """The results of the type-checked file agree with its types."""
-    lines = [x for x in typed_user.main().splitlines() if not x.startswith(" ")]
-    expected = ["clip", "halved", "leaves", "skip"]
-    assert [line.split(":")[0] for line in lines] == expected
