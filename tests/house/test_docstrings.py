@@ -70,6 +70,8 @@ def test_docstrings_cover_the_package():
 @pytest.mark.parametrize("path", CALLED)
 def test_signature_names_types_without_quotes_or_expansion(path):
     member = PUBLIC[path]
+    # Pickles still load after the file of a class has moved.
+    assert not (inspect.isclass(member) and "._" in member.__module__)
     methods = [
         method
         for name, method in vars(member).items()

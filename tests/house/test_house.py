@@ -1,12 +1,8 @@
 """Check the folders: imports go downward, to the interfaces of neighbors."""
 
-import inspect
 import pathlib
 import re
-import sys
-import typing
 
-import optclip
 from tools import imports
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
@@ -71,21 +67,3 @@ def test_optax_is_imported_above_the_clip_only():
     names = {name for path in files(*below) for name in imports.names(path)}
     assert {name.split(".")[0] for name in names} >= {"jax", "optclip"}
     assert not [name for name in names if name.split(".")[0] == "optax"]
-
-
-def test_public_classes_name_their_public_path():
-    """Pickles still load after the file of a class has moved."""
-    modules = filter(inspect.ismodule, map(vars(optclip).get, optclip.__all__))
-    count = 0
-    for module in [*modules, optclip]:
-        for name in module.__all__:
-            public = getattr(module, name)
-            if not inspect.isclass(public) or public.__module__ == "typing":
-                continue
-            path = public.__module__
-            is_reached = getattr(sys.modules[path], public.__name__) is public
-            assert path == module.__name__ or is_reached
-            assert not any(part.startswith("_") for part in path.split("."))
-            typing.get_type_hints(public)
-            count += 1
-    assert count > 15
