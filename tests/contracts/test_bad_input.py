@@ -455,6 +455,13 @@ MESSAGES = {
         (getattr, T, "attribute name must be string"),  # It has no signature.
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
+    "functional.clip_by.response": [
+        (
+            responses.band(lambda step: 0.5),
+            V,
+            "`response` must be a response without schedules, got",
+        ),
+    ],
     "clip_by_value.response": [
         (
             lambda n, c: 1.0,

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import optclip
 from optclip import functional as F
 from tests.support import covering, helpers
 from tests.support.registry import BY_SCOPE, ENTRIES, numpy_tree
@@ -79,14 +78,6 @@ def test_threshold_before_gradients_error_asks_for_exchange(name, number, kind, 
     words = f"must come before `{THRESHOLDS[name]}`, .* Exchange the two arguments"
     with pytest.raises(TypeError, match=f"(?s){words}"):
         run(lambda tree: getattr(F, name)(number, tree))(GRADIENTS[kind])
-
-
-def test_scheduled_response_in_pure_function_is_rejected():
-    moving = optclip.responses.band(lambda step: 0.5)
-    with pytest.raises(
-        ValueError, match="`response` must be a response without sch.*step"
-    ):
-        F.clip_by(np.ones(2), 1.0, response=moving)
 
 
 # The contract of the transformations has every trait.
