@@ -4,7 +4,6 @@ import chex
 import jax
 import numpy as np
 import optax
-import pytest
 
 import optclip
 from tests.support import helpers, oracles
@@ -76,28 +75,6 @@ def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
     assert 0 < expected["element/fraction"] < 1
 
 
-def test_metrics_find_clips_however_nested():
-    name = iter(["a", "b", "c", "d", "e"])
-
-    def clip():
-        return optclip.clip_by_global_norm(1.0, name=next(name))
-
-    inner = optax.chain(clip(), optax.adam(1e-3), clip())
-    labels = {"dense": "x", "out": "y"}
-    injected = optax.inject_hyperparams(optclip.clip_by_global_norm)
-    tx = optax.MultiSteps(
-        optax.chain(
-            optax.masked(clip(), {"dense": True, "out": False}),
-            optax.partition({"x": inner, "y": optax.sgd(0.1)}, labels),
-            injected(1.0, name=next(name)),
-            optax.apply_if_finite(optax.chain(clip()), 3),
-        ),
-        every_k_schedule=2,
-    )
-    found = jax.eval_shape(lambda tree: optclip.metrics(tx.init(tree)), TREE)
-    assert {key.split("/")[0] for key in found} == set("abcde")
-
-
 def test_metrics_number_clips_of_one_name_around_given_names():
     tx = optax.chain(
         optclip.clip_by_global_norm(4.0),
@@ -110,13 +87,6 @@ def test_metrics_number_clips_of_one_name_around_given_names():
         "clip/threshold": 4.0, "clip_3/threshold": 2.0, "clip_2/threshold": 1.0
     }  # fmt: skip
     np.testing.assert_allclose(found["clip_3/norm"], 4.0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("read", [optclip.metrics, optclip.summary])
-def test_state_without_clip_raises(read):
-    words = "contains an optclip transformation, or the gradient of a cotangent_probe"
-    with pytest.raises(ValueError, match=words):
-        read(optax.sgd(1e-3).init(PAIR))
 
 
 def test_metrics_of_plain_dicts_equal_those_of_the_state():

@@ -3,7 +3,6 @@
 import json
 import sys
 
-import jax
 import matplotlib as mpl
 import numpy as np
 import optax
@@ -64,16 +63,6 @@ def test_norms_draws_norms_before_and_after_and_threshold(history):
     # One clip needs no name.
     assert (ax.get_xlabel(), ax.get_title()) == ("step", "")
     assert plot.norms(history_of([1.0, 3.0])).get_yscale() == "linear"
-
-
-@pytest.mark.parametrize("draw", [plot.norms, plot.rate, lambda h: plot.runs({"a": h})])
-def test_plot_of_one_step_draws_a_marker(draw):
-    """A line needs two points, and a dot would hide a norm at its threshold."""
-    drawn = draw(steps.unstacked(history_of([3.0]))[0]).lines
-    assert drawn
-    assert all(line.get_markevery() == [0] for line in drawn)
-    markers = {"threshold": "_"}
-    assert all(x.get_marker() == markers.get(x.get_label(), "o") for x in drawn)
 
 
 def test_norms_marks_step_between_two_nonfinite():
@@ -157,15 +146,6 @@ def test_history_with_other_keys_is_read_by_step(draw):
     else:
         line = draw(found, part="first").lines[0]
         assert list(line.get_xdata()) == [0, 10, 20, 30, 40]
-
-
-def test_history_with_cotangent_records_is_read():
-    tx = optclip.clip_by_global_norm(1.0)
-    _, state = tx.update(np.ones(2), tx.init(np.ones(2)))
-    record = optclip.typing.CotangentRecord(*np.ones(6))
-    found = jax.device_get(optclip.metrics({"tx": state, "cell": record}))
-    assert "cell/largest_norm" in found
-    assert plot.norms([found, found]).get_lines()
 
 
 def test_rate_draws_fraction_over_window():
