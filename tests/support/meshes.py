@@ -34,9 +34,9 @@ class Clip:
       traits: Kinds of values that devices must agree on, each tried on every mesh.
       by_axis: Whether `axis_name` must specify the sharding of leaves in shard_map, as
         for norms over some of their axes.
-      roundings: Further eps by which an element may differ. of_matrices: Whether one
-      side of a matrix must be unsharded in shard_map; elsewhere
-        XLA may gather it.
+      roundings: Further eps by which an element may differ.
+      of_matrices: Whether one side of a matrix must be unsharded in shard_map;
+        elsewhere XLA may gather it.
     """
 
     id: str
