@@ -15,7 +15,7 @@ import pytest
 import optclip
 from optclip import recipes
 from tests.support import helpers, methods
-from tests.support.steps import history
+from tests.support.steps import over_steps
 
 GRADIENTS = methods.GRADIENTS
 FINITE = [methods.sound(*tree.values()) for tree in GRADIENTS]
@@ -32,11 +32,11 @@ def norm_of(tree):
     return float(np.sqrt(sum(np.sum(x**2) for x in tree.values())))
 
 
-def outputs_of(tx, gradients, **extra):
-    """Return the updates and metrics of each step."""
+def outputs_of(tx, gradients):
+    """Return the updates of each step."""
     rows = {key: np.float32([tree[key] for tree in gradients]) for key in PARAMS}
     params = {key: np.stack([x] * methods.STEPS) for key, x in PARAMS.items()}
-    return history(tx, rows, params, **extra)[:2]
+    return over_steps(tx, rows, params)[0]
 
 
 def by_leaf(make, **more):
@@ -207,7 +207,7 @@ def test_method_follows_its_equations(name):
         {k: np.float64(np.float32(method.scale * x)) for k, x in tree.items()}
         for tree in GRADIENTS
     ]
-    updates, _ = outputs_of(method.tx, gradients)
+    updates = outputs_of(method.tx, gradients)
     expected, changed = method.expected(gradients), []
     for i in np.flatnonzero(FINITE):
         for key, wanted in expected[i].items():
@@ -217,43 +217,3 @@ def test_method_follows_its_equations(name):
         pairs = [(wanted, gradients[i][key]) for key, wanted in expected[i].items()]
         changed.append(not all(np.allclose(a, b, rtol=1e-4) for a, b in pairs))
     assert method.least <= np.mean(changed) <= method.most
-
-
-def axlearn():
-    oracle = methods.AxlearnSkip(1.5, 0.9)
-    # A norm of zero is not skipped and changes no average.
-    return lambda loss, norm: norm != 0 and oracle.step(norm)
-
-
-# Each recipe, and a function that makes its oracle: whether to skip a loss and a norm.
-SKIPS = {
-    "olmo": (
-        recipes.olmo_skip(optax.identity(), 2.0, 20),
-        lambda: methods.OlmoSkip(20, 2.0).step,
-    ),
-    "olmo, window of two": (
-        recipes.olmo_skip(optax.identity(), 2.0, 2),
-        lambda: methods.OlmoSkip(2, 2.0).step,
-    ),
-    "olmo, window of three": (
-        recipes.olmo_skip(optax.identity(), 2.0, 3),
-        lambda: methods.OlmoSkip(3, 2.0).step,
-    ),
-    "axlearn": (recipes.axlearn_skip(optax.identity(), 1.5, 0.9), axlearn),
-    "megatron": (
-        recipes.megatron_skip(optax.identity(), 8.0),
-        lambda: lambda loss, norm: not norm <= 8.0,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SKIPS)
-def test_skip_recipe_follows_its_equations(name):
-    tx, make = SKIPS[name]
-    losses = methods.LOSSES
-    _, metrics = outputs_of(tx, GRADIENTS, value=np.float32(losses))
-    decide, norms = make(), map(norm_of, GRADIENTS)
-    expected = [bool(decide(*row)) for row in zip(losses, norms, strict=True)]
-    assert list(np.diff(metrics["skip/skipped"], prepend=0) > 0) == expected
-    assert 0.03 < np.mean(expected) < 0.9
-    assert expected[150]

@@ -54,14 +54,6 @@ def test_recipes_table_names_every_recipe():
     assert sorted(line.split("`")[1] for line in lines if line[:1] == "`") == NAMES
 
 
-@every
-def test_recipe_docstring_has_references_example_and_returns(name):
-    doc = inspect.getdoc(getattr(recipes, name))
-    assert doc.count("References:\n") == 1
-    assert "Example:" in doc
-    assert "Returns:" in doc
-
-
 @functools.cache
 def over_steps(name):
     """Return the updates of each step, the last state, and the update, traced once."""
@@ -73,7 +65,7 @@ def over_steps(name):
     def update(grads, state):
         return updated(tx, grads, state)
 
-    state, rows = helpers.quick_jit(tx.init)(PARAMS), []
+    state, rows = tx.init(PARAMS), []
     for grads in GRADIENTS:
         old, (out, state) = state, update(grads, state)
         rows.append(out)
@@ -110,10 +102,9 @@ def test_recipe_in_multi_steps_and_chain_keeps_types(name):
     assert found == (half, state)
 
 
-@pytest.mark.parametrize("name", ["autoclip", "olmo_skip"])
-def test_recipe_outside_jit_takes_numpy_state(name):
+def test_recipe_outside_jit_takes_numpy_state():
     """A checkpoint may restore the state as NumPy arrays."""
-    tx = make(name)
+    tx = recipes.olmo_skip()
     params, first, second = (x["dense_1"] for x in (PARAMS, *GRADIENTS[:2]))
 
     @helpers.quick_jit
@@ -170,12 +161,3 @@ def test_recipe_option_set_by_method_or_unknown_is_rejected(names, option, words
     for name in names.split():
         with pytest.raises(TypeError, match=words):
             make(name, **{option: 1})
-
-
-def test_rules_of_norms_have_small_states():
-    """Their memory does not grow with the parameters."""
-    large = {"w": jax.ShapeDtypeStruct((1000, 1000), jnp.float32)}
-    for name in ("autoclip", "zclip", "adagc", "aggc", "mean_std_clip", "olmo_ratio"):
-        state = jax.eval_shape(make(name).init, large)
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-        assert size < 64_000, name

@@ -1,12 +1,11 @@
 """Implement whole methods in NumPy float64, from their papers' equations.
 
 Nothing here imports optclip. Each oracle has its own state and takes the arrays of one
-step. `GRADIENTS` and `LOSSES` have heavy tails, spikes of a thousand, zeros, NaN, inf
-and a shift of level.
+step. `GRADIENTS` have heavy tails, spikes of a thousand, zeros, NaN, inf and a shift of
+level.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +35,7 @@ def _gradients() -> list[dict[str, np.ndarray]]:
     return [{k: _as_float32(x) for k, x in tree.items()} for tree in trees]
 
 
-def _losses() -> np.ndarray:
-    rng = np.random.default_rng(1)
-    losses = 3.0 * np.exp(-np.arange(STEPS) / 200) + 0.1 * rng.standard_normal(STEPS)
-    losses[[20, 110]] *= 2.0
-    losses[140] *= 50.0
-    losses[200] = np.nan
-    return _as_float32(losses)
-
-
 GRADIENTS = _gradients()
-LOSSES = _losses()
 
 
 def sound(*arrays: Any) -> bool:
@@ -262,54 +251,3 @@ def spectra(u: np.ndarray, c: float) -> np.ndarray:
     capped = (left * (values / np.sqrt(1 + (values / c) ** 2))) @ right
     scale = max(1.0, u.shape[-1] / u.shape[-2]) ** 0.5 if u.ndim > 1 else 1.0
     return scale * capped.reshape(u.shape)
-
-
-@dataclasses.dataclass
-class OlmoSkip:
-    """OLMo-core: skip a loss or norm many deviations above the last ones.
-
-    The deviation is unbiased. Finite values of skipped steps enter the window too.
-    Nothing is skipped before half a window.
-    """
-
-    window: int = 128
-    sigma: float = 6.0
-    losses: list[float] = dataclasses.field(default_factory=list)
-    norms: list[float] = dataclasses.field(default_factory=list)
-
-    def step(self, loss: float, norm: float) -> bool:
-        pairs = ((loss, self.losses), (norm, self.norms))
-        is_skipped = not all(value <= self._limit(seen) for value, seen in pairs)
-        for value, seen in pairs:
-            if sound(value):
-                seen.append(value)
-        return is_skipped or not sound(loss, norm)
-
-    def _limit(self, seen: list[float]) -> float:
-        last = seen[-self.window :]
-        if len(last) < max(2, self.window // 2 - 1):
-            return math.inf
-        return float(np.mean(last) + self.sigma * np.std(last, ddof=1))
-
-
-@dataclasses.dataclass
-class AxlearnSkip:
-    """axlearn: skip a norm of `multiplier` times the average of unskipped norms.
-
-    The average is bias-corrected. axlearn starts it at 1; here nothing is skipped
-    before the first norm.
-    """
-
-    multiplier: float = 20.0
-    decay: float = 0.99
-    count: int = 0
-    mean: float = math.inf
-
-    def step(self, norm: float) -> bool:
-        if not sound(norm) or norm >= self.multiplier * self.mean:
-            return True
-        d, t = self.decay, self.count
-        old = d * (1 - d**t) / (1 - d ** (t + 1))
-        self.mean = norm if t == 0 else old * self.mean + (1 - old) * norm
-        self.count += 1
-        return False
