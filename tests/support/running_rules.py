@@ -60,10 +60,10 @@ def gradient(norm):
     return np.asarray(vector, np.float32)
 
 
-def thresholds_of(tx, norms, jit=helpers.quick_jit):
+def thresholds_of(tx, norms):
     """Return each step's threshold, whether it clipped, and the last state."""
     updates = np.stack([gradient(n) for n in norms])
-    outs, metrics, state = history(tx, updates, jit=jit)
+    outs, metrics, state = history(tx, updates)
     limits, measured = (
         np.asarray(metrics[f"clip/{key}"], np.float64) for key in ("threshold", "norm")
     )

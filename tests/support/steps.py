@@ -9,7 +9,7 @@ from tests.support import helpers
 
 
 @functools.cache
-def scanned(tx, jit=helpers.quick_jit):
+def scanned(tx):
     """Compile a run over rows of updates, parameters and further arguments."""
 
     def step(state, row):
@@ -21,12 +21,12 @@ def scanned(tx, jit=helpers.quick_jit):
         first = jax.tree.map(lambda x: x[0], rows[0])
         return jax.lax.scan(step, tx.init(first), rows)[1]
 
-    return jit(run)
+    return helpers.quick_jit(run)
 
 
-def over_steps(tx, updates, params=None, jit=helpers.quick_jit, **extra):
+def over_steps(tx, updates, params=None, **extra):
     """Return the updates and the state of each step, stacked."""
-    return jax.device_get(scanned(tx, jit)((updates, params, extra)))
+    return jax.device_get(scanned(tx)((updates, params, extra)))
 
 
 @helpers.quick_jit
@@ -34,9 +34,9 @@ def metrics_of(states):
     return jax.vmap(optclip.metrics)(states)
 
 
-def history(tx, updates, params=None, jit=helpers.quick_jit, **extra):
+def history(tx, updates, params=None, **extra):
     """Return the updates and metrics of each step, and the last state."""
-    outs, states = over_steps(tx, updates, params, jit, **extra)
+    outs, states = over_steps(tx, updates, params, **extra)
     last = jax.tree.map(lambda x: x[-1], states)
     return outs, jax.device_get(metrics_of(states)), last
 

@@ -10,10 +10,11 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers
-from tests.support.running_rules import INF, limits_of, seen, thresholds_of, updated
-from tests.support.steps import history
+from tests.support.running_rules import INF, limits_of, seen, updated
+from tests.support.steps import history, over_steps
 
 NORMS = np.array([4.0, 0.0, 2.0, 6.0, 3.0, 5.0])
+ADDING_EPS = thresholds.zscore(1.0, 0.5, 4, "mean", eps=1.0)
 MODES = ["reciprocal", "mean", "percentile"]
 
 
@@ -24,7 +25,7 @@ def means_of_max(decay):
 traced_means = helpers.quick_jit(means_of_max)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
 def test_unbiased_average_known_or_traced_is_weighted_mean(decay):
     """With a decay of 1 it is the plain mean."""
     expected = [
@@ -37,12 +38,24 @@ def test_unbiased_average_known_or_traced_is_weighted_mean(decay):
 
 
 @pytest.mark.parametrize(
-    ("eps", "norms", "expected"), [(0.0, [0.0, 0.0], [0.0, 0.0]), (2.0, [3.0], [0.6])]
+    ("rule", "norms", "expected"),
+    [
+        # The mean of one norm over its root mean square is 1; zeros give 0.
+        (thresholds.mean_over_rms(eps=0.0), [0.0, 0.0], [0.0, 0.0]),
+        (thresholds.mean_over_rms(eps=2.0), [3.0], [0.6]),
+        # Equal norms have a margin for rounding.
+        (
+            thresholds.mean_plus_std(2.0, 4, warmup=2),
+            *([5.0] * 4, [INF, INF, 5.0 * (1 + 2e-6), 5.0 * (1 + 2e-6)]),
+        ),
+        # With an eps of 1 the norm minus 2, over 1 + 1, is above 1 from 4 on.
+        (ADDING_EPS, [1.0, 3.0, 1.0, 3.0, 3.9], [INF] * 5),
+        (ADDING_EPS, [1.0, 3.0, 1.0, 3.0, 4.1], [INF] * 4 + [2.0]),
+    ],
 )
-def test_mean_over_rms_adds_eps_to_root(eps, norms, expected):
-    """The mean of one norm over its root mean square is 1; zeros give 0."""
-    limits = limits_of(thresholds.mean_over_rms(eps=eps), norms)
-    np.testing.assert_allclose(limits, expected, rtol=1e-6)
+def test_threshold_equals_hand_computed_value(rule, norms, expected):
+    limits = helpers.quick_jit(lambda: limits_of(rule, norms))()
+    np.testing.assert_allclose(limits, expected, rtol=5e-7)
 
 
 def test_average_of_equal_norms_is_that_norm():
@@ -64,19 +77,9 @@ def test_average_of_equal_norms_is_that_norm():
 def test_second_moment_clips_elements_after_warm_up():
     """To the root of 4 times half of 9. An element that was always 0 is unclipped."""
     tx = optclip.clip_by_value(thresholds.second_moment(4.0, 0.5, warmup=1))
-    updates, _, state = history(tx, np.float32([[3.0, 0.0], [10.0, 5.0]]))
+    updates, _ = over_steps(tx, np.float32([[3.0, 0.0], [10.0, 5.0]]))
     expected = [[3.0, 0.0], [2 * math.sqrt(4.5), 5.0]]
     np.testing.assert_allclose(updates, expected, rtol=1e-6)
-    # The spike is learned from as it was clipped: half of 4.5 and half of 18.
-    memory = state.clip_memory[0][0]
-    roots = np.sqrt([0.5 * 4.5 + 0.5 * 18.0, 0.5 * 25.0])
-    np.testing.assert_allclose(jax.tree.leaves(memory.value)[0], roots, rtol=1e-6)
-
-
-def test_ema_of_max_of_empty_leaf_is_zero():
-    rule = thresholds.ema_of_max(0.5)
-    limit, _ = updated(rule, np.zeros(0), rule.init(jnp.zeros(0)))
-    assert limit == 0.0
 
 
 def test_moment_derivative_is_finite_at_zero():
@@ -154,29 +157,16 @@ def test_zscore_after_equal_norms_does_not_clip(mode):
     np.testing.assert_allclose(learned, [2.25, 0.25 * 0.5**0.5], rtol=1e-6)
 
 
-def test_zscore_adds_eps_to_deviation():
-    """(norm - 2) / (1 + 1) is above 1 from 4 on."""
-    rule = thresholds.zscore(1.0, 0.5, 4, "mean", eps=1.0)
-    memory = moments(rule, 2.0, 1.0)
-    assert updated(rule, 3.9, memory)[0] == INF
-    assert updated(rule, 4.1, memory)[0] == 2.0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_zscore_learns_late_after_zeros_in_warm_up(mode):
+def test_zscore_learns_late_after_zeros_in_warm_up():
     """Otherwise a leaf whose gradients start late would be clipped to zero."""
     rng = np.random.default_rng(0)
     norms = np.concatenate([np.zeros(30), 1 + 0.1 * rng.normal(size=50)])
-    tx = optclip.clip_by_norm(thresholds.zscore(mode=mode))
-    updates, _, _ = history(tx, norms[:, None].astype(np.float32))
+    tx = optclip.clip_by_norm(thresholds.zscore())
+    updates, _ = over_steps(tx, norms[:, None].astype(np.float32))
     assert np.mean(updates) > 0.9 * np.mean(norms)
 
 
 LAST_NORMS = np.float32([3.0, 1.0, 7.0, 2.0, 5.0, 4.0, 0.5])
-
-
-def limits_in_clip(rule, norms=LAST_NORMS):
-    return thresholds_of(optclip.clip_by_global_norm(rule), norms)[0]
 
 
 def quantiles(q):
@@ -186,7 +176,7 @@ def quantiles(q):
 traced_quantiles = helpers.quick_jit(quantiles)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("q", [0.0, 0.77, 1.0])
 def test_quantile_known_or_traced_equals_numpy(q):
     known = helpers.quick_jit(lambda: quantiles(q))()
     for limits in (known, traced_quantiles(q)):
@@ -216,23 +206,6 @@ def test_mean_plus_std_of_too_few_norms_computes_no_nan():
         limit, _ = rule.update(seen(9.0), memory)
     norms = np.array([1.0, 2.0, 4.0])
     np.testing.assert_allclose(limit, norms.mean() + norms.std(ddof=2), rtol=1e-6)
-
-
-@pytest.mark.parametrize(("window", "warmup"), [(2, 2), (4, 2), (6, 3), (9, 4)])
-def test_mean_plus_std_warms_up_for_half_a_window(window, warmup):
-    limits = limits_in_clip(thresholds.mean_plus_std(0.0, window))[: warmup + 1]
-    expected = [INF] * warmup + [np.mean(LAST_NORMS[:warmup])]
-    np.testing.assert_allclose(limits, expected, rtol=1e-5)
-
-
-def test_mean_plus_std_of_one_norm_is_that_norm():
-    limits = limits_in_clip(thresholds.mean_plus_std(5.0, 4, warmup=1))
-    np.testing.assert_allclose(limits[:2], [INF, 3.0], rtol=1e-5)
-
-
-def test_mean_plus_std_of_equal_norms_is_above_rounding():
-    limits = limits_in_clip(thresholds.mean_plus_std(2.0, 4, warmup=2), np.full(4, 5.0))
-    np.testing.assert_allclose(limits[2:], 5.0 * (1 + 2e-6), rtol=1e-7)
 
 
 @pytest.mark.parametrize(
