@@ -18,7 +18,6 @@ from optclip import functional, responses, thresholds
 # Private: no public function returns which entries are stacked, and none takes such
 # integers. Elsewhere this file tests the public functions.
 from optclip._arrays._batching import MANY, Batched
-from tests.support import covering
 from tests.support.helpers import quick_jit, strict
 
 SCALES = np.float32([5, 0.1, 1e30, 0, 1e-30])
@@ -37,8 +36,7 @@ def assert_close(actual, expected):
     """XLA's functions of vectors and of numbers differ by an ulp."""
     for a, b in zip(actual, expected, strict=True):
         rtol = max(1e-6, float(jnp.finfo(b.dtype).eps))
-        wide = np.complex64 if jnp.iscomplexobj(b) else np.float32
-        np.testing.assert_allclose(np.asarray(a, wide), np.asarray(b, wide), rtol=rtol)
+        np.testing.assert_allclose(np.float32(a), np.float32(b), rtol=rtol)
 
 
 def test_batched_entries_of_many_types_come_back_in_order():
@@ -75,9 +73,6 @@ def test_clip_many_leaves_derivative_stays_with_its_leaf():
     first, second = derivatives(x)
     np.testing.assert_allclose(first, slope, rtol=1e-5)
     np.testing.assert_allclose(second, bend, rtol=1e-5)
-    batch = np.stack([x, x])
-    slopes = quick_jit(jax.vmap(jax.grad(loss)))(batch)
-    np.testing.assert_allclose(slopes, [slope, slope], rtol=1e-5)
 
 
 def own(norm, threshold):
@@ -88,7 +83,7 @@ def own(norm, threshold):
     over=["leaf", optclip.axes(-1)],
     response=["hard", responses.band(0.5), responses.detached("hard"), own],
     is_strict=[False, True],
-    dtype=["float32", "bfloat16", "complex64"],
+    dtype=["float32", "bfloat16"],
     policy=["propagate", "zero"],
 )
 def test_clip_leaf_among_many_matches_leaf_alone(
@@ -141,12 +136,7 @@ class Halved(responses.Hard):
         return halved(norm, threshold)
 
 
-class Plain:
-    def coefficient(self, norm, threshold):
-        return halved(norm, threshold)
-
-
-@pytest.mark.parametrize("response", [halved, Halved(), Plain()])
+@pytest.mark.parametrize("response", [halved, Halved()])
 def test_user_response_eager_many_norms_gets_numbers(response):
     """Python's `if` works, also in a subclass of a shipped response."""
     tree = [np.full(3, x, np.float32) for x in (9, 0.1, 9, 9, 9)]
@@ -195,28 +185,6 @@ def test_keep_another_tree_raises():
         tx.update(tree, tx.init(tree))
 
 
-class Draws:
-    """Remember keys."""
-
-    def init(self, norm):
-        return jax.tree.map(lambda n: jax.random.key(0), norm)
-
-    def update(self, seen, memory):
-        new = jax.tree.map(lambda key: jax.random.fold_in(key, 1), memory)
-        return jnp.float32(1), new
-
-
-def test_rule_memory_of_prng_keys_is_updated():
-    tree = [np.full(3, 9, np.float32)] * MANY
-    tx = optclip.clip_by_norm(Draws())
-    _, state = quick_jit(tx.update)(tree, tx.init(tree))
-    expected = jax.random.key_data(jax.random.fold_in(jax.random.key(0), 1))
-    (keys,) = jax.tree.leaves(state.clip_memory)
-    assert keys.shape == (MANY,)
-    for key in keys:
-        chex.assert_trees_all_equal(jax.random.key_data(key), expected)
-
-
 def test_clip_by_norm_axis_split_over_one_device_keeps_sharding():
     mesh = jax.make_mesh((1,), ("x",), (AxisType.Explicit,), devices=jax.devices()[:1])
     place = NamedSharding(mesh, P(None, "x"))
@@ -227,44 +195,6 @@ def test_clip_by_norm_axis_split_over_one_device_keeps_sharding():
     np.testing.assert_allclose(clipped[0], np.full((4, 1), 0.5), rtol=1e-6)
     chex.assert_trees_all_equal(clipped[1:], values[1:])
     assert all(x.sharding == place for x in clipped)
-
-
-def test_agc_parameter_without_update_is_not_measured_for_another():
-    tx = optclip.recipes.agc()
-    params = {"frozen": np.full(3, 50, np.float32), "w": np.ones(3, np.float32)}
-    updates = {"frozen": None, "w": np.ones(3, np.float32)}
-    clipped, _ = quick_jit(tx.update)(updates, tx.init(params), params)
-    np.testing.assert_allclose(clipped["w"], 0.01, rtol=1e-5)
-
-
-RULES = {
-    "ema": thresholds.ema(warmup=0),
-    "zscore": thresholds.zscore(0.5, warmup=2),
-    "quantile": thresholds.quantile(0.5, window=3),
-    "mean_over_rms": thresholds.mean_over_rms(),
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_learned_threshold_leaf_among_many_matches_leaf_alone(name):
-    tx = strict(optclip.clip_by_norm(RULES[name], record="leaves"))
-    tree = leaves()[:5]
-    update, was_clipped = quick_jit(tx.update), False
-    state, apart = tx.init(tree), [tx.init([x]) for x in tree]
-    for step in range(1, 6):
-        given = [x * np.float32(step % 3) for x in tree]
-        clipped, state = update(given, state)
-        for i, x in enumerate(given):
-            (expected,), apart[i] = update([x], apart[i])
-            assert_close([clipped[i]], [expected])
-            was_clipped |= bool((expected != x).any())
-    record = state.clip_record["clip"]
-    for field in {*record._fields} - {"clip_leaf_norm"}:
-        for i, own_state in enumerate(apart):
-            expected = getattr(own_state.clip_record["clip"], field)["0"]
-            actual = getattr(record, field)[str(i)]
-            np.testing.assert_allclose(actual, expected, rtol=1e-6)
-    assert was_clipped
 
 
 def kernels(method, num_leaves):
@@ -283,12 +213,7 @@ def kernels(method, num_leaves):
     [
         pytest.param(lambda: optclip.clip_by_norm(1.0, record="leaves"), id="recorded"),
         pytest.param(optclip.recipes.agc, id="agc"),
-    ]
-    + [
-        pytest.param(optclip.recipes.adagc, id="adagc"),
-        pytest.param(optclip.recipes.olmo_ratio, id="olmo_ratio"),
-    ]
-    * covering.full,
+    ],
 )
 def test_clip_by_norm_leaves_share_their_kernels(method):
     """A kernel with the number of its leaf in it would be compiled for each leaf."""
