@@ -1,5 +1,7 @@
 """`record="leaves"` of global-norm clipping records the norm of each leaf too."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,7 @@ def check(opt_state, tree, norm=2, rtol=1e-6):
         np.testing.assert_allclose(found[path], oracle(x, norm), rtol=rtol)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def once(tx, tree):
     return tx.update(tree, tx.init(tree))
 
@@ -50,8 +53,8 @@ def clip(limit=2.0, **options):
     return optclip.clip_by(limit, record="leaves", **options)
 
 
-def test_leaf_norms_have_the_order_of_the_clip_and_do_not_change_it(run):
-    @run
+def test_leaf_norms_have_the_order_of_the_clip_and_do_not_change_it():
+    @helpers.optimized_jit
     def step(tree):
         return [
             [

@@ -7,8 +7,7 @@ import pytest
 
 import optclip
 from optclip import thresholds
-from tests.support import covering, helpers
-from tests.support.registry import ENTRIES, TopKeys
+from tests.support import helpers
 
 PAIR = np.float32([3.0, 4.0])
 RNG = np.random.default_rng(0)
@@ -34,26 +33,11 @@ def test_record_counts_clipped_and_nonfinite_steps(policy):
     tx = optclip.clip_by_global_norm(2.0, nonfinite=policy)
     bad, worse = np.float32([np.nan, 1]), np.float32([np.inf, 1])
     small = np.float32([0.3, 0.4])
-    found = after(tx, PAIR, small, bad, PAIR, small, worse)
+    found = after(tx, PAIR, PAIR, small, bad, PAIR, small, worse)
     assert found["clip/nonfinite"] == 2
-    np.testing.assert_allclose(found["clip/rate"], 2 / 6, rtol=1e-6)
+    np.testing.assert_allclose(found["clip/rate"], 3 / 7, rtol=1e-6)
     if policy == "zero":
         assert found["clip/coefficient"] == 0.0
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
-def test_record_false_keeps_less_and_clips_the_same(entry):
-    tree = helpers.gradients()
-
-    @helpers.quick_jit
-    def both(tree):
-        pair = entry.make(), entry.make(record=False)
-        return [tx.update(tree, tx.init(tree)) for tx in pair]
-
-    (expected, state), (found, lean_state) = both(tree)
-    assert helpers.differs(found, tree)
-    helpers.assert_identical(found, expected)
-    assert len(jax.tree.leaves(lean_state)) < len(jax.tree.leaves(state))
 
 
 def test_record_of_more_elements_than_int32_counts_is_traced():
@@ -88,19 +72,14 @@ def oracle(tree, axis, limit):
     }
 
 
-@pytest.mark.covering(
-    axis=[(), (0,), (1,)],
-    run=covering.RUNS,
-    # Eagerly, each operation on each large leaf would be compiled.
-    where=lambda axis, run: run == "jit" or axis == (1,),
-)
-def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis, run):
+@pytest.mark.parametrize("axis", [(), (0,), (1,)])
+def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
     """The norms of a leaf with 70,000 or more are reduced separately."""
     shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
     tree = [np.float32(RNG.normal(size=shape)) for shape in shapes]
     make = optclip.clip_by_value if not axis else optclip.clip_by_norm
     tx = make(1.5, **({"axis": axis} if axis else {}))
-    found = run(lambda tree: optclip.metrics(tx.update(tree, tx.init(tree))[1]))(tree)
+    found = after(tx, tree)
     for key, value in oracle(tree, axis, 1.5).items():
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
@@ -138,16 +117,13 @@ def test_record_of_zero_leaf_is_unclipped():
     for leaf in "abc":
         assert found[f"clip/coefficient/{leaf}"] == 1
         assert found[f"clip/rate/{leaf}"] == 0
+    found = after(optclip.clip_by_norm(0.0, record="leaves"), tree)
+    assert (found["clip/rate/a"], found["clip/rate/b"]) == (0, 1)
 
 
 def test_record_of_nan_threshold_has_nan_coefficient():
     tx = optclip.clip_by_global_norm(lambda step: jnp.nan)
     assert np.isnan(after(tx, 0 * PAIR)["clip/coefficient"])
-
-
-def test_record_of_user_scope_has_its_largest_norm():
-    tx = optclip.clip_by(1.0, over=TopKeys())
-    assert after(tx, {"a": PAIR[:1], "b": PAIR[1:]})["clip/norm"] == 4.0
 
 
 def test_record_of_infinite_coefficient_is_as_applied(run):

@@ -1,5 +1,7 @@
 """Fixed-threshold clipping with `record=False` replaces optax's in a running job."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -9,26 +11,9 @@ import optclip
 from optclip import responses, thresholds
 from optclip.typing import ClipState
 from tests.support import helpers
+from tests.support.registry import ENTRIES
 
-LABELS = {"dense": "body", "out": "head"}
 TREE = helpers.gradients()
-FIXED = {
-    "clip_by": (optclip.clip_by, {"threshold": 1.0}),
-    "value": (optclip.clip_by_value, {"limit": 1.0}),
-    "bounds": (optclip.clip_by_value, {"lower": -1.0, "upper": 2.0}),
-    "norm": (optclip.clip_by_norm, {"max_norm": 1.0}),
-    "slices": (optclip.clip_by_norm, {"max_norm": 1.0, "axis": 0}),
-    "average": (optclip.clip_by_average_norm, {"max_norm": 0.1}),
-    "rms": (optclip.clip_by_rms, {"max_rms": 1.0}),
-    "group": (optclip.clip_by_group_norm, {"max_norm": 1.0, "groups": LABELS}),
-    "global": (optclip.clip_by_global_norm, {"max_norm": 1.0}),
-    "spectral": (optclip.clip_by_spectral_norm, {"max_norm": 1.0}),
-    "singular": (optclip.clip_by_singular_value, {"max_value": 1.0}),
-    "smooth": (optclip.clip_by_global_norm, {"max_norm": 1.0, "response": "smooth"}),
-    "tree": (optclip.clip_by_norm, {"max_norm": {"dense": 1.0, "out": None}}),
-    "array": (optclip.clip_by_norm, {"max_norm": np.ones(())}),
-    "agc": (optclip.recipes.agc, {}),
-}
 # These count steps or learn.
 STATEFUL = {
     "schedule": {"max_norm": lambda step: 1.0 + step},
@@ -41,40 +26,49 @@ STATEFUL = {
 }
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_record_false_of_fixed_clip_keeps_the_state_of_optax(name):
-    make, arguments = FIXED[name]
-    tx = make(**arguments, record=False)
-    _, state = jax.eval_shape(tx.update, TREE, tx.init(TREE), TREE)
-    assert tx.init(TREE) == state == optax.EmptyState()
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_record_option_changes_no_update(entry):
+    """Without a record, a fixed clip has the state of optax's."""
+
+    @helpers.quick_jit
+    def steps(tree):
+        txs = [entry.make(record=record) for record in (True, False, "leaves")]
+        return [tx.update(tree, tx.init(tree)) for tx in txs]
+
+    (expected, state), (lean, lean_state), (by_leaf, _) = steps(TREE)
+    assert helpers.differs(expected, TREE)
+    helpers.assert_identical([lean, by_leaf], [expected] * 2)
+    assert (lean_state == optax.EmptyState()) == (entry.state == "record")
+    assert len(jax.tree.leaves(lean_state)) < len(jax.tree.leaves(state))
 
 
 ABSENT = [None, optax.EmptyState()]
 # Some trainers pass a single state for everything.
 FOREIGN = [*ABSENT, optax.adam(1e-3).init({"w": np.ones(2)}), {"step": 3}]
-STATES = {False: FOREIGN, True: ABSENT, "leaves": ABSENT}
+FIXED = [
+    functools.partial(optclip.clip_by, 1.0),
+    functools.partial(optclip.clip_by_norm, {"dense": 1.0, "out": None}),
+    functools.partial(optclip.clip_by_norm, np.ones(())),
+    optclip.recipes.agc,
+]
 
 
-@pytest.mark.parametrize("name", FIXED)
-def test_fixed_clip_without_state_clips_as_with_it(name):
-    make, arguments = FIXED[name]
-
+@pytest.mark.parametrize("make", FIXED, ids=["tree", "leaves", "array", "agc"])
+def test_fixed_clip_without_state_clips_as_with_it(make):
     @helpers.quick_jit
     def clipped(tree):
-        outs = []
-        for record, states in STATES.items():
-            tx = make(**arguments, record=record)
-            outs.append(tx.update(tree, tx.init(tree), tree)[0])
+        tx = make(record=True)
+        outs = [tx.update(tree, tx.init(tree), tree)[0]]
+        for record, states in ((True, ABSENT), (False, FOREIGN), ("leaves", ABSENT)):
             for state in states:
-                out, same = tx.update(tree, state, tree)
+                out, same = make(record=record).update(tree, state, tree)
                 assert same is state
                 outs.append(out)
         return outs
 
     first, *others = clipped(TREE)
     assert helpers.differs(first, TREE)
-    for other in others:
-        helpers.assert_identical(other, first)
+    helpers.assert_identical(others, [first] * len(others))
 
 
 @pytest.mark.parametrize("name", STATEFUL)
