@@ -136,8 +136,7 @@ def test_clip_without_typed_axes_accepts_reduced_logits():
     assert_stepped(*split(PARAMS, seen))
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_rule_learns_under_shard_map(check_vma):
+def test_rule_learns_under_shard_map():
     rule = optclip.thresholds.previous_norm(max_norm=100.0)
     tx = optclip.clip_attention_logits(rule, LAYERS)
 
@@ -149,7 +148,7 @@ def test_rule_learns_under_shard_map(check_vma):
         return jax.tree.map(jnp.add, params, updates)
 
     usable = np.where(GAMMA[0] < 1, LARGEST, np.float32(50))
-    new = mapped(local, P(), P(), check_vma=check_vma)(PARAMS, usable)
+    new = mapped(local, P(), P())(PARAMS, usable)
     # The second step clips by the logits of the first, which were half as large.
     MODEL.assert_clipped(PARAMS, new, GAMMA, 0.5, atol=1e-6)
 

@@ -521,18 +521,6 @@ def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
         np.testing.assert_allclose(least, coefficient, rtol=1e-6)
 
 
-def test_update_under_vmap_equals_loop():
-    rows = [(1, PARAMS), (2, jax.tree.map(lambda x: 2 * x, PARAMS))]
-    both = jax.tree.map(lambda *xs: np.stack(xs), *(params for _, params in rows))
-    logits = {"attn": np.stack([scale * LARGEST[0] for scale, _ in rows])}
-    batched, _ = jax.vmap(compiled_update())(both, both, logits)
-    for i, (scale, params) in enumerate(rows):
-        largest = {"attn": scale * LARGEST[0]}
-        alone, _ = compiled_update()(params, params, largest)
-        for x, y in zip(*map(jax.tree.leaves, (batched, alone)), strict=True):
-            np.testing.assert_allclose(x[i], y, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "max_logit", [100.0, thresholds.ema(), {"attn": thresholds.ema()}]
 )
@@ -613,30 +601,3 @@ def update(updates, params, logits):
 def test_update_and_init_mismatched_arguments_raise(call, error, match):
     with pytest.raises(error, match=match):
         call()
-
-
-def traced(layers, width=8, others=0):
-    """Trace an update of layers, and of other leaves without heads."""
-    attn = {name: np.ones((width, 4, 8), np.float32) for name in ("query", "key")}
-    params = {f"block_{i}": attn for i in range(layers)}
-    params["others"] = [np.ones((width, width), np.float32)] * others
-    found = optclip.find_heads(params, query="query", key="key")
-    tx = optclip.clip_attention_logits(100.0, found)
-    logits = {name: jnp.ones(4) for name in found}
-
-    def update(updates, state, params):
-        return tx.update(updates, state, params, max_logits=logits)
-
-    return jax.make_jaxpr(update)(params, tx.init(params), params).jaxpr
-
-
-def test_update_cost_grows_with_layers_only():
-    counts = [len(traced(layers).eqns) for layers in (2, 3, 4)]
-    (added,) = {b - a for a, b in itertools.pairwise(counts)}
-    assert 0 < added < 120
-    wide = traced(2, width=64, others=20)
-    assert len(wide.eqns) == counts[0]
-    # Leaves without heads are returned unchanged.
-    leaves = wide.invars[2 * 2 : 2 * 2 + 20]
-    assert not {id(x) for e in wide.eqns for x in e.invars} & set(map(id, leaves))
-    assert set(map(id, leaves)) <= set(map(id, wide.outvars))

@@ -1,7 +1,6 @@
 """Test `Heads`, and `find_heads` by the names of many libraries."""
 
 import collections
-import dataclasses
 
 import jax
 import numpy as np
@@ -160,11 +159,3 @@ def test_heads_invalid_arguments_raise(wrong, error, match):
     """`tests/contracts/test_bad_input.py` has the other arguments."""
     with pytest.raises(error, match=match):
         Heads(**({"query": "q", "key": "k"} | wrong))
-
-
-def test_heads_are_hashable_and_compare_by_value():
-    one = Heads("q", ("k", "b"), axis=0, head_dim=4, rope=3, stacked=-1)
-    assert len({one, dataclasses.replace(one), dataclasses.replace(one, rope=2)}) == 2
-    assert one.query_paths == ("q",)
-    assert one.key_paths == ("k", "b")
-    assert Heads.__module__ == "optclip"

@@ -175,12 +175,6 @@ def test_max_logit_derivative_is_zero():
         np.testing.assert_array_equal(slope, np.zeros_like(slope))
 
 
-def test_max_logit_under_vmap_equals_each_example():
-    found = jax.vmap(compiled())(QUERY, KEY)
-    wanted = [largest(q, k) / np.sqrt(5) for q, k in zip(QUERY, KEY, strict=True)]
-    np.testing.assert_allclose(found, wanted, **CLOSE)
-
-
 @pytest.mark.parametrize("mask", [None, "causal", "array"])
 def test_max_logit_called_again_outside_jit_compiles_nothing(mask):
     mask = np.ones((9, 7), bool) if mask == "array" else mask
