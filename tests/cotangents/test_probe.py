@@ -11,7 +11,7 @@ import pytest
 import optclip
 from optclip import clip_cotangent, cotangent_probe
 from tests.support import backprop
-from tests.support.helpers import assert_identical, quick_jit
+from tests.support.helpers import quick_jit
 
 RNG = np.random.default_rng(11)
 STEPS, BATCH, WIDTH, C = 7, 4, 6, 0.5
@@ -228,11 +228,6 @@ def test_clip_cotangent_bad_probe_raises(x, probe, error, match):
         clip_cotangent(x, 1.0, probe=probe)
 
 
-def pulled(**options):
-    out, pull = jax.vjp(lambda x: clip_cotangent(x, C, **options), X[0])
-    return pull(jax.tree.map(jnp.ones_like, out))[0]
-
-
 class WithLogs(jax.custom_vjp):
     """Emulate the logs of a newer JAX by storing them outside."""
 
@@ -265,17 +260,10 @@ def test_logs_of_newer_jax_equal_probe(monkeypatch):
     # An older JAX has no such rule, so only a stub reaches it.
     monkeypatch.setattr(jax, "custom_vjp", WithLogs)
     monkeypatch.setattr("optclip.cotangents._clip_cotangent.HAS_LOGS", True)
-    pulled(name="rnn")
+    jax.grad(lambda x: jnp.sum(clip_cotangent(x, C, name="rnn")))(X[0])
     _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
     (record,) = seen((jnp.ones_like(X[0]), cotangent_probe()))
     jax.tree.map(np.testing.assert_array_equal, WithLogs.kept[-1]["rnn"], record)
-
-
-@pytest.mark.parametrize("options", [{"axis": ()}, {"relative": "rms"}], ids=str)
-def test_probe_keeps_cotangents_bit_identical(options):
-    with_record = quick_jit(lambda p: pulled(**options, probe=p))(cotangent_probe())
-    assert np.any(with_record != 1)
-    assert_identical(quick_jit(lambda: pulled(**options))(), with_record)
 
 
 def test_probe_lowers_without_host_callback():
