@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 import optclip
 from optclip import clip_cotangent, cotangent_probe
 from tests.support import meshes
-from tests.support.helpers import quick_jit
+from tests.support.helpers import assert_close, quick_jit
 
 RNG = np.random.default_rng(0)
 SHAPE = (8, 6, 16)  # Examples, tokens, features.
@@ -80,14 +80,6 @@ def alone():
     return found
 
 
-def assert_same(found, wanted):
-    def same(a, b):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6 * abs(b).max())
-
-    jax.tree.map(same, found, wanted)
-
-
 @pytest.mark.parametrize(
     ("name", "spec", "axis_name"),
     [
@@ -104,7 +96,7 @@ def assert_same(found, wanted):
 def test_clip_cotangent_in_shard_map_equals_one_device(alone, name, spec, axis_name):
     weighted = weighted_by(name, axis_name=axis_name)
     found = gradients(on_devices(weighted, spec), X, COTANGENT)
-    assert_same(found, alone[name])
+    assert_close(found, alone[name])
 
 
 @pytest.mark.parametrize("name", ["two axes", "median"])
@@ -118,7 +110,7 @@ def test_clip_cotangent_without_check_vma_equals_one_device(alone, name):
         return clip_cotangent(x, limit, **OPTIONS[name], axis_name=MODEL) * cotangent
 
     found = gradients(on_devices(weighted, MODEL, check_vma=False), X, COTANGENT)
-    assert_same(found[0], alone[name][0])
+    assert_close(found[0], alone[name][0])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +124,7 @@ def test_clip_cotangent_without_check_vma_equals_one_device(alone, name):
     ],
 )  # fmt: skip
 def test_clip_cotangent_of_sharded_array_equals_one_device(alone, name, spec, mode):
-    assert_same(on_mesh(weighted_by(name), spec, mode), alone[name])
+    assert_close(on_mesh(weighted_by(name), spec, mode), alone[name])
 
 
 @pytest.mark.parametrize("mode", ["auto", "explicit"])
@@ -147,7 +139,7 @@ def test_probe_in_vmap_over_split_examples_equals_one_device(mode):
     expected = gradients(weighted, X, COTANGENT)
     assert expected[1].cotangent_norms == 2 * 8 * 6
     assert expected[1].cotangent_clipped > 48
-    assert_same(on_mesh(weighted, DATA, mode), expected)
+    assert_close(on_mesh(weighted, DATA, mode), expected)
 
 
 MEDIAN = {"relative": "median"}
@@ -203,5 +195,5 @@ def test_probe_in_scan_on_devices_counts_each_norm_once():
         mapped, mesh=meshes.mesh_of("2x4", "auto"), out_specs=P(),
         in_specs=(P(None, None, "model"), P()),
     )  # fmt: skip
-    assert_same(gradient(found), expected)
+    assert_close(gradient(found), expected)
     assert optclip.metrics(expected[1])["cotangent/fraction"] > 0

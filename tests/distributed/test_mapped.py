@@ -36,21 +36,18 @@ FORMS = {
 @pytest.mark.covering(
     form=list(FORMS),
     check_vma=[True, False],
-    dtype=["float32", "bfloat16"],
-    where=lambda form, check_vma, dtype: check_vma or form != "types",
+    where=lambda form, check_vma: check_vma or form != "types",
 )
-def test_global_norm_split_leaves_spans_their_axes(form, check_vma, dtype):
+def test_global_norm_split_leaves_spans_their_axes(form, check_vma):
     """The leaf `whole` counts once and stays replicated, as `out_specs` checks."""
-    tree = {key: x.astype(jnp.dtype(dtype)) for key, x in TREE.items()}
 
     def clip(tree):
         return clip_by_global_norm(tree, 1.0, axis_name=FORMS[form])
 
-    clipped, norm = mapped(clip, (SPECS, P()), check_vma=check_vma)(tree)
+    clipped, norm = mapped(clip, (SPECS, P()), check_vma=check_vma)(TREE)
     np.testing.assert_allclose(norm, NORM, rtol=1e-6)
-    rtol = 1e-6 if dtype == "float32" else 5e-3
     for key, x in TREE.items():
-        np.testing.assert_allclose(np.float64(clipped[key]), x / NORM, rtol=rtol)
+        np.testing.assert_allclose(clipped[key], x / NORM, rtol=1e-6)
 
 
 def test_axis_name_one_name_counts_replicated_leaf_once():
@@ -164,8 +161,7 @@ def test_global_norm_varying_leaf_is_a_shard_unless_declared():
     np.testing.assert_allclose(averaged, 2.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_axes_split_leaf_spans_devices_of_each_slice(check_vma):
+def test_axes_split_leaf_untyped_spans_devices_of_each_slice():
     spec, x = SPECS["both"], TREE["both"]
 
     def clip(x, **how):
@@ -177,7 +173,7 @@ def test_axes_split_leaf_spans_devices_of_each_slice(check_vma):
         return found
 
     split = functools.partial(clip, axis_name=spec)
-    found = mapped(split, [(spec, P())] * 3, check_vma=check_vma, specs=spec)(x)
+    found = mapped(split, [(spec, P())] * 3, check_vma=False, specs=spec)(x)
     expected = helpers.quick_jit(clip)(x)
     assert all(helpers.differs(clipped, x) for clipped, _ in expected)
     chex.assert_trees_all_close(found, expected, rtol=1e-6)
@@ -266,18 +262,6 @@ def test_axis_name_empty_takes_threshold_of_each_device():
 
     clipped = mapped(clip, P("data"), specs=P("data"))(TREE["split"])
     np.testing.assert_allclose(clipped, np.minimum(2.0, limits), rtol=1e-6)
-
-
-def test_skip_axis_name_decides_for_all_devices():
-    tx = optclip.skip(
-        optax.sgd(1.0), max_norm=5.0, over=optclip.axes(0), axis_name=P(None, "i")
-    )
-    scales = np.array([0.1, 1, 10, 0.1], np.float32)
-    tree = [np.ones((4, 4, 3), np.float32) * scales[:, None, None]] * 2
-    state = tx.init([x[0] for x in tree])
-    step = jax.vmap(lambda t: tx.update(t, state)[0], axis_name="i")
-    updates = helpers.quick_jit(step)(tree)
-    assert not np.any(updates)
 
 
 def test_varying_type_of_older_jax_is_read(monkeypatch):

@@ -100,30 +100,22 @@ def test_clip_unreduced_gradient_raises():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     x = np.ones((8, 4), np.float32)
 
-    def clip(x, spec):
-        product = jnp.einsum("bi,bj->ij", x, x, out_sharding=P(unreduced={"data"}))
-        gradient = product if spec is None else jax.reshard(product, spec)
-        return clip_by_global_norm({"kernel": gradient}, 1.0)[1]
+    def clip(x):
+        gradient = jnp.einsum("bi,bj->ij", x, x, out_sharding=P(unreduced={"data"}))
+        return clip_by_global_norm({"kernel": gradient}, 1.0)
 
     with jax.set_mesh(mesh):
         x = jax.device_put(x, NamedSharding(mesh, P("data")))
         with pytest.raises(ValueError, match=r"'kernel' is unreduced .*'data'"):
-            jax.jit(lambda x: clip(x, None))(x)
-        norm = jax.jit(lambda x: clip(x, P()))(x)
-    np.testing.assert_allclose(norm, 8 * 4, rtol=1e-6)
+            jax.eval_shape(clip, x)
 
 
 def test_skip_value_that_differs_by_device_raises():
     """All devices skip or none, so the loss must be the same on all."""
 
-    def step(tree, average):
+    def step(tree):
         tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
-        loss = lax.axis_index("data") + jnp.float32(2)
-        loss = lax.pmean(loss, "data") if average else loss
-        updates, state = tx.update(tree, tx.init(tree), value=loss)
-        return updates, optclip.metrics(state)["skip/value"]
+        return tx.update(tree, tx.init(tree), value=lax.axis_index("data") + 2.0)[0]
 
     with pytest.raises(ValueError, match=r"`value` varies .*pmean\(value, \('data',\)"):
-        mapped(lambda tree: step(tree, False), (SPECS, P()))(TREE)
-    _, loss = mapped(lambda tree: step(tree, True), (SPECS, P()))(TREE)
-    assert loss == 3.5
+        mapped(step, SPECS)(TREE)
