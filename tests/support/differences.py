@@ -70,7 +70,10 @@ def by_jax(
 
 
 def by_differences(
-    clip: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray
+    clip: Callable[[np.ndarray], np.ndarray],
+    x: np.ndarray,
+    along: np.ndarray,
+    second: bool = True,
 ) -> Derivatives:
     """Differentiate by central differences, with steps relative to each coordinate."""
     unit = sizes(x)
@@ -82,7 +85,9 @@ def by_differences(
         return slope_along(of_loss, x, along)
 
     slope = [slope_along(of_loss, x, move) for move in np.diag(unit)] / unit
-    curve = [slope_along(tilt, x, move) for move in np.diag(unit)] / unit
+    curve = None
+    if second:
+        curve = [slope_along(tilt, x, move) for move in np.diag(unit)] / unit
     return Derivatives(slope_along(clip, x, along), slope, curve, curve)
 
 
