@@ -188,11 +188,6 @@ def _settled(cell, values, measured, scaled):
     return {e: values[e] * oracles.hard(norm, LIMIT) for e in scaled}
 
 
-def wrong(cell: Cell) -> list[Entry]:
-    """Return the non-finite entries of the dense gradient."""
-    return [e for e, x in dense(cell.input).items() if not np.isfinite(x)]
-
-
 def measured(cell: Cell) -> bool:
     """Return whether a norm covers the entry, which `clip/nonfinite` then counts."""
     return not cell.input.outside_norm
@@ -202,40 +197,3 @@ def is_error(cell: Cell) -> bool:
     """Return whether `raise` raises: it checks measured and scaled entries."""
     shared = cell.scope in ("tree", "groups")
     return measured(cell) or (shared and not cell.input.outside_clip)
-
-
-def words(cell: Cell) -> str:
-    """Return the outcome in a few words; unnamed entries are clipped as usual."""
-    if cell.policy == "raise" and is_error(cell):
-        return "error"
-    before, after = dense(cell.input), expected(cell)
-    bad, leaf = wrong(cell), {e for e in before if e[0] == cell.input.leaf}
-    same = {e for e in before if np.array_equal(before[e], after[e], equal_nan=True)}
-    unchanged = bool(leaf) and leaf <= same
-    lost = {e for e, x in after.items() if x == 0 or np.isnan(x)}
-    lost -= leaf if unchanged else set()
-    parts = []
-    if lost:
-        state = "NaN" if any(np.isnan(after[e]) for e in lost) else "zero"
-        parts.append(f"{_name(lost, bad)} {state}")
-    if unchanged:
-        parts.append("leaf unchanged")
-    return ", ".join(parts) or "entry at the bound"
-
-
-def _name(lost: set[Entry], bad: list[Entry]) -> str:
-    """Name a set of entries relative to the bad ones."""
-
-    def around(scope):
-        return {e for e in dense(None) if unit(scope, e) == unit(scope, bad[0])}
-
-    named = {
-        "all": around("tree"),
-        "entry": set(bad),
-        "its slice": around("axes"),
-        "its leaf": around("leaf"),
-        "its group": around("groups"),
-        "the others": around("tree") - around("leaf"),
-        "the rest of its group": around("groups") - around("leaf"),
-    }
-    return next(name for name, part in named.items() if lost == part)
