@@ -57,7 +57,7 @@ def room_of(program):
     ("dtype", "ord"),
     itertools.product(DTYPES, ORDERS)
     if covering.full
-    else [("float32", 2.0), ("bfloat16", math.inf), ("mixed", 1.0), ("mixed", 2.0)],
+    else [("float32", 2.0), ("bfloat16", math.inf), ("mixed", 1.0)],
 )
 def test_clip_by_global_norm_of_donated_leaves_makes_no_copy(dtype, ord):
     tree = some_leaves(dtype)
@@ -70,20 +70,6 @@ def test_clip_by_global_norm_of_donated_leaves_makes_no_copy(dtype, ord):
     assert program.memory_analysis().alias_size_in_bytes == num_bytes(tree)
 
 
-def test_copy_of_leaves_is_measured():
-    """A widened copy in memory has the size that the other tests exclude."""
-    tree = some_leaves("bfloat16")
-
-    def clip(updates):
-        wide = [x.astype(jnp.float32) for x in updates]
-        clipped, norm = functional.clip_by_global_norm(
-            jax.lax.optimization_barrier(wide), 1.0
-        )
-        return [x.astype(jnp.bfloat16) for x in clipped], norm
-
-    assert room_of(compiled(clip, tree)) > num_bytes(tree)
-
-
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_clip_by_norm_makes_no_copy(axis):
     tree = typed([(2**14, 4096), (768,)][: 2 if axis is None else 1], "bfloat16")
@@ -91,10 +77,9 @@ def test_clip_by_norm_makes_no_copy(axis):
     assert room_of(program) <= ROOM * num_bytes(tree)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_norms_of_slices_take_roots_outside_reduction(dtype):
+def test_norms_of_slices_take_roots_outside_reduction():
     """With the roots inside it took eight times as long for 50,257 rows."""
-    tree = typed([(50_257, 64)], dtype)
+    tree = typed([(50_257, 64)], "bfloat16")
     text = compiled(lambda t: functional.clip_by_norm(t, 1.0, axis=-1), tree).as_text()
     kernels = [body for body in text.split("\n}\n") if " reduce(" in body]
     assert kernels
@@ -143,8 +128,8 @@ def num_instructions(function, num_leaves):
     return compiled(function, tree).as_text().count(" = ")
 
 
+# The program of a global norm is compared with a plain one below.
 GROWING = {
-    "global": optclip.clip_by_global_norm(1.0),
     "leaf": optclip.clip_by_norm(1.0),
     "agc": optclip.recipes.agc(),
     "adagc": optclip.recipes.adagc(),
@@ -152,7 +137,7 @@ GROWING = {
 }
 
 
-@pytest.mark.parametrize("name", [*GROWING][: None if covering.full else 3])
+@pytest.mark.parametrize("name", [*GROWING][: None if covering.full else 2])
 def test_program_of_clipping_grows_linearly(name):
     """XLA on CPU would repeat the part that leaves share for each of them."""
     tx = GROWING[name]
