@@ -38,11 +38,9 @@ def compiled(kind):
 @pytest.mark.parametrize(
     ("kind", "axes"),
     [
-        ("spectral norm", (0, 1)),
         ("spectral norm", (-3, 2)),
         ("eigh", (2, 0)),
         ("newton_schulz", (-1, -2)),
-        ("newton_schulz", (2, 0)),
     ],
 )
 def test_matrix_axes_select_matrices(kind, axes):
@@ -53,22 +51,15 @@ def test_matrix_axes_select_matrices(kind, axes):
 
 
 @of_each
-def test_vectors_are_matrices_of_one_row_or_column(kind):
-    v = X[0, 0]
-    expected = v * (2.0 / np.linalg.norm(np.float64(v)))
-    for found in compiled(kind)([v, v[None], v[:, None]], 2.0):
-        np.testing.assert_allclose(np.ravel(found), expected, rtol=3e-6)
-
-
-@of_each
 def test_vectors_are_bit_identical_to_norm_clipping(kind):
-    """Elements may differ widely in size; the program is no larger."""
+    """So are matrices of one row or column. Elements may differ widely in size; the program is no larger."""
     elements = np.array([1e4, -1e-4, 0.0, 3.0])
     vectors = [
         (elements * k / 16).astype(dtype)
         for k in (1, 5, 16)
         for dtype in helpers.DTYPES
     ]
+    vectors += [vectors[0][None], vectors[0][:, None]]
     clips = [lambda t: SCOPES[kind](t, 1.5), lambda t: F.clip_by_norm(t, 1.5)]
     found, expected = (helpers.quick_jit(clip)(vectors) for clip in clips)
     helpers.assert_identical(found, expected)
@@ -76,24 +67,12 @@ def test_vectors_are_bit_identical_to_norm_clipping(kind):
     assert ours < 2 * theirs
 
 
-@of_each
-def test_leaves_that_are_no_matrices_are_unchanged(kind):
-    tree = {
-        "scalar": np.float32(9),
-        "none": None,
-        "whole": np.arange(12, dtype=np.int32).reshape(3, 4),
-        "flags": np.ones((3, 4), bool),
-        "empty": [
-            np.ones(shape, np.float32)
-            for shape in ((0,), (0, 3), (3, 0), (0, 0), (2, 0, 3), (0, 3, 4))
-        ],
-    }
-    helpers.assert_identical(compiled(kind)(tree, 1.0), tree)
-    assert SCOPES[kind](9.0, 1.0) == 9.0
-
-
-def test_spectral_norm_of_empty_leaf_is_zero():
-    tree = [np.ones(shape, np.float32) for shape in ((0,), (0, 3), (3, 0), (0, 0))]
+def test_empty_matrices_are_unchanged_and_have_norm_zero():
+    shapes = (0,), (0, 3), (3, 0), (0, 0)
+    tree = [np.ones(shape, np.float32) for shape in shapes]
+    stacks = [np.ones(shape, np.float32) for shape in ((2, 0, 3), (0, 3, 4))]
+    for kind in SCOPES:
+        helpers.assert_identical(compiled(kind)(tree + stacks, 1.0), tree + stacks)
     measure = helpers.quick_jit(
         lambda t: F.clip_by(t, 1.0, over="leaf", norm="spectral")[1]
     )
@@ -220,16 +199,9 @@ def test_each_singular_value_has_its_own_threshold():
     np.testing.assert_allclose(found, expected, atol=4e-6)
 
 
-RULES = {
-    "quantile": lambda: thresholds.quantile(0.5, 3),
-    "ema": lambda: thresholds.ema(0.5, warmup=1),
-    "zscore": lambda: thresholds.zscore(max_norm=2.0),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rule_learns_singular_values_as_norms_of_rows(rule):
+def test_rule_learns_singular_values_as_norms_of_rows():
     diagonal = np.diag(np.float32([0.5, 2.0, 4.0]))
+    rule = thresholds.ema(0.5, warmup=1)
 
     def train(tx):
         update, state, rows = helpers.quick_jit(tx.update), tx.init(diagonal), []
@@ -238,7 +210,7 @@ def test_rule_learns_singular_values_as_norms_of_rows(rule):
             rows.append(updates)
         return np.stack(rows)
 
-    found = train(optclip.clip_by_singular_value(RULES[rule]()))
-    expected = train(optclip.clip_by(RULES[rule](), over=optclip.axes(1)))
+    found = train(optclip.clip_by_singular_value(rule))
+    expected = train(optclip.clip_by(rule, over=optclip.axes(1)))
     assert helpers.differs(expected[-1], 5 * diagonal)
     np.testing.assert_allclose(found, expected, atol=1e-5)

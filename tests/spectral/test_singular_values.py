@@ -5,8 +5,6 @@ Each matrix has its own scale c as its threshold, so one call has matrices of al
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify
@@ -143,34 +141,14 @@ def test_capped_spectrum_matches_svd(shape, response, method):
         assert loose or spectral <= 2e-4, (name, spectral)
 
 
-@pytest.mark.parametrize("response", COEFFICIENTS)
-def test_capped_spectrum_of_largest_sides_matches_svd(response):
+def test_capped_spectrum_of_largest_sides_matches_svd():
     """The worst known case has half of 128 singular values at 1000 c."""
     half = np.arange(96) < 48
     kinds = {low: np.where(half, 1000, low) for low in (0.0, 0.9)}
-    for above, error, spectral in errors((128, 96), kinds, "eigh", response).values():
+    for above, error, spectral in errors((128, 96), kinds, "eigh", "hard").values():
         assert above <= 1e-5
         assert error <= 1e-4
         assert spectral <= 2e-4
-
-
-def _products(jaxpr):
-    """Count the matrix products outside of conditions."""
-    count = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            count += 1
-        elif equation.primitive.name != "cond":
-            inner = (getattr(p, "jaxpr", p) for p in equation.params.values())
-            made = sum(_products(p) for p in inner if hasattr(p, "eqns"))
-            count += made * equation.params.get("length", 1)
-    return count
-
-
-def test_newton_schulz_takes_documented_number_of_products():
-    """There are about 65 if the largest singular value is near the threshold."""
-    cap = functools.partial(F.clip_by_singular_value, method="newton_schulz")
-    assert abs(_products(jax.make_jaxpr(cap)(jnp.ones((4, 6)), 1.0).jaxpr) - 65) <= 2
 
 
 X = (3 * np.random.default_rng(0).normal(size=(3, 4, 6))).astype(np.float32)
@@ -261,13 +239,6 @@ def test_nonfinite_matrix_of_batch_follows_policy(method):
             want = np.broadcast_to(want, (4, 6))
             np.testing.assert_allclose(clipped[1], want, atol=3e-6, err_msg=policy)
             helpers.assert_identical(by_policy(x, mixed)[1], x[1])
-
-
-@methods
-def test_nonfinite_vector_follows_policy(method):
-    v = np.float32([3.0, np.inf, 4.0])
-    assert np.all(np.isnan(clip(method)(v, 1.0)))
-    assert not np.any(clip(method, nonfinite="zero")(v, 1.0))
 
 
 @pytest.mark.parametrize(
