@@ -27,7 +27,6 @@ BATCH = (np.random.default_rng(0).normal(size=(7, 3)) * SIZES).astype(np.float32
 BOUND = 0.8
 LABELS = {"w": "matrix", "b": "vector"}
 SCOPES = {"tree": "tree", "leaf": "leaf", "groups": optclip.groups(LABELS)}
-METHODS = ("vmap", "ghost", "auto")
 
 
 def loss(params, example):
@@ -101,7 +100,10 @@ def assert_close(found, wanted, rtol=2e-6):
 
 
 @pytest.mark.covering(
-    over=[*SCOPES], response=["hard", "unit", "drop"], size=[None, 1, 3], method=METHODS
+    over=[*SCOPES],
+    response=["hard", "unit", "drop"],
+    size=[None, 1, 3],
+    method=["vmap", "ghost"],
 )
 def test_clipped_grad_equals_formula(over, response, size, method):
     f = clipped_grad(
@@ -179,9 +181,7 @@ def test_clipped_sum_of_half_precision_is_float32(dtype):
     np.testing.assert_allclose(info.norms, 200 * np.sqrt(2), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("size", "method"), [(None, "vmap"), (3, "vmap"), (None, "ghost")]
-)
+@pytest.mark.parametrize(("size", "method"), [(3, "vmap"), (None, "ghost")])
 def test_clipped_grad_ignores_contents_of_padding(size, method):
     padding = np.array([False, True, False, False, True, False, False])
     f = optimized_jit(clipped_grad(loss, BOUND, microbatch_size=size, method=method))
@@ -196,30 +196,6 @@ def test_clipped_grad_ignores_contents_of_padding(size, method):
     assert_close(first, expected(rows=np.flatnonzero(~padding)), 3e-4)
     nothing, _ = f(PARAMS, BATCH, padding=np.ones(7, bool))
     assert not any(map(np.any, jax.tree.leaves(nothing)))
-
-
-def test_clipped_grad_padded_nan_keeps_derivatives_finite():
-    padding = np.arange(7) == 3
-    batch = np.where(padding[:, None], np.float32(np.nan), BATCH)
-
-    def total(params):
-        found, _ = clipped_grad(loss, BOUND)(params, batch, padding=padding)
-        return jnp.sum(found["w"])
-
-    with jax.debug_nans(True):
-        slope = quick_jit(jax.grad(total))(PARAMS)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slope))
-
-
-def test_clipped_grad_padding_accepts_random_keys():
-    def noisy(params, example, key):
-        return loss(params, example + jax.random.normal(key, (3,)))
-
-    f = clipped_grad(noisy, BOUND, batch_argnums=(1, 2))
-    padding, keys = np.arange(7) == 3, jax.random.split(jax.random.key(0), 7)
-    batch = np.where(padding[:, None], np.float32(np.nan), BATCH)
-    found, _ = quick_jit(f)(PARAMS, batch, keys, padding=padding)
-    assert np.isfinite(found["w"]).all()
 
 
 def test_clipped_grad_warns_of_labels_without_batch_axis():
@@ -249,17 +225,26 @@ def test_reduce_none_returns_each_clipped_gradient(size):
 
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_clipped_grad_takes_arguments_anywhere_and_keeps_aux_per_example(method):
-    def other(x, first, scale, y, second):
+    def other(x, first, scale, y, second, key):
+        y += 0 * jax.random.normal(key)
         value = loss({"w": first, "b": second}, x) * scale + 0 * y
         aux = {"y": y, "w": first, "empty": jnp.zeros((0, 2)), "best": jnp.argmax(x)}
         return value, aux
 
     y = np.arange(7, dtype=np.float32)
     f = clipped_grad(
-        other, BOUND, argnums=(1, 4), batch_argnums=(0, 3), has_aux=True,
+        other, BOUND, argnums=(1, 4), batch_argnums=(0, 3, 5), has_aux=True,
         microbatch_size=2, strict=False, method=method,
     )  # fmt: skip
-    (w, b), info = quick_jit(f)(BATCH, PARAMS["w"], 1.0, y, PARAMS["b"])
+    args = (
+        BATCH,
+        PARAMS["w"],
+        1.0,
+        y,
+        PARAMS["b"],
+        jax.random.split(jax.random.key(0), 7),
+    )
+    (w, b), info = quick_jit(f)(*args, padding=np.zeros(7, bool))
     assert_close({"w": w, "b": b}, expected())
     aux = {"y": y, "w": np.stack([PARAMS["w"]] * 7), "empty": np.zeros((7, 0, 2))}
     aux["best"] = BATCH.argmax(1)
@@ -326,9 +311,7 @@ def test_normalize_bounds_norm_with_flushed_squares(is_double, flushed):
     assert ((bounds > 0) & (bounds <= 1 + 2.0**-23)).all()
 
 
-@pytest.mark.parametrize(
-    ("over", "method"), [("tree", "vmap"), ("leaf", "ghost"), ("groups", "vmap")]
-)
+@pytest.mark.parametrize(("over", "method"), [("groups", "vmap"), ("leaf", "ghost")])
 def test_norms_equal_norms_of_gradients(over, method):
     f = norms(loss, over=SCOPES[over], microbatch_size=2, method=method)
     values, found = quick_jit(f)(PARAMS, BATCH)
@@ -353,15 +336,12 @@ def test_aggregate_equals_clipped_sum_in_optax_chain():
         assert_close(found, {key: -leaf / 7 for key, leaf in wanted.items()})
 
 
-@pytest.mark.parametrize("method", ["vmap", "ghost"])
-def test_clipped_grad_takes_callable_model_as_parameters(method):
+def test_clipped_grad_takes_callable_model_as_parameters():
     """Like the models of Flax NNX and Equinox."""
     model = jax.tree_util.Partial(
         lambda example, **params: loss(params, example), **PARAMS
     )
-    f = clipped_grad(
-        lambda model, x: model(x), BOUND, strict=False, method=method, over="leaf"
-    )
+    f = clipped_grad(lambda model, x: model(x), BOUND, strict=False, over="leaf")
     found, info = quick_jit(f)(model, BATCH)
     assert_close(found.keywords, expected("leaf"))
     assert_close(info.norms.keywords, norms_of("leaf"))
@@ -369,24 +349,28 @@ def test_clipped_grad_takes_callable_model_as_parameters(method):
 
 @pytest.mark.parametrize("method", ["vmap", "ghost"])
 def test_clipped_grad_derivative_by_threshold_equals_formula(method):
-    """Of each clipped gradient the sum grows by its direction."""
+    """Of each clipped gradient the sum grows by its direction; NaN is padding."""
+    padding = np.arange(7) == 3
+    batch = np.where(padding[:, None], np.float32(np.nan), BATCH)
 
     def total(threshold, params):
         f = clipped_grad(loss, threshold, strict=False, method=method)
-        found, _ = f(params, BATCH)
+        found, _ = f(params, batch, padding=padding)
         return jnp.sum(found["w"])
 
-    slope, others = quick_jit(jax.grad(total, (0, 1)))(BOUND, PARAMS)
+    with jax.debug_nans(True):
+        slope, others = quick_jit(jax.grad(total, (0, 1)))(BOUND, PARAMS)
     norm = norms_of("tree")["w"]
     directions = gradients()["w"].sum((1, 2)) / norm
-    np.testing.assert_allclose(slope, directions[norm > BOUND].sum(), rtol=1e-5)
+    is_clipped = (norm > BOUND) & ~padding
+    np.testing.assert_allclose(slope, directions[is_clipped].sum(), rtol=1e-5)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(others))
 
 
 NO_EXAMPLES, NO_PADDING = np.zeros((0, 3), np.float32), np.zeros(0, bool)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["vmap", "ghost", "auto"])
 def test_clipped_grad_of_no_example_is_zeros(method):
     """As Poisson sampling draws it."""
     f = clipped_grad(loss, 1.0, method=method, microbatch_size=4)
@@ -414,14 +398,8 @@ def call(function, *args, **options):
 
 ONE, THREE = np.ones((), np.float32), np.ones(3, np.float32)
 SCHEDULED = optclip.responses.band(low=optax.constant_schedule(0.5))
-PARTLY = optclip.groups({"w": "all", "b": None})
-FIRST_AXIS = "must have first axes of the same length"
 POSITIONAL = r"must be positional, got .*\['example'\]"
 ERRORS = {
-    "loss of shape (2,)": (
-        call(lambda w, x: w * x, THREE[:2], np.ones((3, 2))),
-        (TypeError, "one real number for one example, got float32"),
-    ),
     "loss of tuple": (
         call(lambda w, x: (w * x, 1), ONE, THREE),
         (TypeError, "for one example, got tuple.*has_aux"),
@@ -449,16 +427,6 @@ ERRORS = {
     "keyword of norms": (
         lambda: norms(loss)(PARAMS, example=BATCH),
         (TypeError, POSITIONAL),
-    ),
-    "unequal batch": (
-        call(linear, ONE, [np.ones(2), THREE]),
-        (ValueError, FIRST_AXIS),
-    ),
-    "scalar batch": (call(linear, ONE, ONE), (ValueError, FIRST_AXIS)),
-    "empty batch": (call(linear, ONE, []), (ValueError, FIRST_AXIS)),
-    "leaf in no group": (
-        call(loss, PARAMS, BATCH, over=PARTLY),
-        (ValueError, "in a group .* got the leaf 'b' without one"),
     ),
     "integer gradient": (
         lambda: clipped_sum({"w": np.ones((3, 2)), "n": np.arange(3)}, 1.0),
@@ -494,7 +462,6 @@ ERRORS = {
             (error, "`padding` must be an array of 7 bools"),
         )
         for kind, padding, error in (
-            ("floats", np.zeros(7), TypeError),
             ("no array", "x", TypeError),
             ("six", np.zeros(6, bool), ValueError),
         )

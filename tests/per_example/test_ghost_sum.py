@@ -124,9 +124,8 @@ def test_ghost_of_half_precision_parameters_is_float32_without_strict():
     assert norms(linear, method="ghost").plan(half, BATCH).unsupported == ""
 
 
-@pytest.mark.parametrize("method", ["ghost", "auto"])
-def test_ghost_sum_in_float32_keeps_bound(method):
-    f = clipped_grad(square_in(), 0.01, method=method)
+def test_ghost_sum_in_float32_keeps_bound():
+    f = clipped_grad(square_in(), 0.01, method="auto")
     assert f.plan(WIDE, SAME).method == "ghost"
     run = optimized_jit(f)
     whole, info = run(WIDE, SAME, padding=np.zeros(512, bool))
@@ -151,8 +150,7 @@ def test_ghost_sum_has_derivative_by_closed_over_value():
     np.testing.assert_allclose(found, run(0.4, "vmap")[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("over", ["tree", "leaf"])
-def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
+def test_ghost_sum_ignores_data_that_derivatives_divide_by():
     """The first example has infinite derivatives and cotangents, the last is padding."""
     x = np.array([[1.0, 0.0], [1.0, 2.0], [2.0, 0.5], [0.0, 0.0]], np.float32)
     params = {"w": ONES, "v": ONES}
@@ -162,12 +160,12 @@ def test_ghost_sum_ignores_data_that_derivatives_divide_by(over):
         return jnp.sum(p["w"] / x) + jnp.sum(jnp.sqrt(p["v"] * x))
 
     ghost, vmap = (
-        quick_jit(clipped_grad(loss, 1.0, over=over, method=method))
+        quick_jit(clipped_grad(loss, 1.0, over="leaf", method=method))
         for method in ("ghost", "vmap")
     )
     found, info = ghost(params, x, padding=padding)
     wanted, _ = vmap(params, x, padding=padding)
-    coefficients = jax.tree.leaves(info.coefficients)[-1]
+    coefficients = info.coefficients["w"]
     np.testing.assert_array_equal(coefficients == 0, [True, False, False, True])
     assert (coefficients < 1).all()
     for key, right in wanted.items():

@@ -176,27 +176,12 @@ def test_rounding_of_sum_stays_within_stated_bound(size):
         assert 0.99 < length(whole - sum_without(i)) <= most
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_sum_of_many_microbatches_is_more_accurate_than_plain(size):
+def test_sum_of_many_microbatches_is_more_accurate_than_plain():
     """A plain sum of this many equal numbers has twice the error."""
     batch = np.full(4096, 0.3000001, np.float32)
-    f = clipped_grad(linear, 1.0, microbatch_size=size)
+    f = clipped_grad(linear, 1.0, microbatch_size=1)
     found = float(optimized_jit(f)(np.float32(0), batch)[0])
-    most = 4096 * (max(size, 8) + 3) * 2.0**-24
+    most = 4096 * 11 * 2.0**-24
     assert abs(found - 4096 * float(batch[0])) <= most
     plain = float(np.cumsum(batch)[-1])
     assert abs(plain - 4096 * float(batch[0])) > most
-
-
-def test_sum_without_strict_exceeds_threshold_by_rounding():
-    rng = np.random.default_rng(3)
-    grads = np.float32(rng.normal(size=(4096, 1, 3)))
-
-    def longest(strict):
-        def one(g):
-            return clipped_sum(g, 0.1, strict=strict)[0]
-
-        return length(optimized_jit(jax.vmap(one))(grads)).max()
-
-    assert 0.1 < longest(strict=False) <= 0.1 * (1 + 2e-6)
-    assert longest(strict=True) <= np.float32(0.1)

@@ -38,20 +38,6 @@ def layer_norm(h, gain, bias):
     return h / jnp.sqrt((h**2).mean(-1, keepdims=True) + 1e-5) * gain + bias
 
 
-def mlp():
-    def loss(p, example):
-        x, label = example
-        for w, b in p[:-1]:
-            x = jax.nn.silu(x @ w + b)
-        w, b = p[-1]
-        return cross_entropy(x @ w + b, label)
-
-    draw = Draw()
-    sizes = [(8, 16), (16, 16), (16, 3)]
-    p = [(draw.weight(*size), draw.weight(size[1])) for size in sizes]
-    return loss, p, (draw.data(8), draw.ids(3))
-
-
 def cnn():
     """Build a CNN with groups, dilation, strides, and channels first and last."""
 
@@ -82,7 +68,7 @@ def cnn():
     return loss, p, (draw.data(5, 5, 3), draw.ids(4))
 
 
-def transformer(remat=True, tied=False):
+def transformer():
     def loss(p, example):
         inputs, labels = example
         h = p["words"][inputs] + p["places"]
@@ -97,8 +83,8 @@ def transformer(remat=True, tied=False):
             hidden = jax.nn.gelu(h @ layer["up"] + layer["up_bias"])
             return h + hidden @ layer["down"], None
 
-        h, _ = lax.scan(jax.checkpoint(block) if remat else block, h, p["layers"])
-        return cross_entropy(h @ (p["words"].T if tied else p["head"]), labels)
+        h, _ = lax.scan(jax.checkpoint(block), h, p["layers"])
+        return cross_entropy(h @ p["head"], labels)
 
     draw, layers = Draw(), 3
     p = {
@@ -115,32 +101,10 @@ def transformer(remat=True, tied=False):
             "down": draw.weight(layers, 32, D),
         },
     }
-    if tied:
-        del p["head"]
     return loss, p, (draw.ids(V, T), draw.ids(V, T))
 
 
-def lora():
-    """Build a LoRA layer whose trained weight is merged before the product."""
-
-    def loss(p, example):
-        x, y = example
-        merged = p["w"] + 0.5 * p["down"] @ p["up"]
-        return jnp.mean((jnp.tanh(x @ merged) - y) ** 2)
-
-    draw = Draw()
-    p = {"w": draw.weight(D, D), "down": draw.weight(D, 2), "up": draw.weight(2, D)}
-    return loss, p, (draw.data(T, D), draw.data(T, D))
-
-
-MODELS = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "transformer": transformer,
-    "transformer_without_remat": lambda: transformer(remat=False),
-    "tied_head": lambda: transformer(tied=True),
-    "lora": lora,
-}
+MODELS = {"cnn": cnn, "transformer": transformer}
 
 N = 4
 
@@ -220,7 +184,6 @@ PLACES = {
     "parameters_alone": lambda p, x: jnp.sum(p["w"] ** 2),
     "no_parameters": lambda p, x: jnp.sum(x),
     "bool_data": lambda p, x: jnp.sum(jnp.tanh((x > 0) @ p["w"])),
-    "two_products": lambda p, x: jnp.sum(jnp.tanh(x @ p["s"][0]) @ p["s"][1]),
     **{
         loss.__name__: loss
         for loss in (
