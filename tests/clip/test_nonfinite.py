@@ -184,15 +184,6 @@ def test_ungrouped_leaf_with_nan_is_unchanged_by_every_policy():
         assert clipped["well"] == 1.0
 
 
-def test_use_norm_nonfinite_applies_policy():
-    x = jnp.float32([1.0, 1.0])
-    clipped, norm = F.clip_by_global_norm(x, 1.0, use_norm=np.inf)
-    assert np.all(np.isnan(clipped))
-    assert norm == np.inf
-    clipped, _ = F.clip_by_global_norm(x, 1.0, use_norm=np.nan, nonfinite="zero")
-    assert not np.any(clipped)
-
-
 def test_raise_in_wrappers_names_leaf():
     tree = {"sick": jnp.float32([np.nan, 6.0]), "well": jnp.float32([8.0])}
     clip = optclip.clip_by_global_norm(1.0, nonfinite="raise")
