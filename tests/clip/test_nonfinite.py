@@ -215,17 +215,6 @@ def test_zero_raises_no_alarm_under_debug_nans():
     assert not np.any(clipped)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
-def test_bounds_of_one_sign_raise_no_alarm_under_debug_nans(dtype):
-    """Their sum may be above the largest number, or be NaN."""
-    x = jnp.array([1.0, 200.0, 250.0], dtype)
-    lower, upper = float(jnp.finfo(dtype).max) * 0.75, float(jnp.finfo(dtype).max)
-    with jax.debug_nans(True), jax.debug_infs(True):
-        out = F.clip_by_value(x, lower=lower, upper=upper)
-    expected = np.clip(np.asarray(x, np.float64), lower, upper).astype(out.dtype)
-    np.testing.assert_array_equal(out, expected)
-
-
 # No float32 bound is beyond the largest number of the other two.
 NARROW = [name for name in FLOATS if name not in ("bfloat16", "float32")]
 
