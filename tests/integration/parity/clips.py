@@ -7,19 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import optax
+import tensorflow as tf
+import torch
 from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import functional
 
 from .cases import BF16, F32
-from .libraries import load
-
-tf = load("tensorflow")
-keras = load("keras")
-torch = load("torch")
 
 Leaves = list[Any]
 

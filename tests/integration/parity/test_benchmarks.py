@@ -2,10 +2,6 @@
 
 from benchmarks.gpu import matrices, models
 
-from .libraries import load
-
-load("torch")
-
 
 def test_torch_rows_are_timed():
     rows = [*models.clipping(True), *models.stepping(True), *matrices.mixed(True)]

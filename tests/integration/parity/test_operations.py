@@ -60,7 +60,7 @@ def size(name, case):
         norms = norms / x.size
     if clip.name == "clip_by_rms":
         norms = norms / x.size**0.5
-    return float(norms.max() if case.where == "inside" else np.median(norms))
+    return float(norms.max() if case.factor > 1 else np.median(norms))
 
 
 def dense(x):
@@ -83,16 +83,15 @@ def check(name, cases, prepare=lambda leaves: leaves):
         leaves, limit = prepare(case.leaves), case.threshold(size(name, case))
         expected = clip.theirs(leaves, limit)
         functional, updates = clip.compiled(leaves, limit)
-        ulps = 0 if "value" in name else ULPS.get(name, 6) + case.near
-        rtol = ulps * eps(case.dtype)
+        rtol = (0 if "value" in name else ULPS.get(name, 6)) * eps(case.dtype)
         assert_close(updates, expected, rtol, case)
         norms = [clip.norm(leaves)] if clip.norm else []
         assert_close(functional, [*expected, *norms], rtol, case)
         assert [x.dtype for x in updates] == [x.dtype for x in leaves]
         pairs = zip(map(dense, updates), map(dense, leaves), strict=True)
         changes.append(any(np.any(wide(a) != wide(b)) for a, b in pairs))
-        assert not (changes[-1] and case.where == "inside"), str(case)
-    assert 0.3 <= np.mean(changes) <= 0.85
+        assert not (changes[-1] and case.factor > 1), str(case)
+    assert np.mean(changes) >= 0.3
 
 
 @pytest.mark.parametrize(
@@ -129,11 +128,11 @@ def test_clipping_mixed_dtypes_matches_pytorch():
 def test_derivative_matches_tensorflow(name):
     clip, changes = CLIPS[name], []
     ours = jax.jit(jax.grad(lambda x, w, c: jnp.sum(clip.functional([x], c)[0] * w)))
-    for case in many(2 * COUNT, F32, MATRIX):
+    weights = np.random.default_rng(0).normal(size=(3, 4)).astype(F32)
+    for case in many(COUNT, F32, MATRIX):
         (x,) = map(tf.constant, case.leaves)
-        if case.where == "near" or not np.any(x):
+        if not np.any(x):
             continue
-        weights = np.asarray(case.rng.normal(size=x.shape), F32)
         limit = case.threshold(size(name, case))
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -142,4 +141,4 @@ def test_derivative_matches_tensorflow(name):
         atol = 4 * eps(F32) * norm([weights]) * min(1.0, case.factor)
         np.testing.assert_allclose(gradient, tape.gradient(out, x), rtol=0, atol=atol)
         changes.append(np.any(np.asarray(gradient) != weights))
-    assert 0.3 <= np.mean(changes) <= 0.7
+    assert np.mean(changes) >= 0.3
