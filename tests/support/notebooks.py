@@ -1,6 +1,5 @@
 """Run notebooks from top to bottom."""
 
-import json
 import os
 import pathlib
 
@@ -8,7 +7,7 @@ import jax
 import nbformat
 from nbclient import NotebookClient
 
-from tests.support import compiler, covering, notebook_claims
+from tests.support import notebook_claims
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "notebooks"
 # Their libraries conflict with the suite's.
@@ -21,25 +20,17 @@ def named(stacks):
     return [path for path in paths if (path.stem in IN_STACKS) == stacks]
 
 
-def environment():
-    """Return environment variables: the suite's cache, and no XLA optimizations.
+def check(path, folder, monkeypatch):
+    """Run a notebook with a stored plot, then the claims about it.
 
-    Optimizing takes most of the time, and the statements of notebooks must hold
-    without.
+    XLA does not optimize, since the kernel has the environment of the suite.
     """
-    flags = {} if covering.full else compiler.UNOPTIMIZED
-    xla_flags = os.environ.get("XLA_FLAGS", "")
-    return {
+    for name, value in {
+        "IPYTHONDIR": str(folder),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_FLAGS": " ".join(
-            [xla_flags, *(f"--{name}={json.dumps(x)}" for name, x in flags.items())]
-        ),
-    }
-
-
-def check(path, folder):
-    """Run a notebook with a stored plot, then the claims about it."""
+    }.items():
+        monkeypatch.setenv(name, value)
     notebook = nbformat.read(path, as_version=4)
     kinds = {
         kind

@@ -31,9 +31,4 @@ def test_notebook_claims_name_every_notebook():
 # The notebook client warns on some platforms when it closes sockets and event loops.
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_runs_without_error(path, monkeypatch, tmp_path):
-    for name, value in {
-        "IPYTHONDIR": str(tmp_path),
-        **notebooks.environment(),
-    }.items():
-        monkeypatch.setenv(name, value)
-    notebooks.check(path, tmp_path)
+    notebooks.check(path, tmp_path, monkeypatch)

@@ -6,8 +6,6 @@ import warnings
 
 import pytest
 
-from tests.support import compiler
-
 # Read at import. Keras must not use the user's settings.
 os.environ |= {
     "KERAS_BACKEND": "tensorflow",
@@ -18,7 +16,6 @@ LIBRARIES = ("tensorflow", "keras", "torch", "google", "absl")
 with warnings.catch_warnings(action="ignore"):
     for library in ("tensorflow", "keras", "torch"):
         __import__(library)
-compiler.hurry()
 
 
 def pytest_itemcollected(item):

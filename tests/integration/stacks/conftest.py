@@ -3,8 +3,6 @@
 import os
 import tempfile
 
-from tests.support import compiler
-
 HOME = tempfile.mkdtemp(prefix="optclip-stacks-")
 os.environ |= {
     "KERAS_BACKEND": "jax",
@@ -18,4 +16,3 @@ os.environ |= {
     "WANDB_CACHE_DIR": os.path.join(HOME, "wandb"),
     "WANDB_DATA_DIR": os.path.join(HOME, "wandb"),
 }
-compiler.hurry()

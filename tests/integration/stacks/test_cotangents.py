@@ -1,6 +1,5 @@
 """Clip cotangents between two layers of library models."""
 
-import equinox as eqx
 import flax.linen as nn
 import haiku as hk
 import jax
@@ -24,23 +23,8 @@ class Linen(nn.Module):
         return nn.Dense(3)(jnp.tanh(h))
 
 
-class LinenScan(nn.Module):
-    clip: object
-
-    @nn.compact
-    def __call__(self, x):
-        def step(cell, carry, x):
-            carry, y = cell(carry, x)
-            return self.clip(lambda: carry)(), y
-
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        cell = nn.GRUCell(4)
-        carry = cell.initialize_carry(jax.random.key(0), (4,))
-        return scan(cell, carry, x)[1]
-
-
-def linen(clip, kind=Linen):
-    model = kind(clip)
+def linen(clip):
+    model = Linen(clip)
     return model.apply, model.init(jax.random.key(0), X)
 
 
@@ -56,17 +40,6 @@ def of_nnx(clip):
     return apply, params
 
 
-def equinox(clip):
-    keys = jax.random.split(jax.random.key(0))
-    layers = eqx.nn.Linear(4, 6, key=keys[0]), eqx.nn.Linear(6, 3, key=keys[1])
-
-    def apply(layers, xs):
-        first, last = layers
-        return jax.vmap(lambda x: last(jnp.tanh(clip(first)(x))))(xs)
-
-    return apply, layers
-
-
 def haiku(clip):
     def forward(x):
         return hk.Linear(3)(jnp.tanh(clip(hk.Linear(6))(x)))
@@ -75,29 +48,16 @@ def haiku(clip):
     return model.apply, model.init(jax.random.key(0), X)
 
 
-MODELS = {
-    "linen": linen,
-    "linen scan": lambda clip: linen(clip, LinenScan),
-    "nnx": of_nnx,
-    "equinox": equinox,
-    "haiku": haiku,
-}
-
-
 def clipped(layer):
     return optclip.with_clipped_cotangent(layer, C)
 
 
-def plain(layer):
-    return layer
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_with_clipped_cotangent_shrinks_gradient_only(name):
+@pytest.mark.parametrize("library", [linen, of_nnx, haiku])
+def test_with_clipped_cotangent_shrinks_gradient_only(library):
     """Parameters and outputs are unchanged."""
     runs = []
-    for clip in (plain, clipped):
-        apply, params = MODELS[name](clip)
+    for clip in (lambda layer: layer, clipped):
+        apply, params = library(clip)
 
         def loss(params, apply=apply):
             return jnp.sum(apply(params, X) ** 2)

@@ -11,5 +11,4 @@ from tests.support import notebooks
 # The notebook client warns on some platforms when it closes sockets and event loops.
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_runs(path, monkeypatch, tmp_path):
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebooks.check(path, tmp_path)
+    notebooks.check(path, tmp_path, monkeypatch)

@@ -1,6 +1,5 @@
 """Compare the page's private training with NumPy, jax_privacy and optax."""
 
-import functools
 import re
 
 import jax
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings(
 PRIVATE = "DP-SGD"
 OF_NNX = "DP-SGD of a Flax NNX model"
 DROPOUT = "Dropout in private training"
-C = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -61,39 +59,23 @@ def test_clipped_grad_dropout_keys_give_each_example_a_mask():
     assert (info.coefficients < 1).any()
 
 
-@functools.cache
-def gradients(kind):
-    """Return gradients on which jax_privacy 2.0.0 exceeds its threshold."""
+def test_clipped_grad_keeps_threshold_that_jax_privacy_exceeds():
     rng = np.random.default_rng(0)
-    return {
-        "fp16": jnp.full((1, 4096), 1e-4, jnp.float16),
-        "tiny": jnp.full((1, 4), 1e-25, jnp.float32),
-        "normal": jnp.asarray(rng.normal(size=(1000, 64)), jnp.float32),
-    }[kind]
-
-
-def lengths(x):
-    return np.linalg.norm(np.asarray(x, np.float64), axis=-1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "threshold"), [("fp16", C), ("tiny", 1e-26), ("normal", 1.0)]
-)
-def test_clipped_grad_keeps_threshold_that_jax_privacy_exceeds(kind, threshold):
-    grads = gradients(kind)
+    grads = jnp.asarray(rng.normal(size=(50, 64)), jnp.float32)
 
     def loss(w, x):
-        return jnp.sum(w.astype(x.dtype) * x)
+        return jnp.sum(w * x)
 
-    w = jnp.zeros(grads.shape[1:], grads.dtype)
-    ours = per_example.clipped_grad(loss, threshold, reduce="none")
-    norms = lengths(ours(w, grads)[0])
-    assert (norms <= np.float32(threshold)).all()
+    def largest(clipped):
+        return np.linalg.norm(np.asarray(clipped, np.float64), axis=-1).max()
+
+    w = jnp.zeros(64)
+    ours = per_example.clipped_grad(loss, 1.0, reduce="none")
+    assert largest(ours(w, grads)[0]) <= 1
     theirs = jax_privacy.clipped_grad(
-        loss, l2_clip_norm=threshold, keep_batch_dim=False, batch_argnums=1
+        loss, l2_clip_norm=1.0, keep_batch_dim=False, batch_argnums=1
     )
-    alone = [lengths(theirs(w, grads[i : i + 1])) for i in range(min(len(grads), 50))]
-    assert max(alone) > threshold
+    assert max(largest(theirs(w, x[None])) for x in grads) > 1
 
 
 def test_clipped_grad_equals_jax_privacy_on_ordinary_gradients(private):
@@ -129,16 +111,6 @@ def test_clipped_grad_line_of_page_reuses_loss_of_jax_privacy(private):
     # The band of the default strict=True.
     distance = by_hand.norm(jax.tree.map(lambda a, b: a - b, gradient, expected))
     assert 1e-6 < distance / by_hand.norm(expected) < 1.3e-4
-
-
-def test_noise_of_jax_privacy_is_proportional_to_sensitivity(private):
-    grads, _ = private["grad_of"](private["start"], private["x"], private["y"])
-    updates, _ = private["tx"].update(
-        grads, private["tx"].init(private["start"]), private["start"]
-    )
-    noise = jax.tree.map(lambda u, g: -u / 0.3 - g, updates, grads)
-    spread = np.std(np.concatenate([n.ravel() for n in by_hand.wide(noise)]))
-    assert 0.3 < spread / private["grad_of"].sensitivity() < 2
 
 
 def test_aggregate_in_optax_process_equals_clipped_grad(private):

@@ -84,18 +84,6 @@ def test_maxtext_line_keeps_moments_at_position_zero():
     np.testing.assert_allclose(norm, by_hand.norm(GRADS), rtol=1e-6)
 
 
-def test_brax_line_runs_in_pmap_after_pmean():
-    tx = transformation("Brax")
-
-    def step(grads):
-        grads = jax.lax.pmean(grads, "i")
-        return tx.update(grads, tx.init(grads))[0]
-
-    stacked = jax.tree.map(lambda g: jnp.stack([g] * jax.device_count()), GRADS)
-    updates = jax.tree.map(lambda u: u[0], jax.pmap(step, axis_name="i")(stacked))
-    np.testing.assert_allclose(by_hand.norm(updates), 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, None])
 def test_axlearn_line_describes_state(dtype):
     def with_partition_fn(base, partition):
