@@ -63,15 +63,14 @@ def pages(site):
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_public_name_has_a_page(name, pages):
-    paths = [f"api/{name}.html", f"api/{name}-class.html"]
-    assert [path for path in paths if path in pages and name in pages[path].ids]
-
-
-def test_public_names_are_collected():
+def test_public_names_have_pages(pages):
     assert len(NAMES) > 100
-    assert {m.__name__ for m in MODULES} >= {"optclip", "optclip.recipes"}
+
+    def has_page(name):
+        paths = [f"api/{name}.html", f"api/{name}-class.html"]
+        return any(path in pages and name in pages[path].ids for path in paths)
+
+    assert not [name for name in NAMES if not has_page(name)]
 
 
 def test_page_names_differ_without_case(pages):
