@@ -73,15 +73,6 @@ def test_train_sharded_quick_run_shards_parameters():
     assert "The norms of the first step differ by" in table
 
 
-def test_train_gpt_skips_exactly_corrupted_steps():
-    import train_gpt as job
-
-    steps, name = 160, "optclip.skip around it"
-    optimizer = job.optimizers(steps)[name]
-    run = job.train(name, optimizer, job.read_corpus(), steps, seeds=1)
-    np.testing.assert_array_equal(run.skipped[0], job.corrupted_steps(steps))
-
-
 def learns(method, rates, bad_batches):
     """Return for each rate whether both networks learn within 60 steps."""
     import train_char_rnn as job

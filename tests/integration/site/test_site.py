@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 import urllib.parse
 
 import pytest
@@ -81,30 +80,6 @@ def test_page_names_differ_without_case(pages):
 def test_module_has_a_page(pages):
     for module in MODULES:
         assert f"module-{module.__name__}" in pages[f"api/{module.__name__}.html"].ids
-
-
-def test_name_without_page_warns(monkeypatch):
-    """A warning fails the build."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
-    import api_pages
-
-    warnings = []
-    logger = types.SimpleNamespace(warning=warnings.append)
-    # Sphinx's logger discards warnings outside a build.
-    monkeypatch.setattr(api_pages.logging, "getLogger", lambda name: logger)
-    described = {
-        name: types.SimpleNamespace(docname=home)
-        for name, home in api_pages.public().items()
-    }
-    domain = types.SimpleNamespace(objects=described)
-    env = types.SimpleNamespace(domains=types.SimpleNamespace(python_domain=domain))
-    api_pages.check(None, env)
-    assert not warnings
-    del described["optclip.skip"]
-    described["optclip.norms.Norm"].docname = "index"
-    api_pages.check(None, env)
-    assert len(warnings) == 2
-    assert "optclip.skip " in warnings[0]
 
 
 def test_links_lead_to_pages_and_anchors(pages, site):

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec
 
 import optclip
@@ -64,15 +63,6 @@ def test_trainer_line_clips_to_global_norm(trainer):
         jax.tree.leaves(updates), by_hand.clip(GRADS, 1.0), strict=True
     ):
         np.testing.assert_allclose(leaf, expected, rtol=1e-6)
-
-
-def test_maxtext_line_accepts_train_state_and_none():
-    tx = transformation("MaxText")
-    state = TrainState.create(apply_fn=None, params=GRADS, tx=optax.adam(0.1))
-    for each in (state, None):
-        updates, returned = tx.update(GRADS, each, None)
-        assert returned is each
-        np.testing.assert_allclose(by_hand.norm(updates), 1, rtol=1e-6)
 
 
 def test_maxtext_line_keeps_moments_at_position_zero():
