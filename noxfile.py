@@ -6,8 +6,9 @@
     nox -s docs -- serve      # the documentation, at http://localhost:8000
     nox -R -s parity          # without updating the installed packages
 
-Each session installs its dependencies into `.nox` and keeps them. Requires CPython 3.11
-or newer, and Python 3.12 or 3.13 for `newest`.
+Each session installs its dependencies into `.nox` and keeps them; those that need no
+more than the suite use its `.venv`. Requires CPython 3.11 or newer, and Python 3.12 or
+3.13 for `newest`.
 """
 
 import os
@@ -38,12 +39,19 @@ OLDEST = [
         "dependencies"
     ]
 ]
-# The tests that depend most on JAX's version, in a few minutes.
-CONTRACTS = (
-    "contracts/test_jax", "contracts/test_leaves", "contracts/test_optax",
-    "contracts/test_registry", "contracts/test_typing", "contracts/test_values",
-    "distributed/test_mapped", "norms/test_norms", "wrappers/test_skip",
-)  # fmt: skip
+# The tests that find a break by another JAX. The workflow jax.yml runs the whole suite.
+CONTRACTS = [
+    f"tests/{name}.py"
+    for name in (
+        "contracts/test_jax",
+        "contracts/test_leaves",
+        "contracts/test_optax",
+        "contracts/test_registry",
+        "contracts/test_together",
+        "contracts/test_typing",
+        "distributed/test_mapped",
+    )
+]
 HOURS = [f"tests/contracts/test_{name}.py" for name in ("properties", "fuzz")]
 HTML = "docs/_build/html"
 
@@ -71,11 +79,16 @@ def tests(session: nox.Session, *where: str) -> None:
     session.run("python", "-m", "pytest", "-q", *where, *session.posargs)
 
 
-def contracts(session: nox.Session, *more: list[str]) -> None:
+def in_environment_of_suite(session: nox.Session, where: str) -> None:
+    """Run the tests in a folder in `.venv`, which is created if it is absent."""
+    python = run.environment(run.find_python(), ["test", "nox"])
+    pytest = ["-m", "pytest", "-q", where]
+    session.run(python, *pytest, *session.posargs, external=True)
+
+
+def contracts(session: nox.Session) -> None:
     """Run the contracts that every supported JAX must pass."""
-    files = [f"tests/{name}.py" for name in CONTRACTS]
-    pytest = ["-m", "pytest", "-q", *run.in_parallel()]
-    every(session, [*pytest, *files, *session.posargs], *more)
+    tests(session, *run.in_parallel(), *CONTRACTS)
 
 
 @nox.session
@@ -106,15 +119,14 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session(python=NEWEST)
 def newest(session: nox.Session) -> None:
-    """Test, and build the wheel, with the newest supported Python and JAX."""
+    """Test with the newest supported Python and JAX."""
     if not NEWEST:
         session.skip("No Python 3.13 or 3.12 was found.")
     session.install("pip>=25.1")
     session.install(
-        "--upgrade", "--editable", ".", "--group=test", "--group=release", "jax",
-        "jaxlib", "optax",
-    )  # fmt: skip
-    contracts(session, ["-m", "pytest", "-q", "tests/integration/release"])
+        "--upgrade", "--editable", ".", "--group=test", "jax", "jaxlib", "optax"
+    )
+    contracts(session)
 
 
 @nox.session
@@ -133,25 +145,22 @@ def tpu(session: nox.Session) -> None:
     tests(session, "tests/integration/tpu")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def examples(session: nox.Session) -> None:
     """Run the examples and the notebooks."""
-    install(session, "test")
-    tests(session, "tests/integration/examples")
+    in_environment_of_suite(session, "tests/integration/examples")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def benchmarks(session: nox.Session) -> None:
     """Run each benchmark at a tiny size."""
-    install(session, "test")
-    tests(session, "tests/integration/benchmarks")
+    in_environment_of_suite(session, "tests/integration/benchmarks")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def processes(session: nox.Session) -> None:
     """Train in several processes."""
-    install(session, "test")
-    tests(session, "tests/integration/processes")
+    in_environment_of_suite(session, "tests/integration/processes")
 
 
 @nox.session
@@ -188,11 +197,10 @@ def docs(session: nox.Session) -> None:
         session.run("python", *server, "--directory", HTML)
 
 
-@nox.session(default=False)
+@nox.session(default=False, venv_backend="none")
 def soak(session: nox.Session) -> None:
     """Minutes: 100,000 steps, with a restart on another number of devices."""
-    install(session, "test")
-    tests(session, "tests/integration/soak")
+    in_environment_of_suite(session, "tests/integration/soak")
 
 
 @nox.session(default=False)
