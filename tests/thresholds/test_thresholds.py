@@ -102,11 +102,11 @@ def test_rule_memory_keeps_its_dtype(rule, over):
     assert new.clip_memory == state.clip_memory
 
 
-def test_rule_rejects_memory_of_whole_numbers():
-    mean = UserRule(
-        jnp.zeros((), jnp.int32), lambda seen, m: (1.0, 0.9 * m + 0.1 * seen.norm)
-    )
-    tx = optclip.clip_by_global_norm(mean)
+@pytest.mark.parametrize(
+    "update", [lambda seen, m: (1.0, 0.9 * m + 0.1 * seen.norm), lambda *_: (1.0, 0.5)]
+)
+def test_rule_rejects_memory_of_whole_numbers(update):
+    tx = optclip.clip_by_global_norm(UserRule(jnp.zeros((), jnp.int32), update))
     with pytest.raises(ValueError, match="must be floats, got int32"):
         jax.eval_shape(lambda x: tx.update(x, tx.init(x)), np.ones(2))
 
