@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import optclip
 from tests.support import helpers
 from tests.support.registry import ENTRIES, numpy_tree
 
@@ -51,7 +52,10 @@ def test_leaf_that_no_compiled_function_takes_passes(entry):
 def test_tree_without_arrays_is_returned_and_string_is_named(entry):
     tx = helpers.strict(entry.make())
     for tree in ({}, [], None, {"dense": {}, "out": []}, {"dense": None}):
-        assert clip(tx, tree) == tree
+        clipped, state = tx.update(tree, tx.init(tree))
+        assert clipped == tree
+        for key, number in optclip.metrics(state).items():
+            assert number == 0 or not {"norm", "nonfinite"} & {*key.split("/")}
     tree = {**TREE, "dense": {**TREE["dense"], "label": "text"}}
     for call in (tx.init, lambda tree: tx.update(tree, tx.init(TREE))):
         with pytest.raises(TypeError, match=r"'dense/label' must be .*str.*Remove it"):

@@ -21,10 +21,10 @@ FLOATS = ["bfloat16", "float16", "float32", "float4_e2m1fn", *helpers.FP8]
 # A few kinds per program, because each adds compile time.
 GROUPS = {
     "a": (*FLOATS[::3], "complex64", "unique"),
-    "b": (*FLOATS[1::3], "weak", "twice", "entries"),
+    "b": (*FLOATS[1::3], "complex64", "weak", "twice", "entries"),
     "c": (*FLOATS[2::3], "complex64", "batched"),
     # Few, since each dtype compiles every eager operation.
-    "eager": ("bfloat16", "float8_e4m3fn", "weak", "twice"),
+    "eager": ("bfloat16", "float8_e4m3fn", "complex64", "weak", "twice"),
 }
 # Numbers that all dtypes represent exactly.
 EXACT = np.array([[-2, 1, 0, 1.5], [2, -0.5, 1, 2], [-1, 3, 0.5, 0], [1, 1, -2, 4]])
