@@ -113,9 +113,13 @@ def test_clip_unreduced_gradient_raises():
 def test_skip_value_that_differs_by_device_raises():
     """All devices skip or none, so the loss must be the same on all."""
 
-    def step(tree):
+    def step(tree, average=lambda loss: loss):
         tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
-        return tx.update(tree, tx.init(tree), value=lax.axis_index("data") + 2.0)[0]
+        loss = average(lax.axis_index("data") + 2.0)
+        updates, state = tx.update(tree, tx.init(tree), value=loss)
+        return updates, optclip.metrics(state)["skip/value"]
 
     with pytest.raises(ValueError, match=r"`value` varies .*pmean\(value, \('data',\)"):
-        mapped(step, SPECS)(TREE)
+        mapped(step, (SPECS, P()))(TREE)
+    averaged = mapped(lambda t: step(t, lambda x: lax.pmean(x, "data")), (SPECS, P()))
+    assert averaged(TREE)[1] == 3.5

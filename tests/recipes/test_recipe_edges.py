@@ -47,6 +47,8 @@ quick_spam = functools.partial(recipes.spam, optax.identity(), theta=4.0, b2=0.0
         # By default, elements are clipped to 1.
         (recipes.uclip(), [2.5, 0.0, 0.0], [1.0, 1.0, 0.5], 0),
         (recipes.megatron_skip(optax.identity(), 8.0), [8.0, 8.1], [8.0, 0.0], 0),
+        # The least window warms up for two norms, which have a deviation.
+        (recipes.olmo_skip(optax.identity(), 2.0, 2), [1, 3, 9, 3], [1, 3, 0, 3], 0),
         (quick_spam(grace=0), [1.0, 100.0], [1.0, 2.0], 1e-6),
         (quick_spam(grace=2), [1.0, 100.0], [1.0, 100.0], 1e-6),
         # An eps is added to the norm: 1e-6, or as told.

@@ -159,6 +159,17 @@ def test_skip_by_groups_ignores_group_without_limit(sizes, is_taken):
     assert taken([updates]) == [is_taken]
 
 
+def test_skip_counters_stop_at_largest_number():
+    last = np.int32(2**31 - 1)
+    state = AROUND_ADAM.init(PARAMS)
+    state = optax.tree.set(state, skip_skipped=last, skip_consecutive=last - 1)
+    update = helpers.quick_jit(AROUND_ADAM.update)
+    for _ in range(2):
+        _, state = update(grads(np.float32(100)), state, PARAMS)
+        metrics = optclip.metrics(state)
+        assert metrics["skip/skipped"] == metrics["skip/consecutive"] == last
+
+
 def test_skip_passes_zeros_to_optimizer():
     """So that a NaN raises nothing there, and no derivative is NaN."""
     clip = optclip.clip_by_global_norm(1.0, nonfinite="raise")
