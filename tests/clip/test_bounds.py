@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optclip
 from optclip import functional as F
 from tests.support import helpers
 
@@ -24,6 +25,15 @@ def test_crossing_array_bounds_return_lower():
     x = np.float32([0.0, 2.0, 9.0])
     clipped = F.clip_by_value(x, lower=jnp.array([3.0]), upper=jnp.array([1.0]))
     np.testing.assert_array_equal(clipped, [3.0, 3.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("bound", "expected"), [({"upper": 1.0}, [-9, 1]), ({"lower": -1.0}, [-1, 9])]
+)
+def test_side_without_bound_is_unclipped(bound, expected):
+    tx, x = optclip.clip_by_value(**bound), np.float32([-9.0, 9.0])
+    np.testing.assert_array_equal(tx.update(x, tx.init(x))[0], expected)
+    np.testing.assert_array_equal(F.clip_by_value(x, **bound), expected)
 
 
 def test_derivative_by_bounds_matches_tensorflow():

@@ -48,6 +48,12 @@ def test_unbiased_average_known_or_traced_is_weighted_mean(decay):
             thresholds.mean_plus_std(2.0, 4, warmup=2),
             *([5.0] * 4, [INF, INF, 5.0 * (1 + 2e-6), 5.0 * (1 + 2e-6)]),
         ),
+        # One norm deviates by nothing.
+        (
+            thresholds.mean_plus_std(5.0, 4, warmup=1),
+            [3.0, 1.0],
+            [INF, 3.0 * (1 + 5e-6)],
+        ),
         # With an eps of 1 the norm minus 2, over 1 + 1, is above 1 from 4 on.
         (ADDING_EPS, [1.0, 3.0, 1.0, 3.0, 3.9], [INF] * 5),
         (ADDING_EPS, [1.0, 3.0, 1.0, 3.0, 4.1], [INF] * 4 + [2.0]),

@@ -123,6 +123,17 @@ def test_threshold_rejects_transformation_and_class(value, words):
         optclip.clip_by_global_norm(value)
 
 
+def test_rule_may_remember_prng_key():
+    tx = optclip.clip_by_norm(
+        UserRule(jax.random.key(0), lambda _, key: (1.0, jax.random.fold_in(key, 1)))
+    )
+    x = np.full(2, 9, np.float32)
+    _, state = helpers.quick_jit(tx.update)(x, tx.init(x))
+    assert jax.tree.leaves(state.clip_memory) == [
+        jax.random.fold_in(jax.random.key(0), 1)
+    ]
+
+
 def test_constants_are_compared_and_hashed():
     array = jnp.ones(2)
     one = thresholds.constant(array)
