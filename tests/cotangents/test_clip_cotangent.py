@@ -150,10 +150,15 @@ IS_BAD = ~np.isfinite(BAD).all(-1, keepdims=True)
 TURNED = (COTANGENT + 2j * COTANGENT[::-1]).astype(np.complex64)
 # Of norms beyond float16.
 HALF = np.float16(COTANGENT * 6e4 / np.abs(COTANGENT).max())
+MEDIAN = np.median(np.linalg.norm(np.float64(HALF), axis=-1))
 OTHER_NUMBERS = {
     "complex": (TURNED, {}, backprop.hard(C)(TURNED)),
     "complex elements": (TURNED, {"axis": ()}, TURNED * np.minimum(1, C / abs(TURNED))),
     "half": (HALF, {}, backprop.hard(C)(np.float64(HALF))),
+    "half, relative": (
+        *(HALF, {"relative": "median"}),
+        backprop.hard(MEDIAN * C)(np.float64(HALF)),
+    ),
     "nan": (BAD, {}, np.where(IS_BAD, np.nan, backprop.hard(C)(COTANGENT))),
     "zeroed": (
         *(BAD, {"nonfinite": "zero"}),
@@ -167,7 +172,7 @@ def test_clip_cotangent_of_other_numbers_equals_formula(name):
     cotangent, options, expected = OTHER_NUMBERS[name]
     x = X.astype(cotangent.dtype)
     found = quick_jit(lambda g: pulled(x, g, C, **options))(cotangent)
-    rtol, atol = (2e-3, 1e-4) if name == "half" else (1e-6, 1e-6)
+    rtol, atol = (2e-3, 1e-4) if "half" in name else (1e-6, 1e-6)
     np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
 
 

@@ -25,6 +25,7 @@ RULES = {"bias": thresholds.ema(warmup=0), "kernel": thresholds.zscore(warmup=1)
 GROUPS = optclip.by_path(lambda path: "bias" if path.endswith("bias") else "kernel")
 # All kinds of state, with groups of these parameters.
 CLIPS = [optclip.clip_by_group_norm(RULES, GROUPS), *checkpoints.clips()[1:-1]]
+CLIPS += [optclip.clip_by_spectral_norm(0.5, method="power_iteration", name="vectors")]
 TX = optclip.skip(optax.chain(*CLIPS, optax.adam(0.05)), max_norm=30.0)
 X = jnp.sin(jnp.arange(32.0).reshape(4, 8))
 INIT = jax.nn.initializers.normal(1.0)
