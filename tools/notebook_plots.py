@@ -2,7 +2,6 @@
 
 A line such as `plot.norms(...)  # plot_norms.png` names the plot of its cell.
 `python -m tools.notebook_plots` writes the files.
-`tests/docs/test_docs.py` compares the files with the notebook.
 """
 
 import base64
