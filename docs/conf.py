@@ -70,6 +70,7 @@ html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_title = "optclip"
-html_copy_source = False
+# The download button of a notebook leads to its copy.
+html_copy_source = True
 html_show_sourcelink = False
 html_theme_options = {"navbar_persistent": [], "use_download_button": True}

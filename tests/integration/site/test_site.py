@@ -118,6 +118,11 @@ def test_site_loads_no_external_resource(pages):
             'href="optclip.clip_by.html#optclip.clip_by"',
         ),
         ("searchindex.js", "clip_by_global_norm"),
+        # The test of links follows it to the file.
+        (
+            "notebooks/01_quickstart.html",
+            'href="../_sources/notebooks/01_quickstart.ipynb"',
+        ),
         # Private modules define functions and classes that two modules may export.
         (
             "api/optclip.groups.html",
