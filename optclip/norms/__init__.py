@@ -1,4 +1,4 @@
-"""Compute norms, accurate in every dtype and on any mesh.
+"""Compute norms of trees, leaves or slices, over all devices of a mesh.
 
 A norm covers a *block*: all elements that share it. It is entrywise, or the largest
 singular value. Sums are accumulated in float32 or wider.
