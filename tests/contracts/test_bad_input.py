@@ -552,6 +552,7 @@ MESSAGES = {
     "functional.max_attention_logit.query": [
         ("x", T, "`query` must be a floating-point array of shape (..., T, H, D), got"),
         (np.ones((3, 2, 2), int), T, "array of shape (..., T, H, D), got array([[[1,"),
+        (jnp.ones((3, 4)), V, "got the shape (3, 4). Split the features into heads"),
         (jnp.ones((3, 3, 2)), V, "of heads of `query`, got 2 and 3. Pass (..., length"),
     ],
     "functional.max_attention_logit.mask": [
