@@ -10,6 +10,7 @@ three counts, and a number such as 1e-6 stay on one line.
 import re
 from typing import Any
 
+import page_body
 from sphinx.application import Sphinx
 
 TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
@@ -32,25 +33,28 @@ WITH_RANGE = r'<span class="with-range">\1 <span class="unbroken">\2</span></spa
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Mark the places in each page before it is written."""
-    app.connect("html-page-context", mark)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    app.connect("html-page-context", mark_neighbors)
+    return page_body.change(app, with_places)
 
 
-def mark(
+def mark_neighbors(
     app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
 ) -> None:
-    """Add the places to a page, and to its links to the pages before and after."""
-    if "body" in context:
-        body = TABLE.sub(lambda table: with_places(table[0]), context["body"])
-        body = CODE.sub(lambda code: marked_if_long(code[0]), body)
-        context["body"] = TITLE.sub(lambda title: marked_title(title[0]), body)
+    """Add the places to the links to the pages before and after."""
     for neighbor in ("prev", "next"):
         if context.get(neighbor):
             title = marked_title(context[neighbor]["title"])
             context[neighbor] = {**context[neighbor], "title": title}
 
 
-def with_places(table: str) -> str:
+def with_places(body: str) -> str:
+    """Return the body of a page with places in its tables, long code and title."""
+    body = TABLE.sub(lambda table: marked_table(table[0]), body)
+    body = CODE.sub(lambda code: marked_if_long(code[0]), body)
+    return TITLE.sub(lambda title: marked_title(title[0]), body)
+
+
+def marked_table(table: str) -> str:
     """Return a table with places in its code, and without any in its numbers."""
     table = CODE.sub(lambda code: marked(code[0]), table)
     table = COUNTS.sub(UNBROKEN, RANGE.sub(WITH_RANGE, table))

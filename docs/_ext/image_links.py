@@ -1,8 +1,8 @@
 """Each plot on a page links to its file, since a phone shows it too small to read."""
 
 import re
-from typing import Any
 
+import page_body
 from sphinx.application import Sphinx
 
 IMAGE = re.compile(r'(?<!">)<img [^>]*src="([^":]*)"[^>]*>')
@@ -12,13 +12,9 @@ LINKED = r'<a class="plot" href="\1">\g<0></a>'
 def setup(app: Sphinx) -> dict[str, bool]:
     """Wrap the images of each page before it is written."""
     # Afterwards, images of a gallery are links already.
-    app.connect("html-page-context", wrap, priority=600)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return page_body.change(app, linked, priority=600)
 
 
-def wrap(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
-) -> None:
-    """Link the images of a page."""
-    if "body" in context:
-        context["body"] = IMAGE.sub(LINKED, context["body"])
+def linked(body: str) -> str:
+    """Return the body of a page with links around its images."""
+    return IMAGE.sub(LINKED, body)

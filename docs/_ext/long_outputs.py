@@ -6,8 +6,8 @@ scroll on a phone.
 
 import html
 import re
-from typing import Any
 
+import page_body
 from sphinx.application import Sphinx
 
 OUTPUT = re.compile(r'(<div class="output )([^>]*>.*?</pre>)', re.DOTALL)
@@ -15,17 +15,13 @@ LONG = 150
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Mark the outputs of each page before it is written."""
-    app.connect("html-page-context", mark)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    """Mark the outputs of each notebook before it is written."""
+    return page_body.change(app, with_classes, below="notebooks/")
 
 
-def mark(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
-) -> None:
-    """Set the class of long outputs of a notebook."""
-    if page.startswith("notebooks/") and "body" in context:
-        context["body"] = OUTPUT.sub(marked, context["body"])
+def with_classes(body: str) -> str:
+    """Return the body of a notebook with the class of its long outputs."""
+    return OUTPUT.sub(marked, body)
 
 
 def marked(output: re.Match[str]) -> str:

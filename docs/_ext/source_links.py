@@ -8,8 +8,8 @@ pages, and viewcode's link back would mix their addresses.
 import importlib
 import re
 import sys
-from typing import Any
 
+import page_body
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 
@@ -22,8 +22,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Find each definition, and correct the links of each page of code."""
     app.setup_extension("sphinx.ext.viewcode")
     app.connect("viewcode-follow-imported", defining_module)
-    app.connect("html-page-context", link_back)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return page_body.change(app, with_links_back, below="_modules/")
 
 
 def defining_module(app: Sphinx, module: str, name: str) -> str | None:
@@ -40,12 +39,9 @@ def defining_module(app: Sphinx, module: str, name: str) -> str | None:
     return None
 
 
-def link_back(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
-) -> None:
-    """Let each definition link to the anchor that its page has."""
-    if page.startswith("_modules/") and "body" in context:
-        context["body"] = BACK.sub(anchored, context["body"])
+def with_links_back(body: str) -> str:
+    """Return the body of a page of code; each definition links to its own page."""
+    return BACK.sub(anchored, body)
 
 
 def anchored(link: re.Match[str]) -> str:

@@ -7,8 +7,8 @@ compared stay in columns. In a gallery each row is a card everywhere.
 
 import html
 import re
-from typing import Any
 
+import page_body
 from sphinx.application import Sphinx
 
 TABLE = re.compile(r'<table class="table">(.*?)</table>', re.DOTALL)
@@ -26,16 +26,12 @@ NOTHING = ("", "\u2013")
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Mark the tables of each page before it is written."""
-    app.connect("html-page-context", mark)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return page_body.change(app, with_classes)
 
 
-def mark(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object
-) -> None:
-    """Set the classes of the tables of a page."""
-    if "body" in context:
-        context["body"] = TABLE.sub(lambda table: laid_out(table[1]), context["body"])
+def with_classes(body: str) -> str:
+    """Return the body of a page with the classes of its tables."""
+    return TABLE.sub(lambda table: laid_out(table[1]), body)
 
 
 def laid_out(rows: str) -> str:
