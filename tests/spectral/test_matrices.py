@@ -52,7 +52,10 @@ def test_matrix_axes_select_matrices(kind, axes):
 
 @of_each
 def test_vectors_are_bit_identical_to_norm_clipping(kind):
-    """So are matrices of one row or column. Elements may differ widely in size; the program is no larger."""
+    """So are matrices of one row or column, and elements of very different sizes.
+
+    The program is no larger.
+    """
     elements = np.array([1e4, -1e-4, 0.0, 3.0])
     vectors = [
         (elements * k / 16).astype(dtype)

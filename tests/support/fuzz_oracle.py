@@ -1,7 +1,7 @@
 """Compute the output of drawn clipping calls in NumPy float64.
 
-Covered are numbers as thresholds, finite real trees, and one norm for each element, each
-leaf or the whole tree, with any order, response and eps.
+It covers numbers as thresholds, finite real trees, and one norm per element, per leaf or
+for the whole tree, with any order, response and eps.
 """
 
 import math

@@ -125,12 +125,9 @@ class Maker:
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
-        self.drawn = set()
 
     def pick(self, options):
-        option = options[self.rng.integers(len(options))]
-        self.drawn.add(getattr(option, "__name__", str(option)))
-        return option
+        return options[self.rng.integers(len(options))]
 
     def some(self, chance):
         return self.rng.random() < chance
@@ -361,17 +358,12 @@ class Maker:
         return apply
 
 
-def drawn(seed):
-    """Return a maker, its operations and the number of positions."""
-    maker = Maker(seed)
-    body = maker.block(2, int(maker.rng.integers(2, 6)))
-    return maker, body, int(maker.pick([1, 2, 5]))
-
-
 def make(seed, dtype="float64", examples=3):
     """Return a loss, its parameters and a batch."""
-    maker, body, positions = drawn(seed)
+    maker = Maker(seed)
     rng = maker.rng
+    body = maker.block(2, int(rng.integers(2, 6)))
+    positions = int(maker.pick([1, 2, 5]))
 
     def loss(p, example):
         x, ids = example

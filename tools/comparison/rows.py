@@ -37,7 +37,6 @@ class Row:
     operations compile faster than the whole program.
     """
 
-    name: str
     text: str
     theirs: Side
     ours: Side
@@ -72,27 +71,27 @@ def optax_per_example(run):
 
 # fmt: off
 ROWS = [
-    Row("float16-overflow", "`clip_by_global_norm(1)`, float16 `[300, 400]`", *globally(1.0, HALF)),
-    Row("one-inf", "`clip_by_global_norm(1)`, leaves `[inf, 4]` and `[3]`",
+    Row("`clip_by_global_norm(1)`, float16 `[300, 400]`", *globally(1.0, HALF)),
+    Row("`clip_by_global_norm(1)`, leaves `[inf, 4]` and `[3]`",
         of(GLOBAL, 1.0, BAD), policies(OURS, 1.0, BAD), note="by `nonfinite=`"),
-    Row("bfloat16-sum", "`clip_by_global_norm(1)`, 200 bfloat16 leaves of 1000 normal numbers",
+    Row("`clip_by_global_norm(1)`, 200 bfloat16 leaves of 1000 normal numbers",
         *globally(1.0, list(NORMAL.astype(BF16))), show=show.norm, run=eager),
-    Row("injected-schedule", "`inject_hyperparams(clip_by_global_norm)`, `linear_schedule(2, 1, 2)`, bfloat16 `[3, 4]`, three steps",
+    Row("`inject_hyperparams(clip_by_global_norm)`, `linear_schedule(2, 1, 2)`, bfloat16 `[3, 4]`, three steps",
         *injected(lambda: optax.linear_schedule(2.0, 1.0, 2), BRAIN, steps=3)),
-    Row("slope-at-zero", "the gradient of the sum of `clip_by_global_norm(1)`, at `[0, 0]`",
+    Row("the gradient of the sum of `clip_by_global_norm(1)`, at `[0, 0]`",
         slope(lambda: GLOBAL(1.0)), slope(lambda: OURS(1.0))),
-    Row("shard-map", "`clip_by_global_norm(1)` in `jax.shard_map` on an Auto mesh, one of `[10, 20, .., 80]` on each of 8 devices",
+    Row("`clip_by_global_norm(1)` in `jax.shard_map` on an Auto mesh, one of `[10, 20, .., 80]` on each of 8 devices",
         in_shard_map(lambda: GLOBAL(1.0)), in_shard_map(lambda: OURS(1.0)), show=show.norm),
-    Row("explicit-mesh", "`adaptive_grad_clip(0.1)`, Explicit mesh, `[3, 4, 0, .., 0]` and parameters `[6, 8, 0, .., 0]` split over 8 devices",
+    Row("`adaptive_grad_clip(0.1)`, Explicit mesh, `[3, 4, 0, .., 0]` and parameters `[6, 8, 0, .., 0]` split over 8 devices",
         *in_explicit_mesh(adaptively(np.pad(X, (0, 6)), np.pad(WEIGHTS, (0, 6)))), show=show.norm),
-    Row("int-leaf", "`clip_by_global_norm(1)`, leaves float32 `[3, 4]` and int32 `[7]`", *globally(1.0, [X, np.int32([7])])),
-    Row("schedule", "`clip_by_global_norm(constant_schedule(1))`, `[3, 4]`", *globally(optax.constant_schedule(1.0), X)),
-    Row("scan", "the norm of `[3, 4]` times 1, 2, 3, kept in the state in `jax.lax.scan` (`optax.monitor`, `optclip.metrics`)",
+    Row("`clip_by_global_norm(1)`, leaves float32 `[3, 4]` and int32 `[7]`", *globally(1.0, [X, np.int32([7])])),
+    Row("`clip_by_global_norm(constant_schedule(1))`, `[3, 4]`", *globally(optax.constant_schedule(1.0), X)),
+    Row("the norm of `[3, 4]` times 1, 2, 3, kept in the state in `jax.lax.scan` (`optax.monitor`, `optclip.metrics`)",
         scanned(lambda: optax.monitor({"norm": optax.tree.norm}), lambda s: optax.tree.get(s, "norm")),
         scanned(lambda: OURS(1.0), lambda s: optclip.metrics(s)["clip/norm"])),
-    Row("above-the-bound", "`clip_by_global_norm(1)`, 200 float32 vectors of 1000 normal numbers: norms after, in float64",
+    Row("`clip_by_global_norm(1)`, 200 float32 vectors of 1000 normal numbers: norms after, in float64",
         above_the_bound(lambda: GLOBAL(1.0), NORMAL), above_the_bound(lambda: OURS(1.0, strict=True), NORMAL), show=show.above_one, note="with `strict=True`"),
-    Row("one-bad-example", "`per_example_global_norm_clip(1)`, examples `[3, 4]`, `[inf, 0]`, `[0, 0.5]`: the sum",
+    Row("`per_example_global_norm_clip(1)`, examples `[3, 4]`, `[inf, 0]`, `[0, 0.5]`: the sum",
         optax_per_example, per_example, note="`functional` under `jax.vmap`, `nonfinite=\"zero\"`"),
 ]
 # fmt: on

@@ -20,18 +20,6 @@ def text(value: Any) -> str:
     return f"{float(value) + 0:.3g}".replace("nan", "NaN")
 
 
-def _each_way(show):
-    """Apply `show` to each value of a dict, or to a single result."""
-
-    def show_all(result):
-        if isinstance(result, dict):
-            return {key: show(part) for key, part in result.items()}
-        return show(result)
-
-    return show_all
-
-
-@_each_way
 def norm(tree: Any) -> str:
     """Format the norm of a result, computed in float64."""
     squares = [np.sum(np.asarray(x, np.float64) ** 2) for x in jax.tree.leaves(tree)]

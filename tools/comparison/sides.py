@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import P
-from jax.experimental.sparse import BCOO
 
 import optclip
 
@@ -43,22 +42,11 @@ def eager(function):
     return function
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sparse:
-    """Hold a matrix that becomes `BCOO` on the device."""
-
-    matrix: np.ndarray
-
-
 def on_device(tree: Any) -> Any:
     """Convert NumPy arrays to JAX arrays; Python numbers stay unchanged."""
-
-    def put(x):
-        if isinstance(x, _Sparse):
-            return BCOO.fromdense(x.matrix)
-        return jnp.asarray(x) if isinstance(x, np.ndarray) else x
-
-    return jax.tree.map(put, tree)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, tree
+    )
 
 
 def clip(make: Callable[[], Any], updates: Any, params: Any = None) -> Side:
