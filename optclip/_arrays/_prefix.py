@@ -157,10 +157,9 @@ def _listed(paths: list[KeyPath]) -> str:
     return ", ".join(names + ["..."] * (len(paths) > 5))
 
 
-def fill(
-    name: str, threshold: PyTree, norm: PyTree, *, none: float = math.inf
-) -> PyTree:
-    """Return one threshold for each norm, from a prefix tree with None for `none`."""
+def fill(name: str, threshold: PyTree, norm: PyTree) -> PyTree:
+    """Return one threshold for each norm, from a prefix tree; None means unclipped."""
+    none = -math.inf if name == "lower" else math.inf
 
     def as_number(value: Any) -> Any:
         # JAX rejects Python ints beyond 32 bits.

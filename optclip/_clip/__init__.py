@@ -33,5 +33,6 @@ from optclip._clip._run import decide as decide
 from optclip._clip._run import decided as decided
 from optclip._clip._run import fixed as fixed
 from optclip._clip._scale import SCALE as SCALE
+from optclip._clip._scale import cast as cast
 from optclip._clip._scale import scale as scale
 from optclip._clip._scale import scaled_leaf as scaled_leaf

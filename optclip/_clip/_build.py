@@ -32,8 +32,11 @@ def parts_of(scope: Scope, norm: Measurement, response: Response, eps: Number) -
 
 @parts_of.register
 def _(scope: EachElement, norm: Measurement, response: Response, eps: Number) -> Parts:
-    del scope, eps
-    return Parts(norm, MOVE if hasattr(response, "element") else SCALE)
+    del scope
+    # Bounds have no place for `eps`, which only coefficients read.
+    has_eps = not (isinstance(eps, (int, float)) and eps == 0)
+    moves = hasattr(response, "element") and not has_eps
+    return Parts(norm, MOVE if moves else SCALE)
 
 
 def clip_of(

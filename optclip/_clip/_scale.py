@@ -92,6 +92,10 @@ def scale(
     """Return `x` times the coefficient in the dtype of `like`; `x` where that is 1."""
     # The product is rounded once, in the cast.
     widened = _leaves.widen(x)
+    if towards_zero:
+        # The strict band of a float64 coefficient does not cover a float32 product.
+        real = _leaves.real_dtype(widened.dtype)
+        widened = _leaves.widen(x, jnp.promote_types(real, coefficient.dtype))
     scaled = _times(widened, coefficient)
     is_one = coefficient == 1
     if x.dtype == like.dtype and not towards_zero:

@@ -18,6 +18,7 @@ from optclip._clip import (
     layout_of,
 )
 from optclip.norms._interface import Measured, NormLike, as_norm
+from optclip.responses import Response
 from optclip.responses._interface import is_same_always, resolve
 from optclip.scopes._interface import ScopeLike, as_scope
 from optclip.thresholds._interface import Named
@@ -78,11 +79,7 @@ def clip_by(
       ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
         `response` contains a schedule; or `norm` keeps a state.
     """
-    how = resolve(response)
-    if not is_same_always(how):
-        advice = "A pure function has no step count; pass the value of the schedule."
-        wanted = "a response without schedules"
-        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    how = resolved_without_step(response)
     measurement = as_norm(norm)
     if measurement.remembers:
         advice = "A pure function cannot keep the power-iteration vector between steps."
@@ -93,6 +90,16 @@ def clip_by(
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)
+
+
+def resolved_without_step(response: ResponseLike) -> Response:
+    """Return the response of an argument; raise if it contains a schedule."""
+    how = resolve(response)
+    if not is_same_always(how):
+        advice = "A pure function has no step count; pass the value of the schedule."
+        wanted = "a response without schedules"
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    return how
 
 
 def run(

@@ -9,9 +9,8 @@ from optclip import responses, scopes
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip import SCALE, Clip, layout_of
-from optclip.functional._clip_by import clip_by, run
+from optclip.functional._clip_by import clip_by, resolved_without_step, run
 from optclip.norms._interface import flush_small, of_order
-from optclip.responses._interface import resolve
 from optclip.scopes._interface import TREE
 from optclip.thresholds._interface import Named
 from optclip.typing import (
@@ -172,8 +171,9 @@ def clip_by_global_norm(
       Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural
       Networks", 2012, arXiv:1211.5063; `tf.clip_by_global_norm`.
     """
+    how = resolved_without_step(response)
     clip = Clip(
-        TREE, of_order(ord), resolve(response), SCALE, eps=eps, strict=strict,
+        TREE, of_order(ord), how, SCALE, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm)

@@ -122,7 +122,7 @@ def clip_by_value(
 def _two_sided(layout: Layout, lower: PyTree, upper: PyTree) -> Thresholds:
     blocks = layout.tree(list(range(len(layout.blocks))))
     bounds = {
-        "lower": _prefix.fill("lower", lower, blocks, none=-jnp.inf),
+        "lower": _prefix.fill("lower", lower, blocks),
         "upper": _prefix.fill("upper", upper, blocks),
     }
     return Thresholds({name: layout.entries(x) for name, x in bounds.items()})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _validate
 from optclip.recipes._recipe_options import build, scheduled
+from optclip.responses._interface import ScaledSmooth
 from optclip.thresholds._interface import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._interface import clip_by
@@ -79,11 +80,8 @@ def sclip(
             _validate.plain(name, value, above=name == "tau")
     edge = scheduled(jnp.sqrt, tau)
     scale = scheduled(lambda limit, t: limit / jnp.sqrt(t), c, tau)
-    clip = build(clip_by, options, edge, over="element", response="smooth")
-    # A number becomes a schedule too: optax.scale_by_schedule keeps the updates' dtype.
-    at: Any = scale if callable(scale) else lambda step: scale
-    scaled = optax.scale_by_schedule(at)
-    return optax.with_extra_args_support(optax.chain(clip, scaled))
+    response = ScaledSmooth(scale)
+    return build(clip_by, options, edge, over="element", response=response)
 
 
 def uclip(

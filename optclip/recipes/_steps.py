@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _batching, _leaves, _validate
+from optclip._arrays import _batching, _leaves, _prefix, _validate
 from optclip._arrays._numerics import ratio
 from optclip._arrays._types import Leaf, PyTree
 from optclip.recipes._recipe_options import build, refuse_behind_moments
@@ -22,10 +22,7 @@ from optclip.wrappers import clip_after
 
 @dataclasses.dataclass(frozen=True)
 class _UnitQuotient:
-    """Set the threshold to the norm of the updates at which `quotients` has norm 1.
-
-    The quotients must be proportional to the updates.
-    """
+    """Divide updates by the norm of `quotients` where it exceeds 1."""
 
     quotients: Callable[[Seen], PyTree]
 
@@ -162,7 +159,9 @@ def clippy(
             allowed = jnp.asarray(relative * size + absolute, size.dtype)
             return _quotient(_leaves.widen(jnp.asarray(u)), allowed)
 
-        return jax.tree.map(quotient, seen.updates, seen.params)
+        # Updates may be None where parameters are arrays.
+        params = _prefix.lookup(seen.params, seen.updates)
+        return jax.tree.map(quotient, seen.updates, params)
 
     rule = _UnitQuotient(over_allowed)
     return build(clip_by, options, rule, over="leaf", norm="inf")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optclip._arrays import _collectives
 from optclip._arrays._numerics import broadcast_like, fraction, ratio
+from optclip.responses._norm_responses import Smooth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +38,20 @@ class Tanh:
         # At a threshold of 0 the coefficient is 0, at NaN it is NaN.
         edge = jnp.where(untouched, one, threshold)
         return jnp.where(is_curved, jnp.tanh(multiple) / multiple, edge)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledSmooth:
+    """Multiply the coefficients of `Smooth` by a factor, for `recipes.sclip`."""
+
+    factor: Any  # A number, or a schedule until `at` is called.
+
+    def at(self, step: jax.Array | np.ndarray) -> ScaledSmooth:
+        """Return the response of a step, with the value of the schedule `factor`."""
+        return ScaledSmooth(self.factor(step)) if callable(self.factor) else self
+
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
+        return Smooth().coefficient(norm, threshold) * self.factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +82,8 @@ class Proportional:
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """Return elements outside the bounds in proportion to the largest element."""
-        size = jnp.abs(x)
-        limit = jnp.where(x < 0, -lower, upper)
+        del lower  # Bounds are symmetric here.
+        size, limit = jnp.abs(x), upper
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))
         proportion = fraction(finite_size, _collectives.largest(finite_size))

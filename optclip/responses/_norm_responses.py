@@ -97,12 +97,14 @@ class Normalize:
         untouched = (norm == 0) | jnp.isinf(threshold)
         one = jnp.ones_like(norm)
         wanted = ratio(threshold, jnp.where(untouched, one, norm))
+        # An infinite coefficient would make zeros NaN.
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
         return jnp.where(untouched, one, jnp.minimum(wanted, largest))
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
         """Return the bound on the side of each element; zeros stay zeros."""
-        return jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
+        bound = jnp.where(x < 0, lower, jnp.where(x > 0, upper, x))
+        return jnp.where(jnp.isinf(bound), x, bound)
 
 
 @dataclasses.dataclass(frozen=True)

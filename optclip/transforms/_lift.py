@@ -61,8 +61,7 @@ def lifted(
         if engine.record and not is_absent:
             _check_recordable(state)
             return update(updates, state, params, **extra_args)
-        like = updates if params is None else params
-        unused = init(like) if engine.record else engine.no_state
+        unused = init(updates) if engine.record else engine.no_state
         clipped, _ = update(updates, unused, params, **extra_args)
         return clipped, state
 

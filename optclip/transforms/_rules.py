@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from optclip._arrays import _validate
+from optclip._arrays import _prefix, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree, TreeDef
 from optclip._clip import MOVE, Clip, Layout, Thresholds, clipped_norms, layout_of
+from optclip.responses._interface import compares_norms
 from optclip.scopes._interface import EachElement, EachLeaf, Groups, Tree
 from optclip.thresholds import Bounds
 from optclip.thresholds._interface import (
@@ -122,10 +123,11 @@ def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
         return Rules({threshold.name: _rules_over(threshold, clip)})
     if not isinstance(threshold, Bounds):
         return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
-    if clip.action is not MOVE:
+    if clip.action is not MOVE or compares_norms(clip.response):
         raise ValueError(
             "thresholds.bounds(...) applies to single elements. Pass over='element' and"
-            " response='hard' with it, or pass one threshold."
+            " response='hard', 'drop' or 'normalize' without eps, or pass one"
+            " threshold."
         )
     return Rules({"lower": threshold.lower, "upper": threshold.upper})
 
@@ -140,7 +142,11 @@ def _norms_of(
 
 def _rules_over(threshold: Named, clip: Clip) -> PyTree:
     _check_is_no_gradient(threshold, clip)
-    return as_rules(threshold.name, threshold.value)
+    rules = as_rules(threshold.name, threshold.value)
+    if isinstance(clip.scope, Tree):
+        # Raises for a tree of thresholds, since there is one norm.
+        _prefix.map_prefix(threshold.name, lambda *_: None, rules, 0, is_leaf=is_rule)
+    return rules
 
 
 def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:

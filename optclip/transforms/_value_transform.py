@@ -47,7 +47,8 @@ def clip_by_value(
       lower: Lower bound of any sign, in the same forms. Default: None, unbounded.
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
       response: What happens outside the bounds. `"hard"` (default) moves elements to
-        the bound; other responses need a symmetric `limit`.
+        the bound, `"drop"` sets them to 0; `"normalize"` moves all elements. Other
+        responses need a symmetric `limit`.
       strict: Whether bounds are rounded toward zero in the dtype of each leaf.
       nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros
         both, `"raise"` raises under `jax.experimental.checkify`.

@@ -10,6 +10,7 @@ import optax
 
 from optclip._arrays import _leaves
 from optclip._arrays._types import PyTree
+from optclip._clip import cast
 from optclip.typing import ErrorFeedbackState
 from optclip.wrappers._inner import check_state, transformation
 
@@ -38,8 +39,9 @@ def with_error_feedback(
       clip: The clipping transformation to wrap, or any other optax transformation.
 
     Returns:
-      A transformation. Its residual is as large as the parameters, in float32 or wider,
-      and includes the rounding errors of the output.
+      A transformation. Its residual is as large as the parameters, in float32 or wider.
+      The output is rounded toward zero in the dtype of each leaf, so that it stays
+      within the threshold of `clip`; the residual includes the rounding errors.
 
     Raises:
       TypeError: A leaf is sparse, since its residual would be dense.
@@ -84,8 +86,10 @@ def with_error_feedback(
         clipped, clip_state = inner.update(
             flat.rebuild(total), state.feedback_clip, params, **extra_args
         )
+        # Rounding towards zero keeps the norm that `clip` guaranteed, and the largest
+        # number in place of inf. What it removes stays in the residual.
         out = [
-            u if residual is None else _leaves.narrow(u, _leaves.values(x))
+            u if residual is None else _rounded(u, _leaves.values(x))
             for u, x, residual in zip(
                 flat.treedef.flatten_up_to(clipped), flat.leaves, old, strict=True
             )
@@ -110,6 +114,10 @@ def _dense_leaves(tree: PyTree) -> _leaves.Flat:
                 " todense(), or exclude it with optax.masked."
             )
     return flat
+
+
+def _rounded(u: jax.Array, like: jax.Array) -> jax.Array:
+    return cast(u, like, towards_zero=u.dtype != like.dtype)
 
 
 def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:

@@ -16,8 +16,8 @@ from optclip._arrays._types import Leaf, PyTree
 from optclip._clip import clip_of, coefficients_of
 from optclip.norms._interface import as_norm
 from optclip.scopes._interface import as_scope
-from optclip.thresholds._interface import as_rules, one_rule
-from optclip.transforms._interface import Engine, Rules
+from optclip.thresholds._interface import Named, one_rule
+from optclip.transforms._interface import Engine, rules_of
 from optclip.typing import (
     AxisName,
     ClipRecord,
@@ -122,7 +122,7 @@ def skip(
     if _validate.is_number(max_norm):
         advice = "0 skips each step with a gradient, inf only non-finite steps."
         _validate.number("max_norm", max_norm, advice=advice)
-    rules = Rules({"max_norm": as_rules("max_norm", max_norm)})
+    rules = rules_of(Named("max_norm", max_norm), clip)
     watch = Engine(clip, rules, True, name)
     value_rule = None
     if max_value is not None:  # Losses may be negative, unlike norms.

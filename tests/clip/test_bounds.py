@@ -36,6 +36,14 @@ def test_side_without_bound_is_unclipped(bound, expected):
     np.testing.assert_array_equal(F.clip_by_value(x, **bound), expected)
 
 
+def test_schedule_of_lower_bounds_may_leave_leaf_unbounded():
+    tx = optclip.clip_by_value(lower=lambda step: {"a": -1.0, "b": None})
+    tree = {"a": np.float32([-9, 9]), "b": np.float32([-9, 9])}
+    clipped, _ = tx.update(tree, tx.init(tree))
+    np.testing.assert_array_equal(clipped["a"], [-1, 9])
+    np.testing.assert_array_equal(clipped["b"], tree["b"])
+
+
 def test_derivative_by_bounds_matches_tensorflow():
     """With respect to x inside, to the bound outside, and to `lower` if they cross."""
     x = np.float32([1.0, 2.0, 3.0, 4.0])

@@ -462,12 +462,12 @@ MESSAGES = {
             "`response` must be a response without schedules, got",
         ),
     ],
+    "functional.clip_by_global_norm.response": [
+        (responses.band(lambda step: 0.5), V, "must be a response without schedules")
+    ],
     "clip_by_value.response": [
-        (
-            lambda n, c: 1.0,
-            V,
-            "thresholds.bounds(...) applies to single elements. Pass over=",
-        )
+        (lambda n, c: 1.0, V, "thresholds.bounds(...) applies to single elements."),
+        ("proportional", V, "Pass over='element' and response='hard', 'drop' or"),
     ],
     "clip_by.nonfinite": [
         (None, T, "`nonfinite` must be one of 'propagate', 'zero', 'raise',"),
@@ -509,7 +509,10 @@ MESSAGES = {
         ),
     ],
     "suggest.clip": [(3, V, "`clip` must be one of ['clip'], got 3 (int). Pass one")],
-    "skip.max_norm": [(-3.0, V, "0 skips each step with a gradient, inf only")],
+    "skip.max_norm": [
+        (-3.0, V, "0 skips each step with a gradient, inf only"),
+        (jnp.ones(2), T, "one number, optax schedule or rule for the tree"),
+    ],
     "skip.max_value": [
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
         (math.nan, V, "`max_value` must be a number other than NaN, got nan (float)"),

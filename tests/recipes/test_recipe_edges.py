@@ -106,6 +106,13 @@ def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter(updates, expe
     np.testing.assert_allclose(clipped, expected, atol=1e-30)
 
 
+def test_clippy_takes_none_in_place_of_update():
+    params = {"w": np.ones(2, np.float32), "frozen": np.ones(2, np.float32)}
+    clipped, _ = once(recipes.clippy(), params | {"frozen": None}, params)
+    np.testing.assert_allclose(clipped["w"], [0.51, 0.51], rtol=1e-6)
+    assert clipped["frozen"] is None
+
+
 @pytest.mark.parametrize("name", ["acclip", "stable_adamw"])
 def test_optimizer_recipe_leaves_whole_numbers_unchanged(name):
     """In the state too, where optax would make floats of them."""

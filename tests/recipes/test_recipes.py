@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import recipes
@@ -38,6 +39,16 @@ HYPERPARAMETERS = {
     "stable_adamw": ("weight_decay", 0.1), "stable_spam": ("b1", 0.5),
     "zclip": ("max_norm", 0.5),
 }  # fmt: skip
+# `agc` has no sparse form, and `clippy` and `mean_std_clip` change little at first.
+BEFORE_OPTIMIZER = [
+    "adagc",
+    "aggc",
+    "auto_s",
+    "autoclip",
+    "olmo_ratio",
+    "sclip",
+    "zclip",
+]
 every = pytest.mark.parametrize("name", NAMES)
 
 
@@ -101,6 +112,25 @@ def test_recipe_in_multi_steps_and_chain_keeps_types(name):
     state = jax.eval_shape(tx.init, half)
     found = jax.eval_shape(functools.partial(updated, tx), half, state, half)
     assert found == (half, state)
+
+
+@pytest.mark.parametrize("name", BEFORE_OPTIMIZER)
+def test_recipe_changes_no_masked_leaf_and_no_whole_number(name):
+    def gradients(size):
+        w = np.full((2, 2), size, np.float32)
+        tree = {"w": w, "m": BCOO.fromdense(w), "out": w}
+        return tree | {"n": np.arange(2, dtype=np.int32), "none": None}
+
+    tx = make(name, mask=optclip.by_path(lambda path: path in ("w", "m")))
+    update = helpers.quick_jit(functools.partial(updated, tx))
+    state = tx.init(gradients(1.0))
+    for size in (9.0, 90.0):
+        grads = gradients(size)
+        out, state = update(grads, state, gradients(1.0))
+    assert helpers.differs(out["w"], grads["w"])
+    np.testing.assert_allclose(out["m"].todense(), out["w"], rtol=1e-6)
+    for key in ("n", "none", "out"):
+        helpers.assert_identical(out[key], grads[key])
 
 
 def test_recipe_outside_jit_takes_numpy_state():

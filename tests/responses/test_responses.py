@@ -96,6 +96,8 @@ def test_normalize_elements_move_to_bounds():
     x = np.float32([-0.5, -2.0, 0.0, 0.5, 3.0])
     moved = responses.Normalize().element(x, np.float32(-1.0), np.float32(2.0))
     np.testing.assert_array_equal(moved, [-1, -1, 0, 2, 2])
+    moved = responses.Normalize().element(x, np.float32(-1.0), np.float32(np.inf))
+    np.testing.assert_array_equal(moved, [-1, -1, 0, 0.5, 3])
 
 
 CURVES = {

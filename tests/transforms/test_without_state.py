@@ -71,6 +71,11 @@ def test_fixed_clip_without_state_clips_as_with_it(make):
     helpers.assert_identical(others, [first] * len(others))
 
 
+def test_clip_without_state_takes_none_in_place_of_gradient():
+    tx, params = optclip.clip_by_norm(1.0, record="leaves"), {"a": 1.0, "b": 1.0}
+    assert tx.update({"a": 4.0, "b": None}, None, params)[0] == {"a": 1.0, "b": None}
+
+
 @pytest.mark.parametrize("name", STATEFUL)
 def test_record_false_keeps_steps_and_memory(name):
     tx = optclip.clip_by_norm(**STATEFUL[name], record=False)

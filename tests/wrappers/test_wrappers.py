@@ -55,6 +55,20 @@ def test_error_feedback_carries_rounding_and_keeps_dtypes():
     np.testing.assert_allclose(total, 2 * tree["h"].astype(np.float32), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "c"), [("bfloat16", 1.0, 1.1), ("float16", 6e4, 7e4)]
+)
+def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
+    """Entries whose sum with the residual exceeds the largest float16 stay finite."""
+    clip = optclip.clip_by_global_norm(c, strict=True)
+    rows = np.array([[1.0, 0.9], [1.0, 0.1], [0.7, 0.8]]) * size
+    updates, state = steps_of(optclip.with_error_feedback(clip), rows.astype(dtype))
+    norms = [np.linalg.norm(np.float64(u)) for u in updates]
+    assert max(norms) <= c < np.linalg.norm(rows[0])
+    total = np.sum(np.float64(updates), 0) + state.feedback_residual
+    np.testing.assert_allclose(total, np.sum(np.float64(rows.astype(dtype)), 0), 1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(
     ("clip", "expected"),
