@@ -211,7 +211,9 @@ def _operators() -> dict[str, Any]:
 
 def _is_annotation(line: str) -> bool:
     """Return whether operators in a line are part of a type or a signature."""
-    return bool(re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: \w+ \| \w+", line))
+    return bool(
+        re.search(r"\|\s*(None|Callable)|(^|[(,])\s*\*,|: [\w\[\], ]+ \| \w+", line)
+    )
 
 
 def _copy(target: pathlib.Path) -> pathlib.Path:

@@ -179,3 +179,8 @@ def test_previous_norm_scales_by_previous_step(over):
     factors = np.nan_to_num(norms) * np.minimum(1.0, 2.0 / judged)
     np.testing.assert_allclose(clipped, factors[:, None] * DIRECTION, rtol=2e-6)
     np.testing.assert_array_equal(clipped[-1], updates[-1])
+
+
+def test_previous_norm_limit_zero_keeps_zero_gradient():
+    tx, zeros = optclip.clip_by_global_norm(thresholds.previous_norm(0.0)), jnp.zeros(2)
+    np.testing.assert_array_equal(tx.update(zeros, tx.init(zeros))[0], zeros)
