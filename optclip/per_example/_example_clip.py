@@ -223,13 +223,13 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
 
 
 def _scope(over: Any) -> Scope:
-    message = _validate.must_be("over", "'tree', 'leaf' or optclip.groups(...)", over)
+    wanted = "'tree', 'leaf' or optclip.groups(...)"
     try:
         scope = as_scope(over)
     except TypeError:
-        raise TypeError(message) from None
+        raise TypeError(_validate.must_be("over", wanted, over)) from None
     if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
-        raise ValueError(message)
+        raise ValueError(_validate.must_be("over", wanted, over))
     return scope
 
 

@@ -118,33 +118,36 @@ _OURS = (Hard, Smooth, Normalize, Drop, Tanh, Proportional, Detached, *_SCHEDULE
 
 def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
     """Return the response of a `response=` argument."""
-    wanted = (
-        f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
-        " function of these two"
-    )
-    advice = _validate.static("response", response)
-    message = _validate.must_be("response", wanted, response, advice)
     if isinstance(response, str):
         if response not in by_name:
-            raise ValueError(message)
+            raise ValueError(_must_be_response(response, by_name))
         return by_name[response]
     if isinstance(response, _OURS):
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):
-        raise TypeError(message)
+        advice = _validate.static("response", response)
+        raise TypeError(_must_be_response(response, by_name, advice))
     try:
         inspect.signature(function).bind(None, None)
     except ValueError:  # Some functions in C have no signature.
         pass
     except TypeError as error:
         advice = f"It cannot take (norm, threshold): {error}."
-        raise TypeError(
-            _validate.must_be("response", wanted, response, advice)
-        ) from error
+        raise TypeError(_must_be_response(response, by_name, advice)) from error
     if hasattr(response, "element"):
         return _UserElementResponse(function, response.element)
     return _UserResponse(function)
+
+
+def _must_be_response(
+    response: Any, by_name: Mapping[str, Response], advice: str = ""
+) -> str:
+    wanted = (
+        f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
+        " function of these two"
+    )
+    return _validate.must_be("response", wanted, response, advice)
 
 
 def at_step(response: Response, step: jax.Array | np.ndarray) -> Response:

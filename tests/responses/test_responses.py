@@ -86,6 +86,18 @@ def test_user_response_is_not_applied_to_zeros(c):
     np.testing.assert_array_equal(slope, np.full(3, c > 0))
 
 
+def test_response_whose_repr_fails_is_accepted():
+    class Half:
+        def coefficient(self, norm, threshold):
+            return 0.5
+
+        def __repr__(self):
+            raise NotImplementedError
+
+    clipped = compiled(optclip.clip_by(1.0, response=Half()))(np.float32([3.0, 4.0]))
+    np.testing.assert_array_equal(clipped, [1.5, 2.0])
+
+
 def test_hard_element_at_bound_keeps_sign_of_zero():
     x, one = jnp.float32(-0.0), jnp.float32(1.0)
     assert np.signbit(responses.Hard().element(x, -one, jnp.float32(0.0)))
