@@ -6,7 +6,7 @@ The record contains only numbers that clipping computes anyway.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,26 +41,17 @@ class BlockOutcome(NamedTuple):
       norm: The norm, or one norm per slice.
       threshold: Broadcasts to the norm, as do the fields below.
       coefficient: The factor applied to the block.
-      bad: Whether the norm is not finite.
+      nonfinite: Whether the norm is not finite.
       declared: The mapped axes that the norms are declared to be split over.
+      clipped: Whether the block is clipped, as `_flagged` computes.
     """
 
     norm: jax.Array
     threshold: jax.Array
     coefficient: jax.Array
-    bad: jax.Array
+    nonfinite: jax.Array
     declared: _axis_names.Declared
-
-
-class FlaggedOutcome(NamedTuple):
-    """Hold a `BlockOutcome`, and whether the block is clipped."""
-
-    norm: jax.Array
-    threshold: jax.Array
-    coefficient: jax.Array
-    bad: jax.Array
-    declared: _axis_names.Declared
-    clipped: jax.Array
+    clipped: Any = None  # An array after `_flagged`.
 
 
 def of_step(
@@ -91,14 +82,14 @@ def of_step(
     return new._replace(clip_fraction=None) if scope.itemized else new
 
 
-def _flagged(learns: bool, outcome: BlockOutcome) -> FlaggedOutcome:
+def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
     """Return the outcome with a flag for a coefficient that changes its block."""
-    norm, threshold, k, bad, declared = outcome
+    norm, k = outcome.norm, outcome.coefficient
     if learns:
         # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
         k = _numerics.select((norm == 0) & (k == k), jnp.ones_like(k), k)
     clipped = (k != 1) & (k == k) & (norm > 0) & (norm < jnp.inf)
-    return FlaggedOutcome(norm, threshold, k, bad, declared, clipped)
+    return outcome._replace(coefficient=k, clipped=clipped)
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
@@ -119,13 +110,13 @@ def _as_float32(number: jax.Array) -> jax.Array:
     return number.astype(jnp.float32)
 
 
-def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
+def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
     if len(outcomes) == 1 and _is_common_number(outcomes[0]):
-        norm, threshold, coefficient, bad, _, clipped = outcomes[0]
+        norm, threshold, coefficient, nonfinite, _, clipped = outcomes[0]
         fraction = clipped.astype(jnp.float32)
-        return ClipRecord(norm, threshold, coefficient, fraction, clipped, bad)
+        return ClipRecord(norm, threshold, coefficient, fraction, clipped, nonfinite)
     if not outcomes:
         zero = jnp.zeros((), jnp.float32)
         no = jnp.zeros((), jnp.bool_)
@@ -134,7 +125,7 @@ def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
     entries = [
         [x.astype(dtype) for x in _across_devices(outcome)] for outcome in outcomes
     ]
-    norm, threshold, coefficient, bad, clipped = zip(*entries, strict=True)
+    norm, threshold, coefficient, nonfinite, clipped = zip(*entries, strict=True)
 
     def largest(values: tuple[jax.Array, ...]) -> jax.Array:
         return values[0] if len(values) == 1 else _maxima.largest(jnp.stack(values))
@@ -149,30 +140,30 @@ def _summary(outcomes: list[FlaggedOutcome]) -> ClipRecord:
         clip_coefficient=-largest(coefficient),
         clip_fraction=count / _leaves.count_as(number, jnp.float32),
         clip_clipped=count > 0,
-        clip_nonfinite=functools.reduce(jnp.add, bad) > 0,
+        clip_nonfinite=functools.reduce(jnp.add, nonfinite) > 0,
     )
 
 
-def _across_devices(outcome: FlaggedOutcome) -> list[jax.Array]:
+def _across_devices(outcome: BlockOutcome) -> list[jax.Array]:
     """Return the values of `_reduced` over all devices that share the blocks."""
     declared = outcome.declared.axis_name
     across = _maxima.over_devices
     how = [(x, across) for x in (outcome.norm, outcome.threshold, outcome.coefficient)]
-    how += [(x, lax.psum) for x in (outcome.bad, outcome.clipped)]
+    how += [(x, lax.psum) for x in (outcome.nonfinite, outcome.clipped)]
     return [
         _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
         for value, (of, collective) in zip(_reduced(outcome), how, strict=True)
     ]
 
 
-def _reduced(outcome: FlaggedOutcome) -> tuple[jax.Array, ...]:
+def _reduced(outcome: BlockOutcome) -> tuple[jax.Array, ...]:
     """Return the largest norm, -threshold and -coefficient, and the numbers of flags.
 
-    The flags are `bad` and `clipped`.
+    The flags are `nonfinite` and `clipped`.
     """
-    norm, threshold, coefficient, *_ = outcome
-    bad, clipped = (x.astype(norm.dtype) for x in (outcome.bad, outcome.clipped))
-    values = [norm, -threshold, -coefficient, bad, clipped]
+    norm, threshold, coefficient, nonfinite, _, clipped = outcome
+    flags = (x.astype(norm.dtype) for x in (nonfinite, clipped))
+    values = [norm, -threshold, -coefficient, *flags]
     if _leaves.size_of(norm) > _CONCATENATED and _are_alone(norm, values):
         # Many norms, such as one per element, are reduced together, since XLA on CPU
         # would materialize the operand of each reduction.
@@ -255,7 +246,7 @@ def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
     )
 
 
-def _is_common_number(outcome: FlaggedOutcome) -> bool:
+def _is_common_number(outcome: BlockOutcome) -> bool:
     """Return whether there is one norm, the same on all devices."""
     norm, declared = outcome.norm, outcome.declared.axis_name
     return not norm.ndim and not _axis_names.split_axes(norm, declared)
