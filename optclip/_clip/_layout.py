@@ -136,12 +136,15 @@ def lay_out(
 
 
 def _each_its_own(leaves: list[Leaf]) -> list[Leaf]:
-    """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`."""
+    """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`.
+
+    Wrapped leaves are new objects, so only bare arrays can repeat.
+    """
     earlier: set[int] = set()
     out = list(leaves)
     for i, x in enumerate(leaves):
         if x is not None and id(x) in earlier:
-            out[i] = _leaves.Wrapped(_leaves.unwrap(x), _leaves.axis_name_of(x))
+            out[i] = _leaves.Wrapped(x)
         earlier.add(id(x))
     return out
 
