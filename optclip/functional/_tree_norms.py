@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from optclip import responses, scopes
-from optclip._arrays import _leaves, _validate
+from optclip import scopes
+from optclip._arrays import _axis_names, _leaves, _validate
 from optclip._arrays._batching import Batched
-from optclip._clip import SCALE, Clip, layout_of
+from optclip._clip import SCALE, Clip, lay_out
 from optclip.functional._clip_by import clip_by, resolved_without_step, run
 from optclip.norms._interface import flush_small, of_order
 from optclip.scopes._interface import TREE
@@ -56,11 +56,10 @@ def global_norm(
       The relative error is at most 1e-5 for p = 2 and inf, and 1e-4 for other orders
       from 0.5 up, in every dtype. Squares do not overflow. The derivative at zero is 0.
     """
-    clip = Clip(
-        TREE, of_order(ord), responses.Hard(), SCALE, mask=mask, axis_name=axis_name
-    )
-    measured = clip.norm.measure(layout_of(clip, tree).blocks)
-    return measured.norms.entries()[0]
+    norm = of_order(ord)
+    _axis_names.check(axis_name)
+    layout = lay_out(TREE, tree, (mask, None, None), axis_name)
+    return norm.measure(layout.blocks).norms.entries()[0]
 
 
 def clip_by_group_norm(
