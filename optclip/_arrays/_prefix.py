@@ -158,7 +158,10 @@ def _listed(paths: list[KeyPath]) -> str:
 
 
 def fill(name: str, threshold: PyTree, norm: PyTree) -> PyTree:
-    """Return one threshold for each norm, from a prefix tree; None means unclipped."""
+    """Return one threshold for each norm, from a prefix tree.
+
+    None means unclipped: -inf in the argument `lower`, inf in others.
+    """
     none = -math.inf if name == "lower" else math.inf
 
     def as_number(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Clip a tree: lay out, decide, apply.
 
     layout = layout_of(clip, tree)
-    decision = decide(clip, layout, fixed("max_norm", 1.0))
+    decision = decide(clip, layout, fixed({"max_norm": 1.0}))
     clipped, coefficients = apply(decision)
 
 `transforms` calls `decided` in place of `decide`: it measures with a memory, and its
@@ -54,20 +54,25 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
     return decision.layout.rebuild(leaves), coefficients
 
 
-def fixed(name: str, threshold: PyTree) -> ThresholdFunction:
+def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
     """Return a function that computes thresholds independent of the norms.
 
     For functions without a state; in transformations, `transforms._rules` computes
     fixed thresholds too.
 
     Args:
-      name: The argument that `threshold` was passed as.
-      threshold: A number, an array or a prefix tree of these.
+      by_argument: A number, an array or a prefix tree of these, under the name of the
+        argument that set it; `"lower"` and `"upper"` if elements have two bounds.
     """
 
     def thresholds_of(layout: Layout, norms: Batched) -> Thresholds:
-        filled = _prefix.fill(name, threshold, layout.tree(norms.entries()))
-        return Thresholds({name: layout.entries(filled)})
+        tree = layout.tree(norms.entries())
+        return Thresholds(
+            {
+                name: layout.entries(_prefix.fill(name, threshold, tree))
+                for name, threshold in by_argument.items()
+            }
+        )
 
     return thresholds_of
 

@@ -84,7 +84,7 @@ def clip_attention_logits(
     located = _attention_layers.layers_in(params, layers)
     logits = _qk_scaling.logits_of(located, max_logits, flat.leaves)
     layout = layout_of(_qk_scaling.CLIP, logits)
-    decision = decide(_qk_scaling.CLIP, layout, fixed("max_logit", max_logit))
+    decision = decide(_qk_scaling.CLIP, layout, fixed({"max_logit": max_logit}))
     scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
     leaves, coefficients = list(flat.leaves), {}
     for layer in located:

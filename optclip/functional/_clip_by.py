@@ -116,7 +116,7 @@ def run(
     raise_if_exchanged(name, tree, limits)
     for value in jax.tree.leaves(limits):
         _validate.number(name, value, rule_advice=NEEDS_STATE)
-    layout, thresholds_of = layout_of(clip, tree), fixed(name, limits)
+    layout, thresholds_of = layout_of(clip, tree), fixed({name: limits})
     if norms is None:
         decision = decide(clip, layout, thresholds_of)
     else:

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from optclip import responses
-from optclip._arrays import _leaves, _prefix, _validate
+from optclip._arrays import _leaves, _validate
 from optclip._arrays._batching import Batched
 from optclip._clip import (
     MOVE,
     Clip,
-    Layout,
-    Thresholds,
     apply,
     decided,
     fixed,
@@ -103,29 +101,19 @@ def clip_by_value(
         strict=strict, nonfinite=nonfinite, mask=mask,
     )  # fmt: skip
     if _validate.is_two_sided(limit, lower, upper):
-        for name, bound in (("lower", lower), ("upper", upper)):
+        bounds = {"lower": lower, "upper": upper}
+        for name, bound in bounds.items():
             _check(name, bound, negative=True)
         _validate.ordered(lower, upper)
     else:
+        bounds = {"limit": limit}
         _check("limit", limit)
     layout = layout_of(clip, tree)
     # Moving elements reads the shape and dtype of a norm only, so none is computed.
     leaves = [jnp.real(_leaves.unwrap(block.leaves[0])) for block in layout.blocks]
     measured = Measured(Batched(leaves))
-    if limit is None:
-        thresholds = _two_sided(layout, lower, upper)
-    else:
-        thresholds = fixed("limit", limit)(layout, measured.norms)
+    thresholds = fixed(bounds)(layout, measured.norms)
     return apply(decided(clip, layout, measured, thresholds))[0]
-
-
-def _two_sided(layout: Layout, lower: PyTree, upper: PyTree) -> Thresholds:
-    blocks = layout.tree(list(range(len(layout.blocks))))
-    bounds = {
-        "lower": _prefix.fill("lower", lower, blocks),
-        "upper": _prefix.fill("upper", upper, blocks),
-    }
-    return Thresholds({name: layout.entries(x) for name, x in bounds.items()})
 
 
 def _check(name: str, bound: PyTree, *, negative: bool = False) -> None:

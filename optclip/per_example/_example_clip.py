@@ -82,7 +82,7 @@ class Bound:
         """Return the clipped gradient of one example, and its norms."""
         layout = layout_of(clip, grads)
         self._check_all_bounded(layout)
-        decision = decide(clip, layout, fixed("threshold", self.threshold))
+        decision = decide(clip, layout, fixed({"threshold": self.threshold}))
         clipped, coefficients = apply(decision)
         return clipped, _about(decision, coefficients)
 
@@ -96,7 +96,7 @@ class Bound:
         layout, norms = _laid_out(clip, squares)
         self._check_all_bounded(layout)
         measured = Measured(Batched(norms))
-        thresholds = fixed("threshold", self.threshold)(layout, measured.norms)
+        thresholds = fixed({"threshold": self.threshold})(layout, measured.norms)
         decision = decided(clip, layout, measured, thresholds)
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
