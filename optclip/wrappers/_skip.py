@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.typing import ArrayLike
 from optclip import responses
 from optclip._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
 from optclip._arrays._types import Leaf, PyTree
-from optclip._clip import clip_of, coefficients_of
+from optclip._clip import SCALE, clip_of, coefficients_of
 from optclip.norms._interface import as_norm
 from optclip.scopes._interface import as_scope
 from optclip.thresholds._interface import Named, one_rule
@@ -113,12 +114,12 @@ def skip(
       of these codebases.
     """
     wrapped = transformation("inner", inner)
-    # The response is detached: otherwise elements would be clipped by their values,
-    # without computing norms.
     clip = clip_of(
-        as_scope(over), as_norm(norm), responses.detached("drop"),
+        as_scope(over), as_norm(norm), responses.Drop(),
         mask=mask, axis_name=axis_name,
     )  # fmt: skip
+    # `SCALE` compares each norm with its threshold; other actions may read no norms.
+    clip = dataclasses.replace(clip, action=SCALE)
     if _validate.is_number(max_norm):
         advice = "0 skips each step with a gradient, inf only non-finite steps."
         _validate.number("max_norm", max_norm, advice=advice)
