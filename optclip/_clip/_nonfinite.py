@@ -1,7 +1,8 @@
 """List the policies for NaN and inf, by the values of `nonfinite=`.
 
 propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
-            `_coefficient`)
+            `_coefficient`); elements moved to bounds keep NaN, and inf moves to its
+            bound (`_element_bounds`)
 zero        all elements that share a non-finite norm become zero (`respond` in
             `_coefficient`, `settled` in `_scale`, `bounded` in `_element_bounds`)
 raise       like propagate, and an error under `jax.experimental.checkify` (`check`

@@ -177,7 +177,8 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
 
     Returns:
       A rule for `over="element"`; its memory is one float per leaf. The first step is
-      not clipped. Non-finite elements count as 0.
+      not clipped. In a step with a non-finite element the memory is unchanged; for the
+      threshold of this step, the element counts as 0.
 
     See Also:
       `recipes.stable_spam`.
@@ -210,8 +211,9 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
 
     Returns:
       A rule for `over="element"`; its memory is as large as the parameters, in float32.
-      `c` starts at 0, so the first thresholds are small. A non-finite element counts as
-      0.
+      `c` starts at 0, so the first thresholds are small. In a step with a non-finite
+      element the memory is unchanged; for the threshold of this step, the element
+      counts as 0.
 
     See Also:
       `recipes.acclip`.

@@ -77,10 +77,12 @@ def clip_by(
         PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold. It then clips
         to `threshold * (1 - 1.3e-4)` and rounds toward zero in the dtype of each leaf.
-        A threshold below 2**-36 (2**-450 for float64) counts as 0.
+        A threshold below 2**-36 (2**-450 for float64) counts as 0. Orders below 0.5 are
+        not covered.
       nonfinite: What NaN and inf do. `"propagate"` (default) makes all elements that
         share the norm NaN, `"zero"` makes them zero, and `"raise"` raises an error
-        under `jax.experimental.checkify`.
+        under `jax.experimental.checkify`. Elements moved to bounds keep NaN, and inf
+        moves to its bound, except with `"zero"`.
       mask: Leaves to clip; other leaves are neither measured nor scaled. A tree of
         bools, a prefix of one, or a function of the updates that returns one, such as
         `optclip.by_path(lambda path: "embed" not in path)`. Default: all.
