@@ -51,10 +51,13 @@ class Band:
         )
         one = jnp.ones_like(norm)
         untouched = (norm == 0) | jnp.isinf(threshold)
+        # A norm of 0 and an infinite threshold are replaced by 1, since 0 / 0 or
+        # inf / inf in the unselected branch makes the derivative NaN.
         safe = jnp.where(untouched, one, norm)
         bounded = jnp.where(untouched, one, threshold)
         shrunk = jnp.maximum(ratio(bounded, safe), shrink)
         edge = jnp.maximum(low * bounded, min_norm)
+        # An infinite coefficient would make zeros NaN.
         largest = jnp.asarray(jnp.finfo(norm.dtype).max, norm.dtype)
         grown = jnp.minimum(ratio(edge, safe), jnp.minimum(growth, largest))
         inside = jnp.where(safe < edge, jnp.maximum(grown, one), one)

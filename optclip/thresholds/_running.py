@@ -66,6 +66,8 @@ def mean(
     old_weight: jax.Array, new_weight: jax.Array, old: jax.Array, new: jax.Array
 ) -> jax.Array:
     """Return the running mean; the mean of two equal numbers is exact."""
+    # The difference is multiplied by the smaller weight. With a weight near 1 the sum
+    # would cancel: a small norm after a much larger average would be rounded to 0.
     is_slow = new_weight <= old_weight
     near, far = select(is_slow, old, new), select(is_slow, new, old)
     return near + jnp.minimum(old_weight, new_weight) * (far - near)
