@@ -124,7 +124,10 @@ def _scales(least: float) -> np.ndarray:
 # An eigenvalue nearer to zero may get the wrong sign, which changes a singular value
 # this near to its threshold by 1e-5 of it.
 _SIGN = _scales(6e-7)
-_ROOT = _scales(1 / 8.1)
+# `_cap` takes inverse roots of eigenvalues of at least 1 / (_WINDOW**2 + 1): of
+# (g + t) / (1 + t) for soft caps, where t is at least 1 / _WINDOW**2. The iteration
+# maps the roots of eigenvalues as that of `_sign` maps moduli.
+_ROOT = _scales((_WINDOW**2 + 1) ** -0.5)
 
 
 def _identity(like: jax.Array) -> jax.Array:
