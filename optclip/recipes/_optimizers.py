@@ -8,7 +8,7 @@ import optax
 
 from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
-from optclip.recipes._recipe_options import build, for_record, refuse_behind_moments
+from optclip.recipes._recipe_options import build, for_record, reject_zero_after_moments
 from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
 from optclip.wrappers import clip_after, with_periodic_reset
@@ -177,7 +177,7 @@ def acclip(
     _validate.fraction("b1", b1)
     _validate.fraction("b2", b2)
     _validate.plain("alpha", alpha, above=True)
-    refuse_behind_moments("acclip", options)
+    reject_zero_after_moments("acclip", options)
     clip = build(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over="element", response=responses.detached("hard"), eps=eps,

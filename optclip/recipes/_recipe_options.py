@@ -70,7 +70,7 @@ def scheduled(
     return lambda step: function(*(v(step) if callable(v) else v for v in values))
 
 
-def refuse_behind_moments(name: str, options: Mapping[str, Any]) -> None:
+def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:
     """Raise for the policy `"zero"`, which would hide NaN moments and stop training."""
     if unwrapped(options).get("nonfinite") == "zero":
         raise ValueError(

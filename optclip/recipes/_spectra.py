@@ -16,7 +16,7 @@ from optclip._arrays._types import PyTree
 from optclip.recipes._recipe_options import (
     build,
     for_record,
-    refuse_behind_moments,
+    reject_zero_after_moments,
     scheduled,
     unwrapped,
 )
@@ -100,7 +100,7 @@ def spectra(
     _check_schedule(learning_rate, warmup)
     wanted = "a function of a leaf's path, or None"
     _validate.kind("transposed", transposed, (Callable, type(None)), wanted)
-    refuse_behind_moments("spectra", options)
+    reject_zero_after_moments("spectra", options)
     chosen = unwrapped(options)
 
     def capped(argument: str, value: NumberOrSchedule, options: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ import optax
 from optclip._arrays import _batching, _leaves, _prefix, _validate
 from optclip._arrays._numerics import ratio
 from optclip._arrays._types import Leaf, PyTree
-from optclip.recipes._recipe_options import build, refuse_behind_moments
+from optclip.recipes._recipe_options import build, reject_zero_after_moments
 from optclip.thresholds import Seen
 from optclip.transforms._interface import clip_by
 from optclip.typing import ClipOptions, MomentClipOptions, Number
@@ -89,7 +89,7 @@ def stable_adamw(
     _validate.fraction("b2", b2)
     _validate.plain("eps", eps)
     _validate.plain("weight_decay", weight_decay)
-    refuse_behind_moments("stable_adamw", options)
+    reject_zero_after_moments("stable_adamw", options)
 
     def over_second_moment(seen: Seen) -> PyTree:
         count, nu = (
