@@ -12,7 +12,7 @@ from optclip._arrays._numerics import select
 from optclip._arrays._types import Number
 from optclip._clip._clip import Clip
 from optclip.responses import Detached, Response
-from optclip.responses._interface import is_ours
+from optclip.responses._interface import is_builtin
 
 # Half the width of the band that strict clipping keeps clear, 1,024 roundings of 2**-24
 # of the norm. In such roundings, the error of a sum is at most:
@@ -30,7 +30,7 @@ _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
 def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
     """Return the coefficient of each norm."""
-    if is_ours(clip.response):
+    if is_builtin(clip.response):
         return norms.map(lambda *pair: respond(clip, *pair), thresholds)
     # A user's response may expect scalars, so it gets one norm at a time.
     pairs = zip(norms.entries(), thresholds.entries(), strict=True)
@@ -41,14 +41,14 @@ def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     """Return the coefficient of one block, by its response and its policy."""
     if clip.nonfinite != "zero":
         return _outside_band(clip, norm, threshold)
-    bad = ~jnp.isfinite(norm)
+    is_finite = jnp.isfinite(norm)
     # The norm is replaced first, since an intermediate NaN would trip jax.debug_nans.
-    finite_norm = jnp.where(bad, jnp.zeros_like(norm), norm)
+    finite_norm = jnp.where(is_finite, norm, jnp.zeros_like(norm))
     coefficient = _outside_band(clip, finite_norm, threshold)
     # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
-    # changes nothing. A rule's inf never meets a bad norm, since `thresholds/_memory`
+    # changes nothing. A rule's inf never meets such a norm, since `thresholds/_memory`
     # replaces it there.
-    is_zeroed = bad & jnp.isfinite(threshold)
+    is_zeroed = ~is_finite & jnp.isfinite(threshold)
     return jnp.where(is_zeroed, jnp.zeros_like(coefficient), coefficient)
 
 
@@ -68,9 +68,9 @@ def _outside_band(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Arra
 def _coefficient(
     response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
-    """Return the coefficient: 1 at an infinite threshold, else NaN at a bad norm."""
+    """Return the coefficient; NaN at a non-finite norm unless the threshold is inf."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
-    if is_eager and is_ours(response) and _is_hashable((response, eps)):
+    if is_eager and is_builtin(response) and _is_hashable((response, eps)):
         # An eager call then takes one dispatch, not twenty.
         return _compiled(response, norm, threshold, eps)
     return _uncompiled(response, norm, threshold, eps)

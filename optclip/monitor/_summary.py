@@ -173,14 +173,14 @@ def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
     """Return one line per backward pass."""
     lines = []
     for name in _probes_in(numbers):
-        norm, mean, clipped, fraction, bad = (
+        norm, mean, clipped, fraction, nonfinite = (
             numbers[f"{name}/{field}"] for field in _cotangents.FIELDS
         )
         phrases = [
             f"largest norm {norm:.4g}",
             f"mean coefficient {mean:.4g}",
             f"{clipped:.0f} clipped, {percent(fraction)}",
-            *([f"{bad:.0f} not finite"] if bad else []),
+            *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
         ]
         lines.append(f"{name}: {', '.join(phrases)}")
     return lines

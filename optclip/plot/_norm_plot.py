@@ -59,10 +59,10 @@ def norms(
     else:
         _draw_line(ax, record.steps, record.norm, "largest norm", _style.AFTER, 1.2)
         _style.set_scale(ax, record.norm)
-    bad = np.flatnonzero(~np.isfinite(record.norm))
-    if bad.size:
+    nonfinite_steps = record.steps[~np.isfinite(record.norm)]
+    if nonfinite_steps.size:
         ax.plot(
-            record.steps[bad], np.full(bad.size, 0.98), "x", color=_style.BAD,
+            nonfinite_steps, np.full(nonfinite_steps.size, 0.98), "x", color=_style.BAD,
             label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
         )  # fmt: skip
     return _style.finish(ax, x="step", y=y, title=_title(record))

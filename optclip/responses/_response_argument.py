@@ -113,7 +113,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
 
 
 _SCHEDULED = (Band, ScaledSmooth)
-_OURS = (Hard, Smooth, Normalize, Drop, Tanh, Proportional, Detached, *_SCHEDULED)
+_BUILTIN = (Hard, Smooth, Normalize, Drop, Tanh, Proportional, Detached, *_SCHEDULED)
 
 
 def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
@@ -122,7 +122,7 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
         if response not in by_name:
             raise ValueError(_must_be_response(response, by_name))
         return by_name[response]
-    if isinstance(response, _OURS):
+    if isinstance(response, _BUILTIN):
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):
@@ -165,11 +165,11 @@ def is_same_always(response: Response) -> bool:
     return at_step(response, np.zeros((), np.int32)) is response
 
 
-def is_ours(response: Response) -> bool:
+def is_builtin(response: Response) -> bool:
     """Return whether a response is part of optclip and accepts vectors of norms."""
     if isinstance(response, Detached):
-        return is_ours(response.response)
-    return type(response) in _OURS
+        return is_builtin(response.response)
+    return type(response) in _BUILTIN
 
 
 def compares_norms(response: Response) -> bool:

@@ -135,12 +135,13 @@ class Cap(Action):
 
 def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
     """Return the clipped matrices, NaN or zero if an entry is not finite."""
-    bad = jnp.zeros_like(matrices.size)
+    replacement = jnp.zeros_like(matrices.size)
     if clip.nonfinite != "zero":
         # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
-        bad = matrices.size - matrices.size
+        replacement = matrices.size - matrices.size
     capped = times(matrices.unit, capped)
-    return jnp.where(jnp.isfinite(matrices.size), capped, bad.astype(capped.dtype))
+    replacement = replacement.astype(capped.dtype)
+    return jnp.where(jnp.isfinite(matrices.size), capped, replacement)
 
 
 def _as_leaf(
