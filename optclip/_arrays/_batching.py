@@ -53,7 +53,7 @@ class Batched:
         self.values = self._stacked(entries)
 
     @classmethod
-    def apart(cls, entries: Sequence[Any]) -> Batched:
+    def unstacked(cls, entries: Sequence[Any]) -> Batched:
         """Return entries of which none are stacked."""
         return cls.tree_unflatten(tuple((i,) for i in range(len(entries))), entries)
 

@@ -44,7 +44,7 @@ def _of_several(
     return values[0] if len(values) == 1 else local(values)
 
 
-def spanning(
+def reduced_over(
     collective: Collective, value: jax.Array, axes: Axes | None = None
 ) -> jax.Array:
     """Return `value` combined over these axes, or those that its type varies over."""
@@ -54,4 +54,4 @@ def spanning(
 
 def largest(value: jax.Array) -> jax.Array:
     """Return the maximum of an array over all devices that hold a part of it."""
-    return spanning(_maxima.over_devices, _maxima.largest(value, initial=-math.inf))
+    return reduced_over(_maxima.over_devices, _maxima.largest(value, initial=-math.inf))

@@ -22,7 +22,7 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     return jnp.where(where, yes, no)
 
 
-def lost(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
+def rounding_error(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
     """Return the exact rounding error of `total = a + b` (Knuth 1969)."""
     other = total - a
     return (a - (total - other)) + (b - other)
@@ -47,7 +47,7 @@ def _ratio_jvp(
     return quotient, ((da - quotient * db) * shrink) / (b * shrink)
 
 
-def over(x: jax.Array, real: jax.Array) -> jax.Array:
+def divided_by(x: jax.Array, real: jax.Array) -> jax.Array:
     """Return `x` divided by a real array, part by part if it is complex."""
     if jnp.iscomplexobj(x):
         return lax.complex(ratio(jnp.real(x), real), ratio(jnp.imag(x), real))
@@ -67,7 +67,7 @@ def power(x: jax.Array, exponent: Any) -> jax.Array:
     return select(live, base**exponent, jnp.zeros_like(x))
 
 
-def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:
+def fraction_of_peak(x: jax.Array, peak: jax.Array) -> jax.Array:
     """Compute `x / peak` for `x` up to the peak, and 0 if the peak is 0."""
     # XLA multiplies by 1 / peak, which would be flushed to 0 for the largest peaks.
     shrink = jnp.where(peak > 1, 2.0**-4, jnp.ones_like(peak))
@@ -78,8 +78,8 @@ def fraction(x: jax.Array, peak: jax.Array) -> jax.Array:
 def broadcast_like(value: jax.Array, like: jax.Array) -> jax.Array:
     """Return `value` in the shape of `like`; a single number is also split like it."""
     # Before JAX 0.10, full_like rejects numbers that vary over devices.
-    is_refused = _axis_names.IS_OLD and _axis_names.varying(jax.typeof(value))
-    if value.ndim or is_refused:
+    is_rejected = _axis_names.IS_OLD and _axis_names.varying(jax.typeof(value))
+    if value.ndim or is_rejected:
         return jnp.broadcast_to(value, like.shape)
     return jnp.full_like(like, value, dtype=value.dtype)
 

@@ -135,7 +135,7 @@ def _complex_goal(
     half = jnp.abs(wide * 0.5)
     # Zero has no direction; dividing it by 1 keeps its derivative finite.
     safe = jnp.where(half > 0, half, jnp.ones_like(half))
-    return _numerics.over(wide * 0.5, safe) * goal.astype(wide.dtype), moved
+    return _numerics.divided_by(wide * 0.5, safe) * goal.astype(wide.dtype), moved
 
 
 def _between(

@@ -51,10 +51,10 @@ class Move(Action):
         }
         if len(by_name) == 2:
             pairs = zip(by_name["lower"], by_name["upper"], strict=True)
-            return Batched.apart([Limits(*pair) for pair in pairs])
+            return Batched.unstacked([Limits(*pair) for pair in pairs])
         ((name, of_leaves),) = by_name.items()
         pairs = zip(of_leaves, norms.entries(), strict=True)
-        return Batched.apart([_fitted(clip, name, *pair) for pair in pairs])
+        return Batched.unstacked([_fitted(clip, name, *pair) for pair in pairs])
 
     def per_norm(self, thresholds: Batched, norms: Batched) -> Batched:
         """Return one threshold for each norm."""
@@ -70,7 +70,7 @@ class Move(Action):
             moved[i], coefficients[block] = _moved_leaf(
                 decision.clip, leaf, limits[block]
             )
-        return moved, Batched.apart(coefficients)
+        return moved, Batched.unstacked(coefficients)
 
     def recorded(
         self, decision: Decision, coefficients: Batched

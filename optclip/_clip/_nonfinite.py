@@ -4,7 +4,8 @@ propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
             `_coefficient`); elements moved to bounds keep NaN, and inf moves to its
             bound (`_element_bounds`)
 zero        all elements that share a non-finite norm become zero (`respond` in
-            `_coefficient`, `settled` in `_scale`, `bounded` in `_element_bounds`)
+            `_coefficient`, `scaled_or_zeroed` in `_scale`, `bounded` in
+            `_element_bounds`)
 raise       like propagate, and an error under `jax.experimental.checkify` (`check`
             below)
 

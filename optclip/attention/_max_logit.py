@@ -72,7 +72,7 @@ def max_attention_logit(
     if axis_name is None:
         return logits
     axes = _axis_names.split_axes(logits, axis_name)
-    return _collectives.spanning(_maxima.over_devices, logits, axes)
+    return _collectives.reduced_over(_maxima.over_devices, logits, axes)
 
 
 def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:

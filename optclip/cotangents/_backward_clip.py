@@ -55,7 +55,7 @@ class CotangentClip:
         _, of_norms = self.clip.action.recorded(decision, coefficients)
         return clipped, _probe.record_of(decision.norms, of_norms)
 
-    def spanning(self, axis_name: PyTree) -> CotangentClip:
+    def with_axis_names(self, axis_name: PyTree) -> CotangentClip:
         """Return a copy with the mapped axes that each array is split over."""
         clip = dataclasses.replace(self.clip, axis_name=axis_name)
         return dataclasses.replace(self, clip=clip)

@@ -118,7 +118,7 @@ def clip_cotangent(
     chosen = chosen_leaves(tree, mask)
     _check_leaves(chosen, axis)
     thresholds = chosen.spread("max_norm", max_norm)
-    backward = backward.spanning(chosen.axis_names(axis_name))
+    backward = backward.with_axis_names(chosen.axis_names(axis_name))
     out, passed_on = tree, probe
     if any(chosen.are_chosen):
         arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe, name)

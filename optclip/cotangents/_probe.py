@@ -101,5 +101,5 @@ def on_all(record: CotangentRecord, probe: CotangentRecord) -> CotangentRecord:
         here = set(_axis_names.split_axes(value)) - set(_axis_names.split_axes(entry))
         across = tuple(sorted(here, key=str))
         collective = lax.pmax if field in _LARGEST else lax.psum
-        totals.append(_collectives.spanning(collective, value, across))
+        totals.append(_collectives.reduced_over(collective, value, across))
     return CotangentRecord(*totals)

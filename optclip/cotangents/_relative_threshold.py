@@ -65,10 +65,10 @@ def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
     usable = jnp.where(counted, norms, jnp.zeros_like(norms))
     # The peak is a constant: it cancels in the result, and `pmax` has no derivative.
     peak = lax.stop_gradient(jnp.max(usable, initial=0))
-    peak = _collectives.spanning(lax.pmax, peak, axes)
-    scaled = _numerics.fraction(usable, peak)
+    peak = _collectives.reduced_over(lax.pmax, peak, axes)
+    scaled = _numerics.fraction_of_peak(usable, peak)
     sums = jnp.sum(scaled * scaled), jnp.sum(counted.astype(norms.dtype))
-    squares, count = (_collectives.spanning(lax.psum, x, axes) for x in sums)
+    squares, count = (_collectives.reduced_over(lax.psum, x, axes) for x in sums)
     return peak * _numerics.root(squares / jnp.maximum(count, 1))
 
 
@@ -79,8 +79,8 @@ def _quantile(level: Any) -> Reference:
             return jnp.zeros((), norms.dtype)
         counted = _counted(everywhere)
         # Excluded norms sort last, as the largest float: differences of inf are NaN.
-        behind = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
-        ordered = jnp.sort(jnp.where(counted, everywhere, behind))
+        largest = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
+        ordered = jnp.sort(jnp.where(counted, everywhere, largest))
         last = jnp.maximum(jnp.sum(counted) - 1, 0)
         place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
         below = jnp.floor(place).astype(last.dtype)

@@ -85,10 +85,10 @@ def _direction(
     norm = jnp.where(moving, norm, jnp.ones_like(norm))
     if ord == 2:
         # Zeros are included: there too the second derivative is 1 / norm.
-        direction = jnp.where(moving, _numerics.over(x, norm), jnp.zeros_like(x))
+        direction = jnp.where(moving, _numerics.divided_by(x, norm), jnp.zeros_like(x))
         return direction, jnp.zeros_like(size)
     modulus = jnp.where(live, size, jnp.ones_like(size))
-    sign = jnp.where(live, _numerics.over(x, modulus), jnp.zeros_like(x))
+    sign = jnp.where(live, _numerics.divided_by(x, modulus), jnp.zeros_like(x))
     if ord == 1:
         return sign, jnp.zeros_like(size)
     if ord == math.inf:
@@ -154,7 +154,7 @@ def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:
     if not axes:
         return flag
     # The flag is sent as a number, whose maximum is 1 if it is set on any device.
-    return _collectives.spanning(lax.pmax, flag.astype(jnp.float32), axes) > 0
+    return _collectives.reduced_over(lax.pmax, flag.astype(jnp.float32), axes) > 0
 
 
 def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
@@ -167,12 +167,12 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     for x, member in zip(arrays, plan.members, strict=True):
         modulus = _sums.Power(plan.ord, plan.dtype)
         peaks.append(_sums.max_over(x, member.axis, modulus))
-        fraction = _numerics.fraction(modulus(x), peaks[-1]) ** plan.ord
+        fraction = _numerics.fraction_of_peak(modulus(x), peaks[-1]) ** plan.ord
         powers.append(_sums.sum_over(fraction, member.axis))
     across = _maxima.over_devices
     peak = combined(across, _sums.largest_of, peaks, plan.members, plan)
     relative = [
-        power * _numerics.fraction(leaf_peak, peak[member.block]) ** plan.ord
+        power * _numerics.fraction_of_peak(leaf_peak, peak[member.block]) ** plan.ord
         for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True)
     ]
     totals = combined(lax.psum, _sums.sum_of, relative, plan.members, plan)

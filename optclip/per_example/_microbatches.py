@@ -49,8 +49,8 @@ def summed(
         return jax.tree.map(jnp.add, part, contribution), outputs
 
     def step(total: PyTree, chunks: PyTree) -> tuple[PyTree, PyTree]:
-        whole, lost = total
-        part, outputs = lax.scan(add, lost, chunks)
+        whole, error = total
+        part, outputs = lax.scan(add, error, chunks)
         return _exact_sums(whole, part), outputs
 
     count = -(-number // size)
@@ -60,9 +60,9 @@ def summed(
     kinds, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))
     zeros = jax.tree.map(lambda kind: _placement.zeros(kind, examples), kinds)
     grouped = jax.tree.map(lambda x: x.reshape(groups, few, *x.shape[1:]), chunks)
-    (whole, lost), outputs = lax.scan(step, (zeros, zeros), grouped)
+    (whole, error), outputs = lax.scan(step, (zeros, zeros), grouped)
     outputs = jax.tree.map(_without_axis, outputs)
-    return jax.tree.map(jnp.add, whole, lost), _in_order(outputs, number)
+    return jax.tree.map(jnp.add, whole, error), _in_order(outputs, number)
 
 
 def _at_once(
@@ -117,7 +117,7 @@ def _exact_sums(whole: PyTree, part: PyTree) -> tuple[PyTree, PyTree]:
     The error for a given batch then does not grow with the number of microbatches.
     """
     total = jax.tree.map(jnp.add, whole, part)
-    return total, jax.tree.map(_numerics.lost, whole, part, total)
+    return total, jax.tree.map(_numerics.rounding_error, whole, part, total)
 
 
 def _few(count: int, most: int) -> int:

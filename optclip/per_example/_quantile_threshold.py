@@ -131,7 +131,7 @@ class QuantileThreshold:
         half = 0.5 * live.astype(jnp.float32)
         total = jnp.sum(below.astype(jnp.float32) - half)
         total, number = (
-            _collectives.spanning(lax.psum, x) for x in (total, 2 * jnp.sum(half))
+            _collectives.reduced_over(lax.psum, x) for x in (total, 2 * jnp.sum(half))
         )
         if key is not None:
             total = total + self.count_noise * jax.random.normal(key, dtype=jnp.float32)

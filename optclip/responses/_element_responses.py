@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _collectives
-from optclip._arrays._numerics import broadcast_like, fraction, ratio
+from optclip._arrays._numerics import broadcast_like, fraction_of_peak, ratio
 from optclip.responses._norm_responses import Smooth
 
 
@@ -86,7 +86,7 @@ class Proportional:
         size, limit = jnp.abs(x), upper
         finite = jnp.isfinite(size)
         finite_size = jnp.where(finite, size, jnp.zeros_like(size))
-        proportion = fraction(finite_size, _collectives.largest(finite_size))
+        proportion = fraction_of_peak(finite_size, _collectives.largest(finite_size))
         # An infinite element is set to its bound.
         proportion = jnp.where(finite, proportion, jnp.ones_like(proportion))
         moved = jnp.where(x < 0, -limit, limit) * proportion

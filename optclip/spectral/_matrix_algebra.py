@@ -31,7 +31,7 @@ def product(a: jax.Array, b: jax.Array, split: _axis_names.Axes = ()) -> jax.Arr
     TPUs multiply float32 in bfloat16 pieces by default.
     """
     out = jnp.matmul(a, b, precision=lax.Precision.HIGHEST, **_placed(a))
-    return _collectives.spanning(lax.psum, out, split)
+    return _collectives.reduced_over(lax.psum, out, split)
 
 
 def _placed(a: jax.Array) -> dict[str, Any]:

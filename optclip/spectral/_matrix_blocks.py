@@ -159,7 +159,7 @@ def _scaled(
     # The gradient is stopped, since the unit cancels in every result.
     constant = lax.stop_gradient(x)
     size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
-    size = _collectives.spanning(_maxima.over_devices, size, split)
+    size = _collectives.reduced_over(_maxima.over_devices, size, split)
     finite = jnp.isfinite(size)
     # A matrix with NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))

@@ -92,9 +92,9 @@ class Ema:
 
         def bound(norm: jax.Array) -> jax.Array:
             limit = like(self.max_norm, norm)
-            is_over = (_numerics.fraction(limit, peak) < total) & (norm > 0)
+            is_over = (_numerics.fraction_of_peak(limit, peak) < total) & (norm > 0)
             # The norm is divided first: limit / (peak * total) alone may underflow.
-            common_limit = limit * (_numerics.fraction(norm, peak) / total)
+            common_limit = limit * (_numerics.fraction_of_peak(norm, peak) / total)
             return select(is_over, common_limit, jnp.full_like(norm, jnp.inf))
 
         return bound
@@ -125,8 +125,10 @@ def _peak_and_total(batched: _batching.Batched) -> tuple[jax.Array, jax.Array]:
     peak = _xla.materialized(_maxima.largest(_joined(peaks), None, 0.0))
 
     def square(x: jax.Array) -> jax.Array:
-        squares = jnp.square(_numerics.fraction(x, peak))
-        return _collectives.spanning(lax.psum, jnp.sum(squares)) if x.ndim else squares
+        squares = jnp.square(_numerics.fraction_of_peak(x, peak))
+        if not x.ndim:
+            return squares
+        return _collectives.reduced_over(lax.psum, jnp.sum(squares))
 
     total = _numerics.root(jnp.sum(_joined(batched.map(square))))
     return peak, _xla.materialized(jnp.maximum(total, 1.0))

@@ -79,7 +79,7 @@ def _mean_and_deviation(
     # The absolute value is needed for a loss in `skip`, which may be negative.
     peak = jnp.max(jnp.abs(ring), axis=-1)
     # Norms are divided by the largest, since squares of norms above 1e19 overflow.
-    fractions = _numerics.fraction(ring, peak[..., None])
+    fractions = _numerics.fraction_of_peak(ring, peak[..., None])
     number = jnp.maximum(count, 1).astype(ring.dtype)
     mean = jnp.sum(fractions, axis=-1) / number
     offsets = jnp.where(is_filled, fractions - mean[..., None], jnp.zeros_like(ring))

@@ -95,9 +95,9 @@ def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
     flags = jax.tree.leaves(finite)
     if not flags or not jax.tree.leaves(new):
         return new
-    is_bad = _batching.Batched(flags).map(jnp.logical_not).any()
+    is_nonfinite = _batching.Batched(flags).map(jnp.logical_not).any()
     # All devices use the same flag, so that their memories stay equal.
-    largest = _collectives.spanning(lax.pmax, is_bad.astype(jnp.float32))
+    largest = _collectives.reduced_over(lax.pmax, is_nonfinite.astype(jnp.float32))
     # The flag is materialized: otherwise XLA on CPU recomputes all norms for each
     # memory.
     is_many = len(flags) > 1 or flags[0].ndim > 0

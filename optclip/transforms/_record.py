@@ -150,10 +150,11 @@ def _across_devices(outcome: BlockOutcome) -> list[jax.Array]:
     across = _maxima.over_devices
     how = [(x, across) for x in (outcome.norm, outcome.threshold, outcome.coefficient)]
     how += [(x, lax.psum) for x in (outcome.nonfinite, outcome.clipped)]
-    return [
-        _collectives.spanning(collective, value, _axis_names.split_axes(of, declared))
-        for value, (of, collective) in zip(_reduced(outcome), how, strict=True)
-    ]
+    reduced = []
+    for value, (of, collective) in zip(_reduced(outcome), how, strict=True):
+        axes = _axis_names.split_axes(of, declared)
+        reduced.append(_collectives.reduced_over(collective, value, axes))
+    return reduced
 
 
 def _reduced(outcome: BlockOutcome) -> tuple[jax.Array, ...]:

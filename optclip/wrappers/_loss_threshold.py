@@ -66,7 +66,7 @@ def loss_threshold(
         updates=updates,
     )
     thresholds, memory = learned_thresholds(
-        "max_value", rule, _ONE_LOSS, Batched.apart([value]), memory, context
+        "max_value", rule, _ONE_LOSS, Batched.unstacked([value]), memory, context
     )
     # A single value is never stacked, so its threshold comes in a list.
     (threshold,) = (
