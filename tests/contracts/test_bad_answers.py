@@ -141,6 +141,13 @@ def test_update_tree_unlike_init_raises():
 
 LEAF, QUANTILE = optclip.clip_by_norm(1.0), optclip.clip_by_norm(thresholds.quantile())
 FOREIGN = "must find its own memory in the state, .*got"
+FIXED, OF_LEAVES = WHOLE(2.0), WHOLE(2.0, record="leaves")
+OTHER_RECORD = "`state` must have been made .* same `record=`.*Pass"
+EMA, BY_LOSS = thresholds.ema(), optclip.skip(FIXED, max_value=thresholds.quantile(0.5))
+ADAM = optax.scale_by_adam()
+CHAIN = optax.chain(ADAM, optax.scale(-0.1))
+BEFORE, BEFORE_CHAIN = (optclip.clip_before(inner, FIXED) for inner in (ADAM, CHAIN))
+PAIR = "the tuple that clip_before's init.*"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +170,64 @@ FOREIGN = "must find its own memory in the state, .*got"
             optclip.clip_by_norm(thresholds.zscore()),
             V,
             f"{FOREIGN} .*of shapes.*Pass",
+        ),
+        (OF_LEAVES, FIXED, V, OTHER_RECORD),
+        (FIXED, OF_LEAVES, V, OTHER_RECORD),
+        (
+            optclip.clip_by_norm({"a": EMA, "b": EMA}),
+            optclip.clip_by_norm(EMA),
+            V,
+            "a memory for each of the 2 rules",
+        ),
+        *(
+            (
+                WHOLE(make(window=8)),
+                WHOLE(make(window=4)),
+                V,
+                "window=8.*`window` must be 4, .*got 8",
+            )
+            for make in (thresholds.quantile, thresholds.mean_plus_std)
+        ),
+        # A wrapper with the state of its inner transformation.
+        *(
+            (tx, FIXED, T, f"`state` must be the {name} of .*got Clip.*Pass")
+            for tx, name in (
+                (optclip.with_error_feedback(FIXED), "ErrorFeedbackState"),
+                (optclip.with_periodic_reset(FIXED), "PeriodicResetState"),
+                (optclip.skip(FIXED), "SkipState"),
+                (optclip.clip_after(FIXED, FIXED), "ClipAfterState"),
+            )
+        ),
+        (BY_LOSS, optclip.skip(FIXED), V, "state` must be .* skip with max_value, got"),
+        (
+            optclip.skip(FIXED),
+            BY_LOSS,
+            V,
+            "state` must be .* skip without max_value, got",
+        ),
+        (
+            BEFORE,
+            ADAM,
+            T,
+            PAIR + r"\(ScaleByAdamState, ClipState\), got ScaleByAdamState\.",
+        ),
+        (
+            BEFORE_CHAIN,
+            CHAIN,
+            T,
+            PAIR + r"got \(ScaleByAdamState, EmptyState\)\. The last entry",
+        ),
+        (
+            BEFORE,
+            optax.chain(FIXED, ADAM),
+            T,
+            PAIR + r"got \(Clip.* pass \(state\[1\], state\[0\]",
+        ),
+        (
+            BEFORE_CHAIN,
+            optax.chain(FIXED, CHAIN),
+            T,
+            PAIR + r" pass \(\*state\[1\], state\[0\]\) for a",
         ),
     ],
 )

@@ -221,11 +221,3 @@ def test_mean_plus_std_rejects_lengths_that_would_never_clip(numbers):
     words = "nothing would ever be clipped. Pass a longer"
     with pytest.raises(ValueError, match=words):
         thresholds.mean_plus_std(3.0, **numbers)
-
-
-@pytest.mark.parametrize("make", [thresholds.quantile, thresholds.mean_plus_std])
-def test_window_rejects_state_of_another_length(make):
-    tx, longer = (optclip.clip_by_global_norm(make(window=n)) for n in (4, 8))
-    state = tx.init(LAST_NORMS)
-    with pytest.raises(ValueError, match="window=8.*`window` must be 4, .*got 8"):
-        jax.eval_shape(longer.update, LAST_NORMS, state)

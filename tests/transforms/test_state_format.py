@@ -81,14 +81,6 @@ def test_state_of_renamed_leaf_raises(rule):
         tx.update(renamed, state)
 
 
-def test_state_of_another_number_of_rules_raises():
-    rule = thresholds.ema()
-    state = optclip.clip_by_norm(rule).init(PARAMS)
-    tx = optclip.clip_by_norm({"embed": rule, "layers": rule})
-    with pytest.raises(ValueError, match="a memory for each of the 2 rules"):
-        tx.update(PARAMS, state)
-
-
 def test_rule_measures_parameters_with_more_leaves_than_updates():
     tx = optclip.clip_by_norm(thresholds.relative_to_params(0.5))
     params = {"a": jnp.ones(4), "frozen": jnp.ones(9), "b": jnp.full(4, 2.0)}

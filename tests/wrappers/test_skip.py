@@ -139,15 +139,6 @@ def test_skip_by_loss_rejects_other_values(limit, extra, words):
         jax.eval_shape(lambda: tx.update(PARAMS, tx.init(PARAMS), PARAMS, **extra))
 
 
-def test_skip_rejects_state_that_differs_in_max_value():
-    plain = optclip.skip(SGD)
-    valued = optclip.skip(SGD, max_value=thresholds.quantile(0.5))
-    for tx, other, word in ((valued, plain, "with"), (plain, valued, "without")):
-        words = f"state` must be .* skip {word} max_value, got"
-        with pytest.raises(ValueError, match=words):
-            tx.update(PARAMS, other.init(PARAMS), value=1.0)
-
-
 @pytest.mark.parametrize(
     ("sizes", "is_taken"), [((1, 100), 1), ((100, 1), 0), ((1, np.nan), 0)]
 )
