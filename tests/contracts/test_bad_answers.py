@@ -83,6 +83,8 @@ def once(tx, tree=TREE):
 BLOCK = norms.Block([jnp.ones(2)])
 GROUPED = r"max_norm` must be a prefix.*Missing: 'y'.* Unexpected: 'z'.*Pass"
 ONLY_X = {"x": 1.0, "z": None}
+OF_GRADIENTS = thresholds.of_gradients(thresholds.moment())
+NO_LABEL = optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: None))
 # A transformation, the error of its first step, and its text.
 ANSWERS = [
     (WHOLE(lambda step: "x"), T, r"max_norm`: the .*must be a real number.*'x'"),
@@ -112,6 +114,20 @@ ANSWERS = [
     (optclip.clip_by_group_norm(ONLY_X, LABELS), V, GROUPED),
     (optclip.clip_by_value(jnp.ones(3)), V, r"`limit` of shape \(3,\).*Pass"),
     (optclip.clip_by_norm(thresholds.relative_to_params(0.1)), V, "`params` must be"),
+    (optclip.recipes.clippy(0.5, 0.1), V, "`params` must be the parameters"),
+    (
+        optclip.clip_by_value(OF_GRADIENTS),
+        V,
+        "`gradients` must be .*Wrap.*optclip.clip_after",
+    ),
+    # A function without `return` labels no leaf.
+    (NO_LABEL, V, "labels no leaf.*Return a label"),
+    (WHOLE(Rule((1.0, 0.5), jnp.int32(0))), V, "must be floats, got int32"),
+    (
+        WHOLE(Rule((1.0, jnp.float32(0.5)), jnp.int32(0))),
+        V,
+        "must be floats, got int32",
+    ),
 ]
 
 

@@ -14,6 +14,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding
 
 import optclip
 from optclip import (
@@ -26,6 +28,7 @@ from optclip import (
     scopes,
     thresholds,
 )
+from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
@@ -62,6 +65,9 @@ HISTORY = {
 }
 SUGGESTION = optclip.suggest(np.arange(100.0))
 NORMS = {f"clip/norm/{part}": np.arange(100.0) for part in ("a", "b")}
+
+
+SHARDING = NamedSharding(jax.make_mesh((1,), ("i",), (AxisType.Auto,)), P("i"))
 
 
 def loss_of_one(params, example):
@@ -114,7 +120,10 @@ CALLS = {
     "units": ({}, clip_with("over")),
     "singular_values": ({}, clip_with("over")),
     "matrices": ({}, clip_with("over", norm="spectral")),
-    "Block": ({"leaves": [TREE["a"]]}, lambda block: norms.measure([block])),
+    "Block": (
+        {"leaves": [TREE["a"]], "axis": (0,)},
+        lambda block: norms.measure([block]),
+    ),
     "measure": ({"blocks": [norms.Block([TREE["a"]])]}, use),
     "Band": ({"low": 0.5}, clip_with("response")),
     "band": ({}, clip_with("response")),
@@ -277,6 +286,8 @@ PLACES = [
     for name, function in sorted(PUBLIC.items())
     for parameter in inspect.signature(function).parameters
 ]
+BY_PATH = "Wrap a function of one leaf's path in optclip.by_path(...)."
+NEVER = "nothing would ever be clipped. Pass a longer"
 # For `callable.argument`: each kind of bad value, the error and a part of its text.
 MESSAGES = {
     "functional.clip_by_norm.max_norm": [
@@ -320,6 +331,10 @@ MESSAGES = {
         (SUGGESTION, T, "(Suggestion). Pass its max_norm: suggestion.max_norm."),
         (recipes.zclip, T, "Pass a rule, such as optclip.thresholds.zscore() instead"),
     ],
+    "clip_by_global_norm.max_norm": [
+        (recipes.zclip(), T, "not a threshold. Pass a rule, such"),
+        (UserRule, T, "Pass an instance of the class, UserRule"),
+    ],
     "clip_by.threshold": [
         (np.ones((7, 7)), T, "`threshold` must be one number, optax schedule or rule"),
         ([], V, "There is only one norm, so pass one number. For several"),
@@ -362,6 +377,9 @@ MESSAGES = {
         (2**31, V, "an int from 1 to 2**31 - 1, got 2147483648 (int)."),
         (HUGE, V, "2**31 - 1, got an int beyond the largest float (int)."),
     ],
+    "mean_plus_std.window": [(1, V, NEVER)],
+    "mean_plus_std.warmup": [(129, V, NEVER)],
+    "mean_plus_std.ddof": [(128, V, NEVER)],
     "functional.global_norm.ord": [
         ("inf", T, "'inf' (str). Pass a number, such as 2.0 or float('inf')."),
         (True, T, "got True (bool). None means 2."),
@@ -385,10 +403,12 @@ MESSAGES = {
     "Block.axis": [
         ("x", T, "`axis` must be None, or with a single leaf a tuple of ints counted"),
         ((-1,), T, "counted from 0, got (-1,) (tuple). Leaves in the block: 1."),
+        ([0], T, "counted from 0, got [0] (list). Leaves in the block: 1."),
     ],
     "Block.leaves": [
         (jnp.ones(2), T, "`leaves` must be a list of arrays, got Array"),
         (["x"], T, "A leaf of a block must be a real or complex floating-point array"),
+        ([jnp.ones(2)] * 2, T, "with a single leaf a tuple of ints counted"),
     ],
     "measure.blocks": [("x", T, "`blocks` must be a list of optclip.norms.Block, got")],
     "matrices.matrix_axes": [
@@ -414,6 +434,23 @@ MESSAGES = {
         ),
         (lambda path: True, T, "got True. It is called once, with the whole tree."),
     ],
+    # A function of a path would be called once, and mask all leaves alike.
+    **{
+        f"clip_by.{name}": [
+            (False, T, f"`{name}` must be a tree of bools, a function that returns"),
+            (
+                False,
+                T,
+                "got False (bool). With optax.inject_hyperparams, pass static_a",
+            ),
+            (lambda path: "a" in path, T, f"`{name}` must return a tree with the"),
+            (lambda path: "a" in path, T, BY_PATH),
+            (lambda path: path.endswith("s"), T, f"`{name}` failed on the tree: "),
+            (lambda path: path.endswith("s"), T, "has no attribute 'endswith'"),
+            (lambda path: path.endswith("s"), T, BY_PATH),
+        ]
+        for name in ("mask", "norm_mask", "clip_mask")
+    },
     "groups.labels": [
         (None, T, "`groups` must be a tree of strings, or a function of the tree (see"),
         ({"a": 1.0, "b": "y"}, T, "A label in `groups` must be a string, or None for"),
@@ -427,10 +464,19 @@ MESSAGES = {
             T,
             "The function passed as `groups` must return a tree with",
         ),
+        (lambda path: "x", T, BY_PATH),
     ],
     "clip_by_norm.axis_name": [
         ([3], T, "`axis_name` must be a name, a tuple of names (() for none), a"),
         ("i", V, "`axis_name` must be an axis of the enclosing shard_map, pmap or"),
+    ],
+    "functional.global_norm.axis_name": [
+        ("i", V, "is mapped here: under jax.jit alone, omit axis_name"),
+        (("i", "i"), V, "names an axis twice"),
+        *(
+            (axis_name, T, "`axis_name` must be a name, a tuple")
+            for axis_name in (0, 1.5, {"a": 3}, [np.ones(2)], ("i", 1), SHARDING)
+        ),
     ],
     "clip_by.over": [
         (None, T, "`over` must be 'tree', 'leaf', 'element', optclip.axes(...),"),
@@ -460,6 +506,14 @@ MESSAGES = {
             responses.band(lambda step: 0.5),
             V,
             "`response` must be a response without schedules, got",
+        ),
+    ],
+    "functional.clip_by_global_norm.max_norm": [
+        (
+            {"a": 1.0, "b": 2.0},
+            V,
+            "There is only one norm, so pass one number. For several thresholds, clip "
+            "per leaf (clip_by_norm)",
         ),
     ],
     "functional.clip_by_global_norm.response": [
@@ -495,6 +549,11 @@ MESSAGES = {
         ("n", V, "got None (NoneType). Pass it: tx.update(updates, state, params, n="),
     ],
     "metrics.opt_state": [(None, V, "got None (NoneType). Pass the whole state of")],
+    "summary.opt_state": [
+        ([{"clip/norm": 1.0}], T, "a history. Pass one step, such as history[-1]"),
+        ({"clip/norm": np.ones(3)}, T, "at 'clip/norm' must be a number"),
+        ({"clip/norm": None}, T, "at 'clip/norm' must be a number, got None"),
+    ],
     "suggest.norms": [
         (["x"], T, "`norms` must be an array of numbers, one per step, or the dicts"),
         (
@@ -517,6 +576,13 @@ MESSAGES = {
         ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
         (math.nan, V, "`max_value` must be a number other than NaN, got nan (float)"),
     ],
+    **{
+        f"recipes.{name}.nonfinite": [
+            ("zero", V, f"`nonfinite` must not be 'zero' for {name}"),
+            ("zero", V, f"and skip such steps: optclip.skip({name}(...))"),
+        ]
+        for name in ("acclip", "spectra", "stable_adamw")
+    },
     "recipes.spectra.learning_rate": [
         (0.1, T, "`learning_rate` must be an optax schedule, or None, got 0.1 (float)"),
         (lambda step: 0.1, V, "`learning_rate` and `warmup` must be passed together"),

@@ -79,23 +79,6 @@ def test_global_norm_untyped_without_axis_name_raises():
         jax.pmap(global_norm)(TREE["split"])
 
 
-ON_A_MESH = NamedSharding(jax.make_mesh((1,), ("data",), (AxisType.Auto,)), P("data"))
-OTHER_TYPES = [0, 1.5, {"both": 3}, [np.ones(2)], ("data", 1), ON_A_MESH]
-
-
-@pytest.mark.parametrize(
-    ("axis_name", "error", "words"),
-    [
-        ("data", ValueError, "is mapped here: under jax.jit alone, omit axis_name"),
-        (("data", "data"), ValueError, "names an axis twice"),
-        *((x, TypeError, "`axis_name` must be a name, a tuple") for x in OTHER_TYPES),
-    ],
-)
-def test_axis_name_outside_map_or_of_another_type_raises(axis_name, error, words):
-    with pytest.raises(error, match=words):
-        global_norm(TREE, axis_name=axis_name)
-
-
 def test_clip_unreduced_gradient_raises():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     x = np.ones((8, 4), np.float32)

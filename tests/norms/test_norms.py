@@ -111,15 +111,6 @@ def test_norm_is_float64_only_for_float64_leaves():
         assert global_norm(jnp.ones(3, jnp.bfloat16)).dtype == jnp.float32
 
 
-@pytest.mark.parametrize(
-    ("leaves", "axis"),
-    [([jnp.ones((2, 3))], (2,)), ([jnp.ones(3)] * 2, (0,)), ([jnp.ones(3)], [0])],
-)
-def test_block_with_impossible_axis_raises(leaves, axis):
-    with pytest.raises((ValueError, TypeError), match=r"`axis` must (be|name)"):
-        norms.measure([norms.Block(leaves, axis)])
-
-
 @pytest.mark.parametrize("ord", [2.0, 3.0])
 def test_norm_of_constants_is_accurate(ord):
     """XLA would square the factors of a constant one by one: 0 * inf."""

@@ -168,13 +168,6 @@ def test_injected_hyperparameter_gives_same_updates(name):
     chex.assert_trees_all_close(out, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["acclip", "spectra", "stable_adamw"])
-def test_recipe_with_moments_rejects_policy_that_hides_nan(name):
-    words = rf"`nonfinite` must not be 'zero' for {name}.*skip"
-    with pytest.raises(ValueError, match=words):
-        make(name, nonfinite="zero")
-
-
 @pytest.mark.parametrize(
     ("names", "option", "words"),
     [

@@ -67,10 +67,3 @@ def test_thresholds_per_leaf_and_group_mix_numbers_schedules_and_none(tx):
     for second in (2.0, 3.0):
         found, state = update(tree, state)
         assert [float(found[k][0]) for k in "abc"] == [1.0, second, 5.0]
-
-
-def test_group_function_that_labels_no_leaf_raises():
-    """A function without `return` does so."""
-    tx = optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: None))
-    with pytest.raises(ValueError, match="labels no leaf.*Return a label"):
-        tx.init({"a": np.ones(2)})

@@ -166,14 +166,6 @@ def test_clip_after_passes_gradients_to_rule():
 OF_GRADIENTS = optclip.thresholds.of_gradients(optclip.thresholds.moment())
 
 
-def test_rule_of_gradients_rejects_update_without_them():
-    tx = optclip.clip_by_value(OF_GRADIENTS)
-    one = np.ones(1, np.float32)
-    words = r"`gradients` must be .*Wrap.*optclip.clip_after"
-    with pytest.raises(ValueError, match=words):
-        tx.update(one, tx.init(one))
-
-
 def test_rule_of_gradients_ignores_nonfinite_gradient():
     tx = optclip.clip_by_value(OF_GRADIENTS)
     (one, bad), update = vectors(1.0, np.nan), helpers.quick_jit(tx.update)
