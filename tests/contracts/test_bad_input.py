@@ -287,6 +287,7 @@ PLACES = [
     for parameter in inspect.signature(function).parameters
 ]
 BY_PATH = "Wrap a function of one leaf's path in optclip.by_path(...)."
+STATIC = "With optax.inject_hyperparams,"
 NEVER = "nothing would ever be clipped. Pass a longer"
 # For `callable.argument`: each kind of bad value, the error and a part of its text.
 MESSAGES = {
@@ -438,11 +439,7 @@ MESSAGES = {
     **{
         f"clip_by.{name}": [
             (False, T, f"`{name}` must be a tree of bools, a function that returns"),
-            (
-                False,
-                T,
-                "got False (bool). With optax.inject_hyperparams, pass static_a",
-            ),
+            (False, T, f"got False (bool). {STATIC} pass static_args=('{name}',)."),
             (lambda path: "a" in path, T, f"`{name}` must return a tree with the"),
             (lambda path: "a" in path, T, BY_PATH),
             (lambda path: path.endswith("s"), T, f"`{name}` failed on the tree: "),

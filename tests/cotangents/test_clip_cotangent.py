@@ -9,7 +9,7 @@ import pytest
 from jax.experimental import checkify, sparse
 
 import optclip
-from optclip import clip_cotangent, with_clipped_cotangent
+from optclip import clip_cotangent, cotangent_probe, with_clipped_cotangent
 from tests.support import backprop, covering
 from tests.support.helpers import assert_identical, differs, quick_jit
 
@@ -318,6 +318,20 @@ ERRORS = {
         )
         for answer in ("x", np.ones(2))
     },
+    "probe of steps": (
+        lambda: clip_cotangent(X, 1.0, probe=cotangent_probe(3)),
+        (ValueError, "a record of scalars.*xs of jax.lax.scan"),
+    ),
+    "empty probe": (
+        lambda: clip_cotangent(
+            X, 1.0, probe=cotangent_probe()._replace(cotangent_norm=None)
+        ),
+        (ValueError, "`probe` must be a record"),
+    ),
+    "probe in the tree": (
+        lambda: clip_cotangent((X, cotangent_probe()), 1.0),
+        (TypeError, "h, probe = clip_cotangent"),
+    ),
     "forward mode": (
         lambda: jax.jvp(lambda x: clip_cotangent(x, 1.0), (X,), (X,)),
         (TypeError, "forward-mode.*Use jax.grad"),

@@ -209,25 +209,6 @@ def test_record_is_constant_to_derivatives():
     np.testing.assert_array_equal(quick_jit(jax.grad(largest))(X[0]), 0)
 
 
-@pytest.mark.parametrize(
-    ("x", "probe", "error", "match"),
-    [
-        (X, cotangent_probe(3), ValueError, "a record of scalars.*xs of jax.lax.scan"),
-        (
-            X,
-            cotangent_probe()._replace(cotangent_norm=None),
-            ValueError,
-            "`probe` must be a record",
-        ),
-        ((X, cotangent_probe()), None, TypeError, "h, probe = clip_cotangent"),
-    ],
-    ids=["of steps", "empty", "in the tree"],
-)
-def test_clip_cotangent_bad_probe_raises(x, probe, error, match):
-    with pytest.raises(error, match=match):
-        clip_cotangent(x, 1.0, probe=probe)
-
-
 class WithLogs(jax.custom_vjp):
     """Emulate the logs of a newer JAX by storing them outside."""
 

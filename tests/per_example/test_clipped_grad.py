@@ -448,6 +448,30 @@ ERRORS = {
         lambda: per_example.aggregate(1.0, normalize_by=7.0).update(THREE, (), THREE),
         (ValueError, "must have a leading axis of examples"),
     ),
+    **{
+        f"ghost with {option}": (
+            call(linear, ONE, THREE, method="ghost", **{option: value}),
+            (ValueError, words),
+        )
+        for option, value, words in (
+            ("nonfinite", "raise", "'zero' or 'propagate' for method='ghost'"),
+            ("reduce", "none", "must be 'vmap' for reduce='none'"),
+        )
+    },
+    "relation": (
+        lambda: clipped_grad(linear, 2.0).sensitivity("near"),
+        (ValueError, "`relation` must be 'add_or_remove', "),
+    ),
+    "sensitivity of leaves without parameters": (
+        lambda: clipped_grad(linear, 2.0, over="leaf").sensitivity(),
+        (ValueError, r"`params` must be the parameters.*params=params"),
+    ),
+    "sensitivity of groups without a tree": (
+        lambda: clipped_grad(
+            linear, 2.0, over=optclip.groups(lambda tree: "all")
+        ).sensitivity(params=PARAMS),
+        (TypeError, "must return a tree"),
+    ),
     "optax chain": (
         lambda: optax.chain(clipped_grad(loss, 1.0), optax.sgd(1.0)),
         (AttributeError, "not an optax transformation.*instead of"),

@@ -39,18 +39,6 @@ def test_auto_takes_method_with_less_memory(make):
     assert make(dense).plan(w, x).method == "vmap"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nonfinite": "raise"}, "'zero' or 'propagate' for method='ghost'"),
-        ({"reduce": "none"}, "must be 'vmap' for reduce='none'"),
-    ],
-)
-def test_ghost_rejects_options_that_need_gradients(options, message):
-    with pytest.raises(ValueError, match=message):
-        clipped_grad(linear, 1.0, method="ghost", **options)(ONES, BATCH)
-
-
 def test_ghost_rejects_complex_parameters_and_auto_takes_vmap():
     params = np.ones(2, np.complex64)
     with pytest.raises(ValueError, match="complex parameters.*method='vmap'"):

@@ -55,24 +55,6 @@ def test_sensitivity_equals_formula_in_float64(name):
         assert f.sensitivity() == found
 
 
-@pytest.mark.parametrize(
-    ("over", "arguments", "error", "words"),
-    [
-        ("tree", {"relation": "near"}, ValueError, "`relation` must be 'add_or_remove', "),
-        ("leaf", {}, ValueError, r"`params` must be the parameters.*params=params"),
-        (
-            optclip.groups(lambda tree: "all"),
-            {"params": PARAMS},
-            TypeError,
-            "must return a tree",
-        ),
-    ],
-)  # fmt: skip
-def test_sensitivity_bad_argument_raises(over, arguments, error, words):
-    with pytest.raises(error, match=words):
-        clipped_grad(linear, 2.0, over=over).sensitivity(**arguments)
-
-
 def test_sensitivity_of_traced_threshold_is_array():
     def of(threshold):
         tree = clipped_grad(linear, threshold).sensitivity("replace_one")

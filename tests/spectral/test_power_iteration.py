@@ -98,14 +98,6 @@ def test_skip_by_iteration_skips_by_estimated_norm():
     np.testing.assert_array_equal(out, -0.5 * x)
 
 
-def test_pure_function_by_iteration_raises():
-    """It has no vector from a previous step."""
-    with pytest.raises(ValueError, match="method='exact'"):
-        optclip.functional.clip_by(
-            jnp.ones(SHAPE), 1.0, over="leaf", norm=Spectral(method="power_iteration")
-        )
-
-
 def test_power_iteration_without_memory_is_exact():
     """A rule may measure parameters, for which there is no previous vector."""
     x = with_top(3.0)
