@@ -36,7 +36,7 @@ def assert_derivatives(name, derivatives, formula, x, along, smooth=True):
     expected = differences.by_differences(formula, x, along, "forward" in derivatives)
     unit = np.where(smooth, differences.sizes(x), 0.0)
     for part, a in derivatives.items():
-        by, b = 1.0 if part == "tangent" else unit, getattr(expected, part)
+        by, b = 1.0 if part == "tangent" else unit, expected[part]
         assert np.all(np.isfinite(a)), (name, part)
         differences.assert_close(a * by, b * by, f"{name}: {part}")
 
@@ -80,12 +80,6 @@ BENT = {(e.scope, e.response, e.kwargs.get("ord")): e for e in COMPARED[::-1]}.v
 KINKED = ("norm-l1", "global-norm-3", "value-normalize")
 
 
-def second_order(clip, x, along, *numbers):
-    found = differences.by_jax(clip, x, along, *numbers)
-    of_updates = {part: getattr(found, part) for part in differences.OF_UPDATES}
-    return of_updates, found.by_numbers
-
-
 def first_order(clip, x, along, *numbers):
     """Compute the tangent, the slope and the derivatives by numbers only."""
     y, pull = jax.vjp(clip, x, *numbers)
@@ -111,7 +105,7 @@ def test_derivatives_match_differences(entry):
         leaves = jax.tree.leaves(entry.expected(to_tree(x), *threshold))
         return np.concatenate([leaf.ravel() for leaf in leaves])
 
-    orders = second_order if covering.full or entry in BENT else first_order
+    orders = differences.by_jax if covering.full or entry in BENT else first_order
     by_jax = helpers.quick_jit(functools.partial(orders, clip))
     along = np.random.default_rng(5).uniform(-1, 1, X.shape)
     assert helpers.differs(formula(X), X)
@@ -139,7 +133,7 @@ def check(clipped, formula, x):
     """Compare all orders and modes of a function of a vector, in float64."""
     along = np.random.default_rng(5).uniform(-1, 1, x.shape) * differences.sizes(x)
     with jax.enable_x64(True):
-        by_jax = helpers.quick_jit(functools.partial(second_order, clipped))
+        by_jax = helpers.quick_jit(functools.partial(differences.by_jax, clipped))
         derivatives, _ = jax.device_get(by_jax(x, along))
     assert_derivatives("", derivatives, formula, x, along)
 

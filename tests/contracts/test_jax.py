@@ -10,12 +10,13 @@ import re
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.support import helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import ENTRIES, by_trait, numpy_tree
+from tests.support.registry import ENTRIES, by_trait
 
 every, each_trait = (
     pytest.mark.parametrize(
@@ -55,16 +56,15 @@ def stack(trees):
 @every
 def test_state_types_do_not_depend_on_values_or_step(entry):
     """`init` reads shapes and dtypes; `update` keeps the types."""
-    tree = TREE
     tx = helpers.strict(entry.make())
-    state = tx.init(tree)
+    state = tx.init(TREE)
     chex.assert_tree_has_only_ndarrays(state)
-    shapes = jax.eval_shape(lambda: tree)
+    shapes = jax.eval_shape(lambda: TREE)
     helpers.assert_same_types(tx.init(shapes), state)
     helpers.assert_same_types(jax.eval_shape(tx.init, shapes), state)
     # The parameters may have another dtype than the gradients.
-    state = jax.eval_shape(tx.init, helpers.typed("bfloat16"))
-    helpers.assert_same_types(jax.eval_shape(tx.update, tree, state), (tree, state))
+    state = jax.eval_shape(tx.init, helpers.gradients(dtype=jnp.bfloat16))
+    helpers.assert_same_types(jax.eval_shape(tx.update, TREE, state), (TREE, state))
 
 
 @each_trait
@@ -89,7 +89,7 @@ def test_eager_update_equals_compiled_and_compiles_once(entry):
     assert not compilations
     assert helpers.differs(updates, OTHER)
     chex.assert_trees_all_equal(zeros, ZEROS)
-    helpers.assert_close(found, entry.expected(numpy_tree(TREE)), ulps=4)
+    helpers.assert_close(found, entry.expected(helpers.as_float64(TREE)), ulps=4)
     _, compiled_state = compiled_update(entry)(fresh(), tx.init(TREE))
     helpers.assert_close(state, compiled_state, ulps=8)
 
@@ -108,7 +108,7 @@ def test_compiled_update_works_in_place_without_host_or_retrace(entry):
             updates, state = update(updates, state)
     assert int(state.clip_step) == 1000
     assert helpers.differs(clipped, TREE)
-    helpers.assert_close(clipped, entry.expected(numpy_tree(TREE)))
+    helpers.assert_close(clipped, entry.expected(helpers.as_float64(TREE)))
 
 
 @each_trait
@@ -131,8 +131,8 @@ def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
 
     found = both(stack(trees), thresholds)
     expected = (
-        [entry.expected(numpy_tree(tree)) for tree in trees],
-        [entry.expected(numpy_tree(TREE), float(c)) for c in thresholds],
+        [entry.expected(helpers.as_float64(tree)) for tree in trees],
+        [entry.expected(helpers.as_float64(TREE), float(c)) for c in thresholds],
     )
     assert helpers.differs(found[0], stack(trees))
     for clipped, each in zip(found, expected, strict=False):

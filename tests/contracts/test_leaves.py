@@ -9,7 +9,7 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES, numpy_tree
+from tests.support.registry import ENTRIES
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 TREE = helpers.gradients()
@@ -31,7 +31,7 @@ def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
         ):
             clips(SCALARS)
         return
-    clipped, wide = clips(SCALARS), numpy_tree(SCALARS)
+    clipped, wide = clips(SCALARS), helpers.as_float64(SCALARS)
     helpers.assert_same_types(clipped, SCALARS)
     assert helpers.differs(clipped, SCALARS) == (not entry.of_matrices)
     helpers.assert_close(clipped, wide if entry.of_matrices else entry.expected(wide))

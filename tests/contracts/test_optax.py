@@ -16,7 +16,7 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES, SCALAR, by_trait, numpy_tree
+from tests.support.registry import ENTRIES, SCALAR, by_trait
 
 # Wrappers see the scope and the state; responses only receive norms.
 WRAPPED = by_trait([entry for entry in ENTRIES if entry.response == "hard"])
@@ -81,7 +81,7 @@ def outcome(entry):
 
 
 def assert_clipped(entry, found, tree, threshold=None, ulps=8):
-    expected = entry.expected(numpy_tree(tree), threshold)
+    expected = entry.expected(helpers.as_float64(tree), threshold)
     assert helpers.differs(found, tree)
     helpers.assert_close(found, expected, ulps=ulps)
 
@@ -133,7 +133,7 @@ def test_inject_hyperparams_threshold_can_be_set_or_scheduled(entry):
 def test_chain_clips_before_and_after_adam(entry):
     """Before the optimizer it clips gradients, after it updates; metrics has both."""
     found, state = outcome(entry)["adam"][0]
-    clipped = entry.expected(numpy_tree(WIDE))
+    clipped = entry.expected(helpers.as_float64(WIDE))
     # Adam's first step: the gradient over its own size.
     adam = jax.tree.map(lambda g: -2.0 * g / (np.abs(g) + 1e-8), clipped)
     expected = entry.expected(adam)
@@ -147,7 +147,7 @@ def test_chain_clips_before_and_after_adam(entry):
 def test_masked_leaves_stay_identical_and_enter_no_norm(entry):
     found, state = outcome(entry)["masked"][0]
     helpers.assert_identical(found["out"], TREE["out"])
-    expected = entry.expected(numpy_tree({"dense": TREE["dense"], "out": []}))
+    expected = entry.expected(helpers.as_float64({"dense": TREE["dense"], "out": []}))
     helpers.assert_close(found["dense"], expected["dense"])
     assert names(state) == {"clip"}
 
@@ -155,7 +155,7 @@ def test_masked_leaves_stay_identical_and_enter_no_norm(entry):
 @each_trait
 def test_partition_clips_each_part_by_its_own_norm(entry):
     found, state = outcome(entry)["partition"][0]
-    wide = numpy_tree(TREE)
+    wide = helpers.as_float64(TREE)
     expected = {
         "dense": entry.expected({"dense": wide["dense"], "out": []})["dense"],
         "out": entry.expected({"dense": {}, "out": wide["out"]})["out"],

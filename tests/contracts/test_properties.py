@@ -20,7 +20,7 @@ from tools import bounds
 
 @pytest.mark.covering(
     entry=ENTRIES,
-    dtype=strategies.DTYPES,
+    dtype=helpers.DTYPES,
     # Responses receive norms in float32, of leaves of any dtype.
     where=lambda entry, dtype: (
         covering.full or dtype == "float32" or entry.response == "hard"
@@ -62,7 +62,7 @@ GLOBAL = ("global", "global-1", "global-inf")
 CASES = [
     (name, dtype)
     for i, name in enumerate(CLIPS)
-    for j, dtype in enumerate(strategies.DTYPES)
+    for j, dtype in enumerate(helpers.DTYPES)
     if covering.full or i % 3 == j
 ]
 

@@ -15,7 +15,7 @@ import pytest
 import optclip
 from tests.support import covering, helpers
 from tests.support.helpers import quick_jit
-from tests.support.registry import ENTRIES, SCALAR, by_trait, numpy_tree
+from tests.support.registry import ENTRIES, SCALAR, by_trait
 
 # The scope of the parameter puts the tests of one entry in a row, so that one worker
 # runs them and compiles the clip once.
@@ -47,14 +47,14 @@ def clip(tx, tree):
 )
 def test_clip_of_float64_is_computed_in_float64(entry, run):
     with jax.enable_x64(True):
-        tree = helpers.typed("float64")
+        tree = helpers.gradients(dtype=jnp.float64)
         tx = helpers.strict(entry.make())
         found = (quick_jit if run is helpers.optimized_jit else run)(
             lambda t: clip(tx, t)
         )(tree)
         helpers.assert_same_types(found, tree)
         assert helpers.differs(found, tree)
-        expected = entry.expected(numpy_tree(tree))
+        expected = entry.expected(helpers.as_float64(tree))
         helpers.assert_close(found, expected, ulps=16 + entry.roundings)
 
 
@@ -106,7 +106,7 @@ def test_threshold_of_every_kind_clips_at_its_value(entry):
     for name in found.keys() - {"inf", "zero", "strict"}:
         value = 0.5 * c if name in halved else c
         assert helpers.differs(found[name], TREE)
-        expected = entry.expected(numpy_tree(TREE), value)
+        expected = entry.expected(helpers.as_float64(TREE), value)
         helpers.assert_close(found[name], expected, ulps=4)
 
 
@@ -136,7 +136,7 @@ def test_strict_stays_below_the_formula(entry):
     """`strict` clips a little more."""
     found = clips_at(entry)(TREE, 1.0)["strict"]
     assert helpers.differs(found, TREE)
-    expected = entry.expected(numpy_tree(TREE))
+    expected = entry.expected(helpers.as_float64(TREE))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         # The guard band, and one rounding towards zero instead of to nearest.
         room = 1.3e-4 + float(jnp.finfo(a.dtype).eps)

@@ -7,7 +7,7 @@ import pytest
 
 from optclip import functional as F
 from tests.support import covering, helpers
-from tests.support.registry import BY_SCOPE, ENTRIES, numpy_tree
+from tests.support.registry import BY_SCOPE, ENTRIES
 
 PURE = [entry for entry in ENTRIES if entry.pure]
 
@@ -18,9 +18,9 @@ def clipped_by(entry, tree):
     return clipped[0] if isinstance(clipped, tuple) else clipped
 
 
-@pytest.mark.parametrize("kind", helpers.KINDS)
-def test_pure_functions_equal_their_formulas(kind):
-    tree = helpers.typed(kind)
+@pytest.mark.parametrize("make", [helpers.gradients, helpers.mixed_gradients])
+def test_pure_functions_equal_their_formulas(make):
+    tree = make()
 
     @helpers.quick_jit
     @helpers.strictly
@@ -30,7 +30,7 @@ def test_pure_functions_equal_their_formulas(kind):
     for entry, found in zip(PURE, clip_by_all(tree), strict=True):
         helpers.assert_same_types(found, tree)
         assert helpers.differs(found, tree)
-        helpers.assert_close(found, entry.expected(numpy_tree(tree)), ulps=4)
+        helpers.assert_close(found, entry.expected(helpers.as_float64(tree)), ulps=4)
 
 
 @pytest.mark.parametrize(

@@ -7,24 +7,16 @@ import optax
 
 import optclip
 from tests.support import helpers, oracles
-from tests.support.registry import numpy_tree
 
 KEYS = {"norm", "threshold", "coefficient", "rate", "nonfinite"}
 TREE = helpers.gradients()
-WIDE = numpy_tree(TREE)
+WIDE = helpers.as_float64(TREE)
 SIZES = {
     "dense/bias": oracles.norm(WIDE["dense"]["bias"]),
     "dense/kernel": oracles.norm(WIDE["dense"]["kernel"]),
     "out/0": oracles.norm(WIDE["out"][0]),
 }
 PAIR = np.float32([3.0, 4.0])
-
-
-def after(tx, *trees):
-    update, state = helpers.quick_jit(tx.update), tx.init(trees[0])
-    for tree in trees:
-        _, state = update(tree, state, tree)
-    return state
 
 
 def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
@@ -81,7 +73,8 @@ def test_metrics_number_clips_of_one_name_around_given_names():
         optclip.clip_by_global_norm(2.0),
         optclip.clip_by_global_norm(1.0, name="clip_2"),
     )
-    found = optclip.metrics(after(tx, PAIR))
+    _, state = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR))
+    found = optclip.metrics(state)
     limits = {key: float(x) for key, x in found.items() if "threshold" in key}
     assert limits == {
         "clip/threshold": 4.0, "clip_3/threshold": 2.0, "clip_2/threshold": 1.0
@@ -91,7 +84,8 @@ def test_metrics_number_clips_of_one_name_around_given_names():
 
 def test_metrics_of_plain_dicts_equal_those_of_the_state():
     """A checkpoint restored without a target is a dict, and may lack None entries."""
-    state = after(optclip.skip(optax.sgd(1.0), max_norm=10.0), PAIR)
+    tx = optclip.skip(optax.sgd(1.0), max_norm=10.0)
+    _, state = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR))
 
     def plain(x):
         if hasattr(x, "_fields"):

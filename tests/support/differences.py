@@ -5,7 +5,7 @@ the output makes second derivatives nonzero.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
@@ -13,28 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 STEP = 1e-3
-
-
-class Derivatives(NamedTuple):
-    """Hold first and second derivatives in forward and reverse mode.
-
-    Attributes:
-      tangent: Directional derivative of the output.
-      slope: Gradient of the loss.
-      forward: Hessian-vector product of the loss, forward over reverse.
-      reverse: The same, reverse over reverse.
-      by_numbers: Derivative of the loss by each further argument.
-    """
-
-    tangent: Any
-    slope: Any
-    forward: Any
-    reverse: Any
-    by_numbers: Any = ()
-
-
-# The fields that finite differences compute too.
-OF_UPDATES = Derivatives._fields[:4]
+# The directional derivative of the output, the gradient of the loss, and the Hessian-
+# vector product of the loss, in two modes: forward over reverse, reverse over reverse.
+PARTS = ("tangent", "slope", "forward", "reverse")
 
 
 def weights(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,11 +31,11 @@ def loss(y: np.ndarray) -> Any:
 
 def by_jax(
     clip: Callable[..., Any], x: chex.Array, along: chex.Array, *numbers: chex.Numeric
-) -> Derivatives:
-    """Differentiate in all orders and modes; works under jit and vmap.
+) -> tuple[dict[str, Any], Any]:
+    """Return `PARTS`, and the derivative of the loss by each further argument.
 
-    Clipping is traced once: forward over reverse is a linear program, whose transpose
-    is reverse over reverse.
+    Works under jit and vmap. Clipping is traced once: forward over reverse is a linear
+    program, whose transpose is reverse over reverse.
     """
 
     def both(x: Any) -> Any:
@@ -66,7 +47,8 @@ def by_jax(
     (y, slope), push, by_numbers = jax.linearize(both, x, has_aux=True)
     tangent, forward = push(along)
     (reverse,) = jax.linear_transpose(push, x)((jnp.zeros_like(y), along))
-    return Derivatives(tangent, slope, forward, reverse, by_numbers)
+    parts = (tangent, slope, forward, reverse)
+    return dict(zip(PARTS, parts, strict=True)), by_numbers
 
 
 def by_differences(
@@ -74,8 +56,8 @@ def by_differences(
     x: np.ndarray,
     along: np.ndarray,
     second: bool = True,
-) -> Derivatives:
-    """Differentiate by central differences, with steps relative to each coordinate."""
+) -> dict[str, Any]:
+    """Return `PARTS` by central differences, with steps relative to each coordinate."""
     unit = sizes(x)
 
     def of_loss(x: np.ndarray) -> float:
@@ -88,7 +70,8 @@ def by_differences(
     curve = None
     if second:
         curve = [slope_along(tilt, x, move) for move in np.diag(unit)] / unit
-    return Derivatives(slope_along(clip, x, along), slope, curve, curve)
+    parts = (slope_along(clip, x, along), slope, curve, curve)
+    return dict(zip(PARTS, parts, strict=True))
 
 
 def slope_along(function: Callable[[Any], Any], x: Any, along: Any) -> Any:

@@ -57,8 +57,6 @@ def strict(tx: optax.GradientTransformationExtraArgs):
     return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
 
 
-# The arguments of `typed`; `mixed` has leaves of all three dtypes.
-KINDS = ("float32", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -76,26 +74,18 @@ def optimized_jit(function, **kwargs):
     return jax.jit(function, **compiler.options(compiler.OPTIMIZED), **kwargs)
 
 
-def gradients(
-    seed: int = 0, dtype: chex.ArrayDType = jnp.float32, scale: chex.Numeric = 1.0
-) -> chex.ArrayTree:
+def gradients(seed: int = 0, dtype: chex.ArrayDType = jnp.float32) -> chex.ArrayTree:
     """Return leaves with norms below and above each threshold of the registry."""
     rng = np.random.default_rng(seed)
     tree = {
         "dense": {"bias": rng.normal(size=4) * 0.01, "kernel": rng.normal(size=(3, 4))},
         "out": [rng.normal(size=(2, 4)) * 5.0],
     }
-    return jax.tree.map(lambda x: jnp.asarray(x * scale, dtype), tree)
-
-
-def typed(kind: str, seed: int = 0) -> chex.ArrayTree:
-    """Return the mixed gradients, or gradients of one dtype."""
-    if kind == "mixed":
-        return mixed_gradients(seed)
-    return gradients(seed, jnp.dtype(kind))
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), tree)
 
 
 def mixed_gradients(seed: int = 0) -> chex.ArrayTree:
+    """Return gradients with one dtype of `DTYPES` per leaf."""
     tree = gradients(seed)
     # Leaves that every transformation clips; a small leaf would be unchanged.
     tree["dense"]["kernel"] = tree["dense"]["kernel"].astype(jnp.bfloat16)

@@ -80,11 +80,9 @@ def by_tree(
     return jax.tree.map(lambda x: x * factor, tree)
 
 
-def by_top_key(
-    tree: chex.ArrayTree, limits: dict[str, float], p: float = 2.0
-) -> chex.ArrayTree:
+def by_top_key(tree: chex.ArrayTree, c: float) -> chex.ArrayTree:
     """Clip with one norm per entry of the outermost dict."""
-    return {key: by_tree(part, limits[key], p) for key, part in tree.items()}
+    return {key: by_tree(part, c) for key, part in tree.items()}
 
 
 def by_matrix(tree: chex.ArrayTree, c: float) -> chex.ArrayTree:

@@ -144,10 +144,6 @@ def square_root_capper(norm, threshold):
 top_key = optclip.by_path(lambda path: path.split("/")[0] or "all")
 
 
-def _by_both(tree: Any, c: float) -> Any:
-    return oracles.by_top_key(tree, {"dense": c, "out": c})
-
-
 def _root(n: float, c: float) -> float:
     return math.sqrt(c / n) if n > c > 0 else float(n <= c)
 
@@ -255,7 +251,7 @@ ENTRIES = [
         "group-norm",
         optclip.clip_by_group_norm,
         ("max_norm", 4.0),
-        _by_both,
+        oracles.by_top_key,
         {"groups": top_key},
         statics=("groups",),
         scope="groups",
@@ -321,7 +317,7 @@ ENTRIES = [
         "user-scope",
         optclip.clip_by,
         ("threshold", 4.0),
-        _by_both,
+        oracles.by_top_key,
         {"over": TopKeys()},
         scope="user",
     ),
@@ -474,7 +470,3 @@ OTHER_NAMES = {
     "with_error_feedback": "test_wrappers.py",
     "with_periodic_reset": "test_wrappers.py",
 }
-
-
-def numpy_tree(tree: chex.ArrayTree) -> chex.ArrayTree:
-    return jax.tree.map(lambda x: np.asarray(x).astype(np.float64), tree)

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 import optclip
 from optclip import functional, thresholds
 
-DTYPES = ("float32", "bfloat16", "float16")
-
 
 class Range(NamedTuple):
     """Hold the largest number with a finite norm, the smallest normal one and eps."""
