@@ -29,10 +29,10 @@ def typed(shapes, dtype):
     return [jax.ShapeDtypeStruct(shape, next(kinds)) for shape in shapes]
 
 
-def some_leaves(dtype, width=768, words=8000):
+def some_leaves(dtype):
     """Leaves of a transformer, of 10 million elements."""
-    d = width
-    return typed([(words, d), (d,), (d, 3 * d), (3 * d,), (d, 4 * d)], dtype)
+    d = 768
+    return typed([(8000, d), (d,), (d, 3 * d), (3 * d,), (d, 4 * d)], dtype)
 
 
 def num_bytes(tree):

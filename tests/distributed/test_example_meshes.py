@@ -51,10 +51,10 @@ def placed(mesh, tree, specs):
     )
 
 
-def sharded(mesh, specs, padding=PADDING):
+def sharded(mesh, specs):
     with jax.set_mesh(mesh):
         params = placed(mesh, PARAMS, specs)
-        return params, *placed(mesh, (BATCH, padding), (P("data"), P("data")))
+        return params, *placed(mesh, (BATCH, PADDING), (P("data"), P("data")))
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,8 @@ def test_ghost_random_program_equals_gradients(request, first):
     with jax.enable_x64(True):
         for seed in seeds[first::4]:
             loss, params, examples = random_losses.make(seed)
-            run = per_example_oracle.in_haste
             try:
-                per_example_oracle.check(loss, params, examples, rtol=1e-9, run=run)
+                per_example_oracle.check(loss, params, examples, rtol=1e-9)
             except AssertionError as error:
                 raise AssertionError(f"The loss of the seed {seed}.") from error
             if seed % 100 > 95:
@@ -62,9 +61,7 @@ def test_ghost_random_program_equals_gradients(request, first):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_ghost_unusual_use_of_parameters_equals_gradients(name):
-    per_example_oracle.check(
-        PLACES[name], PLACE_PARAMS, PLACE_EXAMPLES, run=per_example_oracle.in_haste
-    )
+    per_example_oracle.check(PLACES[name], PLACE_PARAMS, PLACE_EXAMPLES)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -79,8 +76,7 @@ def test_ghost_low_precision_equals_gradients(dtype):
         return jnp.sum(y, dtype="float32")
 
     rtol = 4 * float(jnp.finfo(dtype).eps)
-    run = per_example_oracle.in_haste
-    per_example_oracle.check(loss, params, PLACE_EXAMPLES, rtol=rtol, run=run)
+    per_example_oracle.check(loss, params, PLACE_EXAMPLES, rtol=rtol)
 
 
 def large_loop(p, x):
@@ -109,8 +105,7 @@ def large_tied_head(p, x):
 def test_ghost_large_leaf_equals_gradients(loss, shape):
     params = {"w": example_losses.normal(*shape) / 16, "v": example_losses.normal(1025)}
     examples = example_losses.normal(2, 1, shape[0])
-    run = per_example_oracle.in_haste
-    per_example_oracle.check(loss, params, examples, rtol=1e-5, run=run)
+    per_example_oracle.check(loss, params, examples, rtol=1e-5)
 
 
 CHANGES = {

@@ -21,13 +21,13 @@ def arrays(shape):
     return grads * np.float32(small), params * np.float32(~zero)
 
 
-def expected_of(grads, params, axis, ratio=0.01, least=1e-3):
+def expected_of(grads, params, axis):
     """Equation 3 of Brock et al. (2021) in float64."""
     grads, params = (np.asarray(x, np.float64) for x in (grads, params))
     norm, size = (
         np.sqrt(np.sum(x**2, axis=axis, keepdims=True)) for x in (grads, params)
     )
-    limit = ratio * np.maximum(size, least)
+    limit = 0.01 * np.maximum(size, 1e-3)
     return np.where(norm > limit, grads * limit / np.where(norm > 0, norm, 1), grads)
 
 

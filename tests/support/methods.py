@@ -207,12 +207,10 @@ class StableAdamW(Oracle):
         return update / max(1.0, rms)
 
 
-def clippy(
-    delta: np.ndarray, w: np.ndarray, rel: float = 0.5, abs_: float = 0.01
-) -> float:
+def clippy(delta: np.ndarray, w: np.ndarray) -> float:
     """Tang et al. 2023, arXiv:2302.09178: the scale of a tensor's update."""
     moved = delta != 0
-    allowed = rel * np.abs(w[moved]) + abs_
+    allowed = 0.5 * np.abs(w[moved]) + 0.01
     return float(np.min(allowed / np.abs(delta[moved]), initial=1.0))
 
 

@@ -358,7 +358,7 @@ class Maker:
         return apply
 
 
-def make(seed, dtype="float64", examples=3):
+def make(seed):
     """Return a loss, its parameters and a batch."""
     maker = Maker(seed)
     rng = maker.rng
@@ -372,10 +372,10 @@ def make(seed, dtype="float64", examples=3):
 
     def normal(shape):
         size = shape[-2] if len(shape) > 1 else 1
-        return jnp.asarray(rng.normal(size=shape) / np.sqrt(size), dtype)
+        return jnp.asarray(rng.normal(size=shape) / np.sqrt(size), jnp.float64)
 
     params = {name: normal(shape) for name, shape in SHAPES.items()}
     params["flag"] = jnp.asarray(0, jnp.int32)
-    x = normal((examples, positions, N))
-    ids = jnp.asarray(rng.integers(0, V, (examples, positions)), jnp.int32)
+    x = normal((3, positions, N))
+    ids = jnp.asarray(rng.integers(0, V, (3, positions)), jnp.int32)
     return loss, params, (x, ids)

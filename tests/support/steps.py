@@ -34,9 +34,9 @@ def metrics_of(states):
     return jax.vmap(optclip.metrics)(states)
 
 
-def history(tx, updates, params=None, **extra):
+def history(tx, updates, **extra):
     """Return the updates and metrics of each step, and the last state."""
-    outs, states = over_steps(tx, updates, params, **extra)
+    outs, states = over_steps(tx, updates, **extra)
     last = jax.tree.map(lambda x: x[-1], states)
     return outs, jax.device_get(metrics_of(states)), last
 

@@ -111,12 +111,6 @@ def restore(path, like=None):
         return checkpointer.restore(path, like)
 
 
-def assert_identical(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
 def by_orbax(state, like, path):
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path / "state", state)

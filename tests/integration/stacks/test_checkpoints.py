@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from flax import serialization
 
 import optclip
 from tests.integration.stacks import by_hand, checkpoints, page
-from tests.integration.stacks.checkpoints import assert_identical, by_orbax, restore
+from tests.integration.stacks.checkpoints import by_orbax, restore
 
 VERSIONS = sorted(path.name for path in checkpoints.GOLDEN.iterdir())
 
@@ -26,7 +27,7 @@ def assert_close(numbers, expected, rtol):
 def test_page_restores_the_run():
     names = page.names("Checkpoints with Orbax")
     by_hand.check_trained(names["losses"], names["restored"]["opt_state"])
-    assert_identical(names["restored"], names["run"])
+    chex.assert_trees_all_equal(names["restored"], names["run"])
 
 
 def test_checkpoint_restored_without_target_has_metrics_and_rejects_steps():
@@ -34,7 +35,9 @@ def test_checkpoint_restored_without_target_has_metrics_and_rejects_steps():
     bare = restore(names["path"])
     whole = restore(names["path"], names["like"])
     assert bare["opt_state"][0]["clip_step"] == 20
-    assert_identical(*(optclip.metrics(s["opt_state"]) for s in (bare, whole)))
+    chex.assert_trees_all_equal(
+        *(optclip.metrics(s["opt_state"]) for s in (bare, whole))
+    )
     with pytest.raises(TypeError, match="`state` must be a ClipState"):
         names["step"](bare, names["targets"][0])
 
@@ -53,8 +56,10 @@ def test_restored_state_continues_bit_identically(save, tmp_path):
     """The run has all kinds of state."""
     run = checkpoints.go_on(checkpoints.start(), 0, 6)
     restored = save(run, checkpoints.start(), tmp_path)
-    assert_identical(restored, run)
-    assert_identical(checkpoints.go_on(restored, 6, 12), checkpoints.go_on(run, 6, 12))
+    chex.assert_trees_all_equal(restored, run)
+    chex.assert_trees_all_equal(
+        checkpoints.go_on(restored, 6, 12), checkpoints.go_on(run, 6, 12)
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)

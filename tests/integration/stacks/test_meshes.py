@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 import optclip
 from optclip import thresholds
 from tests.integration.stacks import by_hand, checkpoints, page
-from tests.integration.stacks.checkpoints import assert_identical, by_orbax
+from tests.integration.stacks.checkpoints import by_orbax
 
 SPECS = {"bias": P(), "kernel": P("model", None)}
 PARAMS = {"bias": np.ones(16, np.float32), "kernel": np.ones((8, 16), np.float32)}
@@ -56,15 +56,15 @@ def test_nnx_on_mesh_restores_and_continues(tmp_path):
         nnx_step(model, optimizer)
     saved = nnx.state(optimizer)
     nnx.update(fresh, by_orbax(saved, nnx.state(fresh), tmp_path))
-    assert_identical(nnx.state(fresh), saved)
+    chex.assert_trees_all_equal(nnx.state(fresh), saved)
     copy = nnx.clone(model)
     nnx_step(model, optimizer)
     nnx_step(copy, fresh)
-    assert_identical(nnx.state(fresh), nnx.state(optimizer))
+    chex.assert_trees_all_equal(nnx.state(fresh), nnx.state(optimizer))
     logged = optclip.metrics(nnx.as_pure(optimizer.opt_state))
     assert not [key for key in logged if key.endswith("value")]
     for state in (optimizer.opt_state, nnx.state(optimizer)):
-        assert_identical(optclip.metrics(state), logged)
+        chex.assert_trees_all_equal(optclip.metrics(state), logged)
 
 
 def test_linen_on_mesh_restores_and_continues(mesh, tmp_path):
@@ -96,8 +96,8 @@ def test_linen_on_mesh_restores_and_continues(mesh, tmp_path):
 
     like = jax.tree.map(placed, places, shapes)
     restored = by_orbax(saved, like, tmp_path)
-    assert_identical(restored, saved)
-    assert_identical(step(restored), step(saved))
+    chex.assert_trees_all_equal(restored, saved)
+    chex.assert_trees_all_equal(step(restored), step(saved))
     logged = optclip.metrics(saved.opt_state)
     assert not [key for key in logged if key.endswith("value")]
 

@@ -1,5 +1,6 @@
 """Train small models of each library, and compare one step with NumPy."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 import optclip
 from tests.integration.stacks import by_hand, page
-from tests.integration.stacks.checkpoints import assert_identical
 
 # These targets have gradients far above the threshold, also after training.
 LARGE = 30.0
@@ -157,11 +157,11 @@ def test_keras_clip_state_is_saved_and_restored(tmp_path):
     load = names["keras"].saving.load_model
     restored = load(tmp_path / "model.keras", custom_objects=classes)
     states = [m.optimizer.clip_state() for m in (model, restored)]
-    assert_identical(*states)
+    chex.assert_trees_all_equal(*states)
     batch = {"x": names["x"], "y": 3 * names["y"], "batch_size": 64, "verbose": 0}
     for each in (model, restored):
         each.fit(**batch)
-    assert_identical(*(m.optimizer.clip_state() for m in (model, restored)))
+    chex.assert_trees_all_equal(*(m.optimizer.clip_state() for m in (model, restored)))
     assert optclip.metrics(model.optimizer.clip_state())["clip/coefficient"] < 1
 
 

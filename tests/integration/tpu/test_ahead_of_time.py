@@ -11,9 +11,10 @@ import optclip
 from benchmarks import tpu
 
 
-def transformer(dtype, num_layers=1, d=768):
+def transformer(dtype):
+    d = 768
     layer = [(d,), (d, 3 * d), (3 * d,), (d, d), (d,), (d, 4 * d), (4 * d,), (4 * d, d)]
-    shapes = [(50_176, d), (100,), *layer * num_layers]
+    shapes = [(50_176, d), (100,), *layer]
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
 
 
