@@ -7,9 +7,6 @@ import pytest
 from jax import lax
 
 from optclip.per_example import norms
-
-# Private: public functions check a loss before `backward` does, with a message of theirs.
-from optclip.per_example._ghost._ghost_backward import backward
 from tests.support import (
     covering,
     example_losses,
@@ -127,15 +124,6 @@ CHANGES = {
 def test_plan_keeps_formula_for_moved_elements_only(name):
     change, kind = CHANGES[name]
     assert kinds_of(lambda p, x: jnp.sum(x @ change(p["w"])))["w"] == kind
-
-
-def test_backward_complex_parameter_or_nonscalar_loss_raises():
-    """Public functions check this before they call `backward`."""
-    with pytest.raises(TypeError, match="must be real.*complex64.*two leaves"):
-        backward(lambda p, x: p.real.sum(), jnp.ones(2, complex), PLACE_EXAMPLES)
-    for loss in (lambda p, x: x @ p["w"], lambda p, x: jnp.int32(3)):
-        with pytest.raises(ValueError, match="one real number for one example"):
-            backward(loss, PLACE_PARAMS, PLACE_EXAMPLES)
 
 
 def test_ghost_norm_of_python_number_counts_it():

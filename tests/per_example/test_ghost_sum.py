@@ -43,6 +43,8 @@ def test_ghost_rejects_complex_parameters_and_auto_takes_vmap():
     params = np.ones(2, np.complex64)
     with pytest.raises(ValueError, match="complex parameters.*method='vmap'"):
         clipped_grad(modulus, 1.0, method="ghost", strict=False)(params, BATCH)
+    with pytest.raises(TypeError, match="must be real.*complex64.*two leaves"):
+        norms(modulus, method="ghost").plan(params, BATCH)
     for method in ("vmap", "auto"):
         f = clipped_grad(modulus, 1.0, method=method)
         plan = f.plan(params, BATCH)

@@ -105,7 +105,6 @@ def traced(
         outputs = loss(*treedef.unflatten(arguments))
         value, aux = outputs if has_aux else (outputs, None)
         value = jnp.asarray(value)
-        _check_value(value)
         # Adding the zero makes a loss that depends only on parameters depend on data.
         return value + zero.astype(value.dtype), aux
 
@@ -130,15 +129,6 @@ def _info(i: int, leaf: jax.Array) -> Any:
     if not is_float:
         return CONST
     return Weight(frozenset([i]), is_narrow=_leaves.is_narrow(leaf))
-
-
-def _check_value(value: jax.Array) -> None:
-    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            "`loss` must return one real number for one example, got"
-            f" {value.dtype}{list(value.shape)}. Pass a function of one example,"
-            " without a batch axis."
-        )
 
 
 def _kind(sites: list[Site]) -> str:
