@@ -133,9 +133,9 @@ def axlearn(multipliers, decay):
     return recipes.axlearn_skip(optax.identity(), min(multipliers), decay)
 
 
-SKIPS = [("olmo_skip", name, olmo(**x)) for name, x in olmo_skip.OPTIONS.items()]
-SKIPS += [
-    ("axlearn_skip", name, axlearn(**x)) for name, x in axlearn_skip.OPTIONS.items()
+SKIPS = [
+    *(("olmo_skip", key, olmo(**x)) for key, x in olmo_skip.OPTIONS.items()),
+    *(("axlearn_skip", key, axlearn(**x)) for key, x in axlearn_skip.OPTIONS.items()),
 ]
 
 
@@ -152,25 +152,26 @@ def test_step_is_skipped_as_in_authors_code(method, name, tx):
 
 # PyTorch, which clips for the authors of AutoClip and ZClip, adds 1e-6 to the norm.
 NORMS = [
-    ("autoclip", name, recipes.autoclip(q / 100, eps=1e-6), 0.1)
-    for name, q in autoclip.PERCENTILES.items()
-]
-# With its defaults, Levanter clips the first spike after half a window, and no other.
-NORMS += [
-    ("levanter", name, mean_std(**x), least)
-    for (name, x), least in zip(levanter.OPTIONS.items(), (1e-3, 0.1), strict=True)
-]
-NORMS += [
+    *(
+        ("autoclip", name, recipes.autoclip(q / 100, eps=1e-6), 0.1)
+        for name, q in autoclip.PERCENTILES.items()
+    ),
+    # With its defaults, Levanter clips the first spike after half a window, and no
+    # other.
+    *(
+        ("levanter", name, mean_std(**x), least)
+        for (name, x), least in zip(levanter.OPTIONS.items(), (1e-3, 0.1), strict=True)
+    ),
     ("zclip", "default", recipes.zclip(eps=1e-6), 0.05),
     ("zclip", "uncapped", recipes.zclip(max_norm=np.inf, eps=1e-6), 0.05),
-]
-NORMS += [
-    ("zclip", name, optclip.clip_by_global_norm(rule, eps=1e-6), 0.05)
-    for name, rule in {
-        "mean": thresholds.zscore(mode="mean"),
-        "percentile": thresholds.zscore(1.0, mode="percentile"),
-        "skip": thresholds.zscore(decay=0.9, skip_spikes=True),
-    }.items()
+    *(
+        ("zclip", name, optclip.clip_by_global_norm(rule, eps=1e-6), 0.05)
+        for name, rule in {
+            "mean": thresholds.zscore(mode="mean"),
+            "percentile": thresholds.zscore(1.0, mode="percentile"),
+            "skip": thresholds.zscore(decay=0.9, skip_spikes=True),
+        }.items()
+    ),
 ]
 
 
@@ -186,8 +187,10 @@ def test_norm_is_clipped_as_in_authors_code(method, name, tx, least):
     assert least < np.mean(left < 0.99 * norms) < 0.95
 
 
-STEPS = [("agc", name, recipes.agc(ratio)) for name, ratio in agc.RATIOS.items()]
-STEPS += [("clippy", name, recipes.clippy(**x)) for name, x in clippy.OPTIONS.items()]
+STEPS = [
+    *(("agc", name, recipes.agc(ratio)) for name, ratio in agc.RATIOS.items()),
+    *(("clippy", name, recipes.clippy(**x)) for name, x in clippy.OPTIONS.items()),
+]
 
 
 GIVEN = {"agc": "gradients", "clippy": "steps"}

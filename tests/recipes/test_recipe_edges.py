@@ -161,7 +161,7 @@ WORDS = lambda path, shape: -1 if "embed" in path else None  # noqa: E731
     [
         (None, {"attention": (0, 1), "embed": 0, "row": 0}),
         (OUTPUTS, {"attention": 0}),
-        (WORDS, {"embed": -1}),
+        (WORDS, {"embed": -1, "row": 0, "attention": (0, 1)}),
     ],
 )
 def test_agc_axis_option_sets_axes_of_norms(axis, over):

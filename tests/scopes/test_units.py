@@ -61,18 +61,6 @@ def test_stacked_layers_clip_like_separate_layers():
     assert not np.allclose(plain["bias"], found["bias"])
 
 
-def test_agc_with_axis_of_inputs_clips_outputs_on_first_axis():
-    """Equinox and haliax store the outputs of a layer on its first axis."""
-    pairs = {"weight": arrays((5, 4)), "bias": arrays((5,))}
-    grads, params = ({k: v[i] for k, v in pairs.items()} for i in range(2))
-    tx = recipes.agc(axis=lambda path, shape: -1 if len(shape) == 2 else None)
-    clipped = compiled(tx)(grads, params)
-    for name, axis in (("weight", -1), ("bias", 0)):
-        expected = expected_of(grads[name], params[name], axis)
-        np.testing.assert_allclose(clipped[name], expected, **CLOSE)
-        assert not np.allclose(expected, grads[name])
-
-
 @pytest.mark.parametrize("nonfinite", ["propagate", "zero"])
 def test_relative_threshold_of_infinite_parameter_norm_clips_nothing(nonfinite):
     """The squares of parameters may overflow, unlike those of gradients."""

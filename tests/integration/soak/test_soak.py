@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optclip
 from optclip import thresholds
+from tests.support import rules
 
 STEPS = 100_000
 SIZES = {"a": (4, 2), "b": (8,), "c": (2, 2)}
@@ -51,17 +52,9 @@ def gradients(size):
 
 def expected_thresholds(rule, sizes):
     """Return the thresholds of the leaf whose norm is `sizes`, in float64."""
-    sizes = sizes.astype(np.float64)
-    if rule == "quantile":
-        windows = (sizes[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(sizes)))
-        return np.array([np.quantile(window, Q) for window in windows])
-    average, limits = np.inf, []
-    for size in sizes:
-        limits.append(RATIO * average)
-        clipped = min(size, limits[-1])
-        updated = DECAY * average + (1 - DECAY) * clipped
-        average = clipped if average == np.inf else updated
-    return np.array(limits)
+    ema, quantile = rules.AdaGC(RATIO, DECAY, 0, 1.0), rules.AutoClip(Q, WINDOW)
+    oracle = quantile if rule == "quantile" else ema
+    return np.array([oracle.step(size) for size in sizes.astype(np.float64)])
 
 
 def assert_thresholds(rule, measured, sizes):
