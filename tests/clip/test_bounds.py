@@ -96,3 +96,6 @@ def test_limit_is_symmetric(limit):
     clipped = clip(x)
     np.testing.assert_array_equal(clipped, -clipped[::-1])
     assert np.max(np.abs(np.float64(clipped))) <= float(limit)
+    largest = min(float(limit), float(np.finfo(np.float32).max))
+    expected = np.clip(np.float64(x), -largest, largest)
+    np.testing.assert_allclose(clipped, expected, rtol=1.2e-7)

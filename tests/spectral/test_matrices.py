@@ -136,8 +136,13 @@ def test_matrix_clipping_invalid_leaf_or_option_raises(clip, tree, options, word
 
 
 @pytest.mark.parametrize("options", [options for options, _ in FOR_PRODUCTS])
-def test_singular_values_by_eigh_take_every_elementwise_response(options):
-    optclip.clip_by(1.0, over=optclip.singular_values(), **options)
+def test_singular_values_by_eigh_apply_elementwise_response(options):
+    over = optclip.singular_values()
+    found, _ = helpers.quick_jit(lambda x: F.clip_by(x, 1.0, over=over, **options))(X)
+    u, s, vt = np.linalg.svd(np.float64(X), full_matrices=False)
+    left, _ = F.clip_by(np.float32(s), 1.0, over="element", **options)
+    assert helpers.differs(left, s)
+    np.testing.assert_allclose(found, u * left[..., None, :] @ vt, atol=4e-6)
 
 
 def test_norms_are_singular_values_in_ascending_order_or_a_bound():

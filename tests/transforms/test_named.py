@@ -81,5 +81,9 @@ def test_clip_by_value_two_bounds_by_position_raises_with_both_calls():
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
-def test_factory_of_array_of_thresholds_is_accepted(name):
-    getattr(optclip, name)({"a": ONES})
+def test_factory_of_array_of_thresholds_applies_them(name):
+    limits = np.ones((3, 1, 1) if "spectral" in name else 3, np.float32)
+    eyes = np.stack([np.eye(3, dtype=np.float32)] * 3)
+    tx = getattr(optclip, name)({"a": limits})
+    clipped, _ = tx.update({"a": 3 * eyes}, tx.init({"a": eyes}))
+    np.testing.assert_allclose(clipped["a"], eyes, atol=1e-6)
