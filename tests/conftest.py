@@ -51,7 +51,11 @@ class BoundedMemory:
 
 @pytest.fixture
 def run(request):
-    """Return a function that compiles its argument, or returns it unchanged."""
+    """Return a function that compiles its argument, or returns it unchanged.
+
+    A test with this fixture runs twice, eagerly and compiled, unless its `covering`
+    marker chooses the cases.
+    """
     # Imported here, since some nox sessions lack its dependencies.
     from tests.support import helpers
 

@@ -21,7 +21,7 @@ def clip_of(entry):
 def whole_tree(entry, group, **options):
     """Return the leaves of a group, and the leaves that clipping does not change."""
     tree = leaf_kinds.gradients(entry, group, **options)
-    tree["dense"]["beside"] = leaf_kinds.beside()
+    tree["dense"]["unclipped"] = leaf_kinds.unclipped()
     return tree
 
 
@@ -33,8 +33,8 @@ def assert_whole(clipped, entry, group, **options):
         is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
 
-    beside = clipped["dense"].pop("beside")
-    assert jax.tree.map(bits, beside) == jax.tree.map(bits, leaf_kinds.beside())
+    unclipped = clipped["dense"].pop("unclipped")
+    assert jax.tree.map(bits, unclipped) == jax.tree.map(bits, leaf_kinds.unclipped())
     tree = leaf_kinds.gradients(entry, group, **options)
     expected = leaf_kinds.expected(entry, tree)
     leaf_kinds.assert_clipped(clipped, tree, expected, entry.roundings)

@@ -1,6 +1,6 @@
 """The policies of `nonfinite=`: each cell of the table in docs/nan_and_inf.md.
 
-One compiled program per scope and mask holds all four policies.
+One compiled program per scope and mask holds all three policies.
 """
 
 import functools

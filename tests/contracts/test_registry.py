@@ -27,13 +27,13 @@ def test_public_names_are_registered_and_in_their_test_file():
         assert re.search(rf"\b{name}\b", text), (name, file)
 
 
-def test_the_public_api_is_as_written():
+def test_public_api_equals_written_file():
     """`python -m tools.public_api` writes the file: a changed default is reviewed."""
     lines, written = public_api.text().split(), public_api.FILE.read_text().split()
     assert lines == written, "Run `python -m tools.public_api` and review the change."
 
 
-def test_nothing_public_can_be_changed_by_accident():
+def test_public_dataclasses_are_frozen():
     """`jit` would not notice a rule or scope that changes after its first call."""
     modules = [m for name, m in sys.modules.items() if name.startswith("optclip")]
     members = {

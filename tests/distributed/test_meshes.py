@@ -135,7 +135,7 @@ def test_clip_of_hard_gradients_in_shard_map_matches_one_device(name):
 
 
 @pytest.mark.parametrize("where", ["eager", "eager on auto", "in a mesh", "traced"])
-def test_memory_lies_where_its_norms_do(where):
+def test_rule_memory_is_sharded_like_its_norms(where):
     """From `init` on, unless that is traced outside a mesh or the axes are Auto."""
     kind = AxisType.Auto if where == "eager on auto" else AxisType.Explicit
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
@@ -153,8 +153,8 @@ def test_memory_lies_where_its_norms_do(where):
     init = tx.init if where.startswith("eager") else helpers.quick_jit(tx.init)
     with jax.set_mesh(mesh) if where == "in a mesh" else contextlib.nullcontext():
         state = init(tree)
-    lies_there = memory_of_split(state).sharding.is_equivalent_to(place, 2)
-    assert lies_there == (where in ("eager", "in a mesh"))
+    is_sharded = memory_of_split(state).sharding.is_equivalent_to(place, 2)
+    assert is_sharded == (where in ("eager", "in a mesh"))
     update = helpers.quick_jit(tx.update)
     for step in (1, 2):
         updates, state = update(tree, state)

@@ -12,7 +12,7 @@ MISSED = {"clip_by_norm(axis=0)": 108}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)
-def test_equations_of_a_leaf(name):
+def test_clipping_one_leaf_traces_few_equations(name):
     _, goal = weight.EQUATIONS[name]
     # Plus a tenth, since other versions of JAX trace a few more equations.
     assert 0 < weight.equations(name) <= 1.1 * MISSED.get(name, goal)

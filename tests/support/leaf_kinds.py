@@ -101,7 +101,7 @@ def sparse(values: np.ndarray) -> dict[str, BCOO]:
     }
 
 
-def beside() -> dict[str, Any]:
+def unclipped() -> dict[str, Any]:
     """Return leaves that clipping leaves unchanged and excludes from norms."""
     return {
         "bool": jnp.array([True, False]),

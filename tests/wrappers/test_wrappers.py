@@ -1,4 +1,4 @@
-"""Test error feedback, periodic resets, and clipping after an optimizer."""
+"""Test error feedback, periodic resets, and clipping before and after an optimizer."""
 
 import chex
 import jax
