@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip import functional as F
-from tests.spectral.test_singular_values import matrix
+from tests.support.matrices import matrix
 
 SHAPES = [(24, 40), (40, 24), (24, 24), (8, 300)]
 DTYPES = ["float32", "complex64"]

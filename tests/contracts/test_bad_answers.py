@@ -253,16 +253,6 @@ def test_update_state_of_something_else_raises(tx, state, error, words):
         tx.update(TREE, state)
 
 
-def test_leaf_record_equal_paths_have_names_of_their_own():
-    tree = {"a/b": np.array([3.0]), "a": {"b": np.array([4.0]), "b_2": np.ones(1)}}
-    _, state = once(optclip.clip_by_norm(1.0, record="leaves"), tree)
-    metrics = optclip.metrics(state)
-    leaf_norms = {k: v for k, v in metrics.items() if k.startswith("clip/norm/")}
-    assert sorted(leaf_norms.values()) == [1.0, 3.0, 4.0]
-    assert leaf_norms["clip/norm/a/b"] == 4.0
-    assert leaf_norms["clip/norm/a/b_3"] == 3.0
-
-
 @pytest.mark.parametrize(
     ("factory", "arguments", "words"),
     [

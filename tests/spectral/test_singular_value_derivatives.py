@@ -13,8 +13,8 @@ import pytest
 
 from optclip import functional as F
 from optclip import responses
-from tests.spectral.test_singular_values import matrix
 from tests.support import covering, helpers
+from tests.support.matrices import matrix
 from tools import derivatives as spiked
 from tools.derivatives import CAPS, exact
 

@@ -13,6 +13,7 @@ import optclip
 from optclip import functional as F
 from optclip import responses
 from tests.support import helpers, oracles
+from tests.support.matrices import matrix
 from tests.support.registry import square_root_capper
 
 SHAPES = [(24, 40), (40, 24), (24, 24), (1, 40), (40, 1), (2, 3)]
@@ -89,14 +90,6 @@ def far_spectra(k):
         "one 1e30": np.r_[1e30, np.full(k - 1, 0.1)],
         "all 1e6": np.full(k, 1e6),
     }
-
-
-def matrix(rng, values, shape):
-    m, n = shape
-    k = min(shape)
-    u = np.linalg.qr(rng.normal(size=(m, k)))[0]
-    v = np.linalg.qr(rng.normal(size=(n, k)))[0]
-    return (u * values) @ v.T
 
 
 @functools.cache

@@ -133,3 +133,12 @@ def test_record_of_infinite_coefficient_is_as_applied(run):
     np.testing.assert_array_equal(clipped[0], [np.inf, -np.inf])
     np.testing.assert_array_equal(clipped[1], [np.inf, np.inf])
     assert optclip.metrics(state)["clip/coefficient"] == np.inf
+
+
+def test_record_of_leaves_with_equal_paths_has_one_name_per_leaf():
+    tree = {"a/b": np.array([3.0]), "a": {"b": np.array([4.0]), "b_2": np.ones(1)}}
+    found = after(optclip.clip_by_norm(1.0, record="leaves"), tree)
+    leaf_norms = {k: v for k, v in found.items() if k.startswith("clip/norm/")}
+    assert sorted(leaf_norms.values()) == [1.0, 3.0, 4.0]
+    assert leaf_norms["clip/norm/a/b"] == 4.0
+    assert leaf_norms["clip/norm/a/b_3"] == 3.0

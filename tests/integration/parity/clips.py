@@ -104,6 +104,13 @@ def in_keras(name: str) -> Callable[[Leaves, float], Leaves]:
     return clip
 
 
+def dense(x: Any) -> Any:
+    """Convert sparse gradients of TensorFlow and JAX to dense arrays."""
+    if isinstance(x, tf.IndexedSlices):
+        return tf.convert_to_tensor(x)
+    return x.todense() if isinstance(x, BCOO) else x
+
+
 def tensor(x: np.ndarray) -> Any:
     """Convert to a tensor, bfloat16 through float32, which is exact."""
     if x.dtype == BF16:

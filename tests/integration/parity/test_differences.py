@@ -13,6 +13,7 @@ from optclip import functional, per_example
 from .cases import BF16
 from .clips import (
     CLIPS,
+    dense,
     in_optax,
     keras,
     rows,
@@ -23,7 +24,6 @@ from .clips import (
     utils,
     with_grads,
 )
-from .test_operations import dense
 
 X, WHOLE = np.float32([3, 4]), np.array([3, 4])
 ONES = np.ones((2, 3, 1), np.float32)

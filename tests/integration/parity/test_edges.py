@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from .cases import F32, wide
-from .clips import CLIPS, rows
-from .test_operations import dense
+from .clips import CLIPS, dense, rows
 
 INF, NAN = np.inf, np.nan
 X, ZEROS = [np.float32([3, 4])], [np.float32([0, 0])]

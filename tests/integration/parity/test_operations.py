@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.sparse import BCOO
 
 from .cases import BF16, DTYPES, F16, F32, F64, TREE, eps, many, norm, wide
-from .clips import CLIPS, PRECOMPUTED_NORM, rows, tf
+from .clips import CLIPS, PRECOMPUTED_NORM, dense, rows, tf
 
 COUNT = 24
 MATRIX = [(3, 4)]
@@ -61,14 +60,6 @@ def size(name, case):
     if clip.name == "clip_by_rms":
         norms = norms / x.size**0.5
     return float(norms.max() if case.factor > 1 else np.median(norms))
-
-
-def dense(x):
-    return (
-        tf.convert_to_tensor(x)
-        if isinstance(x, tf.IndexedSlices)
-        else (x.todense() if isinstance(x, BCOO) else x)
-    )
 
 
 def assert_close(results, expected, rtol, case):
