@@ -120,7 +120,7 @@ def pytest_configure(config):
     covering.full = config.getoption("full")
     # What the TPU's compiler optimizes is the subject of its tests.
     if not covering.full and not any("integration/tpu" in arg for arg in config.args):
-        compiler.hurry()
+        compiler.make_quick_default()
 
 
 def pytest_generate_tests(metafunc):

@@ -20,7 +20,7 @@ if jax.__version_info__ < (0, 12):
     OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
 
 
-def hurry() -> None:
+def make_quick_default() -> None:
     """Compile without optimizations by default; XLA reads this before its first use."""
     flags = [f"--{name}={str(value).lower()}" for name, value in UNOPTIMIZED.items()]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])

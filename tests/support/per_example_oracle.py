@@ -14,7 +14,7 @@ from optclip.per_example._ghost._squares import scaled_squares
 from tests.support import compiler
 
 # For programs that run once; also with `--full`.
-in_haste = functools.partial(jax.jit, compiler_options=compiler.UNOPTIMIZED)
+always_quick_jit = functools.partial(jax.jit, compiler_options=compiler.UNOPTIMIZED)
 
 
 def is_float(x):
@@ -30,7 +30,7 @@ def gradients(loss, params, examples):
     with jax.enable_x64(True):
         params, examples = widened(params), widened(examples)
         of_one = jax.value_and_grad(loss, allow_int=True)
-        values, grads = in_haste(jax.vmap(of_one, (None, 0)))(params, examples)
+        values, grads = always_quick_jit(jax.vmap(of_one, (None, 0)))(params, examples)
         leaves = jax.tree.leaves(grads)
         return np.asarray(values), [
             np.zeros(x.shape) if x.dtype == jax.dtypes.float0 else np.float64(x)
@@ -57,7 +57,7 @@ def ghost(loss, params, examples, weights, run):
     return jax.tree.map(np.float64, run(function)(params, examples))
 
 
-def check(loss, params, examples, rtol=1e-6, run=in_haste, least=1e-3):
+def check(loss, params, examples, rtol=1e-6, run=always_quick_jit, least=1e-3):
     """Compare to within `rtol`; near zero, `rtol * least` times the largest norm.
 
     Weighted sums, in which the weight of the first example is 0, are rounded more.
