@@ -112,7 +112,7 @@ def cases(shapes: list[str], dtype: str) -> Iterator[Case]:
 
 @functools.cache
 def norm_of_order(p: float) -> Any:
-    return jax.jit(helpers.strictly(functools.partial(global_norm, ord=p)))
+    return jax.jit(helpers.without_promotion(functools.partial(global_norm, ord=p)))
 
 
 def true_norm(tree: list[Any], p: float) -> float:
@@ -161,7 +161,7 @@ def measured_along(axis: int, p: float) -> Any:
     def measured(x: jax.Array) -> jax.Array:
         return norms.measure([norms.Block([x], (axis,))], p)[0]
 
-    return jax.jit(helpers.strictly(measured))
+    return jax.jit(helpers.without_promotion(measured))
 
 
 def worst_of_slices(name: str, p: float) -> float:

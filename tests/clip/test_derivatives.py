@@ -98,7 +98,7 @@ def test_derivatives_match_differences(entry):
     thresholds = [entry.threshold[1]] * entry.scalar_threshold
 
     def clip(x, *threshold):
-        tx = helpers.strict(entry.make(*threshold))
+        tx = helpers.tx_without_promotion(entry.make(*threshold))
         return to_vector(tx.update(to_tree(x), tx.init(to_tree(x)))[0])
 
     def formula(x, *threshold):

@@ -40,7 +40,9 @@ def compiled_update(entry):
 
 @functools.cache
 def _compiled_update(entry):
-    update = chex.assert_max_traces(helpers.strict(entry.make()).update, n=1)
+    update = chex.assert_max_traces(
+        helpers.tx_without_promotion(entry.make()).update, n=1
+    )
     return quick_jit(update, donate_argnums=(0, 1))
 
 
@@ -56,7 +58,7 @@ def stack(trees):
 @every
 def test_state_types_do_not_depend_on_values_or_step(entry):
     """`init` reads shapes and dtypes; `update` keeps the types."""
-    tx = helpers.strict(entry.make())
+    tx = helpers.tx_without_promotion(entry.make())
     state = tx.init(TREE)
     chex.assert_tree_has_only_ndarrays(state)
     shapes = jax.eval_shape(lambda: TREE)
@@ -69,7 +71,7 @@ def test_state_types_do_not_depend_on_values_or_step(entry):
 
 @each_trait
 def test_update_leaks_no_tracer(entry):
-    tx = helpers.strict(entry.make())
+    tx = helpers.tx_without_promotion(entry.make())
     # One leaf, since the check for leaks traces each operation of JAX again.
     leaf = TREE["out"]
     state = jax.eval_shape(tx.init, leaf)
@@ -80,7 +82,7 @@ def test_update_leaks_no_tracer(entry):
 @each_trait
 def test_eager_update_equals_compiled_and_compiles_once(entry):
     """Under `debug_nans`: a zero gradient divides by zero in no branch."""
-    tx = helpers.strict(entry.make())
+    tx = helpers.tx_without_promotion(entry.make())
     with jax.debug_nans(True):
         found, state = tx.update(TREE, tx.init(TREE))
         with helpers.compilations() as compilations:
@@ -116,7 +118,7 @@ def test_vmap_clips_each_example_by_its_own_norm_and_threshold(entry):
     trees = [helpers.mixed_gradients(seed) for seed in range(3)]
 
     def clip(tree, threshold=None):
-        tx = helpers.strict(entry.make(threshold))
+        tx = helpers.tx_without_promotion(entry.make(threshold))
         return tx.update(tree, tx.init(tree))[0]
 
     c = entry.threshold[1]

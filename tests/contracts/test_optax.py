@@ -97,7 +97,7 @@ def names(state):
 @every
 def test_update_takes_extra_arguments_and_parameters_or_none(entry):
     """They change nothing: both calls trace to the same program."""
-    tx = helpers.strict(entry.make())
+    tx = helpers.tx_without_promotion(entry.make())
     state = tx.init(TREE)
 
     def extra(grads, state):

@@ -29,7 +29,9 @@ from tools import bounds
 def test_entry_hostile_magnitudes_follow_formula(entry, dtype):
     @helpers.optimized_jit
     def clip(tree, threshold):
-        tx = helpers.strict(entry.make(threshold if entry.scalar_threshold else None))
+        tx = helpers.tx_without_promotion(
+            entry.make(threshold if entry.scalar_threshold else None)
+        )
         return tx.update(tree, tx.init(tree))[0]
 
     changes = []
@@ -70,7 +72,9 @@ CASES = [
 @functools.cache
 def compiled(name, **options):
     def clip(tree, threshold):
-        tx = helpers.strict(CLIPS[name](threshold, record=False, **options))
+        tx = helpers.tx_without_promotion(
+            CLIPS[name](threshold, record=False, **options)
+        )
         return tx.update(tree, tx.init(tree))[0]
 
     return helpers.optimized_jit(clip)

@@ -48,7 +48,7 @@ def clip(tx, tree):
 def test_clip_of_float64_is_computed_in_float64(entry, run):
     with jax.enable_x64(True):
         tree = helpers.gradients(dtype=jnp.float64)
-        tx = helpers.strict(entry.make())
+        tx = helpers.tx_without_promotion(entry.make())
         found = (quick_jit if run is helpers.optimized_jit else run)(
             lambda t: clip(tx, t)
         )(tree)
@@ -85,7 +85,7 @@ def clips_at(entry):
         limits = {name: THRESHOLDS[name](c) for name in names}
         limits |= {"traced": traced, "inf": np.inf, "zero": 0.0}
         found = {
-            name: clip(helpers.strict(entry.make(limit)), tree)
+            name: clip(helpers.tx_without_promotion(entry.make(limit)), tree)
             for name, limit in limits.items()
         }
         halving = entry.make(optax.piecewise_constant_schedule(c, {1: 0.5}))

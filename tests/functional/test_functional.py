@@ -23,7 +23,7 @@ def test_pure_functions_equal_their_formulas(make):
     tree = make()
 
     @helpers.quick_jit
-    @helpers.strictly
+    @helpers.without_promotion
     def clip_by_all(tree):
         return [clipped_by(entry, tree) for entry in PURE]
 

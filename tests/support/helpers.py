@@ -1,6 +1,7 @@
-"""Provide trees to clip, comparisons, and JAX's strict promotion modes."""
+"""Provide trees to clip, comparisons, and functions without implicit promotion."""
 
 import contextlib
+import functools
 import itertools
 from typing import Any
 
@@ -41,20 +42,21 @@ def compilations():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@contextlib.contextmanager
-def strict_modes():
-    """Disallow implicit dtype and rank promotion."""
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
+def without_promotion(function):
+    """Disallow implicit dtype and rank promotion in `function`; optax's code fails."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            return function(*args, **kwargs)
+
+    return run
 
 
-def strictly(function):
-    """Run `function` in the strict modes, in which optax's own code fails."""
-    return strict_modes()(function)
-
-
-def strict(tx: optax.GradientTransformationExtraArgs):
-    return optax.GradientTransformationExtraArgs(strictly(tx.init), strictly(tx.update))
+def tx_without_promotion(tx: optax.GradientTransformationExtraArgs):
+    return optax.GradientTransformationExtraArgs(
+        without_promotion(tx.init), without_promotion(tx.update)
+    )
 
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -44,7 +44,7 @@ LIMITS = {
 
 def make(entry: Any) -> Any:
     """Build a transformation that clips every leaf of the tree."""
-    return helpers.strict(entry.make(LIMITS.get(entry.id)))
+    return helpers.tx_without_promotion(entry.make(LIMITS.get(entry.id)))
 
 
 def gradients(entry: Any, group: str, *, flipped: bool = False) -> Any:
