@@ -155,6 +155,18 @@ def _may_unwrap(key: Any) -> bool:
     return key in (_IN_BOX, jax.tree_util.FlattenedIndexKey(0))
 
 
+def flatten_dense(tree: PyTree, reason: str) -> Flat:
+    """Flatten a tree; raise with a reason if one of its leaves is sparse."""
+    flat = flatten(tree)
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if is_sparse(leaf):
+            raise TypeError(
+                f"{named(path, 'The')} must be dense, got a BCOO matrix, {reason}. Pass"
+                " its todense(), or exclude it with optax.masked."
+            )
+    return flat
+
+
 def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
     """Return whether a leaf is clipped; integers, bools, float0 and PRNG keys are not.
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from optclip._arrays import _axis_names
+from optclip._arrays._types import Number
 
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
@@ -20,6 +22,18 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
     ):
         return lax.select(where, yes, no)
     return jnp.where(where, yes, no)
+
+
+def as_array(value: Number) -> jax.Array:
+    """Return a number or array as a JAX array, integers of Python or NumPy as floats.
+
+    Without 64-bit types JAX would wrap the former beyond 32 bits and reject the latter.
+    """
+    if isinstance(value, int):
+        return jnp.asarray(float(value))
+    if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
+        return jnp.asarray(value.astype(np.float64))
+    return jnp.asarray(value)
 
 
 def rounding_error(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:

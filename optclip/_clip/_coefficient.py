@@ -8,7 +8,7 @@ from jax import lax
 from jax.core import Tracer
 
 from optclip._arrays._batching import Batched
-from optclip._arrays._numerics import select
+from optclip._arrays._numerics import as_array, select
 from optclip._arrays._types import Number
 from optclip._clip._clip import Clip
 from optclip.responses import Detached, Response
@@ -100,7 +100,7 @@ def _uncompiled(
     # Responses never receive a norm of 0, so none divides by it.
     divisor = select(is_positive, norm, one)
     if not (isinstance(eps, (int, float)) and eps == 0):
-        added = jnp.asarray(eps).astype(norm.dtype)
+        added = as_array(eps).astype(norm.dtype)
         # A traced `eps` is not checked, and a negative one would disable clipping.
         divisor = divisor + select(added < 0, jnp.zeros_like(added), added)
     coefficient = jnp.asarray(response.coefficient(divisor, threshold), norm.dtype)

@@ -105,12 +105,8 @@ def _moved_leaf(
     name = _leaves.named(leaf.path)
     for which, bound in (("lower", lower), ("upper", upper)):
         _axis_names.check_replicated(which, bound, x)
-        if leaf.matrix is not None and jnp.ndim(bound):
-            raise ValueError(
-                f"`{which}` must be one number for {name}, a BCOO matrix, got"
-                f" an array of shape {jnp.shape(bound)}. Pass a number, or a rule"
-                " that returns one, or make the leaf dense with todense()."
-            )
+        if leaf.matrix is not None:
+            _check_sparse(name, which, bound)
     cleaned = clip.nonfinite == "zero"
     # `parts_of` chooses this action only for such responses.
     response = cast(ElementResponse, clip.response)
@@ -124,6 +120,21 @@ def _moved_leaf(
         off = jnp.isinf(lower) & jnp.isinf(upper)
         is_unclipped &= off | jnp.all(jnp.isfinite(x))
     return _sparse.wrapped(is_unclipped, leaf.value, leaf.matrix, out), shrunk
+
+
+def _check_sparse(name: str, which: str, bound: Number) -> None:
+    """Raise unless a bound of a BCOO matrix is one number that keeps zeros."""
+    advice = "Pass a number or a schedule, or make the leaf dense with todense()."
+    if jnp.ndim(bound):
+        raise ValueError(
+            f"`{which}` must be one number for {name}, a BCOO matrix, got an array of"
+            f" shape {jnp.shape(bound)}. {advice}"
+        )
+    known = _validate.concrete(bound)
+    if known is not None and (known > 0 if which == "lower" else known < 0):
+        wanted = "at most 0" if which == "lower" else "at least 0"
+        wanted += f" for {name}, a BCOO matrix, whose zeros are not stored"
+        raise ValueError(_validate.must_be(which, wanted, bound, advice))
 
 
 def _nearer(limit: jax.Array | Limits) -> jax.Array:

@@ -42,6 +42,14 @@ class Scale(Action):
             i: scaled_leaf(clip, leaf, of_block[block])
             for i, leaf, block in layout.scaled()
         }
+        are_scaled = {block for *_, block in layout.scaled()}
+        if len(are_scaled) < len(of_block):
+            # `clip_mask` leaves the other blocks unchanged.
+            of_block = [
+                k if i in are_scaled else jnp.ones_like(k)
+                for i, k in enumerate(of_block)
+            ]
+            coefficients = coefficients.with_entries(of_block)
         return scaled, coefficients
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from optclip import scopes
 from optclip._arrays import _axis_names, _leaves, _validate
 from optclip._arrays._batching import Batched
+from optclip._arrays._numerics import as_array
 from optclip._clip import SCALE, Clip, lay_out
 from optclip.functional._clip_by import clip_by, resolved_without_step, run
 from optclip.norms._interface import flush_small, of_order
@@ -190,6 +191,6 @@ def _norm_argument(norm: Number | None, *, strict: bool) -> Batched | None:
         )
     wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
     _validate.passed_norm("use_norm", norm, wanted)
-    scalar = jnp.asarray(norm)
+    scalar = as_array(norm)
     dtype = _leaves.real_dtype(jnp.promote_types(scalar.dtype, jnp.float16))
     return Batched([flush_small(scalar.astype(dtype))])

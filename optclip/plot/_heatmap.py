@@ -37,10 +37,16 @@ def heatmap(
       The axes.
 
     Raises:
-      ValueError: The transformation records one norm only.
+      ValueError: The transformation records one norm only, or no norm is finite and
+        above 0.
     """
     name, steps, parts = _history.parts_of(history, clip)
     finite = {key: _drawable(x) for key, x in parts.items()}
+    if all(np.isnan(x).all() for x in finite.values()):
+        raise ValueError(
+            f"`history` has no finite norm above 0 in {len(steps)} steps. Record steps"
+            " with gradients."
+        )
     size = {key: _median(x) for key, x in finite.items()}
     order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
     rows = np.stack([_binned(finite[key]) for key in order])

@@ -6,7 +6,7 @@ from typing import Unpack
 
 import optax
 
-from optclip import responses, thresholds
+from optclip import thresholds
 from optclip._arrays import _leaves, _validate
 from optclip.recipes._recipe_options import build, for_record, reject_zero_after_moments
 from optclip.transforms._interface import clip_by
@@ -180,7 +180,7 @@ def acclip(
     reject_zero_after_moments("acclip", options)
     clip = build(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
-        over="element", response=responses.detached("hard"), eps=eps,
+        over="element", eps=eps,
     )  # fmt: skip
     return clip_after(
         optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _validate
+from optclip._arrays._numerics import as_array
 from optclip.recipes._recipe_options import build, scheduled
 from optclip.responses._interface import ScaledSmooth
 from optclip.thresholds._interface import Named
@@ -78,8 +79,8 @@ def sclip(
     for name, value in (("c", c), ("tau", tau)):
         if not callable(value):
             _validate.plain(name, value, above=name == "tau")
-    edge = scheduled(jnp.sqrt, tau)
-    scale = scheduled(lambda limit, t: limit / jnp.sqrt(t), c, tau)
+    edge = scheduled(lambda t: jnp.sqrt(as_array(t)), tau)
+    scale = scheduled(lambda c, t: as_array(c) / jnp.sqrt(as_array(t)), c, tau)
     response = ScaledSmooth(scale)
     return build(clip_by, options, edge, over="element", response=response)
 

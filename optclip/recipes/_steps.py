@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from optclip._arrays import _batching, _leaves, _prefix, _validate
-from optclip._arrays._numerics import ratio
+from optclip._arrays._numerics import as_array, ratio
 from optclip._arrays._types import Leaf, PyTree
 from optclip.recipes._recipe_options import build, reject_zero_after_moments
 from optclip.thresholds import Seen
@@ -156,9 +156,12 @@ def clippy(
             if not _leaves.is_floating(u):
                 return u
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
-            allowed = jnp.asarray(relative * size + absolute, size.dtype)
+            least = as_array(absolute).astype(size.dtype)
+            allowed = as_array(relative).astype(size.dtype) * size + least
             return _quotient(_leaves.widen(jnp.asarray(u)), allowed)
 
+        reason = "which clippy compares with its parameter element by element"
+        _leaves.flatten_dense(seen.updates, reason)
         # Updates may be None where parameters are arrays.
         params = _prefix.lookup(seen.params, seen.updates)
         return jax.tree.map(quotient, seen.updates, params)

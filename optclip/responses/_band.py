@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optclip._arrays import _validate
-from optclip._arrays._numerics import ratio
+from optclip._arrays._numerics import as_array, ratio
 from optclip._arrays._types import Number, NumberOrSchedule
 
 
@@ -46,7 +46,7 @@ class Band:
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         low, min_norm, shrink, growth = (
-            jnp.asarray(value).astype(norm.dtype)
+            as_array(value).astype(norm.dtype)
             for value in (self.low, self.min_norm, self.max_shrink, self.max_growth)
         )
         one = jnp.ones_like(norm)

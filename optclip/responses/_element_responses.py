@@ -77,7 +77,9 @@ class Proportional:
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
         past = ~(norm <= threshold)
-        peak = broadcast_like(_collectives.largest(norm), norm)
+        # A norm that is not finite follows its policy, and sets no factor for others.
+        finite_norm = jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))
+        peak = broadcast_like(_collectives.largest(finite_norm), norm)
         return jnp.where(past, ratio(threshold, jnp.where(past, peak, one)), one)
 
     def element(self, x: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 
+from optclip._arrays._numerics import as_array
 from optclip._arrays._types import Number, NumberOrSchedule, PyTree
 
 
@@ -98,4 +98,4 @@ ThresholdTree = Threshold | PyTree
 
 def like(value: Number, norm: jax.Array) -> jax.Array:
     """Return a hyperparameter, traced or not, in the dtype of the norms."""
-    return jnp.asarray(value).astype(norm.dtype)
+    return as_array(value).astype(norm.dtype)

@@ -20,7 +20,8 @@ def as_array_of_memory(name: str, rule: Rule, value: Any) -> Any:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return value
     if isinstance(value, (bool, int, float, complex)):
-        return jnp.asarray(value)
+        # With a dtype the type is not weak, as it would not be after a step.
+        return jnp.asarray(value, jnp.result_type(value))
     subject = f"`{name}`: the memory returned by init(norm) of the rule {rule!r}"
     raise TypeError(_validate.must_be(subject, "a pytree of arrays", value))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _axis_names, _validate
+from optclip._arrays import _axis_names, _numerics, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip._clip import Layout, clip_of
@@ -121,7 +120,7 @@ def _norm_in(extra: dict[str, Any], name: str) -> jax.Array:
     if norm is None:
         raise ValueError(_validate.must_be(name, wanted, norm, advice))
     _validate.passed_norm(name, norm, wanted, advice)
-    scalar = jnp.asarray(norm)
+    scalar = _numerics.as_array(norm)
     _axis_names.check_one(name, scalar)
     return scalar
 

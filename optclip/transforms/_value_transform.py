@@ -50,8 +50,9 @@ def clip_by_value(
         the bound, `"drop"` sets them to 0; `"normalize"` moves all elements. Other
         responses need a symmetric `limit`.
       strict: Whether bounds are rounded toward zero in the dtype of each leaf.
-      nonfinite: `"propagate"` moves inf to its bound and keeps NaN, `"zero"` zeros
-        both, `"raise"` raises under `jax.experimental.checkify`.
+      nonfinite: `"propagate"` keeps NaN; inf moves to its bound if `response` is
+        `"hard"`, `"normalize"` or `"proportional"`. `"zero"` zeros both, `"raise"`
+        raises under `jax.experimental.checkify`.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.

@@ -14,6 +14,8 @@ from optclip._clip import cast
 from optclip.typing import ErrorFeedbackState
 from optclip.wrappers._inner import check_state, transformation
 
+_SPARSE = "whose residual would be a dense array"
+
 
 def with_error_feedback(
     clip: optax.GradientTransformation,
@@ -59,7 +61,7 @@ def with_error_feedback(
     inner = transformation("clip", clip)
 
     def init_fn(params: PyTree) -> ErrorFeedbackState:
-        flat = _dense_leaves(params)
+        flat = _leaves.flatten_dense(params, _SPARSE)
         pairs = list(zip(flat.leaves, flat.clippable(), strict=True))
         # `clip.init` receives the dtypes in which `update` passes the leaves to it.
         leaves = [
@@ -77,7 +79,7 @@ def with_error_feedback(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, ErrorFeedbackState]:
         check_state(state, ErrorFeedbackState)
-        flat = _dense_leaves(updates)
+        flat = _leaves.flatten_dense(updates, _SPARSE)
         old = flat.treedef.flatten_up_to(state.feedback_residual)
         total = [
             x if residual is None else _leaves.widen(_leaves.values(x)) + residual
@@ -103,23 +105,10 @@ def with_error_feedback(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _dense_leaves(tree: PyTree) -> _leaves.Flat:
-    """Return the leaves of a tree; raise if one is sparse."""
-    flat = _leaves.flatten(tree)
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if _leaves.is_sparse(leaf):
-            raise TypeError(
-                f"{_leaves.named(path, 'The')} must be dense, got a BCOO"
-                " matrix, whose residual would be a dense array. Pass its"
-                " todense(), or exclude it with optax.masked."
-            )
-    return flat
-
-
 def _rounded(u: jax.Array, like: jax.Array) -> jax.Array:
     return cast(u, like, towards_zero=u.dtype != like.dtype)
 
 
 def _finite_or(new: jax.Array, old: jax.Array) -> jax.Array:
     """Return the new residual, with the old one in entries that are not finite."""
-    return jnp.where(jnp.isfinite(new), new, old)
+    return jnp.where(jnp.isfinite(new), new.astype(old.dtype), old)

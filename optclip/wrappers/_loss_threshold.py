@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _axis_names, _validate
+from optclip._arrays import _axis_names, _numerics, _validate
 from optclip._arrays._batching import Batched
 from optclip._arrays._types import PyTree
 from optclip.thresholds._interface import (
@@ -42,7 +42,7 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
         )
         name = "loss" if extra.get("value") is None and value is not None else "value"
         raise ValueError(_validate.must_be(name, wanted, value, advice))
-    loss = jnp.asarray(value).astype(jnp.float32)
+    loss = _numerics.as_array(value).astype(jnp.float32)
     _axis_names.check_one("value", loss)
     return loss
 

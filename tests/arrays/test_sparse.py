@@ -42,6 +42,8 @@ ONE_FOR_FOUR = BCOO(
             MATRIX,
             "leaf 'a', a BCOO matrix, got an array .*Pass a",
         ),
+        (lambda m: F.clip_by_value(m, 0.5, 9.0), MATRIX, "`lower` .*must be at most 0"),
+        (lambda m: F.clip_by_value(m, -9.0, -1.0), MATRIX, "`upper` .*at least 0"),
         *(
             (
                 lambda m, axis=axis: F.clip_by_norm(m, 1.0, axis=axis),

@@ -67,6 +67,16 @@ def test_norm_mask_excludes_leaf_from_group_norm():
     np.testing.assert_allclose(clipped["b"], [4 / 3], rtol=1e-6)
 
 
+def test_clip_mask_excludes_leaf_from_coefficients():
+    tx = optclip.clip_by(1.0, over="leaf", clip_mask=BY_PATH, record="leaves")
+    clipped, state = tx.update(TREE, tx.init(TREE))
+    metrics = optclip.metrics(state)
+    assert clipped["frozen"] == 1e6
+    rates = {key: metrics[f"clip/rate/{key}"] for key in TREE}
+    assert rates == {"a": 1, "b": 1, "frozen": 0}
+    assert metrics["clip/coefficient/frozen"] == 1
+
+
 @pytest.mark.parametrize("name", ["mask", "norm_mask", "clip_mask"])
 def test_mask_without_leaves_raises_with_paths(name):
     """A misspelled path selects no leaf; without float leaves no mask can."""

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import optclip
 from optclip import functional as F
+from optclip import recipes, thresholds
 from tests.support import covering, helpers
 from tests.support.registry import BY_SCOPE, ENTRIES
 
@@ -45,6 +48,32 @@ def test_global_norm_clipping_uses_passed_norm(norm):
     else:
         expected = jax.tree.map(lambda x: np.asarray(x) * (2 / 7), tree)
         helpers.assert_close(found, expected, 2)
+
+
+@pytest.mark.parametrize("number", [2**40, np.int64(2**40)])
+def test_integer_beyond_32_bits_equals_float(number):
+    """JAX rejects such an int, and wraps one of NumPy."""
+    x = np.float32([3.0, 4.0])
+
+    def outs(c):
+        skip = optclip.skip(optax.identity(), max_value=1.0)
+        band = optclip.responses.band(0.5, max_growth=c)
+        given = [
+            optclip.clip_by_global_norm(thresholds.zscore(max_norm=c)),
+            optclip.clip_by_global_norm(20.0, response=band),
+            recipes.sclip(c, c),
+            recipes.clippy(c, c),
+        ]
+        return [
+            F.clip_by_global_norm(x, 1.0, use_norm=c)[0],
+            F.clip_by_global_norm(x, 1.0, eps=c)[0],
+            skip.update(x, skip.init(x), value=c)[0],
+            *(tx.update(x, tx.init(x), x)[0] for tx in given),
+        ]
+
+    found, expected = helpers.quick_jit(lambda: (outs(number), outs(2.0**40)))()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_global_norm_clipping_with_given_norm_computes_none():

@@ -165,6 +165,8 @@ def test_distribution_has_each_finite_norm_once(history):
     assert not labels(plot.distribution(history_of([3.0], np.inf)))
     with pytest.raises(ValueError, match="has no finite norm above 0"):
         plot.distribution(history_of([0.0]))
+    with pytest.raises(ValueError, match="has no finite norm above 0"):
+        plot.heatmap([{"clip/norm/a": 0.0, "clip/norm/b": np.nan}])
 
 
 def test_heatmap_has_a_row_per_leaf():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import recipes
@@ -102,6 +103,24 @@ def test_clippy_without_absolute_part_stops_leaf_at_zero_parameter(updates, expe
     tx = recipes.clippy(1.0, 0.0)
     clipped, _ = once(tx, np.float32(updates), np.float32([0.0, 1.0]))
     np.testing.assert_allclose(clipped, expected, atol=1e-30)
+
+
+def test_acclip_derivative_is_of_its_formula():
+    """The threshold is half of the gradient, plus the memory."""
+
+    def second(gradient):
+        tx = recipes.acclip(b1=0.0, b2=0.5)
+        _, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
+        return tx.update(gradient[None], state)[0][0]
+
+    slope = helpers.quick_jit(jax.grad(second))(jnp.float32(2.0))
+    np.testing.assert_allclose(slope, 0.5, rtol=1e-5)
+
+
+def test_clippy_rejects_sparse_update():
+    params, tx = {"w": jnp.ones((2, 2))}, recipes.clippy()
+    with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*clippy"):
+        tx.update({"w": BCOO.fromdense(params["w"])}, tx.init(params), params)
 
 
 def test_clippy_takes_none_in_place_of_update():

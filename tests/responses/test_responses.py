@@ -150,6 +150,13 @@ def test_proportional_coefficient_is_of_each_element():
     np.testing.assert_allclose(coefficients, [0.25, 1.0, 0.25])
 
 
+def test_proportional_slices_beside_infinite_one_are_scaled():
+    clip = optclip.clip_by(1.0, over=optclip.axes(0), response="proportional")
+    clipped = compiled(clip)(np.float32([[3.0, np.inf], [4.0, 0.0]]))
+    np.testing.assert_allclose(clipped[:, 0], [0.6, 0.8], rtol=1e-6)
+    assert np.all(np.isnan(clipped[:, 1]))
+
+
 def test_band_with_scheduled_lower_edge_follows_schedule():
     band = responses.band(lambda step: 0.25 * (step + 1))
     for response in (band, responses.detached(band)):

@@ -111,6 +111,13 @@ def test_rule_may_remember_prng_key():
     ]
 
 
+def test_rule_with_number_as_memory_is_traced_once():
+    rule = UserRule(0.0, lambda seen, memory: (memory + 1, memory + seen.norm))
+    tx = optclip.clip_by_global_norm(rule)
+    state = jax.eval_shape(tx.init, jnp.ones(2))
+    assert jax.eval_shape(tx.update, jnp.ones(2), state)[1] == state
+
+
 def test_constants_are_compared_and_hashed():
     array = jnp.ones(2)
     one = thresholds.constant(array)

@@ -53,6 +53,15 @@ def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
     np.testing.assert_allclose(total, np.sum(np.float64(rows.astype(dtype)), 0), 1e-6)
 
 
+def test_error_feedback_of_float64_beside_float32_params_keeps_state():
+    tx = optclip.with_error_feedback(optclip.clip_by_value(1.0))
+    with jax.enable_x64(True):
+        state = jax.eval_shape(tx.init, np.ones(2, np.float32))
+        out, new = jax.eval_shape(tx.update, np.ones(2, np.float64), state)
+    assert new == state
+    assert out.dtype == np.float64
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(
     ("clip", "expected"),
