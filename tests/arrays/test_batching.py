@@ -18,7 +18,7 @@ from optclip import functional, responses, thresholds
 # Private: no public function returns which entries are stacked, and none takes such
 # integers. Elsewhere this file tests the public functions.
 from optclip._arrays._batching import MANY, Batched
-from tests.support.helpers import quick_jit, strict
+from tests.support.helpers import quick_jit, tx_without_promotion
 
 SCALES = np.float32([5, 0.1, 1e30, 0, 1e-30])
 
@@ -92,7 +92,7 @@ def test_clip_leaf_among_many_matches_leaf_alone(
     tree = leaves(dtype)
     tree[1][0] = np.inf
     tree[3][:] = np.nan
-    tx = strict(
+    tx = tx_without_promotion(
         optclip.clip_by(
             1.0, over=over, response=response, strict=is_strict, nonfinite=policy
         )
@@ -117,7 +117,9 @@ def by_thresholds(tree, limit):
 def by_bounds(tree, limit):
     lower = {"a": -1.0, "b": np.full(1, -2, np.float32), "c": None}
     upper = {"a": limit[None], "b": 2.0, "c": None}
-    tx = strict(optclip.clip_by(thresholds.bounds(lower, upper), over="element"))
+    tx = tx_without_promotion(
+        optclip.clip_by(thresholds.bounds(lower, upper), over="element")
+    )
     return tx.update(tree, tx.init(tree))[0]
 
 
