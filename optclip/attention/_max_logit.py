@@ -41,7 +41,8 @@ def max_attention_logit(
       [12. 12. 12. 12.]
 
     Args:
-      query: Queries after rotary embedding, `(..., T, H, D)`.
+      query: Queries after rotary embedding, `(..., T, H, D)`. On a mesh with Explicit
+        axes, only the batch and the heads may be split.
       key: Keys, `(..., S, G, D)`. G divides H; query heads that share a key are
         adjacent.
       scale: Factor of the product, the same as in the model. Default: `1 / sqrt(D)`.
@@ -164,7 +165,9 @@ def _by_head(
             # Masked pairs are -inf, so they are never the maximum.
             logits = jnp.where(attended, logits, -jnp.inf)
         axes = (*range(len(batch)), -2, -1)
-        return _maxima.largest(logits, axes, -math.inf).reshape(heads)
+        # On Explicit axes a reshape cannot also remove axes of length 1.
+        peaks = _maxima.largest(logits, axes, -math.inf)
+        return jnp.squeeze(peaks, axes).reshape(heads)
 
     # The last block starts earlier if it would extend past the length.
     starts = np.minimum(np.arange(0, length, max(block, 1)), length - block)
@@ -179,7 +182,7 @@ def _by_head(
 def _before(start: jax.Array, block: int, reach: int) -> jax.Array:
     """Return the rows of a causal mask for a block of queries."""
     rows = start + jnp.arange(block)
-    return (jnp.arange(reach) <= rows[:, None])[None]
+    return (jnp.arange(reach)[None, :] <= rows[:, None])[None]
 
 
 def _rows(mask: jax.Array | None, start: jax.Array, block: int) -> jax.Array | None:

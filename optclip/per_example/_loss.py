@@ -54,7 +54,8 @@ class Loss:
         others = set(range(len(args))) - {*batch, *_places("argnums", self.argnums)}
         for i in sorted(others):
             shapes = [jnp.shape(x) for x in jax.tree.leaves(args[i])]
-            if size > 1 and shapes and all(shape[:1] == (size,) for shape in shapes):
+            is_many = not isinstance(size, int) or size > 1
+            if is_many and shapes and all(shape[:1] == (size,) for shape in shapes):
                 warnings.warn(
                     f"Each example receives all of argument {i} of the loss, although"
                     f" its first axis has the length of the batch, {size}. If it has an"

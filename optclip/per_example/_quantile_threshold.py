@@ -141,7 +141,9 @@ class QuantileThreshold:
         fraction = total / jnp.where(is_empty, jnp.ones_like(number), number) + 0.5
         fraction = jnp.where(is_empty, jnp.full_like(fraction, self.quantile), fraction)
         step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
-        return QuantileState(state.threshold * step, fraction)
+        # Hyperparameters of float64 must not change the dtypes of the state.
+        new = QuantileState(state.threshold * step, fraction)
+        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, state)
 
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"

@@ -6,6 +6,7 @@ from typing import Literal
 
 import optax
 
+from optclip._arrays import _validate
 from optclip.responses._interface import ResponseLike
 from optclip.spectral._matrix_scopes import Method, matrices, singular_values
 from optclip.spectral._spectral_norm import Spectral
@@ -57,7 +58,7 @@ def clip_by_spectral_norm(
       method: `"exact"` (default, relative error at most 1e-5) or
         `"power_iteration"`, which starts from the singular vectors of the previous
         step, stored in the state.
-      steps: Number of power iterations per step. Default: 1.
+      steps: Number of iterations per step of `"power_iteration"`. Default: 1.
       response: What happens above the threshold; see `optclip.responses`.
       eps: Number added to each norm.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
@@ -82,6 +83,9 @@ def clip_by_spectral_norm(
       Lanczos Algorithms with a Random Start", 1992.
     """
     norm = Spectral(method=method, steps=1 if steps is None else steps)
+    if steps is not None and method == "exact":
+        wanted = "omitted with method='exact', which takes no steps"
+        raise ValueError(_validate.must_be("steps", wanted, steps))
     return clip_by(
         Named("max_norm", max_norm, "clip_by_spectral_norm"),
         over=matrices(matrix_axes), norm=norm, response=response, eps=eps,

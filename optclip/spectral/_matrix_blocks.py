@@ -163,7 +163,9 @@ def _scaled(
     finite = jnp.isfinite(size)
     # A matrix with NaN or inf has the unit 1.
     _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
-    exponent = jnp.maximum(exponent - 1, _LEAST_EXPONENT)
+    # XLA divides by multiplying with the inverse, which must not be subnormal.
+    most = jnp.finfo(size.dtype).maxexp - 3
+    exponent = jnp.clip(exponent - 1, _LEAST_EXPONENT, most)
     unit = jnp.ldexp(jnp.ones_like(size), exponent)
     # Zeros replace such a matrix, so that its decomposition is finite; `size` holds the
     # NaN or inf.

@@ -184,6 +184,11 @@ def test_max_logit_under_shard_map_reduces_over_named_axes_only(mask):
 
 
 def test_max_logit_under_jit_on_a_mesh_equals_numpy():
-    spec = NamedSharding(mesh(), P("data", None, "model"))
-    found = jax.jit(max_attention_logit)(*jax.device_put((QUERY, KEY), spec))
-    np.testing.assert_allclose(found, largest_of(QUERY, KEY, None), rtol=1e-6)
+    auto, spec = mesh(), P("data", None, "model")
+    types = (jax.sharding.AxisType.Explicit,) * 2
+    explicit = jax.make_mesh(auto.axis_sizes, auto.axis_names, axis_types=types)
+    for devices in (auto, explicit):
+        arrays = jax.device_put((QUERY, KEY), NamedSharding(devices, spec))
+        with jax.set_mesh(devices):
+            found = jax.jit(max_attention_logit)(*arrays)
+        np.testing.assert_allclose(found, largest_of(QUERY, KEY, None), rtol=1e-6)

@@ -49,7 +49,8 @@ def test_max_logit_equals_numpy(lengths, heads, batch, mask, block_size, scale):
     query, key = arrays(lengths, heads, batch)
     # One key too many would have the largest logit.
     key = key * np.float32(4.0) ** np.arange(lengths[1])[:, None, None]
-    found = compiled(block_size)(query, key, mask=mask, scale=scale)
+    with jax.numpy_rank_promotion("raise"):
+        found = compiled(block_size)(query, key, mask=mask, scale=scale)
     assert found.dtype == np.float32
     attended = np.tril(np.ones(lengths, bool)) if mask else True
     factor = 1 / np.sqrt(5) if scale is None else scale

@@ -516,6 +516,9 @@ MESSAGES = {
     "functional.clip_by_global_norm.response": [
         (responses.band(lambda step: 0.5), V, "must be a response without schedules")
     ],
+    "clip_by_spectral_norm.steps": [
+        (5, V, "`steps` must be omitted with method='exact', which takes no steps")
+    ],
     "clip_by_value.response": [
         (lambda n, c: 1.0, V, "thresholds.bounds(...) applies to single elements."),
         ("proportional", V, "Pass over='element' and response='hard', 'drop' or"),

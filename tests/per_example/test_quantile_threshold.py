@@ -73,6 +73,14 @@ def test_quantile_threshold_divides_noisy_count_by_expected_size():
     np.testing.assert_allclose(state.fraction, (0.5 + noise) / 20 + 0.5, rtol=1e-5)
 
 
+def test_quantile_threshold_of_float64_numbers_keeps_state():
+    half = np.float64(0.5)
+    rule = QuantileThreshold(half, learning_rate=half, init_value=half)
+    with jax.enable_x64(True):
+        state = jax.eval_shape(rule.init)
+        assert jax.eval_shape(rule.update, state, ONES) == state
+
+
 def test_noise_multiplier_splits_budget():
     rule = QuantileThreshold(count_noise=10.0, expected_batch_size=200)
     for relation, moves in (("add_or_remove", 0.5), ("replace_one", 1)):

@@ -51,6 +51,16 @@ def test_matrix_axes_select_matrices(kind, axes):
 
 
 @of_each
+def test_matrix_of_largest_numbers_is_clipped(kind):
+    """Their unit has an inverse that XLA on CPU would flush to zero."""
+    x = np.float32([[3e38, 0.0], [0.0, 1e37]])
+    found = compiled(kind)(x, np.float32(1e37))
+    expected = [1e37, 1e37 / 30 if kind == "spectral norm" else 1e37]
+    np.testing.assert_allclose(np.diag(found), expected, rtol=1e-5)
+    assert not np.any(found[::-1].diagonal())
+
+
+@of_each
 def test_vectors_are_bit_identical_to_norm_clipping(kind):
     """So are matrices of one row or column, and elements of very different sizes.
 

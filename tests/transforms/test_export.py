@@ -55,13 +55,21 @@ def example_loss(w, x):
 
 @pytest.mark.parametrize("reduce", ["sum", "none"])
 def test_clipped_grad_exports_symbolic_batch(reduce):
-    clip = per_example.clipped_grad(example_loss, 1.0, reduce=reduce, strict=False)
+    def loss(w, x, scale):
+        return scale[0] * example_loss(w, x)
+
+    given = {"reduce": reduce, "strict": False, "batch_argnums": 1}
+    clip = per_example.clipped_grad(loss, 1.0, **given)
     measure = per_example.norms(example_loss)
 
     def function(batch, padding):
         w = jnp.zeros(3)
         total, _ = per_example.clipped_sum(batch, 1.0, padding=padding, strict=False)
-        return total, clip(w, batch, padding=padding)[0], measure(w, batch)[1]
+        return (
+            total,
+            clip(w, batch, np.ones(1), padding=padding)[0],
+            measure(w, batch)[1],
+        )
 
     (b,) = export.symbolic_shape("b")
     shapes = jax.ShapeDtypeStruct((b, 3), "float32"), jax.ShapeDtypeStruct((b,), "bool")
@@ -105,6 +113,11 @@ def test_singular_values_export_larger_side_with_bound():
             "static batch size.* method='auto'.*method='vmap'",
         ),
         (
+            lambda x: per_example.norms(example_loss, method="auto")(jnp.ones(3), x),
+            "5, b, 3",
+            "static sizes of examples, got the symbolic size b",
+        ),
+        (
             lambda x: F.clip_by_singular_value(x, 1.0),
             "b, 3",
             r"smaller side .* must be static .*\(b, 3\).*bound the symbol",
@@ -115,7 +128,7 @@ def test_singular_values_export_larger_side_with_bound():
             r"length .* of `query` must be static .*\(b, 2, 3\)",
         ),
     ],
-    ids=["microbatches", "auto", "singular_values", "logits"],
+    ids=["microbatches", "auto", "ghost", "singular_values", "logits"],
 )  # fmt: skip
 def test_symbolic_size_that_must_be_static_raises(function, shape, words):
     given = jax.ShapeDtypeStruct(export.symbolic_shape(shape), "float32")
