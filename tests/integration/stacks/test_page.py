@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[3]
 VERSIONS = dict(page.rows("package"))
 # Packages that only the tests need.
 TOOLS = {
-    "ipykernel", "matplotlib", "nbclient", "nbformat", "pytest", "scikit-learn",
+    "chex", "ipykernel", "matplotlib", "nbclient", "nbformat", "pytest",
+    "scikit-learn",
 }  # fmt: skip
 
 
