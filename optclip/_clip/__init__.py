@@ -19,6 +19,7 @@ from optclip._clip._clip import Clip as Clip
 from optclip._clip._clip import Decision as Decision
 from optclip._clip._clip import Thresholds as Thresholds
 from optclip._clip._coefficient import coefficients_of as coefficients_of
+from optclip._clip._coefficient import one_where_unscaled as one_where_unscaled
 from optclip._clip._coefficient import respond as respond
 from optclip._clip._layout import LaidOutLeaf as LaidOutLeaf
 from optclip._clip._layout import Layout as Layout

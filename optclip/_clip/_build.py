@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+import numpy as np
+
 from optclip._arrays import _validate
 from optclip._arrays._types import AxisName, Mask, Number
 from optclip._clip._action import Action
@@ -34,7 +36,8 @@ def parts_of(scope: Scope, norm: Measurement, response: Response, eps: Number) -
 def _(scope: EachElement, norm: Measurement, response: Response, eps: Number) -> Parts:
     del scope
     # Bounds have no place for `eps`, which only coefficients read.
-    has_eps = not (isinstance(eps, (int, float)) and eps == 0)
+    known = _validate.concrete(eps)
+    has_eps = known is None or np.any(known != 0)
     moves = hasattr(response, "element") and not has_eps
     return Parts(norm, MOVE if moves else SCALE)
 

@@ -11,6 +11,7 @@ from optclip._arrays._batching import Batched
 from optclip._arrays._numerics import as_array, select
 from optclip._arrays._types import Number
 from optclip._clip._clip import Clip
+from optclip._clip._layout import Layout
 from optclip.responses import Detached, Response
 from optclip.responses._interface import is_builtin
 
@@ -35,6 +36,17 @@ def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
     # A user's response may expect scalars, so it gets one norm at a time.
     pairs = zip(norms.entries(), thresholds.entries(), strict=True)
     return norms.with_entries([respond(clip, *pair) for pair in pairs])
+
+
+def one_where_unscaled(layout: Layout, coefficients: Batched) -> Batched:
+    """Return the coefficients, 1 in blocks that `clip_mask` leaves unscaled."""
+    scaled = {block for *_, block in layout.scaled()}
+    entries = coefficients.entries()
+    if len(scaled) == len(entries):
+        return coefficients
+    return coefficients.with_entries(
+        [k if i in scaled else jnp.ones_like(k) for i, k in enumerate(entries)]
+    )
 
 
 def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ from optclip._arrays._numerics import select
 from optclip._arrays._types import Leaf
 from optclip._clip._action import Action
 from optclip._clip._clip import Clip, Decision
-from optclip._clip._coefficient import coefficients_of
+from optclip._clip._coefficient import coefficients_of, one_where_unscaled
 from optclip._clip._layout import LaidOutLeaf
 
 # The primals and tangents of functions of two and of three arrays.
@@ -42,15 +42,7 @@ class Scale(Action):
             i: scaled_leaf(clip, leaf, of_block[block])
             for i, leaf, block in layout.scaled()
         }
-        are_scaled = {block for *_, block in layout.scaled()}
-        if len(are_scaled) < len(of_block):
-            # `clip_mask` leaves the other blocks unchanged.
-            of_block = [
-                k if i in are_scaled else jnp.ones_like(k)
-                for i, k in enumerate(of_block)
-            ]
-            coefficients = coefficients.with_entries(of_block)
-        return scaled, coefficients
+        return scaled, one_where_unscaled(layout, coefficients)
 
 
 SCALE: Scale = Scale()
@@ -100,10 +92,9 @@ def scale(
     """Return `x` times the coefficient in the dtype of `like`; `x` where that is 1."""
     # The product is rounded once, in the cast.
     widened = _leaves.widen(x)
-    if towards_zero:
+    if towards_zero and coefficient.dtype == jnp.float64:
         # The strict band of a float64 coefficient does not cover a float32 product.
-        real = _leaves.real_dtype(widened.dtype)
-        widened = _leaves.widen(x, jnp.promote_types(real, coefficient.dtype))
+        widened = _leaves.widen(x, jnp.float64)
     scaled = _times(widened, coefficient)
     is_one = coefficient == 1
     if x.dtype == like.dtype and not towards_zero:

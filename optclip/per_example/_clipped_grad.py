@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 
 from optclip._arrays import _leaves, _validate
 from optclip._arrays._types import Nonfinite, Number, PyTree
@@ -230,10 +229,6 @@ def clipped_grad(
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
 
 
-def _sizes(examples: PyTree) -> list[Any]:
-    return [n for x in jax.tree.leaves(examples) for n in jnp.shape(x)]
-
-
 def source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
@@ -241,14 +236,12 @@ def source_of(
     params, examples = loss.params(args), loss.examples(args)
     check_floats(_leaves.flatten(params), _TO_SPLIT)
     number = batch_size(examples)
-    sizes = [number] if method == "vmap" else _sizes(examples)
-    symbols = [n for n in sizes if not isinstance(n, int)]
-    if symbols and (size is not None or method != "vmap"):
+    if not isinstance(number, int) and (size is not None or method != "vmap"):
         raise ValueError(
-            "Microbatches require a static batch size, and methods other than 'vmap'"
-            f" static sizes of examples, got the symbolic size {symbols[0]},"
-            f" microbatch_size={size} and method={method!r}. Export with static sizes,"
-            " or pass microbatch_size=None and method='vmap'."
+            "Microbatches and methods other than 'vmap' require a static batch size,"
+            f" got the symbolic size {number}, microbatch_size={size} and"
+            f" method={method!r}. Export with a static batch dimension, or pass"
+            " microbatch_size=None and method='vmap'."
         )
     check_placed(params, examples, number if size is None else size)
     of_one = loss.of_one(args)

@@ -194,7 +194,8 @@ def _places(name: str, argnums: Any) -> tuple[int, ...]:
 
 
 def _check_value(value: Any) -> None:
-    if not _leaves.is_floating(value) or jnp.shape(value):
+    is_real = _leaves.is_floating(value) and not jnp.iscomplexobj(value)
+    if not is_real or jnp.shape(value):
         raise TypeError(
             f"The loss must return one real number for one example, got {_kind(value)}."
             " Its arguments have no batch axis; pass has_aux=True if it returns"

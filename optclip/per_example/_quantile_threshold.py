@@ -143,7 +143,7 @@ class QuantileThreshold:
         step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
         # Hyperparameters of float64 must not change the dtypes of the state.
         new = QuantileState(state.threshold * step, fraction)
-        return jax.tree.map(lambda x, old: x.astype(old.dtype), new, state)
+        return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
 
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"

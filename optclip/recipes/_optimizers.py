@@ -6,7 +6,7 @@ from typing import Unpack
 
 import optax
 
-from optclip import thresholds
+from optclip import responses, thresholds
 from optclip._arrays import _leaves, _validate
 from optclip.recipes._recipe_options import build, for_record, reject_zero_after_moments
 from optclip.transforms._interface import clip_by
@@ -178,9 +178,11 @@ def acclip(
     _validate.fraction("b2", b2)
     _validate.plain("alpha", alpha, above=True)
     reject_zero_after_moments("acclip", options)
+    # As a function the response scales. Moved to its bound, an infinite moment would
+    # stay hidden.
     clip = build(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
-        over="element", eps=eps,
+        over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
     return clip_after(
         optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip

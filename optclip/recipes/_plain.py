@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+import operator
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import optax
 
-from optclip._arrays import _validate
+from optclip._arrays import _leaves, _prefix, _sparse, _validate
 from optclip._arrays._numerics import as_array
-from optclip.recipes._recipe_options import build, scheduled
-from optclip.responses._interface import ScaledSmooth
+from optclip._arrays._types import Mask, PyTree
+from optclip.recipes._recipe_options import build, scheduled, unwrapped
 from optclip.thresholds._interface import Named
 from optclip.transforms import clip_by_value
 from optclip.transforms._interface import clip_by
@@ -80,9 +81,38 @@ def sclip(
         if not callable(value):
             _validate.plain(name, value, above=name == "tau")
     edge = scheduled(lambda t: jnp.sqrt(as_array(t)), tau)
-    scale = scheduled(lambda c, t: as_array(c) / jnp.sqrt(as_array(t)), c, tau)
-    response = ScaledSmooth(scale)
-    return build(clip_by, options, edge, over="element", response=response)
+    factor = scheduled(lambda c, t: as_array(c) / jnp.sqrt(as_array(t)), c, tau)
+    clip = build(clip_by, options, edge, over="element", response="smooth")
+    scale = _scale_by(factor, unwrapped(options).get("mask"))
+    return optax.with_extra_args_support(optax.chain(clip, scale))
+
+
+def _scale_by(
+    factor: NumberOrSchedule, mask: Mask | None
+) -> optax.GradientTransformation:
+    """Multiply the floating-point leaves of the mask by a number or a schedule."""
+    # optax.scale would not keep the dtype.
+    at: Any = factor if callable(factor) else lambda step: factor
+    scale = optax.scale_by_schedule(at)
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None
+    ) -> tuple[PyTree, PyTree]:
+        del params
+        flat = _leaves.flatten(updates)
+        live = flat.clippable()
+        chosen = map(operator.and_, _prefix.spread_mask("mask", mask, flat, live), live)
+        places = [i for i, is_chosen in enumerate(chosen) if is_chosen]
+        # optax would also scale the indices of a BCOO leaf.
+        arrays = [jnp.asarray(_leaves.values(flat.leaves[i])) for i in places]
+        scaled, state = scale.update(arrays, state)
+        leaves = list(flat.leaves)
+        for i, x in zip(places, scaled, strict=True):
+            leaf = leaves[i]
+            leaves[i] = _sparse.with_data(leaf, x) if _leaves.is_sparse(leaf) else x
+        return flat.rebuild(leaves), state
+
+    return optax.GradientTransformation(scale.init, update_fn)
 
 
 def uclip(

@@ -12,7 +12,7 @@ import optax
 
 from optclip._arrays import _batching, _leaves, _prefix, _validate
 from optclip._arrays._numerics import as_array, ratio
-from optclip._arrays._types import Leaf, PyTree
+from optclip._arrays._types import KeyPath, Leaf, PyTree
 from optclip.recipes._recipe_options import build, reject_zero_after_moments
 from optclip.thresholds import Seen
 from optclip.transforms._interface import clip_by
@@ -152,9 +152,12 @@ def clippy(
     def over_allowed(seen: Seen) -> PyTree:
         _validate.params_given(seen.params, "recipes.clippy")
 
-        def quotient(u: Leaf, w: Leaf) -> Leaf:
+        def quotient(path: KeyPath, u: Leaf, w: Leaf | None) -> Leaf:
             if not _leaves.is_floating(u):
                 return u
+            if w is None:
+                wanted = f"a tree with {_leaves.named(path)}, as the updates are"
+                raise ValueError(_validate.must_be("params", wanted, seen.params))
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
             least = as_array(absolute).astype(size.dtype)
             allowed = as_array(relative).astype(size.dtype) * size + least
@@ -164,7 +167,7 @@ def clippy(
         _leaves.flatten_dense(seen.updates, reason)
         # Updates may be None where parameters are arrays.
         params = _prefix.lookup(seen.params, seen.updates)
-        return jax.tree.map(quotient, seen.updates, params)
+        return jax.tree.map_with_path(quotient, seen.updates, params)
 
     rule = _UnitQuotient(over_allowed)
     return build(clip_by, options, rule, over="leaf", norm="inf")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optclip._arrays import _collectives
 from optclip._arrays._numerics import broadcast_like, fraction_of_peak, ratio
-from optclip.responses._norm_responses import Smooth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +35,6 @@ class Tanh:
         # At a threshold of 0 the coefficient is 0, at NaN it is NaN.
         edge = jnp.where(untouched, one, threshold)
         return jnp.where(is_curved, jnp.tanh(multiple) / multiple, edge)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScaledSmooth:
-    """Multiply the coefficients of `Smooth` by a factor, for `recipes.sclip`."""
-
-    factor: Any  # A number, or a schedule until `at` is called.
-
-    def at(self, step: jax.Array | np.ndarray) -> ScaledSmooth:
-        """Return the response of a step, with the value of the schedule `factor`."""
-        return ScaledSmooth(self.factor(step)) if callable(self.factor) else self
-
-    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        return Smooth().coefficient(norm, threshold) * self.factor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Export the parts of `responses` that other packages of optclip use."""
 
-from optclip.responses._element_responses import ScaledSmooth as ScaledSmooth
 from optclip.responses._response_argument import BY_NAME as BY_NAME
 from optclip.responses._response_argument import ResponseLike as ResponseLike
 from optclip.responses._response_argument import at_step as at_step

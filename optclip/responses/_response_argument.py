@@ -14,7 +14,7 @@ import numpy as np
 from optclip._arrays import _numerics, _validate
 from optclip._arrays._types import Number
 from optclip.responses._band import Band
-from optclip.responses._element_responses import Proportional, ScaledSmooth, Tanh
+from optclip.responses._element_responses import Proportional, Tanh
 from optclip.responses._norm_responses import Drop, Hard, Normalize, Response, Smooth
 
 ResponseName = Literal[
@@ -112,8 +112,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
     return Detached(response)
 
 
-_SCHEDULED = (Band, ScaledSmooth)
-_BUILTIN = (Hard, Smooth, Normalize, Drop, Tanh, Proportional, Detached, *_SCHEDULED)
+_BUILTIN = (Hard, Smooth, Normalize, Drop, Band, Tanh, Proportional, Detached)
 
 
 def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
@@ -155,7 +154,7 @@ def at_step(response: Response, step: jax.Array | np.ndarray) -> Response:
     if isinstance(response, Detached):
         inner = at_step(response.response, step)
         return response if inner is response.response else Detached(inner)
-    return response.at(step) if isinstance(response, _SCHEDULED) else response
+    return response.at(step) if isinstance(response, Band) else response
 
 
 def is_same_always(response: Response) -> bool:

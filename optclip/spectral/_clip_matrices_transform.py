@@ -71,6 +71,9 @@ def clip_by_spectral_norm(
     Returns:
       An optax transformation.
 
+    Raises:
+      ValueError: `steps` is passed with `method="exact"`.
+
     Guarantees:
       The estimate of `"power_iteration"` never exceeds the norm, so a matrix may be
       clipped too little. After k iterations from a vector at an angle t to the first

@@ -22,6 +22,7 @@ from optclip._clip import (
     LaidOutLeaf,
     Parts,
     coefficients_of,
+    one_where_unscaled,
     respond,
     scaled_leaf,
 )
@@ -112,7 +113,7 @@ class Cap(Action):
             unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
             off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
             capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
-        return capped, coefficients
+        return capped, one_where_unscaled(decision.layout, coefficients)
 
     def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:
         """Return the clipped matrices in their unit."""

@@ -50,7 +50,8 @@ def bounds(
       upper: Upper bound of any sign, in the same forms. Default: None, unbounded.
 
     Returns:
-      A threshold for `clip_by(..., over="element")`.
+      A threshold for `clip_by(..., over="element")` with the response `"hard"`,
+      `"drop"`, `"normalize"` or one that defines `element(x, lower, upper)`.
 
     Raises:
       ValueError: A bound is NaN, or `lower > upper`.

@@ -73,16 +73,17 @@ def clip_by(
         `optclip.responses`. Or an object with `coefficient(norm, threshold)`, or a
         function of these two, which is also called below the threshold; return 1 there
         to keep updates unchanged.
-      eps: Number of at least 0 added to each norm before the division. Default: 0.
-        PyTorch uses 1e-6.
+      eps: Number of at least 0 added to each norm before the division, for elements to
+        their modulus. Default: 0. PyTorch uses 1e-6.
       strict: Whether the norm after rounding never exceeds the threshold. It then clips
         to `threshold * (1 - 1.3e-4)` and rounds toward zero in the dtype of each leaf.
         A threshold below 2**-36 (2**-450 for float64) counts as 0. Orders below 0.5 are
         not covered.
       nonfinite: What NaN and inf do. `"propagate"` (default) makes all elements that
         share the norm NaN, `"zero"` makes them zero, and `"raise"` raises an error
-        under `jax.experimental.checkify`. Elements moved to bounds keep NaN, and inf
-        moves to its bound, except with `"zero"`.
+        under `jax.experimental.checkify`. For single elements `"propagate"` keeps
+        NaN, and inf moves to its bound if `response` is `"hard"`, `"normalize"` or
+        `"proportional"` and `eps` is 0.
       mask: Leaves to clip; other leaves are neither measured nor scaled. A tree of
         bools, a prefix of one, or a function of the updates that returns one, such as
         `optclip.by_path(lambda path: "embed" not in path)`. Default: all.

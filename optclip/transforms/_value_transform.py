@@ -51,8 +51,9 @@ def clip_by_value(
         responses need a symmetric `limit`.
       strict: Whether bounds are rounded toward zero in the dtype of each leaf.
       nonfinite: `"propagate"` keeps NaN; inf moves to its bound if `response` is
-        `"hard"`, `"normalize"` or `"proportional"`. `"zero"` zeros both, `"raise"`
-        raises under `jax.experimental.checkify`.
+        `"hard"`, `"normalize"` or `"proportional"`, to 0 if it is `"drop"`, and
+        otherwise becomes NaN. `"zero"` zeros both, `"raise"` raises under
+        `jax.experimental.checkify`.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       record: Whether to record each step; `"leaves"` records every metric per leaf.
       name: Key prefix in `optclip.metrics`.

@@ -67,8 +67,9 @@ def test_norm_mask_excludes_leaf_from_group_norm():
     np.testing.assert_allclose(clipped["b"], [4 / 3], rtol=1e-6)
 
 
-def test_clip_mask_excludes_leaf_from_coefficients():
-    tx = optclip.clip_by(1.0, over="leaf", clip_mask=BY_PATH, record="leaves")
+@pytest.mark.parametrize("over", ["leaf", optclip.singular_values()])
+def test_clip_mask_excludes_leaf_from_coefficients(over):
+    tx = optclip.clip_by(1.0, over=over, clip_mask=BY_PATH, record="leaves")
     clipped, state = tx.update(TREE, tx.init(TREE))
     metrics = optclip.metrics(state)
     assert clipped["frozen"] == 1e6

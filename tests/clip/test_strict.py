@@ -74,6 +74,12 @@ def test_eps_is_added_to_norm(norm, c, eps):
     np.testing.assert_allclose(clipped, x * c / (norm + eps), rtol=1e-6)
 
 
+@pytest.mark.parametrize("zero", [0, np.float32(0), jnp.float32(0)])
+def test_eps_of_zero_keeps_exact_bounds(zero):
+    clipped, _ = F.clip_by(np.float32([-np.inf, 3]), 0.1, over="element", eps=zero)
+    np.testing.assert_array_equal(clipped, np.float32([-0.1, 0.1]))
+
+
 def test_eps_is_added_to_modulus_of_each_element():
     clipped, _ = F.clip_by(np.float32([-3, 0.5, 3]), 1.0, over="element", eps=1.0)
     np.testing.assert_allclose(clipped, [-3 / 4, 1 / 3, 3 / 4], rtol=1e-6)
@@ -111,7 +117,8 @@ def test_float64_thresholds_of_float32_leaves_are_strict_bounds():
         assert F.clip_by_value(x, lower=-0.5, upper=0.5, strict=True) == 0.5
         mixed = {"a": np.linspace(1, 2, 9, dtype=np.float32), "b": np.float64([1.0])}
         for c in np.linspace(0.9, 1.1, 20):
-            clipped = np.concatenate([*clip(strict=True)(mixed, c).values()])
+            with jax.numpy_dtype_promotion("strict"):
+                clipped = np.concatenate([*clip(strict=True)(mixed, c).values()])
             assert 0.999 * c < oracles.norm(np.float64(clipped)) <= c
         huge = jnp.full(9, 1e38, jnp.float32)
         clipped = clip()(huge, jnp.float64(1.5e38))

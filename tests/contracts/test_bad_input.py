@@ -667,6 +667,11 @@ MESSAGES = {
             "one real number for one example, got float32[2]. Its",
         ),
         (lambda p, x: jnp.int32(1), T, "got int32[]. Its arguments have no batch axis"),
+        (
+            lambda p, x: p["a"][0] * 1j,
+            T,
+            "one real number for one example, got complex",
+        ),
     ],
     "per_example.clipped_grad.over": [
         (None, T, "`over` must be 'tree', 'leaf' or optclip.groups(...), got None"),

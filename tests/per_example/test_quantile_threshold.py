@@ -79,6 +79,8 @@ def test_quantile_threshold_of_float64_numbers_keeps_state():
     with jax.enable_x64(True):
         state = jax.eval_shape(rule.init)
         assert jax.eval_shape(rule.update, state, ONES) == state
+    from_numbers = rule.update(type(state)(0.5, 0.5), ONES)
+    assert from_numbers.threshold > 0.5
 
 
 def test_noise_multiplier_splits_budget():

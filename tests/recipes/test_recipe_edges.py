@@ -117,6 +117,27 @@ def test_acclip_derivative_is_of_its_formula():
     np.testing.assert_allclose(slope, 0.5, rtol=1e-5)
 
 
+def test_sclip_derivative_at_zero_is_slope_of_curve():
+    tx = recipes.sclip(np.float64(2.0), 16.0)
+    with jax.numpy_dtype_promotion("strict"):
+        slope = jax.grad(lambda x: tx.update(x, tx.init(x))[0])(jnp.float32(0.0))
+    assert slope == 0.5
+
+
+def test_acclip_without_eps_shows_infinite_moment():
+    tx = recipes.acclip(eps=0.0)
+    state = tx.init(np.zeros(2, np.float32))
+    for gradient in ([1.0, 1.0], [np.inf, 1.0], [1.0, 1.0]):
+        out, state = tx.update(np.float32(gradient), state)
+    np.testing.assert_array_equal(np.isnan(out), [True, False])
+
+
+def test_clippy_missing_parameter_is_named():
+    tx, updates = recipes.clippy(), {"w": np.ones(2), "b": np.ones(2)}
+    with pytest.raises(ValueError, match="`params` must be a tree with the leaf 'b'"):
+        tx.update(updates, tx.init(updates), {"w": np.ones(2)})
+
+
 def test_clippy_rejects_sparse_update():
     params, tx = {"w": jnp.ones((2, 2))}, recipes.clippy()
     with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*clippy"):

@@ -40,7 +40,8 @@ def test_error_feedback_carries_rounding_and_keeps_dtypes():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "c"), [("bfloat16", 1.0, 1.1), ("float16", 6e4, 7e4)]
+    ("dtype", "size", "c"),
+    [("bfloat16", 1.0, 1.1), ("float16", 6e4, 7e4), ("float8_e4m3fn", 440, 500)],
 )
 def test_error_feedback_rounds_within_strict_threshold(dtype, size, c):
     """Entries whose sum with the residual exceeds the largest float16 stay finite."""

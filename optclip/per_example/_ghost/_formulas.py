@@ -125,6 +125,10 @@ class Dense(NamedTuple):
     @property
     def is_gram(self) -> bool:
         """Return whether products of positions are smaller than the gradient."""
+        sizes = self.positions, self.inputs, self.outputs
+        # Symbolic sizes of `jax.export` cannot be compared.
+        if not all(isinstance(size, int) for size in sizes):
+            return False
         return 2 * self.positions**2 <= self.inputs * self.outputs
 
 
