@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names
+from optclip._arrays import _axis_names, _placement
 from optclip._arrays._types import Number
 
 
@@ -90,11 +90,11 @@ def fraction_of_peak(x: jax.Array, peak: jax.Array) -> jax.Array:
 
 
 def broadcast_like(value: jax.Array, like: jax.Array) -> jax.Array:
-    """Return `value` in the shape of `like`; a single number is also split like it."""
+    """Return `value` in the shape of `like`, split like it on Explicit axes."""
     # Before JAX 0.10, full_like rejects numbers that vary over devices.
     is_rejected = _axis_names.IS_OLD and _axis_names.varying(jax.typeof(value))
     if value.ndim or is_rejected:
-        return jnp.broadcast_to(value, like.shape)
+        return _placement.placed_as(jnp.broadcast_to(value, like.shape), like)
     return jnp.full_like(like, value, dtype=value.dtype)
 
 

@@ -55,10 +55,12 @@ def _concrete(place: Any, tree: PyTree) -> Any:
 def placed_as(x: jax.Array, like: jax.Array) -> jax.Array:
     """Return `x` split like `like` on Explicit axes, so a state keeps its placement."""
     here, there = jax.typeof(x).sharding, jax.typeof(like).sharding
-    if AxisType.Explicit not in here.mesh.axis_types or here == there:
+    # A NumPy array has no mesh yet.
+    mesh = there.mesh if here.mesh.empty else here.mesh
+    if AxisType.Explicit not in mesh.axis_types or here == there:
         return x
-    spec = there.spec if there.mesh == here.mesh else PartitionSpec(*[None] * x.ndim)
-    return jax.reshard(x, NamedSharding(here.mesh, spec))
+    spec = there.spec if there.mesh == mesh else PartitionSpec(*[None] * x.ndim)
+    return jax.reshard(x, NamedSharding(mesh, spec))
 
 
 def whole(x: jax.Array) -> jax.Array:

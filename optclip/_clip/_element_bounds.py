@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _leaves, _numerics, _validate
+from optclip._arrays import _leaves, _numerics, _placement, _validate
 from optclip._arrays._types import Number
 from optclip._clip import _scale
 from optclip._clip._action import as_limit
@@ -183,4 +183,4 @@ def _at(
         "Pass a number, an array that broadcasts, or a tree with one for each leaf."
     )
     _validate.broadcasts(which, bound.shape, x.shape, name, advice)
-    return jnp.broadcast_to(bound, x.shape)
+    return _placement.placed_as(jnp.broadcast_to(bound, x.shape), x)

@@ -98,6 +98,9 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
+    if fraction is not None:
+        # The norm and the coefficient may belong to different leaves.
+        clipped = fraction > 0
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
     return ClipHistory(title, steps, norm, threshold, after, clipped, fraction)
 

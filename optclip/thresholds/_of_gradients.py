@@ -11,6 +11,7 @@ from optclip._arrays import _batching, _validate
 from optclip._arrays._types import PyTree
 from optclip.thresholds import _running
 from optclip.thresholds._rule import Rule, Seen, Threshold, takes_vector
+from optclip.thresholds._rule_results import checked_update
 from optclip.thresholds._threshold_argument import one_rule
 
 
@@ -43,7 +44,7 @@ class OfGradients:
 
         norm = _batching.each(is_valid, norm, finite)
         seen_gradients = seen._replace(norm=norm, finite=finite)
-        threshold, new = self.rule.update(seen_gradients, memory)
+        threshold, new = checked_update("threshold", self.rule, seen_gradients, memory)
         # The memory is checked here too, since the engine only checks the norms of the
         # updates, which may be finite when the gradients' norms are not.
         return threshold, _running.taken_if(finite, new, memory)

@@ -27,7 +27,8 @@ def empty(norm: PyTree, length: int) -> Window:
     """Return an empty window for `length` norms."""
 
     def ring(x: jax.Array) -> jax.Array:
-        return jnp.zeros_like(x, shape=(*x.shape, length))
+        # The broadcast keeps the placement of slices on Explicit axes.
+        return jnp.broadcast_to(jnp.zeros_like(x)[..., None], (*x.shape, length))
 
     # Each counter has its own array, since an array used twice cannot be donated.
     return Window(jax.tree.map(ring, norm), *jnp.zeros((2,), jnp.int32))
@@ -65,9 +66,11 @@ def is_known(ring: jax.Array, count: jax.Array) -> jax.Array:
 
 def places(ring: jax.Array) -> jax.Array:
     """Return the index along the window, in the shape of the ring."""
-    return lax.broadcasted_iota(jnp.int32, ring.shape, ring.ndim - 1)
+    index = lax.broadcasted_iota(jnp.int32, ring.shape, ring.ndim - 1)
+    return _placement.placed_as(index, ring)
 
 
 def along(number: jax.Array, ring: jax.Array) -> jax.Array:
     """Broadcast a scalar, or one number per norm, along the window."""
-    return jnp.broadcast_to(jnp.expand_dims(number, -1), ring.shape)
+    broadcast = jnp.broadcast_to(jnp.expand_dims(number, -1), ring.shape)
+    return _placement.placed_as(broadcast, ring)

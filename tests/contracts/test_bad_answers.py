@@ -84,6 +84,9 @@ BLOCK = norms.Block([jnp.ones(2)])
 GROUPED = r"max_norm` must be a prefix.*Missing: 'y'.* Unexpected: 'z'.*Pass"
 ONLY_X = {"x": 1.0, "z": None}
 OF_GRADIENTS = thresholds.of_gradients(thresholds.moment())
+OF_OWN = lambda rule: optclip.clip_after(  # noqa: E731
+    optax.identity(), optclip.clip_by_global_norm(thresholds.of_gradients(rule))
+)
 NO_LABEL = optclip.clip_by_group_norm(1.0, optclip.by_path(lambda path: None))
 # A transformation, the error of its first step, and its text.
 ANSWERS = [
@@ -97,6 +100,7 @@ ANSWERS = [
     (WHOLE(lambda step: {"z": 1.0}), V, "must be a prefix.*Unexpected: 'z'.*pass"),
     (WHOLE(Rule(([], ()))), V, "max_norm` must be a prefix.*pass"),
     (WHOLE(Failing(())), V, "^raised by the user"),
+    (OF_OWN(Rule(1.0)), T, "threshold`: .*a tuple of two.*got 1"),
     (scaled(Rule(None)), T, r"`max_rms`: .*update.seen, memory. .*a tuple of two"),
     (scaled(Rule(1.0)), T, r"`max_rms`: .*a tuple of two.*got 1\.0"),
     (scaled(Rule((1.0, (), ()))), T, "`max_rms`: .*a tuple of two"),

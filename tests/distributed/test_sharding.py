@@ -55,6 +55,53 @@ def test_clip_by_value_eager_keeps_sharding(kind):
     assert clipped.sharding.is_equivalent_to(x.sharding, 2)
 
 
+LIMITS = np.arange(8, dtype=np.float32) / 2
+
+
+def assert_same_on_explicit_axes(function, x, spec):
+    """Also for NumPy constants of a compiled function, which have no mesh."""
+    expected = helpers.quick_jit(function)(x)
+    assert helpers.differs(expected, x)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(x, NamedSharding(mesh, spec))
+        found = helpers.quick_jit(function)(split)
+        assert jax.typeof(found).sharding == jax.typeof(split).sharding
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_array_thresholds_on_explicit_axes_match_one_device():
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+
+    def clip(x):
+        bounded = clip_by_value(x, -LIMITS, 4 * LIMITS)
+        return optclip.functional.clip_by_norm(bounded, LIMITS[None], axis=0)
+
+    assert_same_on_explicit_axes(clip, x, P(None, "data"))
+
+
+@pytest.mark.parametrize("over", [optclip.units(), "element"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        optclip.thresholds.quantile(0.5, window=3),
+        optclip.thresholds.mean_plus_std(1.0, window=3, warmup=2),
+    ],
+    ids=["quantile", "mean_plus_std"],
+)
+def test_window_of_split_norms_on_explicit_axes_matches_one_device(rule, over):
+    tx = optclip.clip_by(rule, over=over)
+
+    def run(x):
+        state = tx.init(x)
+        for size in (1.0, 3.0, 9.0):
+            clipped, state = tx.update(x * size, state)
+        return clipped
+
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    assert_same_on_explicit_axes(run, x, P(None, "data"))
+
+
 def embedding():
     """Return a sparse gradient with 8 of 24 rows, and a dense leaf."""
     rows = np.arange(16, dtype=np.float32).reshape(8, 2) + 1

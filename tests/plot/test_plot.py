@@ -158,6 +158,16 @@ def test_rate_draws_fraction_over_window():
     assert list(lines(plot.rate(found))) == ["so far"]
 
 
+def test_rate_of_many_norms_equals_rate_of_metrics():
+    """The largest norm and the smallest coefficient may be of different leaves."""
+    tx = optclip.clip_by(1.0, over="leaf", response="normalize")
+    tree = {"a": np.float32([0.5]), "b": np.zeros(1, np.float32)}
+    _, state = tx.update(tree, tx.init(tree))
+    found = optclip.metrics(state)
+    drawn = lines(plot.rate([found]))
+    assert drawn["so far"][-1] == found["clip/rate"] == 1
+
+
 def test_distribution_has_each_finite_norm_once(history):
     ax = plot.distribution(history)
     assert sum(patch.get_height() for patch in ax.patches) == 4
