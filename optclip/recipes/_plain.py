@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -107,7 +108,7 @@ def _scale_by(
         arrays = [jnp.asarray(_leaves.values(flat.leaves[i])) for i in places]
         scaled, state = scale.update(arrays, state)
         leaves = list(flat.leaves)
-        for i, x in zip(places, scaled, strict=True):
+        for i, x in zip(places, jax.tree.leaves(scaled), strict=True):
             leaf = leaves[i]
             leaves[i] = _sparse.with_data(leaf, x) if _leaves.is_sparse(leaf) else x
         return flat.rebuild(leaves), state
