@@ -27,7 +27,7 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
 def as_array(value: Number) -> jax.Array:
     """Return a number or array as a JAX array, integers of Python or NumPy as floats.
 
-    Without 64-bit types JAX would wrap the former beyond 32 bits and reject the latter.
+    Without 64-bit types JAX rejects the former beyond 32 bits and wraps the latter.
     """
     if isinstance(value, int):
         return jnp.asarray(float(value))

@@ -41,11 +41,11 @@ def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
 def one_where_unscaled(layout: Layout, coefficients: Batched) -> Batched:
     """Return the coefficients, 1 in blocks that `clip_mask` leaves unscaled."""
     scaled = {block for *_, block in layout.scaled()}
-    entries = coefficients.entries()
-    if len(scaled) == len(entries):
+    if len(scaled) == len(layout.blocks):
         return coefficients
+    entries = enumerate(coefficients.entries())
     return coefficients.with_entries(
-        [k if i in scaled else jnp.ones_like(k) for i, k in enumerate(entries)]
+        [k if i in scaled else jnp.ones_like(k) for i, k in entries]
     )
 
 

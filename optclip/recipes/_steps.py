@@ -156,7 +156,7 @@ def clippy(
             if not _leaves.is_floating(u):
                 return u
             if w is None:
-                wanted = f"a tree with {_leaves.named(path)}, as the updates are"
+                wanted = f"a tree with {_leaves.named(path)}, which the updates have"
                 raise ValueError(_validate.must_be("params", wanted, seen.params))
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
             least = as_array(absolute).astype(size.dtype)
