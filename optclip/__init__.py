@@ -30,50 +30,46 @@ Index::
 
 import sys as _sys
 
-from optclip import _public_names
-from optclip import functional as functional
-from optclip import norms as norms
-from optclip import per_example as per_example
-from optclip import plot as plot
-from optclip import recipes as recipes
-from optclip import responses as responses
-from optclip import scopes as scopes
-from optclip import thresholds as thresholds
-from optclip import typing as typing
-from optclip._arrays._prefix import by_path as by_path
-from optclip.attention import Heads as Heads
-from optclip.attention import clip_attention_logits as clip_attention_logits
-from optclip.attention import find_heads as find_heads
-from optclip.cotangents import clip_cotangent as clip_cotangent
-from optclip.cotangents import cotangent_probe as cotangent_probe
-from optclip.cotangents import with_clipped_cotangent as with_clipped_cotangent
-from optclip.monitor import Suggestion as Suggestion
-from optclip.monitor import metrics as metrics
-from optclip.monitor import suggest as suggest
-from optclip.monitor import summary as summary
-from optclip.scopes import axes as axes
-from optclip.scopes import groups as groups
-from optclip.scopes import matrices as matrices
-from optclip.scopes import singular_values as singular_values
-from optclip.scopes import units as units
-from optclip.spectral._clip_matrices_transform import (
-    clip_by_singular_value as clip_by_singular_value,
+from . import (
+    _public_names,
+    functional,
+    norms,
+    per_example,
+    plot,
+    recipes,
+    responses,
+    scopes,
+    thresholds,
+    typing,
 )
-from optclip.spectral._clip_matrices_transform import (
-    clip_by_spectral_norm as clip_by_spectral_norm,
+from ._arrays._prefix import by_path
+from ._attention._clip_logits_transform import clip_attention_logits
+from ._attention._find_heads import find_heads
+from ._attention._heads import Heads
+from ._cotangents._clip_cotangent import clip_cotangent
+from ._cotangents._layer_decorator import with_clipped_cotangent
+from ._cotangents._probe import cotangent_probe
+from ._monitor._metrics import metrics
+from ._monitor._suggest import Suggestion, suggest
+from ._monitor._summary import summary
+from ._spectral._clip_matrices_transform import (
+    clip_by_singular_value,
+    clip_by_spectral_norm,
 )
-from optclip.transforms import clip_by as clip_by
-from optclip.transforms import clip_by_average_norm as clip_by_average_norm
-from optclip.transforms import clip_by_global_norm as clip_by_global_norm
-from optclip.transforms import clip_by_group_norm as clip_by_group_norm
-from optclip.transforms import clip_by_norm as clip_by_norm
-from optclip.transforms import clip_by_rms as clip_by_rms
-from optclip.transforms import clip_by_value as clip_by_value
-from optclip.wrappers import clip_after as clip_after
-from optclip.wrappers import clip_before as clip_before
-from optclip.wrappers import skip as skip
-from optclip.wrappers import with_error_feedback as with_error_feedback
-from optclip.wrappers import with_periodic_reset as with_periodic_reset
+from ._transforms._clip_by_transform import clip_by
+from ._transforms._leaf_norm_transforms import (
+    clip_by_average_norm,
+    clip_by_norm,
+    clip_by_rms,
+)
+from ._transforms._tree_norm_transforms import clip_by_global_norm, clip_by_group_norm
+from ._transforms._value_transform import clip_by_value
+from ._wrappers._clip_after import clip_after
+from ._wrappers._clip_before import clip_before
+from ._wrappers._error_feedback import with_error_feedback
+from ._wrappers._periodic_reset import with_periodic_reset
+from ._wrappers._skip import skip
+from .scopes import axes, groups, matrices, singular_values, units
 
 __version__ = "0.1.0"
 
@@ -122,15 +118,15 @@ __all__ = [
 
 # Names in other libraries, and their counterparts here.
 _ELSEWHERE = {
-    "adaptive_grad_clip": "optclip.recipes.agc",
-    "apply_if_finite": "optclip.skip",
-    "clip": "optclip.clip_by_value",
-    "clip_by_block_rms": "optclip.clip_by_rms",
-    "clip_grad_norm": "optclip.functional.clip_by_global_norm",
-    "clip_grad_norm_": "optclip.functional.clip_by_global_norm",
-    "clip_grad_value_": "optclip.functional.clip_by_value",
-    "skip_not_finite": "optclip.skip",
-    "qk_clip": "optclip.clip_attention_logits",
+    "adaptive_grad_clip": "recipes.agc",
+    "apply_if_finite": "skip",
+    "clip": "clip_by_value",
+    "clip_by_block_rms": "clip_by_rms",
+    "clip_grad_norm": "functional.clip_by_global_norm",
+    "clip_grad_norm_": "functional.clip_by_global_norm",
+    "clip_grad_value_": "functional.clip_by_value",
+    "skip_not_finite": "skip",
+    "qk_clip": "clip_attention_logits",
 }
 
 
@@ -139,9 +135,9 @@ def __getattr__(name: str) -> object:
         functional, recipes, thresholds, responses, scopes, norms, per_example, typing
     )  # fmt: skip
     found = [f"{m.__name__}.{name}" for m in places if name in m.__all__]
-    found = [_ELSEWHERE[name]] if name in _ELSEWHERE else found
+    found = [f"{__name__}.{_ELSEWHERE[name]}"] if name in _ELSEWHERE else found
     hint = f". Did you mean {' or '.join(found)}?" if found else ""
-    raise AttributeError(f"module 'optclip' has no attribute {name!r}{hint}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

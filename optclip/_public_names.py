@@ -53,7 +53,11 @@ def print_names_of_types(*modules: types.ModuleType) -> None:
 
 def _public(*modules: types.ModuleType) -> list[Any]:
     found = [getattr(m, name) for m in modules for name in m.__all__]
-    return [v for v in found if getattr(v, "__module__", "").startswith("optclip")]
+    # The name of this package, which differs in a copy of it.
+    ours = __name__.rpartition(".")[0]
+    return [
+        v for v in found if f"{getattr(v, '__module__', '')}.".startswith(f"{ours}.")
+    ]
 
 
 def _functions(value: Any) -> Iterator[Callable[..., Any]]:

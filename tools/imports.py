@@ -1,4 +1,10 @@
-"""Find the imports between the folders of the package."""
+"""Print how the folders of the package import each other: floors, circles, faces.
+
+    python -m tools.imports
+
+A floor holds the folders whose longest chain of imports down to the bottom has the same
+length. Tests require that imports go down, without circles between files.
+"""
 
 import ast
 import functools
@@ -9,8 +15,8 @@ from importlib import util
 import optclip
 
 ROOT = pathlib.Path(optclip.__file__).parent
-# The file with the public names of a folder. The root's imports all folders.
-FACE = "__init__"
+# The file of a folder with the names that other folders use; in the root, all names.
+INTERFACE = "__init__"
 
 
 def folder_of(path: pathlib.Path) -> str:
@@ -54,10 +60,25 @@ def _called_for(call: ast.Call) -> str:
     return name
 
 
-def folders_in(imported: set[str], folders: set[str]) -> set[str]:
-    """Return the imported folders; names defined by the root itself map to `FACE`."""
-    paths = [name.split(".")[1:] for name in imported if _is_ours(name)]
-    return {path[0] if path and path[0] in folders else FACE for path in paths}
+def module_of(path: pathlib.Path) -> str:
+    """Return the full name of the module in a file of the package."""
+    parts = [ROOT.name, *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == INTERFACE else parts)
+
+
+def files() -> dict[str, set[str]]:
+    """Return each module of the package with the modules that it imports."""
+    paths = {module_of(path): path for path in ROOT.rglob("*.py")}
+    return {
+        module: {_module(name, paths) for name in names(path) if _is_ours(name)}
+        - {module}
+        for module, path in paths.items()
+    }
+
+
+def _module(name: str, modules: dict[str, pathlib.Path]) -> str:
+    """Return the module of an imported name: itself, or the module that defines it."""
+    return name if name in modules else name.rpartition(".")[0]
 
 
 def _is_ours(name: str) -> bool:
@@ -65,26 +86,51 @@ def _is_ours(name: str) -> bool:
 
 
 def folders() -> dict[str, set[str]]:
-    """Return each folder of the package with the folders that it imports.
-
-    Excludes `__init__.py` files, since public names of a folder may come from above.
-    """
-    imported: dict[str, set[str]] = {}
-    for path in ROOT.rglob("*.py"):
-        if path.stem != FACE:
-            imported.setdefault(folder_of(path), set()).update(names(path))
-    return {
-        folder: folders_in(names, set(imported)) - {folder}
-        for folder, names in imported.items()
-    }
+    """Return each folder, or file in the root, with those that it imports."""
+    below: dict[str, set[str]] = {}
+    for module, imported in files().items():
+        here = below.setdefault(_folder(module), set())
+        here |= {_folder(each) for each in imported} - {_folder(module)}
+    return below
 
 
-def longest_chain() -> list[str]:
-    """Return the longest chain of imports between folders, from the top down."""
+def _folder(module: str) -> str:
+    return [*module.split("."), INTERFACE][1]
+
+
+def circle(below: dict[str, set[str]]) -> list[str]:
+    """Return modules or folders that import each other in a circle, or nothing."""
+    done: set[str] = set()
+
+    def search(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        found = [search(each, [*path, name]) for each in sorted(below[name])]
+        done.add(name)
+        return next(filter(None, found), [])
+
+    return next(filter(None, (search(name, []) for name in below)), [])
+
+
+def floors() -> list[list[str]]:
+    """Return the folders of each floor, from the bottom up."""
     below = folders()
 
     @functools.cache
-    def under(folder: str) -> tuple[str, ...]:
-        return (folder, *max(map(under, below[folder]), key=len, default=()))
+    def height(folder: str) -> int:
+        return 1 + max(map(height, below[folder]), default=-1)
 
-    return list(max(map(under, below), key=len))
+    heights = [*map(height, below)]
+    return [
+        sorted(folder for folder in below if height(folder) == floor)
+        for floor in range(max(heights) + 1)
+    ]
+
+
+if __name__ == "__main__":
+    print("circle of files:", " -> ".join(circle(files())) or "none")
+    print("circle of folders:", " -> ".join(circle(folders())) or "none")
+    for number, floor in reversed([*enumerate(floors())]):
+        print(f"floor {number}: {', '.join(floor)}")

@@ -134,7 +134,7 @@ def page(module: ModuleType, name: str) -> str:
         # Nor do the keys of a dict of options, which are all that it has.
         more += "   :undoc-members:\n" if is_typeddict(value) else ""
     elif name in described_below(module):
-        more = "   :no-value:\n"
+        directive, more = "py:data", f"\n   {described_below(module)[name]}\n"
     elif kind(module, name) == "data":
         directive, more = "py:data", _constant(module, value)
     return NAME.format(
@@ -222,8 +222,10 @@ def check(app: Sphinx, env: BuildEnvironment) -> None:
 
 
 def described_below(module: ModuleType) -> dict[str, str]:
-    """What strings below the module's constants say; a type alias has no docstring."""
-    found = ModuleAnalyzer.for_module(module.__name__).find_attr_docs()
+    """What strings below type aliases say, which have no docstring."""
+    if module.__name__ != "optclip.typing":
+        return {}
+    found = ModuleAnalyzer.for_module("optclip._typing._aliases").find_attr_docs()
     return {
         name: " ".join(" ".join(lines).split())
         for (owner, name), lines in found.items()

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from optclip._arrays import _leaves, _prefix, _validate
-from optclip._arrays._types import AxisName, KeyPath, Leaf
+from . import _leaves, _prefix, _validate
+from ._types import AxisName, KeyPath, Leaf
 
 # JAX before 0.10.0 records the axes that an array varies over in another attribute.
 IS_OLD = not hasattr(jax.typeof(0.0), "manual_axis_type")

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from optclip._arrays import _xla
-from optclip._arrays._types import PyTree
+from . import _xla
+from ._types import PyTree
 
 # Fewer numbers than this are processed one by one, since stacking and unstacking them
 # takes more operations.

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from optclip._arrays import _placement
-from optclip._arrays._types import PyTree
+from . import _placement
+from ._types import PyTree
 
 
 def batched_alike(tree: PyTree) -> PyTree:

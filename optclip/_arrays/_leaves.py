@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from optclip._arrays import _validate
-from optclip._arrays._types import AxisName, KeyPath, Leaf, PyTree, TreeDef
+from . import _validate
+from ._types import KeyPath, Leaf, PyTree, TreeDef
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
@@ -42,63 +42,6 @@ class Flat:
     def clippable(self) -> list[bool]:
         pairs = zip(self.paths, self.leaves, strict=True)
         return [is_clippable(path, leaf) for path, leaf in pairs]
-
-
-@dataclasses.dataclass(frozen=True)
-class Wrapped:
-    """Hold a leaf with more information than one array, as scopes receive it.
-
-    `axis_name` is the declared axes of the leaf, None if there are none; `matrix` is
-    the BCOO matrix whose data the leaf is.
-    """
-
-    leaf: Leaf
-    axis_name: AxisName | None = None
-    matrix: BCOO | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return jnp.shape(self.leaf if self.matrix is None else self.matrix)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return jnp.result_type(self.leaf if self.matrix is None else self.matrix)
-
-
-def wrap(
-    leaf: Leaf, axis_name: AxisName | None = None, matrix: BCOO | None = None
-) -> Leaf:
-    plain = axis_name is None and matrix is None
-    return leaf if plain else Wrapped(leaf, axis_name, matrix)
-
-
-def unwrap(leaf: Leaf) -> Leaf:
-    return leaf.leaf if isinstance(leaf, Wrapped) else leaf
-
-
-def taken_apart(
-    leaf: Leaf,
-) -> tuple[Leaf, tuple[int, ...], AxisName | None, BCOO | None]:
-    """Return its array, its shape, its declared axes, and the matrix of a BCOO leaf."""
-    if isinstance(leaf, Wrapped):
-        return leaf.leaf, leaf.shape, leaf.axis_name, leaf.matrix
-    return leaf, jnp.shape(leaf), None, None
-
-
-def axis_name_of(leaf: Leaf) -> AxisName | None:
-    return leaf.axis_name if isinstance(leaf, Wrapped) else None
-
-
-def matrix_of(leaf: Leaf) -> BCOO | None:
-    return leaf.matrix if isinstance(leaf, Wrapped) else None
 
 
 def is_sparse(leaf: Leaf) -> bool:

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from optclip._arrays._axis_names import Axes
-from optclip._arrays._numerics import select
-from optclip._arrays._types import PyTree
-from optclip._arrays._xla import Axis, may_be_split
+from ._axis_names import Axes
+from ._numerics import select
+from ._types import PyTree
+from ._xla import Axis, may_be_split
 
 Of = Callable[[jax.Array], jax.Array] | None
 

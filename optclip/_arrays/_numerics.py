@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optclip._arrays import _axis_names, _placement
-from optclip._arrays._types import Number
+from . import _axis_names, _placement
+from ._types import Number
 
 
 def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:

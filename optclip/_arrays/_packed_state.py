@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves
-from optclip._arrays._types import PyTree, TreeDef
+from . import _leaves
+from ._types import PyTree, TreeDef
 
 _ONE = jax.tree.structure(0)
 

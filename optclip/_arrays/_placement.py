@@ -15,8 +15,8 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from optclip._arrays import _axis_names
-from optclip._arrays._types import PyTree
+from . import _axis_names
+from ._types import PyTree
 
 
 def zeros(norm: jax.ShapeDtypeStruct, tree: PyTree) -> jax.Array:

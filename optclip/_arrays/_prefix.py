@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays import _leaves, _validate
-from optclip._arrays._types import KeyPath, Mask, PyTree
+from . import _leaves, _validate
+from ._types import KeyPath, Mask, PyTree
 
 _CALLED_ONCE = (
     "It is called once, with the whole tree. Wrap a function of one leaf's path in"

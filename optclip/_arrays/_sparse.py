@@ -5,24 +5,15 @@ In between such a leaf is the array of its data, duplicates summed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from optclip._arrays import _leaves, _placement
-from optclip._arrays._types import AxisName, Leaf
+from . import _leaves, _placement
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
-
-
-def unwrapped(leaf: Leaf, axis_name: AxisName | None = None) -> Any:
-    """Return a leaf as it is clipped: for a BCOO matrix its data, duplicates summed."""
-    if not _leaves.is_sparse(leaf):
-        return _leaves.wrap(leaf, axis_name)
-    mat = summed(leaf)
-    return _leaves.wrap(mat.data, axis_name, mat)
 
 
 def in_range(data: jax.Array, summed: jax.Array) -> jax.Array:

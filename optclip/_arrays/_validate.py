@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optclip._arrays._types import PyTree
+from ._types import PyTree
 
 _LARGEST = float(np.finfo(np.float64).max)
 # int32 counts the steps.

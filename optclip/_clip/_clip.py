@@ -1,25 +1,98 @@
-"""Represent a clipping operation as plain data, and the decision of one run."""
+"""Clip a tree: lay it out, decide, apply.
+
+    clip = clip_of(TREE, L2, Hard())
+    decision = decide(clip, layout_of(clip, tree), fixed({"max_norm": 1.0}))
+    clipped, coefficients = apply(decision)
+
+Transformations pass measured norms, with their memory, and thresholds from rules.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import checkify
+from jax.typing import DTypeLike
 
-from optclip._arrays import _axis_names, _validate
-from optclip._arrays._batching import Batched
-from optclip._arrays._types import AxisName, Mask, Number, PyTree
-from optclip._clip import _nonfinite
-from optclip._clip._layout import Layout
-from optclip.norms._interface import Measurement
-from optclip.responses import Response
-from optclip.responses._interface import at_step
-from optclip.scopes._interface import Scope
+from .._arrays import _axis_names, _leaves, _numerics, _prefix, _validate
+from .._arrays._batching import Batched
+from .._arrays._numerics import select
+from .._arrays._types import AxisName, Leaf, Mask, Number, PyTree
+from .._norms import LEAST, Measured, Measurement
+from .._responses import Response
+from .._scopes import Scope
+from ._layout import Layout, lay_out
 
-if TYPE_CHECKING:
-    from optclip._clip._action import Action
+# What NaN and inf do, by the values of `nonfinite=`:
+#   propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
+#               `_scale`); elements moved to bounds keep NaN, and inf moves to its bound
+#   zero        all elements that share a non-finite norm become zero (`respond` and
+#               `scaled_or_zeroed` in `_scale`, `bounded` in `_move`)
+#   raise       like propagate, and an error under `jax.experimental.checkify`
+# For singular values, `spectral/_singular_values._by_policy` does the same. Where a
+# norm is not finite, a rule's infinite threshold is made finite in
+# `thresholds/_memory`, so that the policy applies.
+POLICIES = ("propagate", "zero", "raise")
+
+# Thresholds under the name of the argument that set them, one value per block or
+# stacked like the norms; two entries, "lower" and "upper", if elements have two bounds.
+ByArgument = dict[str, list[Number] | Batched]
+# Computes the thresholds and the new memory of the rules from the layout and the norms.
+ThresholdFunction = Callable[[Layout, Batched], tuple[ByArgument, Sequence[PyTree]]]
+
+
+Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
+
+# A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
+# 2**40 elements, each below 2**-126, are a fraction of 2**-14 of the squared norm, or
+# 2**-15 of the norm.
+_LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
+
+
+class Action(abc.ABC):
+    """Fit thresholds to norms, and change leaves.
+
+    Subclasses multiply leaves (`_scale`), move elements (`_move`) or cap singular
+    values (`spectral`).
+    """
+
+    def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:
+        """Return the threshold of each block in the dtype and shape of its norm."""
+        ((name, of_blocks),) = values.items()
+        if isinstance(of_blocks, Batched):
+            stacks = [
+                _fitted(clip, name, *pair)[0]
+                for pair in zip(of_blocks.values, norms.values, strict=True)
+            ]
+            return _with_zeros(clip, Batched.tree_unflatten(norms.indices, stacks))
+        limits: dict[int, tuple[jax.Array, bool]] = {}
+        for index, stack in zip(norms.indices, norms.values, strict=True):
+            # The norms of a stack have one type, so the first represents all.
+            norm = stack if len(index) == 1 else stack[0]
+            for i in index:
+                limits[i] = _fitted(clip, name, of_blocks[i], norm)
+        fitted = [limits[i] for i in range(len(of_blocks))]
+        batched = norms.with_entries([limit for limit, _ in fitted])
+        is_final = all(is_final for _, is_final in fitted)
+        return batched if is_final else _with_zeros(clip, batched)
+
+    @abc.abstractmethod
+    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
+        """Return the clipped leaves by their index, and the coefficients."""
+
+    def recorded(
+        self, decision: Decision, coefficients: Batched
+    ) -> tuple[Batched, Batched]:
+        """Return the threshold and the coefficient of each norm for the record."""
+        return decision.thresholds, coefficients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,40 +112,17 @@ class Clip:
     axis_name: AxisName | None = None
 
     def __post_init__(self) -> None:
-        _validate.choice("nonfinite", self.nonfinite, _nonfinite.POLICIES)
+        _validate.choice("nonfinite", self.nonfinite, POLICIES)
         _validate.flag("strict", self.strict)
         _validate.plain("eps", self.eps)
         _axis_names.check(self.axis_name)
 
     def at(self, step: jax.Array) -> Clip:
         """Return the operation with its response as a schedule sets it for a step."""
-        response = at_step(self.response, step)
+        response = self.response.at(step)
         if response is self.response:
             return self
         return dataclasses.replace(self, response=response)
-
-    def at_init(self) -> Clip:
-        """Return the operation without declared mapped axes, unless types specify them.
-
-        `init` may run outside the `shard_map` in which `update` runs.
-        """
-        if _axis_names.is_typed_here():
-            return self
-        return dataclasses.replace(self, axis_name=())
-
-
-class Thresholds(NamedTuple):
-    """Hold the thresholds of one run.
-
-    Attributes:
-      by_argument: One value per block under the name of the argument that set it, in a
-        list or stacked like the norms; two lists, `"lower"` and `"upper"`, if elements
-        have two bounds.
-      rule_memory: The memory of the rules after the run.
-    """
-
-    by_argument: dict[str, list[Number] | Batched]
-    rule_memory: Sequence[PyTree] = ()
 
 
 class Decision(NamedTuple):
@@ -82,16 +132,190 @@ class Decision(NamedTuple):
       clip: The operation, with its response as it is in this step.
       layout: The leaves and the blocks.
       norms: One entry per block: a scalar, or an array with one norm per slice.
-      thresholds: One entry per block, as the action fits them.
-      rule_memory: The memory of the rules after the run.
       norm_memory: One array per block, from which the next measurement starts.
       work: Intermediate results of the measurement for the action.
+      thresholds: One entry per block, as the action fits them.
+      rule_memory: The memory of the rules after the run.
     """
 
     clip: Clip
     layout: Layout
     norms: Batched
-    thresholds: Batched
-    rule_memory: Sequence[PyTree]
     norm_memory: Sequence[jax.Array]
     work: Sequence[object]
+    thresholds: Batched
+    rule_memory: Sequence[PyTree]
+
+
+def layout_of(clip: Clip, tree: PyTree) -> Layout:
+    """Lay out a tree for a clipping operation."""
+    masks = clip.mask, clip.norm_mask, clip.clip_mask
+    return lay_out(clip.scope, tree, masks, clip.axis_name)
+
+
+def decide(
+    clip: Clip,
+    layout: Layout,
+    thresholds_of: ThresholdFunction,
+    measured: Measured | None = None,
+) -> Decision:
+    """Measure the blocks, unless the norms are known, and fit their thresholds."""
+    measured = clip.norm.measure(layout.blocks) if measured is None else measured
+    by_argument, rule_memory = thresholds_of(layout, measured.norms)
+    fitted = clip.action.fit(clip, by_argument, measured.norms)
+    return Decision(clip, layout, *measured, fitted, rule_memory)
+
+
+def apply(decision: Decision) -> tuple[PyTree, Batched]:
+    """Return the clipped tree and the coefficients."""
+    clip, layout = decision.clip, decision.layout
+    if clip.nonfinite == "raise":
+        _check_finite(layout, decision.norms)
+    if clip.response.compares_norms:
+        # Other devices must have the same norms of this leaf.
+        check_agreement(layout)
+    leaves, coefficients = clip.action.apply(decision)
+    return layout.rebuild(leaves), coefficients
+
+
+def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
+    """Return a function that computes thresholds independent of the norms.
+
+    For functions without a state; in transformations, `transforms._rules` computes
+    fixed thresholds too.
+
+    Args:
+      by_argument: A number, an array or a prefix tree of these, under the name of the
+        argument that set it; `"lower"` and `"upper"` if elements have two bounds.
+    """
+
+    def thresholds_of(layout: Layout, norms: Batched) -> tuple[ByArgument, tuple[()]]:
+        tree = layout.tree(norms.entries())
+        pairs = by_argument.items()
+        return {k: layout.entries(_prefix.fill(k, x, tree)) for k, x in pairs}, ()
+
+    return thresholds_of
+
+
+@functools.singledispatch
+def parts_of(
+    scope: Scope, norm: Measurement, response: Response, eps: Number
+) -> tuple[Measurement, Action]:
+    """Choose the measurement and the action for a scope; packages register theirs."""
+    raise NotImplementedError
+
+
+def clip_of(
+    scope: Scope, norm: Measurement, response: Response, eps: Number = 0.0, **options
+) -> Clip:
+    """Build the `Clip` for a scope; options are as the user passed them."""
+    measurement, action = parts_of(scope, norm, response, eps)
+    clip = Clip(scope, measurement, response, action, eps, **options)
+    if clip.strict and not measurement.is_entrywise:
+        wanted = "False for spectral norms and singular values"
+        advice = "Elements are rounded one by one, which can increase a singular value."
+        raise ValueError(_validate.must_be("strict", wanted, clip.strict, advice))
+    return clip
+
+
+def check_agreement(layout: Layout) -> None:
+    """Raise if devices must agree on the norms of slices, and may not.
+
+    They may not if neither types nor `axis_name=` specify the axes that split a leaf.
+    They must if there is a memory, a common decision, or a response that compares.
+    """
+    slices = [block for block in layout.blocks if block.axis is not None]
+    if any(block.leaves[0].axis_name != () for block in slices):
+        _axis_names.check_all_known()
+
+
+def _check_finite(layout: Layout, norms: Batched) -> None:
+    """Raise under checkify an error that names each leaf with a non-finite entry.
+
+    A norm may also be non-finite because it overflows or was passed by the caller.
+    """
+    for leaf in layout.used():
+        name = _leaves.named(leaf.path).replace("{", "{{").replace("}", "}}")
+        # A debug check is inert outside checkify; a plain one would break jit.
+        checkify.debug_check(
+            jnp.all(jnp.isfinite(leaf.array)),
+            f"non-finite update in {name} (nonfinite='raise')",
+        )
+    for norm in norms.entries():
+        finite = jnp.all(jnp.isfinite(norm))
+        checkify.debug_check(finite, "non-finite norm (nonfinite='raise')")
+
+
+def _with_zeros(clip: Clip, limits: Batched) -> Batched:
+    return limits.map(lambda c: zero_below(least_of(clip.strict, c.dtype), c))
+
+
+def _fitted(
+    clip: Clip, name: str, value: Number, norm: jax.Array
+) -> tuple[jax.Array, bool]:
+    """Return the threshold, and whether `zero_below` has been applied to it."""
+    limit = as_limit(value, norm.dtype)
+    check_replicated({name: limit, "eps": clip.eps}, norm)
+    is_final = isinstance(limit, np.ndarray)
+    if is_final:
+        limit = zero_below(least_of(clip.strict, norm.dtype), limit)
+    _validate.broadcasts(name, limit.shape, norm.shape)
+    return _numerics.broadcast_like(jnp.asarray(limit), norm), is_final
+
+
+def least_of(strict: bool, dtype: DTypeLike) -> float:
+    """Return the smallest threshold that does not count as 0."""
+    return (_LEAST_STRICT if strict else LEAST)[jnp.dtype(dtype).name]
+
+
+def check_replicated(limits: dict[str, Number], norm: jax.Array) -> None:
+    """Raise if a threshold or `eps` varies over devices that share the norm."""
+    for argument, value in limits.items():
+        if isinstance(value, jax.Array):
+            _axis_names.check_replicated(argument, value, norm)
+
+
+def zero_below(least: float, limit: Limit) -> Limit:
+    """Return the threshold, or 0 if it is below `least`.
+
+    A NumPy array stays one, since the program then has nothing left to compute.
+    """
+    if isinstance(limit, np.ndarray):
+        return np.where(limit < least, np.zeros_like(limit), limit)
+    # A threshold of 0 is not replaced, so it keeps its derivative from above.
+    return select((limit < least) & (limit != 0), jnp.zeros_like(limit), limit)
+
+
+def as_limit(
+    value: Number, dtype: DTypeLike, *, towards_zero: bool = False
+) -> jax.Array | np.ndarray:
+    """Return a threshold in `dtype`, a NumPy array if it is a number or NumPy array.
+
+    A finite threshold stays finite, since an infinite one would change nothing.
+    """
+    if not isinstance(value, (numbers.Real, np.ndarray)):
+        return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
+    exact = np.asarray(value, np.float64)
+    largest = float(jnp.finfo(dtype).max)
+    # A finite threshold is kept within the dtype, where the cast would give inf.
+    bounded = np.where(np.isinf(exact), exact, np.clip(exact, -largest, largest))
+    limit = bounded.astype(dtype)
+    if not towards_zero:
+        return limit
+    # The cast rounds to nearest; a threshold that grew moves back by one step.
+    grew = np.abs(limit.astype(np.float64)) > np.abs(exact)
+    return np.where(grew, np.nextafter(limit, np.zeros_like(limit)), limit)
+
+
+def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
+    """Return an array in `dtype`, in the way of `as_limit`."""
+    if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
+        # Only float64 is rounded or exceeds the largest number.
+        return value.astype(dtype)
+    largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
+    bounded = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
+    limit = bounded.astype(dtype)
+    if not towards_zero:
+        return limit
+    grew = jnp.abs(limit.astype(value.dtype)) > jnp.abs(value)
+    return jnp.where(grew, jnp.nextafter(limit, jnp.zeros_like(limit)), limit)

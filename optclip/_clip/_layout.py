@@ -3,45 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 
-from optclip._arrays import _axis_names, _leaves, _prefix, _sparse
-from optclip._arrays._types import AxisName, KeyPath, Leaf, Mask, PyTree, TreeDef
-from optclip.norms import Block
-from optclip.scopes._interface import Groups, Scope, blocks_of, owners_of
-
-if TYPE_CHECKING:
-    from jax.experimental.sparse import BCOO
-
-    from optclip._clip._clip import Clip
-
-
-class LaidOutLeaf(NamedTuple):
-    """Hold one leaf of the tree.
-
-    Attributes:
-      path: Its path.
-      value: The leaf as passed: an array, a number or a BCOO matrix.
-      array: The numbers to measure and scale; for a BCOO matrix its data, duplicates
-        summed.
-      matrix: The BCOO matrix that `array` is the data of, or None.
-      block: The index of the block whose norm scales it, None if it is not scaled.
-      is_used: Whether it is measured or scaled.
-    """
-
-    path: KeyPath
-    value: Leaf
-    array: Leaf
-    matrix: BCOO | None
-    block: int | None
-    is_used: bool
-
-    @property
-    def like(self) -> jax.Array:
-        """An array of the dtype and weak type in which the leaf is returned."""
-        return _leaves.values(self.value)
+from .._arrays import _axis_names, _leaves, _prefix
+from .._arrays._leaf import Leaf
+from .._arrays._types import AxisName, Mask, PyTree, TreeDef
+from .._norms import Block
+from .._scopes import Groups, Scope, blocks_of, owners_of
 
 
 class Layout(NamedTuple):
@@ -49,14 +19,15 @@ class Layout(NamedTuple):
 
     Attributes:
       flat: The tree, flattened.
-      leaves: One entry per leaf.
-      blocks: One entry per norm, or per leaf whose slices have norms.
-      treedef: The structure of `scope.blocks(tree)`, which norms and thresholds share:
-        one leaf for the tree, a tree for leaves, a dict for groups.
+      leaves: Its leaves; None where a leaf is not clippable.
+      owners: The index of the block whose coefficient scales each leaf, or None.
+      blocks: The elements that share each norm.
+      treedef: The structure of the norms.
     """
 
     flat: _leaves.Flat
-    leaves: list[LaidOutLeaf]
+    leaves: list[Leaf | None]
+    owners: list[int | None]
     blocks: list[Block]
     treedef: TreeDef
 
@@ -68,21 +39,21 @@ class Layout(NamedTuple):
         """Return the values of a tree of that structure, one per block."""
         return self.treedef.flatten_up_to(tree)
 
-    def rebuild(self, clipped: dict[int, Leaf]) -> PyTree:
+    def rebuild(self, clipped: dict[int, object]) -> PyTree:
         """Return the tree with some leaves replaced, by their index."""
-        pairs = enumerate(self.leaves)
-        return self.flat.rebuild([clipped.get(i, leaf.value) for i, leaf in pairs])
+        pairs = enumerate(self.flat.leaves)
+        return self.flat.rebuild([clipped.get(i, value) for i, value in pairs])
 
-    def scaled(self) -> list[tuple[int, LaidOutLeaf, int]]:
+    def scaled(self) -> list[tuple[int, Leaf, int]]:
         """Return the leaves that are scaled as (index, leaf, block)."""
-        pairs = enumerate(self.leaves)
-        return [(i, x, x.block) for i, x in pairs if x.block is not None]
+        triples = zip(range(len(self.leaves)), self.leaves, self.owners, strict=True)
+        return [t for t in triples if t[2] is not None]
 
-
-def layout_of(clip: Clip, tree: PyTree) -> Layout:
-    """Lay out a tree for a clipping operation."""
-    masks = clip.mask, clip.norm_mask, clip.clip_mask
-    return lay_out(clip.scope, tree, masks, clip.axis_name)
+    def used(self) -> list[Leaf]:
+        """Return the leaves that are measured or scaled."""
+        measured = {x for block in self.blocks for x in block.leaves}
+        pairs = zip(self.leaves, self.owners, strict=True)
+        return [x for x, owner in pairs if x and (owner is not None or x in measured)]
 
 
 def lay_out(
@@ -94,10 +65,10 @@ def lay_out(
     """Find the blocks of a tree and the block of each leaf.
 
     Args:
-      scope: The elements that share a norm.
-      tree: Any pytree.
-      masks: `mask`, `norm_mask` and `clip_mask`.
-      axis_name: The mapped axes that leaves are declared to be split over.
+      scope: The scope of the norms.
+      tree: The tree.
+      masks: `mask=`, `norm_mask=` and `clip_mask=`.
+      axis_name: The declared mapped axes.
     """
     flat = _leaves.flatten(tree)
     are_clippable = flat.clippable()
@@ -107,47 +78,22 @@ def lay_out(
         for name, mask in zip(names, masks, strict=True)
     )
     if isinstance(scope, Groups):
-        # A user's function of the tree must receive the leaves, not the wrappers below.
+        # A user's function of the tree must receive its leaves, not the records below.
         scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
-    clippable = [
-        _sparse.unwrapped(x, name) if is_clippable else None
-        for x, name, is_clippable in zip(
-            flat.leaves, declared, are_clippable, strict=True
-        )
+    columns = flat.paths, flat.leaves, declared, are_clippable
+    leaves = [
+        Leaf.of(x, path, name) if is_clippable else None
+        for path, x, name, is_clippable in zip(*columns, strict=True)
     ]
-    clippable = _each_its_own(clippable)
-    measured_tree = flat.rebuild(_where(in_mask, _where(in_norm_mask, clippable)))
-    scaled_tree = flat.rebuild(_where(in_mask, _where(in_clip_mask, clippable)))
-    blocks, treedef = blocks_of(scope, measured_tree)
+    measured, scaled = (
+        flat.rebuild([x if a and b else None for x, a, b in zip(*of, strict=True)])
+        for of in ((leaves, in_mask, in_norm_mask), (leaves, in_mask, in_clip_mask))
+    )
+    blocks, treedef = blocks_of(scope, measured)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
-    owner = owners_of(scope, index, scaled_tree, flat.treedef)
-    measured_ids = {id(x) for block in blocks for x in block.leaves}
-    leaves = []
-    for path, value, x, block in zip(
-        flat.paths, flat.leaves, clippable, owner, strict=True
-    ):
-        is_used = block is not None or (x is not None and id(x) in measured_ids)
-        array, matrix = _leaves.unwrap(x), _leaves.matrix_of(x)
-        if is_used:
-            _axis_names.check_reduced(path, array)
-        leaves.append(LaidOutLeaf(path, value, array, matrix, block, is_used))
-    return Layout(flat, leaves, blocks, treedef)
-
-
-def _each_its_own(leaves: list[Leaf]) -> list[Leaf]:
-    """Wrap an array that occurs twice, since `lay_out` finds leaves by `id`.
-
-    Wrapped leaves are new objects, so only bare arrays can repeat.
-    """
-    earlier: set[int] = set()
-    out = list(leaves)
-    for i, x in enumerate(leaves):
-        if x is not None and id(x) in earlier:
-            out[i] = _leaves.Wrapped(x)
-        earlier.add(id(x))
-    return out
-
-
-def _where(mask: list[bool], leaves: list[Leaf]) -> list[Leaf]:
-    return [x if m else None for m, x in zip(mask, leaves, strict=True)]
+    owners = owners_of(scope, index, scaled, flat.treedef)
+    layout = Layout(flat, leaves, owners, blocks, treedef)
+    for leaf in layout.used():
+        _axis_names.check_reduced(leaf.path, leaf.array)
+    return layout

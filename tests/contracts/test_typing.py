@@ -8,9 +8,9 @@ import pytest
 import optclip
 
 # No union of words is public, but users may pass each word.
-from optclip._clip import _nonfinite
-from optclip.norms import _norm_argument
-from optclip.responses import _response_argument
+from optclip._clip import _clip
+from optclip._norms import _norm_argument
+from optclip._responses import _response_argument
 
 # Recipes measure and clip the same leaves.
 SEPARATE_MASKS = {"norm_mask", "clip_mask"}
@@ -41,7 +41,7 @@ def test_options_equal_keywords_of_the_function(options, function, fixed):
     [
         (_norm_argument.NormName, _norm_argument.BY_NAME),
         (_response_argument.ResponseName, _response_argument.BY_NAME),
-        (optclip.typing.Nonfinite, _nonfinite.POLICIES),
+        (optclip.typing.Nonfinite, _clip.POLICIES),
     ],
     ids=["norms", "responses", "nonfinite"],
 )

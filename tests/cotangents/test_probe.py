@@ -240,7 +240,7 @@ def test_logs_of_newer_jax_equal_probe(monkeypatch):
         clip_cotangent(X, 1.0, name="rnn")
     # An older JAX has no such rule, so only a stub reaches it.
     monkeypatch.setattr(jax, "custom_vjp", WithLogs)
-    monkeypatch.setattr("optclip.cotangents._clip_cotangent.HAS_LOGS", True)
+    monkeypatch.setattr("optclip._cotangents._clip_cotangent.HAS_LOGS", True)
     jax.grad(lambda x: jnp.sum(clip_cotangent(x, C, name="rnn")))(X[0])
     _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
     (record,) = seen((jnp.ones_like(X[0]), cotangent_probe()))

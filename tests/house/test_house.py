@@ -1,69 +1,98 @@
-"""Check the folders: imports go downward, to the interfaces of neighbors."""
+"""Check the folders: imports go down, to what neighbors export; faces are public."""
 
+import ast
 import pathlib
 import re
 
+import pytest
+
+import optclip
 from tools import imports
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
+FILES = [*imports.ROOT.rglob("*.py")]
+FACES = {
+    name: imports.ROOT / f"{name}.py"
+    for name in optclip.__all__
+    if (imports.ROOT / f"{name}.py").exists()
+}
 
 
-def floors():
+def table():
     """Return the rows of CONTRIBUTING.md's table, from the bottom up."""
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
-    table = page.split("| folder of `optclip` |")[1].split("\n\n")[0]
-    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
-    return rows[::-1]
+    rows = page.split("| part of `optclip` |")[1].split("\n\n")[0].splitlines()[2:]
+    return [re.findall(r"`(\w+)`", row.split("|")[1]) for row in rows][::-1]
 
 
-FLOORS = floors()
-FLOOR = {folder: i for i, floor in enumerate(FLOORS) for folder in floor}
-
-
-def files(*folders):
-    """Return the package's files in these folders."""
-    return [p for p in imports.ROOT.rglob("*.py") if imports.folder_of(p) in folders]
-
-
-def test_each_folder_is_in_the_table_once_and_has_tests():
-    named = [folder for floor in FLOORS for folder in floor]
-    assert sorted(named) == sorted(imports.folders())
-    folders = [name for name in named if (imports.ROOT / name).is_dir()]
-    assert not [f for f in folders if not (CHECKOUT / "tests" / f.strip("_")).is_dir()]
-
-
-def test_imports_go_down_through_every_floor():
+def test_table_of_contributing_names_each_part_on_a_floor_above_its_imports():
+    floor = {part: i for i, row in enumerate(table()) for part in row}
     below = imports.folders()
-    assert len(files(*FLOOR)) > 50
+    assert sorted(part for row in table() for part in row) == sorted(below)
     upward = {
-        folder: {x for x in below[folder] if FLOOR.get(x, 99) >= FLOOR[folder]}
-        for folder in FLOOR
+        part: sorted(x for x in below[part] if floor[x] >= floor[part])
+        for part in below
     }
-    assert not {folder: found for folder, found in upward.items() if found}
-    assert len(imports.longest_chain()) == len(FLOORS)
+    assert not {part: names for part, names in upward.items() if names}
 
 
-def is_behind_another_face(name, path):
-    """Return whether a file imports from a private module of another folder."""
+def test_imports_between_files_and_folders_have_no_circle():
+    assert len(imports.files()) == len(FILES) > 100
+    assert not imports.circle(imports.files())
+    assert not imports.circle(imports.folders())
+
+
+def test_circle_of_imports_is_found():
+    assert imports.circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_folders_are_private_and_have_tests():
+    folders = [p for p in imports.ROOT.iterdir() if [*p.glob("*.py")]]
+    assert len(folders) > 10
+    assert not [p.name for p in folders if not p.name.startswith("_")]
+    tested = {p.name for p in (CHECKOUT / "tests").iterdir()}
+    assert not {p.name.strip("_") for p in folders} - tested
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_public_module_holds_only_imports_and_names(name):
+    docstring, *body = ast.parse(FACES[name].read_text()).body
+    assert ast.get_docstring(ast.Module([docstring], []))
+    *imported, names = body
+    assert {type(node) for node in imported} == {ast.ImportFrom}
+    assert ast.unparse(names.targets[0]) == "__all__"
+
+
+def test_each_public_module_is_a_file():
+    public = {
+        name
+        for name in optclip.__all__
+        if getattr(getattr(optclip, name), "__name__", "") == f"optclip.{name}"
+    }
+    assert public == FACES.keys() > {"functional", "recipes", "typing"}
+
+
+def is_behind_an_interface(name, path):
+    """Return whether a file imports from a file of another folder."""
     _, folder, *rest = name.split(".")
-    is_private = any(part.startswith("_") and part != "_interface" for part in rest)
-    is_shared = folder in ("_arrays", imports.folder_of(path))
-    return is_private and not is_shared
+    is_file = any(part.startswith("_") for part in rest)
+    return is_file and folder not in ("_arrays", imports.folder_of(path))
 
 
-def test_folders_use_the_interface_of_their_neighbors():
+def test_folders_import_what_their_neighbors_export():
+    below = [p for p in FILES if p.parent != imports.ROOT]
     found = [
         (path.name, name)
-        for path in files(*FLOOR)
-        if path.stem != imports.FACE
+        for path in below
         for name in imports.names(path)
-        if name.startswith("optclip.") and is_behind_another_face(name, path)
+        if name.startswith("optclip.") and is_behind_an_interface(name, path)
     ]
     assert not found
 
 
 def test_optax_is_imported_above_the_clip_only():
-    below = [name for name in FLOOR if FLOOR[name] <= FLOOR["_clip"]]
-    names = {name for path in files(*below) for name in imports.names(path)}
+    floor = {part: i for i, row in enumerate(table()) for part in row}
+    core = {part for part in floor if floor[part] <= floor["_clip"]}
+    names = {n for p in FILES if imports.folder_of(p) in core for n in imports.names(p)}
     assert {name.split(".")[0] for name in names} >= {"jax", "optclip"}
     assert not [name for name in names if name.split(".")[0] == "optax"]

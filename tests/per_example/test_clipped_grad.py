@@ -11,10 +11,10 @@ from jax.experimental import checkify
 
 import optclip
 from optclip import per_example
-from optclip.per_example import clipped_grad, clipped_sum, norms
 
 # Private import: test arrays have too few elements to lose as much as 2**40 may.
-from optclip.per_example._responses import response_of
+from optclip._per_example._responses import response_of
+from optclip.per_example import clipped_grad, clipped_sum, norms
 from tests.support.helpers import optimized_jit, quick_jit
 
 PARAMS = {

@@ -8,9 +8,9 @@ import numpy as np
 
 # Private imports: `clipped_grad` takes no weights, and compiles a backward pass per
 # norm.
-from optclip.per_example._ghost._formulas import Scaled
-from optclip.per_example._ghost._ghost_backward import backward, weighted_gradients
-from optclip.per_example._ghost._squares import scaled_squares
+from optclip._per_example._ghost._formulas import Scaled
+from optclip._per_example._ghost._ghost_backward import backward, weighted_gradients
+from optclip._per_example._ghost._squares import scaled_squares
 from tests.support import compiler
 
 # For programs that run once; also with `--full`.

@@ -126,11 +126,11 @@ def test_site_loads_no_external_resource(pages):
         # Private modules define functions and classes that two modules may export.
         (
             "api/optclip.groups.html",
-            'href="../_modules/optclip/scopes/_groups.html#groups"',
+            'href="../_modules/optclip/_scopes/_groups.html#groups"',
         ),
         (
             "api/optclip.responses.Smooth-class.html",
-            'href="../_modules/optclip/responses/_norm_responses.html#Smooth"',
+            'href="../_modules/optclip/_responses/_responses.html#Smooth"',
         ),
     ],
 )

@@ -1,0 +1,165 @@
+"""Build the identity whose backward pass clips, as one `jax.custom_vjp`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+
+from .._arrays import _axis_names, _closures, _examples, _validate
+from .._arrays._batching import Batched
+from .._arrays._types import Number, PyTree
+from .._clip import (
+    ByArgument,
+    Clip,
+    Layout,
+    ThresholdFunction,
+    apply,
+    decide,
+    layout_of,
+)
+from .._norms import Block
+from .._typing import CotangentRecord
+from . import _probe, _relative_threshold
+
+# A backward pass can return logs besides cotangents from JAX 0.11.1 on.
+HAS_LOGS = hasattr(jax.custom_vjp, "defvjp_with_logs")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CotangentClip:
+    """Describe how cotangents are clipped in the backward pass.
+
+    Attributes:
+      clip: the clip applied to each array of a dict separately.
+      reference: the statistic that thresholds are multiples of, None for absolute ones.
+    """
+
+    clip: Clip
+    reference: _relative_threshold.Reference | None
+
+    def apply(
+        self, cotangents: PyTree, thresholds: PyTree, is_recorded: bool
+    ) -> tuple[PyTree, CotangentRecord | None]:
+        """Return the clipped cotangents, and a record of the clipping if requested."""
+        layout = layout_of(self.clip, cotangents)
+        decision = decide(self.clip, layout, self._thresholds_of(thresholds))
+        clipped, coefficients = apply(decision)
+        if not is_recorded:
+            return clipped, None
+        _, of_norms = self.clip.action.recorded(decision, coefficients)
+        return clipped, _probe.record_of(decision.norms, of_norms)
+
+    def with_axis_names(self, axis_name: PyTree) -> CotangentClip:
+        """Return a copy with the mapped axes that each array is split over."""
+        clip = dataclasses.replace(self.clip, axis_name=axis_name)
+        return dataclasses.replace(self, clip=clip)
+
+    def spans_by_name(self) -> bool:
+        """Return whether mapped axes are declared; some exist only during the call."""
+        declared = jax.tree.leaves(self.clip.axis_name, is_leaf=lambda x: x is not None)
+        return any(axes != () for axes in declared)
+
+    def _thresholds_of(self, thresholds: PyTree) -> ThresholdFunction:
+        def thresholds_of(
+            layout: Layout, norms: Batched
+        ) -> tuple[ByArgument, tuple[()]]:
+            limits = layout.entries(thresholds)
+            if self.reference is not None:
+                entries = zip(layout.blocks, norms.entries(), limits, strict=True)
+                limits = [_multiple(self.reference, *entry) for entry in entries]
+            return {"max_norm": limits}, ()
+
+        return thresholds_of
+
+
+def _multiple(
+    reference: _relative_threshold.Reference,
+    block: Block,
+    norm: jax.Array,
+    factor: Number,
+) -> Number:
+    _validate.broadcasts("max_norm", jnp.shape(factor), norm.shape)
+    axes = _axes_of(norm, block)
+    return _relative_threshold.multiple(reference, factor, norm, axes)
+
+
+def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
+    """Return the mapped axes that the norms of a leaf are split over.
+
+    Raises:
+      ValueError: Neither types nor a `PartitionSpec` specify these axes.
+    """
+    declared = block.leaves[0].axis_name
+    if _axis_names.untyped_axes() and not isinstance(declared, PartitionSpec):
+        raise ValueError(
+            "With `relative` inside pmap, or inside shard_map with check_vma=False,"
+            " `axis_name` must be the PartitionSpec of each leaf because types do not"
+            f" specify which devices hold the other norms, got {declared}. Pass the"
+            " PartitionSpec, or use shard_map with check_vma=True."
+        )
+    return _axis_names.split_axes(norm, block.declared.axis_name)
+
+
+def passed(
+    backward: CotangentClip,
+    arrays: PyTree,
+    thresholds: PyTree,
+    probe: CotangentRecord | None,
+    name: str | None,
+) -> tuple[PyTree, CotangentRecord | None]:
+    """Return the arrays and the probe unchanged, with clipping in the backward pass."""
+    # Do not trace Python numbers, so that their values can still be checked.
+    traced = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else None, thresholds)
+
+    is_recorded = probe is not None or name is not None
+
+    def apply(cotangents: PyTree, traced: PyTree) -> Any:
+        now = jax.tree.map(lambda x, t: x if t is None else t, thresholds, traced)
+        return backward.apply(cotangents, now, is_recorded)
+
+    # Tracing raises the errors of the backward pass here, at the user's call. It also
+    # finds the arrays that a response or a reference closes over, of any dtype. The
+    # rule below must receive traced ones as arguments.
+    pulled, closed_over = _closures.converted(apply, arrays, traced)
+    is_closed = not any(isinstance(x, Tracer) for x in closed_over)
+    if is_closed and not backward.spans_by_name():
+        # Calling the function itself avoids a compilation per call outside `jit`.
+        pulled, closed_over = apply, []
+
+    def identity(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
+        del residuals
+        return arrays, probe
+
+    def forward(arrays: PyTree, residuals: PyTree, probe: Any) -> Any:
+        return (arrays, probe), residuals
+
+    def pull_back(residuals: PyTree, cotangents: Any) -> Any:
+        of_arrays, of_probe = cotangents
+        clipped, record = pulled(of_arrays, *residuals)
+        if of_probe is not None:
+            of_probe = _probe.joined(of_probe, _probe.on_all(record, of_probe))
+        outputs = clipped, None, of_probe
+        return outputs if name is None else (outputs, {name: record})
+
+    # The custom derivative leaves the arrays unchanged and clips their cotangents.
+    function = jax.custom_vjp(identity)
+    # The name is looked up because older JAX versions have no `defvjp_with_logs`.
+    define = "defvjp" if name is None else "defvjp_with_logs"
+    getattr(function, define)(forward, pull_back)
+    try:
+        residuals = traced, *closed_over
+        arrays, _, probe = _examples.batched_alike((arrays, residuals, probe))
+        return function(arrays, residuals, probe)
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+        raise TypeError(
+            "clip_cotangent does not support forward-mode differentiation, such as"
+            " jax.jvp or jax.jacfwd. Use jax.grad, jax.vjp or jax.jacrev, or remove"
+            " clip_cotangent from the function."
+        ) from error

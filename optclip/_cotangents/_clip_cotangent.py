@@ -1,0 +1,188 @@
+"""Define `clip_cotangent`: the identity whose backward pass clips."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import _scopes as scopes
+from .._arrays import _validate
+from .._clip import clip_of
+from .._functional import raise_if_exchanged
+from .._norms import of_order
+from .._responses import is_same_always, resolve
+from .._scopes import ELEMENT, LEAF
+from .._typing import (
+    AxisName,
+    CotangentRecord,
+    Mask,
+    Nonfinite,
+    Number,
+    PyTree,
+    Relative,
+    ResponseLike,
+)
+from ._backward_clip import HAS_LOGS, CotangentClip, passed
+from ._masked_leaves import Chosen, chosen_leaves
+from ._relative_threshold import reference_of
+
+
+def clip_cotangent(
+    tree: PyTree,
+    max_norm: Number | PyTree,
+    *,
+    axis: int | tuple[int, ...] | None = -1,
+    ord: float | None = None,
+    response: ResponseLike = "hard",
+    relative: Relative | None = None,
+    nonfinite: Nonfinite = "propagate",
+    mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+    probe: CotangentRecord | None = None,
+    name: str | None = None,
+) -> PyTree:
+    """Clip cotangents in the backward pass; the forward pass is the identity.
+
+    Each cotangent g of a leaf is multiplied by `min(1, max_norm / norm(g))`, with one
+    norm per slice along `axis`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optclip
+      >>> def loss(w):
+      ...     h = w * jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      ...     h = optclip.clip_cotangent(h, 1.0)
+      ...     return jnp.sum(h**2) / 2
+      >>> print(loss(1.0), jax.grad(loss)(1.0))
+      12.625 5.25
+
+    Args:
+      tree: Pytree of arrays, such as a layer's activations. Integers, bools and PRNG
+        keys are unchanged.
+      max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
+        leaf with 1 at `axis`), or prefix tree of these with None for unclipped.
+      axis: Axes that each norm covers, an int or a tuple. Default: -1, one norm per
+        vector along the last axis. None: per leaf. `()`: per element.
+      ord: Order p of the norm, above 0, or inf. Default: 2.
+      response: What happens above the threshold; see `optclip.responses`.
+      relative: Statistic of the leaf's norms that multiplies `max_norm`: `"rms"`,
+        `"median"`, a quantile from 0 to 1, or a function from the vector of norms to a
+        number. Default: None, absolute thresholds.
+      nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
+      mask: Leaves to clip: a tree of bools or a function. Default: all.
+      axis_name: Mapped axes that split the leaves: a `PartitionSpec`, the names that
+        each norm spans (`()` for none), or a tree of these. Default: read from their
+        types, which suffices for `axis=None`.
+      probe: Record from `cotangent_probe` whose gradient reports the clipping.
+      name: Key of the same record in `jax.vjp(...)[1].with_logs`, unique in the loss.
+        Requires JAX 0.11.1.
+
+    Returns:
+      The same tree. With `probe`, a pair of the tree and the probe to pass to the next
+      `clip_cotangent`.
+
+    Raises:
+      TypeError: The function is differentiated in forward mode, as by `jax.jvp`.
+      ValueError: `max_norm` is negative, NaN or of the wrong shape; a leaf lacks
+        `axis`; or `relative` is combined with `axis=None`.
+
+    Guarantees:
+      Cotangents within the threshold are bit-identical, and zeros stay zero. A traced
+      negative threshold counts as 0. The gradient with respect to `max_norm` is 0.
+      Second derivatives differentiate the clipped backward pass.
+
+      `relative` excludes norms that are 0 or non-finite; a function receives 0 for
+      both. Relative thresholds scale with the loss.
+
+      Under `jax.vmap` each example has separate norms. The cotangent of an array shared
+      by all examples is clipped after summation, unless another leaf, a threshold or
+      the probe is batched.
+
+      If the value that `jax.value_and_grad` returns is differentiated again, its
+      cotangents are not clipped; call the loss itself for that value.
+
+    Cotangent clipping biases the parameters' gradient and does not bound it. Start with
+    `optclip.clip_by_global_norm` in the optimizer; both together can be worse than it.
+
+    See Also:
+      `with_clipped_cotangent` wraps a layer; `cotangent_probe` records the clipping.
+
+    References:
+      Graves, "Generating Sequences With Recurrent Neural Networks", 2013,
+      arXiv:1308.0850, section 2.1 (per element).
+    """
+    backward = _backward(axis, ord, response, relative, nonfinite)
+    _check_threshold(tree, max_norm)
+    _check_statistics(probe, name)
+    chosen = chosen_leaves(tree, mask)
+    _check_leaves(chosen, axis)
+    thresholds = chosen.spread("max_norm", max_norm)
+    backward = backward.with_axis_names(chosen.axis_names(axis_name))
+    out, passed_on = tree, probe
+    if any(chosen.are_chosen):
+        arrays, passed_on = passed(backward, chosen.arrays, thresholds, probe, name)
+        out = chosen.rebuild(arrays)
+    return out if probe is None else (out, passed_on)
+
+
+def _backward(
+    axis: int | tuple[int, ...] | None,
+    ord: float | None,
+    response: ResponseLike,
+    relative: Relative | None,
+    nonfinite: Nonfinite,
+) -> CotangentClip:
+    how = resolve(response)
+    if not is_same_always(how):
+        advice = "clip_cotangent counts no steps; pass the value of the schedule."
+        wanted = "a response without schedules"
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if axis is None and relative is not None:
+        wanted = "an int or a tuple with `relative`, which compares norms within a leaf"
+        advice = "Pass axis=-1, or axis=() for elements."
+        raise ValueError(_validate.must_be("axis", wanted, axis, advice))
+    clip = clip_of(
+        LEAF if axis is None else ELEMENT if axis == () else scopes.axes(axis),
+        of_order(ord), how, nonfinite=nonfinite,
+    )  # fmt: skip
+    return CotangentClip(clip, reference_of(relative))
+
+
+def _check_threshold(tree: PyTree, max_norm: Any) -> None:
+    if callable(max_norm):
+        wanted = "a number, an array, or a tree of these"
+        advice = "clip_cotangent counts no steps; pass schedule(step)."
+        raise TypeError(_validate.must_be("max_norm", wanted, max_norm, advice))
+    raise_if_exchanged("max_norm", tree, max_norm)
+    _validate.threshold_given("max_norm", max_norm)
+    for value in jax.tree.leaves(max_norm):
+        _validate.number("max_norm", value)
+
+
+def _check_leaves(chosen: Chosen, axis: Any) -> None:
+    axes = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    for name, leaf in chosen.by_name():
+        if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in axes):
+            raise ValueError(
+                f"`axis` must name axes that each leaf has, got {axes} for {name} of"
+                f" shape {leaf.shape}. Exclude such leaves with mask=, or pass"
+                " axis=None for one norm per leaf."
+            )
+
+
+def _check_statistics(probe: Any, name: Any) -> None:
+    wanted = "a record from optclip.cotangent_probe(), or None"
+    _validate.kind("probe", probe, (CotangentRecord, type(None)), wanted)
+    if probe is not None and [jnp.shape(x) for x in jax.tree.leaves(probe)] != [()] * 6:
+        wanted = "a record of scalars"
+        advice = "Pass a cotangent_probe(steps) through the xs of jax.lax.scan."
+        raise ValueError(_validate.must_be("probe", wanted, probe, advice))
+    wanted = "a string, or None for no log"
+    _validate.kind("name", name, (str, type(None)), wanted)
+    if name == "":
+        wanted = "a non-empty string, or None for no log"
+        raise ValueError(_validate.must_be("name", wanted, name))
+    if name is not None and not HAS_LOGS:
+        advice = "Named records require JAX 0.11.1 or newer; pass `probe` instead."
+        raise ValueError(_validate.must_be("name", "None", name, advice))

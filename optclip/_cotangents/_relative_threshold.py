@@ -1,0 +1,114 @@
+"""Compute the statistic of a leaf's norms that relative thresholds are multiples of.
+
+Norms that are 0, such as those of padding, or non-finite are excluded. Custom functions
+receive 0 in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._arrays import (
+    _axis_names,
+    _collectives,
+    _numerics,
+    _placement,
+    _validate,
+)
+
+# Function of the norms of a leaf and of the mapped axes that split them.
+Reference = Callable[[jax.Array, _axis_names.Axes], jax.Array]
+
+_WANTED = "'rms', 'median', a quantile from 0 to 1, a function of the norms, or None"
+
+
+def reference_of(relative: Any) -> Reference | None:
+    """Return the function that a `relative` argument specifies."""
+    if relative is None:
+        return None
+    if isinstance(relative, str):
+        if relative not in ("rms", "median"):
+            raise ValueError(_validate.must_be("relative", _WANTED, relative))
+        return _rms if relative == "rms" else _quantile(0.5)
+    if callable(relative):
+        return _of_all(relative)
+    if not _validate.is_number(relative):
+        raise TypeError(_validate.must_be("relative", _WANTED, relative))
+    _validate.fraction("relative", relative)
+    return _quantile(relative)
+
+
+def multiple(
+    reference: Reference, factor: Any, norms: jax.Array, axes: _axis_names.Axes
+) -> jax.Array:
+    """Return `factor` times the reference, or inf if `factor` is inf."""
+    base = _numerics.broadcast_like(reference(norms, axes), norms)
+    factor = jnp.asarray(factor).astype(norms.dtype)
+    factor = _numerics.broadcast_like(factor, norms)
+    largest = jnp.asarray(jnp.finfo(norms.dtype).max, norms.dtype)
+    # A finite factor must give a finite threshold, because inf would clip nothing.
+    finite = jnp.where(jnp.isinf(factor), jnp.zeros_like(factor), factor)
+    return jnp.where(
+        jnp.isinf(factor),
+        factor,
+        jnp.minimum(finite * jnp.minimum(base, largest), largest),
+    )
+
+
+def _rms(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+    counted = _counted(norms)
+    usable = jnp.where(counted, norms, jnp.zeros_like(norms))
+    # The peak is a constant: it cancels in the result, and `pmax` has no derivative.
+    peak = lax.stop_gradient(jnp.max(usable, initial=0))
+    peak = _collectives.reduced_over(lax.pmax, peak, axes)
+    scaled = _numerics.fraction_of_peak(usable, peak)
+    sums = jnp.sum(scaled * scaled), jnp.sum(counted.astype(norms.dtype))
+    squares, count = (_collectives.reduced_over(lax.psum, x, axes) for x in sums)
+    return peak * _numerics.root(squares / jnp.maximum(count, 1))
+
+
+def _quantile(level: Any) -> Reference:
+    def quantile(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+        everywhere = _gathered(norms, axes)
+        if not everywhere.size:
+            return jnp.zeros((), norms.dtype)
+        counted = _counted(everywhere)
+        # Excluded norms sort last, as the largest float: differences of inf are NaN.
+        largest = jnp.full_like(everywhere, jnp.finfo(norms.dtype).max)
+        ordered = jnp.sort(jnp.where(counted, everywhere, largest))
+        last = jnp.maximum(jnp.sum(counted) - 1, 0)
+        place = jnp.asarray(level, norms.dtype) * last.astype(norms.dtype)
+        below = jnp.floor(place).astype(last.dtype)
+        low, high = ordered[below], ordered[jnp.minimum(below + 1, last)]
+        interpolated = low + (place - below.astype(norms.dtype)) * (high - low)
+        return jnp.where(jnp.any(counted), interpolated, jnp.zeros_like(interpolated))
+
+    return quantile
+
+
+def _of_all(function: Callable[[jax.Array], Any]) -> Reference:
+    def of_all(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+        everywhere = _gathered(norms, axes)
+        usable = jnp.where(_counted(everywhere), everywhere, jnp.zeros_like(everywhere))
+        reference = function(usable)
+        subject = "The result of `relative`"
+        if not _validate.is_number(reference) or jnp.ndim(reference):
+            raise TypeError(_validate.must_be(subject, "a real number", reference))
+        return jnp.asarray(reference).astype(norms.dtype)
+
+    return of_all
+
+
+def _counted(norms: jax.Array) -> jax.Array:
+    return (norms > 0) & jnp.isfinite(norms)
+
+
+def _gathered(norms: jax.Array, axes: _axis_names.Axes) -> jax.Array:
+    """Return all norms of the leaf as one vector, including other devices."""
+    here = _placement.whole(norms).ravel()
+    return lax.all_gather(here, axes, tiled=True) if axes else here

@@ -1,0 +1,3 @@
+"""Clipping as pure functions."""
+
+from ._clip_by import clip_by, raise_if_exchanged

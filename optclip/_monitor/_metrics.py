@@ -1,0 +1,233 @@
+"""Read clipping metrics from an optimizer state, as a flat dict for any logger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import _leaves, _packed_state, _validate
+from .._typing import ClipRecord, ClipState, PyTree, SkipRecord
+from . import _cotangents
+
+
+def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
+    """Read clipping metrics from an optimizer state into a flat dict of scalars.
+
+    Finds all clipping transformations in a nested state (`chain`, `masked`,
+    `partition`, `MultiSteps`, `inject_hyperparams`, wrapped optimizers). Works inside
+    `jax.jit`: return the dict from the training step, then log it.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.adam(1e-3))
+      >>> params = jnp.zeros(2)
+      >>> _, state = tx.update(jnp.array([3.0, 4.0]), tx.init(params), params)
+      >>> for key, value in optclip.metrics(state).items():
+      ...     print(key, value)
+      clip/norm 5.0
+      clip/threshold 1.0
+      clip/coefficient 0.2
+      clip/rate 1.0
+      clip/nonfinite 0
+      clip/steps 1
+
+    Args:
+      opt_state: State of any optax transformation; `optimizer.opt_state` or
+        `nnx.state(optimizer)` of Flax NNX; or plain dicts restored without a target.
+        May be or contain gradients of `cotangent_probe`, as in
+        `{"optimizer": opt_state, "cell": probe_grads}`.
+
+    Returns:
+      A dict of arrays of shape `()`. For a transformation with `name="clip"`, the
+      default (a second one of the same name becomes `clip_2`):
+
+      ==================== ===========================================================
+      ``clip/norm``        float32, norm before clipping
+      ``clip/threshold``   float32, threshold
+      ``clip/coefficient`` float32, factor applied to the updates
+      ``clip/rate``        float32, fraction of all steps so far that were clipped
+      ``clip/nonfinite``   int32, steps so far with a non-finite norm
+      ``clip/steps``       int32, updates so far
+      ``clip/fraction``    float32, fraction of the norms clipped in the last step; for
+                           leaves, axes and elements only
+      ==================== ===========================================================
+
+      Groups have one key per label, ``clip/norm/<label>``. With `record="leaves"`
+      leaves, axes and elements have one key per leaf, ``clip/norm/<path>``, and
+      global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise several norms are
+      recorded as the largest norm, smallest threshold and smallest coefficient.
+
+      `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
+      far and in a row, and with `max_value` float32 ``skip/value`` and
+      ``skip/value_threshold``. Its coefficient and rate cover the norm only, not the
+      loss. Transformations inside `skip` record only the steps taken.
+
+      The gradient of a probe, named by its path (`cotangent` if that is empty), adds
+      for all norms of one backward pass:
+
+      ========================= ======================================================
+      ``cell/largest_norm``     float32, largest finite norm before clipping; NaN if one
+                                probe was used in parallel, as under `jax.vmap`
+      ``cell/mean_coefficient`` float32, mean coefficient; NaN without norms
+      ``cell/clipped``          int32, number of norms clipped
+      ``cell/fraction``         float32, fraction of norms clipped; NaN without norms
+      ``cell/nonfinite``        int32, number of non-finite norms
+      ========================= ======================================================
+
+      A probe gradient with one entry per step is summed over the steps.
+
+    Raises:
+      ValueError: There is neither a state of optclip nor a probe gradient.
+
+    Guarantees:
+      For the tree and for groups, norm times coefficient is the norm after clipping,
+      within the range of float32. Norms that `nonfinite` zeroed or made NaN do not
+      count as clipped. ``clip/steps`` stays 0 if the training loop drops the new state.
+    """
+    states, probes = _states(opt_state), _cotangents.records_of(opt_state)
+    if not states and not probes:
+        advice = (
+            "Pass the whole state of the chain. Optax's own transformations, and those"
+            " with record=False and a fixed threshold, record nothing: build the"
+            " transformation with record=True."
+        )
+        wanted = (
+            "an optimizer state that contains an optclip transformation, or the"
+            " gradient of a cotangent_probe"
+        )
+        raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
+    numbers: dict[str, jax.Array] = {}
+    clip_names = {name for state, _ in states for name in state.clip_record}
+    clip_names |= {name for name, _ in probes}
+    used_names: set[str] = set()
+    for state, skipped in states:
+        for name, record in state.clip_record.items():
+            unique = _packed_state.unique(name, clip_names, used_names)
+            used_names.add(unique)
+            entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
+            keys = {key for key, _ in entries}
+            for key, value in entries:
+                # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
+                numbers[_packed_state.unique(key, keys, numbers.keys())] = value
+            if name in skipped:
+                counts = _as(SkipRecord, skipped[name])._asdict()
+                for field, value in counts.items():
+                    if value is not None:
+                        key = f"{unique}/{field.removeprefix('skip_')}"
+                        numbers[key] = _bare(value)
+    for name, record in probes:
+        unique = _packed_state.unique(name, clip_names, used_names)
+        used_names.add(unique)
+        for key, value in _cotangents.entries_of(record).items():
+            numbers[f"{unique}/{key}"] = value
+    return numbers
+
+
+# The fields that end keys: of clipping, then of `skip` and of probes.
+_FIELDS = {
+    "norm",
+    "leaf_norm",
+    "threshold",
+    "coefficient",
+    "fraction",
+    "rate",
+    "nonfinite",
+    "steps",
+}
+
+_FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.FIELDS}
+
+
+def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the transformations in a dict of metrics, each with its groups or leaves.
+
+    A transformation with one norm has one part, the empty string.
+    """
+    parts: dict[str, list[str]] = {}
+    for key in keys:
+        words = str(key).split("/")
+        # The first match is the field, since a leaf's path may contain such a word.
+        at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
+        if at is not None and words[at] == "norm":
+            parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
+    return parts
+
+
+def is_metric(key: str) -> bool:
+    """Return whether a key has the form of `metrics`, ``clip/norm/encoder``."""
+    return any(part in _FIELDS for part in str(key).split("/")[1:])
+
+
+def percent(fraction: float) -> str:
+    """Return whole percent; "0%" means none and "100%" all, despite rounding."""
+    rounded = f"{fraction:.0%}"
+    if rounded == "0%" and fraction > 0:
+        return "<1%"
+    # Rates are float32, so that a rate of 1 may be stored as the number below 1.
+    return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
+
+
+def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
+    """Return the clipping states in a state, each with the records of `skip`."""
+    states = []
+    for state in jax.tree.leaves(opt_state, is_leaf=_is_ours):
+        if _has(state, "skip_norm"):
+            inner, norm, record = (
+                _get(state, f) for f in ("skip_inner", "skip_norm", "skip_record")
+            )
+            states += [*_states(inner), (_as(ClipState, norm), record)]
+        elif _is_ours(state):
+            states.append((_as(ClipState, state), {}))
+    return states
+
+
+def _is_ours(state: Any) -> bool:
+    return _has(state, "clip_record") or _has(state, "skip_norm")
+
+
+def _has(state: Any, field: str) -> bool:
+    # States are dicts in nnx.state(optimizer) and when restored without a target.
+    return field in state if isinstance(state, Mapping) else hasattr(state, field)
+
+
+def _get(state: Any, field: str) -> Any:
+    return state[field] if isinstance(state, Mapping) else getattr(state, field)
+
+
+def _as(kind: Any, state: Any) -> Any:
+    """Return a state or record; a dict of it may lack the fields that are None."""
+    if not isinstance(state, Mapping):
+        return state
+    return kind(*(state.get(field) for field in kind._fields))
+
+
+def _bare(value: Any) -> Any:
+    """Return a number without the box in which Flax NNX stores it."""
+    return jax.tree.leaves(value)[0]
+
+
+def _entries(
+    name: str, record: ClipRecord, step: jax.Array
+) -> list[tuple[str, jax.Array]]:
+    steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)
+    fields = {
+        "norm": record.clip_norm,
+        "threshold": record.clip_threshold,
+        "coefficient": record.clip_coefficient,
+        "rate": jax.tree.map(
+            lambda n: n.astype(jnp.float32) / steps, record.clip_clipped
+        ),
+        "nonfinite": record.clip_nonfinite,
+        "fraction": record.clip_fraction,
+        "leaf_norm": record.clip_leaf_norm,
+    }
+    pairs = []
+    for field, tree in fields.items():
+        entries = jax.tree.leaves_with_path(tree)
+        parts = _leaves.names_of([path for path, _ in entries])
+        for part, (_, value) in zip(parts, entries, strict=True):
+            pairs.append(("/".join(filter(None, (name, field, part))), value))
+    return [*pairs, (f"{name}/steps", _bare(step))]

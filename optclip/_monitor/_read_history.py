@@ -1,0 +1,128 @@
+"""Read a recorded run: one array over the steps per quantity."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._arrays import _validate
+from .._typing import History
+from ._metrics import is_metric
+
+
+def read(history: History) -> dict[str, np.ndarray]:
+    """Return a history in any form as arrays of float64, one number per step.
+
+    Of the other quantities that were logged, only `step` is read.
+
+    Raises:
+      TypeError: The form is not accepted.
+      ValueError: There are no steps, steps with different keys, or quantities with
+        different numbers of steps.
+    """
+    if isinstance(history, (str, os.PathLike)):
+        history = lines_of(history)
+    if isinstance(history, Mapping):
+        columns = {key: x for key, x in history.items() if _is_read(key)}
+    elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
+        columns = _columns(history)
+    else:
+        wanted = (
+            "a list of dicts from optclip.metrics, a dict of arrays, or the path of a"
+            " file of JSON lines"
+        )
+        raise TypeError(_validate.must_be("history", wanted, history))
+    arrays = {key: _numbers(key, x) for key, x in columns.items()}
+    lengths = {len(x) for x in arrays.values()}
+    if len(lengths) > 1:
+        raise ValueError(
+            "`history` must have the same number of steps for each quantity, got"
+            f" {' and '.join(map(str, sorted(lengths)))}. Pass all keys that"
+            " optclip.metrics returned, for every step."
+        )
+    if lengths == {0} or not history:
+        raise ValueError(
+            "`history` is empty. Pass the dicts that optclip.metrics returned, one per"
+            " step."
+        )
+    return arrays
+
+
+def _is_read(key: str) -> bool:
+    return key == "step" or is_metric(key)
+
+
+def _numbers(key: str, x: Any) -> np.ndarray:
+    # JSON has no infinity, so `save` writes it as a string.
+    numbers = [float(entry) for entry in x] if _has_text(x) else x
+    try:
+        array = np.atleast_1d(np.asarray(numbers, float))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            _validate.must_be(f"`history` at {key!r}", "numbers, one per step", x)
+        ) from error
+    if array.ndim > 1:
+        raise ValueError(
+            f"`history` at {key!r} must be one number per step, got an array of shape"
+            f" {array.shape}. Pass the scalars that optclip.metrics returned, or remove"
+            " the key."
+        )
+    return array
+
+
+def lines_of(path: str | os.PathLike[str]) -> list[Any]:
+    """Return the steps in a file of JSON lines.
+
+    Raises:
+      ValueError: A line is not JSON.
+    """
+    entries, path = [], Path(path)
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            entries += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"Line {number} of {path} is not JSON: {line!r:.80}. Pass a file that"
+                " optclip.plot.save wrote."
+            ) from error
+    return entries
+
+
+def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    keys = [key for key in steps[0] if _is_read(key)] if steps else []
+    for i, step in enumerate(steps):
+        odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
+        if odd:
+            raise ValueError(
+                f"`history` must have the same keys in each step, but only one of the"
+                f" steps 0 and {i} has {odd}. Pass the metrics of one optimizer."
+            )
+    return {key: [step[key] for step in steps] for key in keys}
+
+
+def _has_text(x: Any) -> bool:
+    return isinstance(x, list) and any(entry in ("inf", "-inf", "nan") for entry in x)
+
+
+def chosen(what: str, name: str | None, names: list[str], run: str = "history") -> str:
+    """Return the name that was passed, or the only one there is.
+
+    Raises:
+      ValueError: The name does not exist, or there are several and none was passed.
+    """
+    if name is None and len(names) == 1:
+        return names[0]
+    if name in names:
+        return str(name)
+    if not names:
+        missing = "clipping norms" if what == "clip" else "groups or leaves"
+        raise ValueError(
+            f"`{run}` has no {missing}. Pass the dicts that optclip.metrics returned."
+        )
+    advice = f"Pass one of them, such as {what}={names[0]!r}."
+    raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))

@@ -1,0 +1,193 @@
+"""Summarize clipping records as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jax.core import Tracer
+
+from .._arrays import _validate
+from .._typing import PyTree
+from . import _cotangents
+from ._metrics import is_metric, metrics, parts_in, percent
+
+_ORDERS = ("norm", "rate")
+
+
+def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
+    """Summarize the last step and the clipping rate of each transformation as text.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> watch = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
+      >>> tx = optax.chain(watch, optclip.clip_by_global_norm(1.0))
+      >>> updates = {"bias": jnp.array([3.0]), "kernel": jnp.array([[4.0]])}
+      >>> print(optclip.summary(tx.update(updates, tx.init(updates))[1]))
+      watch: 2 norms, clipped in 0% of 1 step
+          64%  4         kernel
+          36%  3         bias
+      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
+
+    Args:
+      opt_state: State of an optimizer, or the output of `metrics`.
+      most: Number of groups or leaves listed per transformation. Default: 10.
+      sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
+        then the largest; or `"rate"`, the most often clipped first.
+
+    Returns:
+      Text. The columns of a group or leaf are its percentage of the sum of squared
+      norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
+      precedes the largest rate of several norms. "No step yet" during training means
+      that the loop drops the new state.
+
+    Raises:
+      TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
+      ValueError: The state contains no record.
+    """
+    _validate.length("most", most)
+    _validate.choice("sort_by", sort_by, _ORDERS)
+    numbers = {key: _number(key, x) for key, x in _metrics_in(opt_state).items()}
+    lines = []
+    for name, parts in parts_in(numbers).items():
+        if numbers.get(f"{name}/steps") == 0:
+            lines.append(f"{name}: no step yet")
+            continue
+        lines.append(f"{name}: {', '.join(_phrases(numbers, name, parts))}")
+        if parts != [""]:
+            columns = {
+                field: [numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts]
+                for field in ("norm", "rate", "nonfinite")
+            }
+            lines += _lines_of_parts(parts, columns, most, sort_by)
+    return "\n".join([*lines, *_lines_of_cotangents(numbers)])
+
+
+def _metrics_in(state: PyTree) -> Mapping[str, Any]:
+    """Return the metrics of a state, or the metrics that were passed."""
+    if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
+        return {key: x for key, x in state.items() if is_metric(key)}
+    if isinstance(state, list) and state and isinstance(state[-1], Mapping):
+        raise TypeError(
+            "`opt_state` must hold one step, got a list of dicts, which is a history."
+            " Pass one step, such as history[-1]; optclip.plot plots all of them."
+        )
+    return metrics(state)
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, Tracer):
+        wanted = "concrete, outside jax.jit"
+        advice = "Return optclip.metrics(state) from the jitted step and pass that."
+        raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        advice = "Pass the metrics of one step; optclip.plot plots many steps."
+        subject = f"`opt_state` at {key!r}"
+        raise TypeError(
+            _validate.must_be(subject, "a number", value, advice)
+        ) from error
+
+
+def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str]:
+    """Return the phrases of a line; of several parts, the largest values."""
+
+    def most(field: str) -> float | None:
+        keys = ("/".join(filter(None, (name, field, part))) for part in parts)
+        values = [numbers[key] for key in keys if key in numbers]
+        return max(values) if values else None
+
+    phrases = ["1 norm" if len(parts) == 1 else f"{len(parts)} norms"]
+    fraction, rate, nonfinite = map(most, ("fraction", "rate", "nonfinite"))
+    of_many = parts == [""] and fraction is not None
+    up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
+    if parts == [""]:
+        # The largest norm and the smallest threshold may belong to different leaves.
+        largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
+        fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
+        values = ((which + field, most(field)) for field, which in fields.items())
+        phrases = [f"{word} {value:.4g}" for word, value in values if value is not None]
+    if of_many and fraction is not None:
+        phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
+    skipped = numbers.get(f"{name}/skipped")
+    steps = _steps(numbers.get(f"{name}/steps"))
+    if rate is not None and skipped is None:
+        subject = "at least one" if of_many else "clipped"
+        clipped = f"{subject} in {up_to}{percent(rate)} of"
+        phrases.append(f"{clipped if rate or not of_many else 'none in'} {steps}")
+    if nonfinite:
+        phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
+    if skipped is not None:
+        if (loss := numbers.get(f"{name}/value")) is not None:
+            limit = numbers[f"{name}/value_threshold"]
+            phrases.append(f"loss {loss:.4g}, its threshold {limit:.4g}")
+        phrases.append(f"skipped {skipped:.0f} of {steps}")
+    return phrases
+
+
+def _steps(count: float | None) -> str:
+    """Format the number of steps; metrics logged by older versions have no count."""
+    if count is None:
+        return "the steps"
+    return f"{count:.0f} step{'' if count == 1 else 's'}"
+
+
+def _lines_of_parts(
+    parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
+) -> list[str]:
+    """Return a line for each of the first groups or leaves, with its fraction."""
+    norms = np.array(columns["norm"])
+    rates, nonfinite = columns["rate"], columns["nonfinite"]
+    finite_norms = np.where(np.isfinite(norms), norms, 0.0)
+    # Norms are divided by the largest norm, since their squares may overflow.
+    squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
+    fractions = squares / max(squares.sum(), 1.0)
+    # NaN parameters make all leaves NaN, so the leaf that was first has most steps.
+    is_finite = np.isfinite(norms)
+    orders = {
+        "norm": (
+            -finite_norms,
+            np.where(is_finite, 0, np.negative(nonfinite)),
+            is_finite,
+        ),
+        "rate": (-finite_norms, np.negative(rates)),
+    }
+    lines = [
+        f"  {percent(fractions[i]):>5}  {norms[i]:<8.4g}  {parts[i]}"
+        f"{_suffix(rates[i], nonfinite[i])}"
+        for i in np.lexsort(orders[sort_by])[:most]
+    ]
+    left = len(parts) - len(lines)
+    return lines + ([f"         and {left} more"] if left else [])
+
+
+def _probes_in(keys: Mapping[str, Any]) -> list[str]:
+    """Return the names of the probe records among metrics."""
+    ending = f"/{_cotangents.FIELDS[0]}"
+    return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
+
+
+def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
+    """Return one line per backward pass."""
+    lines = []
+    for name in _probes_in(numbers):
+        norm, mean, clipped, fraction, nonfinite = (
+            numbers[f"{name}/{field}"] for field in _cotangents.FIELDS
+        )
+        phrases = [
+            f"largest norm {norm:.4g}",
+            f"mean coefficient {mean:.4g}",
+            f"{clipped:.0f} clipped, {percent(fraction)}",
+            *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
+        ]
+        lines.append(f"{name}: {', '.join(phrases)}")
+    return lines
+
+
+def _suffix(rate: float, nonfinite: float) -> str:
+    """Return the text after the name of a group or leaf."""
+    phrases = [f"clipped in {percent(rate)}"] if rate else []
+    phrases += [f"not finite in {nonfinite:.0f}"] if nonfinite else []
+    return f" ({', '.join(phrases)})" if phrases else ""

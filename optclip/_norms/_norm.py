@@ -1,0 +1,230 @@
+"""Define blocks, the interface of norms, and entrywise norms of blocks."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import _axis_names, _leaves, _sparse, _validate
+from .._arrays._batching import Batched
+from .._arrays._leaf import Leaf
+from . import _reduce
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Group the leaves that share a norm, or with `axis` the slices of one leaf.
+
+    Args:
+      leaves: List of arrays or BCOO matrices.
+      axis: Axes that each norm of a single leaf covers, counted from 0; `()` for each
+        element. Default: None, one norm of all leaves.
+    """
+
+    leaves: Sequence[Leaf]
+    axis: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        advice = "Wrap a single leaf in a list."
+        _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
+        if self.axis is None:
+            return
+        is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
+        if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
+            wanted = "None, or with a single leaf a tuple of ints counted from 0"
+            advice = f"Leaves in the block: {len(self.leaves)}."
+            raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))
+
+    @property
+    def declared(self) -> _axis_names.Declared:
+        """The mapped axes that split the norms, as far as declared."""
+        if self.axis is None:
+            return _axis_names.Declared()
+        declared = self.leaves[0].axis_name
+        return _axis_names.Declared(
+            _axis_names.declared_across_slices(self.axis, declared)
+        )
+
+
+class Measured(NamedTuple):
+    """Hold the norms of some blocks.
+
+    Attributes:
+      norms: One entry per block.
+      memory: One array per block, from which the next measurement starts; empty if the
+        norm has no memory.
+      work: Other results for each block that the clipping action can use, such as a
+        factorization of each matrix. Their type depends on the measurement.
+    """
+
+    norms: Batched
+    memory: Sequence[jax.Array] = ()
+    work: Sequence[object] = ()
+
+
+class Measurement(abc.ABC):
+    """Compute the norms of blocks.
+
+    Attributes:
+      is_entrywise: Whether rounding each element toward zero never increases the norm,
+        which `strict` clipping relies on.
+      is_a_mean: Whether the norm of leaves differs from the norm of their norms, since
+        it is divided by a power of the number of elements. With `record="leaves"` the
+        tree is then measured separately from its leaves.
+      remembers: Whether a measurement starts from the memory of the previous one.
+    """
+
+    is_entrywise: bool = False
+    is_a_mean: bool = False
+    remembers: bool = False
+
+    @abc.abstractmethod
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the norm of each block.
+
+        Unless `guarded`, a norm reads inf if the sum of its squares overflows. Unless
+        `flushed`, a norm below 2**-60 is returned unchanged, for use in another norm.
+        """
+
+    def init(self, blocks: Sequence[Block]) -> Sequence[jax.Array]:
+        """Return the memory before the first measurement."""
+        del blocks
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm(Measurement):
+    """Compute an entrywise norm: `sum(abs(x) ** p) ** (1 / p) / n ** k`.
+
+    Here n is the number of elements. Names and orders are also accepted as norms:
+    `"l1"`, `"l2"`, `"inf"`, `"rms"` (`Norm(2.0, 0.5)`), `"average"` (`Norm(2.0, 1.0)`),
+    or a number p.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import optclip
+      >>> tx = optclip.clip_by(1.0, norm=optclip.norms.Norm(3.0))
+      >>> updates = jnp.array([3.0, 4.0, 5.0])
+      >>> _, state = tx.update(updates, tx.init(updates))
+      >>> print(optclip.metrics(state)["clip/norm"])
+      6.0
+
+    Args:
+      ord: Order p, a Python number above 0, or inf for the largest modulus. Orders
+        below 0.5 soon overflow to inf. Default: 2.
+      per_count: Exponent k, from 0 to 1; with p = 2, 0.5 is the root mean square and 1
+        TensorFlow's average norm. Default: 0.
+    """
+
+    ord: float = 2.0
+    per_count: float = 0.0
+
+    is_entrywise = True
+
+    def __post_init__(self) -> None:
+        wanted = "a Python number above 0, or inf for the largest absolute value"
+        if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
+            advice = f"None means 2. {_validate.static('ord', self.ord)}"
+            if isinstance(self.ord, str):
+                advice = "Pass a number, such as 2.0 or float('inf')."
+            raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
+        if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
+            raise ValueError(_validate.must_be("ord", wanted, self.ord))
+        _validate.fraction("per_count", self.per_count)
+
+    @property
+    def is_a_mean(self) -> bool:
+        """Return whether the norm is divided by a power of the number of elements."""
+        return self.per_count > 0
+
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the norm of each block."""
+        del memory
+        arrays, members, counts = [], [], [0] * len(blocks)
+        for i, block in enumerate(blocks):
+            for leaf in block.leaves:
+                x, axis = jnp.asarray(leaf.array), block.axis
+                declared = leaf.axis_name
+                if declared is None and axis != ():
+                    _axis_names.check_known()
+                split = _axis_names.split_axes_of_slices(x, leaf.shape, axis, declared)
+                if self.per_count:
+                    counts[i] += _count(leaf, axis, split)
+                if leaf.matrix is not None and axis is not None:
+                    axis = _sparse.axes_in_data(leaf.matrix, axis)
+                arrays.append(x)
+                members.append(_reduce.Member(i, axis, split))
+        # The norm of single elements is the modulus, for any order.
+        are_elements = all(member.axis == () for member in members)
+        plan = _reduce.NormPlan(
+            ord=math.inf if are_elements else float(self.ord),
+            dtype=accumulator(arrays),
+            members=tuple(members),
+            declared=tuple(block.declared for block in blocks),
+            guarded=guarded,
+        )
+        norms = _reduce.norms_of(arrays, plan)
+        if self.per_count:
+            divisors = [self._divisor(n, plan.dtype) for n in counts]
+            norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
+        return Measured(norms.map(_reduce.flush_small) if flushed else norms)
+
+    def _divisor(self, count: Any, dtype: str) -> np.generic | jax.Array:
+        """Return a power of `_count`, as a NumPy number, which has no weak type."""
+        power = _leaves.count_as(count, dtype) ** self.per_count
+        return np.dtype(dtype).type(power) if isinstance(power, float) else power
+
+
+L1: Norm = Norm(1.0)
+L2: Norm = Norm(2.0)
+INF: Norm = Norm(math.inf)
+RMS: Norm = Norm(2.0, per_count=0.5)
+AVERAGE: Norm = Norm(2.0, per_count=1.0)
+
+
+def of_order(ord: float | None) -> Norm:
+    """Return the norm of an `ord=` argument; None means 2."""
+    return L2 if ord is None else Norm(ord)
+
+
+def _count(leaf: Leaf, axis: tuple[int, ...] | None, split: _axis_names.Axes) -> Any:
+    """Count the elements of one leaf in a norm, on all devices of its split.
+
+    The count is an int, or under `jax.export` a symbol, whose type is not public.
+    """
+    if leaf.matrix is not None and split:
+        raise ValueError(
+            "A BCOO leaf must be on one device for a norm with a mean, such as 'rms',"
+            f" got one that is split over the mesh axes {split}, whose number of"
+            " elements is unknown. Pass a norm without a mean, or dense leaves."
+        )
+    shape = leaf.shape
+    here = math.prod(shape if axis is None else [shape[a] for a in axis])
+    return here * _axis_names.axes_size(split)
+
+
+def accumulator(arrays: Sequence[jax.Array]) -> str:
+    """Return the dtype in which elements of these arrays are added."""
+    wide = any(jnp.finfo(x.dtype).bits == 64 for x in arrays)
+    return "float64" if wide else "float32"

@@ -1,0 +1,7 @@
+"""Clipping per example.
+
+`_clipped_grad` measures the gradients of a loss per example by a `_method`: explicitly
+(`_example_gradients`), or by the formulas in `_ghost`. `_example_clip` computes the
+coefficients, and `_clip_then_sum` or `_weighted_sum` the sum. `_clipped_sum` receives
+the gradients of each example.
+"""

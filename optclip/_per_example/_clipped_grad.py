@@ -1,0 +1,255 @@
+"""Clip the gradient of a loss per example, and sum over the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+
+from .._arrays import _leaves, _validate
+from .._arrays._types import Nonfinite, Number, PyTree
+from .._scopes import ScopeLike
+from . import _clip_then_sum, _method
+from ._clip_then_sum import Reduce
+from ._example_clip import Relation, bound_of, check_floats
+from ._example_gradients import Source, check_placed
+from ._info import ExampleInfo
+from ._loss import Loss, apart, check_positional
+from ._method import METHODS, Method, Plan
+from ._microbatches import batch_size
+from ._responses import ExampleResponse
+
+# Flax NNX modules with Dropout contain PRNG keys and counters. Without copy=True, Flax
+# rejects the update of a counter inside the gradient's trace.
+_TO_SPLIT = (
+    "Pass it to the loss as another argument. Split a Flax NNX module with graphdef,"
+    " params, rest = nnx.split(model, nnx.Param, ...), pass params, and call"
+    " nnx.merge(graphdef, params, rest, copy=True) in the loss."
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClippedGrad:
+    """Compute the sum of clipped per-example gradients, and its sensitivity.
+
+    Returned by `clipped_grad`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, normalize_by=4)
+      >>> print(f.sensitivity(), f.sensitivity("replace_one"))
+      0.25 0.5
+
+    Args:
+      loss: Loss of one example.
+      bound: Clipping of each gradient.
+      microbatch_size: Number of examples differentiated at a time; None for all.
+      reduce: `"sum"` or `"none"`.
+      method: `"vmap"`, `"ghost"` or `"auto"`.
+    """
+
+    loss: Any
+    bound: Any
+    microbatch_size: int | None
+    reduce: Reduce
+    method: Method
+
+    def __call__(
+        self, *args: Any, padding: jax.Array | None = None, **keywords: Any
+    ) -> tuple[PyTree, ExampleInfo]:
+        """Compute the clipped gradients, and information about each example.
+
+        Args:
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
+          padding: Bools `(batch,)` that mark padding, which adds nothing even if it is
+            NaN. Default: None, no padding.
+          **keywords: Rejected; pass the loss's arguments by position.
+
+        Returns:
+          The sum, a tree like the parameters in float32 or wider, and an `ExampleInfo`.
+
+        Raises:
+          TypeError: A parameter is not a dense array of floats, such as a PRNG key in a
+            Flax NNX module.
+        """
+        check_positional(keywords)
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        is_ghost = _method.is_ghost(source, self.bound, size, self.method)
+        return _clip_then_sum.clipped(
+            source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
+        )
+
+    def plan(self, *args: Any) -> Plan:
+        """Report the method for these arguments, with the memory estimates.
+
+        Args:
+          *args: Arguments of the loss, with a leading batch axis at `batch_argnums`.
+
+        Returns:
+          A `Plan`.
+        """
+        size = self.microbatch_size
+        source = source_of(self.loss, args, size, self.method)
+        return _method.planned(source, self.bound, size, self.method)
+
+    def sensitivity(
+        self, relation: Relation = "add_or_remove", params: PyTree = None
+    ) -> float:
+        """Compute the largest L2 change of the sum when one example changes.
+
+        It is `sqrt(sum(C**2)) / normalize_by` over all thresholds C. With
+        `response="unit"` each C counts as 1, and `"replace_one"` doubles the result.
+
+        Args:
+          relation: How neighboring batches differ in one example: `"add_or_remove"`
+            (default), `"zero_out"` or `"replace_one"`, or the enum of `dp_accounting`.
+          params: Parameters, required if one threshold applies to several leaves or
+            groups.
+
+        Returns:
+          A float, or an array if a threshold is traced.
+        """
+        return self.bound.sensitivity(relation, params)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in ("init", "update"):
+            raise AttributeError(
+                "ClippedGrad is not an optax transformation: it computes gradients."
+                " Call it instead of jax.grad(loss), and pass the sum to the optimizer."
+                " To clip per-example gradients that are already computed, use"
+                " optclip.per_example.aggregate(...)."
+            )
+        raise AttributeError(f"'ClippedGrad' object has no attribute {name!r}")
+
+
+def clipped_grad(
+    loss: Callable[..., Any],
+    threshold: Number | PyTree,
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | tuple[int, ...] = 1,
+    microbatch_size: int | None = None,
+    method: Method = "vmap",
+    reduce: Reduce = "sum",
+    normalize_by: Number = 1.0,
+    over: ScopeLike = "tree",
+    response: ExampleResponse = "hard",
+    nonfinite: Nonfinite = "zero",
+    strict: bool = True,
+) -> ClippedGrad:
+    """Compute per-example gradients, clip each, and sum them over the batch.
+
+    The sum is `sum(g * min(1, C / norm(g)) for g in gradients) / normalize_by`, with
+    the threshold C.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> loss = lambda w, example: jnp.sum(w * example)
+      >>> f = optclip.per_example.clipped_grad(loss, 1.0, strict=False)
+      >>> batch = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      >>> grads, info = f(jnp.zeros(2), batch)
+      >>> print(grads, info.norms, f.sensitivity())
+      [0.90000004 1.2       ] [5.  0.5] 1.0
+
+    Args:
+      loss: Loss of one example, `loss(params, example)`, without a batch axis.
+      threshold: Maximum norm C of each gradient: a number, a dict by label for groups,
+        or a prefix tree for leaves.
+      argnums: Argument or arguments to differentiate with respect to. Default: 0.
+      has_aux: Whether the loss returns `(value, aux)`. Default: False.
+      batch_argnums: Argument or arguments with a leading batch axis. Default: 1.
+      microbatch_size: Number of examples differentiated at a time, which bounds memory.
+        Default: None, all.
+      method: `"vmap"` (default) computes each gradient; `"ghost"` computes norms, then
+        the sum from scaled cotangents; `"auto"` chooses the smaller memory estimate.
+      reduce: `"sum"` (default), or `"none"` for each clipped gradient.
+      normalize_by: Divisor of the sum: the *expected* batch size, since the actual one
+        is sensitive. Default: 1.
+      over: Leaves that share a norm and a threshold: `"tree"` (default), `"leaf"` or
+        `optclip.groups(...)`, which must label every leaf.
+      response: `"hard"` (default), `"smooth"`, `"normalize"` or `"drop"`; `"auto_s"`
+        multiplies by `C / (norm + 0.01)`; `"unit"` clips and divides by C. Coefficients
+        of custom responses are limited to `C / norm`.
+      nonfinite: For an example with NaN or inf, `"zero"` (default) adds nothing,
+        `"propagate"` adds NaN, and `"raise"` raises under `checkify`.
+      strict: Whether no example adds more than C after rounding, which clips to
+        `C * (1 - 1.3e-4)`. Default: True.
+
+    Returns:
+      A `ClippedGrad`. Call it with the loss's arguments, and optionally `padding`, for
+      the sum in float32 or wider and an `ExampleInfo`. Its method `sensitivity` bounds
+      the effect of one example.
+
+    Raises:
+      ValueError: `reduce="none"` is combined with a method other than `"vmap"`.
+
+    Warns:
+      UserWarning: An argument outside `batch_argnums` has the length of the batch.
+
+    Guarantees:
+      With `strict=True` and `method="vmap"`, one of B examples changes the sum by at
+      most the sensitivity times `1 + K * 2**-23`, where `K = B * (max(m, 8) + n + 2)`
+      for m examples at a time on n devices. Up to K = 500 the margin of `strict` covers
+      this rounding. On a mesh of CPUs, norms can be off by 4e-4.
+
+      `"ghost"` rounds the sum after measuring norms. In float32, an example with T
+      positions can exceed C by a factor of about `1 + k * (T + 1) * 2**-24`, where k is
+      the sum of its positions' norms divided by its norm. On accelerators set
+      `jax.default_matmul_precision("highest")`. `"ghost"` rejects custom derivatives
+      between a parameter and its first use with data and, with `strict=True`, sums in
+      fewer than 32 bits.
+
+      A threshold of 0 (with `strict`, below 2**-36) makes the sum zero; inf clips
+      nothing and makes the sensitivity inf. A norm above 3.4e38 counts as non-finite.
+      An empty or fully padded batch gives zeros. NaN from a custom response makes the
+      sum NaN for every `nonfinite`.
+
+    The loss must not combine examples, as BatchNorm and MoE capacity limits do:
+    clipping does not bound their effect.
+
+    References:
+      Abadi et al., "Deep Learning with Differential Privacy", 2016, arXiv:1607.00133.
+      Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier
+      and Stronger", 2022, arXiv:2206.07136 (`"auto_s"`).
+    """
+    _clip_then_sum.check_size(microbatch_size)
+    _validate.choice("reduce", reduce, ("sum", "none"))
+    _validate.choice("method", method, METHODS)
+    if reduce == "none" and method != "vmap":
+        wanted = "'vmap' for reduce='none'"
+        advice = "Other methods do not compute the gradient of each example."
+        raise ValueError(_validate.must_be("method", wanted, method, advice))
+    bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    checked = Loss(loss, argnums, batch_argnums, has_aux)
+    return ClippedGrad(checked, bound, microbatch_size, reduce, method)
+
+
+def source_of(
+    loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
+) -> Source:
+    """Return the per-example gradients of a loss at these arguments."""
+    params, examples = loss.params(args), loss.examples(args)
+    check_floats(_leaves.flatten(params), _TO_SPLIT)
+    number = batch_size(examples)
+    if not isinstance(number, int) and (size is not None or method != "vmap"):
+        raise ValueError(
+            "Microbatches and methods other than 'vmap' require a static batch size,"
+            f" got the symbolic size {number}, microbatch_size={size} and"
+            f" method={method!r}. Export with a static batch dimension, or pass"
+            " microbatch_size=None and method='vmap'."
+        )
+    check_placed(params, examples, number if size is None else size)
+    of_one = loss.of_one(args)
+    params, split, axes = apart(of_one, params, examples)
+
+    def gradient(example: PyTree) -> tuple[Any, Any, PyTree]:
+        value_and_grads = jax.value_and_grad(of_one, has_aux=True)(params, example)
+        (value, aux), grads = value_and_grads
+        return value, aux, grads
+
+    return Source(gradient, examples, split, axes, of_one, params)

@@ -1,0 +1,276 @@
+"""Bound the contribution of one example to a sum, and compute the sensitivity."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import _leaves, _numerics, _prefix, _validate
+from .._arrays._batching import Batched
+from .._arrays._leaves import Flat
+from .._arrays._types import PyTree
+from .._clip import (
+    SCALE,
+    Clip,
+    Decision,
+    Layout,
+    apply,
+    coefficients_of,
+    decide,
+    fixed,
+    layout_of,
+)
+from .._norms import L2, Measured, flush_small
+from .._responses import Response
+from .._scopes import LEAF, TREE, Groups, Scope, as_scope
+from .._typing import is_cotangent_record
+from ._ghost import _formulas
+from ._ghost._formulas import Scaled
+from ._responses import response_of
+
+Relation = Literal["add_or_remove", "zero_out", "replace_one"]
+
+# Distance of neighboring sums in bounds; the last two names are from dp_accounting.
+_RELATIONS = {
+    "add_or_remove": 1, "zero_out": 1, "replace_one": 2,
+    "add_or_remove_one": 1, "replace_special": 1,
+}  # fmt: skip
+
+
+class ClippedNorms(NamedTuple):
+    """Hold the norms of one example and their clipping, in the scope's structure."""
+
+    norm: PyTree
+    coefficient: PyTree
+    nonfinite: PyTree
+
+
+def _about(decision: Decision, coefficients: Batched) -> ClippedNorms:
+    layout, norms = decision.layout, decision.norms
+    nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
+    columns = norms, coefficients, nonfinite
+    return ClippedNorms(*(layout.tree(column.entries()) for column in columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """Describe the clipping of one example, which bounds its contribution."""
+
+    threshold: Any
+    scope: Scope
+    response: Response
+    nonfinite: str
+    strict: bool
+    normalize_by: Any
+    is_unit: bool
+
+    def clip(self, axis_name: PyTree = None) -> Clip:
+        """Return the clip applied to the gradient of one example."""
+        return Clip(
+            self.scope, L2, self.response, SCALE, strict=self.strict,
+            nonfinite=self.nonfinite, axis_name=axis_name,
+        )  # fmt: skip
+
+    def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
+        """Return the clipped gradient of one example, and its norms."""
+        layout = layout_of(clip, grads)
+        self._check_all_bounded(layout)
+        decision = decide(clip, layout, fixed({"threshold": self.threshold}))
+        clipped, coefficients = apply(decision)
+        return clipped, _about(decision, coefficients)
+
+    def norms_of_squares(self, clip: Clip, squares: PyTree) -> PyTree:
+        """Return the norms of one example from `Scaled` squared norms of its leaves."""
+        layout, norms = _laid_out(clip, squares)
+        return layout.tree(norms)
+
+    def of_squares(self, clip: Clip, squares: PyTree) -> tuple[ClippedNorms, PyTree]:
+        """Return the norms of one example, and the coefficient of each leaf."""
+        layout, norms = _laid_out(clip, squares)
+        self._check_all_bounded(layout)
+        thresholds_of = fixed({"threshold": self.threshold})
+        decision = decide(clip, layout, thresholds_of, Measured(Batched(norms)))
+        coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
+        of_block = coefficients.entries()
+        by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled()})
+        return _about(decision, coefficients), by_leaf
+
+    def finished(self, clip: Clip, summed: PyTree) -> PyTree:
+        """Divide a sum by `normalize_by` and, for `unit`, by its thresholds."""
+        if self.is_unit:
+            summed = self._in_units(clip, summed)
+        by = self.normalize_by
+        if isinstance(by, (int, float)) and by == 1:
+            return summed
+        return jax.tree.map(lambda x: x / jnp.asarray(by, _real(x)), summed)
+
+    def sensitivity(self, relation: Any, params: PyTree) -> Any:
+        """Return the largest L2 distance between sums of neighboring batches."""
+        word = str(getattr(relation, "name", relation)).lower()
+        if word not in _RELATIONS:
+            wanted = "'add_or_remove', 'zero_out' or 'replace_one'"
+            raise ValueError(_validate.must_be("relation", wanted, relation))
+        return _RELATIONS[word] * self._whole(params) / _wide(self.normalize_by)
+
+    def _whole(self, params: PyTree) -> Any:
+        """Return the root of the sum of squared thresholds, each 1 for `unit`."""
+        limits = self._limits(params)
+        if self.is_unit:
+            return math.sqrt(len(limits))
+        limits = [_wide(limit) for limit in limits]
+        if all(isinstance(limit, float) for limit in limits):
+            return math.hypot(*limits)
+        # A negative traced threshold clips to zero, so it counts as 0.
+        return jnp.sqrt(sum(jnp.square(jnp.maximum(limit, 0)) for limit in limits))
+
+    def _limits(self, params: PyTree) -> list[Any]:
+        if self.scope == TREE:
+            return [self.threshold]
+        limits = [math.inf if t is None else t for t in _values(self.threshold)]
+        if params is None:
+            if isinstance(self.scope, Groups) and isinstance(self.threshold, dict):
+                return limits
+            wanted = "the parameters, whose leaves or groups share one threshold"
+            advice = "Call f.sensitivity(relation, params=params)."
+            raise ValueError(_validate.must_be("params", wanted, None, advice))
+        layout = layout_of(self.clip(()), _zeros(params))
+        norms = layout.tree([0.0] * len(layout.blocks))
+        return jax.tree.leaves(_prefix.fill("threshold", self.threshold, norms))
+
+    def _in_units(self, clip: Clip, summed: PyTree) -> PyTree:
+        layout = layout_of(clip, summed)
+        norms = layout.tree([jnp.zeros(())] * len(layout.blocks))
+        limits = layout.entries(_prefix.fill("threshold", self.threshold, norms))
+        out = {}
+        for i, leaf, block in layout.scaled():
+            x = leaf.array
+            limit = jnp.asarray(limits[block], _real(x))
+            live = limit > 0
+            one = jnp.ones_like(limit)
+            out[i] = jnp.where(live, x / jnp.where(live, limit, one), jnp.zeros_like(x))
+        return layout.rebuild(out)
+
+    def _check_all_bounded(self, layout: Layout) -> None:
+        check_floats(layout.flat)
+        for path, owner in zip(layout.flat.paths, layout.owners, strict=True):
+            if owner is None:
+                raise ValueError(
+                    "Each leaf must be in a group so that its gradient is bounded, got"
+                    f" {_leaves.named(path)} without one. Label it, or"
+                    " differentiate with respect to the other leaves only."
+                )
+
+
+def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
+    """Raise unless each leaf is a dense array of floats, whose gradient is bounded."""
+    for x in jax.tree.leaves(flat.tree, is_leaf=is_cotangent_record):
+        if is_cotangent_record(x):
+            raise TypeError(
+                "Parameters must not contain a cotangent_probe: its counts would be"
+                " clipped as gradients. Pass it as another argument of the loss, and"
+                " take its gradient in a separate call of jax.grad."
+            )
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
+            kind = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(
+                "Each leaf must be a dense array of floats so that its gradient is"
+                f" bounded, got {_leaves.named(path)} of {kind}. {advice}"
+            )
+
+
+def bound_of(
+    threshold: Any,
+    over: Any,
+    response: Any,
+    nonfinite: str,
+    strict: bool,
+    normalize_by: Any,
+) -> Bound:
+    """Return the validated bound that a user's arguments specify."""
+    scope = _scope(over)
+    _check_threshold(threshold, scope)
+    _validate.plain("normalize_by", normalize_by, above=True)
+    is_unit = isinstance(response, str) and response == "unit"
+    how = response_of(response)
+    bound = Bound(threshold, scope, how, nonfinite, strict, normalize_by, is_unit)
+    bound.clip()
+    return bound
+
+
+def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
+    """Return the layout of the leaves and the norm of each block; inf on overflow."""
+    leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
+    layout = layout_of(clip, treedef.unflatten([x.square for x in leaves]))
+    members: list[list[Scaled]] = [[] for _ in layout.blocks]
+    for i, _, block in layout.scaled():
+        members[block].append(leaves[i])
+    norms = []
+    for block_squares in members:
+        most = functools.reduce(jnp.maximum, [x.exponent for x in block_squares])
+        total = functools.reduce(jnp.add, [x.at(most) for x in block_squares])
+        norm = _formulas.shifted(_numerics.root(total), most)
+        norms.append(flush_small(norm))
+    return layout, norms
+
+
+def _scope(over: Any) -> Scope:
+    wanted = "'tree', 'leaf' or optclip.groups(...)"
+    try:
+        scope = as_scope(over)
+    except TypeError:
+        raise TypeError(_validate.must_be("over", wanted, over)) from None
+    if scope not in (TREE, LEAF) and not isinstance(scope, Groups):
+        raise ValueError(_validate.must_be("over", wanted, over))
+    return scope
+
+
+_RULE_ADVICE = (
+    "For a threshold that follows the norms, pass `threshold` of the state of"
+    " per_example.QuantileThreshold. In clipped_grad, the loss comes first."
+)
+
+
+def _check_threshold(threshold: Any, scope: Scope) -> None:
+    _validate.threshold_given("threshold", threshold)
+    for value in _values(threshold):
+        if value is not None:
+            _validate.number("threshold", value, rule_advice=_RULE_ADVICE)
+            if jnp.shape(value):
+                wanted = "one number for each norm"
+                advice = f"Its shape is {jnp.shape(value)}."
+                message = _validate.must_be("threshold", wanted, value, advice)
+                raise ValueError(message)
+    if scope == TREE and not _validate.is_number(threshold):
+        wanted = "one number for over='tree'"
+        advice = "Pass over='leaf' or over=optclip.groups(...) for several."
+        raise ValueError(_validate.must_be("threshold", wanted, threshold, advice))
+
+
+def _values(threshold: Any) -> list[Any]:
+    return jax.tree.leaves(threshold, is_leaf=lambda t: t is None)
+
+
+def _wide(value: Any) -> Any:
+    """Return a number in float64, or a traced one in float32 or wider."""
+    concrete = _validate.concrete(value)
+    if concrete is not None:
+        return float(concrete)
+    return value.astype(_leaves.real_dtype(jnp.promote_types(value.dtype, jnp.float16)))
+
+
+def _zeros(params: PyTree) -> PyTree:
+    """Return a tree with the parameters' structure and dtypes, as scalars."""
+    return jax.tree.map(
+        lambda x: np.zeros((), x.dtype) if hasattr(x, "dtype") else x, params
+    )
+
+
+def _real(x: jax.Array) -> Any:
+    return _leaves.real_dtype(x.dtype)

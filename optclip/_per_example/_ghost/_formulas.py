@@ -1,0 +1,230 @@
+"""Compute gradient norms from the inputs of a site and the cotangents of its outputs.
+
+A dense layer has `A` of T positions and k inputs, and `D` of T positions and p outputs.
+Its gradient is `A^T D`, whose squared norm also equals `<A A^T, D D^T>`. Numbers are
+first scaled near 1 by powers of two; `Scaled` stores the exponent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..._arrays import _leaves
+
+# Number of gradient elements held together when gradients are computed in chunks.
+CHUNK = 2**20
+
+# Positions cancel if the square is below this fraction of the sum of their squares. The
+# products of positions then lose as many digits.
+CANCELLED = 2.0**-4
+
+# Exponent of a zero gradient, below all others.
+NOTHING = -5000
+
+
+class Scaled(NamedTuple):
+    """Represent squared norms as `square * 4**exponent`."""
+
+    square: jax.Array
+    exponent: jax.Array
+
+    @classmethod
+    def of(cls, square: jax.Array, exponent: jax.Array) -> Scaled:
+        # A square of 0 gets the smallest exponent, so that it never sets a sum's unit.
+        return cls(square, jnp.where(square == 0, NOTHING, exponent))
+
+    def at(self, exponent: jax.Array) -> jax.Array:
+        """Return the square in units of `4**exponent`."""
+        by = self.exponent - exponent
+        return shifted(shifted(self.square, by), by)
+
+    def norm(self) -> jax.Array:
+        """Return the norm, over the whole range of its dtype."""
+        return shifted(jnp.sqrt(self.square), self.exponent)
+
+    def summed(self) -> Scaled:
+        """Return the sum over the last axis."""
+        most = jnp.max(self.exponent, axis=-1)
+        square = sum_last(self.at(most[..., None]), 1)
+        return Scaled.of(square, most)
+
+
+def sum_last(x: jax.Array, count: int) -> jax.Array:
+    """Return the sum over the last `count` axes."""
+    first = x.ndim - count
+    return jnp.sum(x, tuple(range(first, x.ndim)))
+
+
+def shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Return `x * 2**exponent`, in two steps that stay in range.
+
+    `x` must be float32 or float64.
+    """
+    bits, bias = _layout(x.dtype)
+    exponent = jnp.clip(exponent, 2 - 2 * bias, 2 * bias - 2)
+    for step in (exponent // 2, exponent - exponent // 2):
+        # The bits of a power of two consist of its exponent.
+        pattern = (step + bias).astype(f"uint{8 * x.dtype.itemsize}") << bits
+        x = x * lax.bitcast_convert_type(pattern, x.dtype)
+    return x
+
+
+def _layout(dtype: Any) -> tuple[int, int]:
+    """Return the number of mantissa bits, and the exponent bits of 1."""
+    info = jnp.finfo(dtype)
+    return info.nmant, info.maxexp - 1
+
+
+def exponent_of(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """Return the exponent of the largest element, with axes kept.
+
+    It is 0 for zeros, and if an element is non-finite.
+    """
+    largest = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
+    # Stop the gradient: the norm does not depend on the exponent, and
+    # `bitcast_convert_type` has no derivative.
+    largest = lax.stop_gradient(_leaves.widen(largest))
+    bits, bias = _layout(largest.dtype)
+    kind = f"uint{8 * largest.dtype.itemsize}"
+    pattern = lax.bitcast_convert_type(largest, kind)
+    exponent = (pattern >> bits).astype(jnp.int32) - bias
+    # The bits of zero, inf and NaN do not contain an exponent.
+    live = (largest > 0) & (largest < jnp.inf)
+    return jnp.where(live, exponent, 0)
+
+
+def of_gradient(gradient: jax.Array) -> Scaled:
+    """Return the squared norm of one array."""
+    flat = _leaves.widen(gradient).reshape(-1)
+    exponent = exponent_of(flat, (0,))
+    square = jnp.sum(lax.square(shifted(flat, -exponent)))
+    return Scaled.of(square, exponent[0])
+
+
+def mapped(function: Any, size: int, *trees: Any) -> Any:
+    """Map a function over slices, as many together as fit in `CHUNK` elements."""
+    count = jax.tree.leaves(trees)[0].shape[0]
+    fit = max(CHUNK // max(size, 1), 1)
+    if fit >= count:
+        return jax.vmap(function)(*trees)
+    return lax.map(lambda slices: function(*slices), trees, batch_size=fit)
+
+
+class Dense(NamedTuple):
+    """Hold the sizes of `groups` parallel dense layers."""
+
+    groups: int
+    positions: int
+    inputs: int
+    outputs: int
+
+    @property
+    def is_gram(self) -> bool:
+        """Return whether products of positions are smaller than the gradient."""
+        sizes = self.positions, self.inputs, self.outputs
+        # Symbolic sizes of `jax.export` cannot be compared.
+        if not all(isinstance(size, int) for size in sizes):
+            return False
+        return 2 * self.positions**2 <= self.inputs * self.outputs
+
+
+def dense(a: jax.Array, d: jax.Array) -> Scaled:
+    """Return the squared norm per example.
+
+    `a` and `d` have shape (examples, groups, positions, size).
+    """
+    groups, positions, inputs = a.shape[1:]
+    sizes = Dense(groups, positions, inputs, d.shape[-1])
+    if sizes.groups == 1 or not sizes.is_gram:
+        return _dense(sizes, a, d).summed()
+    # Compute groups sequentially, so that only one is copied at a time.
+    by_group = lax.map(
+        lambda operands: _dense(sizes, *(x[:, None] for x in operands)),
+        (jnp.moveaxis(a, 1, 0), jnp.moveaxis(d, 1, 0)),
+    )
+    return Scaled(*(jnp.moveaxis(x[..., 0], 0, 1) for x in by_group)).summed()
+
+
+def _dense(sizes: Dense, a: jax.Array, d: jax.Array) -> Scaled:
+    a, d, exponent = _balanced(a, d)
+    if not sizes.is_gram:
+        return Scaled.of(_product(a, d), exponent)
+    square, diagonal = _gram(a, d)
+    if sizes.positions > 1:
+        lost = jnp.any(square < CANCELLED * diagonal)
+        square = lax.cond(lost, _product, lambda a, d: square, a, d)
+    return Scaled.of(square, exponent)
+
+
+def _balanced(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Scale both near 1, with the products `a * d` of positions in proportion."""
+    a, d = _near_float32(a), _near_float32(d)
+    of_a, of_d = exponent_of(a, (-1,)), exponent_of(d, (-1,))
+    is_any = jnp.any(d != 0, axis=-1, keepdims=True)
+    # Zero `a` where `d` is 0: the product is 0, and zeros cannot overflow in the shift.
+    a = a * is_any.astype(a.dtype)
+    is_any &= jnp.any(a != 0, axis=-1, keepdims=True)
+    of_both = jnp.where(is_any, of_a + of_d, NOTHING)
+    exponent = jnp.max(of_both, axis=-2, keepdims=True)
+    return _shifted(a, of_d - exponent), _shifted(d, -of_d), exponent[..., 0, 0]
+
+
+def _near_float32(x: jax.Array) -> jax.Array:
+    """Return the array; bfloat16 stays because it has the range of float32."""
+    return x if x.dtype == jnp.bfloat16 else _leaves.widen(x)
+
+
+def _shifted(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """Return `x * 2**exponent` in the dtype of `x`; a power of two keeps its digits."""
+    return shifted(_leaves.widen(x), exponent).astype(x.dtype)
+
+
+def _gram(a: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the squared norm, and the sum of the positions' squared norms."""
+    by_position = [_einsum("bgtk,bgsk->bgts", x, x) for x in (a, d)]
+    pairs = by_position[0] * by_position[1]
+    diagonal = jnp.trace(pairs, axis1=-2, axis2=-1)
+    # Replace a negative sum by 0, since it is 0 up to rounding.
+    return jnp.maximum(sum_last(pairs, 2), 0), diagonal
+
+
+def _product(a: jax.Array, d: jax.Array) -> jax.Array:
+    """Return the squared norm of the gradient itself, computed in chunks."""
+
+    def one(a, d):
+        gradient = _einsum("tk,tp->kp", a, d)
+        return jnp.sum(lax.square(gradient))
+
+    size = a.shape[-1] * d.shape[-1]
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (a, d)]
+    return mapped(one, size, *flat).reshape(a.shape[:2])
+
+
+def _einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    dtype = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    return jnp.einsum(
+        spec, a, b, precision=lax.Precision.HIGHEST, preferred_element_type=dtype
+    )
+
+
+def embedding(ids: jax.Array, d: jax.Array) -> Scaled:
+    """Return the squared norm per example.
+
+    `ids` has shape (examples, groups, positions); negative ids read no row.
+    """
+
+    def one(ids, d):
+        order = jnp.argsort(ids)
+        ids, d = ids[order], d[order]
+        is_new = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
+        segment = jnp.cumsum(is_new)
+        # A negative index reads no row, so its cotangent must add nothing.
+        live = jnp.where(ids[:, None] < 0, jnp.zeros_like(d), d)
+        total = jax.ops.segment_sum(live, segment, num_segments=len(ids))
+        return of_gradient(total)
+
+    return Scaled(*jax.vmap(jax.vmap(one))(ids, _leaves.widen(d))).summed()

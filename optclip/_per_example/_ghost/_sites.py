@@ -1,0 +1,219 @@
+"""Select the sites that have a formula for the norm, and prepare its arguments.
+
+A site has a formula if a leaf meets data only there, in a matrix product, a convolution
+or a row lookup. Steps of a scan are positions if all use the same weight, and groups if
+each has a separate one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from . import _formulas
+from ._formulas import Dense, Scaled
+from ._plan import Site, is_inexact
+
+
+def rule_of(site: Site) -> str | None:
+    """Return `gram`, `product` or `embedding`, or None without a formula."""
+    if not _is_simple(site):
+        return None
+    if site.name == "gather":
+        return "embedding" if _takes_rows(site) else None
+    if site.name == "dot_general" or _is_convolution(site):
+        return "gram" if sizes_of(site).is_gram else _product(site)
+    return None
+
+
+def squares(site: Site, records: tuple[jax.Array, ...], taps: tuple) -> Scaled:
+    """Return per-example squared norms of a site that has a rule."""
+    (x,), (d,) = records, taps
+    if site.name == "gather":
+        return _formulas.embedding(*_rows(site, x, d))
+    if not is_inexact(x):
+        # A matrix product accepts bools and integers, but a norm requires floats.
+        x = x.astype(jnp.promote_types(d.dtype, jnp.float32))
+    if site.name == "dot_general":
+        return _formulas.dense(*_matrices(site, x, d))
+    return _formulas.dense(*_patches(site, x, d))
+
+
+def sizes_of(site: Site) -> Dense:
+    """Return the sizes of a matrix product or convolution as a dense layer."""
+    (weight,) = site.weights
+    shape = site.eqn.invars[weight].aval.shape
+    steps, groups = math.prod(site.lengths), math.prod(_stacked(site))
+    if site.name == "dot_general":
+        contract, batch = site.eqn.params["dimension_numbers"]
+        inputs = math.prod(shape[i] for i in contract[weight])
+        layer_groups = math.prod(shape[i] for i in batch[weight])
+        outputs = math.prod(shape) // (inputs * layer_groups)
+    else:
+        layer_groups = site.eqn.params["feature_group_count"]
+        outputs = (
+            shape[site.eqn.params["dimension_numbers"].rhs_spec[0]] // layer_groups
+        )
+        inputs = math.prod(shape) // (outputs * layer_groups)
+    positions = site.avals[0].size // (layer_groups * outputs) * (steps // groups)
+    return Dense(groups * layer_groups, positions, inputs, outputs)
+
+
+def num_kept_bytes(site: Site) -> int:
+    """Return the bytes of data and cotangents stored per example for a site."""
+    avals = [site.eqn.invars[i].aval for i in site.kept]
+    steps = math.prod(site.lengths)
+    return steps * sum(x.size * x.dtype.itemsize for x in [*avals, *site.avals])
+
+
+def num_work_bytes(site: Site) -> int:
+    """Return the additional bytes per example of products of positions and copies."""
+    sizes = sizes_of(site)
+    width = 2 * sizes.positions + sizes.inputs + sizes.outputs
+    return 4 * sizes.positions * width
+
+
+def _is_simple(site: Site) -> bool:
+    """Return whether a site has one real rearranged weight and nonempty data."""
+    infos = list(site.weights.values())
+    if len(infos) != 1 or not infos[0].is_moved or site.eqn is None:
+        return False
+    shapes = [site.lengths, *(var.aval.shape for var in site.eqn.invars)]
+    return (
+        len(site.avals) == 1 == len(site.kept)
+        and all(0 not in shape for shape in shapes)
+        and jnp.issubdtype(site.avals[0].dtype, jnp.floating)
+    )
+
+
+def _product(site: Site) -> str | None:
+    # Patches of a convolution take more memory than computing its gradient directly.
+    return "product" if site.name == "dot_general" else None
+
+
+def _is_convolution(site: Site) -> bool:
+    return (
+        site.name == "conv_general_dilated"
+        and list(site.weights) == [1]
+        and site.eqn.params["batch_group_count"] == 1
+    )
+
+
+def _takes_rows(site: Site) -> bool:
+    """Return whether each index, or tuple of indices, selects a whole row."""
+    params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    indexed = set(numbers.start_index_map)
+    whole = all(
+        params["slice_sizes"][i] == (1 if i in indexed else n)
+        for i, n in enumerate(shape)
+    )
+    return (
+        list(site.weights) == [0]
+        and whole
+        and indexed == set(numbers.collapsed_slice_dims)
+        and not numbers.operand_batching_dims
+    )
+
+
+def _stacked(site: Site) -> list[int]:
+    (weight,) = site.weights.values()
+    return [
+        n
+        for n, is_stacked in zip(site.lengths, weight.stacked, strict=True)
+        if is_stacked
+    ]
+
+
+def _arranged(site: Site, x: jax.Array, *axes: Sequence[int]) -> jax.Array:
+    """Arrange as (examples, groups, positions, size), from axes of one step."""
+    (weight,) = site.weights.values()
+    first = 1 + len(site.lengths)
+    groups, positions, size = ([first + i for i in each] for each in axes)
+    steps = range(1, first)
+    stacked = [i for i in steps if weight.stacked[i - 1]]
+    groups = stacked + groups
+    positions = [i for i in steps if i not in stacked] + positions
+    shape = [math.prod(x.shape[i] for i in each) for each in (groups, positions, size)]
+    return x.transpose(0, *groups, *positions, *size).reshape(x.shape[0], *shape)
+
+
+def _matrices(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (weight,) = site.weights
+    contract, batch = site.eqn.params["dimension_numbers"]
+    contracted, batched = contract[1 - weight], batch[1 - weight]
+    rank = x.ndim - 1 - len(site.lengths)
+    free = [i for i in range(rank) if i not in (*contracted, *batched)]
+    # Axes of the output: batch, free axes on the left, free axes on the right.
+    width = len(site.avals[0].shape) - len(batched) - len(free)
+    of_x = [len(batched) + (0 if weight else width) + i for i in range(len(free))]
+    of_w = [len(batched) + (len(free) if weight else 0) + i for i in range(width)]
+    # The order of contracted axes does not affect the norm.
+    a = _arranged(site, x, batched, free, contracted)
+    return a, _arranged(site, d, range(len(batched)), of_x, of_w)
+
+
+def _patches(site: Site, x: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    params = site.eqn.params
+    numbers = params["dimension_numbers"]
+    kernel = site.eqn.invars[1].aval.shape
+    channels = params["feature_group_count"]
+
+    # Return (examples, groups, steps, images, channels, ...), and the images of all
+    # steps as one axis.
+    def images(x, spec):
+        x = _arranged_images(site, x, spec)
+        return x, x.reshape(-1, *x.shape[4:])
+
+    def positions(x, lead):
+        x = x.reshape(*lead, channels, x.shape[1] // channels, -1)
+        x = x.transpose(0, 1, 4, 2, 3, 6, 5)
+        examples, groups, feature_groups, steps, count, places, size = x.shape
+        return x.reshape(
+            examples, groups * feature_groups, steps * count * places, size
+        )
+
+    x, flat = images(x, numbers.lhs_spec)
+    patches = lax.conv_general_dilated_patches(
+        flat,
+        [kernel[i] for i in numbers.rhs_spec[2:]],
+        params["window_strides"],
+        params["padding"],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        precision=lax.Precision.HIGHEST,
+    )
+    d, flat = images(d, numbers.out_spec)
+    return positions(patches, x.shape[:4]), positions(flat, d.shape[:4])
+
+
+def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array:
+    """Arrange as (examples, groups, steps, images, channels, ...)."""
+    (weight,) = site.weights.values()
+    first = 1 + len(site.lengths)
+    stacked = [i for i in range(1, first) if weight.stacked[i - 1]]
+    rest = [i for i in range(1, first) if i not in stacked]
+    x = x.transpose(0, *stacked, *rest, *(first + i for i in spec))
+    groups = math.prod(x.shape[1 : 1 + len(stacked)])
+    return x.reshape(x.shape[0], groups, -1, *x.shape[first:])
+
+
+def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
+    numbers = params["dimension_numbers"]
+    row, live = jnp.zeros(ids.shape[:-1], jnp.int32), True
+    for i, axis in enumerate(numbers.start_index_map):
+        one, last = ids[..., i], shape[axis] - 1
+        if params["mode"] != lax.GatherScatterMode.CLIP:
+            live = live & (one >= 0) & (one <= last)
+        row = row * (last + 1) + jnp.clip(one, 0, last).astype(jnp.int32)
+    # An out-of-range index reads no row, unless the mode clips it.
+    row = jnp.where(live, row, -1)
+    rank = len(site.avals[0].shape)
+    batch = [i for i in range(rank) if i not in numbers.offset_dims]
+    row = _arranged(site, row, (), range(len(batch)), ())[..., 0]
+    return row, _arranged(site, d, (), batch, numbers.offset_dims)

@@ -1,0 +1,219 @@
+"""Describe the loss of one example: its parameters and its batch arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._arrays import _axis_names, _leaves, _validate
+from .._arrays._axis_names import Axes
+from .._arrays._types import PyTree
+from . import _jaxprs
+from ._microbatches import batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Hold a user's function of one example."""
+
+    function: Callable[..., Any]
+    argnums: int | tuple[int, ...]
+    batch_argnums: int | tuple[int, ...]
+    has_aux: bool
+
+    def __post_init__(self) -> None:
+        wanted = "a function loss(params, example) of one example"
+        _validate.kind("loss", self.function, Callable, wanted)
+        _validate.flag("has_aux", self.has_aux)
+        places = [*_places("argnums", self.argnums)]
+        places += _places("batch_argnums", self.batch_argnums)
+        if len(set(places)) < len(places):
+            raise ValueError(
+                "`argnums` and `batch_argnums` must list different arguments, got"
+                f" {self.argnums} and {self.batch_argnums}. List each argument once."
+            )
+
+    def params(self, args: tuple[Any, ...]) -> PyTree:
+        """Return the argument to differentiate with respect to, or a tuple of them."""
+        self._check_count(args)
+        if isinstance(self.argnums, int):
+            return args[self.argnums]
+        return tuple(args[i] for i in self.argnums)
+
+    def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
+        """Return the arguments that have a batch axis; warn if one may be missing."""
+        batch = _places("batch_argnums", self.batch_argnums)
+        examples = [args[i] for i in batch]
+        size = batch_size(examples)
+        others = set(range(len(args))) - {*batch, *_places("argnums", self.argnums)}
+        for i in sorted(others):
+            shapes = [jnp.shape(x) for x in jax.tree.leaves(args[i])]
+            is_many = not isinstance(size, int) or size > 1
+            if is_many and shapes and all(shape[:1] == (size,) for shape in shapes):
+                warnings.warn(
+                    f"Each example receives all of argument {i} of the loss, although"
+                    f" its first axis has the length of the batch, {size}. If it has an"
+                    f" entry per example, pass batch_argnums={(*batch, i)}; otherwise"
+                    " bind it with functools.partial.",
+                    stacklevel=3,
+                )
+        return examples
+
+    def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
+        """Return a function of parameters and one example: `(value, aux)`."""
+        batch = _places("batch_argnums", self.batch_argnums)
+        is_one = isinstance(self.argnums, int)
+        by = _places("argnums", self.argnums)
+
+        def function(params: PyTree, example: list[PyTree]) -> tuple[jax.Array, Any]:
+            arguments = list(args)
+            for i, x in zip(by, (params,) if is_one else params, strict=True):
+                arguments[i] = x
+            for i, x in zip(batch, example, strict=True):
+                arguments[i] = x
+            value, aux = self._value_and_aux(self.function(*arguments))
+            _check_value(value)
+            return value, aux
+
+        return function
+
+    def _value_and_aux(self, returned: Any) -> tuple[Any, Any]:
+        if not self.has_aux:
+            return returned, None
+        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+            raise TypeError(
+                "With has_aux=True the loss must return (value, aux), got"
+                f" {_kind(returned)}. Return both, or remove has_aux=True."
+            )
+        value, aux = returned
+        return value, aux
+
+    def _check_count(self, args: tuple[Any, ...]) -> None:
+        needed = 1 + max(
+            *_places("argnums", self.argnums),
+            *_places("batch_argnums", self.batch_argnums),
+        )
+        if len(args) < needed:
+            raise TypeError(
+                f"The function must be called with at least {needed} arguments to cover"
+                f" `argnums` and `batch_argnums`, got {len(args)}. Pass the others."
+            )
+
+
+def check_positional(keywords: Mapping[str, Any]) -> None:
+    """Raise if an argument of a loss was passed by keyword.
+
+    `argnums` and `batch_argnums` are positions, so a keyword argument has no batch
+    axis.
+    """
+    if keywords:
+        raise TypeError(
+            "The arguments of the loss must be positional, got the keywords"
+            f" {sorted(keywords)}. Pass them by position, and list those with a batch"
+            " axis in `batch_argnums`; bind others with functools.partial(loss, ...)."
+        )
+
+
+def apart(
+    loss: Callable[..., tuple[jax.Array, Any]], params: PyTree, examples: list[PyTree]
+) -> tuple[PyTree, Callable[[PyTree], PyTree], Axes]:
+    """Return parameters with respect to which each device differentiates separately.
+
+    Inside `shard_map`, JAX sums derivatives with respect to replicated arrays over
+    devices, which would be the gradient of several examples.
+
+    Returns:
+      The parameters; a function that returns the mapped axes that split each of them,
+      for the norm; and the axes that split the examples.
+    """
+    _check_typed()
+    values, _ = jax.eval_shape(jax.vmap(loss, (None, 0)), params, examples)
+    # Include the axes of the examples, because a loss summed over devices does not vary
+    # over any.
+    example_types = [jax.typeof(jnp.asarray(x)) for x in jax.tree.leaves(examples)]
+    axes = frozenset().union(*map(_axis_names.varying, [values, *example_types]))
+    flat = _leaves.flatten(params)
+    axes_of_leaves = [_axis_names.varying(jax.typeof(x)) for x in flat.leaves]
+    for path, names in zip(flat.paths, axes_of_leaves, strict=True):
+        if both := names & axes:
+            raise ValueError(
+                "Parameters must be whole on devices with different examples, got"
+                f" {_leaves.named(path)} split over {_sorted(both)}, mesh axes that"
+                " also split the loss. Gather it first with jax.lax.all_gather, or use"
+                " jax.jit on Auto axes without shard_map."
+            )
+    moved = [_varying(x, axes) for x in flat.leaves]
+    if axes and batch_size(examples):
+        _check_separate(loss, flat.rebuild(moved), examples, axes)
+    split = flat.rebuild([_sorted(names) for names in axes_of_leaves])
+    # Return the axes as a function, because `axis_name` calls a callable tree.
+    return flat.rebuild(moved), lambda _: split, _sorted(axes)
+
+
+def _check_separate(
+    loss: Callable[..., tuple[jax.Array, Any]],
+    params: PyTree,
+    examples: list[PyTree],
+    axes: frozenset[Any],
+) -> None:
+    """Raise if a collective makes an example's gradient depend on others."""
+    # Trace one example, because jax 0.8.3 lacks psum in a vmap inside shard_map.
+    one = jax.tree.map(lambda x: jnp.asarray(x)[0], examples)
+    backward = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, one)
+    if collectives := _jaxprs.collectives(backward.jaxpr, axes):
+        raise ValueError(
+            "The loss must not combine examples of different devices, got"
+            f" `{collectives[0]}` over the mesh axes {_sorted(axes)}, which makes the"
+            " gradient of one example depend on others. Remove it; for"
+            " clip_cotangent, pass axis_name=()."
+        )
+
+
+def _varying(x: Any, axes: frozenset[Any]) -> Any:
+    return lax.pcast(x, _sorted(axes), to="varying") if axes else x
+
+
+def _sorted(axes: frozenset[Any]) -> Axes:
+    return tuple(sorted(axes, key=str))
+
+
+def _places(name: str, argnums: Any) -> tuple[int, ...]:
+    wanted = "an int of at least 0, or a tuple of these"
+    places = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in places):
+        raise TypeError(_validate.must_be(name, wanted, argnums))
+    if not places or min(places) < 0:
+        raise ValueError(_validate.must_be(name, wanted, argnums))
+    return places
+
+
+def _check_value(value: Any) -> None:
+    is_real = _leaves.is_floating(value) and not jnp.iscomplexobj(value)
+    if not is_real or jnp.shape(value):
+        raise TypeError(
+            f"The loss must return one real number for one example, got {_kind(value)}."
+            " Its arguments have no batch axis; pass has_aux=True if it returns"
+            " (value, aux)."
+        )
+
+
+def _kind(returned: Any) -> str:
+    """Describe a result of the loss by its array type or its Python type."""
+    if hasattr(returned, "dtype"):
+        return str(jax.typeof(returned))
+    return type(returned).__name__
+
+
+def _check_typed() -> None:
+    if _axis_names.untyped_axes():
+        raise ValueError(
+            "Per-example gradients are not supported inside pmap, or shard_map with"
+            " check_vma=False, where types do not specify which devices hold other"
+            " examples. Use shard_map with check_vma=True."
+        )

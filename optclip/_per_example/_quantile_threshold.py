@@ -1,0 +1,178 @@
+"""Adapt a threshold to a quantile of per-example norms, optionally with noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._arrays import _collectives, _placement, _validate
+from .._arrays._types import Number
+from ._example_clip import Relation
+from ._info import ExampleInfo
+
+
+class QuantileState(NamedTuple):
+    """Hold the threshold of the next step, and the fraction it was computed from.
+
+    Example:
+      >>> import optclip
+      >>> rule = optclip.per_example.QuantileThreshold(quantile=0.9, init_value=2.0)
+      >>> state = rule.init()
+      >>> print(state.threshold, state.fraction)
+      2.0 0.9
+
+    Args:
+      threshold: Threshold C, a float32 scalar, for
+        `clipped_grad(loss, state.threshold)`.
+      fraction: Fraction of examples with norm at most C in the last step, with noise.
+    """
+
+    threshold: jax.Array
+    fraction: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantileThreshold:
+    """Adapt the threshold C so that a given fraction of examples stays below it.
+
+    After each step `C *= exp(-learning_rate * (b - quantile))`, where
+    `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
+    fraction of m examples with norm at most C. With `count_noise` the threshold is
+    differentially private and spends a part of the budget; see `noise_multiplier`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.per_example.QuantileThreshold(init_value=1.0)
+      >>> grads = jnp.array([[3.0, 4.0], [0.3, 0.4]])
+      >>> state = rule.init()
+      >>> for _ in range(3):
+      ...     _, info = optclip.per_example.clipped_sum(grads, state.threshold)
+      ...     state = rule.update(state, info)
+      >>> print(state.threshold, state.fraction)
+      1.0 0.5
+
+    Args:
+      quantile: Target fraction of examples with norm at most C. Default: 0.5.
+      learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by about
+        10% per step at most, for the median without noise.
+      init_value: Threshold of the first step, above 0. Default: 0.1.
+      count_noise: Standard deviation of the noise on the count; the paper uses a
+        twentieth of the batch size. Default: 0.
+      expected_batch_size: Number m, required with `count_noise`. Default: None, the
+        actual number, which is sensitive.
+
+    Guarantees:
+      NaN and inf norms count as above the threshold; padding is not counted. A batch
+      without examples leaves the threshold unchanged, unless `expected_batch_size` is
+      set: b is then 1/2 plus noise.
+
+    References:
+      Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with
+      Adaptive Clipping", 2019, arXiv:1905.03871.
+    """
+
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    init_value: float = 0.1
+    count_noise: float = 0.0
+    expected_batch_size: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.fraction("quantile", self.quantile)
+        _validate.plain("learning_rate", self.learning_rate, above=True)
+        _validate.plain("init_value", self.init_value, above=True)
+        _validate.plain("count_noise", self.count_noise)
+        size = self.expected_batch_size
+        if size is not None:
+            _validate.plain("expected_batch_size", size, above=True)
+        elif self.count_noise:
+            wanted = "the expected number of examples with `count_noise`"
+            advice = "The actual number is sensitive, so it cannot be used."
+            raise ValueError(
+                _validate.must_be("expected_batch_size", wanted, size, advice)
+            )
+
+    def init(self) -> QuantileState:
+        """Return the state before the first step."""
+        threshold = jnp.asarray(self.init_value, jnp.float32)
+        return QuantileState(threshold, jnp.asarray(self.quantile, jnp.float32))
+
+    def update(
+        self,
+        state: QuantileState,
+        info: ExampleInfo,
+        key: jax.Array | None = None,
+    ) -> QuantileState:
+        """Return the state after a step.
+
+        Args:
+          state: State before the step.
+          info: `ExampleInfo` of the step, clipped with `state.threshold` and
+            `over="tree"`.
+          key: PRNG key of this step, required with `count_noise`. Default: None.
+
+        Returns:
+          The new state.
+        """
+        wanted = "an ExampleInfo with one norm per example, from over='tree'"
+        if not isinstance(info, ExampleInfo) or getattr(info.norms, "ndim", 0) != 1:
+            raise TypeError(_validate.must_be("info", wanted, info))
+        if (key is None) == bool(self.count_noise):
+            wanted = "a PRNG key with `count_noise`, and None without"
+            raise ValueError(_validate.must_be("key", wanted, key))
+        live = _placement.varying_as(~info.padding, info.norms)
+        below = live & (info.norms <= state.threshold)
+        half = 0.5 * live.astype(jnp.float32)
+        total = jnp.sum(below.astype(jnp.float32) - half)
+        total, number = (
+            _collectives.reduced_over(lax.psum, x) for x in (total, 2 * jnp.sum(half))
+        )
+        if key is not None:
+            total = total + self.count_noise * jax.random.normal(key, dtype=jnp.float32)
+        if self.expected_batch_size is not None:
+            number = jnp.asarray(self.expected_batch_size, jnp.float32)
+        is_empty = number == 0
+        fraction = total / jnp.where(is_empty, jnp.ones_like(number), number) + 0.5
+        fraction = jnp.where(is_empty, jnp.full_like(fraction, self.quantile), fraction)
+        step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
+        # Hyperparameters of float64 must not change the dtypes of the state.
+        new = QuantileState(state.threshold * step, fraction)
+        return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
+
+    def noise_multiplier(
+        self, total: Number, relation: Relation = "add_or_remove"
+    ) -> float:
+        """Compute the noise multiplier to use for the gradients.
+
+        Noise on count and gradients then costs as much as `total` on the gradients
+        alone. The result is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for
+        `"add_or_remove"`, and without the factor 2 for other relations.
+
+        Args:
+          total: Noise multiplier for count and gradients together, above 0.
+          relation: How neighboring batches differ: `"add_or_remove"` (default),
+            `"zero_out"` or `"replace_one"`.
+
+        Returns:
+          A float: the standard deviation of the gradient noise divided by the
+          sensitivity.
+
+        Raises:
+          ValueError: `count_noise` is so small that the count alone exceeds the budget.
+        """
+        _validate.plain("total", total, above=True)
+        relations = ("add_or_remove", "zero_out", "replace_one")
+        _validate.choice("relation", relation, relations)
+        moves = 0.5 if relation == "add_or_remove" else 1.0
+        z, noise = float(np.asarray(total)), float(self.count_noise)
+        if noise <= moves * z:
+            wanted = f"above {moves} times the noise multiplier, {moves * z}"
+            advice = "Less noise spends the whole budget on the count."
+            raise ValueError(_validate.must_be("count_noise", wanted, noise, advice))
+        return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)

@@ -1,0 +1,157 @@
+"""Find a transformation, its groups or leaves in a recorded run; save a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from .._arrays import _validate
+from .._monitor import chosen, parts_in, read
+from .._typing import History
+
+
+class ClipHistory(NamedTuple):
+    """Hold the record of one transformation, or of one of its groups or leaves.
+
+    `title` is empty for the only transformation of a run. A record of several norms has
+    `fraction`, the fraction of them that was clipped. Its largest norm and smallest
+    coefficient may belong to different norms, so that `after` is not a norm then.
+    """
+
+    title: str
+    steps: np.ndarray
+    norm: np.ndarray
+    threshold: np.ndarray
+    after: np.ndarray
+    clipped: np.ndarray
+    fraction: np.ndarray | None
+
+
+def save(history: History, path: str | os.PathLike[str]) -> None:
+    """Save a history as JSON lines, one object per step, for `plot` and other tools.
+
+    Writes the keys of `metrics`, and `step` if present. JSON has no non-finite numbers,
+    so they are written as the strings "inf" and "nan".
+
+    Example:
+      >>> import optclip, pathlib, tempfile
+      >>> file = pathlib.Path(tempfile.mkdtemp()) / "run.jsonl"
+      >>> optclip.plot.save({"clip/norm": [1.0, 2.5]}, file)
+      >>> print(file.read_text().splitlines()[1])
+      {"clip/norm": 2.5}
+
+    Args:
+      history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
+        describes.
+      path: Path of the file; an existing file is replaced.
+
+    Raises:
+      ValueError: `history` is empty, or its steps have different keys.
+    """
+    wanted = "a str or a pathlib.Path"
+    _validate.kind("path", path, (str, os.PathLike), wanted)
+    columns = read(history)
+    steps = zip(*(map(_as_json, x.tolist()) for x in columns.values()), strict=True)
+    lines = [json.dumps(dict(zip(columns, step, strict=True))) for step in steps]
+    Path(path).write_text("\n".join(lines) + "\n")
+
+
+def _as_json(x: float) -> float | str:
+    return x if np.isfinite(x) else str(x)
+
+
+def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory:
+    """Return one transformation of a history, or one group or leaf of it.
+
+    Raises:
+      ValueError: The name does not exist, or there are several and none was passed.
+    """
+    columns = read(history)
+    by_name = parts_in(columns)
+    name = chosen("clip", clip, list(by_name))
+    parts = [label for label in by_name[name] if label]
+    steps = steps_in(columns, len(next(iter(columns.values()))))
+    end = f"/{chosen('part', part, parts)}" if parts or part is not None else ""
+
+    def of(field: str) -> np.ndarray | None:
+        return columns.get(f"{name}/{field}{end}")
+
+    fields = ("norm", "threshold", "coefficient")
+    norm, threshold, coefficient = (of(field) for field in fields)
+    if norm is None or threshold is None or coefficient is None:
+        present = " and ".join(field for field in fields if of(field) is not None)
+        raise ValueError(
+            f"`history` must have the norm, threshold and coefficient of '{name}{end}',"
+            f" got only its {present}. Pass all keys that optclip.metrics returned."
+        )
+    # Rules replace an infinite threshold of a non-finite norm by the largest float.
+    threshold = np.where(threshold >= np.finfo(np.float32).max, np.inf, threshold)
+    fraction = of("fraction")
+    if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
+        fraction = None
+    with np.errstate(invalid="ignore"):
+        after = norm * coefficient
+    # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
+    # made NaN count.
+    clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
+    if fraction is not None:
+        # The norm and the coefficient may belong to different leaves.
+        clipped = fraction > 0
+    title = f"{name}{end}" if end or len(by_name) > 1 else ""
+    return ClipHistory(title, steps, norm, threshold, after, clipped, fraction)
+
+
+def _is_of_one_norm(
+    fraction: np.ndarray, norm: np.ndarray, threshold: np.ndarray
+) -> bool:
+    """Return whether the record of a leaf is consistent with a single norm.
+
+    A leaf has one norm, or one per unit or slice; the record does not specify which.
+    """
+    is_above = (norm > threshold) & np.isfinite(norm)
+    is_contradictory = np.any(is_above & (fraction == 0))
+    return bool(
+        np.all((fraction == 0) | (fraction == 1)) and not is_contradictory.any()
+    )
+
+
+def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:
+    """Return the logged `step`, or the numbers from 0 to `count` - 1."""
+    return columns.get("step", np.arange(count, dtype=float))
+
+
+def parts_of(
+    history: History, clip: str | None
+) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+    """Return the name of a transformation, the steps, and the norms of its parts.
+
+    Raises:
+      ValueError: The transformation has one norm only.
+    """
+    columns = read(history)
+    by_name = parts_in(columns)
+    parts_by_name = {name: _parts(columns, name) for name in by_name}
+    parted = [name for name, parts in parts_by_name.items() if parts]
+    name = chosen("clip", clip, parted if clip is None and parted else list(by_name))
+    parts = parts_by_name[name]
+    if not parts:
+        raise ValueError(
+            f"'{name}' has one norm per step, but a heatmap needs one per group or"
+            " leaf. Use clip_by_group_norm, or build the transformation with"
+            " record='leaves'."
+        )
+    return name, steps_in(columns, len(next(iter(parts.values())))), parts
+
+
+def _parts(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Return the norms of the groups or leaves of a transformation by name."""
+    parts: dict[str, np.ndarray] = {}
+    for start in (f"{name}/norm/", f"{name}/leaf_norm/"):
+        parts |= {
+            k.removeprefix(start): x for k, x in columns.items() if k.startswith(start)
+        }
+    return parts

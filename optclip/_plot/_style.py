@@ -1,0 +1,92 @@
+"""Style that all plots share, with colors that differ in print and for all readers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._arrays import _validate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any
+
+# The colors of Okabe and Ito, light to dark; runs also differ by line style, for print
+# in gray.
+BEFORE, AFTER, THRESHOLD, BAD = "#56B4E9", "#0072B2", "#D55E00", "#CC79A7"
+CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = ("-", "--", "-.", ":")
+# Numbers of a wider range than this are plotted on a logarithmic axis, where small ones
+# stay visible.
+_RANGE = 30.0
+
+
+def new_axes(ax: Axes | None = None, height: float = 3.6) -> Axes:
+    """Return the axes that were passed, or create a figure.
+
+    Raises:
+      ImportError: Matplotlib is not installed.
+      TypeError: `ax` has another type, such as the array that `plt.subplots` returns.
+    """
+    if ax is not None and hasattr(ax, "get_ylim"):
+        return ax
+    if ax is not None:
+        wanted = "Matplotlib axes, or None for a new figure"
+        raise TypeError(_validate.must_be("ax", wanted, ax))
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "optclip.plot requires Matplotlib, which is not installed. Install it with"
+            " pip install matplotlib."
+        ) from error
+    # At Matplotlib's default of 100 dots per inch, small labels are blurred on most
+    # screens.
+    size = {"figsize": (6.4, height), "dpi": 120}
+    return plt.subplots(**size, layout="constrained")[1]
+
+
+def gaps(x: np.ndarray) -> np.ndarray:
+    """Return the numbers with NaN, which draws a gap, for non-finite ones."""
+    return np.where(np.isfinite(x), x, np.nan)
+
+
+def dots(x: np.ndarray, marker: str = "o", size: float = 4.0) -> dict[str, Any]:
+    """Return the style that marks points without a neighbor, which no line reaches."""
+    is_finite = np.isfinite(x)
+    beside = np.append(is_finite[1:], False) | np.append(False, is_finite[:-1])
+    alone = np.flatnonzero(is_finite & ~beside)
+    if not alone.size:
+        return {}
+    return {"marker": marker, "markersize": size, "markevery": alone.tolist()}
+
+
+def set_scale(ax: Axes, *values: np.ndarray) -> None:
+    """Use a logarithmic axis if the numbers span a wide range."""
+    positive = np.concatenate([x[np.isfinite(x) & (x > 0)] for x in values])
+    if positive.size and positive.max() > _RANGE * positive.min():
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+
+
+def set_log_ticks(ax: Axes) -> None:
+    """Use a logarithmic x axis with the ticks 0.5, 1, 2, ...."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def finish(ax: Axes, *, x: str, y: str, title: str) -> Axes:
+    """Set labels, title and grid, and a legend if a line has a label."""
+    ax.set(xlabel=x, ylabel=y, title=title)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(frameon=False, fontsize="small")
+    return ax

@@ -1,0 +1,80 @@
+"""Further arguments of a recipe, passed to `clip_by` or `skip`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optax
+
+from .._arrays import _validate
+from .._typing import Number, NumberOrSchedule
+
+# A method measures and clips the same leaves, which `mask` selects.
+_NOT_IN_METHODS = {"norm_mask", "clip_mask"}
+
+
+def unwrapped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as a dict.
+
+    `optax.inject_hyperparams` passes them as a single argument named `options`.
+    """
+    inner = options.get("options")
+    return inner if len(options) == 1 and isinstance(inner, dict) else dict(options)
+
+
+def for_record(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for one of the records of a method.
+
+    The record is named `part`, or `<name>_<part>` if the user passed a name.
+    """
+    chosen = unwrapped(options)
+    if "name" not in chosen:
+        return chosen | {"name": part}
+    name = chosen["name"]
+    # Other names reach `clip_by` unchanged, which rejects them.
+    is_valid = isinstance(name, str) and name
+    return chosen | {"name": f"{name}_{part}" if is_valid else name}
+
+
+def build(
+    make: Callable[..., optax.GradientTransformationExtraArgs],
+    options: Mapping[str, Any],
+    *arguments: Any,
+    **fixed: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Call `make` with the arguments of a method and the user's options.
+
+    Raises:
+      TypeError: An option is unknown, or is set by the method.
+    """
+    chosen = unwrapped(options)
+    parameters = inspect.signature(make).parameters.values()
+    accepted = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    for name, value in chosen.items():
+        if name in fixed:
+            wanted = "omitted, since this method sets it"
+            advice = f"To set it yourself, use optclip.{make.__name__}."
+            raise TypeError(_validate.must_be(name, wanted, value, advice))
+    _validate.options(chosen, accepted - fixed.keys() - _NOT_IN_METHODS)
+    return make(*arguments, **fixed, **chosen)
+
+
+def scheduled(
+    function: Callable[..., Number], *values: NumberOrSchedule
+) -> NumberOrSchedule:
+    """Return `function` of numbers, or its schedule if one of them is a schedule."""
+    if not any(callable(value) for value in values):
+        return function(*values)
+    return lambda step: function(*(v(step) if callable(v) else v for v in values))
+
+
+def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:
+    """Raise for the policy `"zero"`, which would hide NaN moments and stop training."""
+    if unwrapped(options).get("nonfinite") == "zero":
+        raise ValueError(
+            f"`nonfinite` must not be 'zero' for {name}, which clips after its moment"
+            " estimates: one NaN would make them NaN and every later update zero. Omit"
+            f" it, and skip such steps: optclip.skip({name}(...))."
+        )

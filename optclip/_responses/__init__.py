@@ -1,0 +1,7 @@
+"""Responses: the coefficient of a norm and its threshold.
+
+`_responses` defines them, and `_response_argument` converts an argument to one.
+"""
+
+from ._response_argument import BY_NAME, Detached, ResponseLike, is_same_always, resolve
+from ._responses import Builtin, Drop, Hard, Response, Smooth, band

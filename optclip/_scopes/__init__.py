@@ -1,0 +1,22 @@
+"""Scopes: the blocks of elements that share a norm, and the block of each leaf.
+
+`_scope` defines the protocol and the scopes without options, `_axes` the slices of each
+leaf, and `_groups` the groups of leaves.
+"""
+
+from ._axes import AxesByLeaf, axes, counted_from_zero, units
+from ._groups import Groups, groups
+from ._scope import (
+    ELEMENT,
+    LEAF,
+    TREE,
+    EachElement,
+    EachLeaf,
+    PerLeaf,
+    Scope,
+    ScopeLike,
+    Tree,
+    as_scope,
+    blocks_of,
+    owners_of,
+)

@@ -1,0 +1,19 @@
+"""Clip matrices by their spectral norm, or each of their singular values.
+
+`_matrix_scopes` selects the matrices of each leaf, and `_matrix_blocks` arranges them
+for `_matrix_algebra`. `_spectral_norm` measures the largest singular value, exactly or
+by `_power_iteration`. `_singular_values` measures and caps all of them, by a
+`_factorization` and a `_spectral_function`, or by `_newton_schulz` products.
+`_clip_matrices` holds the pure functions, `_clip_matrices_transform` the optax
+transformations.
+"""
+
+from .._clip import parts_of
+from .._norms import BY_NAME
+from ._matrix_scopes import Method, SingularValues, matrices, singular_values
+from ._scale_by_shape import scale_by_shape
+from ._singular_values import parts_of_singular_values
+from ._spectral_norm import Spectral
+
+BY_NAME["spectral"] = Spectral()
+parts_of.register(SingularValues, parts_of_singular_values)

@@ -1,0 +1,227 @@
+"""Arrange slices over two axes as matrices, and compute their spectra.
+
+The smaller side of a matrix comes first, so that its Gram matrix is the smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._arrays import _axis_names, _collectives, _leaves, _maxima
+from .._arrays._numerics import root
+from .._arrays._types import AxisName
+from .._norms import L2, Block
+from ._matrix_algebra import eigenvalues, eigh, gram
+
+# The exponent is bounded, so that the unit and its square are in the range of float32.
+_LEAST_EXPONENT = -100
+
+
+class MatrixBlock(NamedTuple):
+    """Hold the slices of one leaf as matrices.
+
+    Attributes:
+      x: `(..., p, q)`, in float32 or wider, divided by `unit`; zeros for a matrix with
+        a non-finite element.
+      unit: `(..., 1, 1)`, a power of two such that elements are at most 2.
+      size: `(..., 1, 1)`, the largest modulus; NaN or inf if an element is.
+      split: Mapped axes that split the columns.
+      axis: The axes of the leaf, rows first.
+    """
+
+    x: jax.Array
+    unit: jax.Array
+    size: jax.Array
+    split: _axis_names.Axes
+    axis: tuple[int, ...]
+
+
+def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
+    """Return the matrices of a block of one leaf, in `dtype` or the dtype of its norm.
+
+    Raises:
+      ValueError: The block has several leaves, or slices over more than two axes; a
+        leaf is a BCOO matrix; or both sides of a matrix are split over mapped axes.
+    """
+    if len(block.leaves) != 1:
+        raise ValueError(
+            "A spectral norm requires one matrix per block, got a block of"
+            f" {len(block.leaves)} leaves. Pass over=optclip.matrices(), or 'leaf' if"
+            " no leaf has more than two axes."
+        )
+    (leaf,) = block.leaves
+    shape, declared = leaf.shape, leaf.axis_name
+    axis = tuple(range(len(shape))) if block.axis is None else block.axis
+    if leaf.matrix is not None:
+        raise ValueError(
+            "Singular values require a dense leaf, got a BCOO matrix of shape"
+            f" {shape}. Convert it with todense(), or exclude it with mask=."
+        )
+    if len(axis) > 2:
+        raise ValueError(
+            f"A matrix must have two axes, got {len(axis)} for a leaf of shape {shape}."
+            " Pass over=optclip.matrices(), which batches over the others."
+        )
+    x = _leaves.widen(jnp.asarray(leaf.array), dtype)
+    axis, split = _smaller_first(x, shape, axis, declared)
+    return _scaled(as_matrices(x, axis), split, axis)
+
+
+def _smaller_first(
+    x: jax.Array,
+    shape: tuple[int, ...],
+    axis: tuple[int, ...],
+    declared: AxisName | None,
+) -> tuple[tuple[int, ...], _axis_names.Axes]:
+    """Return the axes, the larger side last, and the mapped axes that split it."""
+    if len(axis) < 2:
+        return axis, _axis_names.split_axes_of_slices(x, shape, axis, declared)
+    _check_static(shape, axis)
+    if shape[axis[0]] > shape[axis[1]]:
+        axis = axis[::-1]
+    if not _axis_names.split_axes_of_slices(x, shape, axis, declared):
+        return axis, ()
+    by_side = [_axis_names.split_axes_of_slices(x, shape, (a,), declared) for a in axis]
+    if all(by_side):
+        raise ValueError(
+            "Inside shard_map a matrix can be split along one side only, got both"
+            f" sides of shape {shape} split over the mesh axes {by_side[0]} and"
+            f" {by_side[1]}. Clip it under jit, or gather one side first."
+        )
+    # Products along the split side are added over devices; the other side is whole.
+    return (axis, by_side[1]) if by_side[1] else (axis[::-1], by_side[0])
+
+
+def _check_static(shape: tuple[int, ...], axis: tuple[int, ...]) -> None:
+    """Raise if the smaller side of a matrix is symbolic, as under `jax.export`."""
+    try:
+        is_static = isinstance(min(shape[a] for a in axis), int)
+    except Exception:
+        # Comparing symbols may raise; JAX 0.8.3 has no public name for the error.
+        is_static = False
+    if not is_static:
+        raise ValueError(
+            "The smaller side of a matrix must be static under jax.export, got the"
+            f" shape {shape}. Export it with a static size, or bound the symbol of the"
+            " larger side, as in jax.export.symbolic_shape('b', constraints=['b >="
+            " 100'])."
+        )
+
+
+def is_vector(block: Block) -> bool:
+    """Return whether a block is one dense leaf whose singular value is its L2 norm."""
+    leaf = block.leaves[0]
+    rank = len(leaf.shape if block.axis is None else block.axis)
+    return len(block.leaves) == 1 and leaf.matrix is None and rank < 2
+
+
+def with_vectors(
+    blocks: Sequence[Block],
+    of_matrix: Callable[[int], jax.Array],
+) -> list[jax.Array]:
+    """Return the norms of all blocks: vectors together, others by `of_matrix(i)`.
+
+    Models have hundreds of vectors, and XLA is much slower on matrices of one row.
+    """
+    flags = [is_vector(block) for block in blocks]
+    vectors = [b for b, is_vector in zip(blocks, flags, strict=True) if is_vector]
+    batched = L2.measure(vectors, flushed=False).norms
+    norms = iter(batched.entries(as_slices=True))
+    return [next(norms) if flag else of_matrix(i) for i, flag in enumerate(flags)]
+
+
+def as_matrices(x: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """Return an array as `(..., p, q)`; a vector is one row, a number one element."""
+    if len(axis) == 2:
+        return jnp.moveaxis(x, axis, (-2, -1))
+    row = jnp.moveaxis(x, axis[0], -1) if axis else x[..., None]
+    return row[..., None, :]
+
+
+def as_leaf(matrices: jax.Array, axis: tuple[int, ...]) -> jax.Array:
+    """Invert `as_matrices`, for leaves that are not vectors."""
+    return jnp.moveaxis(matrices, (-2, -1), axis)
+
+
+def _scaled(
+    x: jax.Array, split: _axis_names.Axes, axis: tuple[int, ...]
+) -> MatrixBlock:
+    # The gradient is stopped, since the unit cancels in every result.
+    constant = lax.stop_gradient(x)
+    size = _maxima.largest(constant, (-2, -1), 0.0, jnp.abs)
+    size = _collectives.reduced_over(_maxima.over_devices, size, split)
+    finite = jnp.isfinite(size)
+    # A matrix with NaN or inf has the unit 1.
+    _, exponent = jnp.frexp(jnp.where(finite, size, jnp.ones_like(size)))
+    # XLA divides by multiplying with the inverse, which must not be subnormal.
+    most = jnp.finfo(size.dtype).maxexp - 3
+    exponent = jnp.clip(exponent - 1, _LEAST_EXPONENT, most)
+    unit = jnp.ldexp(jnp.ones_like(size), exponent)
+    # Zeros replace such a matrix, so that its decomposition is finite; `size` holds the
+    # NaN or inf.
+    scaled = jnp.where(finite, x, jnp.zeros_like(x)) / unit.astype(x.dtype)
+    return MatrixBlock(scaled, unit, size, split, axis)
+
+
+class Factored(NamedTuple):
+    """Hold matrices with the eigenvalues and eigenvectors of their Gram matrices.
+
+    The latter are None for matrices of at most one row, and if the method does not use
+    them.
+    """
+
+    matrices: MatrixBlock
+    squares: jax.Array | None
+    vectors: jax.Array | None
+
+
+def factored(matrices: MatrixBlock) -> Factored:
+    """Decompose matrices."""
+    if matrices.x.shape[-2] <= 1:
+        return Factored(matrices, None, None)
+    return Factored(matrices, *eigh(gram(matrices.x, matrices.split)))
+
+
+def singular_values(matrices: MatrixBlock) -> jax.Array:
+    """Return the singular values, `(..., k)` in ascending order, without vectors."""
+    if matrices.x.shape[-2] <= 1:
+        return _single(matrices)
+    return _rooted(matrices, eigenvalues(gram(matrices.x, matrices.split)))
+
+
+def singular_values_of(parts: Factored) -> jax.Array:
+    """Return the singular values of decomposed matrices."""
+    if parts.squares is None:
+        return _single(parts.matrices)
+    return _rooted(parts.matrices, parts.squares)
+
+
+def _single(matrices: MatrixBlock) -> jax.Array:
+    """Return the norm of matrices of one row; 0 for a matrix without elements."""
+    if not matrices.x.shape[-2]:
+        return jnp.zeros_like(matrices.size[..., 0])
+    return _rooted(matrices, jnp.real(gram(matrices.x, matrices.split))[..., 0])
+
+
+def _rooted(matrices: MatrixBlock, squares: jax.Array) -> jax.Array:
+    """Return the roots of eigenvalues, as many as the smaller side of a matrix has.
+
+    If the smaller side is split over devices, the larger side comes first.
+    """
+    x = matrices.x
+    count = min(x.shape[-2], x.shape[-1] * _axis_names.axes_size(matrices.split))
+    eigenvalues = jnp.maximum(squares, jnp.zeros_like(squares))[..., -count:]
+    return in_units(matrices, root(eigenvalues))
+
+
+def in_units(matrices: MatrixBlock, norms: jax.Array) -> jax.Array:
+    """Return norms of `x`, `(..., k)`, for the leaf; NaN or inf if `size` is."""
+    size = matrices.size[..., 0]
+    scaled = norms * matrices.unit[..., 0]
+    return jnp.where(jnp.isfinite(size), scaled, jnp.broadcast_to(size, scaled.shape))

@@ -1,0 +1,161 @@
+"""Cap singular values by matrix products only, which accelerators compute fast.
+
+With the Gram matrix `G = x x^*` a hard cap is `c max(G, c^2)^(-1/2) x`, a soft one
+`c (G + c^2)^(-1/2) x`. The maximum is `(G + c^2 + |G - c^2|) / 2`, where the modulus of
+a matrix is its product with its sign. Sign and inverse root are Newton-Schulz
+iterations; each step is scaled for the interval that contains the eigenvalues at that
+step.
+
+References:
+  Kenney and Laub, "On Scaling Newton's Method for Polar Decomposition and the Matrix
+  Sign Function", 1992.
+  Chen and Chow, "A Stable Scaling of Newton-Schulz for Improving the Sign Function
+  Computation of a Hermitian Matrix", 2014.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._arrays._axis_names import Axes
+from ._matrix_algebra import adjoint, gram, product, times
+
+# A Gram matrix resolves singular values within this factor of the largest. Larger ones
+# are capped in steps, since a cap after a higher cap equals the lower cap alone.
+_WINDOW = 8.0
+_STEPS = 7
+
+
+def bound(x: jax.Array, split: Axes) -> jax.Array:
+    """Return an upper bound on the largest singular value, `(..., 1, 1)`.
+
+    It is the same for the Gram matrix of either side, so the layout of a mesh does not
+    change it.
+    """
+    # The gradient is stopped, since the scale cancels in every cap.
+    size = lax.stop_gradient(jnp.abs(gram(x, split)))
+    return jnp.sum(size * size, (-2, -1), keepdims=True) ** 0.25
+
+
+# The function is compiled, since an eager call would compile its loops each time.
+@functools.partial(jax.jit, static_argnames=("split", "is_soft"))
+def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+    """Return matrices with singular values capped at `limit`, `(..., 1, 1)`."""
+    top = bound(x, split)
+    # A matrix of zeros is divided by 1.
+    top = jnp.where(top > 0, top, jnp.ones_like(top))
+    # Below the lower limit all resolved values are far above the threshold, so the cap
+    # at the limit is scaled by `share`. Above the upper limit almost nothing is capped.
+    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
+    share = jnp.minimum(limit / c, jnp.ones_like(c))
+
+    def step(left: _PartlyCapped, _: None) -> tuple[_PartlyCapped, None]:
+        is_wide = jnp.any(left.top > _WINDOW * left.c)
+        lower = functools.partial(_lower, split=split, is_soft=is_soft)
+        return lax.cond(is_wide, lower, lambda left: left, left), None
+
+    left, _ = lax.scan(step, _PartlyCapped(x, c, top), length=_STEPS)
+    return times(share, _cap(left, left.c, split, is_soft=is_soft))
+
+
+class _PartlyCapped(NamedTuple):
+    """Hold matrices with a bound `top`, which are still to be capped at `c`."""
+
+    x: jax.Array
+    c: jax.Array
+    top: jax.Array
+
+
+def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
+    """Cap as low as the Gram matrix can resolve."""
+    x, c, top = left
+    # The gradient is stopped, since an intermediate cap does not change the result.
+    higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
+    wide = higher > c
+    out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)
+    # A cap may leave values this far above it.
+    top = jnp.where(wide, higher * (1 + 1e-4), top)
+    if not is_soft:
+        return _PartlyCapped(out, c, top)
+    # Consecutive soft caps are one soft cap, whose 1 / c^2 is the sum of theirs.
+    rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
+    return _PartlyCapped(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
+
+
+def _cap(left: _PartlyCapped, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+    """Cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
+    g = times(1 / left.top**2, gram(left.x, split))
+    t = (c / left.top) ** 2
+    least = times(t, _identity(g))
+    if is_soft:
+        inside = times(1 / (1 + t), g + least)
+        t = t / (1 + t)
+    else:
+        excess = g - least
+        modulus = product(excess, _sign(excess))
+        inside = (g + least + (modulus + adjoint(modulus)) / 2) / 2
+    return product(times(jnp.sqrt(t), _inverse_root(inside)), left.x)
+
+
+_STABLE = 1.7
+
+
+def _scales(least: float) -> np.ndarray:
+    """Return the factor of each step, for eigenvalues from `least` to 1 in modulus.
+
+    It is the largest factor with which the step maps them into 1 again, and below the
+    root of 3, which would map 1 to 0 and a rounded 1 to either side of 0.
+    """
+    scales = []
+    while least < 1 - 1e-7:
+        scale = min(np.sqrt(3 / (1 + least + least**2)), _STABLE)
+        least = min(scale * least * (3 - (scale * least) ** 2) / 2, 1.0)
+        scales.append(scale)
+    # Second derivatives and float64 converge one step later.
+    return np.array([*scales, 1.0])
+
+
+# An eigenvalue nearer to zero may get the wrong sign, which changes a singular value
+# this near to its threshold by 1e-5 of it.
+_SIGN = _scales(6e-7)
+# `_cap` takes inverse roots of eigenvalues of at least 1 / (_WINDOW**2 + 1): of
+# (g + t) / (1 + t) for soft caps, where t is at least 1 / _WINDOW**2. The iteration
+# maps the roots of eigenvalues as that of `_sign` maps moduli.
+_ROOT = _scales((_WINDOW**2 + 1) ** -0.5)
+
+
+def _identity(like: jax.Array) -> jax.Array:
+    one = jnp.eye(like.shape[-1], dtype=like.dtype)
+    return jnp.zeros_like(like) + jnp.expand_dims(one, range(like.ndim - 2))
+
+
+def _sign(a: jax.Array) -> jax.Array:
+    def step(s: jax.Array, scale: jax.Array) -> tuple[jax.Array, None]:
+        s = s * scale
+        return (3 * s - product(s, product(s, s))) / 2, None
+
+    return lax.scan(step, a, jnp.asarray(_SIGN, a.dtype))[0]
+
+
+def _inverse_root(a: jax.Array) -> jax.Array:
+    """Return the inverse root of a matrix with eigenvalues from 1/65 to 1.
+
+    The iteration computes the root and the inverse root together.
+    """
+    one = _identity(a)
+
+    def step(
+        pair: tuple[jax.Array, jax.Array], scale: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+        root, inverse = pair
+        factor = (3 * one - scale**2 * product(inverse, root)) * (scale / 2)
+        return (product(root, factor), product(factor, inverse)), None
+
+    start = (a, one)
+    return lax.scan(step, start, jnp.asarray(_ROOT, a.dtype))[0][1]

@@ -1,0 +1,186 @@
+"""Clip singular values and keep the singular vectors.
+
+The measurement decomposes each matrix and passes the decomposition to the action.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import _leaves, _placement, _validate
+from .._arrays._batching import Batched
+from .._arrays._leaf import Leaf
+from .._arrays._types import Number
+from .._clip import (
+    Action,
+    Clip,
+    Decision,
+    coefficients_of,
+    one_where_unscaled,
+    respond,
+    scaled_leaf,
+)
+from .._norms import L2, Block, Measured, Measurement, flush_small
+from .._responses import Detached, Hard, Response, Smooth
+from . import _newton_schulz, _spectral_function
+from ._matrix_algebra import times
+from ._matrix_blocks import (
+    Factored,
+    MatrixBlock,
+    as_leaf,
+    factored,
+    in_units,
+    matrices_of,
+    singular_values_of,
+    with_vectors,
+)
+from ._matrix_scopes import SingularValues
+
+SOFT = Smooth()
+
+
+@dataclasses.dataclass(frozen=True)
+class SingularValueNorms(Measurement):
+    """Measure all singular values of each matrix, or a bound on the largest.
+
+    Attributes:
+      method: `"eigh"` for the values, `"newton_schulz"` for the bound.
+    """
+
+    method: Literal["eigh", "newton_schulz"]
+
+    def measure(
+        self,
+        blocks: Sequence[Block],
+        memory: Sequence[jax.Array] = (),
+        *,
+        guarded: bool = True,
+        flushed: bool = True,
+    ) -> Measured:
+        """Return the singular values in ascending order, and the decompositions."""
+        del memory, guarded, flushed
+        work: list[Factored | None] = [None] * len(blocks)
+
+        def of_matrix(i: int) -> jax.Array:
+            matrices = matrices_of(blocks[i])
+            # A mesh of Explicit axes requires a sharding for each decomposed part.
+            placed = map(_placement.whole, (matrices.x, matrices.unit, matrices.size))
+            x, unit, size = placed
+            matrices = matrices._replace(x=x, unit=unit, size=size)
+            if self.method == "newton_schulz":
+                work[i] = Factored(matrices, None, None)
+                bound = _newton_schulz.bound(matrices.x, matrices.split)[..., 0]
+                return in_units(matrices, bound)
+            work[i] = parts = factored(matrices)
+            return singular_values_of(parts)
+
+        norms = with_vectors(blocks, of_matrix)
+        return Measured(Batched(norms).map(flush_small), work=work)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap(Action):
+    """Multiply each singular value by its coefficient.
+
+    Attributes:
+      method: How the matrices are reassembled.
+    """
+
+    method: Literal["eigh", "newton_schulz"]
+
+    def apply(self, decision: Decision) -> tuple[dict[int, object], Batched]:
+        """Return the clipped leaves by index, and the coefficients."""
+        clip = decision.clip
+        coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
+        of_block, limits = coefficients.entries(), decision.thresholds.entries()
+        capped = {}
+        for i, leaf, block in decision.layout.scaled():
+            parts = decision.work[block]
+            if not isinstance(parts, Factored):
+                # A vector is not decomposed: its one singular value is its norm.
+                capped[i] = scaled_leaf(clip, leaf, of_block[block])
+                continue
+            new = self._capped(clip, parts, limits[block])
+            new = _by_policy(clip, parts.matrices, new)
+            unclipped = jnp.all(of_block[block] == 1, -1, keepdims=True)
+            off = jnp.all(jnp.isinf(limits[block]), -1, keepdims=True)
+            capped[i] = _as_leaf(leaf, parts.matrices, new, unclipped | off)
+        return capped, one_where_unscaled(decision.layout, coefficients)
+
+    def _capped(self, clip: Clip, parts: Factored, limit: jax.Array) -> jax.Array:
+        """Return the clipped matrices in their unit."""
+        matrices = parts.matrices
+        # A matrix of one row has one singular value, its norm: no product is needed.
+        if self.method == "newton_schulz" and matrices.x.shape[-2] > 1:
+            return _newton_schulz.capped(
+                matrices.x,
+                limit[..., None] / matrices.unit,
+                matrices.split,
+                is_soft=clip.response == SOFT,
+            )
+        return _spectral_function.mapped(
+            parts,
+            limit,
+            lambda values, limit: respond(clip, values, limit),
+            detached=isinstance(clip.response, Detached),
+        )
+
+
+def _by_policy(clip: Clip, matrices: MatrixBlock, capped: jax.Array) -> jax.Array:
+    """Return the clipped matrices, NaN or zero if an entry is not finite."""
+    replacement = jnp.zeros_like(matrices.size)
+    if clip.nonfinite != "zero":
+        # NaN from NaN and inf only; a constant would trip jax.debug_nans elsewhere.
+        replacement = matrices.size - matrices.size
+    capped = times(matrices.unit, capped)
+    replacement = replacement.astype(capped.dtype)
+    return jnp.where(jnp.isfinite(matrices.size), capped, replacement)
+
+
+def _as_leaf(
+    leaf: Leaf, matrices: MatrixBlock, capped: jax.Array, unclipped: jax.Array
+) -> jax.Array:
+    """Return the clipped leaf, bit-identical in unclipped matrices."""
+    x = jnp.asarray(leaf.array)
+    flags = jnp.broadcast_to(unclipped[..., None], capped.shape)
+    out, unclipped = (
+        _placement.placed_as(as_leaf(each, matrices.axis), x)
+        for each in (capped, flags)
+    )
+    # The select keeps a matrix bit-identical if none of its values is clipped.
+    return jnp.where(unclipped, x, _leaves.narrow(out, leaf.like))
+
+
+def parts_of_singular_values(
+    scope: SingularValues, norm: Measurement, response: Response, eps: Number
+) -> tuple[Measurement, Action]:
+    """Choose the measurement and the action for a scope of singular values.
+
+    Raises:
+      ValueError: the norm, the response or `eps` does not apply to singular values.
+    """
+    if norm != L2:
+        advice = "Omit norm=, since each singular value is a single number."
+        raise ValueError(_validate.must_be("norm", "'l2'", norm, advice))
+    if response.compares_norms:
+        wanted = "a response that depends on a single singular value"
+        advice = "Pass 'hard' or 'smooth'."
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if scope.method == "newton_schulz":
+        _check_by_products(response, eps)
+    return SingularValueNorms(scope.method), Cap(scope.method)
+
+
+def _check_by_products(response: Response, eps: Number) -> None:
+    if response not in (Hard(), SOFT):
+        advice = "Pass method='eigh' for other responses."
+        wanted = "'hard' or 'smooth' for method='newton_schulz'"
+        raise ValueError(_validate.must_be("response", wanted, response, advice))
+    if not (isinstance(eps, (int, float)) and eps == 0):
+        advice = "Only method='eigh' supports eps."
+        raise ValueError(_validate.must_be("eps", "0", eps, advice))

@@ -1,0 +1,224 @@
+"""Rules for single elements, based on past values of the element or its leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import _batching, _collectives, _numerics, _validate
+from .._arrays._types import Number, PyTree
+from . import _running
+from ._rule import Seen, like
+
+
+class Running(NamedTuple):
+    """A running quantity per norm, and the number of norms in it."""
+
+    value: PyTree
+    steps: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondMoment:
+    """See `second_moment`."""
+
+    takes_vector: ClassVar[bool] = True
+
+    theta: Number
+    decay: Number
+    warmup: int
+
+    def __post_init__(self) -> None:
+        _validate.plain("theta", self.theta)
+        _validate.fraction("decay", self.decay)
+        _validate.length("warmup", self.warmup, least=0)
+
+    def init(self, norm: PyTree) -> Running:
+        return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))
+
+    def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
+        warm = memory.steps >= self.warmup
+
+        def bound(root: jax.Array) -> jax.Array:
+            # An element without a gradient so far has v = 0. Its threshold is inf,
+            # since a threshold of 0 would keep its updates at zero.
+            has_moment = warm & (root > 0)
+            threshold = jnp.sqrt(like(self.theta, root)) * root
+            return jnp.where(has_moment, threshold, jnp.full_like(root, jnp.inf))
+
+        thresholds = _batching.each(bound, memory.value)
+
+        def learn(root: jax.Array, clipped: jax.Array) -> jax.Array:
+            weights = _running.weights(self.decay, root)
+            return _running.root_mean_square(*weights, root, clipped)
+
+        roots = _batching.each(learn, memory.value, seen.keep(thresholds))
+        return thresholds, Running(roots, _numerics.counted(memory.steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class EmaOfMax:
+    """See `ema_of_max`."""
+
+    decay: Number
+
+    def __post_init__(self) -> None:
+        _validate.fraction("decay", self.decay)
+
+    def init(self, norm: PyTree) -> Running:
+        zeros = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
+        return Running(zeros, jnp.zeros((), jnp.int32))
+
+    def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
+        def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
+            peak = jnp.maximum(_collectives.largest(norm), 0)
+            weights = _running.debiased_weights(self.decay, memory.steps, old)
+            return _running.mean(*weights, old, peak)
+
+        averages = _batching.each(learn, memory.value, seen.norm)
+        return averages, Running(averages, _numerics.counted(memory.steps))
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """See `moment`."""
+
+    takes_vector: ClassVar[bool] = True
+
+    power: Number
+    decay: Number
+
+    def __post_init__(self) -> None:
+        _validate.plain("power", self.power, above=True)
+        _validate.fraction("decay", self.decay)
+        _validate.forgets("decay", self.decay)
+
+    def init(self, norm: PyTree) -> PyTree:
+        return jax.tree.map(jnp.zeros_like, norm)
+
+    def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
+        def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
+            old_weight, new_weight = _running.weights(self.decay, norm)
+            power = like(self.power, norm)
+            # Both norms are divided by the larger one, so that their powers stay in
+            # range. The divisor is 1 where both are 0, which avoids 0 / 0.
+            peak = jnp.maximum(old, norm)
+            safe = jnp.where(peak > 0, peak, jnp.ones_like(peak))
+            powers = (
+                _numerics.power(_numerics.ratio(x, safe), power) for x in (old, norm)
+            )
+            mean = _running.mean(old_weight, new_weight, *powers)
+            return peak * _numerics.power(mean, 1 / power)
+
+        moments = _batching.each(learn, memory, seen.norm)
+        return moments, moments
+
+
+def second_moment(
+    theta: Number = 5000.0, decay: Number = 0.999, warmup: int = 20
+) -> SecondMoment:
+    """Clip to a multiple of each element's running root mean square.
+
+    The threshold is `sqrt(theta * v)`; then `v = decay * v + (1 - decay) * u**2` with
+    the clipped element `u`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.second_moment(4.0, decay=0.5, warmup=1)
+      >>> tx = optclip.clip_by_value(rule)
+      >>> state = tx.init(jnp.zeros(2))
+      >>> for u in ([2.0, 1.0], [9.0, 1.0]):
+      ...     clipped, state = tx.update(jnp.array(u), state)
+      ...     print(clipped)
+      [2. 1.]
+      [2.828427 1.      ]
+
+    Args:
+      theta: Maximum square of an element as a multiple of `v`.
+      decay: Decay of `v`, from 0 to 1; Adam's `b2` makes `v` equal to Adam's.
+      warmup: Number of unclipped first steps.
+
+    Returns:
+      A rule for `over="element"`; its memory is as large as the parameters, in float32.
+      The threshold is inf while `v` is 0, so that elements without earlier gradients
+      can move. SPAM's code clips them to zero.
+
+    See Also:
+      `recipes.spam`.
+
+    References:
+      Huang et al., *SPAM*, 2025, arXiv:2501.06842.
+    """
+    return SecondMoment(theta, decay, warmup)
+
+
+def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
+    """Clip to the running average of each leaf's largest element.
+
+    The threshold is `m / (1 - decay**t)` in step `t`, counted from 1, where
+    `m = decay * m + (1 - decay) * max(|u|)` includes this step.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.ema_of_max(0.5)
+      >>> tx = optclip.clip_by_value(rule, response="proportional")
+      >>> state = tx.init(jnp.zeros(2))
+      >>> for u in ([3.0, 1.0], [9.0, 1.0]):
+      ...     clipped, state = tx.update(jnp.array(u), state)
+      ...     print(clipped)
+      [3. 1.]
+      [7. 1.]
+
+    Args:
+      decay: Decay of the average, from 0 to 1.
+
+    Returns:
+      A rule for `over="element"`; its memory is one float per leaf. The first step is
+      not clipped. In a step with a non-finite element the memory is unchanged; for the
+      threshold of this step, the element counts as 0.
+
+    See Also:
+      `recipes.stable_spam`.
+
+    References:
+      Huang et al., *Stable-SPAM*, 2025, arXiv:2502.17055, AdaClip.
+    """
+    return EmaOfMax(decay)
+
+
+def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
+    """Clip to the running power mean of each element's modulus.
+
+    The threshold `c` includes this step: `c**p = decay * c**p + (1 - decay) * |u|**p`.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> tx = optclip.clip_by_value(optclip.thresholds.moment(decay=0.5))
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (2.0, 2.0, 20.0):
+      ...     clipped, state = tx.update(jnp.array([size]), state)
+      ...     print(clipped)
+      [1.]
+      [1.5]
+      [10.75]
+
+    Args:
+      power: Power `p` of the mean, above 0.
+      decay: Decay of the mean, from 0 to below 1.
+
+    Returns:
+      A rule for `over="element"`; its memory is as large as the parameters, in float32.
+      `c` starts at 0, so the first thresholds are small. In a step with a non-finite
+      element the memory is unchanged; for the threshold of this step, the element
+      counts as 0.
+
+    See Also:
+      `recipes.acclip`.
+
+    References:
+      Zhang et al., 2020, arXiv:1912.03194, ACClip.
+    """
+    return Moment(power, decay)

@@ -1,0 +1,104 @@
+"""Thresholds that depend only on the step: numbers and schedules."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .._arrays import _validate
+from .._arrays._types import Number, PyTree
+from ._rule import Seen
+
+
+class _WithoutMemory(abc.ABC):
+    """A rule that depends only on the step."""
+
+    @abc.abstractmethod
+    def at(self, step: jax.Array) -> Number:
+        """Return the threshold at a step."""
+
+    def init(self, norm: PyTree) -> tuple[()]:
+        del norm
+        return ()
+
+    def update(self, seen: Seen, memory: PyTree) -> tuple[Number, PyTree]:
+        return self.at(seen.step), memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(_WithoutMemory):
+    """A fixed threshold; numbers and arrays are converted to it."""
+
+    value: Number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> float | tuple[int]:
+        # Arrays are compared by identity, since they may be traced.
+        value = self.value
+        return float(value) if isinstance(value, numbers.Real) else (id(value),)
+
+    def at(self, step: jax.Array) -> Number:
+        del step
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(_WithoutMemory):
+    """A threshold that follows an optax schedule; callables are converted to it."""
+
+    function: Callable[[jax.Array], Any]  # optax has other unions of number types.
+
+    def at(self, step: jax.Array) -> Number:
+        return self.function(step)
+
+
+def constant(value: Number) -> Constant:
+    """Clip at a fixed threshold; equal to passing the number itself.
+
+    Example:
+      >>> from optclip import thresholds
+      >>> thresholds.constant(1.0)
+      Constant(value=1.0)
+
+    Args:
+      value: Number or array of at least 0; 0 clips to zero, inf clips nothing.
+
+    Returns:
+      A rule without memory or warm-up.
+    """
+    _validate.number("value", value)
+    # JAX does not accept Python ints of more than 32 bits.
+    return Constant(float(value) if isinstance(value, int) else value)
+
+
+def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
+    """Follow an optax schedule; equal to passing the schedule itself.
+
+    Example:
+      >>> import optax
+      >>> from optclip import thresholds
+      >>> warm = thresholds.schedule(optax.linear_schedule(10.0, 1.0, 100))
+      >>> print(warm.function(50))
+      5.5
+
+    Args:
+      function: Function from the step to the threshold. The step is an int32 scalar
+        that starts at 0 and also counts non-finite steps.
+
+    Returns:
+      A rule without memory.
+    """
+    wanted = "an optax schedule, which is a function of the step"
+    advice = "For a fixed threshold, pass the number directly."
+    _validate.kind("function", function, Callable, wanted, advice)
+    return Schedule(function)

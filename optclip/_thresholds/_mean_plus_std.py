@@ -1,0 +1,133 @@
+"""The mean plus some standard deviations of the last norms as the threshold."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._arrays import _numerics, _validate
+from .._arrays._types import Number, PyTree
+from . import _window
+from ._rule import Seen, like
+from ._window import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanPlusStd:
+    """See `mean_plus_std`."""
+
+    takes_vector: ClassVar[bool] = True
+
+    k: Number
+    window: int
+    warmup: int | None
+    ddof: int
+
+    def __post_init__(self) -> None:
+        _validate.plain("k", self.k)
+        _validate.length("window", self.window)
+        if self.warmup is not None:
+            _validate.length("warmup", self.warmup)
+        _validate.length("ddof", self.ddof, least=0)
+        if self._needed > self.window:
+            wanted = (
+                f"at least {self._needed} with warmup={self.warmup} and"
+                f" ddof={self.ddof}"
+            )
+            advice = (
+                "With fewer norms nothing would ever be clipped. Pass a longer window,"
+                " or a smaller warmup or ddof."
+            )
+            raise ValueError(_validate.must_be("window", wanted, self.window, advice))
+
+    @property
+    def _needed(self) -> int:
+        """The number of norms that the first finite threshold requires."""
+        needed = max(2, self.window // 2) if self.warmup is None else self.warmup
+        return max(needed, self.ddof + 1)
+
+    def init(self, norm: PyTree) -> Window:
+        return _window.empty(norm, self.window)
+
+    def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
+        def bound(ring: jax.Array) -> jax.Array:
+            mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
+            # After equal norms the deviation is 0. The minimum of 1e-6 of the mean
+            # avoids clipping rounding errors.
+            threshold = mean + like(self.k, mean) * jnp.maximum(
+                deviation, jnp.abs(mean) * 1e-6
+            )
+            return jnp.where(
+                memory.num_known >= self._needed,
+                threshold,
+                jnp.full_like(threshold, jnp.inf),
+            )
+
+        return jax.tree.map(bound, memory.norms), _window.with_norms(
+            memory, seen.norm, self.window
+        )
+
+
+def _mean_and_deviation(
+    ring: jax.Array, count: jax.Array, ddof: int
+) -> tuple[jax.Array, jax.Array]:
+    is_filled = _window.is_known(ring, count)
+    ring = jnp.where(is_filled, ring, jnp.zeros_like(ring))
+    # The absolute value is needed for a loss in `skip`, which may be negative.
+    peak = jnp.max(jnp.abs(ring), axis=-1)
+    # Norms are divided by the largest, since squares of norms above 1e19 overflow.
+    fractions = _numerics.fraction_of_peak(ring, peak[..., None])
+    number = jnp.maximum(count, 1).astype(ring.dtype)
+    mean = jnp.sum(fractions, axis=-1) / number
+    offsets = jnp.where(is_filled, fractions - mean[..., None], jnp.zeros_like(ring))
+    freedom = jnp.maximum(count - ddof, 1).astype(ring.dtype)
+    deviation = _numerics.root(jnp.sum(jnp.square(offsets), axis=-1) / freedom)
+    return mean * peak, deviation * peak
+
+
+def mean_plus_std(
+    k: Number = 3.0, window: int = 128, warmup: int | None = None, ddof: int = 0
+) -> MeanPlusStd:
+    """Clip to the mean of past norms plus k standard deviations.
+
+    The threshold is `mean + k * std` of the last `window` unclipped norms before this
+    step.
+
+    Example:
+      >>> import jax.numpy as jnp, optclip
+      >>> rule = optclip.thresholds.mean_plus_std(2.0, window=4)
+      >>> tx = optclip.clip_by_global_norm(rule)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for norm in (2.0, 4.0, 30.0):
+      ...     clipped, state = tx.update(jnp.array([norm]), state)
+      ...     print(clipped)
+      [2.]
+      [4.]
+      [5.]
+
+    Args:
+      k: Number of standard deviations.
+      window: Number of norms; an int.
+      warmup: Number of norms before the first clipping. Default: half the window, at
+        least 2.
+      ddof: Number subtracted from the divisor of the variance, as in NumPy; PyTorch
+        uses 1.
+
+    Returns:
+      A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
+      norms are not clipped.
+
+    Raises:
+      ValueError: `window` is too short for `warmup` and `ddof`.
+
+    See Also:
+      `recipes.mean_std_clip` and `recipes.olmo_skip`.
+
+    References:
+      Levanter (marin-community/levanter), `clip_update_by_historical_norm`, whose
+      smallest deviation is 1e-6.
+    """
+    return MeanPlusStd(k, window, warmup, ddof)

@@ -1,0 +1,220 @@
+"""One step of the rules: their norms, thresholds and memories."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._arrays import _batching, _numerics, _packed_state, _xla
+from .._arrays._batching import Batched
+from .._arrays._types import Number, PyTree, TreeDef
+from . import _running
+from ._fixed import Constant, Schedule
+from ._norms_of_rule import NormsOfRule, norms_of_rules
+from ._rule import Seen
+from ._rule_results import as_array_of_memory, checked_update
+
+
+def init_memory(
+    name: str,
+    rules: PyTree,
+    treedef: TreeDef,
+    norms: list[Any],
+    zeros: Callable[[Any], jax.Array],
+    *,
+    is_like_params: bool = False,
+) -> list[PyTree]:
+    """Return the memory of each rule.
+
+    Args:
+      name: Argument that the rules were passed as.
+      rules: One rule, or a tree of them.
+      treedef: Structure of the norms.
+      norms: Shape and dtype of each norm.
+      zeros: Function from a shape and dtype to an array.
+      is_like_params: Whether norms are as large as the parameters.
+    """
+    memories = []
+    shapes = [norm.shape for norm in norms]
+    of_rules = norms_of_rules(
+        name, rules, treedef, shapes, is_like_params=is_like_params
+    )
+    for part in of_rules:
+        types = [norms[i] for i in part.indices]
+        if part.is_vector:
+            vector = jax.eval_shape(lambda *x: jnp.stack(x), *types)
+            norm = part.of_vector(zeros(vector))
+        else:
+            norm = part.treedef.unflatten(map(zeros, types))
+        as_array = functools.partial(as_array_of_memory, name, part.rule)
+        made = jax.tree.map(as_array, part.rule.init(norm))
+        if not part.is_vector:
+            made = _packed_state.packed(made, norm, is_like_params=is_like_params)
+        memories.append(made)
+    return memories
+
+
+class MeasureAll(Protocol):
+    """Return the structure of a tree's norms, and the norms."""
+
+    def __call__(
+        self, tree: PyTree, /, *, guarded: bool = True
+    ) -> tuple[TreeDef, Batched]: ...
+
+
+class Context(NamedTuple):
+    """The values of a step that a rule may read, besides the norms; see `Seen`.
+
+    Here `keep` takes norms and thresholds. `measure` returns all norms, from which each
+    rule of a tree receives those below it.
+    """
+
+    keep: Callable[[PyTree, PyTree], PyTree]
+    measure: MeasureAll
+    params: PyTree
+    step: jax.Array
+    extra: dict[str, Any]
+    updates: PyTree
+
+
+def learned_thresholds(
+    name: str,
+    rules: PyTree,
+    treedef: TreeDef,
+    norms: Batched,
+    memory: list[PyTree],
+    context: Context,
+    *,
+    is_like_params: bool = False,
+) -> tuple[list[Number] | Batched, list[PyTree]]:
+    """Return one threshold per norm, and new memories.
+
+    If one of its norms is not finite, a rule keeps its whole memory, step counts
+    included: NaN and inf never enter, and healthy leaves do not learn in that step.
+
+    Args:
+      name: Argument that the rules were passed as.
+      rules: One rule, or a tree of them, as a prefix of the norms.
+      treedef: Structure of the norms.
+      norms: Measured norms.
+      memory: Memory of each rule.
+      context: Values of the step that rules may read.
+      is_like_params: Whether norms are as large as the parameters.
+    """
+    finite = norms.map(jnp.isfinite)
+    finite_norms = finite.map(_or_zero, norms)
+    of_rules = norms_of_rules(
+        name, rules, treedef, norms.shapes, is_like_params=is_like_params
+    )
+    if len(memory) != len(of_rules):
+        raise ValueError(
+            f"`state` must have a memory for each of the {len(of_rules)} rules in"
+            f" `{name}`, got {len(memory)}. Pass the state returned by this"
+            " transformation's init."
+        )
+    thresholds: list[Number] = [0.0] * len(norms.shapes)
+    memories = []
+    for place, (part, old) in enumerate(zip(of_rules, memory, strict=True)):
+        norm, is_finite = part.select(finite_norms), part.select(finite)
+        if part.is_vector:
+            _packed_state.check_same_norms(old, part.treedef)
+        else:
+            old = _packed_state.unpacked(old, norm)
+        seen = Seen(
+            norm=norm,
+            finite=is_finite,
+            keep=functools.partial(_norms_after_clipping, name, part, context, norm),
+            measure=functools.partial(_measured, name, rules, place, part, context),
+            params=context.params,
+            step=context.step,
+            extra=context.extra,
+            updates=context.updates,
+        )
+        threshold, new = checked_update(name, part.rule, seen, old)
+        filled = part.fill(name, threshold, norm)
+        if not isinstance(part.rule, (Constant, Schedule)):
+            filled = _batching.each(_largest_for_inf, filled, is_finite)
+            filled = _materialized(filled, is_vector=part.is_vector)
+        learned = _running.taken_if(is_finite, new, old)
+        if not part.is_vector:
+            learned = _packed_state.packed(learned, norm, is_like_params=is_like_params)
+        memories.append(learned)
+        if part.is_vector and len(of_rules) == len(norms.indices) == 1:
+            # The norms are one vector, so the thresholds remain one too.
+            return Batched.of_vector(*jax.tree.leaves(filled)), memories
+        for i, limit in zip(part.indices, part.entries(filled), strict=True):
+            thresholds[i] = limit
+    return thresholds, memories
+
+
+def _or_zero(is_finite: jax.Array, norm: jax.Array) -> jax.Array:
+    return _numerics.select(is_finite, norm, jnp.zeros_like(norm))
+
+
+def _norms_after_clipping(
+    name: str, part: NormsOfRule, context: Context, norm: PyTree, threshold: PyTree
+) -> PyTree:
+    """Return a rule's norms after clipping, as a function of its threshold alone."""
+    return context.keep(norm, part.fill(f"{name}: keep(threshold)", threshold, norm))
+
+
+def _measured(
+    name: str,
+    rules: PyTree,
+    place: int,
+    part: NormsOfRule,
+    context: Context,
+    tree: PyTree,
+    /,
+    *,
+    guarded: bool = True,
+) -> PyTree:
+    """Return the norms of a tree that belong to the rule at position `place`."""
+    treedef, norms = context.measure(tree, guarded=guarded)
+    # The norms are first arranged as a tree, since parameters may have leaves that the
+    # updates lack.
+    measured = norms_of_rules(name, rules, treedef, norms.shapes, is_like_params=True)
+    if measured[place].treedef == part.treedef:
+        return dataclasses.replace(measured[place], is_vector=part.is_vector).select(
+            norms
+        )
+    norm = measured[place].select(norms)
+    return part.fill(name, norm, part.of_vector(norm)) if part.is_vector else norm
+
+
+def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
+    """Replace inf by the largest float where the norm is not finite.
+
+    A user's infinite threshold changes nothing, NaN and inf included, and
+    `_clip/_coefficient.respond` exempts it from `nonfinite="zero"`. A rule returns inf
+    until it has norms, and there the policy must apply too.
+    """
+    limit = jnp.asarray(threshold)
+    if not jnp.issubdtype(limit.dtype, jnp.floating):
+        return limit
+    if limit.ndim == 0:
+        limit = _numerics.broadcast_like(limit, is_finite)
+    limit = jnp.broadcast_to(limit, jnp.broadcast_shapes(limit.shape, is_finite.shape))
+    largest = jnp.asarray(jnp.finfo(limit.dtype).max, limit.dtype)
+    return jnp.where(is_finite | (limit != jnp.inf), limit, largest)
+
+
+def _materialized(thresholds: PyTree, *, is_vector: bool) -> PyTree:
+    """Materialize scalars, which XLA on CPU would otherwise recompute for each use."""
+    if is_vector:
+        return _xla.materialized(thresholds)
+    leaves, treedef = jax.tree.flatten(thresholds)
+    scalars = {i: x for i, x in enumerate(leaves) if jnp.ndim(x) == 0}
+    floats = {i: x for i, x in scalars.items() if jnp.issubdtype(x.dtype, jnp.inexact)}
+    if not floats:
+        return thresholds
+    batched = _xla.materialized(_batching.Batched(list(floats.values())))
+    materialized = batched.entries(as_slices=True)
+    replaced = dict(zip(floats, materialized, strict=True))
+    return treedef.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])

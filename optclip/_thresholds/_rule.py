@@ -1,0 +1,101 @@
+"""The protocol of threshold rules: their inputs and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from .._arrays._numerics import as_array
+from .._arrays._types import Number, NumberOrSchedule, PyTree
+
+
+class Measure(Protocol):
+    """Compute the norms of a tree like the updates, over the same scope."""
+
+    def __call__(self, tree: PyTree, /, *, guarded: bool = True) -> PyTree: ...
+
+
+class Seen(NamedTuple):
+    """Describe a step to a rule; unused entries cost nothing under jit.
+
+    Attributes:
+      norm: Norms of the scope: a scalar for the tree; a tree or dict of scalars for
+        leaves or groups; arrays with length 1 along reduced axes; or moduli of
+        elements. Non-finite norms and norms below 2**-60 read 0.
+      finite: Tree of bools like `norm`: whether each norm was finite.
+      keep: Function from a threshold to the norms after clipping.
+      measure: Function from a tree like the updates to its norms over the same scope.
+        With `guarded=False` it is faster, but returns inf where a sum of squares
+        overflows.
+      params: Parameters passed to `update`, or None.
+      step: Number of earlier updates, non-finite ones included; int32.
+      extra: Extra keyword arguments of `update`, such as `value`.
+      updates: Updates to clip, as passed to `update`.
+    """
+
+    norm: PyTree
+    finite: PyTree
+    keep: Callable[..., PyTree]
+    measure: Measure
+    params: PyTree
+    step: jax.Array
+    extra: dict[str, Any]
+    updates: PyTree
+
+
+@runtime_checkable
+class Rule(Protocol):
+    """Compute the threshold of each step; the protocol of user-defined rules.
+
+    Example:
+      A threshold of twice the mean of all norms so far, 1 on the first step:
+
+      >>> import dataclasses, jax, jax.numpy as jnp, optclip
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class TwiceTheMean:
+      ...     def init(self, norm):  # An array; per leaf or group, a tree of them.
+      ...         return jax.tree.map(jnp.zeros_like, norm)
+      ...     def update(self, seen, memory):
+      ...         known, count = seen.step > 0, seen.step + 1
+      ...         threshold = jax.tree.map(lambda m: jnp.where(known, 2 * m, 1), memory)
+      ...         mean = lambda m, n: m + (n - m) / count
+      ...         return threshold, jax.tree.map(mean, memory, seen.norm)
+      >>> tx = optclip.clip_by_global_norm(TwiceTheMean())
+      >>> state = tx.init(jnp.zeros(2))
+      >>> for size in (1.0, 2.0, 20.0):
+      ...     clipped, state = tx.update(size * jnp.array([3.0, 4.0]), state)
+      ...     print(clipped)
+      [0.6 0.8]
+      [6. 8.]
+      [ 9. 12.]
+    """
+
+    def init(self, norm: PyTree, /) -> PyTree:
+        """Return the memory before the first step, from the shapes of the norms."""
+        ...
+
+    def update(self, seen: Seen, memory: PyTree, /) -> tuple[PyTree, PyTree]:
+        """Return the threshold, which must broadcast to the norms, and the new memory.
+
+        The new memory is used only if all norms of this rule are finite.
+        """
+        ...
+
+
+def takes_vector(rule: object) -> bool:
+    """Return whether a rule computes with all norms as one vector, in a `PerNorm`.
+
+    A user's rule may read norms by their labels, so it receives a tree.
+    """
+    return bool(getattr(rule, "takes_vector", False))
+
+
+Threshold = NumberOrSchedule | Rule
+ThresholdTree = Threshold | PyTree
+
+
+def like(value: Number, norm: jax.Array) -> jax.Array:
+    """Return a hyperparameter, traced or not, in the dtype of the norms."""
+    return as_array(value).astype(norm.dtype)

@@ -1,0 +1,117 @@
+"""Conversion of a threshold argument to rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import FunctionType
+from typing import TypeGuard
+
+import jax
+
+from .._arrays import _validate
+from .._arrays._types import PyTree
+from ._fixed import Constant, Schedule
+from ._rule import Rule, Threshold, ThresholdTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A threshold, with the argument and the function that errors must name."""
+
+    name: str
+    value: ThresholdTree
+    function: str = "clip_by"
+
+
+_WANTED = (
+    "a number, an array, an optax schedule, a rule with init(norm) and update(seen,"
+    " memory), or for leaf and group scope a tree of these"
+)
+# Modules whose functions return rules, and transformations.
+# Found from this module's own name, so that a copy of the package under another name
+# recognizes its functions.
+_PACKAGE = __name__.rsplit(".", 2)[0]
+_RULES, _RECIPES = f"{_PACKAGE}._thresholds.", f"{_PACKAGE}._recipes."
+
+
+def is_rule(value: object) -> TypeGuard[Rule]:
+    """Return whether `value` is a rule; an optimizer, with the same methods, is not."""
+    is_other = isinstance(value, type) or _is_transformation(value)
+    return isinstance(value, Rule) and not is_other
+
+
+def as_rules(
+    name: str,
+    threshold: ThresholdTree,
+    *,
+    negative: bool = False,
+    none: float = math.inf,
+) -> PyTree:
+    """Return a threshold argument, or each leaf of a tree of them, as rules."""
+    if not negative:
+        _validate.threshold_given(name, threshold)
+
+    def as_rule(value: PyTree) -> Rule:
+        if is_rule(value):
+            return value
+        if value is None:
+            return Constant(none)
+        is_known = callable(value) or _validate.is_number(value)
+        if _is_factory(value) or not is_known:
+            raise TypeError(_validate.must_be(name, _WANTED, value, _advice(value)))
+        if callable(value):
+            return Schedule(value)
+        _validate.number(name, value, negative=negative)
+        # JAX does not accept Python ints of more than 32 bits.
+        return Constant(float(value) if isinstance(value, int) else value)
+
+    return jax.tree.map(as_rule, threshold, is_leaf=_is_threshold)
+
+
+def _advice(value: object) -> str:
+    """Return the fix for values that are close to a rule."""
+    if isinstance(value, str):
+        return "Pass a number, such as 1.0 without quotes."
+    module = getattr(value, "__module__", None) or ""
+    if _is_transformation(value) or module.startswith(_RECIPES):
+        return (
+            "A transformation is not a threshold. Pass a rule, such as"
+            " optclip.thresholds.zscore() instead of optclip.recipes.zclip()."
+        )
+    if isinstance(value, FunctionType):
+        return f"Call the function and pass its result, {value.__name__}(...)."
+    if isinstance(value, type) and hasattr(value, "update"):
+        return f"Pass an instance of the class, {value.__name__}(...)."
+    return ""
+
+
+def one_rule(name: str, threshold: Threshold, *, negative: bool = False) -> Rule:
+    """Return a threshold argument as one rule; raise for a tree of them."""
+    rule = as_rules(name, threshold, negative=negative)
+    if not isinstance(rule, Rule):
+        wanted = "one number, optax schedule or rule, such as"
+        wanted = f"{wanted} optclip.thresholds.quantile(0.9)"
+        raise TypeError(_validate.must_be(name, wanted, threshold))
+    return rule
+
+
+def _is_threshold(value: object) -> bool:
+    # An optimizer is a tuple of functions, which would be read as schedules.
+    return value is None or _is_transformation(value) or is_rule(value)
+
+
+def _is_factory(value: object) -> bool:
+    """Return whether `value` is a class, or a function of optclip such as `zscore`.
+
+    A schedule is a function too. The functions that optclip itself passes as schedules
+    are local, and have "<locals>" or "<lambda>" in their names.
+    """
+    if not isinstance(value, FunctionType) or "<" in value.__qualname__:
+        return isinstance(value, type)
+    return value.__module__.startswith((_RULES, _RECIPES))
+
+
+def _is_transformation(value: object) -> bool:
+    # The class is compared by name, since optax is not imported below `transforms`.
+    return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)

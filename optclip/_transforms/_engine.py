@@ -1,0 +1,317 @@
+"""Run a clipping operation in training: its rules, its state, and its record."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._arrays import (
+    _axis_names,
+    _leaves,
+    _packed_state,
+    _placement,
+    _validate,
+)
+from .._arrays._batching import Batched
+from .._arrays._numerics import counted
+from .._arrays._types import Leaf, PyTree, Record, TreeDef
+from .._clip import (
+    Clip,
+    Decision,
+    Layout,
+    apply,
+    check_agreement,
+    decide,
+    layout_of,
+)
+from .._norms import Measured
+from .._responses import is_same_always
+from .._scopes import LEAF, TREE, EachElement
+from .._typing import ClipRecord, ClipState
+from . import _param_placeholder, _record
+from ._record import LeafNorms
+from ._rules import Rules
+
+
+class Step(NamedTuple):
+    """Hold one step of a clipping operation.
+
+    Attributes:
+      decision: The norms and thresholds.
+      leaf_norms: The norm of each leaf of a tree with one norm, if these are recorded.
+    """
+
+    decision: Decision
+    leaf_norms: LeafNorms | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """Combine a clipping operation with the rules of its threshold and its record."""
+
+    clip: Clip
+    rules: Rules
+    record: Record
+    name: str
+
+    def __post_init__(self) -> None:
+        _record.check_record(self.record, self.name)
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether an update depends on the step count or on a memory."""
+        is_fixed = self.rules.are_stateless and is_same_always(self.clip.response)
+        return self.clip.norm.remembers or not is_fixed
+
+    @property
+    def no_state(self) -> ClipState:
+        """The state for an update that needs and records none."""
+        return ClipState(jnp.zeros((), jnp.int32), self.rules.no_memory, {})
+
+    @property
+    def num_memories(self) -> int:
+        """The number of memories: one per rule, and one if the norm remembers."""
+        return len(self.rules.by_argument) + self.clip.norm.remembers
+
+    @property
+    def is_itemized(self) -> bool:
+        """Whether the record has an entry for each norm, not the largest one."""
+        return self.clip.scope.itemized or self.record == "leaves"
+
+    @property
+    def has_leaf_norms(self) -> bool:
+        """Whether norms of leaves are recorded that clipping itself does not use."""
+        is_of_tree = self.record == "leaves" and self.clip.scope is TREE
+        # The vectors of a power iteration belong to the norm itself.
+        return is_of_tree and not self.clip.norm.remembers
+
+    def init(self, params: PyTree) -> ClipState:
+        """Return the state before the first step."""
+        if _param_placeholder.is_placeholder(params):
+            treedef, memory = jax.tree.structure(0), self._memory_of_placeholder(params)
+        else:
+            treedef, norms, vectors = _shapes(self.clip, params)
+            zeros = functools.partial(_placement.zeros, tree=params)
+            memory = self.rules.init(
+                treedef, norms, zeros,
+                is_like_params=isinstance(self.clip.scope, EachElement),
+            )  # fmt: skip
+            if self.clip.norm.remembers:
+                blank = [zeros(shape) for shape in vectors]
+                memory.append(_packed_state.by_position(treedef, blank))
+        record = _record.blank(treedef, self.clip.scope, itemized=self.is_itemized)
+        if self.has_leaf_norms:
+            record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
+        step = jnp.zeros((), jnp.int32)
+        return ClipState(step, memory, {self.name: record} if self.record else {})
+
+    def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
+        rules = self.rules.by_argument.values()
+        memory = [
+            _param_placeholder.memory(self.clip.scope, rule, params) for rule in rules
+        ]
+        # The memory of a norm has one number here, a prefix of the true state.
+        return [*memory, jnp.zeros(())] if self.clip.norm.remembers else memory
+
+    def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
+        if _param_placeholder.is_placeholder(params):
+            return jnp.zeros((), jnp.float32)
+        treedef, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
+        return _record.blank_leaf_norms(treedef)
+
+    def decide(
+        self,
+        updates: PyTree,
+        state: ClipState,
+        params: PyTree,
+        extra: dict[str, Any],
+        *,
+        in_common: bool = False,
+        measure: Callable[[Layout], Measured] | None = None,
+    ) -> Step:
+        """Measure the updates of a step and decide where to clip them.
+
+        Args:
+          updates: As passed to `update`.
+          state: The state before the step.
+          params: As passed to `update`.
+          extra: The extra arguments of `update`, of any type.
+          in_common: Whether all devices must decide alike.
+          measure: Replaces the measurement of the norms, unless None.
+        """
+        layout = layout_of(self.clip, updates)
+        _record.check_state(
+            state, [self.name] if self.record else [], self.num_memories,
+            layout.treedef, self.clip.scope, itemized=self.is_itemized,
+        )  # fmt: skip
+        # Neither a memory nor a common decision may differ between devices.
+        if in_common or jax.tree.leaves(state.clip_memory):
+            check_agreement(layout)
+        clip = self.clip.at(state.clip_step)
+        rule_memory, norm_memory = self._split(state.clip_memory, layout)
+        leaf_norms = None
+        if measure is not None:
+            measured = measure(layout)
+        elif self.has_leaf_norms:
+            measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
+        else:
+            measured = clip.norm.measure(layout.blocks, norm_memory)
+        if self.record:
+            _record.check_leaf_norms(state.clip_record[self.name], leaf_norms)
+        thresholds_of = functools.partial(
+            self.rules.thresholds, clip=clip, memories=rule_memory,
+            step=state.clip_step, updates=updates, params=params, extra=extra,
+        )  # fmt: skip
+        return Step(decide(clip, layout, thresholds_of, measured), leaf_norms)
+
+    def _split(
+        self, memory: list[PyTree], layout: Layout
+    ) -> tuple[list[PyTree], list[jax.Array]]:
+        """Return the memories of the rules, and the memory of the norm after them."""
+        if not self.clip.norm.remembers:
+            return memory, []
+        return memory[:-1], _packed_state.in_order(memory[-1], layout.treedef)
+
+    def recorded(
+        self,
+        step: Step,
+        coefficients: Batched,
+        *,
+        recorded_norms: Batched | None = None,
+    ) -> ClipRecord:
+        """Return the contribution of a step to the record.
+
+        Args:
+          step: The step.
+          coefficients: As `apply` returned them.
+          recorded_norms: Norms to record in place of the measured ones.
+        """
+        decision = step.decision
+        norms, layout = decision.norms, decision.layout
+        limits, factors = decision.clip.action.recorded(decision, coefficients)
+        declared = norms.with_entries([b.declared for b in layout.blocks])
+        nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
+        outcomes = (recorded_norms or norms).map(
+            _record.BlockOutcome, limits, factors, nonfinite, declared
+        )
+        new = _record.of_step(
+            layout.treedef, self.clip.scope, outcomes, itemized=self.is_itemized,
+            learns=bool(jax.tree.leaves(decision.rule_memory)),
+        )  # fmt: skip
+        return new._replace(clip_leaf_norm=step.leaf_norms)
+
+    def after(self, state: ClipState, step: Step, new: ClipRecord | None) -> ClipState:
+        """Return the state after a step."""
+        decision = step.decision
+        memory = list(decision.rule_memory)
+        if decision.clip.norm.remembers:
+            vectors = list(decision.norm_memory)
+            memory.append(_packed_state.by_position(decision.layout.treedef, vectors))
+        count = counted(state.clip_step)
+        if new is None:
+            return ClipState(count, memory, {})
+        record = _record.advanced(state.clip_record[self.name], new)
+        return ClipState(count, memory, {self.name: record})
+
+
+def _shapes(
+    clip: Clip, params: PyTree
+) -> tuple[TreeDef, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+    """Return the structure of the norms of trees like `params`, without computing any.
+
+    Also returns the shapes of the norms, and of the memory of the norm.
+    """
+    # `init` may run outside the `shard_map` in which `update` runs, so declared mapped
+    # axes count only where types specify them.
+    typed = _axis_names.is_typed_here()
+    local = clip if typed else dataclasses.replace(clip, axis_name=())
+    flat = _leaves.flatten(params)
+    live = flat.clippable()
+    treedefs = []
+
+    def measured(arrays: list[Leaf]) -> tuple[list[jax.Array], list[jax.Array]]:
+        rest = iter(arrays)
+        leaves = [
+            next(rest) if is_live else x
+            for is_live, x in zip(live, flat.leaves, strict=True)
+        ]
+        layout = layout_of(local, flat.rebuild(leaves))
+        treedefs.append(layout.treedef)
+        memory = local.norm.init(layout.blocks)
+        norms = local.norm.measure(layout.blocks, memory).norms
+        return norms.entries(), list(memory)
+
+    arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
+    norms, memory = jax.eval_shape(measured, arrays)
+    return treedefs[-1], norms, memory
+
+
+def clipping(
+    engine: Engine, decide: Callable[..., Step]
+) -> optax.GradientTransformationExtraArgs:
+    """Build the transformation of an engine.
+
+    Args:
+      engine: The engine.
+      decide: Its method `decide`, or that method with some of its options.
+    """
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, ClipState]:
+        step = decide(updates, state, params, extra_args)
+        clipped, coefficients = apply(step.decision)
+        new = engine.recorded(step, coefficients) if engine.record else None
+        return clipped, engine.after(state, step, new)
+
+    return lifted(engine, engine.init, update_fn)
+
+
+def lifted(
+    engine: Engine,
+    init: Callable[..., ClipState],
+    update: Callable[..., tuple[PyTree, ClipState]],
+) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation.
+
+    If it neither records nor has a memory, its state is optax's `EmptyState`, and it
+    accepts any state, as optax's own clipping does. If it only records, it also accepts
+    None and `EmptyState`, and then records nothing. Each state is returned unchanged.
+    """
+    if engine.needs_state:
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
+        state = init(params)  # Raises the errors of bad arguments.
+        return state if engine.record else optax.EmptyState()
+
+    def update_fn(
+        updates: PyTree, state: Any, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, Any]:
+        is_absent = state is None or isinstance(state, optax.EmptyState)
+        if engine.record and not is_absent:
+            _check_recordable(state)
+            return update(updates, state, params, **extra_args)
+        unused = init(updates) if engine.record else engine.no_state
+        clipped, _ = update(updates, unused, params, **extra_args)
+        return clipped, state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_recordable(state: Any) -> None:
+    """Raise unless a transformation that needs no state can record in this one."""
+    if not isinstance(state, ClipState):
+        wanted = "the ClipState that init returned, None or optax.EmptyState()"
+        advice = (
+            f"{_record.ORDER} To clip without a state, call the function of the same"
+            " name, such as optclip.functional.clip_by_global_norm(grads, max_norm), or"
+            " build the transformation with record=False, which accepts any state."
+        )
+        raise TypeError(_validate.must_be("state", wanted, state, advice))

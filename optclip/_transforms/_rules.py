@@ -1,0 +1,203 @@
+"""Apply the rules of a threshold argument in each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays import _prefix, _validate
+from .._arrays._batching import Batched
+from .._arrays._numerics import broadcast_like
+from .._arrays._packed_state import PerNorm
+from .._arrays._types import PyTree, TreeDef
+from .._clip import (
+    MOVE,
+    ByArgument,
+    Clip,
+    Layout,
+    coefficients_of,
+    layout_of,
+)
+from .._scopes import EachElement, EachLeaf, Groups, Tree
+from .._thresholds import (
+    Bounds,
+    Constant,
+    Context,
+    Named,
+    RelativeToParams,
+    as_rules,
+    fixed_thresholds,
+    init_memory,
+    is_fixed,
+    is_rule,
+    learned_thresholds,
+)
+from .._typing import ThresholdTree
+from ._positions import pure_call
+
+# The scopes whose norms are single numbers, and the elements that share one.
+_SHARING = {Tree: "the tree", EachLeaf: "each leaf", Groups: "each group"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Hold one rule, or a tree of them, for each argument that sets a threshold."""
+
+    by_argument: dict[str, PyTree]
+
+    @property
+    def are_stateless(self) -> bool:
+        """Whether no threshold depends on the step count or on a memory."""
+        rules = jax.tree.leaves(self.by_argument, is_leaf=is_rule)
+        return all(isinstance(rule, (Constant, RelativeToParams)) for rule in rules)
+
+    @property
+    def no_memory(self) -> list[PyTree]:
+        """The memories of rules that are stateless."""
+        rules = self.by_argument.values()
+        return [[()] * len(jax.tree.leaves(rule, is_leaf=is_rule)) for rule in rules]
+
+    def init(
+        self,
+        treedef: TreeDef,
+        norms: list[Any],
+        zeros: Callable[[Any], jax.Array],
+        *,
+        is_like_params: bool,
+    ) -> list[PyTree]:
+        """Return the memory of each rule, see `thresholds._memory.init_memory`."""
+        return [
+            init_memory(
+                name, rule, treedef, norms, zeros, is_like_params=is_like_params
+            )
+            for name, rule in self.by_argument.items()
+        ]
+
+    def thresholds(
+        self,
+        layout: Layout,
+        norms: Batched,
+        *,
+        clip: Clip,
+        memories: list[PyTree],
+        step: jax.Array,
+        updates: PyTree,
+        params: PyTree,
+        extra: dict[str, Any],
+    ) -> tuple[ByArgument, list[PyTree]]:
+        """Return the thresholds of one step, and the memory of the rules after it.
+
+        Args:
+          clip: The clipping operation, with its response as it is in this step.
+          layout: The updates laid out.
+          norms: As measured.
+          memories: The memory of each rule.
+          step: The number of steps before this one.
+          updates: As passed to `update`.
+          params: As passed to `update`.
+          extra: The extra arguments of `update`.
+        """
+        values: ByArgument = {}
+        new_memories = []
+        rules = zip(self.by_argument.items(), memories, strict=True)
+        for (name, rule), memory in rules:
+            if isinstance(rule, Constant):
+                values[name] = [rule.value] * len(layout.blocks)
+                new_memories.append(memory)
+                continue
+            if is_fixed(rule):
+                norm = layout.tree(norms.entries())
+                thresholds = fixed_thresholds(name, rule, norm, step)
+                values[name] = layout.entries(thresholds)
+            else:
+                keep = functools.partial(_clipped_norms, clip, name)
+                measure = functools.partial(_norms_of, clip)
+                context = Context(keep, measure, params, step, extra, updates)
+                values[name], memory = learned_thresholds(
+                    name, rule, layout.treedef, norms, memory, context,
+                    is_like_params=isinstance(clip.scope, EachElement),
+                )  # fmt: skip
+            new_memories.append(memory)
+        return values, new_memories
+
+
+def rules_of(threshold: ThresholdTree, clip: Clip) -> Rules:
+    """Return the rules of a threshold by the names of its arguments."""
+    if isinstance(threshold, Named):
+        return Rules({threshold.name: _rules_over(threshold, clip)})
+    if not isinstance(threshold, Bounds):
+        return Rules({"threshold": _rules_over(Named("threshold", threshold), clip)})
+    if clip.action is not MOVE or clip.response.compares_norms:
+        raise ValueError(
+            "thresholds.bounds(...) applies to single elements. Pass over='element' and"
+            " response='hard', 'drop' or 'normalize' without eps, or pass one"
+            " threshold."
+        )
+    return Rules({"lower": threshold.lower, "upper": threshold.upper})
+
+
+def _clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> PyTree:
+    """Return the norms after clipping to thresholds, for `keep` of a threshold rule.
+
+    Both trees have the same structure, and both are a `PerNorm` if the rule takes
+    vectors.
+    """
+    leaves, treedef = jax.tree.flatten(norms)
+    if isinstance(norms, PerNorm):
+        batched = Batched.of_vector(*leaves)
+        limits = Batched.of_vector(*jax.tree.leaves(thresholds))
+        of_norms = clip.action.fit(clip, {name: limits}, batched)
+    else:
+        batched = Batched(leaves)
+        fitted = clip.action.fit(
+            clip, {name: treedef.flatten_up_to(thresholds)}, batched
+        )
+        # Moving elements fits one threshold to all norms of a leaf.
+        pairs = zip(fitted.entries(), leaves, strict=True)
+        of_norms = batched.with_entries([broadcast_like(*pair) for pair in pairs])
+    clipped = batched.map(jnp.multiply, coefficients_of(clip, batched, of_norms))
+    if isinstance(norms, PerNorm):
+        return treedef.unflatten(clipped.values)
+    return treedef.unflatten(clipped.entries(as_slices=True))
+
+
+def _norms_of(
+    clip: Clip, tree: PyTree, *, guarded: bool = True
+) -> tuple[TreeDef, Batched]:
+    # The tree has its own layout, since parameters may have leaves that updates lack.
+    layout = layout_of(clip, tree)
+    return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
+
+
+def _rules_over(threshold: Named, clip: Clip) -> PyTree:
+    _check_is_no_gradient(threshold, clip)
+    rules = as_rules(threshold.name, threshold.value)
+    if isinstance(clip.scope, Tree):
+        # Raises for a tree of thresholds, since there is one norm.
+        _prefix.map_prefix(threshold.name, lambda *_: None, rules, 0, is_leaf=is_rule)
+    return rules
+
+
+def _check_is_no_gradient(threshold: Named, clip: Clip) -> None:
+    """Raise if arrays cannot be thresholds of this scope, and may be gradients."""
+    name, value = threshold.name, threshold.value
+    leaves = jax.tree.leaves(value, is_leaf=is_rule)
+    arrays = [x for x in leaves if hasattr(x, "dtype") and np.ndim(x)]
+    call = pure_call(threshold.function, "...")
+    advice = f"To clip gradients directly, call {call}."
+    sharing = _SHARING.get(type(clip.scope))
+    if arrays and sharing is not None:
+        wanted = f"one number, optax schedule or rule for {sharing}"
+        raise TypeError(_validate.must_be(name, wanted, value, advice))
+    for array in arrays:
+        # A traced array passes, since its values are not known.
+        known = _validate.concrete(array) if _validate.is_number(array) else None
+        if known is not None and not np.all(known >= 0):
+            wanted = "at least 0"
+            raise ValueError(_validate.must_be(name, wanted, array, advice))

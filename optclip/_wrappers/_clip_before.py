@@ -1,0 +1,109 @@
+"""Clipping before an optimizer, with the optimizer's state stored first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from .._arrays._types import PyTree
+from ._inner import transformation
+
+
+def clip_before(
+    inner: optax.GradientTransformation, clip: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Apply `clip`, then `inner`, and store the state of `inner` first.
+
+    The optimizer is the first argument, although it is applied last; exchanged, they
+    would clip the updates of the optimizer instead.
+
+    The updates equal those from `optax.chain(clip, inner)`. Code that reads the
+    optimizer's state by position, such as `opt_state[0].mu`, continues to work.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.clip_before(optax.adamw(0.1), optclip.clip_by_global_norm(1.0))
+      >>> grads = params = jnp.array([3.0, 4.0])
+      >>> _, state = tx.update(grads, tx.init(params), params)
+      >>> print(state[0].count, optclip.metrics(state)["clip/norm"])
+      1 5.0
+
+    Args:
+      inner: The optimizer to wrap, such as `optax.adamw(3e-4)`.
+      clip: The transformation that clips the gradients.
+
+    Returns:
+      A transformation. Its state is `(*inner_state, clip_state)` if the state of
+      `inner` is a plain, non-empty tuple, as for a chain; otherwise
+      `(inner_state, clip_state)`.
+
+    Raises:
+      TypeError: In `update`: `state` is not a tuple of both states in this order.
+
+    See Also:
+      `clip_after`, to clip an optimizer's updates.
+    """
+    first = transformation("clip", clip)
+    second = transformation("inner", inner)
+
+    def init_fn(params: PyTree) -> tuple[PyTree, ...]:
+        return _joined(second.init(params), first.init(params))
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, tuple[PyTree, ...]]:
+        # Only `init` shows whether a single entry is the state of `inner` or the only
+        # entry of a tuple of states. Without arrays, it costs no memory.
+        inner_shapes, clip_shapes = jax.eval_shape(
+            lambda like: (second.init(like), first.init(like)),
+            updates if params is None else params,
+        )
+        _check_state(state, inner_shapes, clip_shapes)
+        inner_state = state[:-1] if _is_unpacked(inner_shapes) else state[0]
+        clipped, clip_state = first.update(updates, state[-1], params, **extra_args)
+        updates, inner_state = second.update(clipped, inner_state, params, **extra_args)
+        return updates, _joined(inner_state, clip_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _joined(inner_state: PyTree, clip_state: PyTree) -> tuple[PyTree, ...]:
+    unpacked = inner_state if _is_unpacked(inner_state) else (inner_state,)
+    return (*unpacked, clip_state)
+
+
+def _is_unpacked(inner_state: PyTree) -> bool:
+    # A named tuple is one state, so it is not unpacked.
+    return type(inner_state) is tuple and len(inner_state) > 0
+
+
+def _check_state(state: Any, inner_state: PyTree, clip_state: PyTree) -> None:
+    """Raise unless `state` has entries of the types of these states."""
+    expected = [_type(x) for x in _joined(inner_state, clip_state)]
+    types = [_type(x) for x in state] if type(state) is tuple else None
+    if types == expected:
+        return
+    # Fixed thresholds accept these instead of their state.
+    absent = (type(None), optax.EmptyState)
+    if types and types[:-1] == expected[:-1] and types[-1] in absent:
+        return
+    swapped = "*state[1]" if _is_unpacked(inner_state) else "state[1]"
+    raise TypeError(
+        "`state` must be the tuple that clip_before's init returned, with entries of"
+        f" the types {_names(expected)}, got"
+        f" {type(state).__name__ if types is None else _names(types)}. The last entry"
+        " is the state of `clip`. Create a state with tx.init(params), or pass"
+        f" ({swapped}, state[0]) for a state of optax.chain(clip, inner)."
+    )
+
+
+def _type(state: PyTree) -> type:
+    """Return the type of a state; the leaves of pytrees count as one type."""
+    node = jax.tree.structure(state).node_data()
+    return node[0] if node else jax.Array
+
+
+def _names(types: list[type]) -> str:
+    return f"({', '.join(x.__name__ for x in types)})"

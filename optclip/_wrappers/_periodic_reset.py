@@ -1,0 +1,138 @@
+"""An optimizer whose state is reset at regular intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from .._arrays import _leaves, _validate
+from .._arrays._numerics import counted
+from .._arrays._types import KeyPath, Leaf, PyTree
+from .._typing import Number, PeriodicResetState
+from ._inner import check_state, transformation
+
+_COUNTS = ("count", "clip_step", "clip_record", "skip_record")
+
+
+def with_periodic_reset(
+    inner: optax.GradientTransformation,
+    every: int = 500,
+    *,
+    warmup: int = 150,
+    floor: Number = 0.01,
+    keep: Callable[[str], bool] | str | None = "counts",
+) -> optax.GradientTransformationExtraArgs:
+    """Reset an optimizer's state before every `every`-th update, then warm up again.
+
+    Update k after a reset (k = 0, 1, ...) is multiplied by a factor that rises from
+    `floor` to 1: `1 - (1 - floor) * (1 + cos(pi * k / (warmup + 1))) / 2`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.with_periodic_reset(optax.trace(decay=1.0), every=3, warmup=0)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for _ in range(7):
+      ...     updates, state = tx.update(jnp.ones(1), state)
+      ...     print(updates)
+      [1.]
+      [2.]
+      [1.]
+      [2.]
+      [3.]
+      [1.]
+      [2.]
+
+    Args:
+      inner: The optimizer to wrap, or a part of one.
+      every: Number of updates per period, a positive int; the first has `every - 1`.
+      warmup: Number of scaled updates after each reset; 0 for none.
+      floor: Factor of the first update after a reset, from 0 to 1.
+      keep: State leaves to preserve: a function of a leaf's path, or None for none. The
+        default `"counts"` preserves clipping records and fields named `count`, so that
+        schedules and Adam's bias correction continue, but not the values of
+        `optax.inject_hyperparams`.
+
+    Returns:
+      A transformation. A reset restores `inner.init(params)`, or `inner.init(updates)`
+      if `update` receives no parameters.
+
+    References:
+      Huang et al., *SPAM: Spike-Aware Adam with Momentum Reset for Stable LLM
+      Training*, 2025, arXiv:2501.06842.
+    """
+    wrapped = transformation("inner", inner)
+    _validate.length("every", every)
+    _validate.length("warmup", warmup, least=0)
+    _validate.fraction("floor", floor)
+    if keep not in ("counts", None):
+        wanted = "a function of a state leaf's path, 'counts' or None"
+        _validate.kind("keep", keep, Callable, wanted)
+
+    def init_fn(params: PyTree) -> PeriodicResetState:
+        return PeriodicResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, PeriodicResetState]:
+        check_state(state, PeriodicResetState)
+        number = state.reset_step + 1
+        phase = number % every
+        blank = wrapped.init(updates if params is None else params)
+        before = _reset_if(phase == 0, state.reset_inner, blank, keep)
+        inner_updates, inner_state = wrapped.update(
+            updates, before, params, **extra_args
+        )
+        factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup, floor))
+        step = counted(state.reset_step)
+        return _scaled(inner_updates, factor), PeriodicResetState(step, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _reset_if(
+    is_due: jax.Array,
+    state: PyTree,
+    blank: PyTree,
+    keep: Callable[[str], bool] | str | None,
+) -> PyTree:
+    """Return the blank state if a reset is due, except the preserved leaves."""
+
+    def choose(path: KeyPath, old: ArrayLike, new: ArrayLike) -> ArrayLike:
+        stays = callable(keep) and keep(_leaves.path_str(path))
+        if stays or (keep == "counts" and _is_count(path)):
+            return old
+        return jnp.where(is_due, new, old)
+
+    return jax.tree.map_with_path(choose, state, blank)
+
+
+def _is_count(path: KeyPath) -> bool:
+    """Return whether a leaf is a field of counts, not a parameter named `count`."""
+    fields = (key for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+    return any(key.name in _COUNTS for key in fields)
+
+
+def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
+    """Return the factor of the update `phase` steps after a reset."""
+    angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
+    cosine = 1 - (1 - floor) * (1 + jnp.cos(angle)) / 2
+    return jnp.where(phase < warmup, cosine, 1.0)
+
+
+def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:
+    """Multiply the floating leaves by a factor; unchanged where it is 1."""
+
+    def scaled(x: Leaf) -> Leaf:
+        if not _leaves.is_floating(x):
+            return x
+        like = jnp.asarray(x)
+        wide = _leaves.widen(like) * factor.astype(_leaves.real_dtype(like.dtype))
+        # The select keeps updates bit-identical where the factor is 1.
+        return jnp.where(factor == 1, like, _leaves.narrow(wide, like))
+
+    return jax.tree.map(scaled, updates)

@@ -1,0 +1,242 @@
+"""Skipped steps: zero updates, and an optimizer whose state does not change."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from .. import _responses as responses
+from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from .._arrays._types import Leaf, PyTree
+from .._clip import SCALE, clip_of, coefficients_of
+from .._norms import as_norm
+from .._scopes import as_scope
+from .._thresholds import Named, one_rule
+from .._transforms import Engine, rules_of
+from .._typing import (
+    AxisName,
+    ClipRecord,
+    Mask,
+    NormLike,
+    ScopeLike,
+    SkipRecord,
+    SkipState,
+    Threshold,
+    ThresholdTree,
+)
+from ._inner import check_state, transformation
+from ._loss_threshold import init_loss_memory, loss_in, loss_threshold
+
+
+def skip(
+    inner: optax.GradientTransformation,
+    *,
+    max_norm: ThresholdTree = math.inf,
+    max_value: Threshold | None = None,
+    over: ScopeLike = "tree",
+    norm: NormLike = "l2",
+    max_consecutive: int | None = None,
+    learn_skipped: bool = True,
+    mask: Mask | None = None,
+    axis_name: AxisName | None = None,
+    name: str = "skip",
+) -> optax.GradientTransformationExtraArgs:
+    """Skip steps whose gradient norm or loss is too large or not finite.
+
+    A skipped step returns zero updates and leaves the state of `inner` (moments, step
+    counts, schedules) unchanged. Clipping the gradients to zero would instead let the
+    moments decay and apply weight decay.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optclip.skip(optax.sgd(1.0, momentum=0.9), max_norm=10.0)
+      >>> state = tx.init(jnp.zeros(1))
+      >>> for size in (1.0, 1000.0, jnp.nan, 1.0):
+      ...     updates, state = tx.update(jnp.array([size]), state)
+      ...     print(updates)
+      [-1.]
+      [0.]
+      [0.]
+      [-1.9]
+      >>> print(optclip.metrics(state)["skip/skipped"])
+      2
+
+    Args:
+      inner: The optimizer to wrap, such as a chain of clipping and Adam.
+      max_norm: Maximum norm of an accepted step: a number, optax schedule,
+        `optclip.thresholds` rule, or prefix tree of these. Default: inf, which skips
+        only non-finite steps.
+      max_value: Maximum loss of an accepted step: a number of any sign, an optax
+        schedule, or a rule suited to losses, such as `thresholds.mean_plus_std(6.0)`.
+        Pass the loss to `update` as `value`, or as `loss`, which is read if `value` is
+        missing. Default: None, no check.
+      over: Scope of each norm, as in `clip_by`; one norm above its limit is enough to
+        skip the step. Default: `"tree"`.
+      norm: Norm to compare, as in `clip_by`. Default: `"l2"`.
+      max_consecutive: Maximum number of consecutive skips. The next step is applied
+        even if it contains NaN, so that a stalled run fails visibly. Default: no limit.
+      learn_skipped: Whether the rules also learn from skipped finite steps. True
+        follows a lasting change, but one huge spike can hide later ones. False hides no
+        spike, but after a lasting change every step is skipped: set `max_consecutive`
+        too.
+      mask: Leaves to check: a tree of bools or a function. Default: all.
+      axis_name: Mapped axes that split the leaves. Default: read from their types.
+      name: Key prefix in `optclip.metrics`.
+
+    Returns:
+      A transformation. Wrap the whole optimizer, or place it last in a chain: later
+      transformations receive zeros in skipped steps.
+
+      `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped` and
+      others. Clipping inside `inner` records only the accepted steps.
+
+    Raises:
+      ValueError: In `update`: `max_value` is set, but neither `value` nor `loss` is
+        passed.
+
+    Edge cases:
+      - Warm-up of a rule: no step is skipped, except with rules that have an argument
+        `max_norm`, such as `ema`: they skip steps above it.
+      - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
+        skipped, and no rule learns from it.
+      - NaN as `max_norm` or `max_value`: the step is skipped.
+      - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
+        norms.
+
+    See Also:
+      `recipes.olmo_skip`, `recipes.axlearn_skip` and `recipes.megatron_skip`, the rules
+      of these codebases.
+    """
+    wrapped = transformation("inner", inner)
+    clip = clip_of(
+        as_scope(over), as_norm(norm), responses.Drop(),
+        mask=mask, axis_name=axis_name,
+    )  # fmt: skip
+    # `SCALE` compares each norm with its threshold; other actions may read no norms.
+    clip = dataclasses.replace(clip, action=SCALE)
+    if _validate.is_number(max_norm):
+        advice = "0 skips each step with a gradient, inf only non-finite steps."
+        _validate.number("max_norm", max_norm, advice=advice)
+    rules = rules_of(Named("max_norm", max_norm), clip)
+    watch = Engine(clip, rules, True, name)
+    value_rule = None
+    if max_value is not None:  # Losses may be negative, unlike norms.
+        value_rule = one_rule("max_value", max_value, negative=True)
+    if max_consecutive is not None:
+        _validate.length("max_consecutive", max_consecutive)
+    _validate.flag("learn_skipped", learn_skipped)
+
+    def init_fn(params: PyTree) -> SkipState:
+        memory: PyTree = ()
+        if value_rule is not None:
+            memory = init_loss_memory(value_rule)
+        # Each counter has its own array, since an array used twice cannot be donated.
+        record = SkipRecord(*jnp.zeros((2,), jnp.int32))
+        if value_rule is not None:
+            value, limit = jnp.zeros((2,), jnp.float32)
+            record = record._replace(skip_value=value, skip_value_threshold=limit)
+        return SkipState(
+            wrapped.init(params), watch.init(params), memory, {name: record}
+        )
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, SkipState]:
+        check_state(state, SkipState)
+        # All devices skip the same steps, so that their parameters stay equal.
+        step = watch.decide(
+            updates, state.skip_norm, params, extra_args,
+            in_common=bool(_axis_names.untyped_axes()),
+        )  # fmt: skip
+        decision = step.decision
+        coefficients = coefficients_of(
+            decision.clip, decision.norms, decision.thresholds
+        )
+        norm_record = watch.recorded(step, coefficients)
+        seen = watch.after(state.skip_norm, step, norm_record)
+        is_off = _is_above(norm_record)
+        memory, old = state.skip_value, state.skip_record[name]
+        _check_record(old, has_value=value_rule is not None)
+        record = old
+        if value_rule is not None:
+            value = loss_in(extra_args)
+            limit, memory = loss_threshold(
+                value_rule, memory, value, state.skip_norm.clip_step,
+                updates, params, extra_args,
+            )  # fmt: skip
+            # The comparison is negated, since `value > limit` is false for NaN limits.
+            is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
+            record = record._replace(skip_value=value, skip_value_threshold=limit)
+        skipped = is_off
+        if max_consecutive is not None:
+            skipped = is_off & (old.skip_consecutive < max_consecutive)
+        if not learn_skipped:
+            unlearned = _select_tree(
+                skipped, state.skip_norm.clip_memory, seen.clip_memory
+            )
+            seen = seen._replace(clip_memory=unlearned)
+            memory = _select_tree(skipped, state.skip_value, memory)
+        # `inner` receives zeros in a skipped step, so that a NaN neither raises an
+        # error there nor makes derivatives NaN.
+        inner_input = _zero_if(skipped, updates)
+        inner_updates, inner_state = wrapped.update(
+            inner_input, state.skip_inner, params, **extra_args
+        )
+        again = _numerics.counted(old.skip_consecutive, skipped)
+        record = record._replace(
+            skip_skipped=_numerics.counted(old.skip_skipped, skipped),
+            skip_consecutive=jnp.where(skipped, again, jnp.zeros_like(again)),
+        )
+        return _zero_if(skipped, inner_updates), SkipState(
+            _select_tree(skipped, state.skip_inner, inner_state),
+            seen,
+            memory,
+            {name: record},
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _check_record(record: SkipRecord, *, has_value: bool) -> None:
+    """Raise if the record is from a `skip` that differs in `max_value`."""
+    if (record.skip_value is not None) != has_value:
+        wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
+        advice = "Pass the state returned by this transformation's init."
+        raise ValueError(_validate.must_be("state", wanted, record, advice))
+
+
+def _is_above(step: ClipRecord) -> jax.Array:
+    """Return whether a norm exceeds its threshold, or one of them is not valid.
+
+    The step is skipped too if a norm is not finite or a threshold is NaN.
+    """
+    flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
+    flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
+    return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
+
+
+def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
+        return a if a is b else jnp.where(where, a, b)
+
+    return jax.tree.map(select, yes, no)
+
+
+def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
+    """Replace numbers, integers and bools by zeros; PRNG keys are unchanged."""
+
+    def zeroed(x: Leaf) -> Leaf:
+        if _leaves.is_sparse(x):
+            return _sparse.with_data(x, zeroed(x.data))
+        dtype = jnp.result_type(x)
+        if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
+            return x
+        return jnp.where(where, jnp.zeros_like(x), x)
+
+    return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)

@@ -1,0 +1,60 @@
+"""Set the threshold: a number, a schedule, or a rule that learns from norms.
+
+A rule is a frozen object with `init(norm)` and `update(seen, memory)`, whose data is in
+`memory`, a pytree of arrays with fixed shapes. It has no `__call__`, since
+`optax.inject_hyperparams` treats callables as schedules. If one of its norms is NaN or
+inf, a rule learns nothing in that step and its warm-up pauses. With one rule per leaf,
+only the affected leaves pause. Rules fit any scope and norm unless their help names
+one.
+
+==================== ===================================== =============================
+rule                 threshold                             published as
+==================== ===================================== =============================
+`constant`           a number
+`schedule`           an optax schedule of the step
+`relative_to_params` a fraction of the parameters' norm    AGC
+`previous_norm`      scales by the previous step's norm
+`quantile`           a quantile of the last norms          AutoClip
+`mean_plus_std`      mean + k deviations of the last norms Levanter
+`zscore`             running mean + z deviations           ZClip
+`ema`                a multiple of the running norm        AdaGC, OLMo, AGGC
+`mean_over_rms`      steadiness of the norms, at most 1    Stable-SPAM's AdaGN
+`second_moment`      a multiple of each element's RMS      SPAM
+`ema_of_max`         running average of each leaf's peak   Stable-SPAM's AdaClip
+`moment`             each element's running power mean     ACClip
+`of_gradients`       another rule, applied to gradients    ACClip
+==================== ===================================== =============================
+"""
+
+from ._thresholds._bounds import Bounds, bounds
+from ._thresholds._element_rules import ema_of_max, moment, second_moment
+from ._thresholds._ema import ema
+from ._thresholds._fixed import constant, schedule
+from ._thresholds._mean_over_rms import mean_over_rms
+from ._thresholds._mean_plus_std import mean_plus_std
+from ._thresholds._of_gradients import of_gradients
+from ._thresholds._previous_norm import previous_norm
+from ._thresholds._quantile import quantile
+from ._thresholds._relative_to_params import relative_to_params
+from ._thresholds._rule import Rule, Seen
+from ._thresholds._zscore import zscore
+
+__all__ = [
+    "Bounds",
+    "Rule",
+    "Seen",
+    "bounds",
+    "constant",
+    "ema",
+    "ema_of_max",
+    "mean_over_rms",
+    "mean_plus_std",
+    "moment",
+    "of_gradients",
+    "previous_norm",
+    "quantile",
+    "relative_to_params",
+    "schedule",
+    "second_moment",
+    "zscore",
+]
