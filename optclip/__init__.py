@@ -56,14 +56,15 @@ from ._spectral._clip_matrices_transform import (
     clip_by_singular_value,
     clip_by_spectral_norm,
 )
-from ._transforms._clip_by_transform import clip_by
-from ._transforms._leaf_norm_transforms import (
+from ._transforms._clipping import (
+    clip_by,
     clip_by_average_norm,
+    clip_by_global_norm,
+    clip_by_group_norm,
     clip_by_norm,
     clip_by_rms,
+    clip_by_value,
 )
-from ._transforms._tree_norm_transforms import clip_by_global_norm, clip_by_group_norm
-from ._transforms._value_transform import clip_by_value
 from ._wrappers._clip_after import clip_after
 from ._wrappers._clip_before import clip_before
 from ._wrappers._error_feedback import with_error_feedback

@@ -15,14 +15,16 @@ Norms and thresholds below 2**-60 count as 0, and so do elements below 2**-63 in
 
 from ._attention._clip_logits import clip_attention_logits
 from ._attention._max_logit import max_attention_logit
-from ._functional._clip_by import clip_by
-from ._functional._leaf_norms import clip_by_average_norm, clip_by_norm, clip_by_rms
-from ._functional._tree_norms import (
+from ._functional._clipping import (
+    clip_by,
+    clip_by_average_norm,
     clip_by_global_norm,
     clip_by_group_norm,
+    clip_by_norm,
+    clip_by_rms,
+    clip_by_value,
     global_norm,
 )
-from ._functional._values import clip_by_value
 from ._spectral._clip_matrices import clip_by_singular_value, clip_by_spectral_norm
 
 __all__ = [

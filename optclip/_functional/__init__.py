@@ -1,3 +1,4 @@
-"""Clipping as pure functions."""
+"""Clipping as pure functions: `_clipping`, and the run that they share, `_run`."""
 
-from ._clip_by import clip_by, raise_if_exchanged
+from ._clipping import clip_by
+from ._run import raise_if_exchanged
