@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from . import _leaves, _prefix, _validate
-from ._types import AxisName, KeyPath, Leaf
+from ._types import AxisName, KeyPath, LeafLike
 
 # JAX before 0.10.0 records the axes that an array varies over in another attribute.
 IS_OLD = not hasattr(jax.typeof(0.0), "manual_axis_type")
@@ -161,7 +161,7 @@ def axes_size(axes: Axes) -> int:
     return size
 
 
-def check_reduced(path: KeyPath, leaf: Leaf) -> None:
+def check_reduced(path: KeyPath, leaf: LeafLike) -> None:
     """Raise if a leaf has yet to be summed over devices."""
     # Only the type is read, since reading more would copy a NumPy leaf.
     kind = jax.typeof(leaf)

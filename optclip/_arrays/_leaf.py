@@ -1,4 +1,4 @@
-"""Define the record of one leaf that scopes, norms and actions receive."""
+"""Define the record of one leaf, which scopes, norms and actions receive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _leaves, _sparse
-from ._types import AxisName, KeyPath
+from ._types import AxisName, KeyPath, LeafLike
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
@@ -65,3 +65,29 @@ class Leaf:
     @property
     def dtype(self) -> Any:
         return jnp.result_type(self.array if self.matrix is None else self.matrix)
+
+
+def counted_from_zero(
+    axis: tuple[int, ...], x: LeafLike, path: KeyPath, name: str = "axis"
+) -> tuple[int, ...]:
+    """Return the axes of a leaf in ascending order, counted from 0.
+
+    Raises:
+      ValueError: The leaf lacks an axis, or an axis is repeated.
+    """
+    shape = getattr(x, "shape", ())
+    ndim = len(shape)
+
+    def wrong(wanted: str) -> str:
+        leaf = f"{_leaves.named(path)} of shape {shape}"
+        return f"`{name}` must name {wanted}, got {axis} for {leaf}."
+
+    if any(not -ndim <= a < ndim for a in axis):
+        raise ValueError(
+            f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
+            " or pass them to another transformation with optax.masked."
+        )
+    axes = tuple(sorted(a % ndim for a in axis))
+    if len(set(axes)) < len(axes):
+        raise ValueError(wrong("each axis once"))
+    return axes

@@ -13,7 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from . import _validate
-from ._types import KeyPath, Leaf, PyTree, TreeDef
+from ._types import KeyPath, LeafLike, PyTree, TreeDef
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
@@ -33,10 +33,10 @@ class Flat:
 
     tree: PyTree
     paths: list[KeyPath]
-    leaves: list[Leaf]
+    leaves: list[LeafLike]
     treedef: TreeDef
 
-    def rebuild(self, leaves: list[Leaf]) -> PyTree:
+    def rebuild(self, leaves: list[LeafLike]) -> PyTree:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def clippable(self) -> list[bool]:
@@ -44,7 +44,7 @@ class Flat:
         return [is_clippable(path, leaf) for path, leaf in pairs]
 
 
-def is_sparse(leaf: Leaf) -> bool:
+def is_sparse(leaf: LeafLike) -> bool:
     """Return whether a leaf is a BCOO matrix."""
     # Importing it would be slower than all of optclip, and any caller with a BCOO has
     # imported it.
@@ -110,7 +110,7 @@ def flatten_dense(tree: PyTree, reason: str) -> Flat:
     return flat
 
 
-def is_clippable(path: KeyPath, leaf: Leaf) -> bool:
+def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:
     """Return whether a leaf is clipped; integers, bools, float0 and PRNG keys are not.
 
     Raises:
@@ -164,7 +164,7 @@ def _check_batches(path: KeyPath, mat: BCOO) -> None:
         )
 
 
-def values(leaf: Leaf) -> jax.Array:
+def values(leaf: LeafLike) -> jax.Array:
     """Return the numbers of a leaf as one array; for a BCOO matrix, its data."""
     return leaf.data if is_sparse(leaf) else jnp.asarray(leaf)
 
@@ -197,7 +197,7 @@ def widen(x: jax.Array, real: DTypeLike | None = None) -> jax.Array:
     return x.astype(real)
 
 
-def is_narrow(leaf: Leaf) -> bool:
+def is_narrow(leaf: LeafLike) -> bool:
     """Return whether `widen` changes the dtype of a leaf."""
     return leaf.dtype.itemsize < 4 if hasattr(leaf, "dtype") else False
 

@@ -36,6 +36,11 @@ def as_array(value: Number) -> jax.Array:
     return jnp.asarray(value)
 
 
+def as_like(value: Number, like: jax.Array) -> jax.Array:
+    """Return a number or an array, traced or not, in the dtype of another array."""
+    return as_array(value).astype(like.dtype)
+
+
 def rounding_error(a: jax.Array, b: jax.Array, total: jax.Array) -> jax.Array:
     """Return the exact rounding error of `total = a + b` (Knuth 1969)."""
     other = total - a

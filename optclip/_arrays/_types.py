@@ -9,7 +9,7 @@ import numpy as np
 
 PyTree = Any
 TreeDef = Any  # jax.tree_util.PyTreeDef, which type checkers do not accept as a class.
-Leaf = Any  # An array, a number or a BCOO matrix.
+LeafLike = Any  # An array, a number, a BCOO matrix, or the `_leaf.Leaf` of one.
 KeyPath = tuple[Any, ...]
 Number = int | float | jax.Array | np.ndarray | np.number
 NumberOrSchedule = Number | Callable[[jax.Array], Any]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
-from .._arrays._types import Leaf, PyTree
+from .._arrays._types import LeafLike, PyTree
 from . import _layer_checks
 from ._heads import Heads
 
@@ -140,7 +140,7 @@ def _layer(name: str, heads: Heads, flat: _leaves.Flat, index: dict[str, int]) -
     return Layer(name, query, key, (*stack, q.heads), k.heads, width)
 
 
-def _is_dense(keys: Any, leaf: Leaf) -> bool:
+def _is_dense(keys: Any, leaf: LeafLike) -> bool:
     return not _leaves.is_sparse(leaf) and _leaves.is_clippable(keys, leaf)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves, _validate
-from .._arrays._types import Leaf, Number, PyTree
+from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import scale
 from .._thresholds import Named
 from .._transforms import (
@@ -158,7 +158,7 @@ def _clipped(
     return flat.rebuild(leaves)
 
 
-def _difference(update: Leaf, param: Leaf, factor: jax.Array) -> jax.Array:
+def _difference(update: LeafLike, param: LeafLike, factor: jax.Array) -> jax.Array:
     """Return the update that leads to `factor * (param + update)`."""
     u, p = jnp.asarray(update), jnp.asarray(param)
     wide = _leaves.widen(p) + _leaves.widen(u)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from .._arrays import _validate
-from .._arrays._types import KeyPath, Leaf
+from .._arrays._types import KeyPath, LeafLike
 from .._norms import Block
 from .._scopes import PerLeaf
 
@@ -94,7 +94,7 @@ def check_layout(
 class ByHead(PerLeaf):
     """Compare the largest logit of each head; one block per layer."""
 
-    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block:
         return Block([leaf], ())
 
 

@@ -11,7 +11,7 @@ from jax import lax
 
 from .._arrays import _axis_names, _leaves, _maxima, _validate
 from .._arrays._batching import Batched
-from .._arrays._types import Leaf, Number, PyTree
+from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import SCALE, Clip, Decision, coefficients_of
 from .._norms import INF
 from .._responses import Hard
@@ -38,7 +38,7 @@ CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes
 
 
 def logits_of(
-    layers: list[Layer], max_logits: Any, leaves: list[Leaf]
+    layers: list[Layer], max_logits: Any, leaves: list[LeafLike]
 ) -> dict[str, jax.Array]:
     """Return the largest logits of each layer, with inf for unusable ones.
 
@@ -91,7 +91,7 @@ def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     return lax.stop_gradient(_leaves.widen(x))
 
 
-def _not_split(x: jax.Array, leaf: Leaf) -> _axis_names.Axes:
+def _not_split(x: jax.Array, leaf: LeafLike) -> _axis_names.Axes:
     """Return the mesh axes that `x` varies over and a leaf does not."""
     kinds = jax.typeof(x), jax.typeof(jnp.asarray(leaf))
     apart = _axis_names.varying(kinds[0]) - _axis_names.varying(kinds[1])
@@ -112,7 +112,7 @@ def factors(
     layer: Layer,
     coefficient: jax.Array,
     balance: Number,
-    leaves: list[Leaf],
+    leaves: list[LeafLike],
     *,
     by_group: bool,
 ) -> tuple[jax.Array, dict[int, jax.Array]]:

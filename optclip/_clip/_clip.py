@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from .._arrays import _axis_names, _leaves, _numerics, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import select
-from .._arrays._types import AxisName, Leaf, Mask, Number, PyTree
+from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
 from .._norms import LEAST, Measured, Measurement
 from .._responses import Response
 from .._scopes import Scope
@@ -85,7 +85,7 @@ class Action(abc.ABC):
         return batched if is_final else _with_zeros(clip, batched)
 
     @abc.abstractmethod
-    def apply(self, decision: Decision) -> tuple[dict[int, Leaf], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, LeafLike], Batched]:
         """Return the clipped leaves by their index, and the coefficients."""
 
     def recorded(

@@ -21,6 +21,7 @@ class Layout(NamedTuple):
       flat: The tree, flattened.
       leaves: Its leaves; None where a leaf is not clippable.
       owners: The index of the block whose coefficient scales each leaf, or None.
+      scaled: The leaves that are scaled as (index, leaf, block).
       blocks: The elements that share each norm.
       treedef: The structure of the norms.
     """
@@ -28,6 +29,7 @@ class Layout(NamedTuple):
     flat: _leaves.Flat
     leaves: list[Leaf | None]
     owners: list[int | None]
+    scaled: list[tuple[int, Leaf, int]]
     blocks: list[Block]
     treedef: TreeDef
 
@@ -43,11 +45,6 @@ class Layout(NamedTuple):
         """Return the tree with some leaves replaced, by their index."""
         pairs = enumerate(self.flat.leaves)
         return self.flat.rebuild([clipped.get(i, value) for i, value in pairs])
-
-    def scaled(self) -> list[tuple[int, Leaf, int]]:
-        """Return the leaves that are scaled as (index, leaf, block)."""
-        triples = zip(range(len(self.leaves)), self.leaves, self.owners, strict=True)
-        return [t for t in triples if t[2] is not None]
 
     def used(self) -> list[Leaf]:
         """Return the leaves that are measured or scaled."""
@@ -93,7 +90,10 @@ def lay_out(
     blocks, treedef = blocks_of(scope, measured)
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
     owners = owners_of(scope, index, scaled, flat.treedef)
-    layout = Layout(flat, leaves, owners, blocks, treedef)
+    triples = zip(range(len(leaves)), leaves, owners, strict=True)
+    # Only leaves have an owner.
+    scaled = [(i, x, owner) for i, x, owner in triples if x and owner is not None]
+    layout = Layout(flat, leaves, owners, scaled, blocks, treedef)
     for leaf in layout.used():
         _axis_names.check_reduced(leaf.path, leaf.array)
     return layout

@@ -84,7 +84,7 @@ class Move(Action):
         layout, limits = decision.layout, decision.thresholds.entries()
         moved = {}
         coefficients = [jnp.ones(()) for _ in layout.blocks]
-        for i, leaf, block in layout.scaled():
+        for i, leaf, block in layout.scaled:
             moved[i], coefficients[block] = _moved_leaf(
                 decision.clip, leaf, limits[block]
             )

@@ -55,7 +55,7 @@ class Scale(Action):
         of_block = coefficients.entries()
         scaled = {
             i: scaled_leaf(clip, leaf, of_block[block])
-            for i, leaf, block in layout.scaled()
+            for i, leaf, block in layout.scaled
         }
         return scaled, one_where_unscaled(layout, coefficients)
 
@@ -99,7 +99,7 @@ def coefficients_of(clip: Clip, norms: Batched, thresholds: Batched) -> Batched:
 
 def one_where_unscaled(layout: Layout, coefficients: Batched) -> Batched:
     """Return the coefficients, 1 in blocks that `clip_mask` leaves unscaled."""
-    scaled = {block for *_, block in layout.scaled()}
+    scaled = {block for *_, block in layout.scaled}
     if len(scaled) == len(layout.blocks):
         return coefficients
     entries = enumerate(coefficients.entries())

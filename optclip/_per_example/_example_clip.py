@@ -98,7 +98,7 @@ class Bound:
         decision = decide(clip, layout, thresholds_of, Measured(Batched(norms)))
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block = coefficients.entries()
-        by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled()})
+        by_leaf = layout.rebuild({i: of_block[b] for i, _, b in layout.scaled})
         return _about(decision, coefficients), by_leaf
 
     def finished(self, clip: Clip, summed: PyTree) -> PyTree:
@@ -148,7 +148,7 @@ class Bound:
         norms = layout.tree([jnp.zeros(())] * len(layout.blocks))
         limits = layout.entries(_prefix.fill("threshold", self.threshold, norms))
         out = {}
-        for i, leaf, block in layout.scaled():
+        for i, leaf, block in layout.scaled:
             x = leaf.array
             limit = jnp.asarray(limits[block], _real(x))
             live = limit > 0
@@ -209,7 +209,7 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
     leaves, treedef = jax.tree.flatten(squares, is_leaf=lambda x: isinstance(x, Scaled))
     layout = layout_of(clip, treedef.unflatten([x.square for x in leaves]))
     members: list[list[Scaled]] = [[] for _ in layout.blocks]
-    for i, _, block in layout.scaled():
+    for i, _, block in layout.scaled:
         members[block].append(leaves[i])
     norms = []
     for block_squares in members:

@@ -84,8 +84,8 @@ def _weighted_sum(clip: Clip, back: BackwardPass, by_leaf: PyTree) -> PyTree:
     weights = treedef.flatten_up_to(by_leaf)
     layout = layout_of(clip, back.params)
     out: list[Any] = [None] * len(leaves)
-    for block in sorted({block for *_, block in layout.scaled()}):
-        which = [i for i, _, leaf_block in layout.scaled() if leaf_block == block]
+    for block in sorted({block for *_, block in layout.scaled}):
+        which = [i for i, _, leaf_block in layout.scaled if leaf_block == block]
         weight = weights[which[0]]
         # The alarm is NaN if a coefficient is, so that gradients become NaN even where
         # they do not depend on that example.

@@ -12,7 +12,7 @@ import optax
 
 from .._arrays import _batching, _leaves, _prefix, _validate
 from .._arrays._numerics import as_array, ratio
-from .._arrays._types import KeyPath, Leaf, PyTree
+from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._thresholds import Seen
 from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
@@ -98,7 +98,7 @@ def stable_adamw(
         log = jnp.log(jnp.asarray(b2, jnp.float32))
         correction = -jnp.expm1(count.astype(jnp.float32) * log)
 
-        def quotient(g: Leaf, v: Leaf) -> Leaf:
+        def quotient(g: LeafLike, v: LeafLike) -> LeafLike:
             if not _leaves.is_floating(g):
                 return g
             wide = _leaves.widen(jnp.asarray(g))
@@ -152,7 +152,7 @@ def clippy(
     def over_allowed(seen: Seen) -> PyTree:
         _validate.params_given(seen.params, "recipes.clippy")
 
-        def quotient(path: KeyPath, u: Leaf, w: Leaf | None) -> Leaf:
+        def quotient(path: KeyPath, u: LeafLike, w: LeafLike | None) -> LeafLike:
             if not _leaves.is_floating(u):
                 return u
             if w is None:

@@ -4,7 +4,7 @@
 leaf, and `_groups` the groups of leaves.
 """
 
-from ._axes import AxesByLeaf, axes, counted_from_zero, units
+from ._axes import AxesByLeaf, axes, units
 from ._groups import Groups, groups
 from ._scope import (
     ELEMENT,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from .._arrays import _leaves, _prefix, _validate
-from .._arrays._types import KeyPath, Leaf, PyTree
+from .._arrays._leaf import counted_from_zero
+from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._norms import Block
 from ._scope import PerLeaf, Scope
 
@@ -21,7 +22,7 @@ class Axes(PerLeaf):
 
     axis: tuple[int, ...]
 
-    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block:
         return Block([leaf], counted_from_zero(self.axis, leaf, path))
 
 
@@ -45,7 +46,7 @@ class Units(Scope):
     def spread(self, values: PyTree, tree: PyTree) -> PyTree:
         return _prefix.lookup(values, tree)
 
-    def _axis(self, name: str, x: Leaf) -> tuple[int, ...]:
+    def _axis(self, name: str, x: LeafLike) -> tuple[int, ...]:
         # A Python number has no shape.
         shape = getattr(x, "shape", ())
         if self.axis is not None:
@@ -138,30 +139,4 @@ def _as_tuple(axis: Any) -> tuple[int, ...]:
         raise TypeError(
             _validate.must_be("axis", "an int or tuple of ints", axis, advice)
         )
-    return axes
-
-
-def counted_from_zero(
-    axis: tuple[int, ...], x: Leaf, path: KeyPath, name: str = "axis"
-) -> tuple[int, ...]:
-    """Return the axes of a leaf in ascending order, counted from 0.
-
-    Raises:
-      ValueError: The leaf lacks an axis, or an axis is repeated.
-    """
-    shape = getattr(x, "shape", ())
-    ndim = len(shape)
-
-    def wrong(wanted: str) -> str:
-        leaf = f"{_leaves.named(path)} of shape {shape}"
-        return f"`{name}` must name {wanted}, got {axis} for {leaf}."
-
-    if any(not -ndim <= a < ndim for a in axis):
-        raise ValueError(
-            f"{wrong('axes that each leaf has')} Exclude such leaves with mask=,"
-            " or pass them to another transformation with optax.masked."
-        )
-    axes = tuple(sorted(a % ndim for a in axis))
-    if len(set(axes)) < len(axes):
-        raise ValueError(wrong("each axis once"))
     return axes

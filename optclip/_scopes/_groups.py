@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from .._arrays import _leaves, _prefix, _validate
-from .._arrays._types import Labels, Leaf, PyTree
+from .._arrays._types import Labels, LeafLike, PyTree
 from .._norms import Block
 from ._scope import Scope
 
@@ -26,7 +26,7 @@ class Groups(Scope):
 
     def blocks(self, tree: PyTree) -> PyTree:
         described = self._label_tree(tree)
-        members: dict[str, list[Leaf]] = {
+        members: dict[str, list[LeafLike]] = {
             label: [] for label in jax.tree.leaves(described)
         }
         leaves = _leaves.flatten(tree).leaves

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 
 from .._arrays import _leaves, _prefix, _validate
-from .._arrays._types import KeyPath, Leaf, PyTree, TreeDef
+from .._arrays._types import KeyPath, LeafLike, PyTree, TreeDef
 from .._norms import Block
 
 
@@ -77,7 +77,7 @@ class PerLeaf(Scope):
     """Build blocks from single leaves, or from slices of one leaf."""
 
     @abc.abstractmethod
-    def block(self, path: KeyPath, leaf: Leaf) -> Block | None:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block | None:
         """Return the block of a leaf; None if it is unclipped."""
 
     def blocks(self, tree: PyTree) -> PyTree:
@@ -91,7 +91,7 @@ class PerLeaf(Scope):
 class EachLeaf(PerLeaf):
     """Measure one norm per leaf, `over="leaf"`."""
 
-    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block:
         return Block([leaf])
 
 
@@ -99,7 +99,7 @@ class EachLeaf(PerLeaf):
 class EachElement(PerLeaf):
     """Measure the modulus of each element, `over="element"`."""
 
-    def block(self, path: KeyPath, leaf: Leaf) -> Block:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block:
         return Block([leaf], ())
 
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from .._arrays._axis_names import Axes
 from .._arrays._numerics import root
-from ._matrix_algebra import adjoint, eigh, gram, product, times
+from ._matrix_algebra import adjoint, eigh, gram, product, times, without
 
 # A Gram matrix resolves singular values within this factor of the largest to 1e-5.
 # Values above this many thresholds are removed from the matrix first.
@@ -167,10 +167,7 @@ def _without_largest(
     ours = _chosen(left.vectors, taken)
     # Rows of remaining values are zero, so that dividing them by 1 changes nothing.
     theirs = times(1 / jnp.where(taken, left.values, 1)[..., None], rows)
-    x = left.x
-    for _ in range(2):
-        x = x - product(ours, product(adjoint(ours), x))
-        x = x - product(product(x, adjoint(theirs), split), theirs)
+    x = without(left.x, ours, theirs, split)
     values, vectors = _spectrum_beside(gram(x, split), ours, taken)
     # Removed values and vectors are final; the others are measured again without them.
     values = jnp.where(taken, left.values, values)

@@ -53,6 +53,19 @@ def gram(x: jax.Array, split: _axis_names.Axes) -> jax.Array:
     return _placement.whole(product(x, adjoint(x), split))
 
 
+def without(
+    x: jax.Array, columns: jax.Array, rows: jax.Array, split: _axis_names.Axes
+) -> jax.Array:
+    """Return a matrix without its parts along orthonormal columns and rows.
+
+    They are removed twice, since rounding leaves a fraction of the first removal.
+    """
+    for _ in range(2):
+        x = x - product(columns, product(adjoint(columns), x))
+        x = x - product(product(x, adjoint(rows), split), rows)
+    return x
+
+
 # The derivative uses the vectors of `eigh` below, so that second derivatives are finite
 # too.
 @jax.custom_jvp

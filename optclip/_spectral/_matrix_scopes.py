@@ -6,9 +6,10 @@ import dataclasses
 from typing import Literal
 
 from .._arrays import _validate
-from .._arrays._types import KeyPath, Leaf
+from .._arrays._leaf import counted_from_zero
+from .._arrays._types import KeyPath, LeafLike
 from .._norms import Block
-from .._scopes import PerLeaf, counted_from_zero
+from .._scopes import PerLeaf
 
 Method = Literal["eigh", "newton_schulz"]
 
@@ -19,7 +20,7 @@ class Matrices(PerLeaf):
 
     matrix_axes: tuple[int, ...]
 
-    def block(self, path: KeyPath, leaf: Leaf) -> Block | None:
+    def block(self, path: KeyPath, leaf: LeafLike) -> Block | None:
         rank = len(getattr(leaf, "shape", ()))
         if rank < 2:
             return Block([leaf], (0,)) if rank else None

@@ -30,7 +30,7 @@ def scale_by_shape(
         layout = lay_out(matrices, updates, (mask, None, None), axis_name)
         names = _leaves.names_of(layout.flat.paths)
         out = {}
-        for i, leaf, _ in layout.scaled():
+        for i, leaf, _ in layout.scaled:
             if leaf.ndim < 2:
                 continue
             inputs, outputs = (_length(leaf, a) for a in matrices.matrix_axes)

@@ -99,7 +99,7 @@ class Cap(Action):
         coefficients = coefficients_of(clip, decision.norms, decision.thresholds)
         of_block, limits = coefficients.entries(), decision.thresholds.entries()
         capped = {}
-        for i, leaf, block in decision.layout.scaled():
+        for i, leaf, block in decision.layout.scaled:
             parts = decision.work[block]
             if not isinstance(parts, Factored):
                 # A vector is not decomposed: its one singular value is its norm.

@@ -10,13 +10,18 @@ from ._bounds import Bounds, bounds
 from ._element_rules import ema_of_max, moment, second_moment
 from ._ema import ema
 from ._fixed import Constant
-from ._fixed_thresholds import fixed_thresholds, is_fixed
 from ._mean_over_rms import mean_over_rms
 from ._mean_plus_std import mean_plus_std
-from ._memory import Context, init_memory, learned_thresholds
+from ._memory import (
+    Context,
+    fixed_thresholds,
+    init_memory,
+    is_fixed,
+    learned_thresholds,
+)
 from ._of_gradients import of_gradients
 from ._quantile import quantile
 from ._relative_to_params import RelativeToParams, relative_to_params
-from ._rule import Rule, Seen, Threshold, ThresholdTree
-from ._threshold_argument import Named, as_rules, is_rule, one_rule
+from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
+from ._threshold_argument import Named, as_rules, one_rule
 from ._zscore import zscore

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _collectives, _numerics, _validate
+from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._rule import Seen, like
+from ._rule import Seen
 
 
 class Running(NamedTuple):
@@ -46,7 +47,7 @@ class SecondMoment:
             # An element without a gradient so far has v = 0. Its threshold is inf,
             # since a threshold of 0 would keep its updates at zero.
             has_moment = warm & (root > 0)
-            threshold = jnp.sqrt(like(self.theta, root)) * root
+            threshold = jnp.sqrt(as_like(self.theta, root)) * root
             return jnp.where(has_moment, threshold, jnp.full_like(root, jnp.inf))
 
         thresholds = _batching.each(bound, memory.value)
@@ -102,7 +103,7 @@ class Moment:
     def update(self, seen: Seen, memory: PyTree) -> tuple[PyTree, PyTree]:
         def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
             old_weight, new_weight = _running.weights(self.decay, norm)
-            power = like(self.power, norm)
+            power = as_like(self.power, norm)
             # Both norms are divided by the larger one, so that their powers stay in
             # range. The divisor is 1 where both are 0, which avoids 0 / 0.
             peak = jnp.maximum(old, norm)

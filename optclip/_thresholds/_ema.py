@@ -18,11 +18,11 @@ from .._arrays import (
     _validate,
     _xla,
 )
-from .._arrays._numerics import select
+from .._arrays._numerics import as_like, select
 from .._arrays._packed_state import PerNorm
 from .._arrays._types import Number, NumberOrSchedule, PyTree
 from . import _running
-from ._rule import Seen, like
+from ._rule import Seen
 
 _STARTS = ("first", "debiased", "zero")
 
@@ -69,7 +69,7 @@ class Ema:
 
         def limit(norm: jax.Array, average: jax.Array) -> jax.Array:
             is_known = average < jnp.inf
-            late = select(is_known, like(ratio, average) * average, average)
+            late = select(is_known, as_like(ratio, average) * average, average)
             return select(warm, late, early(norm)) if early else late
 
         thresholds = _batching.each(limit, seen.norm, memory.norm)
@@ -91,7 +91,7 @@ class Ema:
         peak, total = _peak_and_total(batched)
 
         def bound(norm: jax.Array) -> jax.Array:
-            limit = like(self.max_norm, norm)
+            limit = as_like(self.max_norm, norm)
             is_over = (_numerics.fraction_of_peak(limit, peak) < total) & (norm > 0)
             # The norm is divided first: limit / (peak * total) alone may underflow.
             common_limit = limit * (_numerics.fraction_of_peak(norm, peak) / total)

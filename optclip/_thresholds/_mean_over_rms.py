@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
-from .._arrays._numerics import counted, ratio
+from .._arrays._numerics import as_like, counted, ratio
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._rule import Seen, like
+from ._rule import Seen
 
 
 class Averages(NamedTuple):
@@ -54,7 +54,7 @@ class MeanOverRms:
         rms = _batching.each(mean_square, memory.rms, seen.norm)
 
         def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
-            divisor = rms + like(self.eps, rms)
+            divisor = rms + as_like(self.eps, rms)
             safe = jnp.where(divisor > 0, divisor, jnp.ones_like(divisor))
             return ratio(mean, safe)
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _numerics, _validate
+from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
 from . import _window
-from ._rule import Seen, like
+from ._rule import Seen
 from ._window import Window
 
 
@@ -57,7 +58,7 @@ class MeanPlusStd:
             mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
             # After equal norms the deviation is 0. The minimum of 1e-6 of the mean
             # avoids clipping rounding errors.
-            threshold = mean + like(self.k, mean) * jnp.maximum(
+            threshold = mean + as_like(self.k, mean) * jnp.maximum(
                 deviation, jnp.abs(mean) * 1e-6
             )
             return jnp.where(

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .._arrays import _batching, _numerics, _packed_state, _xla
+from .._arrays import _batching, _numerics, _packed_state, _prefix, _xla
 from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree, TreeDef
 from . import _running
 from ._fixed import Constant, Schedule
 from ._norms_of_rule import NormsOfRule, norms_of_rules
-from ._rule import Seen
-from ._rule_results import as_array_of_memory, checked_update
+from ._rule import Seen, is_rule
+from ._rule_results import as_array_of_memory, check_threshold, checked_update
 
 
 def init_memory(
@@ -81,6 +81,23 @@ class Context(NamedTuple):
     step: jax.Array
     extra: dict[str, Any]
     updates: PyTree
+
+
+def is_fixed(rules: PyTree) -> bool:
+    """Return whether all thresholds depend only on the step."""
+    leaves = jax.tree.leaves(rules, is_leaf=is_rule)
+    return all(isinstance(rule, (Constant, Schedule)) for rule in leaves)
+
+
+def fixed_thresholds(name: str, rules: PyTree, norm: PyTree, step: jax.Array) -> PyTree:
+    """Return the thresholds of fixed rules, with the structure of the norms."""
+
+    def filled(rule: Constant | Schedule, norms: PyTree) -> PyTree:
+        threshold = rule.at(step)
+        check_threshold(name, rule, threshold, norms)
+        return _prefix.fill(name, threshold, norms)
+
+    return _prefix.map_prefix(name, filled, rules, norm, is_leaf=is_rule)
 
 
 def learned_thresholds(

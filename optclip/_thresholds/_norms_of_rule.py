@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from .._arrays import _packed_state, _prefix
 from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree, TreeDef
-from ._rule import Rule, takes_vector
-from ._threshold_argument import is_rule
+from ._rule import Rule, is_rule, takes_vector
 
 
 @dataclasses.dataclass(frozen=True)

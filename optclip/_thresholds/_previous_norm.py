@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
-from .._arrays._numerics import ratio, select
+from .._arrays._numerics import as_like, ratio, select
 from .._arrays._types import Number, PyTree
-from ._rule import Seen, like
+from ._rule import Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PreviousNorm:
             # In the first step, and after a zero gradient, the memory is 0. The current
             # norm then replaces it.
             before = select(previous > 0, previous, norm)
-            limit = like(self.max_norm, norm)
+            limit = as_like(self.max_norm, norm)
             exceeds = before > limit
             safe = select(exceeds, before, jnp.ones_like(before))
             return select(exceeds, norm * ratio(limit, safe), norm)

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
+from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
-from ._rule import Seen, like
+from ._rule import Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,8 @@ class RelativeToParams:
         _validate.params_given(seen.params, "thresholds.relative_to_params")
 
         def fraction(norm: jax.Array) -> jax.Array:
-            return like(self.ratio, norm) * jnp.maximum(norm, like(self.min_norm, norm))
+            ratio, least = (as_like(x, norm) for x in (self.ratio, self.min_norm))
+            return ratio * jnp.maximum(norm, least)
 
         # The norm is not guarded against overflow, which would cost a second pass:
         # squares of parameters do not overflow in a run that trains.

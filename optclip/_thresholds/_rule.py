@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import jax
 
-from .._arrays._numerics import as_array
-from .._arrays._types import Number, NumberOrSchedule, PyTree
+from .._arrays._types import NumberOrSchedule, PyTree
 
 
 class Measure(Protocol):
@@ -84,6 +83,18 @@ class Rule(Protocol):
         ...
 
 
+def is_rule(value: object) -> TypeGuard[Rule]:
+    """Return whether `value` is a rule; an optimizer, with the same methods, is not."""
+    is_other = isinstance(value, type) or is_transformation(value)
+    return isinstance(value, Rule) and not is_other
+
+
+def is_transformation(value: object) -> bool:
+    """Return whether `value` is an optax transformation."""
+    # The class is compared by name, since optax is not imported below `_transforms`.
+    return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)
+
+
 def takes_vector(rule: object) -> bool:
     """Return whether a rule computes with all norms as one vector, in a `PerNorm`.
 
@@ -94,8 +105,3 @@ def takes_vector(rule: object) -> bool:
 
 Threshold = NumberOrSchedule | Rule
 ThresholdTree = Threshold | PyTree
-
-
-def like(value: Number, norm: jax.Array) -> jax.Array:
-    """Return a hyperparameter, traced or not, in the dtype of the norms."""
-    return as_array(value).astype(norm.dtype)

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from .._arrays import _leaves, _validate
 from .._arrays._types import PyTree
 from ._fixed import Schedule
-from ._rule import Rule, Seen
-from ._threshold_argument import is_rule
+from ._rule import Rule, Seen, is_rule
 
 
 def as_array_of_memory(name: str, rule: Rule, value: Any) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from types import FunctionType
-from typing import TypeGuard
 
 import jax
 
 from .._arrays import _validate
 from .._arrays._types import PyTree
 from ._fixed import Constant, Schedule
-from ._rule import Rule, Threshold, ThresholdTree
+from ._rule import Rule, Threshold, ThresholdTree, is_rule, is_transformation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +32,6 @@ _WANTED = (
 # recognizes its functions.
 _PACKAGE = __name__.rsplit(".", 2)[0]
 _RULES, _RECIPES = f"{_PACKAGE}._thresholds.", f"{_PACKAGE}._recipes."
-
-
-def is_rule(value: object) -> TypeGuard[Rule]:
-    """Return whether `value` is a rule; an optimizer, with the same methods, is not."""
-    is_other = isinstance(value, type) or _is_transformation(value)
-    return isinstance(value, Rule) and not is_other
 
 
 def as_rules(
@@ -74,7 +67,7 @@ def _advice(value: object) -> str:
     if isinstance(value, str):
         return "Pass a number, such as 1.0 without quotes."
     module = getattr(value, "__module__", None) or ""
-    if _is_transformation(value) or module.startswith(_RECIPES):
+    if is_transformation(value) or module.startswith(_RECIPES):
         return (
             "A transformation is not a threshold. Pass a rule, such as"
             " optclip.thresholds.zscore() instead of optclip.recipes.zclip()."
@@ -98,7 +91,7 @@ def one_rule(name: str, threshold: Threshold, *, negative: bool = False) -> Rule
 
 def _is_threshold(value: object) -> bool:
     # An optimizer is a tuple of functions, which would be read as schedules.
-    return value is None or _is_transformation(value) or is_rule(value)
+    return value is None or is_transformation(value) or is_rule(value)
 
 
 def _is_factory(value: object) -> bool:
@@ -110,8 +103,3 @@ def _is_factory(value: object) -> bool:
     if not isinstance(value, FunctionType) or "<" in value.__qualname__:
         return isinstance(value, type)
     return value.__module__.startswith((_RULES, _RECIPES))
-
-
-def _is_transformation(value: object) -> bool:
-    # The class is compared by name, since optax is not imported below `transforms`.
-    return any(c.__name__ == "GradientTransformation" for c in type(value).__mro__)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
-from .._arrays._numerics import select
+from .._arrays._numerics import as_like, select
 from .._arrays._types import Number, PyTree
 from . import _running
-from ._rule import Seen, like
+from ._rule import Seen
 
 _MODES = ("reciprocal", "mean", "percentile")
 
@@ -65,7 +65,7 @@ class Zscore:
         ) -> _Result:
             spike_limit, is_spike = self._spike(norm, mean, deviation)
             is_spike = is_spike & warm
-            most = like(self.max_norm, norm)
+            most = as_like(self.max_norm, norm)
             limit = select(is_spike, jnp.minimum(spike_limit, most), most)
             clipped_norm = select(is_spike, spike_limit, norm)
             moments = self._moments(clipped_norm, mean, deviation, memory.step)
@@ -90,11 +90,11 @@ class Zscore:
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Return the threshold of a spike, and whether the norm is one."""
-        z = like(self.z, norm)
+        z = as_like(self.z, norm)
         if self.mode == "percentile":
             edge = mean + z * deviation
             return edge, (norm > edge) & (deviation > 0)
-        divisor = deviation + like(self.eps, norm)
+        divisor = deviation + as_like(self.eps, norm)
         # After equal norms the deviation is 0, and any larger norm would be a spike.
         is_known = deviation > 0
         safe = select(is_known, divisor, jnp.ones_like(divisor))

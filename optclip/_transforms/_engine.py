@@ -20,7 +20,7 @@ from .._arrays import (
 )
 from .._arrays._batching import Batched
 from .._arrays._numerics import counted
-from .._arrays._types import Leaf, PyTree, Record, TreeDef
+from .._arrays._types import LeafLike, PyTree, Record, TreeDef
 from .._clip import (
     Clip,
     Decision,
@@ -162,8 +162,6 @@ class Engine:
             measured, leaf_norms = _record.measure_leaves(clip, layout, updates)
         else:
             measured = clip.norm.measure(layout.blocks, norm_memory)
-        if self.record:
-            _record.check_leaf_norms(state.clip_record[self.name], leaf_norms)
         thresholds_of = functools.partial(
             self.rules.thresholds, clip=clip, memories=rule_memory,
             step=state.clip_step, updates=updates, params=params, extra=extra,
@@ -235,7 +233,7 @@ def _shapes(
     live = flat.clippable()
     treedefs = []
 
-    def measured(arrays: list[Leaf]) -> tuple[list[jax.Array], list[jax.Array]]:
+    def measured(arrays: list[LeafLike]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
         leaves = [
             next(rest) if is_live else x

@@ -104,7 +104,7 @@ def _check_entries(
     _check_same("norms", norm, wanted)
 
 
-def check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
+def _check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
     """Raise unless the record was made for such leaves."""
     if (record.clip_leaf_norm is None) != (leaf_norms is None):
         raise ValueError(
@@ -236,7 +236,8 @@ def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
 
 
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
-    """Return the record after a step."""
+    """Return the record after a step; raise if it was made for other leaves."""
+    _check_leaf_norms(old, new.clip_leaf_norm)
 
     def count(total: PyTree, once: PyTree) -> PyTree:
         return jax.tree.map(_numerics.counted, total, once)

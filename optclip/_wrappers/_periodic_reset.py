@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _validate
 from .._arrays._numerics import counted
-from .._arrays._types import KeyPath, Leaf, PyTree
+from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
 from ._inner import check_state, transformation
 
@@ -127,7 +127,7 @@ def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
 def _scaled(updates: PyTree, factor: jax.Array) -> PyTree:
     """Multiply the floating leaves by a factor; unchanged where it is 1."""
 
-    def scaled(x: Leaf) -> Leaf:
+    def scaled(x: LeafLike) -> LeafLike:
         if not _leaves.is_floating(x):
             return x
         like = jnp.asarray(x)

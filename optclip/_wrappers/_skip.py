@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from .. import _responses as responses
 from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
-from .._arrays._types import Leaf, PyTree
+from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
 from .._norms import as_norm
 from .._scopes import as_scope
@@ -231,7 +231,7 @@ def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
     """Replace numbers, integers and bools by zeros; PRNG keys are unchanged."""
 
-    def zeroed(x: Leaf) -> Leaf:
+    def zeroed(x: LeafLike) -> LeafLike:
         if _leaves.is_sparse(x):
             return _sparse.with_data(x, zeroed(x.data))
         dtype = jnp.result_type(x)
