@@ -30,8 +30,6 @@ _FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
 class AutoS(Builtin):
     """Scale every gradient by `c / (n + gamma)`, as in AUTO-S."""
 
-    takes_vectors = False
-
     gamma: float = 0.01
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -42,8 +40,6 @@ class AutoS(Builtin):
 @dataclasses.dataclass(frozen=True)
 class _Capped(Builtin):
     """Limit a response to `c / n`."""
-
-    takes_vectors = False
 
     response: Response
 

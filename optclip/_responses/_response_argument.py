@@ -38,6 +38,8 @@ class Detached(Builtin):
       response: A response: a name, object or function.
     """
 
+    takes_vectors = True  # Of an instance, the same as of its response.
+
     response: Any  # A `response=` argument; a `Response` after initialization.
 
     def __post_init__(self) -> None:
@@ -57,8 +59,6 @@ class Detached(Builtin):
 @dataclasses.dataclass(frozen=True)
 class _UserResponse(Builtin):
     """Check the results of a user's function `(norm, threshold) -> coefficient`."""
-
-    takes_vectors = False
 
     function: Callable[[jax.Array, jax.Array], Any]
 
@@ -134,7 +134,8 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
         if response not in by_name:
             raise ValueError(_must_be_response(response, by_name))
         return by_name[response]
-    if isinstance(response, Builtin):
+    # A user's subclass of a shipped response does not state that it takes vectors.
+    if isinstance(response, Builtin) and type(response).takes_vectors:
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):

@@ -31,12 +31,16 @@ class Builtin:
     """Describe a response of optclip to the code that runs it.
 
     Attributes:
-      takes_vectors: Whether it accepts vectors of norms; a user's receives scalars.
+      takes_vectors: Whether it accepts vectors of norms. Others receive scalars. Each
+        class states it, since a user's subclass may accept scalars only.
       compares_norms: Whether it also reads the other norms of the same leaf.
     """
 
-    takes_vectors: ClassVar[bool] = True
+    takes_vectors: ClassVar[bool] = False
     compares_norms: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.takes_vectors = vars(cls).get("takes_vectors", False)
 
     def at(self, step: jax.Array | np.ndarray) -> Self:
         """Return the response at a step, with the values of its schedules."""
@@ -54,6 +58,8 @@ class Hard(Builtin):
       >>> print(responses.Hard().coefficient(jnp.float32(4.0), jnp.float32(1.0)))
       0.25
     """
+
+    takes_vectors = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         # A NaN threshold makes this False and the quotient NaN, so that it is visible.
@@ -87,6 +93,8 @@ class Smooth(Builtin):
       sharpness: The exponent s, a finite number above 0. Default: 2.
     """
 
+    takes_vectors = True
+
     sharpness: float = 2.0
 
     def __post_init__(self) -> None:
@@ -118,6 +126,8 @@ class Normalize(Builtin):
       2.0
     """
 
+    takes_vectors = True
+
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         untouched = (norm == 0) | jnp.isinf(threshold)
         one = jnp.ones_like(norm)
@@ -144,6 +154,8 @@ class Drop(Builtin):
       {'b': Array([0.5], dtype=float32), 'w': Array([0., 0.], dtype=float32)}
     """
 
+    takes_vectors = True
+
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         past = jnp.where(jnp.isnan(threshold), threshold, jnp.zeros_like(norm))
         return jnp.where(norm <= threshold, jnp.ones_like(norm), past)
@@ -167,6 +179,8 @@ class Tanh(Builtin):
       >>> print(*(f"{x:.3f}" for x in tx.update(updates, tx.init(updates))[0]))
       -0.995 0.100 0.762
     """
+
+    takes_vectors = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         one = jnp.ones_like(norm)
@@ -202,6 +216,7 @@ class Proportional(Builtin):
       Adam", 2025, arXiv:2502.17055.
     """
 
+    takes_vectors = True
     compares_norms = True
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
@@ -237,6 +252,8 @@ class Band(Builtin):
       max_shrink: Smallest coefficient, from 0 to 1.
       max_growth: Largest coefficient for norms below the band; 1 forbids growth.
     """
+
+    takes_vectors = True
 
     low: Any  # A number, or a schedule until `at` is called.
     min_norm: Number = 0.0
