@@ -24,7 +24,9 @@ def must_be(subject: str, wanted: str, value: Any, advice: str = "") -> str:
 
     `subject` is the name of an argument, or words that describe another value.
     """
-    got = f"{shown(value)} ({type(value).__name__})"
+    # Some classes have the type ABCMeta, which means nothing to users.
+    kind = "type" if isinstance(value, type) else type(value).__name__
+    got = f"{shown(value)} ({kind})"
     return f"{quoted(subject)} must be {wanted}, got {got}. {advice}".rstrip()
 
 

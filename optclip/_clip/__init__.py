@@ -10,6 +10,7 @@ Norms, thresholds and coefficients are lists with one entry per block, each in a
 """
 
 from ._clip import (
+    PARTS_OF,
     Action,
     ByArgument,
     Clip,
@@ -21,7 +22,6 @@ from ._clip import (
     decide,
     fixed,
     layout_of,
-    parts_of,
 )
 from ._layout import Layout, lay_out
 from ._move import MOVE

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import numbers
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,7 @@ from .._arrays._batching import Batched
 from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
 from .._norms import LEAST, Measured, Measurement
-from .._responses import Response
+from .._responses import BaseResponse
 from .._scopes import Scope
 from ._layout import Layout, lay_out
 
@@ -101,7 +100,7 @@ class Clip:
 
     scope: Scope
     norm: Measurement
-    response: Response
+    response: BaseResponse
     action: Action
     eps: Number = 0.0
     strict: bool = False
@@ -197,18 +196,21 @@ def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
     return thresholds_of
 
 
-@functools.singledispatch
-def parts_of(
-    scope: Scope, norm: Measurement, response: Response, eps: Number
-) -> tuple[Measurement, Action]:
-    """Choose the measurement and the action for a scope; packages register theirs."""
-    raise NotImplementedError
+# Choose the measurement and the action for a kind of scope. `_scale` has the default,
+# and actions that apply to some scopes add theirs.
+Parts = Callable[[Any, Measurement, BaseResponse, Number], tuple[Measurement, Action]]
+PARTS_OF: dict[type[Scope], Parts] = {}
 
 
 def clip_of(
-    scope: Scope, norm: Measurement, response: Response, eps: Number = 0.0, **options
+    scope: Scope,
+    norm: Measurement,
+    response: BaseResponse,
+    eps: Number = 0.0,
+    **options: Any,
 ) -> Clip:
     """Build the `Clip` for a scope; options are as the user passed them."""
+    parts_of = next(PARTS_OF[c] for c in type(scope).__mro__ if c in PARTS_OF)
     measurement, action = parts_of(scope, norm, response, eps)
     clip = Clip(scope, measurement, response, action, eps, **options)
     if clip.strict and not measurement.is_entrywise:

@@ -25,17 +25,17 @@ from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import Number
 from .._norms import Measurement
-from .._responses import Hard, Response
+from .._responses import BaseResponse, Hard
 from .._scopes import EachElement
 from . import _scale
 from ._clip import (
+    PARTS_OF,
     Action,
     ByArgument,
     Clip,
     Decision,
     as_limit,
     check_replicated,
-    parts_of,
     zero_below,
 )
 
@@ -105,9 +105,8 @@ class Move(Action):
 MOVE: Move = Move()
 
 
-@parts_of.register(EachElement)
-def _(
-    scope: EachElement, norm: Measurement, response: Response, eps: Number
+def _parts_of_elements(
+    scope: EachElement, norm: Measurement, response: BaseResponse, eps: Number
 ) -> tuple[Measurement, Action]:
     del scope
     # Bounds have no place for `eps`, which only coefficients read.
@@ -115,6 +114,9 @@ def _(
     has_eps = known is None or np.any(known != 0)
     moves = hasattr(response, "element") and not has_eps
     return norm, MOVE if moves else _scale.SCALE
+
+
+PARTS_OF[EachElement] = _parts_of_elements
 
 
 def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
@@ -138,7 +140,7 @@ def _moved_leaf(
         if leaf.matrix is not None:
             _check_sparse(name, which, bound)
     cleaned = clip.nonfinite == "zero"
-    # `parts_of` chooses this action only for such responses.
+    # `_parts_of_elements` chooses this action only for such responses.
     response = cast(ElementResponse, clip.response)
     out, shrunk = bounded(
         name, x, lower, upper, response, leaf.like, strict=clip.strict, cleaned=cleaned

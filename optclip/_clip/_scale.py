@@ -16,11 +16,11 @@ from .._arrays import _leaves, _sparse, _xla
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
-from .._arrays._types import Number
+from .._arrays._types import LeafLike, Number
 from .._norms import Measurement
-from .._responses import Detached, Response
+from .._responses import BaseResponse, Detached
 from .._scopes import Scope
-from ._clip import Action, Clip, Decision, parts_of
+from ._clip import PARTS_OF, Action, Clip, Decision
 from ._layout import Layout
 
 # The primals and tangents of functions of two and of three arrays.
@@ -44,7 +44,7 @@ _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 class Scale(Action):
     """Multiply each leaf by the coefficient of its block."""
 
-    def apply(self, decision: Decision) -> tuple[dict[int, object], Batched]:
+    def apply(self, decision: Decision) -> tuple[dict[int, LeafLike], Batched]:
         """Return the scaled leaves by index, and the coefficients."""
         clip, layout, norms = decision.clip, decision.layout, decision.norms
         # Coefficients of slices are materialized, since XLA on CPU would otherwise
@@ -63,15 +63,17 @@ class Scale(Action):
 SCALE: Scale = Scale()
 
 
-@parts_of.register(Scope)
-def _(
-    scope: Scope, norm: Measurement, response: Response, eps: Number
+def _parts_of_any_scope(
+    scope: Scope, norm: Measurement, response: BaseResponse, eps: Number
 ) -> tuple[Measurement, Action]:
     del scope, response, eps
     return norm, SCALE
 
 
-def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> Leaf:
+PARTS_OF[Scope] = _parts_of_any_scope
+
+
+def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     """Return a leaf times its coefficient."""
     # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
     x = _xla.read_again(jnp.asarray(leaf.array))
@@ -137,7 +139,7 @@ def _outside_band(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Arra
 
 
 def _coefficient(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
+    response: BaseResponse, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
     """Return the coefficient; NaN at a non-finite norm unless the threshold is inf."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
@@ -157,7 +159,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _uncompiled(
-    response: Response, norm: jax.Array, threshold: jax.Array, eps: Number
+    response: BaseResponse, norm: jax.Array, threshold: jax.Array, eps: Number
 ) -> jax.Array:
     one = jnp.ones_like(norm)
     is_positive = norm > 0

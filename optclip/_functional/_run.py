@@ -14,7 +14,7 @@ from .._arrays._batching import Batched
 from .._arrays._numerics import as_array
 from .._clip import Clip, apply, decide, fixed, layout_of
 from .._norms import Measured, flush_small
-from .._responses import Response, is_same_always, resolve
+from .._responses import BaseResponse, is_same_always, resolve
 from .._thresholds import Named
 from .._typing import Number, PyTree, ResponseLike
 
@@ -46,7 +46,7 @@ def run(
     return clipped, layout.tree(decision.norms.entries())
 
 
-def resolved_without_step(response: ResponseLike) -> Response:
+def resolved_without_step(response: ResponseLike) -> BaseResponse:
     """Return the response of an argument; raise if it contains a schedule."""
     how = resolve(response)
     if not is_same_always(how):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._arrays import _axis_names, _leaves, _validate
 from .._arrays._leaf import Leaf
-from .._arrays._types import AxisName
+from .._arrays._types import AxisName, LeafLike
 from ._norm import Block
 from ._norm_argument import NormLike, as_norm
 
@@ -63,7 +63,7 @@ def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
             _check_leaf(block, leaf)
 
 
-def _check_leaf(block: Block, leaf: object) -> None:
+def _check_leaf(block: Block, leaf: LeafLike) -> None:
     try:
         is_valid = _leaves.is_clippable((), leaf)
     except TypeError:

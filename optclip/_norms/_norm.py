@@ -82,8 +82,14 @@ class Measurement(abc.ABC):
     """
 
     is_entrywise: bool = False
-    is_a_mean: bool = False
-    remembers: bool = False
+
+    @property
+    def is_a_mean(self) -> bool:
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        return False
 
     @abc.abstractmethod
     def measure(

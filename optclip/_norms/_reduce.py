@@ -274,8 +274,9 @@ def _joined(arrays: list[jax.Array], plan: NormPlan) -> list[jax.Array]:
     joined = []
     for x, (_, axis, _) in zip(arrays, plan.members, strict=True):
         shape = [math.prod(x.shape)] if axis is None else list(x.shape)
-        for i in sorted(axis or ()):
-            if i + 1 in axis:
+        reduced = () if axis is None else axis
+        for i in sorted(reduced):
+            if i + 1 in reduced:
                 shape[i], shape[i + 1] = 1, shape[i] * shape[i + 1]
         joined.append(x if _xla.may_be_split(x) else lax.reshape(x, shape))
     return joined

@@ -27,7 +27,7 @@ from .._clip import (
     layout_of,
 )
 from .._norms import L2, Measured, flush_small
-from .._responses import Response
+from .._responses import BaseResponse
 from .._scopes import LEAF, TREE, Groups, Scope, as_scope
 from .._typing import is_cotangent_record
 from ._ghost import _formulas
@@ -64,7 +64,7 @@ class Bound:
 
     threshold: Any
     scope: Scope
-    response: Response
+    response: BaseResponse
     nonfinite: str
     strict: bool
     normalize_by: Any

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from .._arrays import _validate
 from .._responses import (
     BY_NAME,
-    Builtin,
+    BaseResponse,
     Hard,
-    Response,
     ResponseLike,
     is_same_always,
     resolve,
@@ -27,7 +26,7 @@ _FLUSHED = {"float32": 2.0**-43, "float64": 2.0**-480}
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoS(Builtin):
+class AutoS(BaseResponse):
     """Scale every gradient by `c / (n + gamma)`, as in AUTO-S."""
 
     gamma: float = 0.01
@@ -38,10 +37,10 @@ class AutoS(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Capped(Builtin):
+class _Capped(BaseResponse):
     """Limit a response to `c / n`."""
 
-    response: Response
+    response: BaseResponse
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
         uncapped = jnp.asarray(self.response.coefficient(norm, threshold), norm.dtype)
@@ -56,7 +55,7 @@ _BY_NAME = {name: how for name, how in BY_NAME.items() if not how.compares_norms
 _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 
 
-def response_of(response: Any) -> Response:
+def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
     how = resolve(response, _BY_NAME)
     if not is_same_always(how):

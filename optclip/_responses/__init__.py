@@ -4,4 +4,4 @@
 """
 
 from ._response_argument import BY_NAME, Detached, ResponseLike, is_same_always, resolve
-from ._responses import Builtin, Drop, Hard, Response, Smooth, band
+from ._responses import BaseResponse, Drop, Hard, Response, Smooth, band

@@ -14,7 +14,7 @@ import numpy as np
 from .._arrays import _numerics, _validate
 from .._arrays._types import Number
 from ._responses import (
-    Builtin,
+    BaseResponse,
     Drop,
     Hard,
     Normalize,
@@ -31,7 +31,7 @@ ResponseLike = ResponseName | Response | Callable[[jax.Array, jax.Array], Number
 
 
 @dataclasses.dataclass(frozen=True)
-class Detached(Builtin):
+class Detached(BaseResponse):
     """Hold the coefficients of a response constant in derivatives. Use `detached(...)`.
 
     Args:
@@ -57,7 +57,7 @@ class Detached(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class _UserResponse(Builtin):
+class _UserResponse(BaseResponse):
     """Check the results of a user's function `(norm, threshold) -> coefficient`."""
 
     function: Callable[[jax.Array, jax.Array], Any]
@@ -89,7 +89,7 @@ def _number_like(like: jax.Array, result: Any) -> jax.Array:
     return _numerics.broadcast_like(jnp.asarray(result).astype(like.dtype), like)
 
 
-BY_NAME: Mapping[str, Response] = {
+BY_NAME: Mapping[str, BaseResponse] = {
     "hard": Hard(),
     "smooth": Smooth(),
     "normalize": Normalize(),
@@ -128,14 +128,16 @@ def detached(response: ResponseLike = "hard") -> Detached:
     return Detached(response)
 
 
-def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Response:
+def resolve(
+    response: Any, by_name: Mapping[str, BaseResponse] = BY_NAME
+) -> BaseResponse:
     """Return the response of a `response=` argument."""
     if isinstance(response, str):
         if response not in by_name:
             raise ValueError(_must_be_response(response, by_name))
         return by_name[response]
     # A user's subclass of a shipped response does not state that it takes vectors.
-    if isinstance(response, Builtin) and type(response).takes_vectors:
+    if isinstance(response, BaseResponse) and type(response).takes_vectors:
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):
@@ -148,13 +150,14 @@ def resolve(response: Any, by_name: Mapping[str, Response] = BY_NAME) -> Respons
     except TypeError as error:
         advice = f"It cannot take (norm, threshold): {error}."
         raise TypeError(_must_be_response(response, by_name, advice)) from error
-    if hasattr(response, "element"):
-        return _UserElementResponse(function, response.element)
+    element = getattr(response, "element", None)
+    if element is not None:
+        return _UserElementResponse(function, element)
     return _UserResponse(function)
 
 
 def _must_be_response(
-    response: Any, by_name: Mapping[str, Response], advice: str = ""
+    response: Any, by_name: Mapping[str, BaseResponse], advice: str = ""
 ) -> str:
     wanted = (
         f"one of {sorted(by_name)}, an object with coefficient(norm, threshold), or a"
@@ -163,7 +166,7 @@ def _must_be_response(
     return _validate.must_be("response", wanted, response, advice)
 
 
-def is_same_always(response: Response) -> bool:
+def is_same_always(response: BaseResponse) -> bool:
     """Return whether a response contains no schedule."""
     # A NumPy step, since a JAX array would initialize the devices before users can
     # configure them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, ClassVar, Protocol, Self
 
@@ -27,8 +28,8 @@ class Response(Protocol):
     def coefficient(self, norm: jax.Array, threshold: jax.Array, /) -> Number: ...
 
 
-class Builtin:
-    """Describe a response of optclip to the code that runs it.
+class BaseResponse(abc.ABC):
+    """Describe a response to the code that runs it; users' responses are converted.
 
     Attributes:
       takes_vectors: Whether it accepts vectors of norms. Others receive scalars. Each
@@ -42,6 +43,10 @@ class Builtin:
     def __init_subclass__(cls) -> None:
         cls.takes_vectors = vars(cls).get("takes_vectors", False)
 
+    @abc.abstractmethod
+    def coefficient(self, norm: jax.Array, threshold: jax.Array) -> Number:
+        """Return the factor of the elements that share the norm."""
+
     def at(self, step: jax.Array | np.ndarray) -> Self:
         """Return the response at a step, with the values of its schedules."""
         del step
@@ -49,7 +54,7 @@ class Builtin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Hard(Builtin):
+class Hard(BaseResponse):
     """Scale down to the threshold: `min(1, c / n)`. The default.
 
     Example:
@@ -76,7 +81,7 @@ class Hard(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Smooth(Builtin):
+class Smooth(BaseResponse):
     """Scale smoothly to below the threshold c: `(1 + (n / c) ** s) ** (-1 / s)`.
 
     With s = 2 the norm after clipping is `n / sqrt(1 + (n / c) ** 2)`, with s = 1
@@ -114,7 +119,7 @@ class Smooth(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalize(Builtin):
+class Normalize(BaseResponse):
     """Scale to the threshold, up or down: `c / n`. Zeros stay zeros.
 
     A threshold beyond the range of a leaf's dtype overflows in that leaf.
@@ -143,7 +148,7 @@ class Normalize(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Drop(Builtin):
+class Drop(BaseResponse):
     """Drop norms above the threshold: 0 if `n > c`, else 1.
 
     Example:
@@ -169,7 +174,7 @@ class Drop(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tanh(Builtin):
+class Tanh(BaseResponse):
     """Scale to `c * tanh(n / c)`, which never exceeds the threshold c.
 
     Example:
@@ -197,7 +202,7 @@ class Tanh(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Proportional(Builtin):
+class Proportional(BaseResponse):
     """Scale all elements above the threshold by one factor, set by the largest.
 
     The coefficient is `c / max(n)` if `n > c`, and 1 otherwise, with the maximum over
@@ -243,7 +248,7 @@ class Proportional(Builtin):
 
 
 @dataclasses.dataclass(frozen=True)
-class Band(Builtin):
+class Band(BaseResponse):
     """Keep norms within a band below the threshold. Use `band(...)`.
 
     Args:

@@ -8,7 +8,7 @@ by `_power_iteration`. `_singular_values` measures and caps all of them, by a
 transformations.
 """
 
-from .._clip import parts_of
+from .._clip import PARTS_OF
 from .._norms import BY_NAME
 from ._matrix_scopes import Method, SingularValues, matrices, singular_values
 from ._scale_by_shape import scale_by_shape
@@ -16,4 +16,4 @@ from ._singular_values import parts_of_singular_values
 from ._spectral_norm import Spectral
 
 BY_NAME["spectral"] = Spectral()
-parts_of.register(SingularValues, parts_of_singular_values)
+PARTS_OF[SingularValues] = parts_of_singular_values

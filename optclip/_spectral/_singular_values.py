@@ -26,7 +26,7 @@ from .._clip import (
     scaled_leaf,
 )
 from .._norms import L2, Block, Measured, Measurement, flush_small
-from .._responses import Detached, Hard, Response, Smooth
+from .._responses import BaseResponse, Detached, Hard, Smooth
 from . import _newton_schulz, _spectral_function
 from ._matrix_algebra import times
 from ._matrix_blocks import (
@@ -157,7 +157,7 @@ def _as_leaf(
 
 
 def parts_of_singular_values(
-    scope: SingularValues, norm: Measurement, response: Response, eps: Number
+    scope: SingularValues, norm: Measurement, response: BaseResponse, eps: Number
 ) -> tuple[Measurement, Action]:
     """Choose the measurement and the action for a scope of singular values.
 
@@ -176,7 +176,7 @@ def parts_of_singular_values(
     return SingularValueNorms(scope.method), Cap(scope.method)
 
 
-def _check_by_products(response: Response, eps: Number) -> None:
+def _check_by_products(response: BaseResponse, eps: Number) -> None:
     if response not in (Hard(), SOFT):
         advice = "Pass method='eigh' for other responses."
         wanted = "'hard' or 'smooth' for method='newton_schulz'"

@@ -39,7 +39,7 @@ NOT_CALLED = {
 PREFIXED = (functional, per_example, plot, recipes)
 PLAIN = (optclip, norms, responses, scopes, thresholds)
 PUBLIC = {
-    module.__name__.removeprefix("optclip.") + "." + name: getattr(module, name)
+    f"{module.__name__.rpartition('.')[2]}.{name}": getattr(module, name)
     for module in PREFIXED
     for name in module.__all__
 } | {name: getattr(module, name) for module in PLAIN for name in module.__all__}
@@ -492,7 +492,7 @@ MESSAGES = {
     "clip_by.response": [
         ("soft", V, "`response` must be one of ['drop', 'hard', 'normalize',"),
         (None, T, "an object with coefficient(norm, threshold), or a function of"),
-        (responses.Smooth, T, "got <class 'optclip.responses.Smooth'> (type)."),
+        (responses.Smooth, T, "responses.Smooth'> (type)."),
         (jnp.ones(()), T, "got Array(1., dtype=float32) (ArrayImpl). With"),
         (jnp.tanh, T, "It cannot take (norm, threshold): too many positional"),
         (getattr, T, "attribute name must be string"),  # It has no signature.

@@ -1,0 +1,102 @@
+"""A copy of the package under another name works by its own code."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+CHECKOUT = pathlib.Path(__file__).parents[2]
+TESTS = ["__init__.py", "conftest.py", "support", "contracts"]
+# Imports of the package in the tests.
+IMPORTED = re.compile(r"^(\s*)(?:import optclip$|from optclip\b)", re.M)
+
+
+def renamed(found):
+    """Return an import of the package as an import of the copy."""
+    indent, is_from = found[1], "from" in found[0]
+    return f"{indent}from lab.third_party{'.optclip' if is_from else ' import optclip'}"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """Return a folder with a copy of the package, and tests that import the copy."""
+    folder = tmp_path_factory.mktemp("copy")
+    package = folder / "lab" / "third_party" / "optclip"
+    shutil.copytree(CHECKOUT / "optclip", package)
+    (folder / "tests" / "integration").mkdir(parents=True)
+    for name in TESTS:
+        source, target = CHECKOUT / "tests" / name, folder / "tests" / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
+    for file in folder.glob("tests/**/*.py"):
+        file.write_text(IMPORTED.sub(renamed, file.read_text()))
+    return folder
+
+
+def python(folder, *command):
+    """Run Python in a folder; return its output."""
+    # Workers of pytest-xdist would have a name of their own here.
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (folder, CHECKOUT)))
+    run = [sys.executable, *command]
+    done = subprocess.run(run, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+WITHOUT_ORIGINAL = "sys.modules['optclip'] = None\n"  # Importing it raises.
+CLIP_AND_PICKLE = """
+import pickle
+import jax.numpy as jnp
+from lab.third_party import optclip as copy
+from lab.third_party.optclip import recipes, thresholds
+
+updates = jnp.array([3.0, 4.0])
+clipped, norm = copy.functional.clip_by_global_norm(updates, 1.0)
+assert jnp.allclose(clipped, updates / 5) and norm == 5
+
+rules = [thresholds.ema(), thresholds.quantile(0.9), thresholds.zscore()]
+for rule in [*rules, copy.norms.Norm(3.0)]:
+    assert pickle.loads(pickle.dumps(rule)) == rule
+    assert type(rule).__module__.startswith("lab.third_party.optclip")
+state = copy.clip_by_norm(thresholds.ema()).init(updates)
+assert b"optclip.typing._" not in pickle.dumps(state)
+
+for factory in (thresholds.ema, recipes.zclip):
+    try:
+        copy.clip_by_norm(factory)
+    except TypeError as error:
+        assert "Call the function" in str(error) or "is not a threshold" in str(error)
+    else:
+        raise AssertionError(f"{factory} passed as a schedule")
+try:
+    copy.zclip
+except AttributeError as error:
+    assert "lab.third_party.optclip.recipes.zclip" in str(error)
+"""
+BOTH = """
+import optclip
+assert optclip.functional.clip_by_norm is not copy.functional.clip_by_norm
+assert optclip.typing.ClipState is not copy.typing.ClipState
+assert optclip.functional.clip_by_norm(updates, 1.0).tolist() == clipped.tolist()
+"""
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_copy_under_another_name_clips_by_its_own_code(is_installed, copy):
+    before, after = ("", BOTH) if is_installed else (WITHOUT_ORIGINAL, "")
+    report = "\nprint(*sorted(m for m in sys.modules if m.startswith('optclip.')))"
+    code = f"import sys\n{before}{CLIP_AND_PICKLE}{report}{after}"
+    assert python(copy, "-c", code).split() == []
+
+
+def test_copy_under_another_name_rejects_bad_input(copy):
+    main = "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
+    code = f"import sys\n{WITHOUT_ORIGINAL}{main}"
+    options = ["-q", "-p", "no:cacheprovider", "-c", str(CHECKOUT / "pyproject.toml")]
+    where = ["--rootdir", str(copy), "tests/contracts/test_bad_input.py"]
+    passed = re.search(r"(\d+) passed", python(copy, "-c", code, *options, *where))
+    assert int(passed[1]) > 700
