@@ -6,6 +6,10 @@ of the input. None stays None. Integers, bools, float0 and PRNG keys are unchang
 enter no norm. A `jax.experimental.sparse.BCOO` leaf represents its dense gradient;
 duplicate indices are summed.
 
+Functions whose norms may span several leaves return the clipped tree and the norms:
+`clip_by`, `clip_by_global_norm` and `clip_by_group_norm`. Other `clip_by_*` functions
+return the tree.
+
 A threshold is a number or an array of at least 0, or a prefix tree of these with None
 for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises
 ValueError, as does a leaf without the axes; a traced negative threshold counts as 0.

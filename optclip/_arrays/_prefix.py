@@ -23,6 +23,11 @@ _CALLED_ONCE = (
 def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
     """Build a mask or label function that decides by the path of each leaf.
 
+    Arguments with a value per leaf (`mask`, `groups`, `axis_name`) accept a tree or
+    a function of the whole tree, which `by_path` makes from a function of one path.
+    Arguments that describe a single leaf (`stacked`, `transposed`, `keep`) accept a
+    function of its path, with or without `by_path`.
+
     Example:
       >>> import optclip
       >>> no_bias = optclip.by_path(lambda path: not path.endswith("bias"))
@@ -36,13 +41,15 @@ def by_path(function: Callable[[str], Any]) -> Callable[[Any], Any]:
 
     Returns:
       A function from a tree to a tree of the same structure, for `mask=`, `groups=`,
-      `optax.masked` and `optax.partition`.
+      `optax.masked` and `optax.partition`; for a path, the result of `function`.
     """
     _validate.kind(
         "function", function, Callable, "a function of a path such as 'encoder/kernel'"
     )
 
     def describe(tree: PyTree) -> PyTree:
+        if isinstance(tree, str):
+            return function(tree)
         flat = _leaves.flatten(tree)
         if flat.paths == [()] and jnp.ndim(flat.leaves[0]) == 0:
             raise TypeError(

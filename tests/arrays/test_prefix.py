@@ -44,6 +44,21 @@ jax.tree_util.register_pytree_node(
 )
 
 
+def test_by_path_in_place_of_function_of_path_is_equal():
+    """Arguments such as `stacked` take a function of the path of one leaf."""
+    layers = {"layers": {"w": np.ones((2, 3, 4))}, "w": np.ones((3, 4))}
+    plain, made = (
+        optclip.units(stacked=function).blocks(layers)
+        for function in (is_stacked, optclip.by_path(is_stacked))
+    )
+    assert plain["layers"]["w"].axis == made["layers"]["w"].axis == (1,)
+    assert plain["w"].axis == made["w"].axis == (0,)
+
+
+def is_stacked(path):
+    return path.startswith("layers")
+
+
 def test_by_path_array_in_keyless_node_has_path_of_node():
     tree = {"dense": {"weight": NamedArray(jnp.full(4, 3.0)), "bias": jnp.ones(1)}}
     mask = optclip.by_path(lambda path: path == "dense/weight")

@@ -1,5 +1,7 @@
 """Test the pure functions: their formulas, given norms, and exchanged arguments."""
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,18 @@ def test_pure_functions_equal_their_formulas(make):
         helpers.assert_same_types(found, tree)
         assert helpers.differs(found, tree)
         helpers.assert_close(found, entry.expected(helpers.as_float64(tree)), ulps=4)
+
+
+def test_functions_return_norms_that_may_span_several_leaves():
+    hints = {
+        name: typing.get_type_hints(getattr(F, name))["return"]
+        for name in F.__all__
+        if name.startswith("clip_by")
+    }
+    returned = {
+        name for name, hint in hints.items() if typing.get_origin(hint) is tuple
+    }
+    assert returned == {"clip_by", "clip_by_global_norm", "clip_by_group_norm"}
 
 
 @pytest.mark.parametrize(
