@@ -36,9 +36,9 @@ from ._layout import Layout, lay_out
 #   zero        all elements that share a non-finite norm become zero (`respond` and
 #               `scaled_or_zeroed` in `_scale`, `bounded` in `_move`)
 #   raise       like propagate, and an error under `jax.experimental.checkify`
-# For singular values, `spectral/_singular_values._by_policy` does the same. Where a
+# For singular values, `_spectral/_singular_values._by_policy` does the same. Where a
 # norm is not finite, a rule's infinite threshold is made finite in
-# `thresholds/_memory`, so that the policy applies.
+# `_thresholds/_memory`, so that the policy applies.
 POLICIES = ("propagate", "zero", "raise")
 
 # Thresholds under the name of the argument that set them, one value per block or
@@ -46,52 +46,6 @@ POLICIES = ("propagate", "zero", "raise")
 ByArgument = dict[str, list[Number] | Batched]
 # Computes the thresholds and the new memory of the rules from the layout and the norms.
 ThresholdFunction = Callable[[Layout, Batched], tuple[ByArgument, Sequence[PyTree]]]
-
-
-Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
-
-# A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
-# 2**40 elements, each below 2**-126, are a fraction of 2**-14 of the squared norm, or
-# 2**-15 of the norm.
-_LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
-
-
-class Action(abc.ABC):
-    """Fit thresholds to norms, and change leaves.
-
-    Subclasses multiply leaves (`_scale`), move elements (`_move`) or cap singular
-    values (`spectral`).
-    """
-
-    def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:
-        """Return the threshold of each block in the dtype and shape of its norm."""
-        ((name, of_blocks),) = values.items()
-        if isinstance(of_blocks, Batched):
-            stacks = [
-                _fitted(clip, name, *pair)[0]
-                for pair in zip(of_blocks.values, norms.values, strict=True)
-            ]
-            return _with_zeros(clip, Batched.tree_unflatten(norms.indices, stacks))
-        limits: dict[int, tuple[jax.Array, bool]] = {}
-        for index, stack in zip(norms.indices, norms.values, strict=True):
-            # The norms of a stack have one type, so the first represents all.
-            norm = stack if len(index) == 1 else stack[0]
-            for i in index:
-                limits[i] = _fitted(clip, name, of_blocks[i], norm)
-        fitted = [limits[i] for i in range(len(of_blocks))]
-        batched = norms.with_entries([limit for limit, _ in fitted])
-        is_final = all(is_final for _, is_final in fitted)
-        return batched if is_final else _with_zeros(clip, batched)
-
-    @abc.abstractmethod
-    def apply(self, decision: Decision) -> tuple[dict[int, LeafLike], Batched]:
-        """Return the clipped leaves by their index, and the coefficients."""
-
-    def recorded(
-        self, decision: Decision, coefficients: Batched
-    ) -> tuple[Batched, Batched]:
-        """Return the threshold and the coefficient of each norm for the record."""
-        return decision.thresholds, coefficients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +134,7 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
 def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
     """Return a function that computes thresholds independent of the norms.
 
-    For functions without a state; in transformations, `transforms._rules` computes
+    For functions without a state; in transformations, `_transforms/_rules` computes
     fixed thresholds too.
 
     Args:
@@ -194,6 +148,44 @@ def fixed(by_argument: dict[str, PyTree]) -> ThresholdFunction:
         return {k: layout.entries(_prefix.fill(k, x, tree)) for k, x in pairs}, ()
 
     return thresholds_of
+
+
+class Action(abc.ABC):
+    """Fit thresholds to norms, and change leaves.
+
+    Subclasses multiply leaves (`_scale`), move elements (`_move`) or cap singular
+    values (`spectral`).
+    """
+
+    def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:
+        """Return the threshold of each block in the dtype and shape of its norm."""
+        ((name, of_blocks),) = values.items()
+        if isinstance(of_blocks, Batched):
+            stacks = [
+                _fitted(clip, name, *pair)[0]
+                for pair in zip(of_blocks.values, norms.values, strict=True)
+            ]
+            return _with_zeros(clip, Batched.tree_unflatten(norms.indices, stacks))
+        limits: dict[int, tuple[jax.Array, bool]] = {}
+        for index, stack in zip(norms.indices, norms.values, strict=True):
+            # The norms of a stack have one type, so the first represents all.
+            norm = stack if len(index) == 1 else stack[0]
+            for i in index:
+                limits[i] = _fitted(clip, name, of_blocks[i], norm)
+        fitted = [limits[i] for i in range(len(of_blocks))]
+        batched = norms.with_entries([limit for limit, _ in fitted])
+        is_final = all(is_final for _, is_final in fitted)
+        return batched if is_final else _with_zeros(clip, batched)
+
+    @abc.abstractmethod
+    def apply(self, decision: Decision) -> tuple[dict[int, LeafLike], Batched]:
+        """Return the clipped leaves by their index, and the coefficients."""
+
+    def recorded(
+        self, decision: Decision, coefficients: Batched
+    ) -> tuple[Batched, Batched]:
+        """Return the threshold and the coefficient of each norm for the record."""
+        return decision.thresholds, coefficients
 
 
 # Choose the measurement and the action for a kind of scope. `_scale` has the default,
@@ -246,6 +238,14 @@ def _check_finite(layout: Layout, norms: Batched) -> None:
     for norm in norms.entries():
         finite = jnp.all(jnp.isfinite(norm))
         checkify.debug_check(finite, "non-finite norm (nonfinite='raise')")
+
+
+Limit = TypeVar("Limit", bound=jax.Array | np.ndarray)
+
+# A smaller threshold counts as 0 in strict clipping: at 2**-36, the flushed squares of
+# 2**40 elements, each below 2**-126, are a fraction of 2**-14 of the squared norm, or
+# 2**-15 of the norm.
+_LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
 def _with_zeros(clip: Clip, limits: Batched) -> Batched:

@@ -36,8 +36,9 @@ _Triple = tuple[jax.Array, jax.Array, jax.Array]
 #   252  in rows of 64 leaves, two levels of 63 for the merged and two for the large,
 #     5  in the square, the root, the quotient and the product.
 # The error of a norm of order p is 1 / p of that: 224 for p = 2, 448 for p = 1, 896 for
-# p = 0.5. For p = 2 squares flushed to zero add 512, see `_action`. Smaller p are not
-# covered, nor are CPU meshes and axes that are not adjacent, which add in other orders.
+# p = 0.5. For p = 2 squares flushed to zero add 512, see `_clip._LEAST_STRICT`. Smaller
+# p are not covered, nor are CPU meshes and axes that are not adjacent, which add in
+# other orders.
 _BAND = {"float32": 2.0**-14, "float64": 2.0**-40}
 
 
@@ -119,7 +120,7 @@ def respond(clip: Clip, norm: jax.Array, threshold: jax.Array) -> jax.Array:
     finite_norm = jnp.where(is_finite, norm, jnp.zeros_like(norm))
     coefficient = _outside_band(clip, finite_norm, threshold)
     # A NaN threshold stays NaN, since it does not come from a gradient. A user's inf
-    # changes nothing. A rule's inf never meets such a norm, since `thresholds/_memory`
+    # changes nothing. A rule's inf never meets such a norm, since `_thresholds/_memory`
     # replaces it there.
     is_zeroed = ~is_finite & jnp.isfinite(threshold)
     return jnp.where(is_zeroed, jnp.zeros_like(coefficient), coefficient)

@@ -209,7 +209,7 @@ def _largest_for_inf(threshold: ArrayLike, is_finite: jax.Array) -> jax.Array:
     """Replace inf by the largest float where the norm is not finite.
 
     A user's infinite threshold changes nothing, NaN and inf included, and
-    `_clip/_coefficient.respond` exempts it from `nonfinite="zero"`. A rule returns inf
+    `_clip/_scale.respond` exempts it from `nonfinite="zero"`. A rule returns inf
     until it has norms, and there the policy must apply too.
     """
     limit = jnp.asarray(threshold)

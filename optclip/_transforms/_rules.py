@@ -71,7 +71,7 @@ class Rules:
         *,
         is_like_params: bool,
     ) -> list[PyTree]:
-        """Return the memory of each rule, see `thresholds._memory.init_memory`."""
+        """Return the memory of each rule, see `init_memory`."""
         return [
             init_memory(
                 name, rule, treedef, norms, zeros, is_like_params=is_like_params
