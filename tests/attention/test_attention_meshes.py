@@ -16,7 +16,6 @@ from tests.support.mapped import mesh_of as mesh
 HEADS, GROUPS, WIDTH = 8, 4, 4
 MODEL = Model(Layout("bare", "dhn", biased=False), Kind("mesh", HEADS, GROUPS))
 PARAMS, LAYERS = MODEL.params(), MODEL.layers()
-RNG = np.random.default_rng(0)
 # The largest logits of four shards of the data, with NaN and negative ones.
 SEEN = np.geomspace(10, 1000, 4 * HEADS).astype(np.float32).reshape(4, HEADS)
 SEEN[1, 3], SEEN[:, 5] = np.nan, -1.0
@@ -153,8 +152,8 @@ def test_rule_learns_under_shard_map():
     MODEL.assert_clipped(PARAMS, new, GAMMA, 0.5, atol=1e-6)
 
 
-QUERY = RNG.normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)
-KEY = RNG.normal(size=(8, 5, GROUPS, WIDTH)).astype(np.float32)
+QUERY = np.random.default_rng(0).normal(size=(8, 5, HEADS, WIDTH)).astype(np.float32)
+KEY = np.random.default_rng(1).normal(size=(8, 5, GROUPS, WIDTH)).astype(np.float32)
 QUERY[3, 4, 1] = np.nan
 QUERY[:, :, 2], KEY[7, :, 1] = -1.0, 1.0
 

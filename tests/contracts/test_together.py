@@ -16,17 +16,23 @@ from tests.support import covering, helpers
 
 EXAMPLES, LIMIT, COTANGENT, RATE = 8, 0.3, 0.02, 0.1
 NORM, SPECTRAL, MAX_LOGIT, LOGITS = 0.05, 0.02, 1.0, (0.5, 4.0)
-RNG = np.random.default_rng(0)
 SHAPES = {"query": (4, 2, 3), "key": (4, 2, 3), "w": (4, 5), "b": (5,)}
-PARAMS = {name: np.float32(RNG.normal(size=s) / 2) for name, s in SHAPES.items()}
-# The second batch has larger gradients, which `skip` skips.
-BATCHES = [
-    {
-        "x": np.float32(RNG.normal(size=(EXAMPLES, 3, 4))),
-        "y": np.float32(offset + RNG.normal(size=(EXAMPLES, 3, 5))),
-    }
-    for offset in (0, 3)
-]
+
+
+def drawn(rng):
+    """Return parameters and two batches; `skip` skips the second's larger gradients."""
+    params = {name: np.float32(rng.normal(size=s) / 2) for name, s in SHAPES.items()}
+    batches = [
+        {
+            "x": np.float32(rng.normal(size=(EXAMPLES, 3, 4))),
+            "y": np.float32(offset + rng.normal(size=(EXAMPLES, 3, 5))),
+        }
+        for offset in (0, 3)
+    ]
+    return params, batches
+
+
+PARAMS, BATCHES = drawn(np.random.default_rng(0))
 IS_W, ALL_BUT_B = ({name: f(name) for name in SHAPES} for f in ("w".__eq__, "b".__ne__))
 MATRIX = {
     "spectral": optclip.clip_by_spectral_norm,

@@ -13,11 +13,10 @@ from optclip import clip_cotangent, cotangent_probe
 from tests.support import backprop
 from tests.support.helpers import quick_jit
 
-RNG = np.random.default_rng(11)
 STEPS, BATCH, WIDTH, C = 7, 4, 6, 0.5
-X = RNG.normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)
-W = (RNG.normal(size=(WIDTH, WIDTH)) * 0.9).astype(np.float32)
-TARGET = RNG.normal(size=(BATCH, WIDTH)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)
+W = (np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) * 0.9).astype(np.float32)
+TARGET = np.random.default_rng(2).normal(size=(BATCH, WIDTH)).astype(np.float32)
 
 
 def loss(w, probe=None, how="none", **options):

@@ -12,11 +12,10 @@ from optclip import clip_cotangent, cotangent_probe
 from tests.support import meshes
 from tests.support.helpers import assert_close, quick_jit
 
-RNG = np.random.default_rng(0)
 SHAPE = (8, 6, 16)  # Examples, tokens, features.
-SIZES = np.exp(RNG.normal(size=(8, 6, 1)))
-X = RNG.normal(size=SHAPE).astype(np.float32)
-COTANGENT = (RNG.normal(size=SHAPE) * SIZES).astype(np.float32)
+SIZES = np.exp(np.random.default_rng(0).normal(size=(8, 6, 1)))
+X = np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)
+COTANGENT = (np.random.default_rng(2).normal(size=SHAPE) * SIZES).astype(np.float32)
 
 DATA, MODEL = P("data"), P("data", None, "model")
 TOKENS, BOTH = P(None, "data", "model"), P(("data", "model"))

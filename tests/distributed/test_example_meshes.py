@@ -15,11 +15,10 @@ from optclip.per_example import QuantileThreshold, clipped_grad, norms
 from tests.support import meshes
 from tests.support.helpers import assert_close, quick_jit
 
-RNG = np.random.default_rng(0)
-BATCH = RNG.normal(size=(16, 6)).astype(np.float32)
+BATCH = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32)
 PARAMS = {
-    "w": np.float32(RNG.normal(size=(6, 8)) / 2),
-    "v": np.float32(RNG.normal(size=(8, 3)) / 2),
+    "w": np.float32(np.random.default_rng(1).normal(size=(6, 8)) / 2),
+    "v": np.float32(np.random.default_rng(2).normal(size=(8, 3)) / 2),
     "b": np.ones(3, np.float32),
 }
 SPLIT = {"w": P(None, "model"), "v": P("model", None), "b": P()}

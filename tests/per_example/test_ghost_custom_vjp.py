@@ -87,12 +87,11 @@ ON_WEIGHT = {
     ),
     "site in scan": lambda how: lambda p, x: looped(site(how), p, x),
 }
-RNG = np.random.default_rng(0)
 PARAMS = {
-    "w": (RNG.normal(size=(N, N)) / 6).astype(np.float32),
-    "b": RNG.normal(size=N).astype(np.float32),
+    "w": (np.random.default_rng(0).normal(size=(N, N)) / 6).astype(np.float32),
+    "b": np.random.default_rng(1).normal(size=N).astype(np.float32),
 }
-EXAMPLES = RNG.normal(size=(BATCH, T, N)).astype(np.float32)
+EXAMPLES = np.random.default_rng(2).normal(size=(BATCH, T, N)).astype(np.float32)
 
 
 def loss_of(layer):

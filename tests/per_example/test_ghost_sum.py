@@ -12,7 +12,6 @@ from optclip.per_example import clipped_grad, norms
 from tests.support.helpers import optimized_jit, quick_jit
 
 ONES, BATCH = np.ones(2, np.float32), np.ones((3, 2), np.float32)
-RNG = np.random.default_rng(0)
 
 
 def linear(w, x):
@@ -88,8 +87,8 @@ def square_in(of_data=None, of_weight=None):
     return loss
 
 
-WIDE = (RNG.normal(size=(32, 32)) / 9).astype(np.float32)
-SAME = np.tile(RNG.normal(size=(1, 32)).astype(np.float32), (512, 1))
+WIDE = (np.random.default_rng(0).normal(size=(32, 32)) / 9).astype(np.float32)
+SAME = np.tile(np.float32(np.random.default_rng(1).normal(size=32)), (512, 1))
 
 
 @pytest.mark.parametrize("casts", [("bfloat16", None), (None, "float16")], ids=str)

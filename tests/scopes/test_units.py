@@ -9,16 +9,17 @@ import optclip
 from optclip import recipes
 from tests.support import helpers
 
-RNG = np.random.default_rng(0)
 CLOSE = {"rtol": 1e-5, "atol": 1e-9}
 SHAPES = [(), (5,), (4, 5), (3, 4, 5), (2, 3, 4, 5), (2, 2, 2, 3, 4, 5)]
 
 
-def arrays(shape):
-    """Return gradients, some past the threshold, and parameters, some of them zero."""
-    grads, params = (np.asarray(RNG.normal(size=shape), np.float32) for _ in range(2))
-    small, zero = RNG.choice([1e-3, 1.0], shape[-1:]), RNG.random(shape[-1:]) < 0.2
-    return grads * np.float32(small), params * np.float32(~zero)
+def arrays(shape, rng):
+    """Return gradients, every other unit past the threshold, and parameters."""
+    grads, params = (np.asarray(rng.normal(size=shape), np.float32) for _ in range(2))
+    size = np.resize([1.0, 1e-3], shape[-1:])
+    # The parameters of every third unit are zero.
+    is_nonzero = np.resize([1.0, 1.0, 0.0], shape[-1:])
+    return grads * np.float32(size), params * np.float32(is_nonzero)
 
 
 def expected_of(grads, params, axis):
@@ -40,7 +41,8 @@ AGC = recipes.agc()
 
 
 def test_units_of_every_rank_match_paper():
-    grads, params = zip(*map(arrays, SHAPES), strict=True)
+    rng = np.random.default_rng(0)
+    grads, params = zip(*(arrays(shape, rng) for shape in SHAPES), strict=True)
     found = compiled(AGC)(grads, params)
     for clipped, g, p in zip(found, grads, params, strict=True):
         axis = () if g.ndim == 0 else (0,) if g.ndim == 1 else tuple(range(g.ndim - 1))
@@ -50,7 +52,8 @@ def test_units_of_every_rank_match_paper():
 
 def test_stacked_layers_clip_like_separate_layers():
     shapes = {"kernel": (3, 4, 5), "bias": (3, 5), "scale": (3,)}
-    pairs = {name: arrays(shape) for name, shape in shapes.items()}
+    rng = np.random.default_rng(0)
+    pairs = {name: arrays(shape, rng) for name, shape in shapes.items()}
     grads, params = ({"net": {k: v[i] for k, v in pairs.items()}} for i in range(2))
     tx = recipes.agc(stacked=lambda path: path.startswith("net"))
     found = compiled(tx)(grads, params)["net"]

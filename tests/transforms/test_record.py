@@ -10,7 +10,6 @@ from optclip import thresholds
 from tests.support import helpers
 
 PAIR = np.float32([3.0, 4.0])
-RNG = np.random.default_rng(0)
 
 
 def after(tx, *trees):
@@ -76,7 +75,8 @@ def oracle(tree, axis, limit):
 def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
     """The norms of a leaf with 70,000 or more are reduced separately."""
     shapes = [(5, 7), (70_000, 2), (3, 4), (1, 70_000)]
-    tree = [np.float32(RNG.normal(size=shape)) for shape in shapes]
+    rng = np.random.default_rng(0)
+    tree = [np.float32(rng.normal(size=shape)) for shape in shapes]
     make = optclip.clip_by_value if not axis else optclip.clip_by_norm
     tx = make(1.5, **({"axis": axis} if axis else {}))
     found = after(tx, tree)
@@ -87,7 +87,7 @@ def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
 @pytest.mark.parametrize("shape", [(70_000,), (7, 100, 100)])
 def test_record_of_many_elements_has_the_derivative_of_the_largest(shape):
     tx = optclip.clip_by_value(1.5)
-    x = np.float32(RNG.normal(size=shape))
+    x = np.float32(np.random.default_rng(0).normal(size=shape))
 
     def norm(x):
         return optclip.metrics(tx.update(x, tx.init(x))[1])["clip/norm"]
@@ -99,8 +99,9 @@ def test_record_of_many_elements_has_the_derivative_of_the_largest(shape):
 
 
 def test_record_of_elements_spans_two_dtypes():
+    rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        tree = [RNG.normal(size=80_000).astype(d) for d in ("float32", "float64")]
+        tree = [rng.normal(size=80_000).astype(d) for d in ("float32", "float64")]
         largest = max(float(np.max(np.abs(x))) for x in tree)
         for bounds in ({"limit": 1.5}, {"lower": -1, "upper": 2}):
             found = after(optclip.clip_by_value(**bounds), tree)
