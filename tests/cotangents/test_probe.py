@@ -1,7 +1,6 @@
 """Record clipped cotangents with a probe, or with the logs of a newer JAX."""
 
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -208,20 +207,6 @@ def test_record_is_constant_to_derivatives():
     np.testing.assert_array_equal(quick_jit(jax.grad(largest))(X[0]), 0)
 
 
-class WithLogs(jax.custom_vjp):
-    """Emulate the logs of a newer JAX by storing them outside."""
-
-    kept: ClassVar = []
-
-    def defvjp_with_logs(self, forward, backward):
-        def without(*args):
-            cotangents, logs = backward(*args)
-            self.kept.append(logs)
-            return cotangents
-
-        self.defvjp(forward, without)
-
-
 def test_logs_of_newer_jax_equal_probe(monkeypatch):
     """JAX 0.11.1 has logs of a backward pass, which scans stack."""
     if hasattr(jax.custom_vjp, "defvjp_with_logs"):
@@ -237,13 +222,26 @@ def test_logs_of_newer_jax_equal_probe(monkeypatch):
         return
     with pytest.raises(ValueError, match="`name` must be None, got 'rnn'.*0.11.1"):
         clip_cotangent(X, 1.0, name="rnn")
+    stored = []
+
+    class WithLogs(jax.custom_vjp):
+        """Emulate the logs of a newer JAX by storing them outside."""
+
+        def defvjp_with_logs(self, forward, backward):
+            def without(*args):
+                cotangents, logs = backward(*args)
+                stored.append(logs)
+                return cotangents
+
+            self.defvjp(forward, without)
+
     # An older JAX has no such rule, so only a stub reaches it.
     monkeypatch.setattr(jax, "custom_vjp", WithLogs)
     monkeypatch.setattr("optclip._cotangents._clip_cotangent.HAS_LOGS", True)
     jax.grad(lambda x: jnp.sum(clip_cotangent(x, C, name="rnn")))(X[0])
     _, seen = jax.vjp(lambda p: clip_cotangent(X[0], C, probe=p), cotangent_probe())
     (record,) = seen((jnp.ones_like(X[0]), cotangent_probe()))
-    jax.tree.map(np.testing.assert_array_equal, WithLogs.kept[-1]["rnn"], record)
+    jax.tree.map(np.testing.assert_array_equal, stored[-1]["rnn"], record)
 
 
 def test_probe_lowers_without_host_callback():
