@@ -7,11 +7,12 @@ inf, a rule learns nothing in that step and its warm-up pauses. With one rule pe
 only the affected leaves pause. Rules fit any scope and norm unless their help names
 one.
 
+Numbers and optax schedules are passed as they are. A schedule is called with the step,
+an int32 scalar that starts at 0 and also counts non-finite steps.
+
 ==================== ===================================== =============================
 rule                 threshold                             published as
 ==================== ===================================== =============================
-`constant`           a number
-`schedule`           an optax schedule of the step
 `relative_to_params` a fraction of the parameters' norm    AGC
 `previous_norm`      scales by the previous step's norm
 `quantile`           a quantile of the last norms          AutoClip
@@ -29,7 +30,6 @@ rule                 threshold                             published as
 from ._thresholds._bounds import Bounds, bounds
 from ._thresholds._element_rules import ema_of_max, moment, second_moment
 from ._thresholds._ema import ema
-from ._thresholds._fixed import constant, schedule
 from ._thresholds._mean_over_rms import mean_over_rms
 from ._thresholds._mean_plus_std import mean_plus_std
 from ._thresholds._of_gradients import of_gradients
@@ -44,7 +44,6 @@ __all__ = [
     "Rule",
     "Seen",
     "bounds",
-    "constant",
     "ema",
     "ema_of_max",
     "mean_over_rms",
@@ -54,7 +53,6 @@ __all__ = [
     "previous_norm",
     "quantile",
     "relative_to_params",
-    "schedule",
     "second_moment",
     "zscore",
 ]

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from .._arrays import _validate
 from .._arrays._types import Number, PyTree
 from ._rule import Seen
 
@@ -60,45 +59,3 @@ class Schedule(_WithoutMemory):
 
     def at(self, step: jax.Array) -> Number:
         return self.function(step)
-
-
-def constant(value: Number) -> Constant:
-    """Clip at a fixed threshold; equal to passing the number itself.
-
-    Example:
-      >>> from optclip import thresholds
-      >>> thresholds.constant(1.0)
-      Constant(value=1.0)
-
-    Args:
-      value: Number or array of at least 0; 0 clips to zero, inf clips nothing.
-
-    Returns:
-      A rule without memory or warm-up.
-    """
-    _validate.number("value", value)
-    # JAX does not accept Python ints of more than 32 bits.
-    return Constant(float(value) if isinstance(value, int) else value)
-
-
-def schedule(function: Callable[[jax.Array], Any]) -> Schedule:
-    """Follow an optax schedule; equal to passing the schedule itself.
-
-    Example:
-      >>> import optax
-      >>> from optclip import thresholds
-      >>> warm = thresholds.schedule(optax.linear_schedule(10.0, 1.0, 100))
-      >>> print(warm.function(50))
-      5.5
-
-    Args:
-      function: Function from the step to the threshold. The step is an int32 scalar
-        that starts at 0 and also counts non-finite steps.
-
-    Returns:
-      A rule without memory.
-    """
-    wanted = "an optax schedule, which is a function of the step"
-    advice = "For a fixed threshold, pass the number directly."
-    _validate.kind("function", function, Callable, wanted, advice)
-    return Schedule(function)

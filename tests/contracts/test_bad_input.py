@@ -129,8 +129,6 @@ CALLS = {
     "band": ({}, clip_with("response")),
     "Detached": ({"response": "hard"}, clip_with("response")),
     "detached": ({}, clip_with("response")),
-    "constant": ({"value": 1.0}, use),
-    "schedule": ({"function": lambda step: 1.0}, use),
     "of_gradients": ({"rule": thresholds.moment()}, use),
     "Bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
     "bounds": ({"lower": -1.0, "upper": 1.0}, clip_with("threshold", over="element")),
@@ -221,7 +219,7 @@ ROUTED = [
     (LENGTH, "block_size every head_dim max_consecutive microbatch_size most steps"),
     (LENGTH, "window mean_plus_std.warmup zscore.warmup recipes.zclip.warmup"),
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
-    (THRESHOLD, "threshold value"),
+    (THRESHOLD, "threshold"),
     (BOUND, "lower upper"),
     (FLAG, "by_group has_aux learn_skipped skip_spikes strict use_value"),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
@@ -244,7 +242,6 @@ ROUTED = [
     ),
     ((1, T, "`{p}` for the leaf 'a' must be True or"), "mask norm_mask clip_mask"),
     (("x", T, "`{p}` must be bools that"), "functional.max_attention_logit.mask"),
-    ((3, T, "`{p}` must be an optax schedule, which is"), "schedule.function"),
     (("x", T, "`{p}` must be an optax schedule, or"), "recipes.spectra.learning_rate"),
     (
         ([jnp.ones(2), jnp.ones(3)], V, "must have first axes of the same length"),
@@ -357,7 +354,6 @@ MESSAGES = {
         ({"a": -2.0, "b": 1.0}, V, "`lower` must be at most `upper`, got lower=-1.0"),
     ],
     "bounds.lower": [({"a": 2.0, "b": None}, V, "got lower=2.0 and upper=1.0. Swap")],
-    "constant.value": [({"a": 1.0}, T, "`value` must be a real number or an array of")],
     "ema.decay": [
         ("x", T, "`decay` must be a number from 0 to 1, got 'x' (str)."),
         (None, T, "a number from 0 to 1, got None (NoneType)."),

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 
-import optclip
 from tests.support import covering, helpers
 from tests.support.helpers import quick_jit
 from tests.support.registry import ENTRIES, SCALAR, by_trait
@@ -64,11 +63,8 @@ THRESHOLDS = {
     "np.ndarray": np.asarray,
     "jnp.float32": jnp.float32,
     "jnp.bfloat16": jnp.bfloat16,
-    "schedule": optax.constant_schedule,
-    "thresholds.constant": optclip.thresholds.constant,
-    "thresholds.schedule": lambda c: optclip.thresholds.schedule(
-        lambda step: c + 0.0 * jnp.float32(step)
-    ),
+    "optax schedule": optax.constant_schedule,
+    "function of the step": lambda c: lambda step: c + 0.0 * jnp.float32(step),
 }
 
 

@@ -118,13 +118,12 @@ def test_rule_with_number_as_memory_is_traced_once():
     assert jax.eval_shape(tx.update, jnp.ones(2), state)[1] == state
 
 
-def test_constants_are_compared_and_hashed():
-    array = jnp.ones(2)
-    one = thresholds.constant(array)
-    assert one == thresholds.constant(array) != thresholds.constant(array + 0)
-    assert thresholds.constant(1.0) == thresholds.constant(1.0)
-    assert len({one, thresholds.constant(array), thresholds.constant(1.0)}) == 2
-    assert thresholds.constant(1.0) != 1.0
+def test_numbers_and_arrays_in_bounds_are_compared_and_hashed():
+    """Arrays are compared by identity."""
+    array, bounds = jnp.ones(2), thresholds.bounds
+    assert bounds(array) == bounds(array) != bounds(array + 0)
+    assert bounds(1.0) == bounds(1) != bounds(thresholds.ema())
+    assert len({bounds(array), bounds(array), bounds(1.0), bounds(1.0)}) == 2
 
 
 @pytest.mark.parametrize(
