@@ -52,10 +52,13 @@ from ._cotangents._probe import cotangent_probe
 from ._monitor._metrics import metrics
 from ._monitor._suggest import Suggestion, suggest
 from ._monitor._summary import summary
+from ._scopes._axes import axes, units
+from ._scopes._groups import groups
 from ._spectral._clip_matrices_transform import (
     clip_by_singular_value,
     clip_by_spectral_norm,
 )
+from ._spectral._matrix_scopes import matrices, singular_values
 from ._transforms._clipping import (
     clip_by,
     clip_by_average_norm,
@@ -70,7 +73,6 @@ from ._wrappers._clip_before import clip_before
 from ._wrappers._error_feedback import with_error_feedback
 from ._wrappers._periodic_reset import with_periodic_reset
 from ._wrappers._skip import skip
-from .scopes import axes, groups, matrices, singular_values, units
 
 __version__ = "0.1.0"
 

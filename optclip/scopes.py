@@ -1,13 +1,13 @@
-"""Choose which elements share a norm: the tree, each leaf, slices, groups, or elements.
+"""Define custom scopes, which choose the elements that share a norm.
 
 A scope arranges the leaves of a tree into blocks that share a norm, and maps each leaf
-to its block. A custom scope is a class with the methods `blocks` and
-`spread`; see `Scope`.
+to its block. A custom scope is a subclass of `Scope` with the methods `blocks` and
+`spread`.
+
+The scopes of optclip are `"tree"`, `"leaf"`, `"element"`, `optclip.axes`,
+`optclip.units`, `optclip.groups`, `optclip.matrices` and `optclip.singular_values`.
 """
 
-from ._scopes._axes import axes, units
-from ._scopes._groups import groups
 from ._scopes._scope import Scope
-from ._spectral._matrix_scopes import matrices, singular_values
 
-__all__ = ["Scope", "axes", "groups", "matrices", "singular_values", "units"]
+__all__ = ["Scope"]

@@ -18,13 +18,15 @@ from optclip import (
     plot,
     recipes,
     responses,
+    scopes,
     thresholds,
     typing,
 )
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
 MODULES = (
-    optclip, functional, norms, per_example, plot, recipes, responses, thresholds, typing,
+    optclip, functional, norms, per_example, plot, recipes, responses, scopes,
+    thresholds, typing,
 )  # fmt: skip
 
 

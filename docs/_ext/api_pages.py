@@ -2,7 +2,7 @@
 
 A module that `optclip.__all__` names gets a page with its docstring and its list, and
 each name in its own `__all__` a page too: a new one needs no work. Public is what
-`__all__` says, also where the same object is public in two places.
+`__all__` says.
 """
 
 import importlib

@@ -63,7 +63,7 @@ def agc(
       `mask=optclip.by_path(lambda path: "head" not in path)`.
 
     See Also:
-      `thresholds.relative_to_params` and `scopes.units`: the rule and the scope.
+      `thresholds.relative_to_params` and `optclip.units`: the rule and the scope.
       `optax.adaptive_grad_clip` has other units for leaves of rank 3 and `(1, n)`.
 
     References:

@@ -1,5 +1,7 @@
 """Check the public names, and the errors for names of other libraries."""
 
+import types
+
 import pytest
 
 import optclip
@@ -40,6 +42,18 @@ def test_missing_name_without_equivalent_raises_as_usual():
     assert not hasattr(optclip, "clop")
     with pytest.raises(AttributeError, match=r"has no attribute 'clop'$"):
         optclip.clop  # noqa: B018
+
+
+def test_each_object_is_public_under_one_name():
+    modules = [getattr(optclip, name) for name in optclip.__all__]
+    modules = [m for m in modules if isinstance(m, types.ModuleType)]
+    names = {}
+    for module in (optclip, *modules):
+        for name in module.__all__:
+            key = id(getattr(module, name))
+            names.setdefault(key, []).append(f"{module.__name__}.{name}")
+    assert len(names) > 100
+    assert not [twice for twice in names.values() if len(twice) > 1]
 
 
 def test_dir_lists_public_names():
