@@ -19,7 +19,7 @@ recipe          combination                         place in the chain
 `spam`          elements x second moment, resets    replaces Adam
 `stable_spam`   elements, then leaves, resets       replaces Adam
 `acclip`        elements x mean modulus             replaces Adam
-`spectra`       singular values x soft cap          replaces Adam
+`spectra`       singular values x smooth cap        replaces Adam
 `stable_adamw`  leaves x RMS of gradient over v     replaces Adam and weight decay
 `clippy`        leaves x fraction of parameters     after the learning rate
 `olmo_skip`     skip x mean + 6 deviations          around the whole optimizer

@@ -26,12 +26,12 @@ HARD = (
     lambda s: np.where(s > 1, 0.0, 1.0),
     lambda s: np.where(s > 1, 1.0, 0.0),
 )
-SOFT = (
+SMOOTH = (
     lambda s: s / np.sqrt(1 + s**2),
     lambda s: (1 + s**2) ** -1.5,
     lambda s: s**3 * (1 + s**2) ** -1.5,
 )
-CAPS = {"hard": HARD, "soft": SOFT}
+CAPS = {"hard": HARD, "smooth": SMOOTH}
 
 # The documented error, relative to the norm of the exact derivative.
 ROOM = 5e-5

@@ -1,4 +1,4 @@
-"""SPECTRA: soft caps on the singular values of updates and of gradients."""
+"""SPECTRA: smooth caps on the singular values of updates and of gradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spectra(
     method: Method = "newton_schulz",
     **options: Unpack[MomentClipOptions],
 ) -> optax.GradientTransformationExtraArgs:
-    """Cap the singular values of an optimizer's updates softly (SPECTRA).
+    """Cap the singular values of an optimizer's updates smoothly (SPECTRA).
 
     Each matrix `u` becomes `sqrt(max(1, outputs / inputs)) * H(u)`, where `H` replaces
     each singular value `s` by `s / sqrt(1 + s**2 / c**2)`. The cap `c` is `max_value`,
@@ -64,7 +64,7 @@ def spectra(
     Args:
       inner: The optimizer to wrap, without learning rate and weight decay. Default:
         `optax.scale_by_adam()`.
-      max_value: Soft cap of the updates' singular values: a number or a schedule.
+      max_value: Smooth cap of the updates' singular values: a number or a schedule.
       max_gradient: The same for gradients, before `inner`. Default: None, as the
         authors recommend; their code has 0.1.
       learning_rate: Schedule of the learning rate; requires `warmup`. Default: None.

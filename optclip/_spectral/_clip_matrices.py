@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from .._functional import clip_by
 from .._responses import ResponseLike
 from .._thresholds import Named
@@ -62,7 +60,7 @@ def clip_by_singular_value(
     tree: PyTree,
     max_value: Number | PyTree,
     *,
-    response: ResponseLike | Literal["soft"] = "hard",
+    response: ResponseLike = "hard",
     matrix_axes: tuple[int, int] = (-2, -1),
     method: Method = "eigh",
     nonfinite: Nonfinite = "propagate",
@@ -86,12 +84,12 @@ def clip_by_singular_value(
       tree: Pytree of arrays.
       max_value: Threshold: a number, an array that broadcasts to the ascending singular
         values `(..., p)`, or a prefix tree of these with None for unclipped.
-      response: `"hard"` (default), `"soft"` for `s / sqrt(1 + (s / max_value) ** 2)`,
+      response: `"hard"` (default), `"smooth"` for `s / sqrt(1 + (s / max_value) ** 2)`,
         or with `"eigh"` any other response that does not enlarge a value.
       matrix_axes: The two axes of a matrix; others are batch axes. Default: the last
         two.
       method: `"eigh"` (default) decomposes the smaller Gram matrix; `"newton_schulz"`
-        computes about 65 products of that size, for `"hard"` and `"soft"`.
+        computes about 65 products of that size, for `"hard"` and `"smooth"`.
       nonfinite: `"propagate"`, `"zero"` or `"raise"` for NaN and inf.
       mask: Leaves to clip: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves, each matrix along one side only.
@@ -115,11 +113,10 @@ def clip_by_singular_value(
 
     References:
       Jiang, Semenov and Stich, "Enhancing LLM Training via Spectral Clipping", 2026,
-      arXiv:2603.14315, for the soft cap.
+      arXiv:2603.14315, for the smooth cap.
     """
     return clip_by(
         tree, Named("max_value", max_value),
-        over=singular_values(matrix_axes, method=method),
-        response="smooth" if response == "soft" else response,
+        over=singular_values(matrix_axes, method=method), response=response,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )[0]  # fmt: skip

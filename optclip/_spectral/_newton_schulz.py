@@ -1,6 +1,6 @@
 """Cap singular values by matrix products only, which accelerators compute fast.
 
-With the Gram matrix `G = x x^*` a hard cap is `c max(G, c^2)^(-1/2) x`, a soft one
+With the Gram matrix `G = x x^*` a hard cap is `c max(G, c^2)^(-1/2) x`, a smooth one
 `c (G + c^2)^(-1/2) x`. The maximum is `(G + c^2 + |G - c^2|) / 2`, where the modulus of
 a matrix is its product with its sign. Sign and inverse root are Newton-Schulz
 iterations; each step is scaled for the interval that contains the eigenvalues at that
@@ -44,24 +44,26 @@ def bound(x: jax.Array, split: Axes) -> jax.Array:
 
 
 # The function is compiled, since an eager call would compile its loops each time.
-@functools.partial(jax.jit, static_argnames=("split", "is_soft"))
-def capped(x: jax.Array, limit: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+@functools.partial(jax.jit, static_argnames=("split", "is_smooth"))
+def capped(
+    x: jax.Array, limit: jax.Array, split: Axes, *, is_smooth: bool
+) -> jax.Array:
     """Return matrices with singular values capped at `limit`, `(..., 1, 1)`."""
     top = bound(x, split)
     # A matrix of zeros is divided by 1.
     top = jnp.where(top > 0, top, jnp.ones_like(top))
     # Below the lower limit all resolved values are far above the threshold, so the cap
     # at the limit is scaled by `share`. Above the upper limit almost nothing is capped.
-    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_soft else 1.0))
+    c = jnp.clip(limit, top * _WINDOW**-_STEPS, top * (1e3 if is_smooth else 1.0))
     share = jnp.minimum(limit / c, jnp.ones_like(c))
 
     def step(left: _PartlyCapped, _: None) -> tuple[_PartlyCapped, None]:
         is_wide = jnp.any(left.top > _WINDOW * left.c)
-        lower = functools.partial(_lower, split=split, is_soft=is_soft)
+        lower = functools.partial(_lower, split=split, is_smooth=is_smooth)
         return lax.cond(is_wide, lower, lambda left: left, left), None
 
     left, _ = lax.scan(step, _PartlyCapped(x, c, top), length=_STEPS)
-    return times(share, _cap(left, left.c, split, is_soft=is_soft))
+    return times(share, _cap(left, left.c, split, is_smooth=is_smooth))
 
 
 class _PartlyCapped(NamedTuple):
@@ -72,28 +74,30 @@ class _PartlyCapped(NamedTuple):
     top: jax.Array
 
 
-def _lower(left: _PartlyCapped, *, split: Axes, is_soft: bool) -> _PartlyCapped:
+def _lower(left: _PartlyCapped, *, split: Axes, is_smooth: bool) -> _PartlyCapped:
     """Cap as low as the Gram matrix can resolve."""
     x, c, top = left
     # The gradient is stopped, since an intermediate cap does not change the result.
     higher = jnp.maximum(top / _WINDOW, lax.stop_gradient(c))
     wide = higher > c
-    out = jnp.where(wide, _cap(left, higher, split, is_soft=is_soft), x)
+    out = jnp.where(wide, _cap(left, higher, split, is_smooth=is_smooth), x)
     # A cap may leave values this far above it.
     top = jnp.where(wide, higher * (1 + 1e-4), top)
-    if not is_soft:
+    if not is_smooth:
         return _PartlyCapped(out, c, top)
-    # Consecutive soft caps are one soft cap, whose 1 / c^2 is the sum of theirs.
+    # Consecutive smooth caps are one, whose 1 / c^2 is the sum of theirs.
     rest = 1 - (c / jnp.where(wide, higher, c * 2)) ** 2
     return _PartlyCapped(out, jnp.where(wide, c / jnp.sqrt(rest), c), top)
 
 
-def _cap(left: _PartlyCapped, c: jax.Array, split: Axes, *, is_soft: bool) -> jax.Array:
+def _cap(
+    left: _PartlyCapped, c: jax.Array, split: Axes, *, is_smooth: bool
+) -> jax.Array:
     """Cap at `c`, for matrices with a bound of at most `_WINDOW * c`."""
     g = times(1 / left.top**2, gram(left.x, split))
     t = (c / left.top) ** 2
     least = times(t, _identity(g))
-    if is_soft:
+    if is_smooth:
         inside = times(1 / (1 + t), g + least)
         t = t / (1 + t)
     else:
@@ -125,7 +129,7 @@ def _scales(least: float) -> np.ndarray:
 # this near to its threshold by 1e-5 of it.
 _SIGN = _scales(6e-7)
 # `_cap` takes inverse roots of eigenvalues of at least 1 / (_WINDOW**2 + 1): of
-# (g + t) / (1 + t) for soft caps, where t is at least 1 / _WINDOW**2. The iteration
+# (g + t) / (1 + t) for smooth caps, where t is at least 1 / _WINDOW**2. The iteration
 # maps the roots of eigenvalues as that of `_sign` maps moduli.
 _ROOT = _scales((_WINDOW**2 + 1) ** -0.5)
 

@@ -41,7 +41,7 @@ from ._matrix_blocks import (
 )
 from ._matrix_scopes import SingularValues
 
-SOFT = Smooth()
+SMOOTH = Smooth()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Cap(Action):
                 matrices.x,
                 limit[..., None] / matrices.unit,
                 matrices.split,
-                is_soft=clip.response == SOFT,
+                is_smooth=clip.response == SMOOTH,
             )
         return _spectral_function.mapped(
             parts,
@@ -177,7 +177,7 @@ def parts_of_singular_values(
 
 
 def _check_by_products(response: BaseResponse, eps: Number) -> None:
-    if response not in (Hard(), SOFT):
+    if response not in (Hard(), SMOOTH):
         advice = "Pass method='eigh' for other responses."
         wanted = "'hard' or 'smooth' for method='newton_schulz'"
         raise ValueError(_validate.must_be("response", wanted, response, advice))

@@ -494,6 +494,10 @@ MESSAGES = {
         (getattr, T, "attribute name must be string"),  # It has no signature.
         (lambda n, c: None, T, "The result of `response` must be a real number, or an"),
     ],
+    **{
+        f"{name}.response": [("soft", V, "one of ['drop', 'hard', 'normalize', 'prop")]
+        for name in ("clip_by_singular_value", "functional.clip_by_singular_value")
+    },
     "functional.clip_by.response": [
         (
             responses.band(lambda step: 0.5),

@@ -35,7 +35,7 @@ import jax, optax, optclip
 from optclip import thresholds
 optax.chain(optclip.clip_by_global_norm(1.0), optax.adamw(1e-3))
 optclip.clip_by_norm(thresholds.ema(), record=False)
-optclip.clip_by_singular_value(1.0, response="soft")
+optclip.clip_by_singular_value(1.0, response="smooth")
 optclip.skip(optax.adam(1e-3), max_norm=1.0)
 jax.config.update("jax_num_cpu_devices", 2)
 print(len(jax.devices()))

@@ -60,8 +60,8 @@ def batch(shape=(4, 6), dtype=np.float64):
     ("shape", "cap", "method"),
     [
         ((4, 6), "hard", "eigh"),
-        ((4, 4), "soft", "eigh"),
-        ((4, 6), "soft", "newton_schulz"),
+        ((4, 4), "smooth", "eigh"),
+        ((4, 6), "smooth", "newton_schulz"),
     ]
     + [((4, 4), "hard", "newton_schulz")] * covering.full,
 )
@@ -92,7 +92,7 @@ def with_ties(x, *parts):
 
 def test_float32_derivative_by_newton_schulz_is_finite_at_any_spectrum():
     parts = with_ties(*batch(dtype=np.float32))
-    for part in derivatives("newton_schulz", "soft")(*parts):
+    for part in derivatives("newton_schulz", "smooth")(*parts):
         assert np.all(np.isfinite(part))
 
 
@@ -100,12 +100,12 @@ def test_float32_derivative_by_newton_schulz_is_finite_at_any_spectrum():
     ("cap", "shape", "dtype"),
     [
         ("hard", (24, 16), "float32"),
-        ("soft", (4, 40), "complex64"),
+        ("smooth", (4, 40), "complex64"),
     ]
     + [
-        ("soft", (16, 24), "complex64"),
+        ("smooth", (16, 24), "complex64"),
         ("hard", (4, 40), "complex64"),
-        ("soft", (4, 40), "float32"),
+        ("smooth", (4, 40), "float32"),
     ]
     * covering.full,
 )
@@ -135,7 +135,7 @@ def test_second_derivative_by_newton_schulz_matches_differences():
     """Away from ties; the polynomial for the sign has an error of a percent."""
 
     def curves(x, along, weights):
-        slope = jax.grad(weighted(weights, method="newton_schulz", response="soft"))
+        slope = jax.grad(weighted(weights, method="newton_schulz", response="smooth"))
         ahead, behind = (slope(x + step * along) for step in (1e-5, -1e-5))
         return jax.jvp(slope, (x,), (along,))[1], (ahead - behind) / 2e-5
 

@@ -18,7 +18,7 @@ from tests.support.registry import square_root_capper
 
 SHAPES = [(24, 40), (40, 24), (24, 24), (1, 40), (40, 1), (2, 3)]
 SCALES = [1.0, 1e-15, 1e15, 1e-6, 1e6, 3e-3]
-COEFFICIENTS = {"hard": oracles.hard, "soft": oracles.smooth}
+COEFFICIENTS = {"hard": oracles.hard, "smooth": oracles.smooth}
 METHODS = ("eigh", "newton_schulz")
 methods = pytest.mark.parametrize("method", METHODS)
 

@@ -146,7 +146,7 @@ assert np.allclose(recorded, coefficients.min(axis=1), rtol=1e-5)
 assert coefficients.min() > 0.6
 assert (after["attn"] < LIMIT * 1.0001).all()
 assert np.allclose(spectra["hard"], np.minimum(original, 1), atol=1e-4)
-assert np.allclose(spectra["soft"], original / np.sqrt(1 + original**2), atol=1e-4)
+assert np.allclose(spectra["smooth"], original / np.sqrt(1 + original**2), atol=1e-4)
 for name in ("spectral norm", "global norm"):
     assert np.allclose(spectra[name], original / 1000, rtol=1e-3, atol=1e-7)
 assert max(steps["SPECTRA"]) < np.sqrt(96 / 64) * 1.001
