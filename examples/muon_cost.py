@@ -54,7 +54,7 @@ def steps_of(size: Size) -> dict[str, Callable[[], Any]]:
         def run(params: Any, state: Any) -> Any:
             grad = jax.value_and_grad(mean_loss, has_aux=True)
             (_, largest), grads = grad(params, windows, size.features)
-            extra = {"max_logits": largest} if tx is clipped else {}
+            extra = {"logits": largest} if tx is clipped else {}
             updates, state = tx.update(grads, state, params, **extra)
             # XLA computes the logits only if they are used or returned.
             return (
@@ -105,7 +105,7 @@ def parts_of(size: Size) -> dict[str, Callable[[], Any]]:
     @jax.jit
     def clipped(params: Any, state: Any, largest: Any) -> Any:
         updates = jax.tree.map(jnp.zeros_like, params)
-        return clip.update(updates, state, params, max_logits=largest)
+        return clip.update(updates, state, params, logits=largest)
 
     @jax.jit
     def empty(params: Any, state: Any, largest: Any) -> Any:

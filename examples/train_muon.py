@@ -188,7 +188,7 @@ def trainer(corpus: Corpus, steps: int) -> tuple[Any, Any]:
             grad = jax.value_and_grad(mean_loss, has_aux=True)
             (loss, largest), grads = grad(params, windows)
             updates, state = optimizer(params, max_logit, steps).update(
-                grads, state, params, max_logits=largest
+                grads, state, params, logits=largest
             )
             peak = jnp.max(jnp.stack([*largest.values()]))
             record = loss, peak, peak > max_logit

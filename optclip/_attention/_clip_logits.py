@@ -16,7 +16,7 @@ from ._heads import Heads
 
 def clip_attention_logits(
     params: PyTree,
-    max_logits: Mapping[str, jax.Array],
+    logits: Mapping[str, jax.Array],
     max_logit: Number | Mapping[str, Number | None],
     layers: Mapping[str, Heads],
     *,
@@ -43,8 +43,8 @@ def clip_attention_logits(
 
     Args:
       params: Pytree of arrays with the leaves that `layers` names.
-      max_logits: Largest logit of each query head since the last call: a dict of arrays
-        by layer, from `max_attention_logit`.
+      logits: Largest logit of each query head since the last call: a dict of arrays by
+        layer, from `max_attention_logit`.
       max_logit: Threshold: a number, an array that broadcasts to the heads, or a dict
         of these by layer with None for unclipped. The paper uses 100.
       layers: Dict of `optclip.Heads` by layer name, from `optclip.find_heads`.
@@ -56,9 +56,8 @@ def clip_attention_logits(
       The parameters, and a dict by layer of the coefficient of each query head.
 
     Raises:
-      ValueError: `layers` does not match `params` or `max_logits`, or a layer
-        normalizes queries or keys, so that scaling its weights does not change its
-        logits.
+      ValueError: `layers` does not match `params` or `logits`, or a layer normalizes
+        queries or keys, so that scaling its weights does not change its logits.
 
     Guarantees:
       Heads within the threshold are bit-identical unless a head of their group is
@@ -82,8 +81,8 @@ def clip_attention_logits(
         _validate.number("max_logit", value)
     flat = _leaves.flatten(params)
     located = _attention_layers.layers_in(params, layers)
-    logits = _qk_scaling.logits_of(located, max_logits, flat.leaves)
-    layout = layout_of(_qk_scaling.CLIP, logits)
+    largest = _qk_scaling.logits_of(located, logits, flat.leaves)
+    layout = layout_of(_qk_scaling.CLIP, largest)
     decision = decide(_qk_scaling.CLIP, layout, fixed({"max_logit": max_logit}))
     scaled = layout.tree(_qk_scaling.head_coefficients(decision).entries())
     leaves, coefficients = list(flat.leaves), {}

@@ -47,7 +47,7 @@ def clip_attention_logits(
       >>> layers = optclip.find_heads(params, query="query", key="key")
       >>> tx = optax.chain(optax.sgd(0.0), optclip.clip_attention_logits(100.0, layers))
       >>> logits = {"attention": jnp.array([50.0, 400.0])}
-      >>> updates, state = tx.update(params, tx.init(params), params, max_logits=logits)
+      >>> updates, state = tx.update(params, tx.init(params), params, logits=logits)
       >>> print(optax.apply_updates(params, updates)["query"][0, :, 0])
       [1.  0.5]
       >>> print(optclip.metrics(state)["attention/coefficient/attention"])
@@ -65,14 +65,14 @@ def clip_attention_logits(
       name: Key prefix in `optclip.metrics`.
 
     Returns:
-      An optax transformation whose `update` requires `params` and `max_logits`, a dict
-      of arrays by layer with the largest logit of each query head, as
+      An optax transformation whose `update` requires `params` and `logits`, a dict of
+      arrays by layer with the largest logit of each query head, as
       `optclip.functional.max_attention_logit` returns.
 
     Raises:
-      TypeError: `update` lacks `max_logits`.
+      TypeError: `update` lacks `logits`.
       ValueError: `update` lacks `params`; `layers` does not match the parameters or
-        `max_logits`; or a layer normalizes queries or keys, so that scaling its weights
+        `logits`; or a layer normalizes queries or keys, so that scaling its weights
         does not change its logits.
 
     Guarantees:
@@ -107,17 +107,17 @@ def clip_attention_logits(
         state: Any,
         params: PyTree = None,
         *,
-        max_logits: Any = None,
+        logits: Any = None,
         **extra_args: Any,
     ) -> tuple[PyTree, ClipState]:
         if params is None:
             wanted = "the parameters, which clip_attention_logits scales"
-            advice = "Pass them: tx.update(updates, state, params, max_logits=...)."
+            advice = "Pass them: tx.update(updates, state, params, logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
         located = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
-        logits = _qk_scaling.logits_of(located, max_logits, flat.leaves)
-        step = engine.decide(logits, state, params, extra_args)
+        largest = _qk_scaling.logits_of(located, logits, flat.leaves)
+        step = engine.decide(largest, state, params, extra_args)
         scaled = _qk_scaling.head_coefficients(step.decision)
         layout = step.decision.layout
         by_layer = layout.tree(scaled.entries())

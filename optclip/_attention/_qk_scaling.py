@@ -38,7 +38,7 @@ CLIP: Clip = Clip(BY_HEAD, INF, Hard(), SCALE, nonfinite="zero", axis_name=_axes
 
 
 def logits_of(
-    layers: list[Layer], max_logits: Any, leaves: list[LeafLike]
+    layers: list[Layer], logits: Any, leaves: list[LeafLike]
 ) -> dict[str, jax.Array]:
     """Return the largest logits of each layer, with inf for unusable ones.
 
@@ -47,18 +47,18 @@ def logits_of(
     """
     advice = (
         "optclip.functional.max_attention_logit computes the logits. Pass them to a"
-        " transformation as tx.update(updates, state, params, max_logits=...), which"
+        " transformation as tx.update(updates, state, params, logits=...), which"
         " optax.chain passes on."
     )
-    _validate.kind("max_logits", max_logits, Mapping, _WANTED, advice)
+    _validate.kind("logits", logits, Mapping, _WANTED, advice)
     names = {layer.name for layer in layers}
-    if names != max_logits.keys():
+    if names != logits.keys():
         raise ValueError(
-            f"`max_logits` must have the names of `layers`, {sorted(names)}, got"
-            f" {sorted(max_logits, key=str)}. Pass one array per layer."
+            f"`logits` must have the names of `layers`, {sorted(names)}, got"
+            f" {sorted(logits, key=str)}. Pass one array per layer."
         )
     largest = {
-        layer.name: _checked_logits(layer, max_logits[layer.name]) for layer in layers
+        layer.name: _checked_logits(layer, logits[layer.name]) for layer in layers
     }
     by_axes: dict[_axis_names.Axes, dict[str, jax.Array]] = {}
     for layer in layers:
@@ -73,7 +73,7 @@ def logits_of(
 
 def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     """Return the checked largest logits of a layer, in float32 or wider."""
-    subject = f"`max_logits` at '{layer.name}'"
+    subject = f"`logits` at '{layer.name}'"
     if not _validate.is_number(logits):
         raise TypeError(_validate.must_be(subject, "an array of real numbers", logits))
     x = jnp.asarray(logits)

@@ -40,7 +40,7 @@ def step(params, largest):
     logits = {"attn": largest}
     clipped, found = clip_attention_logits(params, logits, 100.0, LAYERS)
     updates = jax.tree.map(lambda x: -0.1 * x, params)
-    updates, state = TX.update(updates, TX.init(params), params, max_logits=logits)
+    updates, state = TX.update(updates, TX.init(params), params, logits=logits)
     new = jax.tree.map(jnp.add, params, updates)
     return clipped, found["attn"], new, optclip.metrics(state)
 
@@ -143,7 +143,7 @@ def test_rule_learns_under_shard_map():
         state, zeros = tx.init(params), jax.tree.map(jnp.zeros_like, params)
         for scale in (1, 2):
             logits = {"attn": scale * largest}
-            updates, state = tx.update(zeros, state, params, max_logits=logits)
+            updates, state = tx.update(zeros, state, params, logits=logits)
         return jax.tree.map(jnp.add, params, updates)
 
     usable = np.where(GAMMA[0] < 1, LARGEST, np.float32(50))

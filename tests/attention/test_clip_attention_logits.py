@@ -227,10 +227,10 @@ MISFITS = [
 ]
 # Other arguments.
 WRONG = [
-    ({"max_logits": {"a": 1, "b": 1}}, ValueError, r"got \['a', 'b'\]"),
-    ({"max_logits": {"a": np.ones((1, 4))}}, ValueError, r"got \(1, 4\)"),
-    ({"max_logits": {"a": 1j * np.ones(4)}}, TypeError, "array of real numbers"),
-    ({"max_logits": {"a": [1] * 4}}, TypeError, "`max_logits` at 'a' must be"),
+    ({"logits": {"a": 1, "b": 1}}, ValueError, r"got \['a', 'b'\]"),
+    ({"logits": {"a": np.ones((1, 4))}}, ValueError, r"got \(1, 4\)"),
+    ({"logits": {"a": 1j * np.ones(4)}}, TypeError, "array of real numbers"),
+    ({"logits": {"a": [1] * 4}}, TypeError, "`logits` at 'a' must be"),
     (
         {"layers": {"a": optclip.Heads(Q, K, stacked=0)}},
         ValueError,
@@ -252,7 +252,7 @@ WRONG = [
 )
 def test_clip_attention_logits_mismatched_arguments_raise(wrong, error, match):
     arguments = {
-        "max_logits": {"a": np.ones(4)},
+        "logits": {"a": np.ones(4)},
         "max_logit": 1.0,
         "layers": {"a": optclip.Heads(Q, K)},
     }
@@ -362,7 +362,7 @@ def compiled_update(model=MODEL, **options):
     tx = optclip.clip_attention_logits(100.0, model.layers(), **options)
 
     def update(updates, params, logits):
-        return tx.update(updates, tx.init(params), params, max_logits=logits)
+        return tx.update(updates, tx.init(params), params, logits=logits)
 
     return helpers.quick_jit(update)
 
@@ -467,7 +467,7 @@ def test_update_records_each_layer():
     names = optclip.metrics(state).keys()
     for logits, expected in RECORDS:
         logits = {k: np.float32(v) for k, v in logits.items()}
-        _, state = update(TWO_LAYERS, state, TWO_LAYERS, max_logits=logits)
+        _, state = update(TWO_LAYERS, state, TWO_LAYERS, logits=logits)
         metrics = optclip.metrics(state)
         assert metrics.keys() == names
         for quantity, values in expected.items():
@@ -478,7 +478,7 @@ def test_update_records_each_layer():
 
 def update_once(tx):
     update = helpers.quick_jit(tx.update)
-    return update(PARAMS, tx.init(PARAMS), PARAMS, max_logits=LOGITS)
+    return update(PARAMS, tx.init(PARAMS), PARAMS, logits=LOGITS)
 
 
 def test_update_without_record_keeps_only_memory():
@@ -514,7 +514,7 @@ def test_update_follows_schedules_and_rules(max_logit, rows, coefficients):
     update, state = helpers.quick_jit(tx.update), tx.init(PARAMS)
     for row, coefficient in zip(rows, coefficients, strict=True):
         logits = {"attn": np.array(row, np.float32)}
-        updates, state = update(PARAMS, state, PARAMS, max_logits=logits)
+        updates, state = update(PARAMS, state, PARAMS, logits=logits)
         leaves = jax.tree.leaves((updates, state.clip_memory))
         assert all(np.all(np.isfinite(x)) for x in leaves)
         least = optclip.metrics(state)["qk/coefficient/attn"]
@@ -560,9 +560,7 @@ FIVE = r"\['key/kernel', 'more/a', 'more/b', 'more/c', 'more/d'\]"
 
 
 def update(updates, params, logits):
-    return optax.chain(TX).update(
-        updates, (TX.init(PARAMS),), params, max_logits=logits
-    )
+    return optax.chain(TX).update(updates, (TX.init(PARAMS),), params, logits=logits)
 
 
 @pytest.mark.parametrize(
@@ -573,8 +571,9 @@ def update(updates, params, logits):
             *(ValueError, "`params` must be the parameters.* None"),
         ),
         (
-            lambda: update(PARAMS, PARAMS, None),
-            *(TypeError, "`max_logits` must be a dict .* None.*optax"),
+            # Optax passes on unknown extra arguments, such as a misspelled one.
+            lambda: TX.update(PARAMS, TX.init(PARAMS), PARAMS, max_logit=LOGITS),
+            *(TypeError, "`logits` must be a dict .* None.*logits=.*optax"),
         ),
         (
             lambda: update(PARAMS, PARAMS, {"b": LARGEST}),

@@ -90,7 +90,7 @@ def clip_with(argument, **options):
 
 def clip_logits(tx):
     state = tx.init(PROJECTIONS)
-    return tx.update(PROJECTIONS, state, PROJECTIONS, max_logits=LOGITS)
+    return tx.update(PROJECTIONS, state, PROJECTIONS, logits=LOGITS)
 
 
 def clip_heads(heads):
@@ -146,7 +146,7 @@ CALLS = {
     "functional.clip_attention_logits": (
         {
             "params": PROJECTIONS,
-            "max_logits": LOGITS,
+            "logits": LOGITS,
             "max_logit": 100.0,
             "layers": LAYERS,
         },
@@ -250,7 +250,7 @@ ROUTED = [
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
     (([3], T, "`{p}` must be a dict from the label of a run to"), "histories"),
     (([3], T, "`{p}` must be a list of dicts from optclip.metrics"), "history"),
-    ((3, T, "`{p}` must be a dict from the name of a layer"), "layers max_logits"),
+    ((3, T, "`{p}` must be a dict from the name of a layer"), "layers logits"),
     (([jnp.arange(2)], T, "A leaf of a block must be a real or complex"), "leaves"),
     (("x", T, "`{p}` must be a function loss(params, example) of one"), "loss"),
     (([0, 1], T, "`{p}` must be a tuple of two ints, got [0, 1]"), "matrix_axes"),
@@ -612,9 +612,9 @@ MESSAGES = {
         ({}, V, "`layers` must be a dict from the name of a layer to its"),
         ({"a": "q"}, T, "`layers` at 'a' must be an optclip.Heads, got 'q' (str)"),
     ],
-    "functional.clip_attention_logits.max_logits": [
-        ({}, V, "`max_logits` must have the names of `layers`, ['attn'], got []."),
-        ({"attn": "x"}, T, "`max_logits` at 'attn' must be an array of real numbers,"),
+    "functional.clip_attention_logits.logits": [
+        ({}, V, "`logits` must have the names of `layers`, ['attn'], got []."),
+        ({"attn": "x"}, T, "`logits` at 'attn' must be an array of real numbers,"),
         ({"attn": np.ones(2)}, V, "must have the shape (4,) of the query heads of"),
     ],
     "functional.clip_attention_logits.max_logit": [([], V, "Missing: 'attn'. Pass")],
