@@ -142,7 +142,7 @@ def guarded(optimizer: optax.GradientTransformation) -> Any:
     """Skip the steps of an optimizer whose loss is unusual."""
     return optclip.skip(
         optimizer,
-        max_value=thresholds.mean_plus_std(6.0, window=64),
+        max_loss=thresholds.mean_plus_std(6.0, window=64),
         learn_skipped=False,
         max_consecutive=50,
     )
@@ -179,7 +179,7 @@ def train(name: str, tx: Any, corpus: Corpus, steps: int, seeds: int) -> Run:
             loss, grads = jax.value_and_grad(mean_loss)(params, batch)
             updates, state = tx.update(grads, state, params, value=loss)
             record = optclip.metrics(state) if name.startswith("optclip") else {}
-            threshold = record.get("skip/value_threshold", jnp.nan)
+            threshold = record.get("skip/loss_threshold", jnp.nan)
             skipped = record.get("skip/skipped", 0)
             params = optax.apply_updates(params, updates)
             return (params, state), (loss, threshold, skipped)

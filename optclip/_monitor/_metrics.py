@@ -61,8 +61,8 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       recorded as the largest norm, smallest threshold and smallest coefficient.
 
       `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
-      far and in a row, and with `max_value` float32 ``skip/value`` and
-      ``skip/value_threshold``. Its coefficient and rate cover the norm only, not the
+      far and in a row, and with `max_loss` float32 ``skip/loss`` and
+      ``skip/loss_threshold``. Its coefficient and rate cover the norm only, not the
       loss. Transformations inside `skip` record only the steps taken.
 
       The gradient of a probe, named by its path (`cotangent` if that is empty), adds
@@ -138,7 +138,7 @@ _FIELDS = {
     "steps",
 }
 
-_FIELDS |= {"skipped", "consecutive", "value", "value_threshold", *_cotangents.FIELDS}
+_FIELDS |= {"skipped", "consecutive", "loss_threshold", *_cotangents.FIELDS}
 
 
 def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -156,9 +156,16 @@ def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
     return parts
 
 
-def is_metric(key: str) -> bool:
-    """Return whether a key has the form of `metrics`, ``clip/norm/encoder``."""
-    return any(part in _FIELDS for part in str(key).split("/")[1:])
+def keys_of_metrics(keys: Iterable[str]) -> set[str]:
+    """Return the keys that have the form of `metrics`, ``clip/norm/encoder``.
+
+    ``skip/loss`` counts only with ``skip/loss_threshold``, since trainers log losses of
+    the same form, such as ``eval/loss``, in some steps.
+    """
+    present = set(keys)
+    chosen = {key for key in present if set(str(key).split("/")[1:]) & _FIELDS}
+    losses = {key for key in present if f"{key}_threshold" in chosen}
+    return chosen | losses
 
 
 def percent(fraction: float) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History
-from ._metrics import is_metric
+from ._metrics import keys_of_metrics
 
 
 def read(history: History) -> dict[str, np.ndarray]:
@@ -28,7 +28,7 @@ def read(history: History) -> dict[str, np.ndarray]:
     if isinstance(history, (str, os.PathLike)):
         history = lines_of(history)
     if isinstance(history, Mapping):
-        columns = {key: x for key, x in history.items() if _is_read(key)}
+        columns = {key: history[key] for key in _keys_read(history)}
     elif isinstance(history, Sequence) and all(isinstance(h, Mapping) for h in history):
         columns = _columns(history)
     else:
@@ -53,8 +53,9 @@ def read(history: History) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _is_read(key: str) -> bool:
-    return key == "step" or is_metric(key)
+def _keys_read(keys: Mapping[str, Any]) -> list[str]:
+    chosen = keys_of_metrics(keys) | {"step"}
+    return [key for key in keys if key in chosen]
 
 
 def _numbers(key: str, x: Any) -> np.ndarray:
@@ -94,9 +95,9 @@ def lines_of(path: str | os.PathLike[str]) -> list[Any]:
 
 
 def _columns(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    keys = [key for key in steps[0] if _is_read(key)] if steps else []
+    keys = _keys_read(steps[0]) if steps else []
     for i, step in enumerate(steps):
-        odd = sorted(set(keys) ^ {key for key in step if _is_read(key)})
+        odd = sorted(set(keys).symmetric_difference(_keys_read(step)))
         if odd:
             raise ValueError(
                 f"`history` must have the same keys in each step, but only one of the"

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from .._arrays import _validate
 from .._typing import PyTree
 from . import _cotangents
-from ._metrics import is_metric, metrics, parts_in, percent
+from ._metrics import keys_of_metrics, metrics, parts_in, percent
 
 _ORDERS = ("norm", "rate")
 
@@ -67,7 +67,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 def _metrics_in(state: PyTree) -> Mapping[str, Any]:
     """Return the metrics of a state, or the metrics that were passed."""
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
-        return {key: x for key, x in state.items() if is_metric(key)}
+        chosen = keys_of_metrics(state)
+        return {key: x for key, x in state.items() if key in chosen}
     if isinstance(state, list) and state and isinstance(state[-1], Mapping):
         raise TypeError(
             "`opt_state` must hold one step, got a list of dicts, which is a history."
@@ -120,8 +121,8 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     if nonfinite:
         phrases.append(f"not finite in {up_to}{nonfinite:.0f}")
     if skipped is not None:
-        if (loss := numbers.get(f"{name}/value")) is not None:
-            limit = numbers[f"{name}/value_threshold"]
+        if (loss := numbers.get(f"{name}/loss")) is not None:
+            limit = numbers[f"{name}/loss_threshold"]
             phrases.append(f"loss {loss:.4g}, its threshold {limit:.4g}")
         phrases.append(f"skipped {skipped:.0f} of {steps}")
     return phrases

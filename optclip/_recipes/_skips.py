@@ -65,7 +65,7 @@ def olmo_skip(
     _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    limits = {"max_norm": rule, "max_value": rule if use_value else None}
+    limits = {"max_norm": rule, "max_loss": rule if use_value else None}
     return build(skip, options, _adam_if_none(inner), **limits)
 
 

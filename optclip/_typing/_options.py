@@ -38,7 +38,7 @@ class ClipOptions(MomentClipOptions, total=False):
 class SkipOptions(TypedDict, total=False):
     """Describe the options of `skip` that recipes pass on."""
 
-    max_value: Threshold | None
+    max_loss: Threshold | None
     over: ScopeLike
     norm: NormLike
     max_consecutive: int | None

@@ -47,14 +47,14 @@ class SkipRecord(NamedTuple):
       skip_skipped: int32, the number of steps skipped so far.
       skip_consecutive: int32, the number of steps skipped in a row, up to the last
         step.
-      skip_value: float32, the last `value` if `max_value` is set; otherwise None.
-      skip_value_threshold: float32, the threshold of `skip_value`; None without it.
+      skip_loss: float32, the last loss if `max_loss` is set; otherwise None.
+      skip_loss_threshold: float32, the threshold of `skip_loss`; None without it.
     """
 
     skip_skipped: jax.Array
     skip_consecutive: jax.Array
-    skip_value: PyTree = None
-    skip_value_threshold: PyTree = None
+    skip_loss: PyTree = None
+    skip_loss_threshold: PyTree = None
 
 
 class CotangentRecord(NamedTuple):
@@ -113,13 +113,13 @@ class SkipState(NamedTuple):
     Attributes:
       skip_inner: The state of the wrapped optimizer, unchanged by a skipped step.
       skip_norm: The state of the norm's threshold.
-      skip_value: The memory of the rule of `max_value`; empty without one.
+      skip_loss: The memory of the rule of `max_loss`; empty without one.
       skip_record: A dict from the name to its `SkipRecord`.
     """
 
     skip_inner: PyTree
     skip_norm: ClipState
-    skip_value: PyTree
+    skip_loss: PyTree
     skip_record: dict[str, SkipRecord]
 
 

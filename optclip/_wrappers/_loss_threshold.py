@@ -1,4 +1,4 @@
-"""Fit a threshold to the loss, for `skip(max_value=...)`."""
+"""Fit a threshold to the loss, for `skip(max_loss=...)`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ONE_LOSS = jax.tree.structure(0)
 def init_loss_memory(rule: Rule) -> PyTree:
     """Return the memory of a rule before it receives the first loss."""
     zero = jnp.zeros((), jnp.float32)
-    return init_memory("max_value", rule, _ONE_LOSS, [zero], jnp.zeros_like)
+    return init_memory("max_loss", rule, _ONE_LOSS, [zero], jnp.zeros_like)
 
 
 def loss_in(extra: dict[str, Any]) -> jax.Array:
@@ -34,11 +34,11 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
     if value is None:
         value = extra.get("loss")
     if value is None or not _validate.is_number(value) or jnp.shape(value):
-        wanted = "the loss, a real scalar, because max_value is set"
+        wanted = "the loss, a real scalar, because max_loss is set"
         advice = (
             "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
             " Flax's TrainState.apply_gradients does not forward it. Without a loss,"
-            " omit max_value; for olmo_skip pass use_value=False."
+            " omit max_loss; for olmo_skip pass use_value=False."
         )
         name = "loss" if extra.get("value") is None and value is not None else "value"
         raise ValueError(_validate.must_be(name, wanted, value, advice))
@@ -50,7 +50,7 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
 def loss_threshold(
     rule: Rule,
     memory: PyTree,
-    value: jax.Array,
+    loss: jax.Array,
     step: jax.Array,
     updates: PyTree,
     params: PyTree,
@@ -66,9 +66,9 @@ def loss_threshold(
         updates=updates,
     )
     thresholds, memory = learned_thresholds(
-        "max_value", rule, _ONE_LOSS, Batched.unstacked([value]), memory, context
+        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, context
     )
-    # A single value is never stacked, so its threshold comes in a list.
+    # A single loss is never stacked, so its threshold comes in a list.
     (threshold,) = (
         thresholds.entries() if isinstance(thresholds, Batched) else thresholds
     )
@@ -76,7 +76,7 @@ def loss_threshold(
     if limit.ndim:
         advice = "Reduce it to a scalar: the loss is one number."
         wanted = "one number per step"
-        raise ValueError(_validate.must_be("max_value", wanted, limit, advice))
+        raise ValueError(_validate.must_be("max_loss", wanted, limit, advice))
     return limit, memory
 
 
@@ -84,4 +84,4 @@ def _raise_on_measure(rule: Rule, tree: PyTree, **how: Any) -> PyTree:
     del tree, how
     wanted = "a rule that reads only norms, since a loss has no tree to measure"
     advice = "Try optclip.thresholds.mean_plus_std(6.0)."
-    raise ValueError(_validate.must_be("max_value", wanted, rule, advice))
+    raise ValueError(_validate.must_be("max_loss", wanted, rule, advice))

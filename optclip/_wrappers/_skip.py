@@ -38,7 +38,7 @@ def skip(
     inner: optax.GradientTransformation,
     *,
     max_norm: ThresholdTree = math.inf,
-    max_value: Threshold | None = None,
+    max_loss: Threshold | None = None,
     over: ScopeLike = "tree",
     norm: NormLike = "l2",
     max_consecutive: int | None = None,
@@ -72,7 +72,7 @@ def skip(
       max_norm: Maximum norm of an accepted step: a number, optax schedule,
         `optclip.thresholds` rule, or prefix tree of these. Default: inf, which skips
         only non-finite steps.
-      max_value: Maximum loss of an accepted step: a number of any sign, an optax
+      max_loss: Maximum loss of an accepted step: a number of any sign, an optax
         schedule, or a rule suited to losses, such as `thresholds.mean_plus_std(6.0)`.
         Pass the loss to `update` as `value`, or as `loss`, which is read if `value` is
         missing. Default: None, no check.
@@ -97,15 +97,15 @@ def skip(
       others. Clipping inside `inner` records only the accepted steps.
 
     Raises:
-      ValueError: In `update`: `max_value` is set, but neither `value` nor `loss` is
+      ValueError: In `update`: `max_loss` is set, but neither `value` nor `loss` is
         passed.
 
     Edge cases:
       - Warm-up of a rule: no step is skipped, except with rules that have an argument
         `max_norm`, such as `ema`: they skip steps above it.
-      - NaN or inf in a checked leaf, or in the loss if `max_value` is set: the step is
+      - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
         skipped, and no rule learns from it.
-      - NaN as `max_norm` or `max_value`: the step is skipped.
+      - NaN as `max_norm` or `max_loss`: the step is skipped.
       - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
         norms.
 
@@ -125,22 +125,22 @@ def skip(
         _validate.number("max_norm", max_norm, advice=advice)
     rules = rules_of(Named("max_norm", max_norm), clip)
     watch = Engine(clip, rules, True, name)
-    value_rule = None
-    if max_value is not None:  # Losses may be negative, unlike norms.
-        value_rule = one_rule("max_value", max_value, negative=True)
+    loss_rule = None
+    if max_loss is not None:  # Losses may be negative, unlike norms.
+        loss_rule = one_rule("max_loss", max_loss, negative=True)
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
 
     def init_fn(params: PyTree) -> SkipState:
         memory: PyTree = ()
-        if value_rule is not None:
-            memory = init_loss_memory(value_rule)
+        if loss_rule is not None:
+            memory = init_loss_memory(loss_rule)
         # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
-        if value_rule is not None:
-            value, limit = jnp.zeros((2,), jnp.float32)
-            record = record._replace(skip_value=value, skip_value_threshold=limit)
+        if loss_rule is not None:
+            loss, limit = jnp.zeros((2,), jnp.float32)
+            record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         return SkipState(
             wrapped.init(params), watch.init(params), memory, {name: record}
         )
@@ -161,18 +161,18 @@ def skip(
         norm_record = watch.recorded(step, coefficients)
         seen = watch.after(state.skip_norm, step, norm_record)
         is_off = _is_above(norm_record)
-        memory, old = state.skip_value, state.skip_record[name]
-        _check_record(old, has_value=value_rule is not None)
+        memory, old = state.skip_loss, state.skip_record[name]
+        _check_record(old, has_loss=loss_rule is not None)
         record = old
-        if value_rule is not None:
-            value = loss_in(extra_args)
+        if loss_rule is not None:
+            loss = loss_in(extra_args)
             limit, memory = loss_threshold(
-                value_rule, memory, value, state.skip_norm.clip_step,
+                loss_rule, memory, loss, state.skip_norm.clip_step,
                 updates, params, extra_args,
             )  # fmt: skip
-            # The comparison is negated, since `value > limit` is false for NaN limits.
-            is_off = is_off | ~jnp.isfinite(value) | ~(value <= limit)
-            record = record._replace(skip_value=value, skip_value_threshold=limit)
+            # The comparison is negated, since `loss > limit` is false for NaN limits.
+            is_off = is_off | ~jnp.isfinite(loss) | ~(loss <= limit)
+            record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         skipped = is_off
         if max_consecutive is not None:
             skipped = is_off & (old.skip_consecutive < max_consecutive)
@@ -181,7 +181,7 @@ def skip(
                 skipped, state.skip_norm.clip_memory, seen.clip_memory
             )
             seen = seen._replace(clip_memory=unlearned)
-            memory = _select_tree(skipped, state.skip_value, memory)
+            memory = _select_tree(skipped, state.skip_loss, memory)
         # `inner` receives zeros in a skipped step, so that a NaN neither raises an
         # error there nor makes derivatives NaN.
         inner_input = _zero_if(skipped, updates)
@@ -203,10 +203,10 @@ def skip(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _check_record(record: SkipRecord, *, has_value: bool) -> None:
-    """Raise if the record is from a `skip` that differs in `max_value`."""
-    if (record.skip_value is not None) != has_value:
-        wanted = f"the state of a skip with{'' if has_value else 'out'} max_value"
+def _check_record(record: SkipRecord, *, has_loss: bool) -> None:
+    """Raise if the record is from a `skip` that differs in `max_loss`."""
+    if (record.skip_loss is not None) != has_loss:
+        wanted = f"the state of a skip with{'' if has_loss else 'out'} max_loss"
         advice = "Pass the state returned by this transformation's init."
         raise ValueError(_validate.must_be("state", wanted, record, advice))
 

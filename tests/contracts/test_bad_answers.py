@@ -163,7 +163,7 @@ LEAF, QUANTILE = optclip.clip_by_norm(1.0), optclip.clip_by_norm(thresholds.quan
 FOREIGN = "must find its own memory in the state, .*got"
 FIXED, OF_LEAVES = WHOLE(2.0), WHOLE(2.0, record="leaves")
 OTHER_RECORD = "`state` must have been made .* same `record=`.*Pass"
-EMA, BY_LOSS = thresholds.ema(), optclip.skip(FIXED, max_value=thresholds.quantile(0.5))
+EMA, BY_LOSS = thresholds.ema(), optclip.skip(FIXED, max_loss=thresholds.quantile(0.5))
 ADAM = optax.scale_by_adam()
 CHAIN = optax.chain(ADAM, optax.scale(-0.1))
 BEFORE, BEFORE_CHAIN = (optclip.clip_before(inner, FIXED) for inner in (ADAM, CHAIN))
@@ -218,12 +218,12 @@ PAIR = "the tuple that clip_before's init.*"
                 (optclip.clip_after(FIXED, FIXED), "ClipAfterState"),
             )
         ),
-        (BY_LOSS, optclip.skip(FIXED), V, "state` must be .* skip with max_value, got"),
+        (BY_LOSS, optclip.skip(FIXED), V, "state` must be .* skip with max_loss, got"),
         (
             optclip.skip(FIXED),
             BY_LOSS,
             V,
-            "state` must be .* skip without max_value, got",
+            "state` must be .* skip without max_loss, got",
         ),
         (
             BEFORE,

@@ -226,7 +226,7 @@ ROUTED = [
     (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
     (AXIS, "axis"),
     (HEAD_AXIS, "Heads.axis find_heads.axis Heads.stacked find_heads.stacked"),
-    (RULE, "of_gradients.rule skip.max_value"),
+    (RULE, "of_gradients.rule max_loss"),
     (ARGNUMS, "argnums batch_argnums"),
     (PROJECTION, "query key"),
     (PATTERN, "find_heads.query find_heads.key"),
@@ -572,9 +572,9 @@ MESSAGES = {
         (-3.0, V, "0 skips each step with a gradient, inf only"),
         (jnp.ones(2), T, "one number, optax schedule or rule for the tree"),
     ],
-    "skip.max_value": [
-        ("x", T, "`max_value` must be a number, an array, an optax schedule, a rule"),
-        (math.nan, V, "`max_value` must be a number other than NaN, got nan (float)"),
+    "skip.max_loss": [
+        ("x", T, "`max_loss` must be a number, an array, an optax schedule, a rule"),
+        (math.nan, V, "`max_loss` must be a number other than NaN, got nan (float)"),
     ],
     **{
         f"recipes.{name}.nonfinite": [

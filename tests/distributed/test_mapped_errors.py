@@ -93,14 +93,14 @@ def test_clip_unreduced_gradient_raises():
             jax.eval_shape(clip, x)
 
 
-def test_skip_value_that_differs_by_device_raises():
+def test_skip_loss_that_differs_by_device_raises():
     """All devices skip or none, so the loss must be the same on all."""
 
     def step(tree, average=lambda loss: loss):
         tx = optclip.recipes.olmo_skip(optax.sgd(1.0), window=4)
         loss = average(lax.axis_index("data") + 2.0)
         updates, state = tx.update(tree, tx.init(tree), value=loss)
-        return updates, optclip.metrics(state)["skip/value"]
+        return updates, optclip.metrics(state)["skip/loss"]
 
     with pytest.raises(ValueError, match=r"`value` varies .*pmean\(value, \('data',\)"):
         mapped(step, (SPECS, P()))(TREE)

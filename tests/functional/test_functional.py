@@ -70,7 +70,7 @@ def test_integer_beyond_32_bits_equals_float(number):
     x = np.float32([3.0, 4.0])
 
     def outs(c):
-        skip = optclip.skip(optax.identity(), max_value=1.0)
+        skip = optclip.skip(optax.identity(), max_loss=1.0)
         band = optclip.responses.band(0.5, max_growth=c)
         given = [
             optclip.clip_by_global_norm(thresholds.zscore(max_norm=c)),

@@ -35,7 +35,7 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
         _, state = update(jax.tree.map(lambda x, s=scale: s * x, grads), state)
     expected = "clip: norm 5, threshold 2.5, coefficient 0.5, clipped in 25% of 4 steps"
     found = optclip.metrics(state)
-    for step in (state, found, jax.device_get(found), {**found, "time": "now"}):
+    for step in (state, found, jax.device_get(found), {**found, "train/loss": "?"}):
         assert optclip.summary(step) == expected
 
 
@@ -63,7 +63,7 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
             "skip: norm 5, threshold 4, skipped 2 of 4 steps",
         ),
         (
-            {"skip/norm": 5.0, "skip/skipped": 1, "skip/value": 9.0, "skip/value_threshold": 3.0},
+            {"skip/norm": 5.0, "skip/skipped": 1, "skip/loss": 9.0, "skip/loss_threshold": 3.0},
             "skip: norm 5, loss 9, its threshold 3, skipped 1 of the steps",
         ),
         # 0% means none, and 100% means all.

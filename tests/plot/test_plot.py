@@ -135,11 +135,11 @@ def test_history_may_be_steps_stacked_or_a_file(history, tmp_path):
 
 @pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.heatmap])
 def test_history_with_other_keys_is_read_by_step(draw):
-    """The history has text, cotangents, every tenth step, and a number of one step."""
+    """The history has text, cotangents, every tenth step, and numbers of one step."""
     others = {"loss": "?", **optclip.metrics(optclip.cotangent_probe())}
     tx = optclip.clip_by_group_norm(1.0, {"a": "first", "b": "second"})
     found = [
-        {**h, **others, "step": 10 * i} | ({} if i else {"held": 1})
+        {**h, **others, "step": 10 * i} | ({} if i else {"held": 1, "eval/loss": 2})
         for i, h in enumerate(steps.unstacked(recorded(tx)))
     ]
     if draw is plot.heatmap:

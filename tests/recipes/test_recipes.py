@@ -175,7 +175,7 @@ def test_injected_hyperparameter_gives_same_updates(name):
         ("auto_s sclip spectra", "response", "^`response` must be omitted, since this"),
         ("clippy", "norm", "^`norm` must be omitted, since this method sets it"),
         ("spectra", "eps", "^`eps` must be omitted, since this method sets it"),
-        ("olmo_skip", "max_value", "^`max_value` must be omitted, since this method"),
+        ("olmo_skip", "max_loss", "^`max_loss` must be omitted, since this method"),
         ("zclip spam olmo_skip stable_adamw", "strickt", "Unknown option strickt=1. "),
         ("zclip spectra", "norm_mask", "Unknown option norm_mask=1. .*'mask'"),
         ("zclip spam olmo_skip stable_adamw", "threshold", "Unknown option threshold=1. "),

@@ -73,7 +73,7 @@ def test_skip_metrics_count_skipped_steps():
             *([100.0] * 5 + [np.nan] * 2, np.ones(7), [0, 0, 1, 0, 0, 1, 0]),
         ),
         # A loss may be negative.
-        ({"max_value": -1.0}, np.ones(3), [-2.0, -0.5, -1.0], [1, 0, 1]),
+        ({"max_loss": -1.0}, np.ones(3), [-2.0, -0.5, -1.0], [1, 0, 1]),
     ],
 )
 def test_skip_by_numbers_takes_steps_below_them(limits, sizes, values, expected):
@@ -87,7 +87,7 @@ SHIFT = [1.0, 1.1, 0.9, 50.0, 50.0, 50.0, 50.0]
 @pytest.mark.parametrize(("learns", "skipped"), [(True, 1), (False, 4)])
 def test_skip_after_lasting_change_ends_if_it_learns(learns, skipped):
     rule = thresholds.mean_plus_std(3.0, window=4, warmup=3)
-    for limits in ({"max_norm": rule}, {"max_value": rule}):
+    for limits in ({"max_norm": rule}, {"max_loss": rule}):
         tx = optclip.skip(SGD, **limits, learn_skipped=learns)
         of_norm = "max_norm" in limits
         sizes = SHIFT if of_norm else np.ones(7)
@@ -101,21 +101,21 @@ def test_skip_by_loss_skips_high_and_nonfinite_losses(scale, name):
     rule = thresholds.mean_plus_std(6.0, window=8, warmup=3, ddof=1)
     spike, bad = 3.0 + 10.0 * scale, (np.nan, np.inf, -np.inf)
     losses = np.array([3.0, 3.1, 2.9, 3.0, spike, 3.05, *bad, 3.0])
-    tx = optclip.skip(SGD, max_value=rule)
+    tx = optclip.skip(SGD, max_loss=rule)
     updates, states = run(tx, np.ones(10), **{name: losses * scale})
     assert taken(updates) == [1, 1, 1, 1, 0, 1, 0, 0, 0, 1]
-    assert optclip.metrics(states[0])["skip/value_threshold"] == np.inf
-    assert optclip.metrics(states[5])["skip/value"] == np.float32(3.05 * scale)
+    assert optclip.metrics(states[0])["skip/loss_threshold"] == np.inf
+    assert optclip.metrics(states[5])["skip/loss"] == np.float32(3.05 * scale)
 
 
 def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
     tx = optclip.skip(
         SGD,
         max_norm=lambda step: jnp.where(step == 3, np.nan, 10.0),
-        max_value=lambda step: jnp.where(step == 4, np.nan, 10.0 * step),
+        max_loss=lambda step: jnp.where(step == 4, np.nan, 10.0 * step),
     )
     updates, states = run(tx, np.ones(6), value=[1.0, 1.0, 21.0, 1.0, 1.0, 1.0])
-    limits = [optclip.metrics(state)["skip/value_threshold"] for state in states]
+    limits = [optclip.metrics(state)["skip/loss_threshold"] for state in states]
     np.testing.assert_array_equal(limits, [0, 10, 20, 30, np.nan, 50])
     assert taken(updates) == [0, 1, 0, 0, 0, 1]
 
@@ -128,13 +128,13 @@ def test_skip_by_schedule_follows_steps_and_skips_if_it_is_nan():
         (
             thresholds.relative_to_params(),
             {"value": 1.0},
-            "`max_value` must be .*got Relative.*Try",
+            "`max_loss` must be .*got Relative.*Try",
         ),
-        (np.ones(3), {"value": 1.0}, "`max_value` must be one number per step"),
+        (np.ones(3), {"value": 1.0}, "`max_loss` must be one number per step"),
     ],
 )
 def test_skip_by_loss_rejects_other_values(limit, extra, words):
-    tx = optclip.skip(SGD, max_value=limit)
+    tx = optclip.skip(SGD, max_loss=limit)
     with pytest.raises(ValueError, match=words):
         jax.eval_shape(lambda: tx.update(PARAMS, tx.init(PARAMS), PARAMS, **extra))
 
