@@ -82,14 +82,8 @@ class Measurement(abc.ABC):
     """
 
     is_entrywise: bool = False
-
-    @property
-    def is_a_mean(self) -> bool:
-        return False
-
-    @property
-    def remembers(self) -> bool:
-        return False
+    is_a_mean: bool = False
+    remembers: bool = False
 
     @abc.abstractmethod
     def measure(
@@ -151,11 +145,7 @@ class Norm(Measurement):
         if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
             raise ValueError(_validate.must_be("ord", wanted, self.ord))
         _validate.fraction("per_count", self.per_count)
-
-    @property
-    def is_a_mean(self) -> bool:
-        """Return whether the norm is divided by a power of the number of elements."""
-        return self.per_count > 0
+        object.__setattr__(self, "is_a_mean", self.per_count > 0)
 
     def measure(
         self,

@@ -19,7 +19,7 @@ def olmo_skip(
     sigma: Number = 6.0,
     window: int = 128,
     *,
-    use_value: bool = True,
+    use_loss: bool = True,
     **options: Unpack[SkipOptions],
 ) -> optax.GradientTransformationExtraArgs:
     """Skip steps whose norm or loss exceeds its mean plus 6 deviations (OLMo).
@@ -43,7 +43,7 @@ def olmo_skip(
       inner: The optimizer to wrap. Default: `optax.scale_by_adam()`.
       sigma: Number of standard deviations.
       window: Number of past norms and losses. The first half skips nothing.
-      use_value: Whether to check the loss; `update` then requires `value` or `loss`.
+      use_loss: Whether to check the loss; `update` then requires `value` or `loss`.
       options: Options of `optclip.skip`, listed in `typing.SkipOptions`.
 
     Returns:
@@ -61,11 +61,11 @@ def olmo_skip(
       Levanter have the same defaults.
     """
     _validate.plain("sigma", sigma)
-    _validate.flag("use_value", use_value)
+    _validate.flag("use_loss", use_loss)
     _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
-    limits = {"max_norm": rule, "max_loss": rule if use_value else None}
+    limits = {"max_norm": rule, "max_loss": rule if use_loss else None}
     return build(skip, options, _adam_if_none(inner), **limits)
 
 

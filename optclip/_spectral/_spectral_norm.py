@@ -53,11 +53,8 @@ class Spectral(Measurement):
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, ("exact", "power_iteration"))
         _validate.length("steps", self.steps)
-
-    @property
-    def remembers(self) -> bool:
-        """Return whether a measurement starts from the vectors of the previous step."""
-        return self.method == "power_iteration"
+        # The power iteration starts from the vectors of the previous step.
+        object.__setattr__(self, "remembers", self.method == "power_iteration")
 
     def measure(
         self,

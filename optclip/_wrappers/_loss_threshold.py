@@ -38,7 +38,7 @@ def loss_in(extra: dict[str, Any]) -> jax.Array:
         advice = (
             "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
             " Flax's TrainState.apply_gradients does not forward it. Without a loss,"
-            " omit max_loss; for olmo_skip pass use_value=False."
+            " omit max_loss; for olmo_skip pass use_loss=False."
         )
         name = "loss" if extra.get("value") is None and value is not None else "value"
         raise ValueError(_validate.must_be(name, wanted, value, advice))

@@ -175,7 +175,7 @@ CALLS = {
     "plot.heatmap": ({"history": HISTORY}, close),
     "plot.runs": ({"histories": {"one": HISTORY}, "part": "a"}, close),
     "plot.save": ({"history": HISTORY, "path": os.devnull}, use),
-    "recipes.olmo_skip": ({"use_value": False}, use),
+    "recipes.olmo_skip": ({"use_loss": False}, use),
 }
 CALLS |= {
     f"functional.{name}": (arguments | {"tree": TREE}, use)
@@ -221,7 +221,7 @@ ROUTED = [
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
     (THRESHOLD, "threshold"),
     (BOUND, "lower upper"),
-    (FLAG, "by_group has_aux learn_skipped skip_spikes strict use_value"),
+    (FLAG, "by_group has_aux learn_skipped skip_spikes strict use_loss"),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
     (AXIS, "axis"),
