@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "gather",
     "api_pages",
+    "autodoc_fixes",
     "code_breaks",
     "image_links",
     "long_outputs",
@@ -27,7 +28,6 @@ extensions = [
     "returns",
     "source_links",
     "table_layout",
-    "type_names",
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
@@ -43,6 +43,13 @@ napoleon_custom_sections = ["Guarantees", "Edge cases"]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_typehints_format = "short"
+# Signatures name these as code does, instead of a union or of a private module.
+autodoc_type_aliases = {
+    "Axes": "~matplotlib.axes.Axes",
+    "jax.Array": "~jax.Array",
+    "optax.GradientTransformation": "~optax.GradientTransformation",
+    "optax.GradientTransformationExtraArgs": "~optax.GradientTransformationExtraArgs",
+} | {name: f"~optclip.typing.{name}" for name in optclip.typing.__all__}
 python_maximum_signature_line_length = 80
 
 # Lists of the names of other sites are fetched where the site is published. Elsewhere
@@ -60,7 +67,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|jax|matplotlib|numpy|optax|os|typing)\..*"),
     # A public function may return an object of a private class, such as `Axes`.
     ("py:class", r"optclip\..*\._.*"),
-    ("py:class", "Axes|Measure"),
+    ("py:class", "Measure"),
 ]
 
 # What is copied is what is typed: no prompts, nothing that is printed.
