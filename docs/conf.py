@@ -25,7 +25,6 @@ extensions = [
     "image_links",
     "long_outputs",
     "name_links",
-    "returns",
     "source_links",
     "table_layout",
 ]

@@ -66,8 +66,8 @@ def clip_by(
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
-      The clipped tree, and the norms before clipping: a scalar for the tree, a dict by
-      label for groups, otherwise a tree.
+      The clipped tree, and the norms before clipping, which are a scalar for the tree,
+      a dict by label for groups, otherwise a tree.
 
     Raises:
       ValueError: `threshold` is negative or NaN, or does not broadcast to the norms;
@@ -111,7 +111,7 @@ def global_norm(
       mask: Leaves to measure: a tree of bools or a function. Default: all.
 
     Returns:
-      A scalar: float32, or float64 if a leaf is float64. It is 0 for a tree without
+      A float32 scalar, or float64 if a leaf is float64. It is 0 for a tree without
       numbers, inf above the largest float, and NaN or inf if an element is.
 
     Guarantees:
@@ -163,7 +163,7 @@ def clip_by_global_norm(
       axis_name: Mapped axes that split the leaves. Default: read from their types.
 
     Returns:
-      The clipped tree, and the norm before clipping: a scalar, float32 or wider.
+      The clipped tree, and the norm before clipping, a scalar, float32 or wider.
 
     Raises:
       ValueError: `strict` is combined with `use_norm`, whose rounding error is unknown.

@@ -160,8 +160,8 @@ class QuantileThreshold:
             `"zero_out"` or `"replace_one"`.
 
         Returns:
-          A float: the standard deviation of the gradient noise divided by the
-          sensitivity.
+          The standard deviation of the gradient noise divided by the sensitivity, a
+          float.
 
         Raises:
           ValueError: `count_noise` is so small that the count alone exceeds the budget.

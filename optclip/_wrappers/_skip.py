@@ -90,8 +90,8 @@ def skip(
       name: Key prefix in `optclip.metrics`.
 
     Returns:
-      A transformation. Wrap the whole optimizer, or place it last in a chain: later
-      transformations receive zeros in skipped steps.
+      A transformation. Wrap the whole optimizer, or place it last in a chain;
+      later transformations receive zeros in skipped steps.
 
       `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped` and
       others. Clipping inside `inner` records only the accepted steps.
