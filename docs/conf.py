@@ -30,6 +30,8 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
+# Docstrings write code in single backticks; `name_links` links names in it.
+default_role = "literal"
 
 # The notebooks keep their outputs; the nox session `examples` runs them. The site
 # collapses cells tagged "hide-input".

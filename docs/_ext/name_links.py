@@ -1,7 +1,6 @@
 """Public names in backticks lead to their pages, in docstrings and in pages alike.
 
-Docstrings write names as `name`, which reStructuredText takes for a title; here it is
-code. A name stands for itself in full (`optclip.clip_by`), by its module
+A name stands for itself in full (`optclip.clip_by`), by its module
 (`thresholds.ema`), and in the pages of the API bare (`clip_by`): first one of the same
 module, then one of `optclip`, then one of any. Calls count, `recipes.zclip(z=3.0)`,
 and so does `help(optclip.skip)`.
@@ -12,26 +11,13 @@ import re
 from api_pages import modules, public
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.transforms import SphinxTransform
 from sphinx.util.nodes import make_refnode
 
 CALL = re.compile(r"([\w.]+)(\(.*\))?", re.DOTALL)
 
 
-class Code(SphinxTransform):
-    """What single backticks hold in a docstring is code."""
-
-    default_priority = 400
-
-    def apply(self, **kwargs: object) -> None:
-        """Replace all in one document."""
-        for node in list(self.document.findall(nodes.title_reference)):
-            node.replace_self(nodes.literal("", node.astext()))
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Mark code as it is read, link it as it is written."""
-    app.add_transform(Code)
+    """Link names as pages are written."""
     app.connect("doctree-resolved", link)
     return {"parallel_read_safe": True}
 
