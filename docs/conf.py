@@ -15,11 +15,11 @@ version = release = optclip.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "gather",
-    "api_pages",
     "autodoc_fixes",
     "code_breaks",
     "image_links",
@@ -28,6 +28,7 @@ extensions = [
     "source_links",
     "table_layout",
 ]
+templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 nitpicky = True
 # Docstrings write code in single backticks; `name_links` links names in it.
@@ -40,6 +41,14 @@ nb_merge_streams = True
 myst_enable_extensions = ["tasklist"]
 myst_heading_anchors = 3
 
+# On some file systems the page of a class would replace that of a function.
+autosummary_filename_map = {
+    f"optclip.{name}": f"optclip.{name}-class"
+    for name in ("responses.Band", "responses.Detached", "thresholds.Bounds")
+}
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+autodoc_default_options = {"no-value": True}
 napoleon_custom_sections = ["Guarantees", "Edge cases"]
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
@@ -66,7 +75,7 @@ intersphinx_mapping = {
 intersphinx_mapping = intersphinx_mapping if online else {}
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|jax|matplotlib|numpy|optax|os|typing)\..*"),
-    # A public function may return an object of a private class, such as `Axes`.
+    # A public function may return an object of a private class, such as `Groups`.
     ("py:class", r"optclip\..*\._.*"),
     ("py:class", "Measure"),
 ]

@@ -3,14 +3,29 @@
 import re
 
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
-ALIAS = re.compile(r"TypeAliasForwardRef\('(.*?)'\)")
+STAND_IN = re.compile(r"TypeAliasForwardRef\('(.*?)'\)")
+INDEX = re.compile(r"^Index::\n+(?: .*\n+)+", re.MULTILINE)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Correct signatures."""
+    """Add the texts of type aliases, and correct one docstring and signatures."""
+    # Autodoc seeks the string below an assignment in the module that is documented.
+    texts = ModuleAnalyzer.for_module("optclip._typing._aliases").find_attr_docs()
+    ModuleAnalyzer.for_module("optclip.typing").find_attr_docs().update(texts)
+    # Before Napoleon, whose priority is 500.
+    app.connect("autodoc-process-docstring", without_index, priority=400)
     app.connect("autodoc-process-signature", with_aliases)
     return {"parallel_read_safe": True}
+
+
+def without_index(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Delete the index from the docstring of `optclip`; its page has a list."""
+    if name == "optclip":
+        lines[:] = INDEX.sub("", "\n".join(lines)).split("\n")
 
 
 def with_aliases(
@@ -26,5 +41,5 @@ def with_aliases(
     Sphinx 9 prints the `repr` of an object of its own, and `Callable[[...], Any]`.
     """
     return tuple(
-        part and ALIAS.sub(r"\1", part).replace("[[...]", "[...") for part in parts
+        part and STAND_IN.sub(r"\1", part).replace("[[...]", "[...") for part in parts
     )

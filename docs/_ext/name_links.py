@@ -8,9 +8,9 @@ and so does `help(optclip.skip)`.
 
 import re
 
-from api_pages import modules, public
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.python import ObjectEntry
 from sphinx.util.nodes import make_refnode
 
 CALL = re.compile(r"([\w.]+)(\(.*\))?", re.DOTALL)
@@ -24,34 +24,33 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 def link(app: Sphinx, document: nodes.document, docname: str) -> None:
     """Make each a link to the page of its name."""
-    homes, own = public(), {module.__name__ for module in modules()}
+    described = app.env.domains.python_domain.objects
     for node in list(document.findall(nodes.literal)):
         if isinstance(node.parent, (nodes.reference, nodes.title)):
             continue
-        name = find(node.astext(), docname, set(homes))
-        if name and docname != homes[name]:
-            there = homes[name], f"module-{name}" if name in own else name
+        name = find(node.astext(), docname, described)
+        if name and docname != described[name].docname:
+            there = described[name].docname, described[name].node_id
             new = make_refnode(app.builder, docname, *there, node.deepcopy(), name)
             node.replace_self(new)
 
 
-def find(text: str, docname: str, known: set[str]) -> str | None:
+def find(text: str, docname: str, described: dict[str, ObjectEntry]) -> str | None:
     """The public name that a piece of code on this page means, in full."""
     called = CALL.fullmatch(re.sub(r"^help\((.*)\)$", r"\1", text))
     if not called:
         return None
-    name = re.sub(r"^(optclip|F)\b", _in_full, called[1])
+    name = re.sub(r"^F\b", "optclip.functional", called[1])
     tried = [name]
     if "." in name:
         tried.append(f"optclip.{name}")
     elif docname.startswith("api/"):
         own = docname.removeprefix("api/")
-        places = [own, own.rpartition(".")[0], *(m.__name__ for m in modules())]
+        modules = sorted(
+            n for n, found in described.items() if found.objtype == "module"
+        )
+        places = [own, own.rpartition(".")[0], *modules]
         tried += [f"{place}.{name}" for place in places]
     else:
         tried.append(f"optclip.recipes.{name}")
-    return next((full for full in tried if full in known), None)
-
-
-def _in_full(prefix: re.Match[str]) -> str:
-    return {"F": "optclip.functional"}.get(prefix[0], prefix[0])
+    return next((full for full in tried if full in described), None)

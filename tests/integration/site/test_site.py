@@ -72,6 +72,16 @@ def test_public_names_have_pages(pages):
     assert not [name for name in NAMES if not has_page(name)]
 
 
+def test_index_lists_public_names(pages):
+    links = pages["api/index.html"].links
+    names = [f"optclip.{name}" for name in optclip.__all__]
+    assert not [
+        name
+        for name in names
+        if links.isdisjoint([f"{name}.html#{name}", f"{name}.html#module-{name}"])
+    ]
+
+
 def test_page_names_differ_without_case(pages):
     """On macOS and Windows, the pages `Drop` and `drop` would be the same file."""
     assert len({page.lower() for page in pages}) == len(pages) > len(NAMES)
@@ -129,7 +139,7 @@ def test_site_loads_no_external_resource(pages):
             'href="../_modules/optclip/_scopes/_groups.html#groups"',
         ),
         (
-            "api/optclip.responses.Smooth-class.html",
+            "api/optclip.responses.Smooth.html",
             'href="../_modules/optclip/_responses/_responses.html#Smooth"',
         ),
     ],
