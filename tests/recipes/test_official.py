@@ -1,6 +1,6 @@
 """Compare whole methods with values that their authors' own code computed.
 
-`python -m tools.official` made the JSON files. Where the authors' code deviates from
+`python -m tests.recipes.official` made the JSON files. Where the authors' code deviates from
 their paper, the test names and excludes the difference.
 """
 
@@ -15,10 +15,7 @@ import pytest
 
 import optclip
 from optclip import recipes, thresholds
-from tests.support import covering, helpers
-from tests.support.running_rules import DIRECTION
-from tests.support.steps import over_steps, unstacked
-from tools.official import (
+from tests.recipes.official import (
     agc,
     aggc,
     autoclip,
@@ -30,6 +27,9 @@ from tools.official import (
     spectra,
     stable_spam,
 )
+from tests.support import covering, helpers
+from tests.support.running_rules import DIRECTION
+from tests.support.steps import over_steps, unstacked
 
 FOLDER = pathlib.Path(__file__).with_name("official")
 

@@ -9,7 +9,7 @@ import pathlib
 import runpy
 from typing import Any
 
-from tools.official.spam import START, gradients, listed
+from tests.recipes.official.spam import START, gradients, listed
 
 OPTIONS = {
     "plain": {"update_proj_gap": 0},

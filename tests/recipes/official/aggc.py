@@ -8,7 +8,7 @@ import pathlib
 import runpy
 from typing import Any
 
-from tools.official.spam import START, gradients, listed
+from tests.recipes.official.spam import START, gradients, listed
 
 GROUPS = ("q_proj", "k_proj", "v_proj")
 STEPS = 100
