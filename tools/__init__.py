@@ -1,1 +1,1 @@
-"""Programs that are not tests: measurements, generated pages, mutation testing."""
+"""Programs that are not tests: measurements, lists, mutation testing."""

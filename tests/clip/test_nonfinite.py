@@ -16,12 +16,12 @@ from jax.experimental import checkify
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
+from docs.plots_and_tables import nonfinite_table
 from optclip import functional as F
 from tests.support import covering, helpers
 from tests.support import nonfinite_cells as nf
 from tests.support.leaf_kinds import FLOATS
 from tests.support.registry import LargestSoFar
-from tools import nonfinite_table
 
 OVER = {
     "tree": "tree",
@@ -118,7 +118,7 @@ def test_pure_functions_apply_policy():
 
 
 def test_nonfinite_page_contains_current_table():
-    """If not, run `python -m tools.nonfinite_table`."""
+    """If not, run `python -m docs.plots_and_tables.nonfinite_table`."""
     page = nonfinite_table.PAGE.read_text()
     assert nonfinite_table.table() in page
     assert page == nonfinite_table.with_table(page)

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import optax
 
-from tools.comparison import page
+from docs.plots_and_tables.comparison import page
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 

@@ -2,7 +2,8 @@
 
 `expected` computes each outcome in NumPy float64 from the definition of each policy.
 `tests/clip/test_nonfinite.py` compares the transformations with it, and
-`tools/nonfinite_table.py` writes the table of `docs/nan_and_inf.md` from it.
+`docs.plots_and_tables.nonfinite_table` writes the table of `docs/nan_and_inf.md` from
+it.
 """
 
 import dataclasses

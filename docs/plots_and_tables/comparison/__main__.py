@@ -1,8 +1,11 @@
-"""Write the table of docs/migrating.md: `python -m tools.comparison`."""
+"""Write the table of `docs/migrating.md`.
+
+Run `python -m docs.plots_and_tables.comparison`.
+"""
 
 import jax
 
-from tools.comparison import page
+from docs.plots_and_tables.comparison import page
 
 if __name__ == "__main__":
     # Two rows shard their updates over eight devices, which JAX simulates on a CPU.

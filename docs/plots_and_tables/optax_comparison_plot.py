@@ -1,7 +1,7 @@
 """Plot 1,000 steps with optax's and with optclip's clipping, in float32 and bfloat16.
 
-`python -m tools.optax_comparison_plot` draws `docs/images/both_clips.png` and prints
-the figures that `docs/migrating.md` states.
+`python -m docs.plots_and_tables.optax_comparison_plot` draws
+`docs/images/both_clips.png` and prints the figures that `docs/migrating.md` states.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import optax
 
 import optclip
 
-PLOT = pathlib.Path(__file__).parents[1] / "docs" / "images" / "both_clips.png"
+PLOT = pathlib.Path(__file__).parents[1] / "images" / "both_clips.png"
 STEPS, LAYERS, WIDTH, MAX_NORM = 1000, 48, 32, 0.1
 CLIPS = {
     "optax": optax.clip_by_global_norm(MAX_NORM),

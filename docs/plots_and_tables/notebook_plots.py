@@ -1,7 +1,7 @@
 """Extract the plots of `docs/monitoring_and_plots.md` from a notebook.
 
 A line such as `plot.norms(...)  # plot_norms.png` names the plot of its cell.
-`python -m tools.notebook_plots` writes the files.
+`python -m docs.plots_and_tables.notebook_plots` writes the files.
 """
 
 import base64
@@ -10,7 +10,7 @@ import re
 
 import nbformat
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "07_choosing_a_method.ipynb"
 IMAGES = ROOT / "docs" / "images"
 

@@ -1,7 +1,7 @@
 """Draw the chart of docs/benchmarks.md: time and memory of an AdamW step of GPT-2.
 
-`python -m tools.step_chart` writes `docs/images/adamw_step.png` from the results in
-`benchmarks/results/cpu.json`.
+`python -m docs.plots_and_tables.step_chart` writes `docs/images/adamw_step.png` from
+the results in `benchmarks/results/cpu.json`.
 """
 
 import json
@@ -10,7 +10,7 @@ import pathlib
 import matplotlib as mpl
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "docs" / "images" / "adamw_step.png"
 CONTENDERS = {"unclipped": "#999999", "optclip": "#0072b2", "optax": "#d55e00"}
 SETTINGS = {

@@ -10,9 +10,8 @@ import numpy as np
 import optax
 
 import optclip
-from optclip import functional as F
-from tools.comparison import show
-from tools.comparison.sides import (
+from docs.plots_and_tables.comparison import show
+from docs.plots_and_tables.comparison.sides import (
     Side,
     X,
     above_the_bound,
@@ -27,6 +26,7 @@ from tools.comparison.sides import (
     scanned,
     slope,
 )
+from optclip import functional as F
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Write the table of `docs/nan_and_inf.md`: `python -m tools.nonfinite_table`.
+"""Write the table of `docs/nan_and_inf.md`.
+
+Run `python -m docs.plots_and_tables.nonfinite_table`.
 
 The page states in a sentence how the other policies differ from this one.
 `tests/clip/test_nonfinite.py` tests the cells of every policy.
@@ -19,7 +21,7 @@ from tests.support.nonfinite_cells import (
     unit,
 )
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "nan_and_inf.md"
+PAGE = pathlib.Path(__file__).resolve().parents[1] / "nan_and_inf.md"
 # The same for every scope.
 OFF_PAGE = {"all", "mask"}
 

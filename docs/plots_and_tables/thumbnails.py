@@ -1,7 +1,7 @@
 """Shrink a plot of each notebook and example to a thumbnail for the gallery.
 
-`python -m tools.thumbnails` writes `docs/images/thumbnails`, from the plots that the
-notebooks store and from `docs/images`.
+`python -m docs.plots_and_tables.thumbnails` writes `docs/images/thumbnails`, from the
+plots that the notebooks store and from `docs/images`.
 """
 
 import base64
@@ -11,7 +11,7 @@ import pathlib
 import nbformat
 from PIL import Image
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
 WIDTH = 480
 # Plots need few colors, and a palette makes files small.

@@ -9,11 +9,11 @@ from typing import Any
 
 import optax
 
-from tools.comparison import show
-from tools.comparison.rows import ROWS, Row
-from tools.comparison.sides import Side
+from docs.plots_and_tables.comparison import show
+from docs.plots_and_tables.comparison.rows import ROWS, Row
+from docs.plots_and_tables.comparison.sides import Side
 
-PATH = pathlib.Path(__file__).resolve().parents[2] / "docs" / "migrating.md"
+PATH = pathlib.Path(__file__).resolve().parents[2] / "migrating.md"
 MARKED = re.compile(
     r"(?<=<!-- incumbents -->\n).*?(?=<!-- end of incumbents -->)", re.DOTALL
 )

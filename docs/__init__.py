@@ -1,0 +1,1 @@
+"""Pages of the documentation, and programs that make plots and tables of them."""

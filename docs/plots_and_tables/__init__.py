@@ -1,0 +1,1 @@
+"""Programs that draw plots and write tables of the pages in `docs`."""
