@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ from jax import lax
 from . import _formulas
 from ._formulas import Dense, Scaled
 from ._plan import Site, is_inexact
+
+# Rows are numbered in int32.
+_MOST_ROWS = 2**31 - 1
 
 
 def rule_of(site: Site) -> str | None:
@@ -117,7 +121,13 @@ def _takes_rows(site: Site) -> bool:
         and whole
         and indexed == set(numbers.collapsed_slice_dims)
         and not numbers.operand_batching_dims
+        and _are_countable([shape[i] for i in indexed])
     )
+
+
+def _are_countable(sizes: Sequence[Any]) -> bool:
+    """Return whether each tuple of indices has a row number; symbolic sizes count."""
+    return math.prod(n for n in sizes if isinstance(n, int)) <= _MOST_ROWS
 
 
 def _stacked(site: Site) -> list[int]:
@@ -205,6 +215,10 @@ def _arranged_images(site: Site, x: jax.Array, spec: Sequence[int]) -> jax.Array
 def _rows(site: Site, ids: jax.Array, d: jax.Array) -> tuple[jax.Array, jax.Array]:
     params, shape = site.eqn.params, site.eqn.invars[0].aval.shape
     numbers = params["dimension_numbers"]
+    if ids.dtype.itemsize < 4:
+        # A dtype of fewer bits may not hold the number of rows, and JAX wraps integers
+        # of Python, so that existing rows would count as out of range.
+        ids = ids.astype(jnp.int32)
     row, live = jnp.zeros(ids.shape[:-1], jnp.int32), True
     for i, axis in enumerate(numbers.start_index_map):
         one, last = ids[..., i], shape[axis] - 1
