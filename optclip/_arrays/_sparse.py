@@ -85,7 +85,13 @@ def _without_duplicates(mat: BCOO) -> BCOO:
     data = _placement.whole(_leaves.widen(mat.data))
     # JAX finds duplicates by sorting, which requires gathered arrays.
     indices = _placement.whole(mat.indices)
-    return with_data(mat, data, indices=indices).sum_duplicates(nse=mat.nse)
+    if indices.dtype.itemsize >= 4:
+        return with_data(mat, data, indices=indices).sum_duplicates(nse=mat.nse)
+    # The index of padding is the size, which a dtype of fewer bits may not hold. As its
+    # data is 0, it may wrap to any index afterwards.
+    wide = with_data(mat, data, indices=indices.astype(jnp.int32))
+    out = wide.sum_duplicates(nse=mat.nse)
+    return with_data(mat, out.data, indices=out.indices.astype(indices.dtype))
 
 
 def _as_it_varies(mat: BCOO, like: BCOO) -> BCOO:

@@ -156,6 +156,17 @@ def test_strict_holds_for_sums_of_duplicates(dtype):
         assert helpers.differs(clipped.data, mat.data)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("int8", 128), ("uint8", 300)])
+def test_duplicates_with_indices_of_few_bits_are_summed(dtype, size):
+    """The dtype cannot hold the size, which JAX uses as the index of padding."""
+    indices = jnp.array([[5], [100], [127], [100]], dtype)
+    mat = BCOO((jnp.array([2.0, 1.0, 1.0, 1.0]), indices), shape=(size,))
+    clipped, norm = helpers.quick_jit(F.clip_by_global_norm)(mat, 1.5)
+    np.testing.assert_allclose(norm, 3.0, rtol=1e-6)
+    np.testing.assert_allclose(dense(clipped), dense(mat) / 2, rtol=1e-6)
+    assert clipped.indices.dtype == dtype
+
+
 def test_duplicates_below_threshold_are_bit_identical():
     """They are neither summed nor rounded."""
     mat = rows([[1, 1], [2, 3], [0.0041, 1]], "bfloat16")
