@@ -213,6 +213,10 @@ def _laid_out(clip: Clip, squares: PyTree) -> tuple[Layout, list[jax.Array]]:
         members[block].append(leaves[i])
     norms = []
     for block_squares in members:
+        if not block_squares:
+            # The gradient of a group without leaves is empty.
+            norms.append(jnp.zeros((), jnp.float32))
+            continue
         most = functools.reduce(jnp.maximum, [x.exponent for x in block_squares])
         total = functools.reduce(jnp.add, [x.at(most) for x in block_squares])
         norm = _formulas.shifted(_numerics.root(total), most)

@@ -68,7 +68,9 @@ def measured(source: Source, bound: Bound, clip: Clip) -> OfMicrobatch:
     def function(examples: PyTree, padding: jax.Array) -> tuple[None, PyTree]:
         back = _checked_backward(source, examples, strict=False)
         of_one = functools.partial(bound.norms_of_squares, clip)
-        norms = jax.vmap(of_one)(scaled_squares(back))
+        # Without leaves, the squares do not contain the number of examples.
+        of_all = jax.vmap(of_one, axis_size=len(back.values))
+        norms = of_all(scaled_squares(back))
         return None, jax.vmap(without_padding)((back.values, norms), padding)
 
     return function

@@ -38,6 +38,24 @@ def test_auto_takes_method_with_less_memory(make):
     assert make(dense).plan(w, x).method == "vmap"
 
 
+@pytest.mark.parametrize(
+    ("params", "over"),
+    [({}, "tree"), ({"w": ONES, "v": None}, optclip.groups({"w": "a", "v": "b"}))],
+    ids=["none", "group"],
+)
+def test_ghost_without_leaves_equals_vmap(params, over):
+    def loss(p, x):
+        return jnp.sum(x) + sum(linear(w, x) for w in jax.tree.leaves(p))
+
+    threshold = 1.0 if over == "tree" else {"a": 1.0, "b": 1.0}
+    results = []
+    for method in ("vmap", "ghost"):
+        f = clipped_grad(loss, threshold, method=method, over=over)
+        measure = norms(loss, method=method, over=over)
+        results.append((f(params, BATCH), measure(params, BATCH)))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
 def test_ghost_rejects_complex_parameters_and_auto_takes_vmap():
     params = np.ones(2, np.complex64)
     with pytest.raises(ValueError, match="complex parameters.*method='vmap'"):
