@@ -242,3 +242,11 @@ def lookup(values: PyTree, tree: PyTree) -> PyTree:
     at = dict(zip(flat.paths, flat.leaves, strict=True))
     wanted = _leaves.flatten(tree)
     return wanted.rebuild([at.get(path) for path in wanted.paths])
+
+
+def lacks_leaf(name: str, path: KeyPath, value: PyTree) -> str:
+    """Return the error message for an argument that lacks a leaf of the updates."""
+    wanted = f"a tree with {_leaves.named(path)}, which the updates have"
+    wanted = wanted if path else "one array, as the updates are"
+    advice = "Pass the tree that was differentiated, such as variables['params']."
+    return _validate.must_be(name, wanted, value, advice)

@@ -156,8 +156,7 @@ def clippy(
             if not _leaves.is_floating(u):
                 return u
             if w is None:
-                wanted = f"a tree with {_leaves.named(path)}, which the updates have"
-                raise ValueError(_validate.must_be("params", wanted, seen.params))
+                raise ValueError(_prefix.lacks_leaf("params", path, seen.params))
             size = jnp.abs(_leaves.widen(jnp.asarray(w)))
             least = as_array(absolute).astype(size.dtype)
             allowed = as_array(relative).astype(size.dtype) * size + least

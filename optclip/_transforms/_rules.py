@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _prefix, _validate
+from .._arrays import _leaves, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import broadcast_like
 from .._arrays._packed_state import PerNorm
@@ -117,7 +117,7 @@ class Rules:
                 values[name] = layout.entries(thresholds)
             else:
                 keep = functools.partial(_clipped_norms, clip, name)
-                measure = functools.partial(_norms_of, clip)
+                measure = functools.partial(_norms_of, clip, layout, updates, params)
                 context = Context(keep, measure, params, step, extra, updates)
                 values[name], memory = learned_thresholds(
                     name, rule, layout.treedef, norms, memory, context,
@@ -168,11 +168,59 @@ def _clipped_norms(clip: Clip, name: str, norms: PyTree, thresholds: PyTree) -> 
 
 
 def _norms_of(
-    clip: Clip, tree: PyTree, *, guarded: bool = True
+    clip: Clip,
+    like: Layout,
+    updates: PyTree,
+    params: PyTree,
+    tree: PyTree,
+    *,
+    guarded: bool = True,
 ) -> tuple[TreeDef, Batched]:
+    """Return the norms of a tree like the updates, whose layout is `like`."""
+    if tree is params:
+        _check_leaves(like, params)
     # The tree has its own layout, since parameters may have leaves that updates lack.
-    layout = layout_of(clip, tree)
+    try:
+        layout = layout_of(clip, tree)
+    except ValueError:
+        if tree is params:
+            _check_structure(updates, params)
+        raise
+    if tree is params and layout.treedef != like.treedef:
+        _check_structure(updates, params)
     return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
+
+
+def _check_leaves(like: Layout, params: PyTree) -> None:
+    """Raise unless the parameters have each leaf of the updates that is clipped."""
+    there = {*_leaves.names_of(_leaves.flatten(params).paths)}
+    paths = like.flat.paths
+    names = dict(zip(paths, _leaves.names_of(paths), strict=True))
+    for leaf in like.used():
+        if names[leaf.path] not in there:
+            raise ValueError(_prefix.lacks_leaf("params", leaf.path, params))
+
+
+def _check_structure(updates: PyTree, params: PyTree) -> None:
+    """Raise unless the parameters have the updates' structure, or more below None."""
+    try:
+        _prefix.spread_prefix("params", updates, params, is_leaf=_is_any_leaf)
+    except ValueError:
+        ours, theirs = (_leaves.flatten(tree).paths for tree in (updates, params))
+        missing = [path for path in ours if path not in {*theirs}]
+        if missing:
+            message = _prefix.lacks_leaf("params", missing[0], params)
+            raise ValueError(message) from None
+        more = [path for path in theirs if path not in {*ours}]
+        wanted = "a tree with the structure of the updates"
+        wanted += f", which lack {_leaves.named(more[0])}" if more else ""
+        advice = "The updates may have None there."
+        message = _validate.must_be("params", wanted, params, advice if more else "")
+        raise ValueError(message) from None
+
+
+def _is_any_leaf(x: Any) -> bool:
+    return x is None or _leaves.is_sparse(x) or type(x).__name__ == "MaskedNode"
 
 
 def _rules_over(threshold: Named, clip: Clip) -> PyTree:

@@ -142,6 +142,55 @@ def test_answer_of_user_wrong_is_named(tx, error, words, run):
     assert type(caught.value) is error
 
 
+OF_PARAMS = thresholds.relative_to_params(0.1)
+ONLY_A = {"a": True, "b": False}
+BY_NAME = optclip.by_path(lambda path: path[:1])
+LACKS = "`params` must be a tree with the leaf '{}', which the updates have, got"
+HAS_MORE = "`params` must be a tree .* which lack the leaf 'c', got .*None there"
+
+
+@pytest.mark.parametrize(
+    ("tx", "params", "words"),
+    [
+        # The tree of a Flax module, with its statistics.
+        (optclip.recipes.agc(), {"params": TREE, "c": {}}, LACKS.format("a")),
+        (WHOLE(OF_PARAMS), {"params": TREE, "c": {}}, LACKS.format("a")),
+        (WHOLE(OF_PARAMS), {"a": TREE["a"], "b": None}, LACKS.format("b")),
+        (optclip.clip_by_group_norm(OF_PARAMS, LABELS), {}, LACKS.format("a")),
+        (WHOLE(OF_PARAMS, mask=ONLY_A), {"a": TREE["a"]}, LACKS.format("b")),
+        (WHOLE(OF_PARAMS, mask=ONLY_A), [TREE["a"]], LACKS.format("a")),
+        (optclip.clip_by_norm(OF_PARAMS), TREE | {"c": TREE["b"]}, HAS_MORE),
+        (WHOLE(OF_PARAMS, mask=ONLY_A), TREE | {"c": TREE["b"]}, HAS_MORE),
+        (
+            optclip.clip_by_group_norm(OF_PARAMS, BY_NAME),
+            TREE | {"c": TREE["b"]},
+            HAS_MORE,
+        ),
+    ],
+)
+def test_params_of_another_structure_are_named(tx, params, words):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        tx.update(TREE, tx.init(TREE), params)
+
+
+def test_params_of_one_array_and_of_tree_are_told_apart():
+    tx = WHOLE(OF_PARAMS)
+    with pytest.raises(ValueError, match="`params` must be one array, as the updates"):
+        tx.update(TREE["a"], tx.init(TREE["a"]), TREE)
+
+
+@pytest.mark.parametrize("missing", [None, optax.MaskedNode()], ids=["none", "masked"])
+def test_params_may_have_leaves_without_updates(missing):
+    updates = {"a": TREE["a"], "b": missing}
+    for tx in (optclip.clip_by_norm(OF_PARAMS), optclip.recipes.agc()):
+        clipped, _ = tx.update(updates, tx.init(updates), TREE)
+        assert np.all(np.abs(clipped["a"]) < np.abs(TREE["a"]))
+    # Not clipped, so its parameter is not needed.
+    tx = WHOLE(OF_PARAMS, mask=optclip.by_path(lambda path: path == "a"))
+    clipped, _ = tx.update(TREE, tx.init(TREE), {"a": TREE["a"]})
+    np.testing.assert_array_equal(clipped["b"], TREE["b"])
+
+
 def test_rule_number_as_memory_is_accepted():
     _, state = once(WHOLE(Rule((1.0, 2), 0.0)))
     assert state.clip_memory[0][0] == 2.0
