@@ -29,7 +29,7 @@ _REMOVE = "Remove it, or filter it out with optax.masked or equinox.filter."
 
 @dataclasses.dataclass(frozen=True)
 class Flat:
-    """Hold a flattened pytree, with BCOO matrices as leaves."""
+    """Hold a flattened pytree, with sparse matrices as leaves."""
 
     tree: PyTree
     paths: list[KeyPath]
@@ -45,11 +45,30 @@ class Flat:
 
 
 def is_sparse(leaf: LeafLike) -> bool:
-    """Return whether a leaf is a BCOO matrix."""
-    # Importing it would be slower than all of optclip, and any caller with a BCOO has
-    # imported it.
+    """Return whether a leaf is a sparse matrix of JAX, of any format."""
+    return _is_of_format("JAXSparse", leaf)
+
+
+def _is_of_format(name: str, leaf: LeafLike) -> bool:
+    # Importing it would be slower than all of optclip, and any caller with a sparse
+    # matrix has imported it.
     sparse = sys.modules.get("jax.experimental.sparse")
-    return sparse is not None and isinstance(leaf, getattr(sparse, "BCOO", ()))
+    return sparse is not None and isinstance(leaf, getattr(sparse, name, ()))
+
+
+def check_format(path: KeyPath, leaf: LeafLike) -> None:
+    """Raise if a leaf is a sparse matrix of another format than BCOO.
+
+    JAX registers them as pytrees of numbers and indices, which would be measured apart.
+    """
+    if not is_sparse(leaf) or _is_of_format("BCOO", leaf):
+        return
+    # COO, CSR and CSC have no `to_bcoo`.
+    advice = "Convert it with BCOO.fromdense(matrix.todense(), nse=matrix.nse)."
+    if hasattr(leaf, "to_bcoo"):
+        advice = "Convert it with its .to_bcoo()."
+    wanted = "a dense array or a BCOO matrix"
+    raise TypeError(_validate.must_be(named(path, "The"), wanted, leaf, advice))
 
 
 def flatten(tree: PyTree) -> Flat:
@@ -102,6 +121,7 @@ def flatten_dense(tree: PyTree, reason: str) -> Flat:
     """Flatten a tree; raise with a reason if one of its leaves is sparse."""
     flat = flatten(tree)
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        check_format(path, leaf)
         if is_sparse(leaf):
             raise TypeError(
                 f"{named(path, 'The')} must be dense, got a BCOO matrix, {reason}. Pass"
@@ -117,6 +137,7 @@ def is_clippable(path: KeyPath, leaf: LeafLike) -> bool:
       TypeError: The leaf is not an array or a number; the message names its path.
     """
     if is_sparse(leaf):
+        check_format(path, leaf)
         _check_batches(path, leaf)
         return is_clippable(path, leaf.data)
     if isinstance(leaf, (float, complex)):

@@ -64,6 +64,7 @@ def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
 
 
 def _check_leaf(block: Block, leaf: LeafLike) -> None:
+    _leaves.check_format((), leaf)
     try:
         is_valid = _leaves.is_clippable((), leaf)
     except TypeError:

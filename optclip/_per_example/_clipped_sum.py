@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arrays import _leaves
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
-from ._example_clip import bound_of
+from ._example_clip import bound_of, check_floats
 from ._example_gradients import Source, check_whole
 from ._info import ExampleInfo
 from ._responses import ExampleResponse
@@ -70,6 +71,7 @@ def clipped_sum(
       Optimization", 2021, arXiv:2012.10333 (centered clipping).
     """
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    check_floats(_leaves.flatten(grads))
     check_whole(grads)
     source = Source(lambda grad: (None, None, grad), grads)
     return _clip_then_sum.clipped(source, bound, padding, None)

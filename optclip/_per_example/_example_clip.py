@@ -177,6 +177,7 @@ def check_floats(flat: Flat, advice: str = "Remove it from the tree.") -> None:
                 " take its gradient in a separate call of jax.grad."
             )
     for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        _leaves.check_format(path, leaf)
         if _leaves.is_sparse(leaf) or not _leaves.is_floating(leaf):
             kind = getattr(leaf, "dtype", type(leaf).__name__)
             raise TypeError(

@@ -162,10 +162,11 @@ def clippy(
             allowed = as_array(relative).astype(size.dtype) * size + least
             return _quotient(_leaves.widen(jnp.asarray(u)), allowed)
 
-        reason = "which clippy compares with its parameter element by element"
+        reason = "which clippy compares element by element"
         _leaves.flatten_dense(seen.updates, reason)
         # Updates may be None where parameters are arrays.
         params = _prefix.lookup(seen.params, seen.updates)
+        _leaves.flatten_dense(params, reason)
         return jax.tree.map_with_path(quotient, seen.updates, params)
 
     rule = _UnitQuotient(over_allowed)

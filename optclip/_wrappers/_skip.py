@@ -232,6 +232,7 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
     """Replace numbers, integers and bools by zeros; PRNG keys are unchanged."""
 
     def zeroed(x: LeafLike) -> LeafLike:
+        _leaves.check_format((), x)
         if _leaves.is_sparse(x):
             return _sparse.with_data(x, zeroed(x.data))
         dtype = jnp.result_type(x)

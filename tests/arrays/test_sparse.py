@@ -6,12 +6,15 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.experimental import sparse
 from jax.experimental.sparse import BCOO
 
 import optclip
 from optclip import functional as F
-from tests.support import helpers, oracles
+from optclip import per_example, recipes
+from tests.support import helpers, oracles, registry
 from tests.support.leaf_kinds import wide as dense
 
 ROWS = np.array([[1], [3], [1]])
@@ -194,3 +197,75 @@ def test_derivative_of_sparse_normalize_at_threshold_matches_dense():
 
     slope = helpers.quick_jit(jax.grad(first))(np.float32([3, 4]))
     np.testing.assert_allclose(slope, [0.64, -0.48], rtol=1e-5)
+
+
+DENSE = {"a": jnp.array([[3.0, 0.0], [4.0, 12.0]])}
+CONVERSIONS = {
+    "BCSR": r"BCSR.*\.to_bcoo\(\)",
+    "COO": r"COO\(.*BCOO.fromdense\(",
+    "CSR": r"CSR\(.*BCOO.fromdense\(",
+    "CSC": r"CSC\(.*BCOO.fromdense\(",
+}
+
+
+def other_format(name):
+    return {"a": getattr(sparse, name).fromdense(DENSE["a"])}
+
+
+def call_update(make):
+    return lambda tree: make().update(tree, make().init(DENSE), DENSE)
+
+
+def with_params(make):
+    return lambda tree: make().update(DENSE, make().init(DENSE), tree)
+
+
+def quotient(params, x):
+    return jnp.sum((params["a"] @ x) ** 2)
+
+
+ENTRY_POINTS = {
+    "init": optclip.clip_by_global_norm(1.0).init,
+    "update": call_update(lambda: optclip.clip_by_global_norm(1.0)),
+    "without state": call_update(lambda: optclip.clip_by_norm(1.0, record=False)),
+    "agc parameters": with_params(recipes.agc),
+    "clippy parameters": with_params(recipes.clippy),
+    "skip": call_update(lambda: optclip.skip(optax.sgd(0.1))),
+    "error feedback": optclip.with_error_feedback(optclip.clip_by_value(1.0)).init,
+    "global norm": F.global_norm,
+    "groups": lambda tree: F.clip_by_group_norm(
+        tree, 1.0, optclip.by_path(lambda path: path)
+    ),
+    "measure": lambda tree: optclip.norms.measure([optclip.norms.Block([tree["a"]])]),
+    "cotangents": lambda tree: optclip.clip_cotangent(tree, 1.0),
+    "clipped gradient": lambda tree: per_example.clipped_grad(quotient, 1.0)(
+        tree, jnp.ones((3, 2))
+    ),
+    "clipped sum": lambda tree: per_example.clipped_sum(tree, 1.0),
+}
+
+
+@pytest.mark.parametrize("call", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_sparse_format_other_than_bcoo_raises_with_conversion(name, call):
+    """Measured as pytrees, their indices would be gradients."""
+    with pytest.raises(
+        TypeError, match=f"(?:leaf 'a'|array) must .*{CONVERSIONS[name]}"
+    ):
+        call(other_format(name))
+
+
+@pytest.mark.parametrize("entry", registry.ENTRIES, ids=lambda entry: entry.id)
+def test_every_transformation_rejects_bcsr(entry):
+    for call in (entry.make().init, call_update(entry.make)):
+        with pytest.raises(TypeError, match=r"leaf 'a' must .*\.to_bcoo\(\)"):
+            call(other_format("BCSR"))
+
+
+def test_masked_transformation_returns_other_sparse_formats_unchanged():
+    tree = {**other_format("CSR"), "b": jnp.array([3.0, 4.0])}
+    mask = optclip.by_path(lambda path: path != "a")
+    tx = optax.masked(optclip.clip_by_global_norm(1.0), mask)
+    clipped, _ = tx.update(tree, tx.init(tree))
+    helpers.assert_identical(clipped["a"], tree["a"])
+    np.testing.assert_allclose(clipped["b"], [0.6, 0.8], rtol=1e-6)

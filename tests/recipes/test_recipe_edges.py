@@ -138,10 +138,12 @@ def test_clippy_missing_parameter_is_named():
         tx.update(updates, tx.init(updates), {"w": np.ones(2)})
 
 
-def test_clippy_rejects_sparse_update():
-    params, tx = {"w": jnp.ones((2, 2))}, recipes.clippy()
-    with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*clippy"):
-        tx.update({"w": BCOO.fromdense(params["w"])}, tx.init(params), params)
+def test_clippy_rejects_sparse_leaf():
+    dense, tx = {"w": jnp.ones((2, 2))}, recipes.clippy()
+    matrix = {"w": BCOO.fromdense(dense["w"])}
+    for updates, params in ((matrix, dense), (dense, matrix)):
+        with pytest.raises(TypeError, match="'w' must be dense, got a BCOO.*clippy"):
+            tx.update(updates, tx.init(dense), params)
 
 
 def test_clippy_takes_none_in_place_of_update():
