@@ -3,8 +3,10 @@
 The functions accept any pytree or array and work under `jit`, `grad`, `vmap`, `scan`
 and `shard_map`. Structure, shapes, dtypes and weak types of the output equal those
 of the input. None stays None. Integers, bools, float0 and PRNG keys are unchanged and
-enter no norm. A `jax.experimental.sparse.BCOO` leaf represents its dense gradient;
-duplicate indices are summed.
+enter no norm, except that `clip_by_value` clips an integer array passed alone. A list
+of numbers is a tree with one leaf per number, not an array. A
+`jax.experimental.sparse.BCOO` leaf represents its dense gradient; duplicate indices are
+summed.
 
 Functions whose norms may span several leaves return the clipped tree and the norms:
 `clip_by`, `clip_by_global_norm` and `clip_by_group_norm`. Other `clip_by_*` functions

@@ -14,6 +14,7 @@ from .._responses import Hard
 from .._scopes import ELEMENT, TREE, ScopeLike, as_scope
 from .._thresholds import Named
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
+from ._integers import clip_integers, is_integers
 from ._run import (
     check_bound,
     checks_limit,
@@ -216,7 +217,7 @@ def clip_by_norm(
        [0.8 0.2]]
 
     Args:
-      tree: Pytree of arrays.
+      tree: Pytree of arrays. A list of numbers is a tree with one leaf per number.
       max_norm: Threshold: a number, array that broadcasts to the norms (shape of the
         leaf with 1 at `axis`), or prefix tree of these with None for unclipped.
       axis: Axes that a norm covers. Default: all, one norm per leaf.
@@ -262,9 +263,12 @@ def clip_by_value(
       >>> from optclip.functional import clip_by_value
       >>> print(clip_by_value(jnp.array([-5.0, 2.0, 3.0]), -4.4, 2.5))
       [-4.4  2.   2.5]
+      >>> print(clip_by_value(jnp.array([-5, 3, 300]), 0, 255))
+      [  0   3 255]
 
     Args:
-      tree: Pytree of arrays.
+      tree: Pytree of arrays. An integer array passed alone is clipped to integer
+        bounds; integer leaves of a tree are unchanged.
       limit: Symmetric bound, or the lower bound if passed by position with `upper`: a
         number, an array that broadcasts to each leaf, or a prefix tree of these with
         None for unbounded. Complex elements are clipped by their modulus.
@@ -277,11 +281,12 @@ def clip_by_value(
 
     Returns:
       The clipped tree. Elements within the bounds are bit-identical. Where an array
-      `lower` exceeds `upper`, the result is `lower`.
+      `lower` exceeds `upper`, the result is `lower`. Integers keep their dtype; bounds
+      outside its range count as its nearest number. Bools are unchanged.
 
     Raises:
       TypeError: No bound is passed, `limit` is combined with `lower`, or `limit=` with
-        `upper=`.
+        `upper=`; or a bound of an integer array is not an integer.
       ValueError: A bound is NaN or does not broadcast, `limit` is negative, or
         `lower > upper` where both are numbers.
 
@@ -304,6 +309,8 @@ def clip_by_value(
     else:
         bounds = {"limit": limit}
         check_bound("limit", limit)
+    if is_integers(tree):
+        return clip_integers(tree, bounds, mask)
     layout = layout_of(clip, tree)
     # Moving elements reads the shape and dtype of a norm only, so none is computed.
     leaves = [jnp.real(block.leaves[0].array) for block in layout.blocks]
@@ -335,7 +342,7 @@ def clip_by_rms(
       [ 1. -1.  1.  1.]
 
     Args:
-      tree: Pytree of arrays.
+      tree: Pytree of arrays. A list of numbers is a tree with one leaf per number.
       max_rms: Threshold: a number, an array that broadcasts to the means, or a prefix
         tree of these with None for unclipped.
       axis: Axes that a mean covers. Default: all, one per leaf.
@@ -384,7 +391,7 @@ def clip_by_average_norm(
       [0.6 0.8]
 
     Args:
-      tree: Pytree of arrays.
+      tree: Pytree of arrays. A list of numbers is a tree with one leaf per number.
       max_norm: Threshold: a number, or a prefix tree of numbers with None for
         unclipped.
       response: What happens above the threshold; see `optclip.responses`.

@@ -81,6 +81,14 @@ CASES = {
         lambda: tf.clip_by_value(WHOLE, -1, 1), [1, 1],
         lambda: ours("tf value", WHOLE, 1.0), WHOLE,
     ),
+    "integers alone, tf value agrees": (
+        lambda: tf.clip_by_value(WHOLE, -1, 1), [1, 1],
+        lambda: by_value(WHOLE, -1, 1), [1, 1],
+    ),
+    "a list of numbers, tf norm": (
+        lambda: tf.clip_by_norm([3.0, 4.0], 1.0), [0.6, 0.8],
+        lambda: jnp.stack(functional.clip_by_norm([3.0, 4.0], 1.0)), [1, 1],
+    ),
     "integers, optax value": (
         lambda: VALUE([WHOLE], 1), [[1, 1]], lambda: ours("optax value", WHOLE, 1.0), WHOLE
     ),

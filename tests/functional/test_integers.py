@@ -1,0 +1,101 @@
+"""`functional.clip_by_value` of one integer array, as TensorFlow clips integers."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip import functional as F
+from tests.support import helpers
+
+DTYPES = ("uint8", "int8", "int16", "uint32", "int32", "uint64", "int64")
+# Bounds inside and outside the range of some dtype, next to its ends.
+ENDS = (-(2**31), -129, -5, 0, 5, 128, 299, 2**31, 2**40)
+
+
+def numbers(dtype):
+    info = jnp.iinfo(dtype)
+    ends = (info.min, info.min + 1, 0, 5, info.max - 1, info.max)
+    return np.array(ends, dtype)
+
+
+def between(x, lower, upper):
+    """Clip in Python, whose integers do not overflow, to what the dtype represents."""
+    info = np.iinfo(x.dtype)
+    lower, upper = (min(max(end, info.min), info.max) for end in (lower, upper))
+    return [min(max(int(value), lower), upper) for value in x]
+
+
+def as_jax(bound):
+    """Return a bound as a JAX array without x64, or as an int if it has none."""
+    dtype = jnp.int32 if bound < 2**31 else jnp.uint32
+    return jnp.asarray(np.asarray(bound, dtype)) if bound < 2**32 else bound
+
+
+@pytest.mark.parametrize("of", [int, np.int64, as_jax], ids=["int", "NumPy", "JAX"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_integer_array_is_clipped_to_integer_bounds(dtype, of):
+    x = numbers(dtype)
+    for lower, upper in itertools.combinations_with_replacement(ENDS, 2):
+        clipped = F.clip_by_value(x, of(lower), of(upper))
+        assert clipped.dtype == x.dtype
+        assert clipped.tolist() == between(x, lower, upper), (lower, upper)
+    for limit in (0, 5, 127, 128, 2**31):
+        clipped = F.clip_by_value(x, of(limit))
+        assert clipped.dtype == x.dtype
+        assert clipped.tolist() == between(x, -limit, limit), limit
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_omitted_bound_of_integers_is_unbounded(dtype):
+    x = jnp.asarray(numbers(dtype))
+    np.testing.assert_array_equal(F.clip_by_value(x, lower=5), np.maximum(x, 5))
+    np.testing.assert_array_equal(F.clip_by_value(x, None, 5), np.minimum(x, 5))
+
+
+def test_integers_are_clipped_to_array_and_traced_bounds():
+    x = jnp.arange(-3, 3, dtype=jnp.int8).reshape(2, 3)
+    clip = helpers.quick_jit(helpers.without_promotion(F.clip_by_value))
+    upper = np.array([[1], [0]])
+    np.testing.assert_array_equal(clip(x, -300, upper), np.minimum(x, upper))
+    np.testing.assert_array_equal(clip(x, jnp.int32(200)), x)
+    np.testing.assert_array_equal(clip(x, jnp.int32(-1)), np.zeros((2, 3)))
+
+
+def test_python_int_alone_is_clipped_and_weakly_typed():
+    clipped = F.clip_by_value(300, 0, 255)
+    assert (clipped, clipped.weak_type) == (255, True)
+
+
+def test_integers_in_trees_and_bools_are_unchanged():
+    ids, flags = np.array([-5, 300]), np.array([True, False])
+    assert F.clip_by_value([ids], 1.0)[0] is ids
+    assert F.clip_by_value({"n": 7}, 1.0) == {"n": 7}
+    assert F.clip_by_value(flags, 1.0) is flags
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"limit": 1.0}, r"`limit` must be an integer.*got 1\.0 \(float\)\. Pass int"),
+        ({"lower": -np.inf, "upper": 1}, "`lower` must be an integer.*or None"),
+        ({"lower": 0, "upper": jnp.float32(1)}, "`upper` must be an integer"),
+        ({"limit": [1]}, r"`limit` must be an integer.*got \[1\] \(list\)"),
+    ],
+)
+def test_bound_of_integers_that_is_no_integer_raises(bounds, words):
+    with pytest.raises(TypeError, match=words):
+        F.clip_by_value(np.array([3, 4]), **bounds)
+
+
+def test_bound_of_integers_of_another_shape_raises():
+    with pytest.raises(ValueError, match=r"`limit` of shape \(2,\) does not broadcast"):
+        F.clip_by_value(np.arange(3), np.array([1, 2]))
+
+
+def test_traced_bound_of_integers_that_jax_narrows_raises():
+    clip = jax.jit(lambda limit: F.clip_by_value(np.array([2**40]), limit))
+    with pytest.raises(TypeError, match="`limit` must be concrete for int64.*x64"):
+        clip(3)
