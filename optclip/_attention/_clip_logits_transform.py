@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves, _validate
+from .._arrays._held import Held
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import scale
 from .._thresholds import Named
@@ -95,10 +96,12 @@ def clip_attention_logits(
     check_record(record, name)
     rules = rules_of(Named("max_logit", max_logit), _qk_scaling.CLIP)
     engine = Engine(_qk_scaling.CLIP, rules, "leaves" if record else False, name)
+    held = Held((layers, balance))
 
     def init_fn(params: PyTree) -> ClipState:
         if is_placeholder(params):
             return engine.init(params)
+        layers, _ = held.value
         located = _attention_layers.layers_in(params, layers)
         return engine.init({f.name: jnp.zeros(f.logits, jnp.float32) for f in located})
 
@@ -114,6 +117,7 @@ def clip_attention_logits(
             wanted = "the parameters, which clip_attention_logits scales"
             advice = "Pass them: tx.update(updates, state, params, logits=...)."
             raise ValueError(_validate.must_be("params", wanted, None, advice))
+        layers, balance = held.value
         located = _attention_layers.layers_in(params, layers)
         flat = _leaves.flatten(params)
         largest = _qk_scaling.logits_of(located, logits, flat.leaves)

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import jax
 
 from .._arrays import _validate
+from .._arrays._held import Held
 from .._typing import CotangentOptions, Number, PyTree
 from ._clip_cotangent import clip_cotangent
 
@@ -47,8 +48,11 @@ def with_clipped_cotangent(
     is_tree = not jax.tree_util.all_leaves([max_norm])
     clip_cotangent((), 1.0 if is_tree else max_norm, **plain)
 
+    held = Held((max_norm, options))
+
     @functools.wraps(block, updated=())
     def clipped(*args: Any, **kwargs: Any) -> PyTree:
+        max_norm, options = held.value
         return clip_cotangent(block(*args, **kwargs), max_norm, **options)
 
     return clipped

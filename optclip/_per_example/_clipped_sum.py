@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves
+from .._arrays._held import Held
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
@@ -122,6 +124,11 @@ def aggregate(
       `clipped_sum`, which also returns an `ExampleInfo`.
     """
     bound_of(threshold, over, response, nonfinite, strict, normalize_by)
+    total = functools.partial(
+        clipped_sum, threshold=threshold, normalize_by=normalize_by,
+        over=over, response=response, nonfinite=nonfinite, strict=strict,
+    )  # fmt: skip
+    held = Held(total)
 
     def init(params: PyTree) -> optax.EmptyState:
         del params
@@ -136,10 +143,7 @@ def aggregate(
         **extra: Any,
     ) -> tuple[PyTree, Any]:
         del extra
-        summed, _ = clipped_sum(
-            updates, threshold, padding=padding, normalize_by=normalize_by,
-            over=over, response=response, nonfinite=nonfinite, strict=strict,
-        )  # fmt: skip
+        summed, _ = held.value(updates, padding=padding)
         _check_shapes(summed, params)
         return summed, state
 

@@ -15,6 +15,7 @@ from .._wrappers import clip_after, transformation, with_periodic_reset
 from ._recipe_options import (
     build,
     for_record,
+    masked,
     reject_zero_after_moments,
 )
 
@@ -188,6 +189,5 @@ def acclip(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
-    return clip_after(
-        optax.masked(optax.ema(b1, debias=False), _leaves.are_floating), clip
-    )
+    momentum = masked(optax.ema(b1, debias=False), _leaves.are_floating)
+    return clip_after(momentum, clip)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _leaves, _prefix, _sparse, _validate
+from .._arrays._held import Held
 from .._arrays._numerics import as_array
 from .._arrays._types import Mask, PyTree
 from .._thresholds import Named
@@ -92,7 +93,8 @@ def _scale_by(
 ) -> optax.GradientTransformation:
     """Multiply the floating-point leaves of the mask by a number or a schedule."""
     # optax.scale would not keep the dtype.
-    at: Any = factor if callable(factor) else lambda step: factor
+    fixed, held_mask = Held(factor), Held(mask)
+    at: Any = factor if callable(factor) else lambda step: fixed.value
     scale = optax.scale_by_schedule(at)
 
     def update_fn(
@@ -101,7 +103,8 @@ def _scale_by(
         del params
         flat = _leaves.flatten(updates)
         live = flat.clippable()
-        chosen = map(operator.and_, _prefix.spread_mask("mask", mask, flat, live), live)
+        masked = _prefix.spread_mask("mask", held_mask.value, flat, live)
+        chosen = map(operator.and_, masked, live)
         places = [i for i, is_chosen in enumerate(chosen) if is_chosen]
         # optax would also scale the indices of a BCOO leaf.
         arrays = [jnp.asarray(_leaves.values(flat.leaves[i])) for i in places]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import optax
 
 from .._arrays import _validate
-from .._typing import Number, NumberOrSchedule
+from .._arrays._held import Held
+from .._typing import Number, NumberOrSchedule, PyTree
 
 # A method measures and clips the same leaves, which `mask` selects.
 _NOT_IN_METHODS = {"norm_mask", "clip_mask"}
@@ -67,7 +69,19 @@ def scheduled(
     """Return `function` of numbers, or its schedule if one of them is a schedule."""
     if not any(callable(value) for value in values):
         return function(*values)
-    return lambda step: function(*(v(step) if callable(v) else v for v in values))
+    held = Held(values)
+    return lambda step: function(*(v(step) if callable(v) else v for v in held.value))
+
+
+def masked(
+    inner: optax.GradientTransformation, mask: Callable[[PyTree], PyTree]
+) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.masked` in a form that Equinox can open.
+
+    Equinox replaces functions by pytrees, which optax would take for the mask itself.
+    It does not replace partial objects.
+    """
+    return optax.masked(inner, functools.partial(mask))
 
 
 def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from .._wrappers import transformation
 from ._recipe_options import (
     build,
     for_record,
+    masked,
     reject_zero_after_moments,
     scheduled,
     unwrapped,
@@ -114,9 +115,8 @@ def spectra(
     before = optax.identity()
     if max_gradient is not None:
         of_gradients = for_record("gradient", options)
-        before = optax.masked(
-            capped("max_gradient", max_gradient, of_gradients), _are_matrices
-        )
+        cap = capped("max_gradient", max_gradient, of_gradients)
+        before = masked(cap, _are_matrices)
     return optax.with_extra_args_support(
         optax.chain(
             before,

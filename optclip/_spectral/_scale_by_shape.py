@@ -7,6 +7,7 @@ from collections.abc import Callable
 import optax
 
 from .._arrays import _axis_names, _leaves
+from .._arrays._held import Held
 from .._arrays._leaf import Leaf
 from .._arrays._types import AxisName, Mask, PyTree
 from .._clip import lay_out
@@ -24,9 +25,11 @@ def scale_by_shape(
     The axes of `matrices` are inputs and outputs, in reverse order if `transposed`
     returns True for the path of a leaf.
     """
+    held = Held((mask, axis_name))
 
     def update_fn(updates: PyTree, params: PyTree = None) -> PyTree:
         del params
+        mask, axis_name = held.value
         layout = lay_out(matrices, updates, (mask, None, None), axis_name)
         names = _leaves.names_of(layout.flat.paths)
         out = {}

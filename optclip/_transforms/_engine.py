@@ -51,9 +51,13 @@ class Step(NamedTuple):
     leaf_norms: LeafNorms | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Engine:
-    """Combine a clipping operation with the rules of its threshold and its record."""
+    """Combine a clipping operation with the rules of its threshold and its record.
+
+    It is hashed by identity, since thresholds and masks may have no hash, and Equinox
+    and Optimistix hash the engine of which `init` is a method.
+    """
 
     clip: Clip
     rules: Rules

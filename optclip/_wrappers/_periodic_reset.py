@@ -11,6 +11,7 @@ import optax
 from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _validate
+from .._arrays._held import Held
 from .._arrays._numerics import counted
 from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
@@ -72,6 +73,7 @@ def with_periodic_reset(
     if keep not in ("counts", None):
         wanted = "a function of a state leaf's path, 'counts' or None"
         _validate.kind("keep", keep, Callable, wanted)
+    lowest = Held(floor)
 
     def init_fn(params: PyTree) -> PeriodicResetState:
         return PeriodicResetState(jnp.zeros((), jnp.int32), wrapped.init(params))
@@ -87,7 +89,9 @@ def with_periodic_reset(
         inner_updates, inner_state = wrapped.update(
             updates, before, params, **extra_args
         )
-        factor = jnp.where(number < every, 1.0, _warmup_factor(phase, warmup, floor))
+        factor = jnp.where(
+            number < every, 1.0, _warmup_factor(phase, warmup, lowest.value)
+        )
         step = counted(state.reset_step)
         return _scaled(inner_updates, factor), PeriodicResetState(step, inner_state)
 

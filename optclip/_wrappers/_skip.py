@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from .. import _responses as responses
 from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from .._arrays._held import Held
 from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
 from .._norms import as_norm
@@ -127,7 +128,7 @@ def skip(
     watch = Engine(clip, rules, True, name)
     loss_rule = None
     if max_loss is not None:  # Losses may be negative, unlike norms.
-        loss_rule = one_rule("max_loss", max_loss, negative=True)
+        loss_rule = Held(one_rule("max_loss", max_loss, negative=True))
     if max_consecutive is not None:
         _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
@@ -135,7 +136,7 @@ def skip(
     def init_fn(params: PyTree) -> SkipState:
         memory: PyTree = ()
         if loss_rule is not None:
-            memory = init_loss_memory(loss_rule)
+            memory = init_loss_memory(loss_rule.value)
         # Each counter has its own array, since an array used twice cannot be donated.
         record = SkipRecord(*jnp.zeros((2,), jnp.int32))
         if loss_rule is not None:
@@ -167,7 +168,7 @@ def skip(
         if loss_rule is not None:
             loss = loss_in(extra_args)
             limit, memory = loss_threshold(
-                loss_rule, memory, loss, state.skip_norm.clip_step,
+                loss_rule.value, memory, loss, state.skip_norm.clip_step,
                 updates, params, extra_args,
             )  # fmt: skip
             # The comparison is negated, since `loss > limit` is false for NaN limits.
