@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -80,7 +81,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       A probe gradient with one entry per step is summed over the steps.
 
     Raises:
-      ValueError: There is neither a state of optclip nor a probe gradient.
+      ValueError: There is neither a record of optclip nor a probe gradient.
 
     Guarantees:
       For the tree and for groups, norm times coefficient is the norm after clipping,
@@ -90,13 +91,13 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
         advice = (
-            "Pass the whole state of the chain. Optax's own transformations, and those"
-            " with record=False and a fixed threshold, record nothing: build the"
-            " transformation with record=True."
+            "Pass the whole state of the chain, with a clipping transformation that was"
+            " built with record=True. Transformations of optax and wrappers such as"
+            " with_periodic_reset record nothing themselves."
         )
         wanted = (
-            "an optimizer state that contains an optclip transformation, or the"
-            " gradient of a cotangent_probe"
+            "an optimizer state with a record of optclip, or the gradient of a"
+            " cotangent_probe"
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     numbers: dict[str, jax.Array] = {}
@@ -141,17 +142,18 @@ _FIELDS = {
 _FIELDS |= {"skipped", "consecutive", "loss_threshold", *_cotangents.FIELDS}
 
 
-def parts_in(keys: Iterable[str]) -> dict[str, list[str]]:
+def parts_in(keys: Iterable[str], field: str = "norm") -> dict[str, list[str]]:
     """Return the transformations in a dict of metrics, each with its groups or leaves.
 
-    A transformation with one norm has one part, the empty string.
+    A transformation with one norm has one part, the empty string. With the field
+    `leaf_norm` the parts are the leaves of global-norm clipping.
     """
     parts: dict[str, list[str]] = {}
     for key in keys:
         words = str(key).split("/")
         # The first match is the field, since a leaf's path may contain such a word.
         at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
-        if at is not None and words[at] == "norm":
+        if at is not None and words[at] == field:
             parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
     return parts
 
@@ -197,7 +199,12 @@ def _is_ours(state: Any) -> bool:
 
 def _has(state: Any, field: str) -> bool:
     # States are dicts in nnx.state(optimizer) and when restored without a target.
-    return field in state if isinstance(state, Mapping) else hasattr(state, field)
+    if isinstance(state, Mapping):
+        return field in state
+    # Other nodes of a train state may return None for any attribute, so that only the
+    # fields of named tuples are read.
+    is_tuple = isinstance(state, tuple)
+    return is_tuple and field in inspect.getattr_static(type(state), "_fields", ())
 
 
 def _get(state: Any, field: str) -> Any:

@@ -21,26 +21,26 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 
     Example:
       >>> import jax.numpy as jnp, optax, optclip
-      >>> watch = optclip.clip_by_norm(jnp.inf, record="leaves", name="watch")
-      >>> tx = optax.chain(watch, optclip.clip_by_global_norm(1.0))
+      >>> clip = optclip.clip_by_global_norm(1.0, record="leaves")
+      >>> tx = optax.chain(clip, optax.sgd(0.1))
       >>> updates = {"bias": jnp.array([3.0]), "kernel": jnp.array([[4.0]])}
       >>> print(optclip.summary(tx.update(updates, tx.init(updates))[1]))
-      watch: 2 norms, clipped in 0% of 1 step
+      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
           64%  4         kernel
           36%  3         bias
-      clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step
 
     Args:
       opt_state: State of an optimizer, or the output of `metrics`.
-      most: Number of groups or leaves listed per transformation. Default: 10.
+      most: Number of groups or leaves listed per transformation, and of members of an
+        ensemble (a state from `jax.vmap`). Default: 10.
       sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
         then the largest; or `"rate"`, the most often clipped first.
 
     Returns:
       Text. The columns of a group or leaf are its percentage of the sum of squared
       norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
-      precedes the largest rate of several norms. "No step yet" during training means
-      that the loop drops the new state.
+      precedes the largest rate of several norms. Member 2 of an ensemble is named
+      `clip[2]`. "No step yet" during training means that the loop drops the new state.
 
     Raises:
       TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
@@ -48,44 +48,92 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
-    numbers = {key: _number(key, x) for key, x in _metrics_in(opt_state).items()}
+    arrays = _metrics_in(opt_state)
+    leaves = parts_in(arrays, "leaf_norm")
     lines = []
-    for name, parts in parts_in(numbers).items():
-        if numbers.get(f"{name}/steps") == 0:
-            lines.append(f"{name}: no step yet")
+    for name, parts in parts_in(arrays).items():
+        steps = arrays.get(f"{name}/steps", np.zeros(()))
+        members = list(np.ndindex(steps.shape))
+        for member in members[:most]:
+            label = f"{name}{list(member)}" if member else name
+            numbers = _numbers_of(name, arrays, steps.shape, member)
+            lines += _lines_of(
+                numbers, label, name, parts, leaves.get(name, []), most, sort_by
+            )
+        left = len(members) - most
+        lines += [f"and {left} more of {name}"] if left > 0 else []
+    return "\n".join([*lines, *_lines_of_cotangents(arrays)])
+
+
+def _numbers_of(
+    name: str,
+    arrays: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    member: tuple[int, ...],
+) -> dict[str, float]:
+    """Return the metrics of a transformation, of one member of an ensemble."""
+    return {
+        key: float(x[member])
+        for key, x in arrays.items()
+        if key.startswith(f"{name}/") and x.shape == shape
+    }
+
+
+def _lines_of(
+    numbers: dict[str, float],
+    label: str,
+    name: str,
+    parts: list[str],
+    leaves: list[str],
+    most: int,
+    sort_by: str,
+) -> list[str]:
+    """Return the lines of one transformation: its norms, then its groups or leaves."""
+    if numbers.get(f"{name}/steps") == 0:
+        return [f"{label}: no step yet"]
+    lines = [f"{label}: {', '.join(_phrases(numbers, name, parts))}"]
+    for field, entries in (("norm", parts), ("leaf_norm", leaves)):
+        if entries in ([], [""]):
             continue
-        lines.append(f"{name}: {', '.join(_phrases(numbers, name, parts))}")
-        if parts != [""]:
-            columns = {
-                field: [numbers.get(f"{name}/{field}/{part}", 0.0) for part in parts]
-                for field in ("norm", "rate", "nonfinite")
-            }
-            lines += _lines_of_parts(parts, columns, most, sort_by)
-    return "\n".join([*lines, *_lines_of_cotangents(numbers)])
+        columns = {
+            column: [numbers.get(f"{name}/{column}/{part}", 0.0) for part in entries]
+            for column in (field, "rate", "nonfinite")
+        }
+        lines += _lines_of_parts(entries, list(columns.values()), most, sort_by)
+    return lines
 
 
-def _metrics_in(state: PyTree) -> Mapping[str, Any]:
+def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
     """Return the metrics of a state, or the metrics that were passed."""
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         chosen = keys_of_metrics(state)
-        return {key: x for key, x in state.items() if key in chosen}
+        return {key: _number(key, x) for key, x in state.items() if key in chosen}
     if isinstance(state, list) and state and isinstance(state[-1], Mapping):
         raise TypeError(
             "`opt_state` must hold one step, got a list of dicts, which is a history."
             " Pass one step, such as history[-1]; optclip.plot plots all of them."
         )
-    return metrics(state)
+    # The metrics of an ensemble have one number per member.
+    return {key: np.asarray(_concrete(x)) for key, x in metrics(state).items()}
 
 
-def _number(key: str, value: Any) -> float:
+def _concrete(value: Any) -> Any:
     if isinstance(value, Tracer):
         wanted = "concrete, outside jax.jit"
         advice = "Return optclip.metrics(state) from the jitted step and pass that."
         raise TypeError(_validate.must_be("opt_state", wanted, value, advice))
+    return value
+
+
+def _number(key: str, value: Any) -> np.ndarray:
+    number = _concrete(value)
     try:
-        return float(value)
+        return np.asarray(float(number))
     except (TypeError, ValueError) as error:
-        advice = "Pass the metrics of one step; optclip.plot plots many steps."
+        advice = (
+            "Pass the metrics of one step, or the state of an ensemble or of a member"
+            " of an ensemble; optclip.plot plots many steps."
+        )
         subject = f"`opt_state` at {key!r}"
         raise TypeError(
             _validate.must_be(subject, "a number", value, advice)
@@ -136,11 +184,14 @@ def _steps(count: float | None) -> str:
 
 
 def _lines_of_parts(
-    parts: list[str], columns: dict[str, list[float]], most: int, sort_by: str
+    parts: list[str], columns: list[list[float]], most: int, sort_by: str
 ) -> list[str]:
-    """Return a line for each of the first groups or leaves, with its fraction."""
-    norms = np.array(columns["norm"])
-    rates, nonfinite = columns["rate"], columns["nonfinite"]
+    """Return a line for each of the first groups or leaves, with its fraction.
+
+    The columns are the norms, the rates and the numbers of non-finite steps.
+    """
+    norms = np.array(columns[0])
+    _, rates, nonfinite = columns
     finite_norms = np.where(np.isfinite(norms), norms, 0.0)
     # Norms are divided by the largest norm, since their squares may overflow.
     squares = (finite_norms / max(finite_norms.max(), np.finfo(float).tiny)) ** 2
@@ -170,7 +221,7 @@ def _probes_in(keys: Mapping[str, Any]) -> list[str]:
     return [str(k).removesuffix(ending) for k in keys if str(k).endswith(ending)]
 
 
-def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
+def _lines_of_cotangents(numbers: Mapping[str, np.ndarray]) -> list[str]:
     """Return one line per backward pass."""
     lines = []
     for name in _probes_in(numbers):
@@ -180,7 +231,7 @@ def _lines_of_cotangents(numbers: Mapping[str, float]) -> list[str]:
         phrases = [
             f"largest norm {norm:.4g}",
             f"mean coefficient {mean:.4g}",
-            f"{clipped:.0f} clipped, {percent(fraction)}",
+            f"{clipped:.0f} clipped, {percent(float(fraction))}",
             *([f"{nonfinite:.0f} not finite"] if nonfinite else []),
         ]
         lines.append(f"{name}: {', '.join(phrases)}")

@@ -258,7 +258,7 @@ ROUTED = [
     (("", V, "`{p}` must be a non-empty string"), "clip_cotangent.name"),
     (("x", T, "`{p}` must be 'l1', 'l2', 'inf', 'rms', 'average', 'spectral'"), "norm"),
     ((-np.ones(99), V, "`{p}` must be at least 0, got -1.0"), "norms"),
-    (((), V, "`{p}` must be an optimizer state that contains"), "opt_state"),
+    (((), V, "`{p}` must be an optimizer state with a record"), "opt_state"),
     ((3, T, "Unknown option options=3. The options are ["), "options"),
     ((0, V, "`{p}` must be a Python number above 0, or inf"), "ord"),
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),

@@ -1,9 +1,13 @@
 """`metrics` returns the records of every clipping transformation in a state."""
 
+import typing
+
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import optclip
 from tests.support import helpers, oracles
@@ -96,3 +100,58 @@ def test_metrics_of_plain_dicts_equal_those_of_the_state():
         return [plain(value) for value in x] if isinstance(x, (list, tuple)) else x
 
     assert optclip.metrics(plain(state)) == optclip.metrics(state)
+
+
+@jax.tree_util.register_pytree_node_class
+class Lenient:
+    """Answer None for attributes that do not exist, as the buffers of rejax."""
+
+    def __getattr__(self, name):
+        return None
+
+    def tree_flatten(self):
+        return [jnp.zeros(3)], None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        del aux, children
+        return cls()
+
+
+class LenientTuple(typing.NamedTuple):
+    data: typing.Any
+
+    def __getattr__(self, name):
+        return None
+
+
+class Meta(type):
+    def __getattr__(cls, name):
+        return ("clip_record", "skip_norm")
+
+
+class LenientType(tuple, metaclass=Meta):
+    """Answer with fields that only the type claims to have."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("other", [Lenient(), LenientTuple(0), LenientType((0,))])
+def test_metrics_and_summary_read_no_attributes_of_other_nodes(other):
+    tx = optclip.clip_by_global_norm(4.0)
+    _, state = tx.update(PAIR, tx.init(PAIR))
+    assert optclip.metrics({"a": other, "opt": state}) == optclip.metrics(state)
+    assert optclip.summary([other, state]) == optclip.summary(state)
+    with pytest.raises(ValueError, match="`opt_state` must be"):
+        optclip.metrics(other)
+
+
+@pytest.mark.parametrize(
+    "wrap", [optclip.with_periodic_reset, optclip.with_error_feedback]
+)
+def test_metrics_and_summary_of_wrapper_without_record_raise(wrap):
+    """The wrapper is an optclip transformation, but records nothing itself."""
+    state = wrap(optax.sgd(1.0)).init(PAIR)
+    for read in (optclip.metrics, optclip.summary):
+        with pytest.raises(ValueError, match="a record.*wrappers.*record nothing"):
+            read(state)

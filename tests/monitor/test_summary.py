@@ -149,3 +149,41 @@ def test_summary_assigns_leaf_named_norm_to_its_clip():
     tx = optax.chain(watch, optclip.clip_by_global_norm(1.0, record="leaves"))
     names = [line.split(":")[0] for line in lines_of(tx.init(tree)) if ":" in line]
     assert names == ["watch", "clip"]
+
+
+def test_summary_of_global_norm_lists_recorded_leaves():
+    """The NaN leaf is first, and other leaves keep their fractions."""
+    tx = optclip.clip_by_global_norm(1.0, record="leaves")
+    tree = {"b": np.float32([3.0]), "norm": {"rate": np.float32([4.0])}}
+    update = helpers.quick_jit(tx.update)
+    _, state = update(tree, tx.init(tree))
+    head = "clip: norm 5, threshold 1, coefficient 0.2, clipped in 100% of 1 step"
+    leaves = ["    64%  4         norm/rate", "    36%  3         b"]
+    assert lines_of(state) == lines_of(optclip.metrics(state)) == [head, *leaves]
+    assert lines_of(state, most=1) == [head, leaves[0], "         and 1 more"]
+    assert lines_of(state, sort_by="rate")[1:] == leaves
+    _, state = update({**tree, "b": np.float32([np.nan])}, state)
+    first, *rest = lines_of(state)
+    assert first.startswith("clip: norm nan")
+    assert first.endswith("clipped in 50% of 2 steps, not finite in 1")
+    assert rest == ["     0%  nan       b", "   100%  4         norm/rate"]
+
+
+def test_summary_of_ensemble_has_lines_for_each_member():
+    tx = optclip.clip_by_global_norm(1.0)
+    grads = np.float32([[5.0], [0.5], [4.0]])
+    _, ensemble = jax.vmap(tx.update)(grads, jax.vmap(tx.init)(grads))
+    _, single = tx.update(grads[0], tx.init(grads[0]))
+    members = [jax.tree.map(lambda x, i=i: x[i], ensemble) for i in range(3)]
+    lines = [
+        optclip.summary(member).replace("clip:", f"clip[{i}]:")
+        for i, member in enumerate(members)
+    ]
+    single_line = optclip.summary(single).replace("clip:", "clip_2:")
+    assert lines_of((ensemble, single)) == [*lines, single_line]
+    assert lines_of(ensemble, most=1) == [lines[0], "and 2 more of clip"]
+    grid = jax.tree.map(lambda x: x.reshape(1, 3), ensemble)
+    assert lines_of(grid)[2].startswith("clip[0, 2]: norm 4, ")
+    # The metrics of many steps have the same form.
+    with pytest.raises(TypeError, match="one step.*a member of an ensemble"):
+        optclip.summary(optclip.metrics(ensemble))
