@@ -8,9 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax.contrib
 
 from .._arrays import _leaves, _packed_state, _validate
-from .._typing import ClipRecord, ClipState, PyTree, SkipRecord
+from .._typing import (
+    ClipAfterState,
+    ClipRecord,
+    ClipState,
+    ErrorFeedbackState,
+    PeriodicResetState,
+    PyTree,
+    SkipRecord,
+)
 from . import _cotangents
 
 
@@ -37,7 +46,9 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
 
     Args:
       opt_state: State of any optax transformation; `optimizer.opt_state` or
-        `nnx.state(optimizer)` of Flax NNX; or plain dicts restored without a target.
+        `nnx.state(optimizer)` of Flax NNX; or plain dicts restored without a target,
+        where only a `name` of its own identifies each transformation in the state of
+        another library.
         May be or contain gradients of `cotangent_probe`, as in
         `{"optimizer": opt_state, "cell": probe_grads}`.
 
@@ -127,6 +138,14 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
     return numbers
 
 
+# States that may hold several transformations, or one beside the parameters.
+_WITH_FIELDS = (
+    ClipAfterState,
+    ErrorFeedbackState,
+    PeriodicResetState,
+    optax.contrib.SAMState,
+)
+
 # The fields that end keys: of clipping, then of `skip` and of probes.
 _FIELDS = {
     "norm",
@@ -181,20 +200,36 @@ def percent(fraction: float) -> str:
 
 def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
     """Return the clipping states in a state, each with the records of `skip`."""
-    states = []
-    for state in jax.tree.leaves(opt_state, is_leaf=_is_ours):
-        if _has(state, "skip_norm"):
-            inner, norm, record = (
-                _get(state, f) for f in ("skip_inner", "skip_norm", "skip_record")
-            )
-            states += [*_states(inner), (_as(ClipState, norm), record)]
-        elif _is_ours(state):
-            states.append((_as(ClipState, state), {}))
-    return states
+    if _has(opt_state, "skip_norm"):
+        inner, norm, record = (
+            _get(opt_state, f) for f in ("skip_inner", "skip_norm", "skip_record")
+        )
+        return [*_states(inner), (_as(ClipState, norm), record)]
+    if _has(opt_state, "clip_record"):
+        return [(_as(ClipState, opt_state), {})]
+    return [pair for child in _children(opt_state) for pair in _states(child)]
 
 
-def _is_ours(state: Any) -> bool:
-    return _has(state, "clip_record") or _has(state, "skip_norm")
+def _children(node: Any) -> list[Any]:
+    """Return the children of a node of a state, in order."""
+    if isinstance(node, Mapping) and (keys := _in_order(list(node))):
+        return [node[key] for key in keys]
+    children = jax.tree.leaves(node, is_leaf=lambda x: x is not node)
+    return [child for child in children if child is not node]
+
+
+def _in_order(keys: list[Any]) -> list[Any]:
+    """Return the keys in the order of the state that they are from; [] if unknown.
+
+    JAX sorts keys as text, which exchanges the transformations of a state that was
+    restored without a target.
+    """
+    if all(str(key).isdecimal() for key in keys):
+        return sorted(keys, key=int)
+    for kind in _WITH_FIELDS:
+        if set(keys) <= set(kind._fields):
+            return sorted(keys, key=kind._fields.index)
+    return []
 
 
 def _has(state: Any, field: str) -> bool:

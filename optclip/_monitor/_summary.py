@@ -108,7 +108,8 @@ def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         chosen = keys_of_metrics(state)
         return {key: _number(key, x) for key, x in state.items() if key in chosen}
-    if isinstance(state, list) and state and isinstance(state[-1], Mapping):
+    is_list = isinstance(state, list) and state and isinstance(state[-1], Mapping)
+    if is_list and keys_of_metrics(state[-1]):
         raise TypeError(
             "`opt_state` must hold one step, got a list of dicts, which is a history."
             " Pass one step, such as history[-1]; optclip.plot plots all of them."

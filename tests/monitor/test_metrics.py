@@ -86,22 +86,6 @@ def test_metrics_number_clips_of_one_name_around_given_names():
     np.testing.assert_allclose(found["clip_3/norm"], 4.0, rtol=1e-6)
 
 
-def test_metrics_of_plain_dicts_equal_those_of_the_state():
-    """A checkpoint restored without a target is a dict, and may lack None entries."""
-    tx = optclip.skip(optax.sgd(1.0), max_norm=10.0)
-    _, state = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR))
-
-    def plain(x):
-        if hasattr(x, "_fields"):
-            pairs = x._asdict().items()
-            return {key: plain(value) for key, value in pairs if value is not None}
-        if isinstance(x, dict):
-            return {key: plain(value) for key, value in x.items()}
-        return [plain(value) for value in x] if isinstance(x, (list, tuple)) else x
-
-    assert optclip.metrics(plain(state)) == optclip.metrics(state)
-
-
 @jax.tree_util.register_pytree_node_class
 class Lenient:
     """Answer None for attributes that do not exist, as the buffers of rejax."""
@@ -155,3 +139,53 @@ def test_metrics_and_summary_of_wrapper_without_record_raise(wrap):
     for read in (optclip.metrics, optclip.summary):
         with pytest.raises(ValueError, match="a record.*wrappers.*record nothing"):
             read(state)
+
+
+def restored(state, *, numbered=False):
+    """Return a state as Orbax or msgpack restore it without a target.
+
+    Named tuples are dicts with sorted keys, without None; tuples are lists or, with
+    `numbered`, dicts from "0" on.
+    """
+    if hasattr(state, "_fields"):
+        state = {k: x for k, x in state._asdict().items() if x is not None}
+    elif isinstance(state, (list, tuple)):
+        if not numbered:
+            return [restored(x) for x in state]
+        state = {str(i): x for i, x in enumerate(state)}
+    if not isinstance(state, dict):
+        return np.asarray(state)
+    return {key: restored(state[key], numbered=numbered) for key in sorted(state)}
+
+
+def clip(threshold):
+    return optclip.clip_by_global_norm(threshold)
+
+
+WRAPPED = {
+    "chain": optax.chain(*(clip(12.0 - i) for i in range(12))),
+    "skip": optclip.skip(clip(2.0), max_norm=10.0, name="clip"),
+    "skip of chain": optclip.skip(optax.chain(clip(3.0), clip(2.0)), name="clip"),
+    "after": optclip.clip_after(clip(10.0), clip(2.0)),
+    "before": optclip.clip_before(clip(10.0), clip(2.0)),
+    "feedback": optclip.with_error_feedback(optax.chain(clip(10.0), clip(2.0))),
+    "reset": optclip.with_periodic_reset(optclip.clip_after(clip(10.0), clip(2.0))),
+    "optax": optax.chain(
+        optax.masked(clip(4.0), True),
+        optax.MultiSteps(clip(3.0), 2).gradient_transformation(),
+        optax.apply_if_finite(clip(2.0), 5),
+        optax.contrib.sam(clip(1.0), clip(0.5), sync_period=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_metrics_of_state_restored_without_target_keep_their_order(name, numbered):
+    tx = WRAPPED[name]
+    _, state = helpers.quick_jit(tx.update)(PAIR, tx.init(PAIR), PAIR)
+    plain = restored(state, numbered=numbered)
+    found, expected = optclip.metrics(plain), optclip.metrics(state)
+    assert list(found.items()) == list(expected.items())
+    assert optclip.summary(plain) == optclip.summary(state)
+    assert len({float(x) for k, x in expected.items() if "threshold" in k}) > 1
