@@ -107,8 +107,8 @@ TRANSFORMATIONS = {
         ONE, LAYERS, balance=jnp.asarray(0.5)
     ),
     "skip": lambda: optclip.skip(CLIP, max_norm={"a": ONE}, over="leaf", mask=MASK),
-    "skip-by-loss": lambda: optclip.skip(CLIP, max_value=ONE),
-    "skip-by-rule": lambda: optclip.skip(CLIP, max_value=thresholds.ema(ONE)),
+    "skip-by-loss": lambda: optclip.skip(CLIP, max_loss=ONE),
+    "skip-by-rule": lambda: optclip.skip(CLIP, max_loss=thresholds.ema(ONE)),
     "error-feedback": lambda: optclip.with_error_feedback(CLIP),
     "periodic-reset": lambda: optclip.with_periodic_reset(CLIP, floor=0.5 * ONE),
     "after": lambda: optclip.clip_after(optax.sgd(0.1), CLIP),
