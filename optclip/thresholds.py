@@ -2,10 +2,15 @@
 
 A rule is a frozen object with `init(norm)` and `update(seen, memory)`, whose data is in
 `memory`, a pytree of arrays with fixed shapes. It has no `__call__`, since
-`optax.inject_hyperparams` treats callables as schedules. If one of its norms is NaN or
-inf, a rule learns nothing in that step and its warm-up pauses. With one rule per leaf,
-only the affected leaves pause. Rules fit any scope and norm unless their help names
-one.
+`optax.inject_hyperparams` treats callables as schedules. Rules fit any scope and norm
+unless their help names one.
+
+A rule learns from each norm separately, and only from finite norms above 0. A norm that
+is NaN, inf or 0 keeps its own memory, pauses its own warm-up, and does not affect other
+norms. A gradient of exactly 0 comes from an idle expert, a frozen layer or a masked
+loss, and its size says nothing about later gradients. Four rules also learn from zeros:
+`previous_norm`, `mean_over_rms`, `second_moment` and `moment`. The loss rules of
+`skip` do too, since a loss of 0 is a loss.
 
 Numbers and optax schedules are passed as they are. A schedule is called with the step,
 an int32 scalar that starts at 0 and also counts non-finite steps.

@@ -149,6 +149,11 @@ def _names(treedef: TreeDef) -> tuple[str, ...]:
     return tuple(names)
 
 
+def is_per_norm(treedef: TreeDef, x: Any) -> bool:
+    """Return whether a part of a memory has an entry per norm of this structure."""
+    return _entries(treedef, x) is not None
+
+
 def _is_packed(x: Any) -> bool:
     return isinstance(x, PerNorm)
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from .._arrays import _batching, _collectives, _numerics, _validate
 from .._arrays._numerics import as_like
 from .._arrays._types import Number, PyTree
-from . import _running
+from . import _learning, _running
 from ._rule import Seen
 
 
 class Running(NamedTuple):
-    """A running quantity per norm, and the number of norms in it."""
+    """A running quantity per norm, and the number of steps in it."""
 
     value: PyTree
-    steps: jax.Array
+    steps: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +70,30 @@ class EmaOfMax:
         _validate.fraction("decay", self.decay)
 
     def init(self, norm: PyTree) -> Running:
-        zeros = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
-        return Running(zeros, jnp.zeros((), jnp.int32))
+        averages = jax.tree.map(lambda x: jnp.zeros((), x.dtype), norm)
+        return Running(averages, _running.counts(averages))
 
     def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
-        def learn(old: jax.Array, norm: jax.Array) -> jax.Array:
-            peak = jnp.maximum(_collectives.largest(norm), 0)
-            weights = _running.debiased_weights(self.decay, memory.steps, old)
+        def peak_of(norm: jax.Array) -> jax.Array:
+            return jnp.maximum(_collectives.largest(norm), 0)
+
+        def is_any(flags: jax.Array) -> jax.Array:
+            return _collectives.largest(flags.astype(jnp.float32)) > 0
+
+        def learn(peak: jax.Array, old: jax.Array, step: jax.Array) -> jax.Array:
+            weights = _running.debiased_weights(self.decay, step, old)
             return _running.mean(*weights, old, peak)
 
-        averages = _batching.each(learn, memory.value, seen.norm)
-        return averages, Running(averages, _numerics.counted(memory.steps))
+        peaks = jax.tree.map(peak_of, seen.norm)
+        averages = _batching.each(learn, peaks, *memory)
+        steps = _batching.each(_numerics.counted, memory.steps)
+        # A leaf with a non-finite element has no peak, and its other elements, which
+        # are finite, would teach.
+        teaching = jax.tree.map(
+            lambda peak, finite: (peak > 0) & ~is_any(~finite), peaks, seen.finite
+        )
+        new = Running(averages, steps)
+        return averages, _learning.learned(teaching, new, memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +158,8 @@ def second_moment(
     Returns:
       A rule for `over="element"`; its memory is as large as the parameters, in float32.
       The threshold is inf while `v` is 0, so that elements without earlier gradients
-      can move. SPAM's code clips them to zero.
+      can move. SPAM's code clips them to zero. Zeros enter `v`, as in Adam. A
+      non-finite element keeps its own `v`.
 
     See Also:
       `recipes.spam`.
@@ -177,9 +191,12 @@ def ema_of_max(decay: Number = 0.999) -> EmaOfMax:
       decay: Decay of the average, from 0 to 1.
 
     Returns:
-      A rule for `over="element"`; its memory is one float per leaf. The first step is
-      not clipped. In a step with a non-finite element the memory is unchanged; for the
-      threshold of this step, the element counts as 0.
+      A rule for `over="element"`; its memory is one float and one count per leaf. The
+      first step is not clipped.
+
+    Edge cases:
+      - Leaf of zeros, or with a non-finite element: the step does not enter the average
+        of this leaf. The step's threshold includes it, with 0 for non-finite elements.
 
     See Also:
       `recipes.stable_spam`.
@@ -212,9 +229,8 @@ def moment(power: Number = 1.0, decay: Number = 0.99) -> Moment:
 
     Returns:
       A rule for `over="element"`; its memory is as large as the parameters, in float32.
-      `c` starts at 0, so the first thresholds are small. In a step with a non-finite
-      element the memory is unchanged; for the threshold of this step, the element
-      counts as 0.
+      `c` starts at 0, so the first thresholds are small. Zeros enter `c`, as in Adam. A
+      non-finite element keeps its own `c`; it counts as 0 in the step's threshold.
 
     See Also:
       `recipes.acclip`.

@@ -28,10 +28,10 @@ _STARTS = ("first", "debiased", "zero")
 
 
 class Average(NamedTuple):
-    """The running norm, inf before the first, and the number of steps."""
+    """The running norm, inf before the first, and the number of norms in it."""
 
     norm: PyTree
-    step: jax.Array
+    step: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Ema:
     """See `ema`."""
 
     takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
 
     ratio: NumberOrSchedule
     decay: Number
@@ -60,26 +61,27 @@ class Ema:
         def unknown(x: jax.Array) -> jax.Array:
             return jnp.full_like(x, jnp.inf)
 
-        return Average(jax.tree.map(unknown, norm), jnp.zeros((), jnp.int32))
+        return Average(jax.tree.map(unknown, norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
         ratio: Number = self.ratio(seen.step) if callable(self.ratio) else self.ratio
-        warm = memory.step >= self.warmup
         early = self._common_limit(seen.norm) if self.warmup > 0 else None
 
-        def limit(norm: jax.Array, average: jax.Array) -> jax.Array:
+        def limit(norm: jax.Array, average: jax.Array, step: jax.Array) -> jax.Array:
             is_known = average < jnp.inf
             late = select(is_known, as_like(ratio, average) * average, average)
+            warm = step >= self.warmup
             return select(warm, late, early(norm)) if early else late
 
-        thresholds = _batching.each(limit, seen.norm, memory.norm)
+        thresholds = _batching.each(limit, seen.norm, *memory)
 
-        def learn(old: jax.Array, clipped: jax.Array) -> jax.Array:
-            # A leaf without gradient keeps its average: otherwise it would decay to 0.
-            return select(clipped > 0, self._averaged(old, clipped, memory.step), old)
+        def learn(old: jax.Array, step: jax.Array, clipped: jax.Array) -> jax.Array:
+            # A norm clipped to 0 is excluded: the average would decay to 0.
+            return select(clipped > 0, self._averaged(old, clipped, step), old)
 
-        norms = _batching.each(learn, memory.norm, seen.keep(thresholds))
-        return thresholds, Average(norms, _numerics.counted(memory.step))
+        norms = _batching.each(learn, *memory, seen.keep(thresholds))
+        steps = _batching.each(_numerics.counted, memory.step)
+        return thresholds, Average(norms, steps)
 
     def _common_limit(self, norms: PyTree) -> Callable[[jax.Array], jax.Array]:
         """Build the function that limits norms to a total L2 norm of `max_norm`."""
@@ -167,19 +169,19 @@ def ema(
     Args:
       ratio: Threshold as a multiple of the average: a number or an optax schedule.
       decay: Decay of the average, from 0 to 1.
-      warmup: Number of warm-up steps.
+      warmup: Number of warm-up steps, counted per norm.
       max_norm: Maximum total norm during the warm-up; inf clips nothing.
       start: Start of the average: `"first"`, the smallest norm of the warm-up, or
         without one the first norm; `"zero"`; or `"debiased"`, zero with Adam's bias
         correction.
 
     Returns:
-      A rule, intended for leaves, with a memory of one float per norm.
+      A rule, intended for leaves, with a memory of one float and one count per norm.
 
     Edge cases:
-      - First step without warm-up: the threshold is inf.
-      - Zero norm: does not enter the average, so that a leaf without gradients for some
-        time is not clipped to almost nothing afterwards.
+      - First step of a norm without warm-up: the threshold is inf.
+      - Zero, NaN or inf norm: does not enter its average, and does not count as a step
+        of its warm-up.
 
     See Also:
       `recipes.adagc`, `recipes.olmo_ratio` and `recipes.aggc`.

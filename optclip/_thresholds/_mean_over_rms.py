@@ -20,7 +20,7 @@ class Averages(NamedTuple):
 
     mean: PyTree
     rms: PyTree
-    steps: jax.Array
+    steps: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +39,19 @@ class MeanOverRms:
         _validate.plain("eps", self.eps)
 
     def init(self, norm: PyTree) -> Averages:
-        return Averages(*_running.zeros(norm), jnp.zeros((), jnp.int32))
+        return Averages(*_running.zeros(norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Averages) -> tuple[PyTree, Averages]:
-        def average(old: jax.Array, norm: jax.Array) -> jax.Array:
-            weights = _running.debiased_weights(self.b1, memory.steps, norm)
+        def average(old: jax.Array, norm: jax.Array, step: jax.Array) -> jax.Array:
+            weights = _running.debiased_weights(self.b1, step, norm)
             return _running.mean(*weights, old, norm)
 
-        def mean_square(old: jax.Array, norm: jax.Array) -> jax.Array:
-            weights = _running.debiased_weights(self.b2, memory.steps, norm)
+        def mean_square(old: jax.Array, norm: jax.Array, step: jax.Array) -> jax.Array:
+            weights = _running.debiased_weights(self.b2, step, norm)
             return _running.root_mean_square(*weights, old, norm)
 
-        mean = _batching.each(average, memory.mean, seen.norm)
-        rms = _batching.each(mean_square, memory.rms, seen.norm)
+        mean = _batching.each(average, memory.mean, seen.norm, memory.steps)
+        rms = _batching.each(mean_square, memory.rms, seen.norm, memory.steps)
 
         def bound(mean: jax.Array, rms: jax.Array) -> jax.Array:
             divisor = rms + as_like(self.eps, rms)
@@ -59,7 +59,7 @@ class MeanOverRms:
             return ratio(mean, safe)
 
         thresholds = _batching.each(bound, mean, rms)
-        return thresholds, Averages(mean, rms, counted(memory.steps))
+        return thresholds, Averages(mean, rms, _batching.each(counted, memory.steps))
 
 
 def mean_over_rms(
@@ -90,8 +90,8 @@ def mean_over_rms(
       eps: Number added to the root mean square.
 
     Returns:
-      A rule with a memory of two floats per norm. The first threshold is 1, or 0 for a
-      norm of 0.
+      A rule with a memory of two floats and one count per norm. The first threshold is
+      1, or 0 for a norm of 0. Zeros enter both averages, as in Adam.
 
     See Also:
       `recipes.stable_spam`.

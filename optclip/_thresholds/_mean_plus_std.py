@@ -21,6 +21,7 @@ class MeanPlusStd:
     """See `mean_plus_std`."""
 
     takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
 
     k: Number
     window: int
@@ -54,22 +55,21 @@ class MeanPlusStd:
         return _window.empty(norm, self.window)
 
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
-        def bound(ring: jax.Array) -> jax.Array:
-            mean, deviation = _mean_and_deviation(ring, memory.num_known, self.ddof)
+        def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
+            mean, deviation = _mean_and_deviation(ring, count, self.ddof)
             # After equal norms the deviation is 0. The minimum of 1e-6 of the mean
             # avoids clipping rounding errors.
             threshold = mean + as_like(self.k, mean) * jnp.maximum(
                 deviation, jnp.abs(mean) * 1e-6
             )
             return jnp.where(
-                memory.num_known >= self._needed,
+                count >= self._needed,
                 threshold,
                 jnp.full_like(threshold, jnp.inf),
             )
 
-        return jax.tree.map(bound, memory.norms), _window.with_norms(
-            memory, seen.norm, self.window
-        )
+        thresholds = jax.tree.map(bound, memory.norms, memory.num_known)
+        return thresholds, _window.with_norms(memory, seen.norm, self.window)
 
 
 def _mean_and_deviation(
@@ -120,6 +120,9 @@ def mean_plus_std(
     Returns:
       A rule. The deviation is at least `1e-6 * mean`, so that rounding errors of equal
       norms are not clipped.
+
+    Edge cases:
+      - Zero, NaN or inf norm: not stored.
 
     Raises:
       ValueError: `window` is too short for `warmup` and `ddof`.

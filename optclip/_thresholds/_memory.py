@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from .._arrays import _batching, _numerics, _packed_state, _prefix, _xla
 from .._arrays._batching import Batched
 from .._arrays._types import Number, PyTree, TreeDef
-from . import _running
+from . import _learning
 from ._fixed import Constant, Schedule
 from ._norms_of_rule import NormsOfRule, norms_of_rules
 from ._rule import Seen, is_rule
@@ -109,11 +109,11 @@ def learned_thresholds(
     context: Context,
     *,
     is_like_params: bool = False,
+    zeros_teach: bool = False,
 ) -> tuple[list[Number] | Batched, list[PyTree]]:
     """Return one threshold per norm, and new memories.
 
-    If one of its norms is not finite, a rule keeps its whole memory, step counts
-    included: NaN and inf never enter, and healthy leaves do not learn in that step.
+    Each norm keeps its memory, counts included, unless it teaches; see `_learning`.
 
     Args:
       name: Argument that the rules were passed as.
@@ -123,6 +123,7 @@ def learned_thresholds(
       memory: Memory of each rule.
       context: Values of the step that rules may read.
       is_like_params: Whether norms are as large as the parameters.
+      zeros_teach: Whether every rule learns from zeros, as from a loss of 0.
     """
     finite = norms.map(jnp.isfinite)
     finite_norms = finite.map(_or_zero, norms)
@@ -158,7 +159,10 @@ def learned_thresholds(
         if not isinstance(part.rule, (Constant, Schedule)):
             filled = _batching.each(_largest_for_inf, filled, is_finite)
             filled = _materialized(filled, is_vector=part.is_vector)
-        learned = _running.taken_if(is_finite, new, old)
+        teaching = is_finite
+        if not zeros_teach:
+            teaching = _learning.teaches(part.rule, norm, is_finite)
+        learned = _learning.learned(teaching, new, old)
         if not part.is_vector:
             learned = _packed_state.packed(learned, norm, is_like_params=is_like_params)
         memories.append(learned)

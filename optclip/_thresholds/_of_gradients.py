@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import _batching, _validate
 from .._arrays._types import PyTree
-from . import _running
+from . import _learning
 from ._rule import Rule, Seen, Threshold, takes_vector
 from ._rule_results import checked_update
 from ._threshold_argument import one_rule
@@ -43,11 +43,12 @@ class OfGradients:
             return jnp.where(is_finite, n, jnp.zeros_like(n))
 
         norm = _batching.each(is_valid, norm, finite)
+        teaching = _learning.teaches(self.rule, norm, finite)
         seen_gradients = seen._replace(norm=norm, finite=finite)
         threshold, new = checked_update("threshold", self.rule, seen_gradients, memory)
-        # The memory is checked here too, since the engine only checks the norms of the
+        # The memory is chosen here too, since the engine only reads the norms of the
         # updates, which may be finite when the gradients' norms are not.
-        return threshold, _running.taken_if(finite, new, memory)
+        return threshold, _learning.learned(teaching, new, memory)
 
 
 def of_gradients(rule: Threshold) -> OfGradients:
@@ -72,7 +73,8 @@ def of_gradients(rule: Threshold) -> OfGradients:
       rule: Rule to apply. Its `seen.keep` still returns the clipped updates' norms.
 
     Returns:
-      A rule with the same memory; non-finite gradients never enter it.
+      A rule with the same memory. A non-finite gradient never enters it, and a zero one
+      only if `rule` learns from zeros.
 
     Raises:
       ValueError: In `update`: `gradients` is not passed.

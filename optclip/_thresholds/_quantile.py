@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _numerics, _validate
+from .._arrays import _placement, _validate
 from .._arrays._types import Number, PyTree
 from . import _window
 from ._rule import Seen
@@ -53,6 +53,7 @@ class Quantile:
     """See `quantile`."""
 
     takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
 
     q: Number
     window: int
@@ -67,19 +68,21 @@ class Quantile:
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
         new = _window.with_norms(memory, seen.norm, self.window)
 
-        def among(ring: jax.Array, old: jax.Array, finite: jax.Array) -> jax.Array:
+        def among(
+            ring: jax.Array,
+            old: jax.Array,
+            finite: jax.Array,
+            *counts: jax.Array,
+        ) -> jax.Array:
             # A non-finite norm is excluded from its own threshold. The policy
             # `nonfinite` then decides about the updates.
             ring = jnp.where(_window.along(finite, ring), ring, old)
-            counts = new.num_known, memory.num_known
-            pairs = zip(*(self._place(n, ring.dtype) for n in counts), strict=True)
-            place = [
-                jnp.where(finite, *(_numerics.broadcast_like(x, finite) for x in pair))
-                for pair in pairs
-            ]
-            return _interpolated(ring, _Place(*place))
+            count = jnp.where(finite, *counts)
+            return _interpolated(ring, self._place(count, ring.dtype))
 
-        thresholds = jax.tree.map(among, new.norms, memory.norms, seen.finite)
+        thresholds = jax.tree.map(
+            among, new.norms, memory.norms, seen.finite, new.num_known, memory.num_known
+        )
         return thresholds, new
 
     def _place(self, count: jax.Array, dtype: np.dtype) -> _Place:
@@ -93,8 +96,16 @@ class Quantile:
         # rounding error in the position would be a visible error of the quantile.
         places = float(q) * np.arange(-1, self.window).clip(0)
         low, fraction = np.floor(places), places - np.floor(places)
-        low, fraction = jnp.asarray(low, jnp.int32), jnp.asarray(fraction, dtype)
-        return _Place(count, low[count], fraction[count])
+        low = _looked_up(low.astype(np.int32), count)
+        return _Place(count, low, _looked_up(fraction.astype(dtype), count))
+
+
+def _looked_up(table: np.ndarray, index: jax.Array) -> jax.Array:
+    """Return entries of a table; a masked sum, as in `_interpolated`."""
+    rows = jnp.broadcast_to(table, (*index.shape, len(table)))
+    rows = _placement.placed_as(rows, index[..., None])
+    here = _window.places(rows) == _window.along(index, rows)
+    return jnp.sum(jnp.where(here, rows, jnp.zeros_like(rows)), -1, dtype=rows.dtype)
 
 
 def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
@@ -116,7 +127,8 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
 
     Args:
       q: Quantile, from 0 to 1. The paper's 0.1 clips nine steps in ten, 0.9 one in ten.
-      window: Number of past norms, an int; the memory is that many floats per norm.
+      window: Number of past norms, an int; the memory is that many floats and two
+        counts per norm.
 
     Returns:
       A rule. Quantiles are interpolated linearly, as in `numpy.quantile`. The window
@@ -124,6 +136,7 @@ def quantile(q: Number = 0.1, window: int = 1000) -> Quantile:
 
     Edge cases:
       - First step: the threshold is its norm, so nothing is clipped.
+      - Zero norm: enters the threshold of its step, and is not stored.
       - NaN or inf norm: the threshold is the quantile of the stored norms.
 
     See Also:

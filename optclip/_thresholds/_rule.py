@@ -78,7 +78,9 @@ class Rule(Protocol):
     def update(self, seen: Seen, memory: PyTree, /) -> tuple[PyTree, PyTree]:
         """Return the threshold, which must broadcast to the norms, and the new memory.
 
-        The new memory is used only if all norms of this rule are finite.
+        Norms that are not finite keep their entries of the memory. The parts of the
+        memory without an entry per norm change if any norm is finite. If the rule has
+        the attribute `learns_from_zeros = False`, zero norms keep their entries too.
         """
         ...
 

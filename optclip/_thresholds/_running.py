@@ -1,21 +1,12 @@
-"""Running averages of norms, and the choice between new and old memory."""
+"""Running averages of norms."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.typing import ArrayLike
 
-from .._arrays import (
-    _batching,
-    _collectives,
-    _numerics,
-    _placement,
-    _validate,
-    _xla,
-)
+from .._arrays import _numerics, _validate
 from .._arrays._numerics import select
 from .._arrays._types import Number, PyTree
 
@@ -90,25 +81,6 @@ def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:
     return first, second
 
 
-def taken_if(finite: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Return the new memory if all norms are finite, else the old one."""
-    flags = jax.tree.leaves(finite)
-    if not flags or not jax.tree.leaves(new):
-        return new
-    is_nonfinite = _batching.Batched(flags).map(jnp.logical_not).any()
-    # All devices use the same flag, so that their memories stay equal.
-    largest = _collectives.reduced_over(lax.pmax, is_nonfinite.astype(jnp.float32))
-    # The flag is materialized: otherwise XLA on CPU recomputes all norms for each
-    # memory.
-    is_many = len(flags) > 1 or flags[0].ndim > 0
-    is_finite = (_xla.materialized(largest) if is_many else largest) == 0
-
-    def new_or_old(n: ArrayLike, o: ArrayLike) -> jax.Array:
-        n, o = jnp.asarray(n), jnp.asarray(o)
-        if n.dtype != o.dtype:
-            n = n.astype(o.dtype)
-        if n.ndim and jax.typeof(o).sharding.mesh == jax.typeof(n).sharding.mesh:
-            n = _placement.placed_as(n, o)
-        return select(is_finite, n, o)
-
-    return _batching.each(new_or_old, new, old, as_slices=False)
+def counts(norm: PyTree) -> PyTree:
+    """Return a count of 0 for each norm."""
+    return jax.tree.map(lambda x: jnp.zeros_like(x, jnp.int32), norm)

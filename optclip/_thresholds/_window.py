@@ -10,17 +10,19 @@ from jax import lax
 
 from .._arrays import _placement, _validate
 from .._arrays._types import PyTree
+from . import _running
 
 
 class Window(NamedTuple):
     """A ring buffer of the last norms: per norm an array with the window as last axis.
 
-    `next` is the index of the next norm, `num_known` the number of stored norms.
+    Per norm, `next` is the index of the next one, and `num_known` the number of stored
+    ones, since a norm that is zero or not finite is not stored.
     """
 
     norms: PyTree
-    next: jax.Array
-    num_known: jax.Array
+    next: PyTree
+    num_known: PyTree
 
 
 def empty(norm: PyTree, length: int) -> Window:
@@ -31,7 +33,9 @@ def empty(norm: PyTree, length: int) -> Window:
         return jnp.broadcast_to(jnp.zeros_like(x)[..., None], (*x.shape, length))
 
     # Each counter has its own array, since an array used twice cannot be donated.
-    return Window(jax.tree.map(ring, norm), *jnp.zeros((2,), jnp.int32))
+    return Window(
+        jax.tree.map(ring, norm), _running.counts(norm), _running.counts(norm)
+    )
 
 
 def with_norms(window: Window, norm: PyTree, length: int) -> Window:
@@ -46,21 +50,23 @@ def with_norms(window: Window, norm: PyTree, length: int) -> Window:
         wanted = f"{lengths.pop()}, the number of norms in the state"
         raise ValueError(_validate.must_be("window", wanted, length, advice))
 
-    def with_last(ring: jax.Array, x: jax.Array) -> jax.Array:
+    def with_last(ring: jax.Array, x: jax.Array, index: jax.Array) -> jax.Array:
         # A restored checkpoint may have NumPy arrays.
         ring = jnp.asarray(ring)
-        return ring.at[..., window.next].set(_placement.placed_as(x, ring[..., 0]))
+        # Each norm has its own index, so the entry is selected, not indexed. Its dtype
+        # may be wider, as in a step under x64.
+        here = places(ring) == along(index, ring)
+        return jnp.where(here, along(x.astype(ring.dtype), ring), ring)
 
-    norms = jax.tree.map(with_last, window.norms, norm)
     return Window(
-        norms,
-        (window.next + 1) % length,
-        jnp.minimum(window.num_known + 1, length),
+        jax.tree.map(with_last, window.norms, norm, window.next),
+        jax.tree.map(lambda index: (index + 1) % length, window.next),
+        jax.tree.map(lambda n: jnp.minimum(n + 1, length), window.num_known),
     )
 
 
 def is_known(ring: jax.Array, count: jax.Array) -> jax.Array:
-    """Return which entries hold a norm; `count` is a scalar or one per norm."""
+    """Return which entries hold a norm; `count` is one per norm."""
     return places(ring) < along(count, ring)
 
 
@@ -71,6 +77,6 @@ def places(ring: jax.Array) -> jax.Array:
 
 
 def along(number: jax.Array, ring: jax.Array) -> jax.Array:
-    """Broadcast a scalar, or one number per norm, along the window."""
+    """Broadcast one number per norm along the window."""
     broadcast = jnp.broadcast_to(jnp.expand_dims(number, -1), ring.shape)
     return _placement.placed_as(broadcast, ring)

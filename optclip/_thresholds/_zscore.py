@@ -18,17 +18,18 @@ _MODES = ("reciprocal", "mean", "percentile")
 
 
 class Moments(NamedTuple):
-    """Running mean and standard deviation, and the number of warm-up steps so far."""
+    """Running mean and standard deviation, and the number of norms in the warm-up."""
 
     mean: PyTree
     deviation: PyTree
-    step: jax.Array
+    step: PyTree
 
 
 class _Result(NamedTuple):
     limit: jax.Array
     mean: jax.Array
     deviation: jax.Array
+    step: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Zscore:
     """See `zscore`."""
 
     takes_vector: ClassVar[bool] = True
+    learns_from_zeros: ClassVar[bool] = False
 
     z: Number
     decay: Number
@@ -55,36 +57,30 @@ class Zscore:
         _validate.flag("skip_spikes", self.skip_spikes)
 
     def init(self, norm: PyTree) -> Moments:
-        return Moments(*_running.zeros(norm), jnp.zeros((), jnp.int32))
+        return Moments(*_running.zeros(norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Moments) -> tuple[PyTree, Moments]:
-        warm = memory.step >= self.warmup
-
         def limit_and_moments(
-            norm: jax.Array, mean: jax.Array, deviation: jax.Array
+            norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
         ) -> _Result:
             spike_limit, is_spike = self._spike(norm, mean, deviation)
-            is_spike = is_spike & warm
+            is_spike = is_spike & (step >= self.warmup)
             most = as_like(self.max_norm, norm)
             limit = select(is_spike, jnp.minimum(spike_limit, most), most)
             clipped_norm = select(is_spike, spike_limit, norm)
-            moments = self._moments(clipped_norm, mean, deviation, memory.step)
+            new_mean, new_deviation = self._moments(clipped_norm, mean, deviation, step)
             if self.skip_spikes:
-                old = mean, deviation
-                moments = (
-                    select(is_spike, *pair) for pair in zip(old, moments, strict=True)
-                )
-            return _Result(limit, *moments)
+                new_mean = select(is_spike, mean, new_mean)
+                new_deviation = select(is_spike, deviation, new_deviation)
+            new_step = jnp.minimum(step + 1, self.warmup)
+            return _Result(limit, new_mean, new_deviation, new_step)
 
-        results = _batching.each(
-            limit_and_moments, seen.norm, memory.mean, memory.deviation
-        )
-        limits, means, deviations = (
+        results = _batching.each(limit_and_moments, seen.norm, *memory)
+        limits, *moments = (
             jax.tree.map(lambda f, i=i: f[i], results, is_leaf=_is_result)
-            for i in range(3)
+            for i in range(len(_Result._fields))
         )
-        step = jnp.minimum(memory.step + 1, self.warmup)
-        return limits, Moments(means, deviations, step)
+        return limits, Moments(*moments)
 
     def _spike(
         self, norm: jax.Array, mean: jax.Array, deviation: jax.Array
@@ -115,8 +111,7 @@ class Zscore:
         old_weight, new_weight = (
             select(is_warm, *pair) for pair in zip(late, early, strict=True)
         )
-        # After zeros only, this norm becomes the mean: a leaf may receive gradients
-        # late.
+        # A loss may be 0 throughout the warm-up. The next one then becomes the mean.
         is_first = is_warm & (mean == 0) & (deviation == 0)
         mean = select(is_first, norm, mean)
         new = _running.mean(old_weight, new_weight, mean, norm)
@@ -166,10 +161,12 @@ def zscore(
       skip_spikes: Whether spikes leave mean and deviation unchanged.
 
     Returns:
-      A rule with a memory of two floats per norm.
+      A rule with a memory of two floats and one count per norm.
 
     Edge cases:
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
+      - Zero, NaN or inf norm: does not enter mean and variance, and does not count as a
+        step of the warm-up.
 
     See Also:
       `recipes.zclip`.

@@ -66,8 +66,9 @@ def loss_threshold(
         updates=updates,
     )
     thresholds, memory = learned_thresholds(
-        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, context
-    )
+        "max_loss", rule, _ONE_LOSS, Batched.unstacked([loss]), memory, context,
+        zeros_teach=True,
+    )  # fmt: skip
     # A single loss is never stacked, so its threshold comes in a list.
     (threshold,) = (
         thresholds.entries() if isinstance(thresholds, Batched) else thresholds

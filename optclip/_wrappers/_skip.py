@@ -105,7 +105,7 @@ def skip(
       - Warm-up of a rule: no step is skipped, except with rules that have an argument
         `max_norm`, such as `ema`: they skip steps above it.
       - NaN or inf in a checked leaf, or in the loss if `max_loss` is set: the step is
-        skipped, and no rule learns from it.
+        skipped, and the rules do not learn from this norm or loss.
       - NaN as `max_norm` or `max_loss`: the step is skipped.
       - `ema` as `max_norm`: never learns from skipped steps, since it averages clipped
         norms.

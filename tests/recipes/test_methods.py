@@ -39,8 +39,8 @@ def outputs_of(tx, gradients):
     return over_steps(tx, rows, params)[0]
 
 
-def by_leaf(make, **more):
-    """Run one oracle per leaf; a step that is not finite counts for all leaves."""
+def by_leaf(make, skips=True, **more):
+    """Run one oracle per leaf; `skips`: NaN or inf in a leaf skips the step of all."""
 
     def run(gradients):
         oracles = {key: make() for key in PARAMS}
@@ -50,7 +50,9 @@ def by_leaf(make, **more):
             return oracles[key].step(x, **given)
 
         return [
-            {key: step(key, x) for key, x in tree.items()} if finite else tree
+            {key: step(key, x) for key, x in tree.items()}
+            if finite or not skips
+            else tree
             for tree, finite in zip(gradients, FINITE, strict=True)
         ]
 
@@ -74,7 +76,7 @@ def by_element(make):
     return run
 
 
-def by_norm(make, set_edges=lambda oracle, taken: None):
+def by_norm(make, set_edges):
     """Run one oracle of all leaves' norms; a step of zeros changes no average."""
 
     def run(gradients):
@@ -165,7 +167,7 @@ METHODS = {
     ),
     "olmo_ratio": Method(
         recipes.olmo_ratio(1.1, 0.9),
-        by_norm(lambda: methods.OlmoRatio(1.1, 0.9)),
+        by_leaf(lambda: methods.OlmoRatio(1.1, 0.9), skips=False),
         most=0.9,
     ),
     "acclip": Method(

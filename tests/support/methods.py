@@ -91,11 +91,15 @@ class StableSpamMax(Oracle):
 
     theta: float = 0.999
     m: float = 0.0
+    maxima: int = 0
 
     def take(self, g: np.ndarray) -> np.ndarray:
         top = float(np.max(np.abs(g)))
+        if top == 0:
+            return g  # In optclip a gradient of zero does not enter the average.
+        self.maxima += 1
         self.m = self.theta * self.m + (1 - self.theta) * top
-        limit = self.m / (1 - self.theta**self.steps)
+        limit = self.m / (1 - self.theta**self.maxima)
         over = np.abs(g) > limit
         return np.where(over, g / top * limit, g) if over.any() else g
 
@@ -170,20 +174,24 @@ class Acclip(Oracle):
 
 @dataclasses.dataclass
 class OlmoRatio(Oracle):
-    """OLMo's ratio clipping: clip each tensor's norm to `ratio` times its average."""
+    """OLMo's ratio clipping: clip each tensor's norm to `ratio` times its average.
+
+    In optclip a norm of zero does not enter the average.
+    """
 
     ratio: float
     beta: float
     eps: float = 1e-6
-    average: Any = None
+    average: float | None = None
 
-    def take(self, norms: np.ndarray) -> np.ndarray:
-        if self.average is None:
-            self.average = norms
-        scales = np.minimum(1.0, self.ratio * self.average / (norms + self.eps))
-        left = norms * scales
-        self.average = self.beta * self.average + (1 - self.beta) * left
-        return scales
+    def take(self, g: np.ndarray) -> np.ndarray:
+        norm = float(np.sqrt(np.sum(g**2)))
+        if norm == 0:
+            return g
+        average = norm if self.average is None else self.average
+        scale = min(1.0, self.ratio * average / (norm + self.eps))
+        self.average = self.beta * average + (1 - self.beta) * scale * norm
+        return scale * g
 
 
 @dataclasses.dataclass

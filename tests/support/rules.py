@@ -1,8 +1,9 @@
 """Implement the published rules in NumPy float64, from their papers.
 
 Nothing here imports optclip. Each oracle takes one norm per step and returns the
-paper's threshold. `NORMS` has heavy tails, spikes of a thousand, NaN, inf, zeros and a
-shift of level.
+paper's threshold. Like optclip, it does not learn from norms that are zero or not
+finite, which the papers do not mention. `NORMS` has heavy tails, spikes of a thousand,
+NaN, inf, zeros and a shift of level.
 """
 
 import dataclasses
@@ -28,6 +29,11 @@ def _norms() -> np.ndarray:
 NORMS = _norms()
 
 
+def teaches(norm: Any) -> Any:
+    """Return whether a rule learns from a norm."""
+    return np.isfinite(norm) & (norm != 0)
+
+
 @dataclasses.dataclass
 class AutoClip:
     """Seetharaman et al. 2020: the percentile of all norms including the current."""
@@ -37,9 +43,10 @@ class AutoClip:
     history: list[float] = dataclasses.field(default_factory=list)
 
     def step(self, norm: float) -> float:
-        if math.isfinite(norm):
-            self.history.append(norm)
-        return float(np.quantile(self.history[-self.window :], self.q))
+        norms = [*self.history, norm] if math.isfinite(norm) else self.history
+        if teaches(norm):
+            self.history = norms
+        return float(np.quantile(norms[-self.window :], self.q))
 
 
 @dataclasses.dataclass
@@ -52,7 +59,7 @@ class Levanter:
 
     def step(self, norm: float) -> float:
         last = np.asarray(self.history[-self.window :])
-        if math.isfinite(norm):
+        if teaches(norm):
             self.history.append(norm)
         if len(last) < max(2, self.window // 2):
             return math.inf
@@ -74,7 +81,7 @@ class ZClip:
     variance: float = 0.0
 
     def step(self, norm: float) -> float:
-        sound = math.isfinite(norm)
+        sound = bool(teaches(norm))
         if len(self.first) < self.warmup:
             if sound:
                 self.first.append(norm)
@@ -84,8 +91,6 @@ class ZClip:
         limit = self._limit(norm if sound else 0.0)
         if sound and not (self.skip_spikes and limit < math.inf):
             left = min(norm, limit)
-            if self.mean == self.variance == 0:
-                self.mean = left  # optclip restarts the mean after only zeros.
             self.mean += (1 - self.decay) * (left - self.mean)
             square = (left - self.mean) ** 2
             self.variance += (1 - self.decay) * (square - self.variance)
@@ -113,31 +118,24 @@ class AdaGC:
     decay: float
     warmup: int
     max_norm: float
-    steps: int = 0
+    steps: Any = 0
     average: Any = None
 
     def step(self, norms: np.ndarray) -> np.ndarray:
-        sound = bool(np.all(np.isfinite(norms)))
         seen = np.where(np.isfinite(norms), norms, 0.0)
         if self.average is None:
             self.average = np.full_like(seen, math.inf)
         total = math.sqrt(float(np.sum(seen**2)))
-        if self.steps < self.warmup:
-            over = total > self.max_norm
-            factor = self.max_norm / total if over else 1.0
-            limits = seen * factor if over else np.full_like(seen, math.inf)
-        else:
-            limits = self.ratio * self.average
-        if sound:
-            self._learn(np.minimum(seen, limits))
-        return limits
-
-    def _learn(self, left: np.ndarray) -> None:
+        is_over = (total > self.max_norm) & (seen > 0)
+        factor = self.max_norm / total if total > self.max_norm else 1.0
+        early = np.where(is_over, seen * factor, math.inf)
+        is_early = self.steps < self.warmup
+        limits = np.where(is_early, early, self.ratio * self.average)
+        left = np.minimum(seen, limits)
         # The average starts with the first finite norm that is not 0.
         start = np.where(np.isinf(self.average), left, self.average)
-        if self.steps < self.warmup:
-            new = np.minimum(start, left)
-        else:
-            new = self.decay * start + (1 - self.decay) * left
-        self.average = np.where(left > 0, new, self.average)
-        self.steps += 1
+        late = self.decay * start + (1 - self.decay) * left
+        new = np.where(is_early, np.minimum(start, left), late)
+        self.average = np.where(teaches(norms) & (left > 0), new, self.average)
+        self.steps = self.steps + teaches(norms)
+        return limits

@@ -13,7 +13,7 @@ from tests.support import helpers
 from tests.support.running_rules import INF, limits_of, seen, updated
 from tests.support.steps import history, over_steps
 
-NORMS = np.array([4.0, 0.0, 2.0, 6.0, 3.0, 5.0])
+NORMS = np.array([4.0, 1.0, 2.0, 6.0, 3.0, 5.0])
 ADDING_EPS = thresholds.zscore(1.0, 0.5, 4, "mean", eps=1.0)
 MODES = ["reciprocal", "mean", "percentile"]
 

@@ -87,6 +87,8 @@ WIDENING = UserRule(
         (thresholds.ema(), "leaf"),
         (thresholds.zscore(), "leaf"),
         (thresholds.mean_over_rms(), "leaf"),
+        (thresholds.mean_plus_std(), "leaf"),
+        (thresholds.quantile(), optclip.axes(0)),
         (thresholds.second_moment(), "element"),
         (WIDENING, "leaf"),
     ],

@@ -95,6 +95,27 @@ def test_skip_after_lasting_change_ends_if_it_learns(learns, skipped):
         assert optclip.metrics(states[-1])["skip/skipped"] == skipped
 
 
+WINDOW = thresholds.mean_plus_std(3.0, window=4, warmup=2)
+LATE = thresholds.zscore(2.0, warmup=2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "of_norm", "skipped"),
+    [(WINDOW, True, 0), (WINDOW, False, 1), (LATE, True, 0), (LATE, False, 0)],
+)
+def test_skip_learns_from_losses_of_zero_but_not_from_norms_of_zero(
+    rule, of_norm, skipped
+):
+    """A loss of 0 is a loss. After four of them, a mean of zeros is the limit."""
+    sizes = [1.0, 1.1, 0.0, 0.0, 0.0, 0.0, 1.05] if rule is WINDOW else [0, 0, 0, 1, 2]
+    tx = optclip.skip(SGD, **{"max_norm" if of_norm else "max_loss": rule})
+    ones = np.ones(len(sizes))
+    _, states = run(
+        tx, sizes if of_norm else ones, **({} if of_norm else {"value": sizes})
+    )
+    assert optclip.metrics(states[-1])["skip/skipped"] == skipped
+
+
 @pytest.mark.parametrize(("scale", "name"), [(1.0, "value"), (-1.0, "loss")])
 def test_skip_by_loss_skips_high_and_nonfinite_losses(scale, name):
     """A loss may be negative; nothing is skipped in the warm-up."""

@@ -1,0 +1,106 @@
+"""Each norm teaches a rule by itself: NaN, inf and zero gradients teach it nothing."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests.support.steps import over_steps
+
+T = thresholds
+# Rules that learn from zeros.
+WITH_ZEROS = {
+    "mean_over_rms": T.mean_over_rms(),
+    "moment": T.moment(decay=0.5),
+    "previous_norm": T.previous_norm(1.0),
+    "second_moment": T.second_moment(4.0, 0.5, warmup=0),
+}
+RULES = {
+    "ema": T.ema(1.1, 0.5, warmup=0),
+    "ema, debiased": T.ema(1.1, 0.5, warmup=0, start="debiased"),
+    "ema, warm": T.ema(1.1, 0.5, warmup=3, max_norm=np.inf),
+    "ema, zero": T.ema(1.1, 0.5, warmup=0, start="zero"),
+    "ema_of_max": T.ema_of_max(0.5),
+    "mean_plus_std": T.mean_plus_std(1.0, 4, warmup=2),
+    "of_gradients": T.of_gradients(T.ema(1.1, 0.5, warmup=0)),
+    "quantile": T.quantile(0.5, 4),
+    "quantile, traced": T.quantile(jnp.float32(0.3), 3),
+    "zscore": T.zscore(1.5, 0.9, 3),
+    "zscore, mean": T.zscore(1.0, 0.5, 2, "mean"),
+    "zscore, percentile": T.zscore(1.0, 0.5, 2, "percentile", skip_spikes=True),
+} | WITH_ZEROS
+# The steps in which a norm teaches nothing, two of them at the start.
+BROKEN = [0, 1, 4, 8, 9, 11]
+SCOPES = {
+    # One vector for all norms of a rule, or an array per leaf for slices and elements.
+    "leaf": "leaf",
+    "slice": optclip.axes(1),
+    "element": "element",
+    "elements of a leaf": "element",
+}
+OF_ELEMENTS = ("ema_of_max", "moment", "second_moment")
+CASES = [
+    *((rule, "leaf") for rule in RULES if rule not in OF_ELEMENTS),
+    *((rule, "slice") for rule in RULES if rule not in OF_ELEMENTS and "," not in rule),
+    *((rule, "element") for rule in ("ema", "moment", "second_moment")),
+    ("ema_of_max", "elements of a leaf"),
+]
+
+
+@pytest.mark.parametrize(("rule", "scope"), CASES)
+def test_broken_norm_learns_as_without_its_steps_and_stops_no_other(rule, scope):
+    tx = optclip.clip_by(
+        RULES[rule], over=SCOPES[scope], record=False, nonfinite="zero"
+    )
+    rng = np.random.default_rng(0)
+    shape = (14, 2, 3)
+    updates = {name: np.float32(rng.lognormal(size=shape)) for name in ("a", "b")}
+    # Zeros teach some rules, which then have healthy norms in their place.
+    values = np.resize([np.nan, np.inf, 1.0 if rule in WITH_ZEROS else 0.0], 6)
+    bad = [i for i, x in zip(BROKEN, values, strict=True) if x != 1.0]
+    good = [i for i in range(len(updates["b"])) if i not in bad]
+    broken = {"a": updates["a"], "b": updates["b"].copy()}
+    # A leaf, its first slice or its first row of elements.
+    place = slice(None) if "leaf" in scope else slice(1)
+    broken["b"][BROKEN, place] = values[:, None, None]
+    # The same program: the steps that teach, then the others.
+    without = {name: x[[*good, *bad]] for name, x in broken.items()}
+    outs, healthy, alone = (
+        over_steps(tx, x, gradients=x)[0] for x in (broken, updates, without)
+    )
+    np.testing.assert_array_equal(outs["a"], healthy["a"])
+    if "leaf" not in scope:
+        np.testing.assert_array_equal(outs["b"][:, 1:], healthy["b"][:, 1:])
+    found, expected = outs["b"][good, place], alone["b"][: len(good), place]
+    np.testing.assert_array_equal(found, expected)
+    assert np.any(found != broken["b"][good, place])
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanAndSteps:
+    """A user's rule, with a part of the memory per norm and a shared count."""
+
+    learns_from_zeros: ClassVar[bool] = False
+
+    def init(self, norm):
+        return {"mean": jax.tree.map(jnp.zeros_like, norm), "steps": jnp.int32(0)}
+
+    def update(self, seen, memory):
+        mean = jax.tree.map(lambda m, n: (m + n) / 2, memory["mean"], seen.norm)
+        return 9.0, {"mean": mean, "steps": memory["steps"] + 1}
+
+
+def test_shared_memory_of_user_rule_changes_if_any_norm_teaches():
+    steps = {"a": np.float32([[4], [0], [6], [2]]), "b": np.float32([[8], [4]] * 2)}
+    steps["b"][1:3] = [[np.nan], [np.inf]]
+    tx = optclip.clip_by_norm(MeanAndSteps())
+    _, states = over_steps(tx, steps)
+    ((memory,),) = states.clip_memory
+    means, taught = (jax.tree.leaves(memory[key])[0] for key in ("mean", "steps"))
+    np.testing.assert_array_equal(means[-1], [3.0, 4.0])
+    np.testing.assert_array_equal(taught, [1, 1, 2, 3])
