@@ -12,9 +12,14 @@ import numpy as np
 from jax import lax
 
 from .._arrays import _collectives, _placement, _validate
+from .._arrays._numerics import as_like
 from .._arrays._types import Number
 from ._example_clip import Relation
 from ._info import ExampleInfo
+
+_TINY, _LARGEST = (
+    float(x) for x in (jnp.finfo("float32").tiny, jnp.finfo("float32").max)
+)
 
 
 class QuantileState(NamedTuple):
@@ -41,7 +46,8 @@ class QuantileState(NamedTuple):
 class QuantileThreshold:
     """Adapt the threshold C so that a given fraction of examples stays below it.
 
-    After each step `C *= exp(-learning_rate * (b - quantile))`, where
+    After each step `C *= exp(-learning_rate * (b - quantile))`, limited to `min_value`
+    and `max_value`, where
     `b = 1/2 + (count_noise * N(0, 1) + sum((norms <= C) - 1/2)) / m` estimates the
     fraction of m examples with norm at most C. With `count_noise` the threshold is
     differentially private and spends a part of the budget; see `noise_multiplier`.
@@ -66,11 +72,23 @@ class QuantileThreshold:
         twentieth of the batch size. Default: 0.
       expected_batch_size: Number m, required with `count_noise`. Default: None, the
         actual number, which is sensitive.
+      min_value: Lower limit of C, a normal float32. Default: 1e-10.
+      max_value: Upper limit of C, a float32 of at least `min_value`. Default: 1e10.
+      exclude_zeros: Whether examples of norm 0 are not counted. Default: False, which
+        `count_noise` requires. Pass True if many examples have no gradient, as with a
+        hinge loss: with more than `quantile` of them, C would fall to `min_value`.
+
+    Raises:
+      ValueError: `max_value < min_value`, `init_value` is outside the limits, or
+        `exclude_zeros` is combined with `count_noise`.
 
     Guarantees:
       NaN and inf norms count as above the threshold; padding is not counted. A batch
-      without examples leaves the threshold unchanged, unless `expected_batch_size` is
-      set: b is then 1/2 plus noise.
+      without counted examples leaves the threshold unchanged, unless
+      `expected_batch_size` is set: b is then 1/2 plus noise.
+
+      The limits read no data, so they cost no privacy. A state whose threshold is 0,
+      inf or otherwise outside them recovers: the next step starts at the nearer limit.
 
     References:
       Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with
@@ -82,12 +100,21 @@ class QuantileThreshold:
     init_value: float = 0.1
     count_noise: float = 0.0
     expected_batch_size: float | None = None
+    min_value: float = 1e-10
+    max_value: float = 1e10
+    exclude_zeros: bool = False
 
     def __post_init__(self) -> None:
         _validate.fraction("quantile", self.quantile)
         _validate.plain("learning_rate", self.learning_rate, above=True)
         _validate.plain("init_value", self.init_value, above=True)
         _validate.plain("count_noise", self.count_noise)
+        self._check_limits()
+        _validate.flag("exclude_zeros", self.exclude_zeros)
+        if self.exclude_zeros and self.count_noise:
+            wanted = "False with `count_noise`"
+            advice = "The private count covers every example."
+            raise ValueError(_validate.must_be("exclude_zeros", wanted, True, advice))
         size = self.expected_batch_size
         if size is not None:
             _validate.plain("expected_batch_size", size, above=True)
@@ -97,6 +124,26 @@ class QuantileThreshold:
             raise ValueError(
                 _validate.must_be("expected_batch_size", wanted, size, advice)
             )
+
+    def _check_limits(self) -> None:
+        limits = self.min_value, self.max_value
+        for name, value in zip(("min_value", "max_value"), limits, strict=True):
+            _validate.plain(name, value, above=True)
+            known = _validate.concrete(value)
+            if known is not None and not _TINY <= known <= _LARGEST:
+                wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
+                advice = "The threshold could not leave 0 or inf."
+                raise ValueError(_validate.must_be(name, wanted, value, advice))
+        least, most = limits
+        known = [_validate.concrete(x) for x in (*limits, self.init_value)]
+        if any(x is None for x in known):
+            return
+        if known[0] > known[1]:
+            wanted = f"at least `min_value`, {least}"
+            raise ValueError(_validate.must_be("max_value", wanted, most))
+        if not known[0] <= known[2] <= known[1]:
+            wanted = f"from `min_value` to `max_value`, {least} to {most}"
+            raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
 
     def init(self) -> QuantileState:
         """Return the state before the first step."""
@@ -127,6 +174,8 @@ class QuantileThreshold:
             wanted = "a PRNG key with `count_noise`, and None without"
             raise ValueError(_validate.must_be("key", wanted, key))
         live = _placement.varying_as(~info.padding, info.norms)
+        if self.exclude_zeros:
+            live = live & (info.norms != 0)
         below = live & (info.norms <= state.threshold)
         half = 0.5 * live.astype(jnp.float32)
         total = jnp.sum(below.astype(jnp.float32) - half)
@@ -141,9 +190,18 @@ class QuantileThreshold:
         fraction = total / jnp.where(is_empty, jnp.ones_like(number), number) + 0.5
         fraction = jnp.where(is_empty, jnp.full_like(fraction, self.quantile), fraction)
         step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
+        # 0 and inf keep their value when multiplied, so the old threshold is limited
+        # too.
+        old = jnp.asarray(state.threshold)
         # Hyperparameters of float64 must not change the dtypes of the state.
-        new = QuantileState(state.threshold * step, fraction)
+        new = QuantileState(self._limited(self._limited(old) * step), fraction)
         return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
+
+    def _limited(self, threshold: jax.Array) -> jax.Array:
+        least, most = (
+            as_like(limit, threshold) for limit in (self.min_value, self.max_value)
+        )
+        return jnp.clip(threshold, least, most)
 
     def noise_multiplier(
         self, total: Number, relation: Relation = "add_or_remove"

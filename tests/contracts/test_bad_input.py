@@ -212,7 +212,10 @@ ROUTED = [
     (NONNEGATIVE, "absolute c count_noise eps gamma k low min_norm ratio relative"),
     (NONNEGATIVE, "sigma theta weight_decay previous_norm.max_norm"),
     (POSITIVE, "alpha expected_batch_size high init_value learning_rate normalize_by"),
-    (POSITIVE, "power sharpness tau z"),
+    (
+        POSITIVE,
+        "min_value power sharpness tau z per_example.QuantileThreshold.max_value",
+    ),
     (FRACTION, "b1 b2 balance decay floor max_shrink per_count q quantile rate"),
     (FRACTION, "skip_first clip_cotangent.relative"),
     (COUNT, "ddof grace rope warmup"),
@@ -221,7 +224,7 @@ ROUTED = [
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
     (THRESHOLD, "threshold"),
     (BOUND, "lower upper"),
-    (FLAG, "by_group has_aux learn_skipped skip_spikes strict use_loss"),
+    (FLAG, "by_group exclude_zeros has_aux learn_skipped skip_spikes strict use_loss"),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
     (AXIS, "axis"),
@@ -699,6 +702,14 @@ MESSAGES = {
     ],
     "per_example.QuantileThreshold.count_noise": [
         (1.0, V, "`expected_batch_size` must be the expected number of examples with")
+    ],
+    "per_example.QuantileThreshold.min_value": [
+        (1e-40, V, "`min_value` must be from 1.18e-38 to 3.4e+38, a normal float32"),
+        (1.0, V, "`init_value` must be from `min_value` to `max_value`, 1.0 to"),
+    ],
+    "per_example.QuantileThreshold.max_value": [
+        (1e39, V, "a normal float32, got 1e+39 (float). The threshold could not leave"),
+        (1e-11, V, "`max_value` must be at least `min_value`, 1e-10, got 1e-11"),
     ],
     "plot.runs.histories": [
         ({}, V, "`histories` is empty. Pass a dict such as"),

@@ -65,6 +65,63 @@ def test_quantile_threshold_step_equals_formula_without_padding():
     np.testing.assert_allclose(none.threshold, 2.0, rtol=1e-6)
 
 
+def moved(norms, threshold, quantile=0.5, limits=(1e-10, 1e10)):
+    """Return the next threshold in float64."""
+    fraction = ((norms <= threshold) - 0.5).sum() / len(norms) + 0.5
+    return np.clip(threshold * np.exp(-0.2 * (fraction - quantile)), *limits)
+
+
+@pytest.mark.parametrize(
+    ("norm", "limits"), [(0.0, (0.05, 10)), (np.inf, (0.01, 0.2)), (0.0, ())]
+)
+def test_quantile_threshold_stays_in_limits_and_returns(norm, limits):
+    """For batches without a gradient or without a finite one."""
+    given = dict(zip(("min_value", "max_value"), limits, strict=False))
+    rule, expected = QuantileThreshold(**given), 0.1
+    limits = limits or (1e-10, 1e10)
+    norms = np.full((300, 4), norm)
+    norms[250:] = 1.0
+
+    def step(state, of_step):
+        state = rule.update(state, info_of(of_step))
+        return state, state.threshold
+
+    _, thresholds = jax.jit(lambda n: jax.lax.scan(step, rule.init(), n))(norms)
+    for of_step, threshold in zip(norms, np.float64(thresholds), strict=True):
+        expected = moved(of_step, expected, limits=limits)
+        np.testing.assert_allclose(threshold, expected, rtol=1e-4)
+    assert expected != limits[0]
+
+
+@pytest.mark.parametrize(("old", "limit"), [(0.0, 1e-3), (np.inf, 1e3), (1e9, 1e3)])
+def test_quantile_threshold_outside_limits_recovers(old, limit):
+    rule = QuantileThreshold(min_value=1e-3, max_value=1e3)
+    state = rule.init()._replace(threshold=jnp.float32(old))
+    below = np.full(4, 1.0)
+    fraction = float(old >= 1)
+    state = rule.update(state, info_of(below))
+    expected = np.clip(limit * np.exp(-0.2 * (fraction - 0.5)), 1e-3, 1e3)
+    np.testing.assert_allclose(state.threshold, expected, rtol=1e-6)
+
+
+def test_quantile_threshold_exclude_zeros_counts_other_examples():
+    norms = np.array([0.0, 0.0, 0.0, 0.5, 2.0, np.nan, np.inf])
+    rule = QuantileThreshold(init_value=1.0, exclude_zeros=True)
+    state = one_step(rule, norms)
+    np.testing.assert_allclose(state.fraction, 1 / 4, rtol=1e-6)
+    np.testing.assert_allclose(state.threshold, moved(norms[3:], 1.0), rtol=1e-6)
+    np.testing.assert_allclose(one_step(rule, np.zeros(3)).threshold, 1.0, rtol=1e-6)
+
+
+def test_quantile_threshold_private_count_covers_every_example():
+    """Zero and non-finite norms: leaving them out would depend on the data."""
+    rule = QuantileThreshold(count_noise=1e-6, expected_batch_size=4, init_value=1.0)
+    state = one_step(rule, [0.0, np.nan, np.inf, 0.0], None, jax.random.key(0))
+    np.testing.assert_allclose(state.fraction, 0.5, rtol=1e-5)
+    with pytest.raises(ValueError, match="`exclude_zeros` must be False with"):
+        QuantileThreshold(count_noise=1.0, expected_batch_size=4, exclude_zeros=True)
+
+
 def test_quantile_threshold_divides_noisy_count_by_expected_size():
     rule = QuantileThreshold(count_noise=3.0, expected_batch_size=20, init_value=1.0)
     key = jax.random.key(7)
