@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import lax
 
 from .._arrays import _collectives, _placement, _validate
 from .._arrays._numerics import as_like
-from .._arrays._types import Number
+from .._arrays._types import Number, PyTree
 from ._example_clip import Relation
 from ._info import ExampleInfo
 
@@ -34,12 +34,13 @@ class QuantileState(NamedTuple):
 
     Args:
       threshold: Threshold C, a float32 scalar, for
-        `clipped_grad(loss, state.threshold)`.
-      fraction: Fraction of examples with norm at most C in the last step, with noise.
+        `clipped_grad(loss, state.threshold)`; a dict of these by label for groups.
+      fraction: Fraction of examples with norm at most C in the last step, with noise;
+        like `threshold`.
     """
 
-    threshold: jax.Array
-    fraction: jax.Array
+    threshold: PyTree
+    fraction: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +68,10 @@ class QuantileThreshold:
       quantile: Target fraction of examples with norm at most C. Default: 0.5.
       learning_rate: Adaptation rate, above 0. Default: 0.2, which changes C by about
         10% per step at most, for the median without noise.
-      init_value: Threshold of the first step, above 0. Default: 0.1.
+      init_value: Threshold of the first step, above 0. A dict by label gives each group
+        its own threshold, for `over=optclip.groups(...)`. Default: 0.1.
       count_noise: Standard deviation of the noise on the count; the paper uses a
-        twentieth of the batch size. Default: 0.
+        twentieth of the batch size. Each group's count has its own noise. Default: 0.
       expected_batch_size: Number m, required with `count_noise`. Default: None, the
         actual number, which is sensitive.
       min_value: Lower limit of C, a normal float32. Default: 1e-10.
@@ -97,7 +99,7 @@ class QuantileThreshold:
 
     quantile: float = 0.5
     learning_rate: float = 0.2
-    init_value: float = 0.1
+    init_value: float | dict[str, float] = 0.1
     count_noise: float = 0.0
     expected_batch_size: float | None = None
     min_value: float = 1e-10
@@ -107,7 +109,11 @@ class QuantileThreshold:
     def __post_init__(self) -> None:
         _validate.fraction("quantile", self.quantile)
         _validate.plain("learning_rate", self.learning_rate, above=True)
-        _validate.plain("init_value", self.init_value, above=True)
+        if isinstance(self.init_value, dict) and not self.init_value:
+            wanted = "a number above 0, or a dict of these by label"
+            raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
+        for value in self._by_label(self.init_value).values():
+            _validate.plain("init_value", value, above=True)
         _validate.plain("count_noise", self.count_noise)
         self._check_limits()
         _validate.flag("exclude_zeros", self.exclude_zeros)
@@ -135,20 +141,31 @@ class QuantileThreshold:
                 advice = "The threshold could not leave 0 or inf."
                 raise ValueError(_validate.must_be(name, wanted, value, advice))
         least, most = limits
-        known = [_validate.concrete(x) for x in (*limits, self.init_value)]
+        known = [_validate.concrete(x) for x in limits]
         if any(x is None for x in known):
             return
         if known[0] > known[1]:
             wanted = f"at least `min_value`, {least}"
             raise ValueError(_validate.must_be("max_value", wanted, most))
-        if not known[0] <= known[2] <= known[1]:
-            wanted = f"from `min_value` to `max_value`, {least} to {most}"
-            raise ValueError(_validate.must_be("init_value", wanted, self.init_value))
+        for value in self._by_label(self.init_value).values():
+            first = _validate.concrete(value)
+            if first is not None and not known[0] <= first <= known[1]:
+                wanted = f"from `min_value` to `max_value`, {least} to {most}"
+                raise ValueError(_validate.must_be("init_value", wanted, value))
+
+    def _by_label(self, values: Any) -> dict[Any, Any]:
+        """Return values by label, or one value by None."""
+        return values if isinstance(self.init_value, dict) else {None: values}
+
+    def _shaped(self, by_label: dict[Any, Any]) -> Any:
+        return by_label if isinstance(self.init_value, dict) else by_label[None]
 
     def init(self) -> QuantileState:
         """Return the state before the first step."""
-        threshold = jnp.asarray(self.init_value, jnp.float32)
-        return QuantileState(threshold, jnp.asarray(self.quantile, jnp.float32))
+        values = self._by_label(self.init_value)
+        thresholds = {k: jnp.asarray(x, jnp.float32) for k, x in values.items()}
+        fractions = {k: jnp.asarray(self.quantile, jnp.float32) for k in values}
+        return QuantileState(self._shaped(thresholds), self._shaped(fractions))
 
     def update(
         self,
@@ -161,22 +178,56 @@ class QuantileThreshold:
         Args:
           state: State before the step.
           info: `ExampleInfo` of the step, clipped with `state.threshold` and
-            `over="tree"`.
+            `over="tree"`, or over groups with the labels of `init_value`.
           key: PRNG key of this step, required with `count_noise`. Default: None.
 
         Returns:
           The new state.
         """
-        wanted = "an ExampleInfo with one norm per example, from over='tree'"
-        if not isinstance(info, ExampleInfo) or getattr(info.norms, "ndim", 0) != 1:
-            raise TypeError(_validate.must_be("info", wanted, info))
+        self._check_info(info)
         if (key is None) == bool(self.count_noise):
             wanted = "a PRNG key with `count_noise`, and None without"
             raise ValueError(_validate.must_be("key", wanted, key))
-        live = _placement.varying_as(~info.padding, info.norms)
+        norms, old = self._by_label(info.norms), self._by_label(state.threshold)
+        keys: Any = [key]
+        if key is not None and len(old) > 1:
+            keys = jax.random.split(key, len(old))
+        pairs = {
+            label: self._after(old[label], norms[label], info.padding, one_key)
+            for label, one_key in zip(sorted(old), keys, strict=True)
+        }
+        columns = ({k: pair[i] for k, pair in pairs.items()} for i in (0, 1))
+        new = QuantileState(*(self._shaped(column) for column in columns))
+        # Hyperparameters of float64 must not change the dtypes of the state.
+        return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
+
+    def _check_info(self, info: Any) -> None:
+        wanted = "an ExampleInfo with one norm per example, from over='tree'"
+        if isinstance(self.init_value, dict):
+            labels = sorted(self.init_value)
+            wanted = f"an ExampleInfo over groups, with the labels {labels}"
+        norms = getattr(info, "norms", None)
+        is_dict = isinstance(norms, dict)
+        same = is_dict == isinstance(self.init_value, dict) and (
+            not is_dict or norms.keys() == self.init_value.keys()
+        )
+        if not isinstance(info, ExampleInfo) or not same:
+            raise TypeError(_validate.must_be("info", wanted, info))
+        if any(getattr(x, "ndim", 0) != 1 for x in self._by_label(norms).values()):
+            raise TypeError(_validate.must_be("info", wanted, info))
+
+    def _after(
+        self,
+        threshold: jax.Array,
+        norms: jax.Array,
+        padding: jax.Array,
+        key: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the threshold and the fraction of one group after a step."""
+        live = _placement.varying_as(~padding, norms)
         if self.exclude_zeros:
-            live = live & (info.norms != 0)
-        below = live & (info.norms <= state.threshold)
+            live = live & (norms != 0)
+        below = live & (norms <= threshold)
         half = 0.5 * live.astype(jnp.float32)
         total = jnp.sum(below.astype(jnp.float32) - half)
         total, number = (
@@ -192,10 +243,8 @@ class QuantileThreshold:
         step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
         # 0 and inf keep their value when multiplied, so the old threshold is limited
         # too.
-        old = jnp.asarray(state.threshold)
-        # Hyperparameters of float64 must not change the dtypes of the state.
-        new = QuantileState(self._limited(self._limited(old) * step), fraction)
-        return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), new, state)
+        old = self._limited(jnp.asarray(threshold))
+        return self._limited(old * step), fraction
 
     def _limited(self, threshold: jax.Array) -> jax.Array:
         least, most = (
@@ -209,8 +258,9 @@ class QuantileThreshold:
         """Compute the noise multiplier to use for the gradients.
 
         Noise on count and gradients then costs as much as `total` on the gradients
-        alone. The result is `(total**-2 - (2 * count_noise)**-2) ** -0.5` for
-        `"add_or_remove"`, and without the factor 2 for other relations.
+        alone. The result is `(total**-2 - k * (2 * count_noise)**-2) ** -0.5` for
+        `"add_or_remove"`, with k groups or k = 1, and without the factor 2 for other
+        relations.
 
         Args:
           total: Noise multiplier for count and gradients together, above 0.
@@ -227,7 +277,9 @@ class QuantileThreshold:
         _validate.plain("total", total, above=True)
         relations = ("add_or_remove", "zero_out", "replace_one")
         _validate.choice("relation", relation, relations)
+        # One example changes the count of each group by this much.
         moves = 0.5 if relation == "add_or_remove" else 1.0
+        moves *= math.sqrt(len(self._by_label(self.init_value)))
         z, noise = float(np.asarray(total)), float(self.count_noise)
         if noise <= moves * z:
             wanted = f"above {moves} times the noise multiplier, {moves * z}"

@@ -703,6 +703,10 @@ MESSAGES = {
     "per_example.QuantileThreshold.count_noise": [
         (1.0, V, "`expected_batch_size` must be the expected number of examples with")
     ],
+    "per_example.QuantileThreshold.init_value": [
+        ({}, V, "`init_value` must be a number above 0, or a dict of these by label"),
+        ({"a": 1.0, "b": 0}, V, "`init_value` must be a finite number above 0, got 0"),
+    ],
     "per_example.QuantileThreshold.min_value": [
         (1e-40, V, "`min_value` must be from 1.18e-38 to 3.4e+38, a normal float32"),
         (1.0, V, "`init_value` must be from `min_value` to `max_value`, 1.0 to"),

@@ -153,6 +153,36 @@ def test_noise_multiplier_splits_budget():
         few.noise_multiplier(1.1)
 
 
+def test_quantile_threshold_of_groups_counts_each_with_own_noise():
+    first = {"a": 1.0, "b": 3.0}
+    rule = QuantileThreshold(
+        init_value=first, count_noise=4.0, expected_batch_size=16, max_value=3.1
+    )
+    norms = {"a": np.array([0.5, 2.0, 2.0]), "b": np.array([np.nan, 2.0, 1.0])}
+    info = info_of(norms["a"])._replace(norms=jax.tree.map(jnp.asarray, norms))
+    state = rule.update(rule.init(), info, jax.random.key(3))
+    noise = [
+        (float(state.fraction[k]) - 0.5) * 16 - ((norms[k] <= first[k]) - 0.5).sum()
+        for k in "ab"
+    ]
+    assert abs(noise[0] - noise[1]) > 0.1
+    assert all(0 < abs(x) < 20 for x in noise)
+    for k, old in first.items():
+        exact = old * np.exp(-0.2 * (np.float64(state.fraction[k]) - 0.5))
+        np.testing.assert_allclose(state.threshold[k], min(exact, 3.1), rtol=1e-6)
+
+
+def test_noise_multiplier_splits_budget_over_groups():
+    groups = {"a": 1.0, "b": 1.0, "c": 1.0}
+    rule = QuantileThreshold(
+        init_value=groups, count_noise=10.0, expected_batch_size=200
+    )
+    for relation, moves in (("add_or_remove", 0.5), ("zero_out", 1)):
+        found = rule.noise_multiplier(1.1, relation)
+        together = (found**-2 + 3 * (10.0 / moves) ** -2) ** -0.5
+        assert together == pytest.approx(1.1, rel=1e-12)
+
+
 ONES = info_of(np.ones(2))
 BY_LEAF = ONES._replace(norms={"w": np.ones(2)})
 
@@ -170,3 +200,10 @@ def test_quantile_threshold_bad_argument_raises(noise, info, key, error, words):
     rule = QuantileThreshold(count_noise=noise, expected_batch_size=8)
     with pytest.raises(error, match=words):
         rule.update(rule.init(), info, key)
+
+
+@pytest.mark.parametrize("norms", [np.ones(2), {"a": np.ones(2)}], ids=["one", "few"])
+def test_quantile_threshold_other_labels_raise(norms):
+    rule = QuantileThreshold(init_value={"a": 1.0, "b": 1.0})
+    with pytest.raises(TypeError, match=r"over groups, with the labels \['a', 'b'\]"):
+        rule.update(rule.init(), ONES._replace(norms=norms))
