@@ -141,21 +141,25 @@ class QuantileThreshold:
                 advice = "The threshold could not leave 0 or inf."
                 raise ValueError(_validate.must_be(name, wanted, value, advice))
         least, most = limits
-        known = [_validate.concrete(x) for x in limits]
-        if any(x is None for x in known):
+        low, high = (_validate.concrete(x) for x in limits)
+        if low is None or high is None:
             return
-        if known[0] > known[1]:
+        if low > high:
             wanted = f"at least `min_value`, {least}"
             raise ValueError(_validate.must_be("max_value", wanted, most))
         for value in self._by_label(self.init_value).values():
             first = _validate.concrete(value)
-            if first is not None and not known[0] <= first <= known[1]:
+            if first is not None and not low <= first <= high:
                 wanted = f"from `min_value` to `max_value`, {least} to {most}"
                 raise ValueError(_validate.must_be("init_value", wanted, value))
 
     def _by_label(self, values: Any) -> dict[Any, Any]:
         """Return values by label, or one value by None."""
         return values if isinstance(self.init_value, dict) else {None: values}
+
+    @property
+    def _labels(self) -> set[Any]:
+        return {*self._by_label(self.init_value)}
 
     def _shaped(self, by_label: dict[Any, Any]) -> Any:
         return by_label if isinstance(self.init_value, dict) else by_label[None]
@@ -207,11 +211,8 @@ class QuantileThreshold:
             labels = sorted(self.init_value)
             wanted = f"an ExampleInfo over groups, with the labels {labels}"
         norms = getattr(info, "norms", None)
-        is_dict = isinstance(norms, dict)
-        same = is_dict == isinstance(self.init_value, dict) and (
-            not is_dict or norms.keys() == self.init_value.keys()
-        )
-        if not isinstance(info, ExampleInfo) or not same:
+        labels = {*norms} if isinstance(norms, dict) else {None}
+        if not isinstance(info, ExampleInfo) or labels != self._labels:
             raise TypeError(_validate.must_be("info", wanted, info))
         if any(getattr(x, "ndim", 0) != 1 for x in self._by_label(norms).values()):
             raise TypeError(_validate.must_be("info", wanted, info))
@@ -279,7 +280,7 @@ class QuantileThreshold:
         _validate.choice("relation", relation, relations)
         # One example changes the count of each group by this much.
         moves = 0.5 if relation == "add_or_remove" else 1.0
-        moves *= math.sqrt(len(self._by_label(self.init_value)))
+        moves *= math.sqrt(len(self._labels))
         z, noise = float(np.asarray(total)), float(self.count_noise)
         if noise <= moves * z:
             wanted = f"above {moves} times the noise multiplier, {moves * z}"
