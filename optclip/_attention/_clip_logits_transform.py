@@ -18,8 +18,8 @@ from .._transforms import (
     Engine,
     check_record,
     is_placeholder,
-    lifted,
     rules_of,
+    with_optional_state,
 )
 from .._typing import ClipState, Record, ThresholdTree
 from . import _attention_layers, _qk_scaling
@@ -140,7 +140,7 @@ def clip_attention_logits(
         new = engine.recorded(step, scaled, recorded_norms=finite)
         return clipped, engine.after(state, step, new)
 
-    return lifted(engine, init_fn, update_fn)
+    return with_optional_state(engine, init_fn, update_fn)
 
 
 def _clipped(

@@ -17,7 +17,7 @@ from ._clip import (
     Decision,
     ThresholdFunction,
     apply,
-    check_agreement,
+    check_axes_known,
     clip_of,
     decide,
     fixed,

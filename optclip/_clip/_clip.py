@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import checkify
 from jax.typing import DTypeLike
 
@@ -126,7 +127,7 @@ def apply(decision: Decision) -> tuple[PyTree, Batched]:
         _check_finite(layout, decision.norms)
     if clip.response.compares_norms:
         # Other devices must have the same norms of this leaf.
-        check_agreement(layout)
+        check_axes_known(layout)
     leaves, coefficients = clip.action.apply(decision)
     return layout.rebuild(leaves), coefficients
 
@@ -154,7 +155,7 @@ class Action(abc.ABC):
     """Fit thresholds to norms, and change leaves.
 
     Subclasses multiply leaves (`_scale`), move elements (`_move`) or cap singular
-    values (`spectral`).
+    values (`_spectral`).
     """
 
     def fit(self, clip: Clip, values: ByArgument, norms: Batched) -> Batched:
@@ -212,7 +213,7 @@ def clip_of(
     return clip
 
 
-def check_agreement(layout: Layout) -> None:
+def check_axes_known(layout: Layout) -> None:
     """Raise if devices must agree on the norms of slices, and may not.
 
     They may not if neither types nor `axis_name=` specify the axes that split a leaf.
@@ -311,8 +312,10 @@ def as_limit(
 
 def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.Array:
     """Return an array in `dtype`, in the way of `as_limit`."""
+    if jnp.issubdtype(value.dtype, jnp.integer) and towards_zero:
+        value = _representable(value, jnp.finfo(dtype).nmant + 1)
     if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize < 8:
-        # Only float64 is rounded or exceeds the largest number.
+        # Of floats, only float64 is rounded or exceeds the largest number.
         return value.astype(dtype)
     largest = jnp.asarray(jnp.finfo(dtype).max, value.dtype)
     bounded = jnp.where(jnp.isinf(value), value, jnp.clip(value, -largest, largest))
@@ -321,3 +324,16 @@ def _narrowed(value: jax.Array, dtype: DTypeLike, *, towards_zero: bool) -> jax.
         return limit
     grew = jnp.abs(limit.astype(value.dtype)) > jnp.abs(value)
     return jnp.where(grew, jnp.nextafter(limit, jnp.zeros_like(limit)), limit)
+
+
+def _representable(value: jax.Array, digits: int) -> jax.Array:
+    """Return the next integers towards zero of at most so many binary digits."""
+    bits = 8 * value.dtype.itemsize
+    if bits <= digits:
+        return value
+    # The smallest integer has no positive counterpart, except as unsigned.
+    size = jnp.abs(value).astype(f"uint{bits}")
+    excess = jnp.maximum(bits - lax.clz(size).astype(jnp.int32) - digits, 0)
+    lost = size & ((jnp.ones_like(size) << excess.astype(size.dtype)) - 1)
+    lost = lost.astype(value.dtype)
+    return jnp.where(value < 0, value + lost, value - lost)

@@ -75,7 +75,7 @@ def lay_out(
         for name, mask in zip(names, masks, strict=True)
     )
     if isinstance(scope, Groups):
-        # A user's function of the tree must receive its leaves, not the records below.
+        # A user's function of the tree must receive its leaves, not `Leaf` objects.
         scope = scope.labeled(flat.tree)
     declared = _axis_names.by_leaf(axis_name, flat)
     columns = flat.paths, flat.leaves, declared, are_clippable
@@ -83,17 +83,21 @@ def lay_out(
         Leaf.of(x, path, name) if is_clippable else None
         for path, x, name, is_clippable in zip(*columns, strict=True)
     ]
-    measured, scaled = (
-        flat.rebuild([x if a and b else None for x, a, b in zip(*of, strict=True)])
-        for of in ((leaves, in_mask, in_norm_mask), (leaves, in_mask, in_clip_mask))
-    )
-    blocks, treedef = blocks_of(scope, measured)
+    to_measure = _selected(leaves, in_mask, in_norm_mask)
+    to_scale = _selected(leaves, in_mask, in_clip_mask)
+    blocks, treedef = blocks_of(scope, flat.rebuild(to_measure))
     index = jax.tree.unflatten(treedef, list(range(len(blocks))))
-    owners = owners_of(scope, index, scaled, flat.treedef)
-    triples = zip(range(len(leaves)), leaves, owners, strict=True)
-    # Only leaves have an owner.
-    scaled = [(i, x, owner) for i, x, owner in triples if x and owner is not None]
+    owners = owners_of(scope, index, flat.rebuild(to_scale), flat.treedef)
+    # A custom scope may return a block for a leaf that the masks exclude.
+    owners = [None if x is None else i for x, i in zip(to_scale, owners, strict=True)]
+    triples = zip(range(len(owners)), to_scale, owners, strict=True)
+    scaled = [(i, x, block) for i, x, block in triples if x and block is not None]
     layout = Layout(flat, leaves, owners, scaled, blocks, treedef)
     for leaf in layout.used():
         _axis_names.check_reduced(leaf.path, leaf.array)
     return layout
+
+
+def _selected(leaves: list[Leaf | None], *masks: list[bool]) -> list[Leaf | None]:
+    """Return the leaves that are in all masks, None for others."""
+    return [x if all(row) else None for x, *row in zip(leaves, *masks, strict=True)]

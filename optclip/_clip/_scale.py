@@ -18,7 +18,7 @@ from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
 from .._arrays._types import LeafLike, Number
 from .._norms import Measurement
-from .._responses import BaseResponse, Detached
+from .._responses import BaseResponse
 from .._scopes import Scope
 from ._clip import PARTS_OF, Action, Clip, Decision
 from ._layout import Layout
@@ -78,7 +78,7 @@ def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     """Return a leaf times its coefficient."""
     # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
     x = _xla.read_again(jnp.asarray(leaf.array))
-    how = {"strict": clip.strict, "is_zeroed": clip.nonfinite == "zero"}
+    how = {"strict": clip.strict, "zeroes_nonfinite": clip.nonfinite == "zero"}
     if leaf.matrix is None:
         return scaled_or_zeroed(x, coefficient, x, **how)
     like = leaf.like
@@ -181,27 +181,24 @@ def _uncompiled(
     # A block whose norm counts as 0 is unchanged, except at a threshold of 0, where its
     # possibly tiny elements become zero.
     coefficient = select(is_positive, coefficient, jnp.sign(threshold)) + alarm
-    coefficient = select(is_off, one, coefficient)
-    if isinstance(response, Detached):
-        return lax.stop_gradient(coefficient)
-    return coefficient
+    return select(is_off, one, coefficient)
 
 
 _compiled = jax.jit(_uncompiled, static_argnums=(0, 3))
 
 
 # Compiled, so leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.
-@functools.partial(jax.jit, static_argnames=("strict", "is_zeroed"))
+@functools.partial(jax.jit, static_argnames=("strict", "zeroes_nonfinite"))
 def scaled_or_zeroed(
     x: jax.Array,
     coefficient: jax.Array,
     like: jax.Array,
     *,
     strict: bool,
-    is_zeroed: bool,
+    zeroes_nonfinite: bool,
 ) -> jax.Array:
     """Return `x` scaled, in the dtype of `like`."""
-    if is_zeroed:
+    if zeroes_nonfinite:
         # The select comes before the product: inf * 0 would trip jax.debug_nans.
         x = jnp.where(coefficient == 0, jnp.zeros_like(x), x)
     return scale(x, coefficient, like, towards_zero=strict)

@@ -12,7 +12,7 @@ from .._arrays import _validate
 from .._clip import clip_of
 from .._functional import raise_if_exchanged
 from .._norms import of_order
-from .._responses import is_same_always, resolve
+from .._responses import as_response, is_same_always
 from .._scopes import ELEMENT, LEAF
 from .._typing import (
     AxisName,
@@ -133,7 +133,7 @@ def _backward(
     relative: Relative | None,
     nonfinite: Nonfinite,
 ) -> CotangentClip:
-    how = resolve(response)
+    how = as_response(response)
     if not is_same_always(how):
         advice = "clip_cotangent counts no steps; pass the value of the schedule."
         wanted = "a response without schedules"

@@ -14,7 +14,7 @@ from .._arrays._batching import Batched
 from .._arrays._numerics import as_array
 from .._clip import Clip, apply, decide, fixed, layout_of
 from .._norms import Measured, flush_small
-from .._responses import BaseResponse, is_same_always, resolve
+from .._responses import BaseResponse, as_response, is_same_always
 from .._thresholds import Named
 from .._typing import Number, PyTree, ResponseLike
 
@@ -48,7 +48,7 @@ def run(
 
 def resolved_without_step(response: ResponseLike) -> BaseResponse:
     """Return the response of an argument; raise if it contains a schedule."""
-    how = resolve(response)
+    how = as_response(response)
     if not is_same_always(how):
         advice = "A pure function has no step count; pass the value of the schedule."
         wanted = "a response without schedules"

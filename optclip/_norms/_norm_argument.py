@@ -12,7 +12,7 @@ from ._norm import AVERAGE, INF, L1, L2, RMS, Measurement, Norm
 NormName = Literal["l1", "l2", "inf", "rms", "average", "spectral"]
 NormLike = Measurement | float | NormName
 
-# The package `spectral` registers its norm here, since this package may not import it.
+# The package `_spectral` registers its norm here, since this package may not import it.
 BY_NAME: dict[str, Measurement] = {
     "l1": L1,
     "l2": L2,

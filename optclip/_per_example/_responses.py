@@ -14,8 +14,8 @@ from .._responses import (
     BaseResponse,
     Hard,
     ResponseLike,
+    as_response,
     is_same_always,
-    resolve,
 )
 
 ExampleResponse = ResponseLike | Literal["auto_s", "unit"]
@@ -57,7 +57,7 @@ _BY_NAME |= {"auto_s": AutoS(), "unit": Hard()}
 
 def response_of(response: Any) -> BaseResponse:
     """Return the validated response of a `response` argument, limited to `c / n`."""
-    how = resolve(response, _BY_NAME)
+    how = as_response(response, _BY_NAME)
     if not is_same_always(how):
         wanted = "a response without schedules"
         advice = "Per-example clipping counts no steps; pass the value of the schedule."

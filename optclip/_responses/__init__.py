@@ -3,5 +3,11 @@
 `_responses` defines them, and `_response_argument` converts an argument to one.
 """
 
-from ._response_argument import BY_NAME, Detached, ResponseLike, is_same_always, resolve
+from ._response_argument import (
+    BY_NAME,
+    Detached,
+    ResponseLike,
+    as_response,
+    is_same_always,
+)
 from ._responses import BaseResponse, Drop, Hard, Response, Smooth, band

@@ -43,7 +43,7 @@ class Detached(BaseResponse):
     response: Any  # A `response=` argument; a `Response` after initialization.
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "response", resolve(self.response))
+        object.__setattr__(self, "response", as_response(self.response))
         object.__setattr__(self, "takes_vectors", self.response.takes_vectors)
         object.__setattr__(self, "compares_norms", self.response.compares_norms)
 
@@ -128,7 +128,7 @@ def detached(response: ResponseLike = "hard") -> Detached:
     return Detached(response)
 
 
-def resolve(
+def as_response(
     response: Any, by_name: Mapping[str, BaseResponse] = BY_NAME
 ) -> BaseResponse:
     """Return the response of a `response=` argument."""

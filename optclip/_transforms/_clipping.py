@@ -11,7 +11,7 @@ from .. import _scopes as scopes
 from .._arrays import _validate
 from .._clip import clip_of
 from .._norms import NormLike, as_norm, of_order
-from .._responses import resolve
+from .._responses import as_response
 from .._scopes import ScopeLike, as_scope
 from .._thresholds import Named, bounds
 from .._typing import (
@@ -25,7 +25,7 @@ from .._typing import (
     Threshold,
     ThresholdTree,
 )
-from ._engine import Engine, clipping
+from ._engine import Engine, transformation_of
 from ._passed_norm import clip_by_passed_norm
 from ._positions import checks_positions
 from ._rules import rules_of
@@ -119,12 +119,12 @@ def clip_by(
       2 and inf, before the cast to the dtype of each leaf.
     """
     clip = clip_of(
-        as_scope(over), as_norm(norm), resolve(response), eps=eps, strict=strict,
+        as_scope(over), as_norm(norm), as_response(response), eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name,
     )  # fmt: skip
     engine = Engine(clip, rules_of(threshold, clip), record, name)
-    return clipping(engine, engine.decide)
+    return transformation_of(engine, engine.decide)
 
 
 @checks_positions()

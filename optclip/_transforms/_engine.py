@@ -26,7 +26,7 @@ from .._clip import (
     Decision,
     Layout,
     apply,
-    check_agreement,
+    check_axes_known,
     decide,
     layout_of,
 )
@@ -156,7 +156,7 @@ class Engine:
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
-            check_agreement(layout)
+            check_axes_known(layout)
         clip = self.clip.at(state.clip_step)
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
@@ -254,7 +254,7 @@ def _shapes(
     return treedefs[-1], norms, memory
 
 
-def clipping(
+def transformation_of(
     engine: Engine, decide: Callable[..., Step]
 ) -> optax.GradientTransformationExtraArgs:
     """Build the transformation of an engine.
@@ -272,10 +272,10 @@ def clipping(
         new = engine.recorded(step, coefficients) if engine.record else None
         return clipped, engine.after(state, step, new)
 
-    return lifted(engine, engine.init, update_fn)
+    return with_optional_state(engine, engine.init, update_fn)
 
 
-def lifted(
+def with_optional_state(
     engine: Engine,
     init: Callable[..., ClipState],
     update: Callable[..., tuple[PyTree, ClipState]],

@@ -18,7 +18,7 @@ from .._norms import (
     flush_small,
     of_order,
 )
-from .._responses import resolve
+from .._responses import as_response
 from .._scopes import TREE
 from .._thresholds import Named
 from .._typing import (
@@ -31,7 +31,7 @@ from .._typing import (
     ResponseLike,
     Threshold,
 )
-from ._engine import Engine, Step, clipping
+from ._engine import Engine, Step, transformation_of
 from ._rules import rules_of
 
 _OF_UPDATE = ("updates", "state", "params")
@@ -61,7 +61,7 @@ def clip_by_passed_norm(
     """
     _check(use_norm, ord=ord, strict=strict, mask=mask, record=record)
     clip = clip_of(
-        TREE, L2, resolve(response),
+        TREE, L2, as_response(response),
         eps=eps, nonfinite=nonfinite, axis_name=axis_name,
     )  # fmt: skip
     threshold = Named("max_norm", max_norm, "clip_by_global_norm")
@@ -77,7 +77,7 @@ def clip_by_passed_norm(
 
         return engine.decide(updates, state, params, extra, measure=measure)
 
-    return clipping(engine, decide)
+    return transformation_of(engine, decide)
 
 
 def _check(

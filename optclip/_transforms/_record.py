@@ -1,6 +1,7 @@
 """Check and create the state of a transformation, and record one step in it.
 
-The record contains only numbers that clipping computes anyway.
+The record contains only numbers that clipping computes anyway, except for the norms of
+leaves where the norm of the tree is a mean.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
         x.keys() if isinstance(x, dict) else {"the whole tree"}
         for x in (recorded, entries)
     )
-    declared = (("They lack", old - new), ("They have the unknown", new - old))
-    differences = [f" {verb} {sorted(names)[:5]}." for verb, names in declared if names]
+    parts = (("They lack", old - new), ("They have the unknown", new - old))
+    differences = [f" {verb} {sorted(names)[:5]}." for verb, names in parts if names]
     raise ValueError(
         f"The updates must have the same {kind} as the state.{''.join(differences)}"
         " Pass trees of one structure to init and update."

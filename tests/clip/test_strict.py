@@ -108,6 +108,19 @@ def test_strict_bounds_hold_near_smallest_numbers(bound, run):
         np.testing.assert_array_equal(clipped[:2], np.float64(x[:2]))
 
 
+@pytest.mark.parametrize("bound", [2**24 + 1, 2**24 + 3, 2**31 - 1, 7])
+def test_strict_integer_bound_is_rounded_towards_zero(bound):
+    """float32 holds 24 binary digits, and rounds 2**24 + 3 up."""
+    updates = np.float32([2.0**32, -(2.0**32)])
+    clipped = F.clip_by_value(updates, jnp.int32(bound), strict=True)
+    expected = np.float32(bound)
+    if int(expected) > bound:
+        expected = np.nextafter(expected, np.float32(0))
+    np.testing.assert_array_equal(clipped, [expected, -expected])
+    lowest = F.clip_by_value(updates, lower=jnp.int32(-(2**31)), strict=True)
+    assert lowest[1] == -(2.0**31)
+
+
 def test_float64_thresholds_of_float32_leaves_are_strict_bounds():
     with jax.enable_x64(True):
         x = jnp.ones(1, jnp.float32)

@@ -44,6 +44,13 @@ FORMULAS = [
 ]
 
 
+def test_shipped_responses_receive_all_norms_as_one_vector():
+    """Thousands of norms would otherwise be computed one by one."""
+    shipped = [response for response, _ in FORMULAS]
+    shipped += [responses.Proportional(), responses.detached("hard")]
+    assert all(response.takes_vectors for response in shipped)
+
+
 def compiled(tx):
     return helpers.quick_jit(lambda x: tx.update(x, tx.init(x))[0])
 

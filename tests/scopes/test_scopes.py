@@ -1,5 +1,7 @@
 """Test which leaves and axes share a norm."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,3 +69,21 @@ def test_thresholds_per_leaf_and_group_mix_numbers_schedules_and_none(tx):
     for second in (2.0, 3.0):
         found, state = update(tree, state)
         assert [float(found[k][0]) for k in "abc"] == [1.0, second, 5.0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Everything(optclip.scopes.Scope):
+    """Return a block for every leaf, also for leaves that a mask excludes."""
+
+    def blocks(self, tree):
+        return optclip.norms.Block(jax.tree.leaves(tree))
+
+    def spread(self, values, tree):
+        return {"w": values, "b": values}
+
+
+def test_mask_excludes_leaf_for_which_custom_scope_returns_block():
+    tree = {"w": jnp.array([3.0]), "b": jnp.array([4.0])}
+    mask = {"w": True, "b": False}
+    clipped = clip(optclip.clip_by(1.0, over=Everything(), mask=mask), tree)
+    assert clipped == {"w": 1.0, "b": 4.0}
