@@ -103,8 +103,27 @@ def broadcast_like(value: jax.Array, like: jax.Array) -> jax.Array:
     return jnp.full_like(like, value, dtype=value.dtype)
 
 
+def as_count(value: Any) -> jax.Array:
+    """Return a count of a state as an integer.
+
+    Averaging a state over replicas, or casting it, turns counts into floats, of which
+    an average may be off by a rounding.
+    """
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    return jnp.round(value).astype(jnp.int32)
+
+
+def as_counted_in(value: Any, kind: Any) -> Any:
+    """Return a value as a count if `kind` is an integer array, else unchanged."""
+    dtype = getattr(kind, "dtype", None)
+    is_count = dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+    return as_count(value) if is_count else value
+
+
 def counted(total: Any, once: Any = True) -> jax.Array:
     """Return the count plus one where `once` is set, up to the largest number."""
-    total = jnp.asarray(total)
+    total = as_count(total)
     room = total < jnp.iinfo(total.dtype).max
     return total + (once & room).astype(total.dtype)

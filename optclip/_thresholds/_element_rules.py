@@ -41,6 +41,7 @@ class SecondMoment:
         return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))
 
     def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
+        memory = memory._replace(steps=_running.as_counts(memory.steps))
         warm = memory.steps >= self.warmup
 
         def bound(root: jax.Array) -> jax.Array:
@@ -74,6 +75,8 @@ class EmaOfMax:
         return Running(averages, _running.counts(averages))
 
     def update(self, seen: Seen, memory: Running) -> tuple[PyTree, Running]:
+        memory = memory._replace(steps=_running.as_counts(memory.steps))
+
         def peak_of(norm: jax.Array) -> jax.Array:
             return jnp.maximum(_collectives.largest(norm), 0)
 

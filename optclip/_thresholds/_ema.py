@@ -64,6 +64,7 @@ class Ema:
         return Average(jax.tree.map(unknown, norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Average) -> tuple[PyTree, Average]:
+        memory = memory._replace(step=_running.as_counts(memory.step))
         ratio: Number = self.ratio(seen.step) if callable(self.ratio) else self.ratio
         early = self._common_limit(seen.norm) if self.warmup > 0 else None
 

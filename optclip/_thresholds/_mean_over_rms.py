@@ -42,6 +42,8 @@ class MeanOverRms:
         return Averages(*_running.zeros(norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Averages) -> tuple[PyTree, Averages]:
+        memory = memory._replace(steps=_running.as_counts(memory.steps))
+
         def average(old: jax.Array, norm: jax.Array, step: jax.Array) -> jax.Array:
             weights = _running.debiased_weights(self.b1, step, norm)
             return _running.mean(*weights, old, norm)

@@ -55,6 +55,8 @@ class MeanPlusStd:
         return _window.empty(norm, self.window)
 
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
+        memory = _window.with_integers(memory)
+
         def bound(ring: jax.Array, count: jax.Array) -> jax.Array:
             mean, deviation = _mean_and_deviation(ring, count, self.ddof)
             # After equal norms the deviation is 0. The minimum of 1e-6 of the mean

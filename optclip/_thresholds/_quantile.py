@@ -66,6 +66,7 @@ class Quantile:
         return _window.empty(norm, self.window)
 
     def update(self, seen: Seen, memory: Window) -> tuple[PyTree, Window]:
+        memory = _window.with_integers(memory)
         new = _window.with_norms(memory, seen.norm, self.window)
 
         def among(

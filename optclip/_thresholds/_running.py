@@ -81,6 +81,11 @@ def zeros(norm: PyTree) -> tuple[PyTree, PyTree]:
     return first, second
 
 
+def as_counts(counts: PyTree) -> PyTree:
+    """Return counts as integers, which an averaged state holds as floats."""
+    return jax.tree.map(_numerics.as_count, counts)
+
+
 def counts(norm: PyTree) -> PyTree:
     """Return a count of 0 for each norm."""
     return jax.tree.map(lambda x: jnp.zeros_like(x, jnp.int32), norm)

@@ -38,6 +38,14 @@ def empty(norm: PyTree, length: int) -> Window:
     )
 
 
+def with_integers(window: Window) -> Window:
+    """Return the window with counts as integers, which a state may hold as floats."""
+    return window._replace(
+        next=_running.as_counts(window.next),
+        num_known=_running.as_counts(window.num_known),
+    )
+
+
 def with_norms(window: Window, norm: PyTree, length: int) -> Window:
     """Return the window after one more step, whose norms replace the oldest.
 

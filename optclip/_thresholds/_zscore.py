@@ -60,6 +60,8 @@ class Zscore:
         return Moments(*_running.zeros(norm), _running.counts(norm))
 
     def update(self, seen: Seen, memory: Moments) -> tuple[PyTree, Moments]:
+        memory = memory._replace(step=_running.as_counts(memory.step))
+
         def limit_and_moments(
             norm: jax.Array, mean: jax.Array, deviation: jax.Array, step: jax.Array
         ) -> _Result:

@@ -19,7 +19,7 @@ from .._arrays import (
     _validate,
 )
 from .._arrays._batching import Batched
-from .._arrays._numerics import counted
+from .._arrays._numerics import as_count, counted
 from .._arrays._types import LeafLike, PyTree, Record, TreeDef
 from .._clip import (
     Clip,
@@ -157,7 +157,8 @@ class Engine:
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
             check_axes_known(layout)
-        clip = self.clip.at(state.clip_step)
+        count = as_count(state.clip_step)
+        clip = self.clip.at(count)
         rule_memory, norm_memory = self._split(state.clip_memory, layout)
         leaf_norms = None
         if measure is not None:
@@ -167,8 +168,8 @@ class Engine:
         else:
             measured = clip.norm.measure(layout.blocks, norm_memory)
         thresholds_of = functools.partial(
-            self.rules.thresholds, clip=clip, memories=rule_memory,
-            step=state.clip_step, updates=updates, params=params, extra=extra,
+            self.rules.thresholds, clip=clip, memories=rule_memory, step=count,
+            updates=updates, params=params, extra=extra,
         )  # fmt: skip
         return Step(decide(clip, layout, thresholds_of, measured), leaf_norms)
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _validate
 from .._arrays._held import Held
-from .._arrays._numerics import counted
+from .._arrays._numerics import as_count, counted
 from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
 from ._inner import check_state, transformation
@@ -82,7 +82,7 @@ def with_periodic_reset(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, PeriodicResetState]:
         check_state(state, PeriodicResetState)
-        number = state.reset_step + 1
+        number = as_count(state.reset_step) + 1
         phase = number % every
         blank = wrapped.init(updates if params is None else params)
         before = _reset_if(phase == 0, state.reset_inner, blank, keep)

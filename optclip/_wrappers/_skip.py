@@ -150,6 +150,7 @@ def skip(
         updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
     ) -> tuple[PyTree, SkipState]:
         check_state(state, SkipState)
+        norm_step = _numerics.as_count(state.skip_norm.clip_step)
         # All devices skip the same steps, so that their parameters stay equal.
         step = watch.decide(
             updates, state.skip_norm, params, extra_args,
@@ -168,7 +169,7 @@ def skip(
         if loss_rule is not None:
             loss = loss_in(extra_args)
             limit, memory = loss_threshold(
-                loss_rule.value, memory, loss, state.skip_norm.clip_step,
+                loss_rule.value, memory, loss, norm_step,
                 updates, params, extra_args,
             )  # fmt: skip
             # The comparison is negated, since `loss > limit` is false for NaN limits.
@@ -224,7 +225,7 @@ def _is_above(step: ClipRecord) -> jax.Array:
 
 def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
-        return a if a is b else jnp.where(where, a, b)
+        return a if a is b else jnp.where(where, _numerics.as_counted_in(a, b), b)
 
     return jax.tree.map(select, yes, no)
 
