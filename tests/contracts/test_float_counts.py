@@ -34,7 +34,7 @@ TXS = {
     "skip": optclip.skip(
         optclip.clip_by_norm(thresholds.quantile(0.5, 4)),
         max_norm=thresholds.quantile(0.5, 4),
-        max_value=thresholds.mean_plus_std(window=4),
+        max_loss=thresholds.mean_plus_std(window=4),
         max_consecutive=2,
         learn_skipped=False,
     ),
