@@ -2,8 +2,10 @@
 
 Each function plots a history: the dicts that `optclip.metrics` returned, one per step;
 a dict of arrays, as `jax.lax.scan` stacks them; or the path of a file that `save`
-wrote, with one JSON object per line. Each returns the Matplotlib `Axes`. Matplotlib is
-imported at the first call and installed by `pip install '.[plot]'`.
+wrote, with one JSON object per line. The x axis is the logged key `step` if there is
+one, otherwise `clip/steps` minus 1, so that the first step is 0. Each returns the
+Matplotlib `Axes`. Matplotlib is imported at the first call and installed by
+`pip install '.[plot]'`.
 
 Example:
   >>> import jax.numpy as jnp, optclip

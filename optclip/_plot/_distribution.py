@@ -66,4 +66,4 @@ def distribution(
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
     x = "norm of the updates" if record.fraction is None else "largest norm of all"
-    return _style.finish(ax, x=x, y="steps", title=record.title)
+    return _style.finish(ax, x=x, y=record.steps.unit, title=record.title)

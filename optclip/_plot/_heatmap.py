@@ -18,7 +18,8 @@ def heatmap(
     """Plot the norm of each group or leaf over the steps, largest on top.
 
     Of more than 200 steps, each column shows the largest norm of several. Of more than
-    60 leaves, those with the largest medians are shown. Non-finite norms are white.
+    60 leaves, those with the largest medians are shown. Non-finite norms, and steps
+    that were not logged, are white.
 
     Example:
       >>> import optclip
@@ -44,23 +45,23 @@ def heatmap(
     finite = {key: _drawable(x) for key, x in parts.items()}
     if all(np.isnan(x).all() for x in finite.values()):
         raise ValueError(
-            f"`history` has no finite norm above 0 in {len(steps)} steps. Record steps"
-            " with gradients."
+            f"`history` has no finite norm above 0 in {len(steps.at)} steps. Record"
+            " steps with gradients."
         )
     size = {key: _median(x) for key, x in finite.items()}
     order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
-    rows = np.stack([_binned(finite[key]) for key in order])
+    columns, (left, right) = _columns_of(steps.at)
+    rows = np.stack([_largest(finite[key], columns) for key in order])
     ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order))
-    half = 0.5 * (steps[-1] - steps[0]) / max(len(steps) - 1, 1) or 0.5
     image = ax.imshow(
         rows, aspect="auto", cmap="cividis", interpolation="nearest", norm="log",
-        extent=(steps[0] - half, steps[-1] + half, len(order) - 0.5, -0.5),
+        extent=(left, right, len(order) - 0.5, -0.5),
     )  # fmt: skip
     ax.figure.colorbar(image, ax=ax, label="norm")
     ax.set_yticks(range(len(order)), order, fontsize="small")
-    left = len(parts) - len(order)
-    title = name + (f" (the largest {len(order)} of {len(parts)})" if left else "")
-    _style.finish(ax, x="step", y="", title=title)
+    is_part = len(order) < len(parts)
+    title = name + (f" (the largest {len(order)} of {len(parts)})" if is_part else "")
+    _style.finish(ax, x=steps.label, y="", title=title)
     ax.grid(visible=False)
     return ax
 
@@ -73,7 +74,24 @@ def _median(x: np.ndarray) -> float:
     return float(np.nanmedian(x)) if np.isfinite(x).any() else 0.0
 
 
-def _binned(x: np.ndarray) -> np.ndarray:
-    """Return at most `_COLUMNS` columns, each the largest norm of its steps."""
-    bins = np.array_split(x, min(len(x), _COLUMNS))
-    return np.array([np.nan if np.isnan(b).all() else np.nanmax(b) for b in bins])
+def _columns_of(steps: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """Return the column of each step, and the first and last edge of the columns.
+
+    An image has columns of the same width. Nine tenths of the distances between steps
+    are at most this width, so that few columns are empty except in a gap.
+    """
+    distances = np.diff(np.unique(steps))
+    distance = 1.0
+    if distances.size:
+        distance = float(np.quantile(distances, 0.9, method="lower"))
+    left, right = steps.min() - 0.5 * distance, steps.max() + 0.5 * distance
+    count = min(max(round((right - left) / distance), 1), _COLUMNS)
+    columns = np.floor((steps - left) / (right - left) * count).astype(int)
+    return np.minimum(columns, count - 1), (left, right)
+
+
+def _largest(x: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return the largest norm of each column, NaN for a column without norms."""
+    largest = np.full(columns.max() + 1, np.nan)
+    np.fmax.at(largest, columns, x)
+    return largest

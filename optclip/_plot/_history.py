@@ -14,6 +14,24 @@ from .._monitor import chosen, parts_in, read
 from .._typing import History
 
 
+class Steps(NamedTuple):
+    """Hold the position of each record on the x axis.
+
+    Attributes:
+      at: The step of each record, or the number of the record.
+      label: Label of the axis, `"step"` or `"record"`.
+    """
+
+    at: np.ndarray
+    label: str
+
+    @property
+    def unit(self) -> str:
+        """The name of what a number of records counts."""
+        is_each = self.label == "step" and np.all(np.diff(self.at) == 1)
+        return "steps" if is_each else "records"
+
+
 class ClipHistory(NamedTuple):
     """Hold the record of one transformation, or of one of its groups or leaves.
 
@@ -23,7 +41,7 @@ class ClipHistory(NamedTuple):
     """
 
     title: str
-    steps: np.ndarray
+    steps: Steps
     norm: np.ndarray
     threshold: np.ndarray
     after: np.ndarray
@@ -74,7 +92,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     by_name = parts_in(columns)
     name = chosen("clip", clip, list(by_name))
     parts = [label for label in by_name[name] if label]
-    steps = steps_in(columns, len(next(iter(columns.values()))))
+    steps = steps_in(columns)
     end = f"/{chosen('part', part, parts)}" if parts or part is not None else ""
 
     def of(field: str) -> np.ndarray | None:
@@ -119,14 +137,30 @@ def _is_of_one_norm(
     )
 
 
-def steps_in(columns: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """Return the logged `step`, or the numbers from 0 to `count` - 1."""
-    return columns.get("step", np.arange(count, dtype=float))
+def steps_in(columns: dict[str, np.ndarray]) -> Steps:
+    """Return the logged `step`, or the number of updates before each, from 0.
+
+    Records are numbered if they have no count of updates, or one that does not grow.
+    """
+    if "step" in columns:
+        return Steps(columns["step"], "step")
+    numbers = np.arange(len(next(iter(columns.values()))), dtype=float)
+    keys = [f"{name}/steps" for name in parts_in(columns)]
+    counts = [columns[key] for key in keys if key in columns]
+    if not counts:
+        return Steps(numbers, "step")
+    # Transformations inside `skip` do not count the steps that it skipped.
+    steps = np.max(counts, axis=0) - 1
+    if np.all(np.diff(steps) > 0):
+        return Steps(steps, "step")
+    # The loop drops the new state, returned to an earlier one, or calls
+    # `optax.MultiSteps`, which counts several microbatches as one step.
+    return Steps(numbers, "record")
 
 
 def parts_of(
     history: History, clip: str | None
-) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
+) -> tuple[str, Steps, dict[str, np.ndarray]]:
     """Return the name of a transformation, the steps, and the norms of its parts.
 
     Raises:
@@ -144,7 +178,7 @@ def parts_of(
             " leaf. Use clip_by_group_norm, or build the transformation with"
             " record='leaves'."
         )
-    return name, steps_in(columns, len(next(iter(parts.values())))), parts
+    return name, steps_in(columns), parts
 
 
 def _parts(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 from .._monitor import percent
 from .._typing import History
 from . import _history, _style
-from ._history import ClipHistory
+from ._history import ClipHistory, Steps
 from ._style import Axes
 
 # A mean of fewer steps would not be smoother than the steps.
@@ -57,15 +57,15 @@ def norms(
         _draw_fraction(ax, record.steps, record.fraction)
         y = "fraction of the norms clipped"
     else:
-        _draw_line(ax, record.steps, record.norm, "largest norm", _style.AFTER, 1.2)
+        _draw_line(ax, record.steps.at, record.norm, "largest norm", _style.AFTER, 1.2)
         _style.set_scale(ax, record.norm)
-    nonfinite_steps = record.steps[~np.isfinite(record.norm)]
+    nonfinite_steps = record.steps.at[~np.isfinite(record.norm)]
     if nonfinite_steps.size:
         ax.plot(
             nonfinite_steps, np.full(nonfinite_steps.size, 0.98), "x", color=_style.BAD,
             label="not finite", transform=ax.get_xaxis_transform(), clip_on=False,
         )  # fmt: skip
-    return _style.finish(ax, x="step", y=y, title=_title(record))
+    return _style.finish(ax, x=record.steps.label, y=y, title=_title(record))
 
 
 def _title(record: ClipHistory) -> str:
@@ -83,21 +83,22 @@ def _draw_line(
     ax.plot(steps, _style.gaps(y), **style, **_style.dots(y))
 
 
-def _draw_fraction(ax: Axes, steps: np.ndarray, fraction: np.ndarray) -> None:
+def _draw_fraction(ax: Axes, steps: Steps, fraction: np.ndarray) -> None:
     """Draw the fraction at each step, with its running mean for a long run."""
-    if len(steps) <= _MEAN_OVER:
-        _draw_line(ax, steps, fraction, "each step", _style.AFTER, 1.2)
+    each = f"each {steps.unit.removesuffix('s')}"
+    if len(fraction) <= _MEAN_OVER:
+        _draw_line(ax, steps.at, fraction, each, _style.AFTER, 1.2)
     else:
-        _draw_line(ax, steps, fraction, "each step", _style.BEFORE, 0.8)
+        _draw_line(ax, steps.at, fraction, each, _style.BEFORE, 0.8)
         sums = np.cumsum(np.append(0.0, fraction))
         means = (sums[_MEAN_OVER:] - sums[:-_MEAN_OVER]) / _MEAN_OVER
-        label = f"mean of the last {_MEAN_OVER} steps"
-        _draw_line(ax, steps[_MEAN_OVER - 1 :], means, label, _style.AFTER, 1.8)
+        label = f"mean of the last {_MEAN_OVER} {steps.unit}"
+        _draw_line(ax, steps.at[_MEAN_OVER - 1 :], means, label, _style.AFTER, 1.8)
     ax.set_ylim(-0.02, 1.02)
 
 
 def _draw_norms(ax: Axes, record: ClipHistory) -> None:
-    steps = record.steps
+    steps = record.steps.at
     # A narrow dark line over a broad light one keeps both visible where they are equal.
     _draw_line(ax, steps, record.norm, "before", _style.BEFORE, 2.4)
     _draw_line(ax, steps, record.after, "after", _style.AFTER, 1)

@@ -36,7 +36,8 @@ def rate(
         describes.
       clip: Name of the transformation. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
-      window: Number of steps in the running fraction. Default: 100.
+      window: Number of steps in the running fraction, or of records if not every step
+        was logged. Default: 100.
       ax: Axes to draw on. Default: a new figure.
 
     Returns:
@@ -45,16 +46,16 @@ def rate(
     _validate.length("window", window)
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
-    total = np.cumsum(record.clipped)
+    total, steps = np.cumsum(record.clipped), record.steps
     count = np.arange(1, len(total) + 1)
     before = np.concatenate([np.zeros(window), total])[: len(total)]
     lately = (total - before) / np.minimum(count, window)
     rate, style = total / count, {"color": _style.AFTER, "label": "so far"}
-    ax.plot(record.steps, rate, **style, **_style.dots(rate))
+    ax.plot(steps.at, rate, **style, **_style.dots(rate))
     if len(total) > window:
         style = {"ls": "--", "color": _style.THRESHOLD, "lw": 1}
-        ax.plot(record.steps, lately, label=f"last {window} steps", **style)
+        ax.plot(steps.at, lately, label=f"last {window} {steps.unit}", **style)
     ax.set_ylim(-0.02, 1.02)
     return _style.finish(
-        ax, x="step", y="fraction of steps clipped", title=record.title
+        ax, x=steps.label, y=f"fraction of {steps.unit} clipped", title=record.title
     )

@@ -40,7 +40,8 @@ def runs(
         `optclip.plot` describes.
       clip: Name of the transformation in all runs. Default: the only one.
       part: Label of a group or path of a leaf. Default: the only one.
-      window: Number of steps in the running median. Default: 25.
+      window: Number of steps in the running median, or of records if not every step
+        was logged. Default: 25.
       ax: Axes to draw on. Default: a new figure.
 
     Returns:
@@ -62,12 +63,13 @@ def runs(
         color = _style.CYCLE[i % len(_style.CYCLE)]
         style = {"ls": _style.LINES[i % len(_style.LINES)], "lw": 1.3, "color": color}
         dots = _style.dots(medians[-1])
-        ax.plot(run.steps, medians[-1], label=label, **style, **dots)
+        ax.plot(run.steps.at, medians[-1], label=label, **style, **dots)
     _style.set_scale(ax, *medians)
     title = next(iter(records.values())).title
-    return _style.finish(
-        ax, x="step", y=f"norm before clipping, median of {window}", title=title
-    )
+    labels = sorted({run.steps.label for run in records.values()})
+    unit = min(run.steps.unit for run in records.values())
+    y = f"norm before clipping, median of {window} {unit}"
+    return _style.finish(ax, x=" or ".join(labels), y=y, title=title)
 
 
 def _running_median(x: np.ndarray, window: int) -> np.ndarray:

@@ -261,3 +261,96 @@ def test_plot_without_matplotlib_raises_with_install_command(history, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         plot.norms(history)
+
+
+# The steps of a run that are logged: each, every tenth, the last, and those before and
+# after a gap.
+LOGGED = {
+    "each step": np.arange(700),
+    "few steps": np.arange(12),
+    "every tenth step": np.arange(0, 3000, 10),
+    "late steps": np.arange(1000, 1300),
+    "two parts": np.r_[0:150, 450:600],
+    "later every tenth step": np.r_[0:100, 100:1100:10],
+}
+
+
+def spiky(logged, spike):
+    """Return a history of two leaves with a spike at one of the logged steps."""
+    norms = np.where(logged == spike, 50.0, 1.0)
+    found = history_of(norms, 2.0, np.minimum(1, 2.0 / norms))
+    return {
+        **found,
+        **{f"watch/norm/{leaf}": norms for leaf in "ab"},
+        "clip/steps": logged + 1.0,
+        "watch/steps": logged + 1.0,
+    }
+
+
+def spikes_in(ax):
+    """Return the interval of the x axis in which a plot is largest."""
+    if not ax.images:
+        (line, *_) = ax.lines
+        at = np.nanargmax(np.asarray(line.get_ydata(), float))
+        return (line.get_xdata()[at],) * 2
+    (image,) = ax.images
+    left, right, *_ = image.get_extent()
+    shown = image.get_array()
+    width = (right - left) / shown.shape[1]
+    (column,) = np.flatnonzero(np.ma.filled(shown, 0.0)[0] == 50.0)
+    return left + column * width, left + (column + 1) * width
+
+
+@pytest.mark.parametrize("kind", LOGGED)
+@pytest.mark.parametrize("draw", [plot.norms, plot.rate, plot.runs, plot.heatmap])
+def test_plot_draws_spike_at_its_step(draw, kind):
+    logged = LOGGED[kind]
+    options = {"window": 1} if draw in (plot.rate, plot.runs) else {}
+    options["clip"] = "watch" if draw is plot.heatmap else "clip"
+    for spike in logged[[5, len(logged) // 3, -1]]:
+        found = spiky(logged, spike)
+        ax = draw({"run": found} if draw is plot.runs else found, **options)
+        low, high = spikes_in(ax)
+        assert low <= spike <= high
+        # Of more than 200 steps a column of a heatmap shows several.
+        distance = 10 if "tenth" in kind else 1
+        width = max(distance, (np.ptp(logged) + distance) / 200)
+        assert high - low <= (1.01 * width if draw is plot.heatmap else 0)
+        assert ax.get_xlabel() == "step"
+        plt.close("all")
+
+
+def test_plot_of_recorded_run_counts_steps_from_zero():
+    """The steps of metrics count updates, so the first step is 0."""
+    skip = optclip.skip(optclip.clip_by_global_norm(2.0), max_norm=5.0)
+    logged = recorded(skip, [1.0, 9.0, 9.0, 1.0, 1.0])
+    late = {key: x[1:] for key, x in logged.items()}
+    every = {key: x[::2] for key, x in logged.items()}
+    # Steps that `skip` skipped count, although `clip` does not count them.
+    for found, at in ((logged, range(5)), (late, range(1, 5)), (every, (0, 2, 4))):
+        for name in ("clip", "skip"):
+            line = plot.norms(found, clip=name).lines[0]
+            assert list(line.get_xdata()) == list(at)
+
+
+def test_plot_of_dropped_state_is_over_records():
+    """The count stays 0, as does the count of `MultiSteps` for microbatches."""
+    found = history_of([1.0, 3.0, 2.0], 2.0) | {"clip/steps": np.zeros(3)}
+    ax = plot.norms(found)
+    assert (ax.get_xlabel(), list(ax.lines[0].get_xdata())) == ("record", [0, 1, 2])
+    assert plot.distribution(found).get_ylabel() == "records"
+
+
+def test_windows_of_thinned_history_are_of_records():
+    found = spiky(np.arange(0, 1000, 10), 10)
+    assert labels(plot.rate(found, clip="clip", window=20))[1] == "last 20 records"
+    assert plot.runs({"a": found}, clip="clip").get_ylabel().endswith("25 records")
+
+
+def test_heatmap_leaves_steps_that_were_not_logged_white():
+    for kind in LOGGED:
+        image = plot.heatmap(spiky(LOGGED[kind], 0)).images[0]
+        white = np.ma.getmaskarray(image.get_array())[0]
+        left, right, *_ = image.get_extent()
+        missing = np.mean(white) * (right - left)
+        np.testing.assert_allclose(missing, 300 * (kind == "two parts"), atol=6)
