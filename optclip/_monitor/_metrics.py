@@ -40,6 +40,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       clip/norm 5.0
       clip/threshold 1.0
       clip/coefficient 0.2
+      clip/clipped 1
       clip/rate 1.0
       clip/nonfinite 0
       clip/steps 1
@@ -60,6 +61,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       ``clip/norm``        float32, norm before clipping
       ``clip/threshold``   float32, threshold
       ``clip/coefficient`` float32, factor applied to the updates
+      ``clip/clipped``     int32, steps so far that were clipped
       ``clip/rate``        float32, fraction of all steps so far that were clipped
       ``clip/nonfinite``   int32, steps so far with a non-finite norm
       ``clip/steps``       int32, updates so far
@@ -266,6 +268,7 @@ def _entries(
         "norm": record.clip_norm,
         "threshold": record.clip_threshold,
         "coefficient": record.clip_coefficient,
+        "clipped": record.clip_clipped,
         "rate": jax.tree.map(
             lambda n: n.astype(jnp.float32) / steps, record.clip_clipped
         ),

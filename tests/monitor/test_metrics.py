@@ -12,7 +12,7 @@ import pytest
 import optclip
 from tests.support import helpers, oracles
 
-KEYS = {"norm", "threshold", "coefficient", "rate", "nonfinite"}
+KEYS = {"norm", "threshold", "coefficient", "clipped", "rate", "nonfinite"}
 TREE = helpers.gradients()
 WIDE = helpers.as_float64(TREE)
 SIZES = {
@@ -54,6 +54,7 @@ def test_metrics_per_scope_are_one_norm_or_extremes_or_entries():
     total, largest = oracles.tree_norm(WIDE), max(SIZES.values())
     expected = {
         "tree/norm": total, "tree/coefficient": 2 / total, "tree/threshold": 2,
+        "tree/clipped": 1, "group/clipped/body": 0, "leaves/clipped/out/0": 1,
         "tree/rate": 1, "tree/nonfinite": 0, "tree/steps": 1,
         "group/norm/head": oracles.tree_norm(WIDE["out"]),
         "group/rate/body": 0, "group/rate/head": 1, "group/threshold/body": 1e4,

@@ -14,8 +14,10 @@ from tests.integration.stacks import page, wandb_file
 
 KEYS = {
     f"clip/{key}"
-    for key in ("coefficient", "nonfinite", "norm", "rate", "steps", "threshold")
-}
+    for key in (
+        "clipped", "coefficient", "nonfinite", "norm", "rate", "steps", "threshold",
+    )
+}  # fmt: skip
 # By default the reader samples ten steps.
 ALL = {"scalars": 0, "tensors": 0}
 
