@@ -10,7 +10,7 @@ summed.
 
 Functions whose norms may span several leaves return the clipped tree and the norms:
 `clip_by`, `clip_by_global_norm` and `clip_by_group_norm`. Other `clip_by_*` functions
-return the tree.
+return the tree. `clip_attention_logits` returns the parameters and the coefficients.
 
 A threshold is a number or an array of at least 0, or a prefix tree of these with None
 for unclipped. 0 clips to zero, inf clips nothing. A negative or NaN threshold raises

@@ -1,4 +1,4 @@
-"""Print how the folders of the package import each other: floors, circles, faces.
+"""Print how the folders of the package import each other: floors and circles.
 
     python -m tools.imports
 

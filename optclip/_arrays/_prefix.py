@@ -231,7 +231,7 @@ def spread_mask(
 
 def _has_masked_nodes(tree: PyTree) -> bool:
     """Return whether `optax.masked` or `optax.partition` hides some of the leaves."""
-    # Compared by name, since optax is not imported below `transforms`.
+    # Compared by name, since optax is not imported below `_transforms`.
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
     return any(type(x).__name__ == "MaskedNode" for x in leaves)
 

@@ -60,7 +60,7 @@ def threshold_given(name: str, threshold: Any) -> None:
     """Raise if a whole threshold is None or a Suggestion."""
     wanted = "a number or another threshold (inf clips nothing)"
     if type(threshold).__name__ == "Suggestion":
-        # Compared by name, since this package may not import `monitor`.
+        # Compared by name, since this package may not import `_monitor`.
         advice = "Pass its max_norm: suggestion.max_norm."
         raise TypeError(must_be(name, wanted, threshold, advice))
     if threshold is None:

@@ -22,7 +22,7 @@ from .._clip import (
     decide,
     layout_of,
 )
-from .._norms import Block
+from .._norms import Block, declared_of
 from .._typing import CotangentRecord
 from . import _probe, _relative_threshold
 
@@ -102,7 +102,7 @@ def _axes_of(norm: jax.Array, block: Block) -> _axis_names.Axes:
             f" specify which devices hold the other norms, got {declared}. Pass the"
             " PartitionSpec, or use shard_map with check_vma=True."
         )
-    return _axis_names.split_axes(norm, block.declared.axis_name)
+    return _axis_names.split_axes(norm, declared_of(block).axis_name)
 
 
 def passed(

@@ -4,6 +4,15 @@
 `_norm_argument` converts an argument to a norm. `_spectral` adds the spectral norm.
 """
 
-from ._norm import INF, L2, Block, Measured, Measurement, accumulator, of_order
+from ._norm import (
+    INF,
+    L2,
+    Block,
+    Measured,
+    Measurement,
+    accumulator,
+    declared_of,
+    of_order,
+)
 from ._norm_argument import BY_NAME, NormLike, as_norm
 from ._reduce import LEAST, flush_small

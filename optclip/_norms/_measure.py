@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays import _axis_names, _leaves, _validate
-from .._arrays._leaf import Leaf
 from .._arrays._types import AxisName, LeafLike
 from ._norm import Block
 from ._norm_argument import NormLike, as_norm
@@ -44,14 +43,13 @@ def measure(
       ValueError: A leaf lacks an axis, or `axis_name` is not mapped.
     """
     _check(blocks, axis_name)
-    unwrapped = [
-        dataclasses.replace(
-            block, leaves=[Leaf.of(x, axis_name=axis_name) for x in block.leaves]
-        )
-        for block in blocks
-    ]
-    measured = as_norm(norm).measure(unwrapped)
-    return measured.norms.entries()
+    blocks = [_with_axis_name(block, axis_name) for block in blocks]
+    return as_norm(norm).measure(blocks).norms.entries()
+
+
+def _with_axis_name(block: Block, axis_name: AxisName | None) -> Block:
+    leaves = [dataclasses.replace(x, axis_name=axis_name) for x in block.leaves]
+    return dataclasses.replace(block, leaves=leaves)
 
 
 def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
@@ -60,11 +58,10 @@ def _check(blocks: Sequence[Block], axis_name: AxisName | None) -> None:
     for i, block in enumerate(blocks):
         _validate.kind(f"`blocks[{i}]`", block, Block, "an optclip.norms.Block")
         for leaf in block.leaves:
-            _check_leaf(block, leaf)
+            _check_leaf(block, leaf.value)
 
 
 def _check_leaf(block: Block, leaf: LeafLike) -> None:
-    _leaves.check_format((), leaf)
     try:
         is_valid = _leaves.is_clippable((), leaf)
     except TypeError:

@@ -15,6 +15,7 @@ import numpy as np
 from .._arrays import _axis_names, _leaves, _sparse, _validate
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
+from .._arrays._types import LeafLike
 from . import _reduce
 
 
@@ -34,6 +35,9 @@ class Block:
     def __post_init__(self) -> None:
         advice = "Wrap a single leaf in a list."
         _validate.kind("leaves", self.leaves, (list, tuple), "a list of arrays", advice)
+        # Users' blocks hold arrays, blocks of a layout the leaves that it made.
+        leaves = [x if isinstance(x, Leaf) else _leaf(x) for x in self.leaves]
+        object.__setattr__(self, "leaves", leaves)
         if self.axis is None:
             return
         is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
@@ -42,15 +46,20 @@ class Block:
             advice = f"Leaves in the block: {len(self.leaves)}."
             raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))
 
-    @property
-    def declared(self) -> _axis_names.Declared:
-        """The mapped axes that split the norms, as far as declared."""
-        if self.axis is None:
-            return _axis_names.Declared()
-        declared = self.leaves[0].axis_name
-        return _axis_names.Declared(
-            _axis_names.declared_across_slices(self.axis, declared)
-        )
+
+def _leaf(value: LeafLike) -> Leaf:
+    _leaves.check_format((), value)
+    return Leaf.of(value)
+
+
+def declared_of(block: Block) -> _axis_names.Declared:
+    """Return the mapped axes that split the norms of a block, as far as declared."""
+    if block.axis is None:
+        return _axis_names.Declared()
+    declared = block.leaves[0].axis_name
+    return _axis_names.Declared(
+        _axis_names.declared_across_slices(block.axis, declared)
+    )
 
 
 class Measured(NamedTuple):
@@ -177,7 +186,7 @@ class Norm(Measurement):
             ord=math.inf if are_elements else float(self.ord),
             dtype=accumulator(arrays),
             members=tuple(members),
-            declared=tuple(block.declared for block in blocks),
+            declared=tuple(map(declared_of, blocks)),
             guarded=guarded,
         )
         norms = _reduce.norms_of(arrays, plan)

@@ -136,8 +136,7 @@ def as_response(
         if response not in by_name:
             raise ValueError(_must_be_response(response, by_name))
         return by_name[response]
-    # A user's subclass of a shipped response does not state that it takes vectors.
-    if isinstance(response, BaseResponse) and type(response).takes_vectors:
+    if isinstance(response, BaseResponse):
         return response
     function = getattr(response, "coefficient", response)
     if not callable(function) or isinstance(response, type):

@@ -16,6 +16,7 @@ from .._norms import (
     Measured,
     Measurement,
     accumulator,
+    declared_of,
     flush_small,
 )
 from ._matrix_blocks import (
@@ -88,7 +89,7 @@ class Spectral(Measurement):
             return _as_norm_of(blocks[i], norm)
 
         norms = with_vectors(blocks, of_matrix)
-        declared = tuple(b.declared for b in blocks)
+        declared = tuple(map(declared_of, blocks))
         batched = Batched([norm.astype(dtype) for norm in norms], declared)
         if flushed:
             batched = batched.map(flush_small)

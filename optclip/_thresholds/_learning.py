@@ -76,8 +76,8 @@ def learned(teaching: PyTree, new: PyTree, old: PyTree) -> PyTree:
 
 def _new_or_old(new: ArrayLike, old: ArrayLike, flag: jax.Array) -> jax.Array:
     """Return the entries of `new` whose norm teaches; dtype and placement of `old`."""
-    new, old = jnp.asarray(new), jnp.asarray(old)
-    old = _numerics.as_counted_in(old, new)
+    new = jnp.asarray(new)
+    old = jnp.asarray(_numerics.as_counted_in(old, new))
     if new.dtype != old.dtype:
         new = new.astype(old.dtype)
     if new.ndim and jax.typeof(old).sharding.mesh == jax.typeof(new).sharding.mesh:

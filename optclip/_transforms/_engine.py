@@ -30,7 +30,7 @@ from .._clip import (
     decide,
     layout_of,
 )
-from .._norms import Measured
+from .._norms import Measured, declared_of
 from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement
 from .._typing import ClipRecord, ClipState
@@ -198,7 +198,7 @@ class Engine:
         decision = step.decision
         norms, layout = decision.norms, decision.layout
         limits, factors = decision.clip.action.recorded(decision, coefficients)
-        declared = norms.with_entries([b.declared for b in layout.blocks])
+        declared = norms.with_entries([declared_of(b) for b in layout.blocks])
         nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
         outcomes = (recorded_norms or norms).map(
             _record.BlockOutcome, limits, factors, nonfinite, declared

@@ -348,7 +348,7 @@ ERRORS = {
         (ValueError, "`max_norm` must be at least 0"),
     ),
     "response of layer": (
-        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0}, response="soft"),
+        lambda: with_clipped_cotangent(jnp.sin, {"h": 1.0}, response="gentle"),
         (ValueError, "`response` must be"),
     ),
     "tree of layer": (

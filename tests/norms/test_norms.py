@@ -122,3 +122,10 @@ def test_norm_of_constants_is_accurate(ord):
         expected = np.float32(np.float64(np.float32(values)) * 3 ** (1 / ord))
     expected[expected < 2.0**-60] = 0.0
     np.testing.assert_allclose(norm(), expected, rtol=1e-6)
+
+
+def test_norm_measures_blocks_of_plain_arrays():
+    block = norms.Block([jnp.array([3.0, 4.0])])
+    for norm in (norms.Norm(2.0), norms.Spectral()):
+        (found,) = norm.measure([block]).norms.entries()
+        np.testing.assert_allclose(found, 5.0, rtol=1e-6)

@@ -51,6 +51,33 @@ def test_shipped_responses_receive_all_norms_as_one_vector():
     assert all(response.takes_vectors for response in shipped)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda how: optclip.clip_by_value(lower=-2.0, upper=1.0, response=how),
+        lambda how: optclip.clip_by_singular_value(1.0, response=how),
+        lambda how: optclip.per_example.clipped_grad(jnp.sum, 1.0, response=how),
+    ],
+)
+def test_subclass_of_shipped_response_is_rejected_like_its_base(make):
+    class Nearly(responses.Proportional):
+        pass
+
+    with pytest.raises(ValueError, match=r"bounds|single singular value|response"):
+        make(Nearly())
+
+
+def test_subclass_of_band_follows_its_schedule():
+    class Nearly(responses.Band):
+        pass
+
+    tx = optclip.clip_by_norm(2.0, response=Nearly(low=lambda step: 0.5 + step))
+    state = tx.init(jnp.zeros(1))
+    first, state = tx.update(jnp.full(1, 0.5), state)
+    second, _ = tx.update(jnp.full(1, 0.5), state)
+    assert (first, second) == (1.0, 3.0)
+
+
 def compiled(tx):
     return helpers.quick_jit(lambda x: tx.update(x, tx.init(x))[0])
 
