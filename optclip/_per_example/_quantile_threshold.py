@@ -141,15 +141,11 @@ class QuantileThreshold:
                 advice = "The threshold could not leave 0 or inf."
                 raise ValueError(_validate.must_be(name, wanted, value, advice))
         least, most = limits
-        low, high = (_validate.concrete(x) for x in limits)
-        if low is None or high is None:
-            return
-        if low > high:
+        if _is_above(least, most):
             wanted = f"at least `min_value`, {least}"
             raise ValueError(_validate.must_be("max_value", wanted, most))
         for value in self._by_label(self.init_value).values():
-            first = _validate.concrete(value)
-            if first is not None and not low <= first <= high:
+            if _is_above(least, value) or _is_above(value, most):
                 wanted = f"from `min_value` to `max_value`, {least} to {most}"
                 raise ValueError(_validate.must_be("init_value", wanted, value))
 
@@ -211,10 +207,10 @@ class QuantileThreshold:
             labels = sorted(self.init_value)
             wanted = f"an ExampleInfo over groups, with the labels {labels}"
         norms = getattr(info, "norms", None)
-        labels = {*norms} if isinstance(norms, dict) else {None}
-        if not isinstance(info, ExampleInfo) or labels != self._labels:
-            raise TypeError(_validate.must_be("info", wanted, info))
-        if any(getattr(x, "ndim", 0) != 1 for x in self._by_label(norms).values()):
+        by_label = norms if isinstance(norms, dict) else {None: norms}
+        are_valid = isinstance(info, ExampleInfo) and {*by_label} == self._labels
+        are_rows = all(getattr(x, "ndim", 0) == 1 for x in by_label.values())
+        if not are_valid or not are_rows:
             raise TypeError(_validate.must_be("info", wanted, info))
 
     def _after(
@@ -287,3 +283,9 @@ class QuantileThreshold:
             advice = "Less noise spends the whole budget on the count."
             raise ValueError(_validate.must_be("count_noise", wanted, noise, advice))
         return 1 / math.sqrt(z**-2 - (noise / moves) ** -2)
+
+
+def _is_above(value: Number, limit: Number) -> bool:
+    """Return whether a number is above another, as far as both are known."""
+    known, most = _validate.concrete(value), _validate.concrete(limit)
+    return known is not None and most is not None and bool(known > most)

@@ -81,9 +81,8 @@ def _columns_of(steps: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
     are at most this width, so that few columns are empty except in a gap.
     """
     distances = np.diff(np.unique(steps))
-    distance = 1.0
-    if distances.size:
-        distance = float(np.quantile(distances, 0.9, method="lower"))
+    is_one = not distances.size
+    distance = 1.0 if is_one else float(np.quantile(distances, 0.9, method="lower"))
     left, right = steps.min() - 0.5 * distance, steps.max() + 0.5 * distance
     count = min(max(round((right - left) / distance), 1), _COLUMNS)
     columns = np.floor((steps - left) / (right - left) * count).astype(int)

@@ -499,12 +499,13 @@ def test_update_without_record_keeps_only_memory():
             [LARGEST[0]] * 3,
             [100 / 3000, 75 / 3000, 50 / 3000],
         ),
-        # The second step has unusable logits, which leave the memory of their layer;
-        # the third clips by the logits of the first, which were half as large.
+        # The second step has two heads with unusable logits, which keep their memory:
+        # the third clips by their logits of the first step, and by those of the second
+        # for the other heads.
         (
             thresholds.previous_norm(max_norm=100.0),
             [LARGEST[0], [np.nan, 200, -1, 400, 60, 0], 2 * LARGEST[0]],
-            [100 / 3000] * 3,
+            [100 / 3000, 100 / 3000, 100 / 400],
         ),
     ],
     ids=["schedule", "rule"],

@@ -117,6 +117,8 @@ def test_strict_integer_bound_is_rounded_towards_zero(bound):
     if int(expected) > bound:
         expected = np.nextafter(expected, np.float32(0))
     np.testing.assert_array_equal(clipped, [expected, -expected])
+    small = F.clip_by_value(updates, jnp.int16(7), strict=True)
+    np.testing.assert_array_equal(small, [7, -7])
     lowest = F.clip_by_value(updates, lower=jnp.int32(-(2**31)), strict=True)
     assert lowest[1] == -(2.0**31)
 

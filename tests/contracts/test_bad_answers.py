@@ -173,6 +173,13 @@ def test_params_of_another_structure_are_named(tx, params, words):
         tx.update(TREE, tx.init(TREE), params)
 
 
+def test_params_of_lower_rank_raise_the_error_of_their_axis():
+    tx = optclip.clip_by(OF_PARAMS, over=optclip.axes(1))
+    updates, params = {"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}
+    with pytest.raises(ValueError, match="`axis` must name axes that each leaf has"):
+        tx.update(updates, tx.init(updates), params)
+
+
 def test_params_of_one_array_and_of_tree_are_told_apart():
     tx = WHOLE(OF_PARAMS)
     with pytest.raises(ValueError, match="`params` must be one array, as the updates"):

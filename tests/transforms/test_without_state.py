@@ -100,7 +100,7 @@ REJECTED = [
     (
         lambda: optclip.metrics(optax.chain(CLIP, optax.adam(1e-3)).init(TREE)),
         ValueError,
-        "record=False .*build the transformation with record=True",
+        "must be an optimizer state with a record .*built with record=True",
     ),
     (
         lambda: optclip.clip_by_norm({"a": 1.0}, record=False).init({"b": np.ones(2)}),
