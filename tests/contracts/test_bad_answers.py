@@ -173,11 +173,18 @@ def test_params_of_another_structure_are_named(tx, params, words):
         tx.update(TREE, tx.init(TREE), params)
 
 
-def test_params_of_lower_rank_raise_the_error_of_their_axis():
-    tx = optclip.clip_by(OF_PARAMS, over=optclip.axes(1))
-    updates, params = {"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}
+@pytest.mark.parametrize("measured", ["params", "gradients"])
+def test_tree_of_lower_rank_raises_the_error_of_its_axis(measured):
+    updates, lower = {"w": jnp.ones((2, 3))}, {"w": jnp.ones(3)}
+    of_gradients = thresholds.of_gradients(thresholds.ema())
+    rule, passed = (
+        (OF_PARAMS, {"params": lower})
+        if measured == "params"
+        else (of_gradients, {"params": updates, "gradients": lower})
+    )
+    tx = optclip.clip_by(rule, over=optclip.axes(1))
     with pytest.raises(ValueError, match="`axis` must name axes that each leaf has"):
-        tx.update(updates, tx.init(updates), params)
+        tx.update(updates, tx.init(updates), **passed)
 
 
 def test_params_of_one_array_and_of_tree_are_told_apart():
