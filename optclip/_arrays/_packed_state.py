@@ -38,10 +38,27 @@ class PerNorm(NamedTuple):
 
 
 def keyed(treedef: TreeDef, entries: list[Any]) -> Any:
-    """Return a dict by path with one entry per leaf; for one array, the bare entry."""
+    """Return a dict by path with one entry per leaf; for one array, the bare entry.
+
+    Its keys are `as_key` of the paths.
+    """
     if treedef == _ONE:
         return entries[0]
-    return dict(zip(_names(treedef), entries, strict=True))
+    return dict(zip(map(as_key, _names(treedef)), entries, strict=True))
+
+
+def as_key(name: str) -> str:
+    """Return a name as a key of a state: its slashes become "%2F".
+
+    Trainers join the keys of a state by slashes when they save it, and split them again
+    when they restore it.
+    """
+    return name.replace("%", "%25").replace("/", "%2F")
+
+
+def as_name(key: str) -> str:
+    """Return the inverse of `as_key`."""
+    return key.replace("%2F", "/").replace("%25", "%")
 
 
 def of_vector(treedef: TreeDef, vector: Any) -> PerNorm:

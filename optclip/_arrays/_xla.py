@@ -14,6 +14,9 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from ._axis_names import varying
+from ._types import PyTree
+
 Axis = tuple[int, ...] | None
 
 
@@ -79,6 +82,27 @@ def _looked_up(vector: jax.Array) -> tuple[jax.Array, ...]:
 
 def entry(vector: jax.Array, place: Any) -> jax.Array:
     return lax.dynamic_index_in_dim(vector, place, keepdims=False)
+
+
+def in_place(new: PyTree, old: PyTree) -> PyTree:
+    """Return `new`, which XLA writes over the donated arrays of `old`.
+
+    JAX drops inputs that a program does not read before it pairs donated inputs with
+    results. A result without such an input is a new array in each step, and XLA keeps
+    scalars there that all kernels read, so that each step updates as many nodes of its
+    CUDA graph. The barrier reads the old array, and costs no kernel.
+    """
+    return jax.tree.map(_after_reading, new, old)
+
+
+def _after_reading(new: Any, old: Any) -> Any:
+    # Outside jit a barrier would be a copy.
+    if not isinstance(new, Tracer) or not isinstance(old, Tracer):
+        return new
+    # A barrier rejects operands that vary over different axes of a mesh.
+    if varying(jax.typeof(new)) != varying(jax.typeof(old)):
+        return new
+    return lax.optimization_barrier((new, old))[0]
 
 
 def read_again(x: Any) -> Any:

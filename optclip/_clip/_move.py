@@ -93,13 +93,22 @@ class Move(Action):
     def recorded(
         self, decision: Decision, coefficients: Batched
     ) -> tuple[Batched, Batched]:
-        """Return the least threshold of each leaf, since each may have any shape."""
+        """Return the nearer bound of each element, or one per leaf if all have one."""
         norms = decision.norms
-        limits = decision.thresholds.entries()
-        least = [_maxima.smallest(_nearer(limit)) for limit in limits]
+        limits = [_nearer(limit) for limit in decision.thresholds.entries()]
         shapes = [norm.shape for norm in norms.entries()]
-        full = map(jnp.broadcast_to, coefficients.entries(), shapes)
-        return norms.with_entries(least), norms.with_entries(list(full))
+        nearer = [
+            jnp.broadcast_to(limit, shape) if limit.ndim else limit
+            for limit, shape in zip(limits, shapes, strict=True)
+        ]
+        # No factor makes a NaN finite, so it has none.
+        full = [
+            jnp.where(jnp.isnan(norm), norm, coefficient)
+            for norm, coefficient in zip(
+                norms.entries(), coefficients.entries(), strict=True
+            )
+        ]
+        return norms.with_entries(nearer), norms.with_entries(full)
 
 
 MOVE: Move = Move()

@@ -71,13 +71,15 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
 
       Groups have one key per label, ``clip/norm/<label>``. With `record="leaves"`
       leaves, axes and elements have one key per leaf, ``clip/norm/<path>``, and
-      global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise several norms are
-      recorded as the largest norm, smallest threshold and smallest coefficient.
+      global-norm clipping adds ``clip/leaf_norm/<path>``. Otherwise one of several
+      norms is recorded, with its threshold and coefficient: the norm with the largest
+      ratio to its threshold.
 
       `skip` adds int32 ``skip/skipped`` and ``skip/consecutive``, the steps skipped so
       far and in a row, and with `max_loss` float32 ``skip/loss`` and
-      ``skip/loss_threshold``. Its coefficient and rate cover the norm only, not the
-      loss. Transformations inside `skip` record only the steps taken.
+      ``skip/loss_threshold``. ``skip/rate`` is the fraction of all steps so far that
+      were skipped; the other keys cover only the norm, not the loss. Transformations
+      inside `skip` record only the steps taken.
 
       The gradient of a probe, named by its path (`cotangent` if that is empty), adds
       for all norms of one backward pass:
@@ -97,9 +99,9 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       ValueError: There is neither a record of optclip nor a probe gradient.
 
     Guarantees:
-      For the tree and for groups, norm times coefficient is the norm after clipping,
-      within the range of float32. Norms that `nonfinite` zeroed or made NaN do not
-      count as clipped. ``clip/steps`` stays 0 if the training loop drops the new state.
+      Norm times coefficient is the norm after clipping, within the range of float32.
+      Norms that `nonfinite` zeroed or made NaN do not count as clipped. ``clip/steps``
+      stays 0 if the training loop drops the new state.
     """
     states, probes = _states(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
@@ -114,21 +116,23 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
     numbers: dict[str, jax.Array] = {}
-    clip_names = {name for state, _ in states for name in state.clip_record}
+    as_name = _packed_state.as_name
+    clip_names = {as_name(key) for state, _ in states for key in state.clip_record}
     clip_names |= {name for name, _ in probes}
     used_names: set[str] = set()
     for state, skipped in states:
-        for name, record in state.clip_record.items():
-            unique = _packed_state.unique(name, clip_names, used_names)
+        for record_key, record in state.clip_record.items():
+            unique = _packed_state.unique(as_name(record_key), clip_names, used_names)
             used_names.add(unique)
             entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
             keys = {key for key, _ in entries}
             for key, value in entries:
                 # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
                 numbers[_packed_state.unique(key, keys, numbers.keys())] = value
-            if name in skipped:
-                counts = _as(SkipRecord, skipped[name])._asdict()
-                for field, value in counts.items():
+            if record_key in skipped:
+                counts = _as(SkipRecord, skipped[record_key])
+                numbers[f"{unique}/rate"] = _rate(counts.skip_skipped, state.clip_step)
+                for field, value in counts._asdict().items():
                     if value is not None:
                         key = f"{unique}/{field.removeprefix('skip_')}"
                         numbers[key] = _bare(value)
@@ -263,15 +267,12 @@ def _bare(value: Any) -> Any:
 def _entries(
     name: str, record: ClipRecord, step: jax.Array
 ) -> list[tuple[str, jax.Array]]:
-    steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)
     fields = {
         "norm": record.clip_norm,
         "threshold": record.clip_threshold,
         "coefficient": record.clip_coefficient,
         "clipped": record.clip_clipped,
-        "rate": jax.tree.map(
-            lambda n: n.astype(jnp.float32) / steps, record.clip_clipped
-        ),
+        "rate": jax.tree.map(lambda n: _rate(n, step), record.clip_clipped),
         "nonfinite": record.clip_nonfinite,
         "fraction": record.clip_fraction,
         "leaf_norm": record.clip_leaf_norm,
@@ -281,5 +282,11 @@ def _entries(
         entries = jax.tree.leaves_with_path(tree)
         parts = _leaves.names_of([path for path, _ in entries])
         for part, (_, value) in zip(parts, entries, strict=True):
+            part = _packed_state.as_name(part)
             pairs.append(("/".join(filter(None, (name, field, part))), value))
     return [*pairs, (f"{name}/steps", _bare(step))]
+
+
+def _rate(count: Any, step: jax.Array) -> jax.Array:
+    steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)
+    return _bare(count).astype(jnp.float32) / steps

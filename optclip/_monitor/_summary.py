@@ -154,11 +154,11 @@ def _phrases(numbers: dict[str, float], name: str, parts: list[str]) -> list[str
     of_many = parts == [""] and fraction is not None
     up_to = "up to " if len(parts) > 1 and (rate or nonfinite) else ""
     if parts == [""]:
-        # The largest norm and the smallest threshold may belong to different leaves.
-        largest, smallest = ("largest ", "smallest ") if of_many else ("", "")
-        fields = {"norm": largest, "threshold": smallest, "coefficient": smallest}
-        values = ((which + field, most(field)) for field, which in fields.items())
+        # Of several norms, the record has the one that exceeds its threshold most.
+        fields = ("norm", "threshold", "coefficient")
+        values = ((field, most(field)) for field in fields)
         phrases = [f"{word} {value:.4g}" for word, value in values if value is not None]
+        phrases[0] = f"{'most clipped ' if of_many else ''}{phrases[0]}"
     if of_many and fraction is not None:
         phrases.append(f"{percent(fraction)} of the norms clipped in the last step")
     skipped = numbers.get(f"{name}/skipped")

@@ -19,8 +19,8 @@ def distribution(
 ) -> Axes:
     """Plot a histogram of the norms, with the median threshold and its quantile.
 
-    For leaves, axes and elements it shows the largest norm of each step, without the
-    threshold, which may belong to another norm.
+    For leaves, axes and elements it shows the most clipped norm of each step, without
+    the threshold, which may differ between norms.
 
     Example:
       >>> import numpy as np, optclip
@@ -65,5 +65,9 @@ def distribution(
         fraction = float(np.mean(norms < limit))
         label = f"threshold {limit:.3g}: above {percent(fraction)} of the norms"
         ax.axvline(limit, color=_style.THRESHOLD, ls="--", label=label)
-    x = "norm of the updates" if record.fraction is None else "largest norm of all"
+    x = (
+        "norm of the updates"
+        if record.fraction is None
+        else "most clipped norm of each step"
+    )
     return _style.finish(ax, x=x, y=record.steps.unit, title=record.title)

@@ -36,8 +36,8 @@ class ClipHistory(NamedTuple):
     """Hold the record of one transformation, or of one of its groups or leaves.
 
     `title` is empty for the only transformation of a run. A record of several norms has
-    `fraction`, the fraction of them that was clipped. Its largest norm and smallest
-    coefficient may belong to different norms, so that `after` is not a norm then.
+    `fraction`, the fraction of them that was clipped. Its norm, threshold and
+    coefficient are then of the norm with the largest ratio to its threshold.
     """
 
     title: str
@@ -117,7 +117,7 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
     if fraction is not None:
-        # The norm and the coefficient may belong to different leaves.
+        # Some responses change norms below their threshold too.
         clipped = fraction > 0
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
     return ClipHistory(title, steps, norm, threshold, after, clipped, fraction)

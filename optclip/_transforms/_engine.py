@@ -35,6 +35,7 @@ from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement
 from .._typing import ClipRecord, ClipState
 from . import _param_placeholder, _record
+from ._outcomes import BlockOutcome
 from ._record import LeafNorms
 from ._rules import Rules
 
@@ -72,6 +73,11 @@ class Engine:
         """Whether an update depends on the step count or on a memory."""
         is_fixed = self.rules.are_stateless and is_same_always(self.clip.response)
         return self.clip.norm.remembers or not is_fixed
+
+    @property
+    def key(self) -> str:
+        """The key of the record in the state."""
+        return _packed_state.as_key(self.name)
 
     @property
     def no_state(self) -> ClipState:
@@ -113,7 +119,7 @@ class Engine:
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
-        return ClipState(step, memory, {self.name: record} if self.record else {})
+        return ClipState(step, memory, {self.key: record} if self.record else {})
 
     def _memory_of_placeholder(self, params: PyTree) -> list[PyTree]:
         rules = self.rules.by_argument.values()
@@ -201,7 +207,7 @@ class Engine:
         declared = norms.with_entries([declared_of(b) for b in layout.blocks])
         nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
         outcomes = (recorded_norms or norms).map(
-            _record.BlockOutcome, limits, factors, nonfinite, declared
+            BlockOutcome, limits, factors, nonfinite, declared
         )
         new = _record.of_step(
             layout.treedef, self.clip.scope, outcomes, itemized=self.is_itemized,
@@ -219,8 +225,8 @@ class Engine:
         count = counted(state.clip_step)
         if new is None:
             return ClipState(count, memory, {})
-        record = _record.advanced(state.clip_record[self.name], new)
-        return ClipState(count, memory, {self.name: record})
+        record = _record.advanced(state.clip_record[self.key], new)
+        return ClipState(count, memory, {self.key: record})
 
 
 def _shapes(

@@ -17,10 +17,10 @@ class ClipRecord(NamedTuple):
     a dict of scalars by the path of the leaf.
 
     Attributes:
-      clip_norm: float32, the norm before clipping; of several, the largest.
-      clip_threshold: float32, the threshold; of several, the smallest.
-      clip_coefficient: float32, the factor applied to the updates; of several, the
-        smallest.
+      clip_norm: float32, the norm before clipping; of several, the one with the largest
+        ratio to its threshold.
+      clip_threshold: float32, the threshold of this norm.
+      clip_coefficient: float32, the factor applied to the updates with this norm.
       clip_fraction: float32, the fraction of norms clipped in the last step; None for
         the tree and groups.
       clip_clipped: int32, the number of steps with clipping; norms that `nonfinite`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import optax
 from jax.typing import ArrayLike
 
 from .. import _responses as responses
-from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate
+from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
 from .._arrays._held import Held
 from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
@@ -46,6 +46,7 @@ def skip(
     learn_skipped: bool = True,
     mask: Mask | None = None,
     axis_name: AxisName | None = None,
+    record: Literal[True, "leaves"] = True,
     name: str = "skip",
 ) -> optax.GradientTransformationExtraArgs:
     """Skip steps whose gradient norm or loss is too large or not finite.
@@ -88,6 +89,8 @@ def skip(
         too.
       mask: Leaves to check: a tree of bools or a function. Default: all.
       axis_name: Mapped axes that split the leaves. Default: read from their types.
+      record: `"leaves"` also records the norm of each leaf, in skipped steps too.
+        Default: True.
       name: Key prefix in `optclip.metrics`.
 
     Returns:
@@ -95,7 +98,8 @@ def skip(
       later transformations receive zeros in skipped steps.
 
       `optclip.metrics` reports `skip/norm`, `skip/threshold`, `skip/skipped` and
-      others. Clipping inside `inner` records only the accepted steps.
+      others for the gradient that this transformation compares, of skipped steps too.
+      Clipping inside `inner` records only the accepted steps.
 
     Raises:
       ValueError: In `update`: `max_loss` is set, but neither `value` nor `loss` is
@@ -125,7 +129,10 @@ def skip(
         advice = "0 skips each step with a gradient, inf only non-finite steps."
         _validate.number("max_norm", max_norm, advice=advice)
     rules = rules_of(Named("max_norm", max_norm), clip)
-    watch = Engine(clip, rules, True, name)
+    if record is False:
+        advice = "Skipping needs a state."
+        raise TypeError(_validate.must_be("record", "True or 'leaves'", record, advice))
+    watch = Engine(clip, rules, record, name)
     loss_rule = None
     if max_loss is not None:  # Losses may be negative, unlike norms.
         loss_rule = Held(one_rule("max_loss", max_loss, negative=True))
@@ -143,7 +150,7 @@ def skip(
             loss, limit = jnp.zeros((2,), jnp.float32)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         return SkipState(
-            wrapped.init(params), watch.init(params), memory, {name: record}
+            wrapped.init(params), watch.init(params), memory, {watch.key: record}
         )
 
     def update_fn(
@@ -163,7 +170,7 @@ def skip(
         norm_record = watch.recorded(step, coefficients)
         seen = watch.after(state.skip_norm, step, norm_record)
         is_off = _is_above(norm_record)
-        memory, old = state.skip_loss, state.skip_record[name]
+        memory, old = state.skip_loss, state.skip_record[watch.key]
         _check_record(old, has_loss=loss_rule is not None)
         record = old
         if loss_rule is not None:
@@ -174,6 +181,8 @@ def skip(
             )  # fmt: skip
             # The comparison is negated, since `loss > limit` is false for NaN limits.
             is_off = is_off | ~jnp.isfinite(loss) | ~(loss <= limit)
+            old_pair = (old.skip_loss, old.skip_loss_threshold)
+            loss, limit = _xla.in_place((loss, limit), old_pair)
             record = record._replace(skip_loss=loss, skip_loss_threshold=limit)
         skipped = is_off
         if max_consecutive is not None:
@@ -199,7 +208,7 @@ def skip(
             _select_tree(skipped, state.skip_inner, inner_state),
             seen,
             memory,
-            {name: record},
+            {watch.key: record},
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import weight
 
 # Functions that exceed the goal, with their number of equations.
-MISSED = {"clip_by_norm(axis=0)": 108}
+MISSED = {"clip_by_norm(axis=0)": 120}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)

@@ -51,12 +51,12 @@ def test_summary_of_one_norm_takes_a_state_or_its_metrics():
                 "clip/rate": 1.0,
                 "clip/steps": 1,
             },
-            "clip: largest norm 4, smallest threshold 3.5, smallest coefficient 0.875,"
+            "clip: most clipped norm 4, threshold 3.5, coefficient 0.875,"
             " 50% of the norms clipped in the last step, at least one in 100% of 1 step",
         ),
         (
             {"clip/norm": 4.0, "clip/fraction": 0.0, "clip/rate": 0.0, "clip/steps": 100},
-            "clip: largest norm 4, 0% of the norms clipped in the last step, none in 100 steps",
+            "clip: most clipped norm 4, 0% of the norms clipped in the last step, none in 100 steps",
         ),
         (
             {"skip/norm": 5.0, "skip/threshold": 4.0, "skip/rate": 0.0, "skip/steps": 4, "skip/skipped": 2},

@@ -81,7 +81,7 @@ def test_norms_excludes_infinite_threshold():
 
 
 def test_norms_of_many_norms_draws_fraction_clipped():
-    """Largest norm, smallest threshold and coefficient may belong to three leaves."""
+    """One of the norms, its threshold and its coefficient would hide the others."""
     found = recorded(optclip.clip_by_norm(2.0))
     ax = plot.norms(found)
     assert set(lines(ax)) == {"each step", "not finite"}
@@ -90,7 +90,7 @@ def test_norms_of_many_norms_draws_fraction_clipped():
     assert ax.get_ylabel() == "fraction of the norms clipped"
     ax = plot.distribution(found)
     assert not labels(ax)
-    assert ax.get_xlabel() == "largest norm of all"
+    assert ax.get_xlabel() == "most clipped norm of each step"
 
 
 def test_norms_of_a_long_run_draws_mean_fraction():
@@ -159,7 +159,6 @@ def test_rate_draws_fraction_over_window():
 
 
 def test_rate_of_many_norms_equals_rate_of_metrics():
-    """The largest norm and the smallest coefficient may be of different leaves."""
     tx = optclip.clip_by(1.0, over="leaf", response="normalize")
     tree = {"a": np.float32([0.5]), "b": np.zeros(1, np.float32)}
     _, state = tx.update(tree, tx.init(tree))

@@ -84,6 +84,43 @@ def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
 
+LIMITS = {
+    "leaf": ((), ()),
+    "axis": ((5, 1), (70_000, 1)),
+    "elements": ((3, 4), (2, 70_000)),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+@pytest.mark.parametrize("bad", [None, np.nan])
+def test_record_of_several_thresholds_has_most_exceeded_norm(kind, bad):
+    """Noise below a tiny threshold is not combined with another leaf's large norm."""
+    rng = np.random.default_rng(3)
+    shapes = [(5, 2), (70_000, 2)] if kind == "axis" else [(3, 4), (2, 70_000)]
+    tree = [np.float32(rng.normal(size=shape)) for shape in shapes]
+    limits = [
+        np.float32(rng.uniform(1e-2, 9, shape) * scale)
+        for shape, scale in zip(LIMITS[kind], (1e-9, 3.0), strict=True)
+    ]
+    tree[0] *= np.float32(1e-9)
+    if bad is not None:
+        tree[1][1, 1] = bad
+    axis = {"leaf": None, "axis": 1, "elements": ()}[kind]
+    over = {"leaf": "leaf", "axis": optclip.axes(1), "elements": "element"}[kind]
+    found = after(optclip.clip_by(limits, over=over), tree)
+    norms = [np.sqrt(np.sum(np.float64(x) ** 2, axis, keepdims=True)) for x in tree]
+    pairs = [np.broadcast_arrays(*p) for p in zip(norms, limits, strict=True)]
+    norm, limit = (
+        np.concatenate([x.ravel() for x in y]) for y in zip(*pairs, strict=True)
+    )
+    at = np.argmax(np.where(np.isfinite(norm), norm / limit, np.inf))
+    assert limit.min() < limit[at]
+    np.testing.assert_allclose(found["clip/norm"], norm[at], rtol=1e-5)
+    np.testing.assert_allclose(found["clip/threshold"], limit[at], rtol=1e-5)
+    expected = limit[at] / max(norm[at], limit[at])
+    np.testing.assert_allclose(found["clip/coefficient"], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(70_000,), (7, 100, 100)])
 def test_record_of_many_elements_has_the_derivative_of_the_largest(shape):
     tx = optclip.clip_by_value(1.5)

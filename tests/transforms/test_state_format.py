@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import serialization, traverse_util
 
 import optclip
 from optclip import thresholds
+from tests.support import helpers
 from tests.support.helpers import quick_jit
 
 NUM_LAYERS = 10
@@ -79,6 +82,31 @@ def test_state_of_renamed_leaf_raises(rule):
     renamed = {**PARAMS, "embed": PARAMS["layers"], "layers": PARAMS["embed"]}
     with pytest.raises(ValueError, match=f"'{NUM_LEAVES}_.*renamed.*one structure"):
         tx.update(renamed, state)
+
+
+def test_state_survives_keys_joined_by_slashes():
+    """As T5X and Flax's traverse_util save it; "%2F" in a name is kept too."""
+    tx = optax.chain(
+        optclip.clip_by_global_norm(9.0, record="leaves", name="all/of it"),
+        optclip.clip_by_group_norm(2.0, groups=optclip.by_path(str), name="a%2Fb"),
+        optclip.clip_by_norm(thresholds.ema(), record="leaves"),
+        optclip.skip(optax.sgd(1.0), max_norm=0.5, record="leaves", name="s/k"),
+    )
+    _, state = quick_jit(tx.update)(PARAMS, tx.init(PARAMS))
+    joined = traverse_util.flatten_dict(
+        serialization.to_state_dict(state), sep="/", keep_empty_nodes=True
+    )
+    split = traverse_util.unflatten_dict(joined, sep="/")
+    restored = serialization.from_state_dict(tx.init(PARAMS), split)
+    helpers.assert_identical(restored, state)
+    metrics = optclip.metrics(restored)
+    np.testing.assert_allclose(
+        metrics["all/of it/leaf_norm/layers/0/kernel"], np.sqrt(6), rtol=1e-6
+    )
+    assert metrics["a%2Fb/coefficient/layers/9/norm/scale"] == 1
+    assert metrics["a%2Fb/clipped/embed"] == metrics["s/k/skipped"] == 1
+    with pytest.raises(ValueError, match=r"lack \['layers/0/kernel'"):
+        tx.update({"embed": PARAMS["embed"]}, state)
 
 
 def test_rule_measures_parameters_with_more_leaves_than_updates():

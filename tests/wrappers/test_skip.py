@@ -55,13 +55,29 @@ def test_skip_metrics_count_skipped_steps():
     metrics = optclip.metrics(states[-1])
     expected = {
         "skip/skipped": 4, "skip/consecutive": 1, "skip/threshold": 10,
-        "skip/norm": 60, "skip/rate": 0.5, "skip/nonfinite": 1,
+        "skip/norm": 60, "skip/rate": 4 / 6, "skip/nonfinite": 1,
         # The inner transformation ran in two steps.
         "clip/norm": 0.5, "clip/rate": 0.5,
     }  # fmt: skip
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
     assert optclip.metrics(states[3])["skip/consecutive"] == 3
+
+
+@pytest.mark.parametrize("over", ["tree", "leaf"])
+def test_skip_records_leaves_of_skipped_gradient(over):
+    """The transformation inside keeps the norms of the step before."""
+    inner = optax.chain(optclip.clip_by_global_norm(1.0, record="leaves"), SGD)
+    tx = optclip.skip(inner, max_norm=10.0, over=over, record="leaves")
+    _, states = run(tx, [2.0, 100.0, np.nan])
+    metrics = [optclip.metrics(state) for state in states]
+    key = "skip/leaf_norm" if over == "tree" else "skip/norm"
+    for size, step in zip([2.0, 100.0, np.nan], metrics, strict=True):
+        for leaf, part in (("w", 0.6), ("b", 0.8)):
+            np.testing.assert_allclose(step[f"{key}/{leaf}"], part * size, rtol=1e-6)
+    assert metrics[1]["clip/norm"] == metrics[0]["clip/norm"] == 2
+    np.testing.assert_allclose(metrics[2]["skip/rate"], 2 / 3, rtol=1e-6)
+    assert "not finite in up to 1" in optclip.summary(states[2]) or over == "tree"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,249 @@
+"""Summarize the outcomes of a step for many norms as one number per quantity."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._arrays import _axis_names, _collectives, _leaves, _maxima, _xla
+from .._arrays._batching import Batched
+from .._typing import ClipRecord
+
+# Leaves with more norms than this are not concatenated, since that takes a copy.
+_CONCATENATED = 2**16
+
+# Values that differ less than this count as equal. XLA may compute one again for each
+# consumer, with other roundings, and none of them must miss the largest.
+_NEAR = 1e-6
+
+Values = list[jax.Array]
+
+
+class BlockOutcome(NamedTuple):
+    """Hold the outcome of one step for one block, or for a row of blocks.
+
+    Attributes:
+      norm: The norm, or one norm per slice.
+      threshold: Broadcasts to the norm, as do the fields below.
+      coefficient: The factor applied to the block.
+      nonfinite: Whether the norm is not finite.
+      declared: The mapped axes that the norms are declared to be split over.
+      clipped: Whether the block is clipped, as `_flagged` computes.
+    """
+
+    norm: jax.Array
+    threshold: jax.Array
+    coefficient: jax.Array
+    nonfinite: jax.Array
+    declared: _axis_names.Declared
+    clipped: Any = None  # An array after `_flagged`.
+
+
+def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
+    """Return the record of the norm that exceeds its threshold most.
+
+    Counts and flags cover all norms.
+    """
+    dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
+    entries = [
+        [x.astype(dtype) for x in _across_devices(outcome)] for outcome in outcomes
+    ]
+    norm, threshold, coefficient, nonfinite, clipped = entries[0]
+    if len(entries) > 1:
+        stacks = map(jnp.stack, zip(*entries, strict=True))
+        norm, threshold, coefficient, nonfinite, clipped = _over_axes(list(stacks))
+    count = clipped.astype(jnp.float32)
+    split = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
+    sizes = map(_axis_names.axes_size, split)
+    number = sum(x.clipped.size * n for x, n in zip(outcomes, sizes, strict=True))
+    return ClipRecord(
+        clip_norm=norm,
+        clip_threshold=threshold,
+        clip_coefficient=coefficient,
+        clip_fraction=count / _leaves.count_as(number, jnp.float32),
+        clip_clipped=clipped > 0,
+        clip_nonfinite=nonfinite > 0,
+    )
+
+
+def _across_devices(outcome: BlockOutcome) -> Values:
+    """Return the values of `_over_axes` over all devices that share the block."""
+    norm, threshold, coefficient, nonfinite, declared, clipped = outcome
+    columns = (norm, threshold, coefficient, nonfinite, clipped)
+    axes = [_axis_names.split_axes(x, declared.axis_name) for x in columns]
+    values = _over_axes([x.astype(norm.dtype) for x in columns])
+    if split := tuple(dict.fromkeys(itertools.chain(*axes[:3]))):
+        is_common = not threshold.ndim and not axes[1]
+        values[:3] = _most_exceeded(values[:3], split, is_common=is_common)
+    for i in (3, 4):
+        values[i] = _collectives.reduced_over(lax.psum, values[i], axes[i])
+    return values
+
+
+def _over_axes(values: Values) -> Values:
+    """Return the norm that exceeds its threshold most, with these, and sums of flags.
+
+    Args:
+      values: The norms, thresholds, coefficients, and flags of non-finite and of
+        clipped norms as numbers. All broadcast to the norms.
+    """
+    while values[0].ndim and _are_alone(values):
+        # All are reduced together, since XLA on CPU would materialize the operand of
+        # each reduction.
+        rank = _rank(*values[:2])
+        rows = [jnp.broadcast_to(x, values[0].shape) for x in (rank, *values)]
+        if _leaves.size_of(rank) <= _CONCATENATED:
+            rows = [x.ravel() for x in rows]
+        _, *values = _along_last(*rows)
+    if values[0].ndim:
+        is_common = not values[1].ndim
+        # Flags that broadcast would be counted once per row.
+        flags = (jnp.broadcast_to(x, values[0].shape) for x in values[3:])
+        values[3:] = map(jnp.sum, flags)
+        values[:3] = _most_exceeded(values[:3], is_common=is_common)
+    return values
+
+
+def _most_exceeded(
+    exceeded: Values, axes: _axis_names.Axes = (), *, is_common: bool
+) -> Values:
+    """Return the norm with the largest ratio to its threshold, with both, by maxima.
+
+    Args:
+      exceeded: The norms, thresholds and coefficients.
+      axes: The mapped axes that split the norms.
+      is_common: Whether all norms have one threshold.
+    """
+    norm, threshold, coefficient = exceeded
+
+    def largest(x: jax.Array) -> jax.Array:
+        peak = _maxima.largest(x) if x.ndim else x
+        return _collectives.reduced_over(_maxima.over_devices, peak, axes)
+
+    if is_common:
+        # The largest norm has the smallest coefficient, so that both maxima take one
+        # round of collectives.
+        return [largest(norm), threshold, -largest(-coefficient)]
+
+    def chosen(x: jax.Array) -> jax.Array:
+        return jnp.where(is_chosen, x, jnp.full_like(x, -jnp.inf))
+
+    rank = lax.stop_gradient(_ratio(norm, threshold))
+    peak = _collectives.reduced_over(lax.pmax, jnp.max(rank), axes)
+    is_chosen = rank >= peak * (1 - _NEAR)
+    norm = chosen(norm)
+    peak = largest(norm)
+    # If the peak is NaN, only NaN is chosen.
+    is_chosen = (norm >= peak * (1 - _NEAR)) | (norm != norm)
+    return [peak, -largest(chosen(-threshold)), -largest(chosen(-coefficient))]
+
+
+def _rank(norm: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Return numbers in the order of the ratios of norms to thresholds."""
+    return _ratio(norm, threshold) if threshold.ndim else _size(norm)
+
+
+def _ratio(norm: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Return norms over thresholds to ten bits; inf for a threshold of 0, or a NaN.
+
+    Rounding makes ratios equal that differ by the roundings of a norm or a rule, so
+    that the largest of these norms is recorded on each mesh.
+    """
+    # Smaller divisors would be flushed to 0, and 0 / 0 is not a ratio.
+    tiny = np.array(jnp.finfo(norm.dtype).tiny, norm.dtype)
+    ratio = norm / lax.max(threshold, jnp.broadcast_to(tiny, threshold.shape))
+    return lax.reduce_precision(_size(ratio), jnp.finfo(norm.dtype).nexp, 10)
+
+
+def _size(norm: jax.Array) -> jax.Array:
+    """Return norms, and inf for NaN, so that all can be compared."""
+    return lax.select(norm == norm, norm, jnp.full_like(norm, jnp.inf))
+
+
+def _are_alone(values: Values) -> bool:
+    """Return whether these have one mesh type, and are not sharded by XLA."""
+    kinds = {_axis_names.split_axes(x) for x in values}
+    last = values[0].shape[-1]
+    # float32 counts exactly only below 2**24, and the bound of a symbolic size is not
+    # known.
+    is_counted = isinstance(last, int) and last < 2**24
+    return len(kinds) == 1 and is_counted and not _xla.may_be_split(values[0])
+
+
+# The joint reduction is differentiated as a lookup of the largest ranks, and as sums.
+@jax.custom_jvp
+def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the values of the largest rank, the first of them, and the sums of flags.
+
+    Both are along the last axis, in one kernel for all.
+    """
+    # Any rank is larger than that of no norm.
+    start = tuple(np.array([-1] + [0] * 5, values[0].dtype))
+    return lax.reduce(values, start, _merged, [values[0].ndim - 1])
+
+
+@_along_last.defjvp
+def _along_last_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    at = jnp.argmax(primals[0], -1, keepdims=True)
+
+    def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
+        chosen = (jnp.take_along_axis(x, at, -1)[..., 0] for x in values[:4])
+        return *chosen, *(jnp.sum(x, -1) for x in values[4:])
+
+    return _along_last(*primals), jax.jvp(plain, primals, tangents)[1]
+
+
+def _merged(
+    one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    (rank, norm, *_), (other_rank, other_norm, *_) = one, other
+    is_larger = (norm >= other_norm) | (norm != norm)
+    is_first = (rank > other_rank) | ((rank == other_rank) & is_larger)
+    pairs = zip(one[:4], other[:4], strict=True)
+    chosen = (lax.select(is_first, a, b) for a, b in pairs)
+    return *chosen, *map(lax.add, one[4:], other[4:])
+
+
+def concatenated(outcomes: Batched) -> Batched:
+    """Return outcomes for the record of a tree: slices of many leaves as one row.
+
+    Reducing the slices of each leaf separately accounts for a fifth of AGC's
+    compilation time for Llama's shapes.
+    """
+    pairs = list(zip(outcomes.indices, outcomes.values, strict=True))
+    slices = [pair for pair in pairs if _is_concatenated(*pair)]
+    if len(slices) < 2:
+        return outcomes
+    rows = [_as_row(outcome) for _, outcome in slices]
+    joined = jax.tree.map(lambda *fields: jnp.concatenate(fields), *rows)
+    rest = [pair for pair in pairs if not _is_concatenated(*pair)]
+    indices, values = zip(*rest, (slices[0][0], joined), strict=True)
+    return Batched.tree_unflatten(indices, values)
+
+
+def _as_row(outcome: BlockOutcome) -> BlockOutcome:
+    """Return the outcome of a leaf's slices as vectors."""
+    shape = outcome.norm.shape
+    flat = jax.tree.map(lambda x: jnp.broadcast_to(x, shape).ravel(), outcome)
+    # No other device has a part of these slices, so no axes are declared.
+    return flat._replace(declared=_axis_names.Declared())
+
+
+def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
+    """Return whether these are a few slices of one leaf, all on this device."""
+    norm, declared = outcome.norm, outcome.declared.axis_name
+    axes = _axis_names.split_axes(norm, declared), _axis_names.split_axes(norm)
+    is_here = not any(axes) and not _xla.may_be_split(norm)
+    return (
+        is_here
+        and len(index) == 1
+        and norm.ndim > 0
+        and 0 < _leaves.size_of(norm) <= _CONCATENATED
+    )
