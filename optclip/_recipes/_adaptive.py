@@ -126,6 +126,10 @@ def zclip(
     A spike has a z-score `s = (norm - mean) / std` above `z`. Its threshold is
     `mean + z**2 / s * std`: larger spikes are clipped to smaller norms.
 
+    The default `max_norm` is a ceiling of 1 in units of the gradient norm. If the usual
+    global norm exceeds 1, every step is clipped to 1, and SGD stalls. Pass
+    `max_norm=float("inf")` to remove the ceiling, which the paper does not have.
+
     Example:
       >>> import jax.numpy as jnp, optclip
       >>> tx = optclip.recipes.zclip(max_norm=float("inf"))
@@ -139,9 +143,7 @@ def zclip(
       z: z-score above which a norm is a spike.
       decay: Decay of the running mean and variance, from 0 to 1.
       warmup: Number of first norms, whose mean and variance start the running ones.
-      max_norm: Maximum norm of every step, warm-up included. Many models' norms usually
-        exceed 1; every step is then clipped to 1. Pass a larger value, or
-        `float("inf")` for the paper's equations alone.
+      max_norm: Maximum norm of every step, warm-up included; inf for no ceiling.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:

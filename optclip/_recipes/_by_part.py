@@ -28,11 +28,16 @@ def adagc(
 
     In each step `g = g * min(1, ratio * mean / |g|)`; then, with the clipped `g`,
     `mean = decay * mean + (1 - decay) * |g|`. During the warm-up the global norm is
-    clipped instead.
+    clipped to `max_norm` instead.
+
+    The default `max_norm` is a ceiling of 1 in units of the gradient norm. Thresholds
+    start at the norms clipped to it and grow by at most `(ratio - 1) * (1 - decay)` per
+    step, 0.1%. If the usual global norm exceeds 1, nearly every step is clipped, and
+    SGD stalls. Pass `max_norm=float("inf")` to remove the ceiling.
 
     Example:
       >>> import jax.numpy as jnp, optclip
-      >>> tx = optclip.recipes.adagc(warmup=1, max_norm=5.0)
+      >>> tx = optclip.recipes.adagc(warmup=1, max_norm=float("inf"))
       >>> state = tx.init({"a": jnp.zeros(1), "b": jnp.zeros(1)})
       >>> for a, b in ((3.0, 4.0), (3.0, 400.0)):
       ...     grads = {"a": jnp.array([a]), "b": jnp.array([b])}
@@ -45,7 +50,7 @@ def adagc(
       decay: Decay of the running average, from 0 to 1.
       warmup: Number of first steps, clipped by global norm; a leaf's smallest clipped
         norm in them starts its average.
-      max_norm: Maximum global norm during the warm-up.
+      max_norm: Maximum global norm during the warm-up; inf clips nothing in it.
       options: Options of `clip_by`, listed in `typing.ClipOptions`.
 
     Returns:

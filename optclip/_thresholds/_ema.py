@@ -152,7 +152,9 @@ def ema(
 
     The threshold is `ratio * mean`; then `mean = decay * mean + (1 - decay) * norm`
     with the clipped norm. During the warm-up a common factor clips all norms to a total
-    L2 norm of `max_norm`.
+    L2 norm of `max_norm`: by default 1, in units of the norm, from which the average
+    then grows by at most `(ratio - 1) * (1 - decay)` per step. Pass
+    `max_norm=float("inf")` if usual norms exceed 1.
 
     Example:
       >>> import jax.numpy as jnp, optclip
