@@ -169,6 +169,10 @@ def zscore(
       - Warm-up, and constant norms (`std = 0`): the threshold is `max_norm`.
       - Zero, NaN or inf norm: does not enter mean and variance, and does not count as a
         step of the warm-up.
+      - Huge norm in the warm-up: enters mean and variance, as in the authors' code. One
+        of 3e5 before norms of about 1 hides spikes of 10 for 730 steps.
+      - Lasting tenfold rise of the norms: they stay clipped to the old level, since the
+        rule learns from clipped norms; with `"percentile"` for 30 steps only.
 
     See Also:
       `recipes.zclip`.
