@@ -102,6 +102,9 @@ def clip_cotangent(
       If the value that `jax.value_and_grad` returns is differentiated again, its
       cotangents are not clipped; call the loss itself for that value.
 
+      Code that requires a backward pass linear in the cotangent may ignore clipping, as
+      `diffrax.BacksolveAdjoint` does in a vector field.
+
     Cotangent clipping biases the parameters' gradient and does not bound it. Start with
     `optclip.clip_by_global_norm` in the optimizer; both together can be worse than it.
 

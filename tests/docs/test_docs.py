@@ -21,7 +21,7 @@ PAGES = [
     if "```python" in path.read_text() and path.name != "integrations.md"
 ]
 # tests/integration/stacks runs integrations.md and the blocks that import these.
-OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.M)
+OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:diffrax|flax|jax_privacy)\b", re.M)
 
 
 @pytest.mark.parametrize("page", ["../README.md", *PAGES])

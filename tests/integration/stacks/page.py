@@ -10,8 +10,12 @@ from typing import Any
 DOCS = Path(__file__).parents[3] / "docs"
 TEXT = (DOCS / "integrations.md").read_text()
 # tests/docs runs the blocks of these pages that need no other library.
-OTHER_PAGES = ("muon_attention_singular_values.md", "private_training.md")
-OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:flax|jax_privacy)\b", re.MULTILINE)
+OTHER_PAGES = (
+    "backward_pass_clipping.md",
+    "muon_attention_singular_values.md",
+    "private_training.md",
+)
+OTHER_LIBRARIES = re.compile(r"^(?:import|from) (?:diffrax|flax|jax_privacy)\b", re.M)
 
 
 def blocks() -> dict[str, str]:

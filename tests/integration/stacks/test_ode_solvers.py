@@ -1,0 +1,30 @@
+"""Clip cotangents in the vector field of a differential equation."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.ode import odeint
+
+import optclip
+from tests.integration.stacks import page
+
+
+def test_clip_cotangent_in_vector_field_acts_except_in_backsolve():
+    """If the second changes, the page's limit no longer holds."""
+    norms = page.run("ODE solvers")["norms"]
+    free, clipped = norms["RecursiveCheckpointAdjoint"]
+    assert clipped < 0.8 * free
+    assert norms["BacksolveAdjoint"] == pytest.approx([free, free], rel=1e-2)
+
+
+def test_clip_cotangent_in_odeint_shrinks_gradient():
+    def loss(w, c):
+        def field(y, t, w):
+            return 2 * jnp.tanh(w @ optclip.clip_cotangent(y, c))
+
+        times = jnp.array([0.0, 2.0])
+        return jnp.sum(odeint(field, jnp.array([1.0, 0.5]), times, w)[-1] ** 2)
+
+    w = jnp.array([[2.0, 1.0], [-1.0, 2.0]])
+    free, cut = (jnp.linalg.norm(jax.grad(loss)(w, c)) for c in (jnp.inf, 0.1))
+    assert cut < 0.8 * free
