@@ -6,6 +6,7 @@ Run `python -m docs.plots_and_tables.level_shift_table`, which takes minutes.
 import pathlib
 import re
 from statistics import NormalDist
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def histories() -> tuple[np.ndarray, np.ndarray]:
     return norms, levels
 
 
-def responses(tx: optax.GradientTransformation) -> np.ndarray:
+def responses(tx: Any) -> np.ndarray:
     """Return, per history and step, the lengths of two clipped gradients.
 
     Their norms are the usual one and 10 times it, in units of the level.
