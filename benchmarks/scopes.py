@@ -111,7 +111,11 @@ def _matrices(shape: tuple[int, int], rounds: int) -> list[Row]:
 def _rules(source: Any, rounds: int) -> list[Row]:
     gradients = jax.device_put(source)
     stepping = Stepping(
-        gradients, step.OPTIMIZERS["adamw"](), step.made, gradients, jnp.ones(())
+        gradients,
+        step.OPTIMIZERS["adamw"](),
+        step.SOURCES["made"],
+        gradients,
+        jnp.ones(()),
     )
     limit = exact.FRACTION * trees.exact_norm(jax.tree.leaves(source))
     contenders = {

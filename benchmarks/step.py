@@ -14,7 +14,7 @@ import optax
 import optclip
 from benchmarks import exact, other_frameworks, trees
 from benchmarks.exact import Factors
-from benchmarks.stepping import Gradients, Stepping
+from benchmarks.stepping import Gradients, Stepping, with_loss
 from benchmarks.timing import Row, race
 from optclip import recipes
 
@@ -60,7 +60,10 @@ def made(params: Any, gradients: Any, factor: jax.Array) -> Any:
     )
 
 
-SOURCES: dict[str, Gradients] = {"made": made, "arguments": arguments}
+SOURCES: dict[str, Gradients] = {
+    "made": with_loss(made),
+    "arguments": with_loss(arguments),
+}
 
 
 def rows(tiny: bool) -> Iterator[Row]:

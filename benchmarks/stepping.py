@@ -1,5 +1,6 @@
 """Build optimizer steps that share donated parameters and moments, as in training."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from benchmarks.exact import Arrays, Factors, places
 from benchmarks.timing import Contender
 
 Tree = Any
-Gradients = Callable[..., Tree]  # from the parameters and the arguments of the step
+# Computes the loss and the gradients from the parameters and the arguments of the step.
+Gradients = Callable[..., tuple[jax.Array, Tree]]
 
 # The eps of the dtype by which two evaluation orders of the same formula may differ.
 ROUNDINGS = 8
@@ -33,18 +35,13 @@ class Stepping:
         *arguments: Any,
         slack: float = 0.0,
     ) -> None:
+        self._optimizer = optimizer
         self._gradients, self._arguments = gradients, arguments
         self._slack = slack
         # Outputs of a program are buffers of XLA, which can be donated without a copy.
         self._state = jax.jit(lambda p: (p, optimizer.init(p)))(params)
         self._alone = jax.jit(gradients)
         self._loss: Any = None
-
-        def stepped(updates: Tree, params: Tree, moments: Tree) -> Tree:
-            updates, moments = optimizer.update(updates, moments, params)
-            return optax.apply_updates(params, updates), moments
-
-        self._stepped = stepped
 
     def contender(self, clip: Any, factors: Factors | None = None) -> Contender:
         """Build the contender that clips and then steps.
@@ -53,17 +50,7 @@ class Stepping:
         checked, since a check takes seconds for a large model.
         """
         clip_state = jax.jit(clip.init)(self._state[0])
-
-        def step(state: Any, clip_state: Any, *arguments: Any) -> Any:
-            updates = self._gradients(state[0], *arguments)
-            # Stands for the loss of a training loop. On a GPU, XLA updates its graph of
-            # launches when a result has a new address, which takes a millisecond for
-            # 300 kernels. A contender without a new result would seem faster by that
-            # time.
-            loss = jax.tree.leaves(state[0])[0].ravel()[0].astype(jnp.float32)
-            updates, clip_state = clip.update(updates, clip_state, state[0])
-            return self._stepped(updates, *state), clip_state, loss
-
+        step = step_of(clip, self._optimizer, self._gradients)
         run, facts = compiled(
             step, self._state, clip_state, *self._arguments, donate=(0, 1)
         )
@@ -91,15 +78,53 @@ class Stepping:
     def _expected(self, factors: Factors) -> Arrays:
         """Return a sample of the next state, with gradients that NumPy clips."""
         params = jax.tree.leaves(jax.device_get(self._state[0]))
-        tree = jax.device_get(self._alone(self._state[0], *self._arguments))
+        _, tree = jax.device_get(self._alone(self._state[0], *self._arguments))
         gradients, structure = jax.tree.flatten(tree)
         coefficients = factors(gradients, params)
         clipped = [
             (x.astype(np.float64) * coefficient).astype(x.dtype)
             for x, coefficient in zip(gradients, coefficients, strict=True)
         ]
-        step = jax.jit(self._stepped)
+        step = jax.jit(functools.partial(_stepped, self._optimizer))
         return _sampled(step(structure.unflatten(clipped), *self._state))
+
+
+def step_of(
+    clip: Any, optimizer: optax.GradientTransformation, gradients: Gradients
+) -> Callable[..., Any]:
+    """Return a training step of `(params, moments)`, `clip_state` and arguments."""
+
+    def step(state: Any, clip_state: Any, *arguments: Any) -> Any:
+        loss, updates = gradients(state[0], *arguments)
+        updates, clip_state = clip.update(updates, clip_state, state[0])
+        return _stepped(optimizer, updates, *state), clip_state, loss
+
+    return step
+
+
+def with_loss(gradients: Callable[..., Tree]) -> Gradients:
+    """Return gradients with a number in place of a loss, computed before them.
+
+    A training step returns its loss, the only result with a new address in each step.
+    On a GPU, XLA updates each kernel that uses such a buffer, and stores other scalars
+    in it until the result is written: if that is after clipping, in up to 160 kernels.
+    """
+
+    def with_number(params: Tree, *arguments: Any) -> tuple[jax.Array, Tree]:
+        number = jax.tree.leaves(params)[0].ravel()[0].astype(jnp.float32)
+        leaves, structure = jax.tree.flatten(gradients(params, *arguments))
+        # The barrier orders the number before the kernels that read the first leaf.
+        number, leaves[0] = jax.lax.optimization_barrier((number, leaves[0]))
+        return number, structure.unflatten(leaves)
+
+    return with_number
+
+
+def _stepped(
+    optimizer: optax.GradientTransformation, updates: Tree, params: Tree, moments: Tree
+) -> tuple[Tree, Tree]:
+    updates, moments = optimizer.update(updates, moments, params)
+    return optax.apply_updates(params, updates), moments
 
 
 def _sampled(state: Tree) -> Arrays:

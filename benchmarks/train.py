@@ -83,7 +83,8 @@ def logits(params: Any, tokens: jax.Array, heads: int) -> jax.Array:
 def rows(tiny: bool) -> Iterator[Row]:
     size = TINY if tiny else Size(16_384, 384, 6, 128, 2)
     params, tokens = drawn(size)
-    stepping = Stepping(params, optax.adamw(1e-4), jax.grad(loss), tokens, slack=SLACK)
+    gradients = jax.value_and_grad(loss)
+    stepping = Stepping(params, optax.adamw(1e-4), gradients, tokens, slack=SLACK)
     clips: step.Clips = {"unclipped": (optax.identity(), exact.unclipped)}
     clips |= step.by_global_norm(LIMIT)
     contenders = {name: stepping.contender(*each) for name, each in clips.items()}

@@ -42,7 +42,7 @@ def training(tiny: bool, dtype: str) -> Iterator[Row]:
     size = TINY if tiny else SIZE
     params, tokens = train.drawn(size)
     params = jax.tree.map(lambda x: x.astype(trees.DTYPES[dtype]), params)
-    stepping = Stepping(params, racing.ADAMW(), jax.grad(train.loss), tokens)
+    stepping = Stepping(params, racing.ADAMW(), jax.value_and_grad(train.loss), tokens)
     clips = by_global_norm(train.LIMIT)
     # Compiling a fourth program would take a large part of the time limit.
     del clips["optclip, no record"]
