@@ -145,6 +145,21 @@ def tpu(session: nox.Session) -> None:
     tests(session, "tests/integration/tpu")
 
 
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Compile for a GPU; a GPU is not needed."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        session.skip("The GPU compiler requires Linux on x86_64.")
+    session.install("pip>=25.1")
+    check = ["-m", "pip", "install", "--dry-run", "--group=gpu"]
+    # Shows the output of pip only if it fails.
+    output = session.run("python", *check, silent=True, success_codes=[0, 1])
+    if "No matching distribution" in str(output):
+        session.skip("The GPU compiler has no wheel for this Python or system.")
+    install(session, "gpu")
+    tests(session, *run.in_parallel(), "tests/integration/gpu")
+
+
 @nox.session(venv_backend="none")
 def examples(session: nox.Session) -> None:
     """Run the examples and the notebooks."""

@@ -69,6 +69,16 @@ def launched(text: str) -> Counter[str]:
     return _launched_in(computations["ENTRY"], computations)
 
 
+def entry(text: str) -> list[str]:
+    """Return the lines of the entry computation of a program."""
+    return _computations(text)["ENTRY"]
+
+
+def is_launched(kind: str) -> bool:
+    """Return whether an operation is a kernel or a library call."""
+    return kind not in NOT_LAUNCHED and not kind.endswith("-done")
+
+
 def _launched_in(lines: list[str], computations: dict[str, list[str]]) -> Counter[str]:
     kinds: Counter[str] = Counter()
     for line in lines:
@@ -80,7 +90,7 @@ def _launched_in(lines: list[str], computations: dict[str, list[str]]) -> Counte
         if kind in CALLING:
             for name in _called(line[operation.end() :]):
                 kinds += _launched_in(computations.get(name, []), computations)
-        elif kind not in NOT_LAUNCHED and not kind.endswith("-done"):
+        elif is_launched(kind):
             kinds[kind] += 1
     return kinds
 
