@@ -6,6 +6,7 @@ Other platforms widen while reading and compute shared values once, so
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +24,24 @@ Axis = tuple[int, ...] | None
 def may_be_split(x: jax.Array) -> bool:
     types = jax.typeof(x).sharding.mesh.axis_types
     return any(kind != AxisType.Manual for kind in types)
+
+
+def on_gpu(
+    function: Callable[[list[jax.Array]], PyTree],
+    elsewhere: Callable[[list[jax.Array]], PyTree],
+    arrays: list[jax.Array],
+) -> PyTree:
+    """Call a function written for one GPU there, and `elsewhere` on other platforms.
+
+    The platform is known when a program is lowered, so the program has no branch.
+    Arrays that XLA splits over devices go `elsewhere`, since XLA would gather an array
+    to reshape it.
+    """
+    if not arrays or any(map(may_be_split, arrays)):
+        return elsewhere(arrays)
+    return lax.platform_dependent(
+        arrays, cuda=function, rocm=function, default=elsewhere
+    )
 
 
 def materialized(numbers: Any) -> Any:

@@ -17,6 +17,7 @@ from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import LeafLike
 from . import _reduce
+from ._powers import Member, NormPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +180,10 @@ class Norm(Measurement):
                 if leaf.matrix is not None and axis is not None:
                     axis = _sparse.axes_in_data(leaf.matrix, axis)
                 arrays.append(x)
-                members.append(_reduce.Member(i, axis, split))
+                members.append(Member(i, axis, split))
         # The norm of single elements is the modulus, for any order.
         are_elements = all(member.axis == () for member in members)
-        plan = _reduce.NormPlan(
+        plan = NormPlan(
             ord=math.inf if are_elements else float(self.ord),
             dtype=accumulator(arrays),
             members=tuple(members),

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +17,21 @@ from jax import lax
 from .._arrays import _axis_names, _collectives, _leaves, _maxima, _numerics, _xla
 from .._arrays._batching import Batched
 from .._arrays._numerics import select
+from . import _sums_on_gpu
+from ._powers import (
+    SHRINK,
+    Member,
+    NormPlan,
+    Power,
+    Shrink,
+    batches_of,
+    by_pairs,
+    merged,
+    shrinks,
+)
 
 # Smaller norms count as 0, since squares of their elements are flushed to zero.
 LEAST = {"float32": 2.0**-60, "float64": 2.0**-500}
-
-# Factors that keep the squares of all elements below the largest float.
-_SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
-
-# Smaller arrays are merged, up to this many of one type, since XLA compiles a reduction
-# in 9 ms, and 2,000 of them in 18 s.
-_SMALL, _MERGED = 4096, 32
 
 # Values are reduced in rows of this length, since adding 4,000 values one by one has an
 # error of 1e-4.
@@ -36,28 +40,6 @@ _ROW = 64
 # XLA for TPU puts at most 256 numbers in one all-reduce. Merging values before they are
 # sent makes it one all-reduce for 4,000 leaves instead of 16.
 _SENT = 128
-
-
-class Member(NamedTuple):
-    """Describe how one array enters the norm of its block."""
-
-    block: int
-    axis: tuple[int, ...] | None
-    split: _axis_names.Axes
-
-
-class NormPlan(NamedTuple):
-    """Hold the static properties of all blocks.
-
-    `declared` has one entry per block; `guarded` is whether squares are guarded against
-    overflow.
-    """
-
-    ord: float
-    dtype: str
-    members: tuple[Member, ...]
-    declared: tuple[_axis_names.Declared, ...]
-    guarded: bool
 
 
 def flush_small(norm: jax.Array) -> jax.Array:
@@ -80,6 +62,12 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     # branches again.
     if plan.ord not in (1, 2, math.inf):
         return _by_largest(_joined(arrays, plan), plan)
+    if plan.ord == 1:
+        return _xla.on_gpu(
+            lambda arrays: _totals_on_gpu(arrays, plan, guarded=False)[0],
+            lambda arrays: _totals(arrays, plan),
+            _joined(arrays, plan),
+        )
     if plan.ord != 2:
         return _totals(_joined(arrays, plan), plan)
     return _by_squares(_joined(arrays, plan), plan)
@@ -145,24 +133,49 @@ def _by_squares(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     and a branch would make them wait for the host. A CPU would read them twice, so it
     computes the second sum only if the first is inf.
     """
-    totals = _totals(arrays, plan)
-    if not (plan.guarded and any(_may_overflow(x, plan) for x in arrays)):
-        return totals.map(_root)
-    is_over = totals.map(lambda total: total == jnp.inf)
+    guarded = plan.guarded and any(_may_overflow(x, plan) for x in arrays)
 
-    def shrunk() -> Batched:
-        return _totals(arrays, plan, shrunk=True)
+    def elsewhere(arrays: list[jax.Array]) -> Batched:
+        totals = _totals(arrays, plan)
+        if not guarded:
+            return totals.map(_root)
+        is_over = totals.map(lambda total: total == jnp.inf)
 
-    def shrunk_if_needed() -> Batched:
-        return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
+        def shrunk() -> Batched:
+            return _totals(arrays, plan, shrunk=True)
 
-    def one(total: jax.Array, small: jax.Array, is_over: jax.Array) -> jax.Array:
-        # The root of the sum in use is taken once, then scaled back if it was shrunk.
-        norm = _root(select(is_over, small, total))
-        return select(is_over, norm / _SHRINK[plan.dtype], norm)
+        def shrunk_if_needed() -> Batched:
+            return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
 
-    small = lax.platform_dependent(cpu=shrunk_if_needed, default=shrunk)
-    return totals.map(one, small, is_over)
+        small = lax.platform_dependent(cpu=shrunk_if_needed, default=shrunk)
+        return totals.map(functools.partial(_guarded_root, plan.dtype), small, is_over)
+
+    def on_gpu(arrays: list[jax.Array]) -> Batched:
+        totals, *small = _totals_on_gpu(arrays, plan, guarded=guarded)
+        if not guarded:
+            return totals.map(_root)
+        is_over = totals.map(lambda total: total == jnp.inf)
+        guard = functools.partial(_guarded_root, plan.dtype)
+        return totals.map(guard, *small, is_over)
+
+    return _xla.on_gpu(on_gpu, elsewhere, arrays)
+
+
+def _guarded_root(
+    dtype: str, total: jax.Array, small: jax.Array, is_over: jax.Array
+) -> jax.Array:
+    # The root of the sum in use is taken once, then scaled back if it was shrunk.
+    norm = _root(select(is_over, small, total))
+    return select(is_over, norm / SHRINK[dtype], norm)
+
+
+def _totals_on_gpu(
+    arrays: list[jax.Array], plan: NormPlan, *, guarded: bool
+) -> list[Batched]:
+    """Compute the sum of powers of each block and, if guarded, of shrunk powers."""
+    kinds, members = _sums_on_gpu.sums(arrays, plan, guarded=guarded)
+    totals = (_combined(values, members, plan) for values in kinds)
+    return [Batched(each, plan.declared) for each in totals]
 
 
 def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
@@ -173,7 +186,7 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     """
     peaks, powers = [], []
     for x, member in zip(arrays, plan.members, strict=True):
-        modulus = _Power(plan.ord, plan.dtype)
+        modulus = Power(plan.ord, plan.dtype)
         peaks.append(_maxima.largest(x, member.axis, 0.0, modulus))
         fraction = _numerics.fraction_of_peak(modulus(x), peaks[-1]) ** plan.ord
         powers.append(_sum(fraction, member.axis))
@@ -198,19 +211,16 @@ def _totals(
 
     If `shrunk`, compute the sum of squares of shrunk elements.
     """
-    power, is_max = _Power(plan.ord, plan.dtype), plan.ord == math.inf
-    batches = _batches(arrays, plan)
-    scales: list[_Shrink | None] = [None] * len(batches)
+    power, is_max = Power(plan.ord, plan.dtype), plan.ord == math.inf
+    batches = batches_of(arrays, plan)
+    scales: list[Shrink | None] = [None] * len(batches)
     if shrunk:
-        scale = _Shrink(*(jnp.asarray(x, plan.dtype) for x in (_SHRINK[plan.dtype], 0)))
-        # The barrier returns one scale per batch. XLA would write out a shared scale as
-        # an array as large as the largest leaf.
-        scales = lax.optimization_barrier([scale] * len(batches))
+        scales = [*shrinks(len(batches), plan.dtype)]
     values, members = [], [plan.members[batch[0]] for batch in batches]
     for batch, member, scale in zip(batches, members, scales, strict=True):
         x, of = arrays[batch[0]], functools.partial(power, scale=scale)
         if len(batch) > 1:
-            x, of = _merged(is_max, power, [arrays[i] for i in batch], scale), None
+            x, of = merged(is_max, power, [arrays[i] for i in batch], scale), None
         if is_max:
             values.append(_maxima.largest(x, member.axis, 0.0, of))
         else:
@@ -246,7 +256,7 @@ def _combined(
 def _in_rows(values: list[jax.Array], *, largest: bool) -> jax.Array:
     """Add arrays of one shape, or take their maximum, element by element."""
     if not largest and _xla.may_be_split(values[0]):
-        values = _by_pairs(lax.add, values, _SENT)
+        values = by_pairs(lax.add, values, _SENT)
     while len(values) > 1:
         rows = [values[i : i + _ROW] for i in range(0, len(values), _ROW)]
         # Without the barrier XLA unrolls this into a chain over all values and the
@@ -280,74 +290,6 @@ def _joined(arrays: list[jax.Array], plan: NormPlan) -> list[jax.Array]:
                 shape[i], shape[i + 1] = 1, shape[i] * shape[i + 1]
         joined.append(x if _xla.may_be_split(x) else lax.reshape(x, shape))
     return joined
-
-
-def _batches(arrays: list[jax.Array], plan: NormPlan) -> list[list[int]]:
-    """Group small arrays of one block, type and devices; others are alone."""
-    groups: dict[Hashable, list[int]] = {}
-    for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
-        is_alone = member.axis is not None or _leaves.size_of(x) >= _SMALL
-        groups.setdefault(i if is_alone else (member, jax.typeof(x)), []).append(i)
-    return [
-        group[start : start + _MERGED]
-        for group in groups.values()
-        for start in range(0, len(group), _MERGED)
-    ]
-
-
-class _Shrink(NamedTuple):
-    """Hold the factor of shrunk elements, and a zero to add.
-
-    A barrier before each use hides both values from XLA, which would otherwise merge
-    the factors of a square.
-    """
-
-    factor: jax.Array
-    zero: jax.Array
-
-
-class _Power(NamedTuple):
-    """Compute the power of each element; equal instances are traced once."""
-
-    ord: float
-    dtype: str
-
-    def __call__(self, x: jax.Array, scale: _Shrink | None = None) -> jax.Array:
-        # Powers are computed in the dtype of the sum, where squares of float16 fit.
-        x = _leaves.widen(x, self.dtype)
-        if self.ord != 2:
-            return lax.abs(x)
-        parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
-        if scale is not None:
-            # The added zero keeps the product whole: XLA may turn the square of x * c
-            # alone into x * x * (c * c), which is inf * 0.
-            parts = [part * scale.factor + scale.zero for part in parts]
-        squares = [lax.square(part) for part in parts]
-        return squares[0] if len(squares) == 1 else squares[0] + squares[1]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _merged(
-    is_max: bool, power: _Power, arrays: list[jax.Array], scale: _Shrink | None
-) -> jax.Array:
-    """Merge powers; compiled, so that equal batches are traced once.
-
-    Tracing each batch would take twice as long for 1,000 leaves.
-    """
-    powers = [power(x, scale) for x in arrays]
-    return _by_pairs(lax.max if is_max else lax.add, powers)[0]
-
-
-def _by_pairs(
-    merge: Callable[[jax.Array, jax.Array], jax.Array],
-    values: list[jax.Array],
-    most: int = 1,
-) -> list[jax.Array]:
-    """Merge values in pairs until at most `most` remain."""
-    while len(values) > most:
-        pairs = zip(values[::2], values[1::2], strict=False)
-        values = [merge(a, b) for a, b in pairs] + values[len(values) & ~1 :]
-    return values
 
 
 def _agreed(flag: jax.Array, plan: NormPlan) -> jax.Array:

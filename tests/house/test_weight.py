@@ -8,7 +8,7 @@ import pytest
 from benchmarks import weight
 
 # Functions that exceed the goal, with their number of equations.
-MISSED = {"clip_by_norm(axis=0)": 120}
+MISSED = {"clip_by_norm(axis=0)": 120, "functional.global_norm": 30}
 
 
 @pytest.mark.parametrize("name", weight.EQUATIONS)
