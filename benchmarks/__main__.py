@@ -33,7 +33,7 @@ BENCHMARKS = {
     "scopes": "clipping over other scopes and with learned thresholds",
     "tpu": "programs compiled ahead of time for TPUs",
     "spikes": "clipping methods on training runs with spikes",
-    "gpu": "equality with the CPU, times, launches and transfers on one GPU",
+    "gpu": "equality with the CPU, times, kernels and transfers on one GPU",
 }
 BY_NAME_ONLY = ("tpu", "spikes", "gpu")
 

@@ -38,8 +38,14 @@ def race(
     rounds: int,
     against: str,
     close: float = CLOSE,
+    *,
+    alone: bool = False,
 ) -> list[Row]:
-    """Return a row per contender, with the ratio of its time to that of `against`."""
+    """Return a row per contender, with the ratio of its time to that of `against`.
+
+    If `alone`, each contender is also timed in rounds of its own, in which the others
+    do not change the addresses of its buffers.
+    """
     errors, correct = {}, {}
     for name, each in contenders.items():
         each.prepare()
@@ -55,15 +61,23 @@ def race(
     for _ in range(rounds):
         for i in rng.permutation(len(correct)):
             name = list(correct)[i]
-            correct[name].prepare()
-            samples[name].append(_timed(correct[name].call))
+            samples[name].append(_prepared(correct[name]))
     medians = {
         n: _medians(x, samples.get(against), against) for n, x in samples.items()
     }
+    for name, each in correct.items() if alone else ():
+        medians[name]["alone ms"] = 1e3 * statistics.median(
+            [_prepared(each) for _ in range(rounds)]
+        )
     return [
         {"contender": n, **medians.get(n, {}), **each.facts, "error": errors[n]}
         for n, each in contenders.items()
     ]
+
+
+def _prepared(contender: Contender) -> float:
+    contender.prepare()
+    return _timed(contender.call)
 
 
 def _timed(call: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""Benchmark `gpu`: equality with the CPU, times, launches and transfers on one GPU.
+"""Benchmark `gpu`: equality with the CPU, times, kernels and transfers on one GPU.
 
 The parts need only jax, optax and, if installed, torch. If a part raises, the error is
 recorded and the next part runs. With `--small`, all parts also run on a CPU.
@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import results
 from benchmarks.gpu import (
+    counts,
     equality,
     examples,
     forms,
-    launches,
     matrices,
     models,
     profile,
@@ -36,7 +36,7 @@ PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "training step, bfloat16": functools.partial(models.training, dtype="bfloat16"),
     "overflow guard": forms.guards,
     "500 matrices of mixed dtypes": matrices.mixed,
-    "launches": launches.rows,
+    "counts": counts.rows,
     "profile": profile.rows,
     "transfers": transfers.rows,
     "second reading": forms.readings,

@@ -1,4 +1,4 @@
-"""Part `launches`: count the kernels and branches of a compiled clipping program.
+"""Count the kernels and branches of a compiled clipping program.
 
 They are counted in the optimized program text: each operation that XLA runs as a kernel
 or a library call, in the entry computation and the computations that it calls. The body
@@ -7,18 +7,6 @@ of a loop and each side of a branch count once.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
-
-import jax
-import optax
-
-import optclip
-from benchmarks import step, trees
-from benchmarks.donated_buffers import compiled_together
-from benchmarks.gpu import racing
-from benchmarks.timing import Row
-from optclip import recipes
 
 # Operations that only rename, group or await arrays.
 NOT_LAUNCHED = {
@@ -27,40 +15,6 @@ NOT_LAUNCHED = {
 }  # fmt: skip
 # Operations that run other computations. A fusion is one kernel, so it is not listed.
 CALLING = {"call", "while", "conditional"}
-
-
-def rows(tiny: bool) -> Iterator[Row]:
-    for dtype in racing.dtypes(tiny):
-        tree = trees.typed(trees.workloads(tiny)["gpt2"], dtype)
-        texts = compiled_together(lambda tx, tree=tree: program(tx, tree), clips())
-        for name, text in texts.items():
-            kinds = launched(text)
-            leaves = len(jax.tree.leaves(tree))
-            yield {
-                "contender": name, "dtype": dtype, "leaves": leaves,
-                "launches": kinds.total(),
-                "branches and loops": len(re.findall(r" (?:conditional|while)\(", text)),
-                "kinds": ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()),
-            }  # fmt: skip
-
-
-def clips() -> dict[str, Any]:
-    return {
-        "optclip, global norm": optclip.clip_by_global_norm(1.0),
-        "optclip, global norm, no record": optclip.clip_by_global_norm(
-            1.0, record=False
-        ),
-        "optax, global norm": optax.clip_by_global_norm(1.0),
-        "optclip, per leaf": optclip.clip_by_norm(1.0),
-        "optclip, AGC": recipes.agc(step.CLIPPING),
-        "optax, AGC": optax.adaptive_grad_clip(step.CLIPPING),
-    }
-
-
-def program(tx: Any, tree: Any) -> str:
-    state = jax.eval_shape(tx.init, tree)
-    update = jax.jit(tx.update, donate_argnums=(0, 1))
-    return update.lower(tree, state, tree).compile().as_text()
 
 
 def launched(text: str) -> Counter[str]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import launches, racing
+from benchmarks.gpu import counts, racing
 from benchmarks.timing import Row
 
 
 def rows(tiny: bool) -> Iterator[Row]:
     source = jax.device_put(racing.numbers(tiny, "float32"))
-    for name, tx in launches.clips().items():
+    for name, tx in counts.clips().items():
         state, update = tx.init(source), jax.jit(tx.update)
         # Called twice before profiling, since XLA records the graph that it replays.
         for _ in range(2):

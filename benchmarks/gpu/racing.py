@@ -43,7 +43,8 @@ def steps(
     """Race the step after each clipping transformation against the unclipped step."""
     clips = {"unclipped": optax.identity(), **clips}
     contenders = compiled_together(stepping.contender, clips) | dict(more or {})
-    return unchecked(race(contenders, rounds(tiny), against="unclipped"))
+    rows = race(contenders, rounds(tiny), against="unclipped", alone=True)
+    return unchecked(rows)
 
 
 def unchecked(rows: list[Row]) -> list[Row]:

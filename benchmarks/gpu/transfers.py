@@ -1,7 +1,7 @@
 """Part `transfers`: run ten steps in which JAX rejects transfers to and from the host.
 
 JAX's guard does not cover transfers within a program, such as reading the predicate of
-a branch: `launches` counts branches, and `profile` counts copies to the host.
+a branch: `counts` counts branches, and `profile` counts copies to the host.
 """
 
 from collections.abc import Callable, Iterator

@@ -65,15 +65,19 @@ def test_gpu_small_runs_each_part_and_saves_json_and_markdown(tmp_path, capsys):
         for part in gpu.PARTS
     }
     notes = {row["note"] for rows in parts.values() for row in rows if "note" in row}
-    expected = {"the profile has no events of a GPU", other_frameworks.absent("torch")}
+    expected = {
+        "the profile has no events of a GPU", other_frameworks.absent("torch"),
+        'no compiler for GPUs; pip install "jax[cuda12]", then run with'
+        " JAX_PLATFORMS=cpu",
+    }  # fmt: skip
     assert {n for n in notes if not n.endswith("for this part")} == expected
     measured = [part for part in parts if len(parts[part]) > 2]
-    assert measured == [part for part in gpu.PARTS if part != "profile"]
+    assert measured == [x for x in gpu.PARTS if x not in ("profile", "counts")]
     assert not [row for row in saved["rows"] if "failed" in row]
     assert {row["transfers"] for row in parts["transfers"][:-1]} == {"none"}
     # A contender with a wrong result has no time.
     ours = [r for r in saved["rows"] if r.get("contender", "").startswith("optclip")]
-    assert all("ms" in row or "launches" in row for row in ours)
+    assert all("ms" in row for row in ours)
     text = (tmp_path / "gpu.md").read_text()
     assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == [
         *gpu.PARTS
