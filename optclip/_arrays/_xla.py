@@ -1,7 +1,7 @@
-"""Hide values from XLA on CPU that it would copy, or compile for minutes.
+"""Hide values from XLA on CPU that it would copy, and choose code for a GPU.
 
 Other platforms widen while reading and compute shared values once, so
-`lax.platform_dependent` omits most of these there.
+`lax.platform_dependent` omits most workarounds for CPUs there.
 """
 
 from __future__ import annotations
