@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,9 @@ from .._typing import ClipRecord
 
 # Leaves with more norms than this are not concatenated, since that takes a copy.
 _CONCATENATED = 2**16
+
+# A large block is reduced in rows of one of these lengths.
+_SHORTEST, _LONGEST = 256, 4096
 
 # Values that differ less than this count as equal. XLA may compute one again for each
 # consumer, with other roundings, and none of them must miss the largest.
@@ -50,16 +54,23 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
     Counts and flags cover all norms.
     """
     dtype = max((outcome.norm.dtype for outcome in outcomes), key=lambda d: d.itemsize)
-    entries = [
-        [x.astype(dtype) for x in _across_devices(outcome)] for outcome in outcomes
-    ]
+    here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]
+    split = [_across_devices(outcome) for outcome in outcomes if not _is_here(outcome)]
+    entries = [[x.astype(dtype) for x in values] for values in split]
+    if here:
+        # All leaves are reduced together, so that a GPU launches no kernel for each.
+        columns = zip(*here, strict=True)
+        joined = [
+            jnp.concatenate([x.astype(dtype) for x in column]) for column in columns
+        ]
+        entries.append(_over_axes(joined))
     norm, threshold, coefficient, nonfinite, clipped = entries[0]
     if len(entries) > 1:
         stacks = map(jnp.stack, zip(*entries, strict=True))
         norm, threshold, coefficient, nonfinite, clipped = _over_axes(list(stacks))
     count = clipped.astype(jnp.float32)
-    split = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
-    sizes = map(_axis_names.axes_size, split)
+    axes = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
+    sizes = map(_axis_names.axes_size, axes)
     number = sum(x.clipped.size * n for x, n in zip(outcomes, sizes, strict=True))
     return ClipRecord(
         clip_norm=norm,
@@ -71,14 +82,38 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
     )
 
 
+def _values(outcome: BlockOutcome) -> Values:
+    """Return the values of `_over_axes`, which broadcast to the norms."""
+    columns = (*outcome[:3], outcome.nonfinite, outcome.clipped)
+    return [x.astype(outcome.norm.dtype) for x in columns]
+
+
+def _as_vectors(outcome: BlockOutcome) -> Values:
+    """Return the values of a block as vectors, those of a large block reduced in rows.
+
+    On a GPU a block of threads reduces each row.
+    """
+    values, shape = _values(outcome), outcome.norm.shape
+    size = _leaves.size_of(outcome.norm)
+    if size <= _CONCATENATED:
+        return [jnp.broadcast_to(x, shape).ravel() for x in values]
+    if not math.isfinite(size):
+        return [x.reshape(1) for x in _over_axes(values)]
+    lengths = range(_LONGEST, _SHORTEST - 1, -1)
+    length = next((n for n in lengths if size % n == 0), shape[-1])
+    rows = [jnp.broadcast_to(x, shape).reshape(-1, length) for x in values]
+    rank = _rank(rows[0], rows[1] if values[1].ndim else values[1])
+    return list(_along_last(rank, *rows)[1:])
+
+
 def _across_devices(outcome: BlockOutcome) -> Values:
     """Return the values of `_over_axes` over all devices that share the block."""
-    norm, threshold, coefficient, nonfinite, declared, clipped = outcome
-    columns = (norm, threshold, coefficient, nonfinite, clipped)
-    axes = [_axis_names.split_axes(x, declared.axis_name) for x in columns]
-    values = _over_axes([x.astype(norm.dtype) for x in columns])
+    columns = (*outcome[:3], outcome.nonfinite, outcome.clipped)
+    declared = outcome.declared.axis_name
+    axes = [_axis_names.split_axes(x, declared) for x in columns]
+    values = _over_axes(_values(outcome))
     if split := tuple(dict.fromkeys(itertools.chain(*axes[:3]))):
-        is_common = not threshold.ndim and not axes[1]
+        is_common = not outcome.threshold.ndim and not axes[1]
         values[:3] = _most_exceeded(values[:3], split, is_common=is_common)
     for i in (3, 4):
         values[i] = _collectives.reduced_over(lax.psum, values[i], axes[i])
@@ -238,12 +273,13 @@ def _as_row(outcome: BlockOutcome) -> BlockOutcome:
 
 def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
     """Return whether these are a few slices of one leaf, all on this device."""
+    norm = outcome.norm
+    is_few = 0 < _leaves.size_of(norm) <= _CONCATENATED
+    return _is_here(outcome) and len(index) == 1 and norm.ndim > 0 and is_few
+
+
+def _is_here(outcome: BlockOutcome) -> bool:
+    """Return whether all norms of a block are on this device."""
     norm, declared = outcome.norm, outcome.declared.axis_name
     axes = _axis_names.split_axes(norm, declared), _axis_names.split_axes(norm)
-    is_here = not any(axes) and not _xla.may_be_split(norm)
-    return (
-        is_here
-        and len(index) == 1
-        and norm.ndim > 0
-        and 0 < _leaves.size_of(norm) <= _CONCATENATED
-    )
+    return not any(axes) and not _xla.may_be_split(norm)

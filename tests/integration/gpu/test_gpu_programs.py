@@ -17,20 +17,21 @@ NONE = optax.identity()
 GLOBAL = optclip.clip_by_global_norm(1.0)
 # Computes the norm, but skips no step.
 SKIP = optclip.skip(optax.adamw(1e-4), max_norm=1e30)
-# An AdamW step of GPT-2 with 148 leaves: the most kernels, nodes to update and kilobytes
-# of temporary buffers. optax launches 351 kernels for the global norm, 350 for the
-# block RMS, and for AGC 474 in float32 and 450 in bfloat16.
+# An AdamW step of GPT-2 with 148 leaves: the most kernels and kilobytes of temporary
+# buffers. optax launches 351 kernels for the global norm, 350 for the block RMS, and
+# for AGC 474 in float32 and 450 in bfloat16. The record of `clip_by_value` joins the
+# elements of small leaves, which takes 6 MB in place of 100 kernels.
 STEPS = {
-    "unclipped": (NONE, "float32", 151, 1, 39),
-    "global norm": (GLOBAL, "float32", 220, 163, 1_000),
-    "skip": (NONE, "float32", 225, 163, 1_000),
-    "each leaf": (optclip.clip_by_norm(1.0), "float32", 100, 28, 1_000),
-    "value": (optclip.clip_by_value(1.0), "float32", 449, 168, 2_000),
+    "unclipped": (NONE, "float32", 151, 39),
+    "global norm": (GLOBAL, "float32", 220, 1_000),
+    "skip": (NONE, "float32", 225, 1_000),
+    "each leaf": (optclip.clip_by_norm(1.0), "float32", 100, 1_000),
+    "value": (optclip.clip_by_value(1.0), "float32", 185, 7_000),
     "leaf norms": (
-        optclip.clip_by_global_norm(1.0, record="leaves"), "float32", 240, 263, 1_000,
+        optclip.clip_by_global_norm(1.0, record="leaves"), "float32", 240, 1_000,
     ),
-    "agc": (recipes.agc(0.01), "float32", 250, 20, 2_000),
-    "agc, bfloat16": (recipes.agc(0.01), "bfloat16", 250, 20, 2_000),
+    "agc": (recipes.agc(0.01), "float32", 250, 2_000),
+    "agc, bfloat16": (recipes.agc(0.01), "bfloat16", 250, 2_000),
 }  # fmt: skip
 
 
@@ -44,14 +45,14 @@ def check_nothing_waits(text):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_gpu_adamw_step_launches_and_updates_few_kernels(name):
-    clip, dtype, most, most_updated, kilobytes = STEPS[name]
+    clip, dtype, most, kilobytes = STEPS[name]
     tree = trees.typed(trees.workloads(tiny=False)["gpt2"], dtype)
     optimizer = SKIP if name == "skip" else None
     program = counts.adamw_step(clip, tree, optimizer)
     kernels = check_nothing_waits(program.text)
     assert 0 < kernels <= most
-    # The loss is always new.
-    assert 1 <= nodes.updated(program.text, program.buffers) <= most_updated
+    # Only the loss has a new address in each step.
+    assert nodes.updated(program.text, program.buffers) == 1
     assert 0 < program.temporaries <= 1e3 * kilobytes
 
 
