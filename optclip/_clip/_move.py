@@ -96,10 +96,9 @@ class Move(Action):
         """Return the nearer bound of each element, or one per leaf if all have one."""
         norms = decision.norms
         limits = [_nearer(limit) for limit in decision.thresholds.entries()]
-        shapes = [norm.shape for norm in norms.entries()]
         nearer = [
-            jnp.broadcast_to(limit, shape) if limit.ndim else limit
-            for limit, shape in zip(limits, shapes, strict=True)
+            _numerics.broadcast_like(limit, norm) if limit.ndim else limit
+            for limit, norm in zip(limits, norms.entries(), strict=True)
         ]
         # No factor makes a NaN finite, so it has none.
         full = [

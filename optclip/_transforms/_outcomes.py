@@ -210,7 +210,7 @@ def _are_alone(values: Values) -> bool:
     return len(kinds) == 1 and is_counted and not _xla.may_be_split(values[0])
 
 
-# The joint reduction is differentiated as a lookup of the largest ranks, and as sums.
+# The joint reduction is differentiated as a lookup of the chosen norms, and as sums.
 @jax.custom_jvp
 def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
     """Return the values of the largest rank, the first of them, and the sums of flags.
@@ -226,7 +226,10 @@ def _along_last(*values: jax.Array) -> tuple[jax.Array, ...]:
 def _along_last_jvp(
     primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    at = jnp.argmax(primals[0], -1, keepdims=True)
+    rank, norm, *_ = primals
+    is_first = rank == jnp.max(rank, -1, keepdims=True)
+    # As in `_merged`, the largest norm of equal ranks is chosen.
+    at = jnp.argmax(jnp.where(is_first, norm, -jnp.inf), -1, keepdims=True)
 
     def plain(*values: jax.Array) -> tuple[jax.Array, ...]:
         chosen = (jnp.take_along_axis(x, at, -1)[..., 0] for x in values[:4])

@@ -161,3 +161,18 @@ def test_rule_memory_is_sharded_like_its_norms(where):
         for x in (updates["split"], memory_of_split(state)):
             assert x.sharding.is_equivalent_to(place, 2)
             np.testing.assert_allclose(x, 1 - 0.5**step)
+
+
+def test_bound_per_column_on_explicit_axes_records_like_one_device():
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    tree = np.arange(32, dtype=np.float32).reshape(8, 4)
+    tx = optclip.clip_by_value(np.float32([1, 2, np.inf, 0.5]))
+
+    def record(tree):
+        return optclip.metrics(helpers.quick_jit(tx.update)(tree, tx.init(tree))[1])
+
+    expected = record(tree)
+    with jax.set_mesh(mesh):
+        found = record(jax.device_put(tree, P("data", "model")))
+    assert found["clip/threshold"] == 0.5
+    chex.assert_trees_all_equal(found, expected)

@@ -121,9 +121,11 @@ def test_record_of_several_thresholds_has_most_exceeded_norm(kind, bad):
     np.testing.assert_allclose(found["clip/coefficient"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(70_000,), (7, 100, 100)])
-def test_record_of_many_elements_has_the_derivative_of_the_largest(shape):
-    tx = optclip.clip_by_value(1.5)
+@pytest.mark.parametrize("limit", [1.5, np.full(100, np.inf, np.float32)])
+@pytest.mark.parametrize("shape", [(700, 100), (7, 100, 100)])
+def test_record_of_many_elements_has_the_derivative_of_the_largest(shape, limit):
+    """Above infinite thresholds all ratios are 0."""
+    tx = optclip.clip_by_value(limit)
     x = np.float32(np.random.default_rng(0).normal(size=shape))
 
     def norm(x):
