@@ -186,7 +186,9 @@ def _norms_of(
         if tree is params:
             _check_structure(updates, params)
         raise
-    if tree is params and layout.treedef != like.treedef:
+    # The norm of the tree would include leaves that the updates lack.
+    has_more = not _names(layout) <= _names(like)
+    if tree is params and (has_more or layout.treedef != like.treedef):
         _check_structure(updates, params)
     return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
 
@@ -199,6 +201,10 @@ def _check_leaves(like: Layout, params: PyTree) -> None:
     for leaf in like.used():
         if names[leaf.path] not in there:
             raise ValueError(_prefix.lacks_leaf("params", leaf.path, params))
+
+
+def _names(layout: Layout) -> set[str]:
+    return {*_leaves.names_of(layout.flat.paths)}
 
 
 def _check_structure(updates: PyTree, params: PyTree) -> None:

@@ -160,6 +160,7 @@ HAS_MORE = "`params` must be a tree .* which lack the leaf 'c', got .*None there
         (WHOLE(OF_PARAMS, mask=ONLY_A), {"a": TREE["a"]}, LACKS.format("b")),
         (WHOLE(OF_PARAMS, mask=ONLY_A), [TREE["a"]], LACKS.format("a")),
         (optclip.clip_by_norm(OF_PARAMS), TREE | {"c": TREE["b"]}, HAS_MORE),
+        (WHOLE(OF_PARAMS), TREE | {"c": TREE["b"]}, HAS_MORE),
         (WHOLE(OF_PARAMS, mask=ONLY_A), TREE | {"c": TREE["b"]}, HAS_MORE),
         (
             optclip.clip_by_group_norm(OF_PARAMS, BY_NAME),
