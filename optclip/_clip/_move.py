@@ -15,7 +15,6 @@ import numpy as np
 from .._arrays import (
     _axis_names,
     _leaves,
-    _maxima,
     _numerics,
     _placement,
     _sparse,
@@ -93,13 +92,15 @@ class Move(Action):
     def recorded(
         self, decision: Decision, coefficients: Batched
     ) -> tuple[Batched, Batched]:
-        """Return the nearer bound of each element, or one per leaf if all have one."""
-        norms = decision.norms
-        limits = [_nearer(limit) for limit in decision.thresholds.entries()]
-        nearer = [
-            _numerics.broadcast_like(limit, norm) if limit.ndim else limit
-            for limit, norm in zip(limits, norms.entries(), strict=True)
-        ]
+        """Return the bound of each element, or one per leaf if all have one."""
+        norms, limits = decision.norms, decision.thresholds.entries()
+        bounds = []
+        blocks = decision.layout.blocks
+        for block, norm, limit in zip(blocks, norms.entries(), limits, strict=True):
+            bound = _on_its_side(block.leaves[0], limit)
+            bounds.append(
+                _numerics.broadcast_like(bound, norm) if bound.ndim else bound
+            )
         # No factor makes a NaN finite, so it has none.
         full = [
             jnp.where(jnp.isnan(norm), norm, coefficient)
@@ -107,7 +108,7 @@ class Move(Action):
                 norms.entries(), coefficients.entries(), strict=True
             )
         ]
-        return norms.with_entries(nearer), norms.with_entries(full)
+        return norms.with_entries(bounds), norms.with_entries(full)
 
 
 MOVE: Move = Move()
@@ -177,12 +178,15 @@ def _check_sparse(name: str, which: str, bound: Number) -> None:
         raise ValueError(_validate.must_be(which, wanted, bound, advice))
 
 
-def _nearer(limit: jax.Array | Limits) -> jax.Array:
-    """Return the threshold, or the smaller modulus of two bounds, for the record."""
+def _on_its_side(leaf: Leaf, limit: jax.Array | Limits) -> jax.Array:
+    """Return the threshold, or the modulus of the bound that an element may exceed."""
     if not isinstance(limit, Limits):
         return limit
     lower, upper = (jnp.abs(jnp.asarray(x, jnp.float32)) for x in limit)
-    return jnp.minimum(_maxima.smallest(lower), _maxima.smallest(upper))
+    known = _validate.concrete(lower), _validate.concrete(upper)
+    if lower.ndim == upper.ndim == 0 and known[0] is not None and known[0] == known[1]:
+        return upper
+    return jnp.where(jnp.asarray(leaf.array) < 0, lower, upper)
 
 
 def bounded(

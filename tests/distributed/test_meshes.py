@@ -23,7 +23,9 @@ WAYS = {
 # At most so many all-reduces per way: one in the first pass and one in the branch for
 # norms out of range. The flags of a policy, the peak of a leaf, the record of slices
 # and each product over a split side of a matrix have their own.
-TIMES = {"proportional": 3, "skip": 4, "axes": 5, "matrices": 16}
+TIMES = {
+    "proportional": 3, "skip": 4, "axes": 5, "matrices": 16, "value-two-bounds": 8,
+}  # fmt: skip
 
 # Matrices split on both sides are rejected.
 HARD = {clip.id: clip for clip in meshes.CLIPS + meshes.LEARNED if not clip.of_matrices}

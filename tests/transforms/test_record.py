@@ -84,6 +84,16 @@ def test_record_of_slices_and_elements_spans_small_and_large_leaves(axis):
         np.testing.assert_allclose(found[key], value, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [2, 70_000])
+def test_record_of_two_bounds_has_bound_of_the_element(size):
+    """An unclipped element is not compared with the bound on the other side."""
+    x = np.full(size, 4.5, np.float32)
+    x[1] = -2
+    found = after(optclip.clip_by_value(lower=-1.0, upper=5.0), {"x": x})
+    record = [found[f"clip/{field}"] for field in ("norm", "threshold", "coefficient")]
+    np.testing.assert_allclose(record, [2, 1, 0.5])
+
+
 LIMITS = {
     "leaf": ((), ()),
     "axis": ((5, 1), (70_000, 1)),
@@ -142,7 +152,7 @@ def test_record_of_elements_spans_two_dtypes():
     with jax.enable_x64(True):
         tree = [rng.normal(size=80_000).astype(d) for d in ("float32", "float64")]
         largest = max(float(np.max(np.abs(x))) for x in tree)
-        for bounds in ({"limit": 1.5}, {"lower": -1, "upper": 2}):
+        for bounds in ({"limit": 1.5}, {"lower": -1.5, "upper": 1.5}):
             found = after(optclip.clip_by_value(**bounds), tree)
             np.testing.assert_allclose(found["clip/norm"], largest, rtol=1e-6)
             assert 0.1 < found["clip/fraction"] < 0.3
