@@ -16,9 +16,9 @@ Index::
     Thresholds          thresholds: quantile, ema, zscore, ... learn from past norms
     Responses, norms    responses, norms
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
-    Wrappers            skip, with_error_feedback, with_periodic_reset, clip_after,
-                        clip_before
-    Monitoring          metrics, summary, suggest, plot
+    Wrappers            skip, with_history, with_error_feedback, with_periodic_reset,
+                        clip_after, clip_before
+    Monitoring          metrics, history, summary, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
     Attention           clip_attention_logits (QK-Clip), Heads, find_heads
@@ -49,6 +49,7 @@ from ._attention._heads import Heads
 from ._cotangents._clip_cotangent import clip_cotangent
 from ._cotangents._layer_decorator import with_clipped_cotangent
 from ._cotangents._probe import cotangent_probe
+from ._monitor._history import history
 from ._monitor._metrics import metrics
 from ._monitor._suggest import Suggestion, suggest
 from ._monitor._summary import summary
@@ -73,6 +74,7 @@ from ._wrappers._clip_before import clip_before
 from ._wrappers._error_feedback import with_error_feedback
 from ._wrappers._periodic_reset import with_periodic_reset
 from ._wrappers._skip import skip
+from ._wrappers._with_history import with_history
 
 __version__ = "0.1.0"
 
@@ -99,6 +101,7 @@ __all__ = [
     "find_heads",
     "functional",
     "groups",
+    "history",
     "matrices",
     "metrics",
     "norms",
@@ -116,6 +119,7 @@ __all__ = [
     "units",
     "with_clipped_cotangent",
     "with_error_feedback",
+    "with_history",
     "with_periodic_reset",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
       Norms that `nonfinite` zeroed or made NaN do not count as clipped. ``clip/steps``
       stays 0 if the training loop drops the new state.
     """
-    states, probes = _states(opt_state), _cotangents.records_of(opt_state)
+    states, probes = states_in(opt_state), _cotangents.records_of(opt_state)
     if not states and not probes:
         advice = (
             "Pass the whole state of the chain, with a clipping transformation that was"
@@ -115,33 +115,65 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             " cotangent_probe"
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
-    numbers: dict[str, jax.Array] = {}
+    return {metric.key: metric.value for metric in metrics_of(states, probes)}
+
+
+class Metric(NamedTuple):
+    """Hold one number of a record.
+
+    Attributes:
+      name: Name of the transformation, unique in the state.
+      field: The quantity, such as `"norm"`.
+      part: Label of a group or path of a leaf; empty for the only norm.
+      value: The number.
+      skips: Names of the `skip`s around the transformation. In a skipped step the
+        number is of the step before, unless it is a count.
+      key: The key in `metrics`.
+    """
+
+    name: str
+    field: str
+    part: str
+    value: jax.Array
+    skips: tuple[str, ...]
+    key: str
+
+
+def metrics_of(
+    states: list[Recorded], probes: Iterable[tuple[str, Any]] = ()
+) -> list[Metric]:
+    """Return the numbers of clipping states and of probe gradients, with their keys."""
     as_name = _packed_state.as_name
-    clip_names = {as_name(key) for state, _ in states for key in state.clip_record}
+    clip_names = {as_name(key) for each in states for key in each.state.clip_record}
+    probes = list(probes)
     clip_names |= {name for name, _ in probes}
+    metrics: dict[str, Metric] = {}
     used_names: set[str] = set()
-    for state, skipped in states:
-        for record_key, record in state.clip_record.items():
-            unique = _packed_state.unique(as_name(record_key), clip_names, used_names)
-            used_names.add(unique)
-            entries = _entries(unique, _as(ClipRecord, record), state.clip_step)
-            keys = {key for key, _ in entries}
-            for key, value in entries:
+
+    def unique_name(name: str) -> str:
+        used_names.add(unique := _packed_state.unique(name, clip_names, used_names))
+        return unique
+
+    unique_names = [
+        {key: unique_name(as_name(key)) for key in each.state.clip_record}
+        for each in states
+    ]
+    for each, names in zip(states, unique_names, strict=True):
+        skips = tuple(x for i in each.skips for x in unique_names[i].values())
+        for record_key, name in names.items():
+            numbers = _numbers(each, record_key)
+            keys = {"/".join(filter(None, (name, *place))) for place in numbers}
+            for (field, part), value in numbers.items():
+                key = "/".join(filter(None, (name, field, part)))
                 # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
-                numbers[_packed_state.unique(key, keys, numbers.keys())] = value
-            if record_key in skipped:
-                counts = _as(SkipRecord, skipped[record_key])
-                numbers[f"{unique}/rate"] = _rate(counts.skip_skipped, state.clip_step)
-                for field, value in counts._asdict().items():
-                    if value is not None:
-                        key = f"{unique}/{field.removeprefix('skip_')}"
-                        numbers[key] = _bare(value)
+                key = _packed_state.unique(key, keys, metrics.keys())
+                metrics[key] = Metric(name, field, part, value, skips, key)
     for name, record in probes:
-        unique = _packed_state.unique(name, clip_names, used_names)
-        used_names.add(unique)
-        for key, value in _cotangents.entries_of(record).items():
-            numbers[f"{unique}/{key}"] = value
-    return numbers
+        name = unique_name(name)
+        for field, value in _cotangents.entries_of(record).items():
+            key = f"{name}/{field}"
+            metrics[key] = Metric(name, field, "", value, (), key)
+    return list(metrics.values())
 
 
 # States that may hold several transformations, or one beside the parameters.
@@ -163,6 +195,18 @@ _FIELDS = {
     "nonfinite",
     "steps",
 }
+
+# The fields of a group or leaf.
+PART_FIELDS = (
+    "norm",
+    "threshold",
+    "coefficient",
+    "clipped",
+    "rate",
+    "nonfinite",
+    "fraction",
+    "leaf_norm",
+)
 
 _FIELDS |= {"skipped", "consecutive", "loss_threshold", *_cotangents.FIELDS}
 
@@ -204,16 +248,40 @@ def percent(fraction: float) -> str:
     return ">99%" if rounded == "100%" and fraction < 1 - 1e-6 else rounded
 
 
-def _states(opt_state: Any) -> list[tuple[ClipState, Mapping[str, Any]]]:
-    """Return the clipping states in a state, each with the records of `skip`."""
-    if _has(opt_state, "skip_norm"):
+class Recorded(NamedTuple):
+    """Hold a clipping state.
+
+    Attributes:
+      state: The state.
+      counts: The records of `skip` by key; empty for other transformations.
+      skips: The indices, in the list of states, of the `skip`s around it.
+    """
+
+    state: ClipState
+    counts: Mapping[str, Any]
+    skips: tuple[int, ...]
+
+
+def states_in(opt_state: Any) -> list[Recorded]:
+    """Return the clipping states in a state, those inside a `skip` before it."""
+    if has_field(opt_state, "skip_norm"):
         inner, norm, record = (
-            _get(opt_state, f) for f in ("skip_inner", "skip_norm", "skip_record")
+            read_field(opt_state, f) for f in ("skip_inner", "skip_norm", "skip_record")
         )
-        return [*_states(inner), (_as(ClipState, norm), record)]
-    if _has(opt_state, "clip_record"):
-        return [(_as(ClipState, opt_state), {})]
-    return [pair for child in _children(opt_state) for pair in _states(child)]
+        states = states_in(inner)
+        around = (len(states),)
+        inside = [each._replace(skips=each.skips + around) for each in states]
+        return [*inside, Recorded(_as(ClipState, norm), record, ())]
+    if has_field(opt_state, "clip_record"):
+        return [Recorded(_as(ClipState, opt_state), {}, ())]
+    states: list[Recorded] = []
+    for child in _children(opt_state):
+        before = len(states)
+        states += [
+            each._replace(skips=tuple(i + before for i in each.skips))
+            for each in states_in(child)
+        ]
+    return states
 
 
 def _children(node: Any) -> list[Any]:
@@ -238,7 +306,7 @@ def _in_order(keys: list[Any]) -> list[Any]:
     return []
 
 
-def _has(state: Any, field: str) -> bool:
+def has_field(state: Any, field: str) -> bool:
     # States are dicts in nnx.state(optimizer) and when restored without a target.
     if isinstance(state, Mapping):
         return field in state
@@ -248,7 +316,7 @@ def _has(state: Any, field: str) -> bool:
     return is_tuple and field in inspect.getattr_static(type(state), "_fields", ())
 
 
-def _get(state: Any, field: str) -> Any:
+def read_field(state: Any, field: str) -> Any:
     return state[field] if isinstance(state, Mapping) else getattr(state, field)
 
 
@@ -264,9 +332,10 @@ def _bare(value: Any) -> Any:
     return jax.tree.leaves(value)[0]
 
 
-def _entries(
-    name: str, record: ClipRecord, step: jax.Array
-) -> list[tuple[str, jax.Array]]:
+def _numbers(recorded: Recorded, key: str) -> dict[tuple[str, str], jax.Array]:
+    """Return the numbers of a record by field and by group or leaf."""
+    step = recorded.state.clip_step
+    record = _as(ClipRecord, recorded.state.clip_record[key])
     fields = {
         "norm": record.clip_norm,
         "threshold": record.clip_threshold,
@@ -276,15 +345,22 @@ def _entries(
         "nonfinite": record.clip_nonfinite,
         "fraction": record.clip_fraction,
         "leaf_norm": record.clip_leaf_norm,
+        "steps": step,
     }
-    pairs = []
+    numbers = {}
     for field, tree in fields.items():
         entries = jax.tree.leaves_with_path(tree)
         parts = _leaves.names_of([path for path, _ in entries])
+        parts = [_packed_state.as_name(part) for part in parts]
         for part, (_, value) in zip(parts, entries, strict=True):
-            part = _packed_state.as_name(part)
-            pairs.append(("/".join(filter(None, (name, field, part))), value))
-    return [*pairs, (f"{name}/steps", _bare(step))]
+            numbers[field, "" if field == "steps" else part] = value
+    if key in recorded.counts:
+        counts = _as(SkipRecord, recorded.counts[key])
+        numbers["rate", ""] = _rate(counts.skip_skipped, step)
+        for field, value in counts._asdict().items():
+            if value is not None:
+                numbers[field.removeprefix("skip_"), ""] = _bare(value)
+    return numbers
 
 
 def _rate(count: Any, step: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from .._arrays import _validate
 from .._typing import PyTree
 from . import _cotangents
 from ._metrics import keys_of_metrics, metrics, parts_in, percent
+from ._read_history import read
 
 _ORDERS = ("norm", "rate")
 
@@ -30,7 +31,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
           36%  3         bias
 
     Args:
-      opt_state: State of an optimizer, or the output of `metrics`.
+      opt_state: State of an optimizer, or the output of `metrics` or of `history`, of
+        which the last step is summarized.
       most: Number of groups or leaves listed per transformation, and of members of an
         ensemble (a state from `jax.vmap`). Default: 10.
       sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
@@ -104,7 +106,9 @@ def _lines_of(
 
 
 def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
-    """Return the metrics of a state, or the metrics that were passed."""
+    """Return the metrics of a state, or the last step of metrics that were passed."""
+    if isinstance(state, Mapping) and np.ndim(state.get("step", 0)) == 1:
+        state = {key: x[-1] for key, x in read(state).items()}
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         chosen = keys_of_metrics(state)
         return {key: _number(key, x) for key, x in state.items() if key in chosen}

@@ -170,6 +170,9 @@ def parts_of(
     by_name = parts_in(columns)
     parts_by_name = {name: _parts(columns, name) for name in by_name}
     parted = [name for name, parts in parts_by_name.items() if parts]
+    # A transformation inside `skip` does not run in the steps that are looked for.
+    of_skip = [name for name in parted if f"{name}/skipped" in columns]
+    parted = of_skip if len(of_skip) == 1 else parted
     name = chosen("clip", clip, parted if clip is None and parted else list(by_name))
     parts = parts_by_name[name]
     if not parts:

@@ -24,6 +24,7 @@ from ._states import (
     ClipState,
     CotangentRecord,
     ErrorFeedbackState,
+    HistoryState,
     PeriodicResetState,
     SkipRecord,
     SkipState,

@@ -123,6 +123,25 @@ class SkipState(NamedTuple):
     skip_record: dict[str, SkipRecord]
 
 
+class HistoryState(NamedTuple):
+    """Store the state of `with_history`.
+
+    Attributes:
+      history_inner: The state of the wrapped optimizer.
+      history_rows: The recorded steps, a dict of one entry. Its key is the number of
+        quantities and a digest of their names. The entry is float32 `(steps,
+        quantities)`; update `i` is in row `i % steps`, and rows start as zeros.
+      history_count: int32, the number of updates so far.
+      history_names: uint8, the names of the quantities as JSON, since their order
+        cannot be derived from a restored state.
+    """
+
+    history_inner: PyTree
+    history_rows: dict[str, jax.Array]
+    history_count: jax.Array
+    history_names: jax.Array
+
+
 class ErrorFeedbackState(NamedTuple):
     """Store the state of `with_error_feedback`.
 

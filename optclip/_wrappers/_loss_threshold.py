@@ -21,6 +21,13 @@ from .._thresholds import (
 # The tree structure of a loss, which is a scalar.
 _ONE_LOSS = jax.tree.structure(0)
 
+_WANTED = "the loss, a real scalar, because max_loss is set"
+_ADVICE = (
+    "Pass value= or loss=: tx.update(updates, state, params, value=loss). Flax's"
+    " TrainState.apply_gradients does not forward it. Without a loss, omit max_loss;"
+    " for olmo_skip pass use_loss=False."
+)
+
 
 def init_loss_memory(rule: Rule) -> PyTree:
     """Return the memory of a rule before it receives the first loss."""
@@ -29,21 +36,29 @@ def init_loss_memory(rule: Rule) -> PyTree:
 
 
 def loss_in(extra: dict[str, Any]) -> jax.Array:
+    """Return the loss that was passed to `update`.
+
+    Raises:
+      ValueError: There is none.
+    """
+    loss = passed_loss(extra, _WANTED)
+    if loss is None:
+        raise ValueError(_validate.must_be("value", _WANTED, None, _ADVICE))
+    return loss
+
+
+def passed_loss(
+    extra: dict[str, Any], wanted: str = "the loss, a real scalar"
+) -> jax.Array | None:
     """Return the extra argument `value`, or `loss`, the name that some trainers use."""
-    value = extra.get("value")
+    name = "loss" if extra.get("value") is None else "value"
+    value = extra.get(name)
     if value is None:
-        value = extra.get("loss")
-    if value is None or not _validate.is_number(value) or jnp.shape(value):
-        wanted = "the loss, a real scalar, because max_loss is set"
-        advice = (
-            "Pass value= or loss=: tx.update(updates, state, params, value=loss)."
-            " Flax's TrainState.apply_gradients does not forward it. Without a loss,"
-            " omit max_loss; for olmo_skip pass use_loss=False."
-        )
-        name = "loss" if extra.get("value") is None and value is not None else "value"
-        raise ValueError(_validate.must_be(name, wanted, value, advice))
+        return None
+    if not _validate.is_number(value) or jnp.shape(value):
+        raise ValueError(_validate.must_be(name, wanted, value, _ADVICE))
     loss = _numerics.as_array(value).astype(jnp.float32)
-    _axis_names.check_one("value", loss)
+    _axis_names.check_one(name, loss)
     return loss
 
 

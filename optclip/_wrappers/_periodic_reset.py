@@ -17,7 +17,15 @@ from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
 from ._inner import check_state, transformation
 
-_COUNTS = ("count", "clip_step", "clip_record", "skip_record")
+_COUNTS = (
+    "count",
+    "clip_step",
+    "clip_record",
+    "skip_record",
+    "history_rows",
+    "history_count",
+    "history_names",
+)
 
 
 def with_periodic_reset(

@@ -49,6 +49,8 @@ WRAPPED = {
     "clip_after": optclip.clip_after(optax.adam(1e-3), optclip.clip_by_norm(1.0)),
     "feedback": optclip.with_error_feedback(optclip.clip_by_norm(1.0)),
     "reset": optclip.with_periodic_reset(SKIP, 10),
+    "history": optclip.with_history(SKIP, 3),
+    "history in MultiSteps": optax.MultiSteps(optclip.with_history(BY_NORM, 3), 2),
     "olmo_skip": recipes.olmo_skip(optax.adam(1e-3)),
     **{f"{n} {o}": of_rule(RULES[n], o) for n in RULES for o in ("leaf", GROUPS)},
 }
@@ -81,7 +83,10 @@ def test_state_is_written_over_donated_state(name):
 MESHES = ("auto", "explicit", "shard_map")
 ON_MESHES = {
     **{entry.id: entry for entry in by_trait()},
-    **{name: WRAPPED[name] for name in ("skip", "accumulate", "quantile leaf")},
+    **{
+        name: WRAPPED[name]
+        for name in ("skip", "accumulate", "quantile leaf", "history")
+    },
 }
 
 

@@ -454,6 +454,8 @@ OTHER_NAMES = {
     "by_path": "test_prefix.py",
     "functional": "test_functional.py",
     "groups": "test_masks.py",
+    "history": "test_with_history.py",
+    "with_history": "test_with_history.py",
     "metrics": "test_metrics.py",
     "norms": "test_norms.py",
     "per_example": "test_clipped_grad.py",

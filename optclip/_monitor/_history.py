@@ -1,0 +1,104 @@
+"""Read the steps that `with_history` kept in an optimizer state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._arrays import _leaves, _validate
+from .._typing import PyTree
+from . import _named_columns
+from ._metrics import has_field, read_field
+from ._named_columns import HAS_LOSS, LOSS, Column
+
+
+def history(opt_state: PyTree) -> dict[str, np.ndarray]:
+    """Read the last steps from the state of an optimizer in `with_history`.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optclip
+      >>> tx = optax.chain(optclip.clip_by_global_norm(1.0), optax.sgd(0.1))
+      >>> tx = optclip.with_history(tx)
+      >>> _, state = tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)), value=0.5)
+      >>> for key, numbers in optclip.history(state).items():
+      ...     print(key, numbers)
+      step [0]
+      clip/norm [3.]
+      clip/threshold [1.]
+      clip/coefficient [0.33333334]
+      clip/clipped [1.]
+      clip/rate [1.]
+      clip/nonfinite [0.]
+      clip/steps [1.]
+      loss [0.5]
+
+    Args:
+      opt_state: State of an optimizer, live or restored, also as plain dicts and
+        without the optimizer that made it.
+
+    Returns:
+      A dict of arrays of shape `(rows,)`, oldest step first, which `optclip.plot`,
+      `suggest` and `summary` accept. `step` is int64, the number of updates before the
+      row. The others are the keys of `metrics` and `loss`, float32. `loss` is NaN in
+      steps without one, and missing if no step has one.
+
+      In a step that `skip` skipped, the numbers of the transformations inside it are
+      NaN, except counts, since they were not computed.
+
+    Raises:
+      TypeError: Called inside `jax.jit`.
+      ValueError: The state has no history, or several, or is of an ensemble.
+    """
+    state = _history_in(opt_state)
+    (rows,) = jax.tree.leaves(read_field(state, "history_rows"))
+    (count,) = jax.tree.leaves(read_field(state, "history_count"))
+    (text,) = jax.tree.leaves(read_field(state, "history_names"))
+    if any(isinstance(x, jax.core.Tracer) for x in (rows, count, text)):
+        advice = "Return the state from the jitted step, and pass that."
+        wanted = "concrete, outside jax.jit"
+        raise TypeError(_validate.must_be("opt_state", wanted, rows, advice))
+    if np.ndim(rows) != 2:
+        raise ValueError(
+            "`opt_state` must have one history, got the state of an ensemble (jax.vmap)"
+            f" or of several steps, whose rows have the shape {np.shape(rows)}. Index"
+            " it first: jax.tree.map(lambda x: x[0], opt_state)."
+        )
+    columns, rows = _named_columns.of_text(text), np.asarray(rows, np.float32)
+    total = round(float(count))
+    steps = np.arange(max(0, total - len(rows)), total)
+    return {"step": steps, **_quantities(columns, rows[steps % len(rows)])}
+
+
+def _quantities(columns: list[Column], rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the array of each quantity, with NaN where it was not computed."""
+    numbers = {column.key: rows[:, i].copy() for i, column in enumerate(columns)}
+    for column in columns:
+        for skip in column.skips:
+            numbers[column.key][numbers[f"{skip}/consecutive"] > 0] = np.nan
+    has_loss, loss = numbers.pop(HAS_LOSS) > 0, numbers.pop(LOSS)
+    if has_loss.any():
+        numbers[LOSS] = np.where(has_loss, loss, np.float32(np.nan))
+    return numbers
+
+
+def _history_in(opt_state: PyTree) -> Any:
+    """Return the only state of `with_history` in a state."""
+
+    def is_history(x: Any) -> bool:
+        return has_field(x, "history_rows")
+
+    leaves = jax.tree.leaves_with_path(opt_state, is_leaf=is_history)
+    states = [(path, x) for path, x in leaves if is_history(x)]
+    if len(states) == 1:
+        return states[0][1]
+    if not states:
+        advice = "Wrap the optimizer: optclip.with_history(tx, steps=1000)."
+        wanted = "the state of an optimizer in with_history"
+        raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
+    names = [_leaves.path_str(path) for path, _ in states]
+    raise ValueError(
+        f"`opt_state` must have one history, got {len(states)}, at {names}. Pass the"
+        " part of the state that has one."
+    )

@@ -1,0 +1,236 @@
+"""`with_history` keeps the last steps in the state, and `history` reads them."""
+
+import pickle
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import serialization
+from jax import P
+from jax.sharding import AxisType
+
+import optclip
+from optclip import plot, thresholds
+from tests.support import helpers
+from tests.support.steps import metrics_of, over_steps, scanned, unstacked
+
+PARAMS = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
+CLIP = optclip.clip_by_global_norm(2.0, record="leaves")
+RULE = optclip.clip_by_norm(thresholds.quantile(0.5, window=4), name="rule/s")
+CHAIN = optax.chain(CLIP, RULE, optax.adam(1e-2))
+SKIP = optclip.skip(CHAIN, max_norm=50.0, record="leaves")
+KEPT = optclip.with_history(SKIP, steps=4)
+NAN = np.nan
+
+
+def rows_of(sizes):
+    """Return a row of gradients per step; `w` has the norm `2 * size`."""
+    sizes = np.float32(sizes)
+    return {
+        "w": sizes[:, None, None] * np.ones((2, 2), np.float32),
+        "b": sizes[:, None] * np.float32([0.0, 0.0, 1.0]),
+    }
+
+
+def last_state(tx, sizes, **extra):
+    _, states = over_steps(tx, rows_of(sizes), rows_of(sizes), **extra)
+    return unstacked(states)[-1]
+
+
+def test_history_has_metrics_and_loss_of_last_steps():
+    sizes = [1.0, 2.0, 100.0, 3.0, NAN, 0.5]
+    loss = np.float32([6, 5, 4, 3, 2, 1])
+    _, states = over_steps(KEPT, rows_of(sizes), rows_of(sizes), value=loss)
+    expected = jax.device_get(metrics_of(states.history_inner))
+    found = optclip.history(unstacked(states)[-1])
+    assert list(found) == [
+        "step",
+        *sorted(found.keys() - {"step", "loss"}, key=list(found).index),
+        "loss",
+    ]
+    assert found.keys() == expected.keys() | {"step", "loss"}
+    np.testing.assert_array_equal(found["step"], [2, 3, 4, 5])
+    np.testing.assert_array_equal(found["loss"], loss[2:])
+    is_skipped = np.array([True, False, True, False])
+    for key, numbers in expected.items():
+        is_stale = key.startswith(("clip/", "rule/s/")) & (
+            not key.endswith(("clipped", "rate", "nonfinite", "steps"))
+        )
+        wanted = np.where(is_skipped & is_stale, NAN, numbers[2:])
+        np.testing.assert_array_equal(found[key], wanted, err_msg=key)
+    assert found["skip/skipped"][-1] == 2
+
+
+def test_history_has_no_row_before_the_first_step():
+    found = optclip.history(KEPT.init(PARAMS))
+    assert "loss" not in found
+    assert {len(x) for x in found.values()} == {0}
+
+
+def test_history_of_missing_losses_is_nan():
+    update, state = helpers.quick_jit(KEPT.update), KEPT.init(PARAMS)
+    for extra in ({}, {"loss": 3.0}):
+        _, state = update(PARAMS, state, PARAMS, **extra)
+    np.testing.assert_array_equal(optclip.history(state)["loss"], [NAN, 3])
+
+
+def test_spike_in_skipped_step_is_largest_of_its_row_in_heatmap():
+    state = last_state(KEPT, [1.0, 2.0, 100.0, 3.0])
+    found = optclip.history(state)
+    assert np.argmax(found["skip/leaf_norm/w"]) == 2
+    drawn = np.asarray(plot.heatmap(found).get_images()[0].get_array())
+    np.testing.assert_array_equal(np.argmax(drawn, axis=1), [2, 2])
+
+
+def test_summary_and_suggestion_accept_a_history():
+    found = optclip.history(last_state(optclip.with_history(CLIP), [*range(1, 21)]))
+    assert "norm 44.72, threshold 2" in optclip.summary(found)
+    assert optclip.suggest(found).max_norm > 30
+
+
+ROUND_TRIPS = {
+    "pickle": lambda state: pickle.loads(pickle.dumps(state)),
+    "dict": serialization.to_state_dict,
+    "bytes": lambda state: serialization.msgpack_restore(serialization.to_bytes(state)),
+    "floats": lambda state: jax.tree.map(np.float32, state),
+    "outer": lambda state: {"step": 3, "opt": (state, optax.EmptyState())},
+}
+
+
+@pytest.mark.parametrize("trip", ROUND_TRIPS)
+def test_history_of_restored_state_needs_no_optimizer(trip):
+    state = last_state(KEPT, [1.0, 2.0, 100.0])
+    chex.assert_trees_all_equal(
+        optclip.history(ROUND_TRIPS[trip](state)), optclip.history(state)
+    )
+
+
+def test_restart_with_other_length_continues_rows_of_state():
+    state = last_state(KEPT, [1.0, 2.0])
+    longer = optclip.with_history(SKIP, steps=9)
+    for size in (3.0, 4.0, 5.0):
+        grads = jax.tree.map(lambda x: x[0], rows_of([size]))
+        _, state = helpers.quick_jit(longer.update)(grads, state, PARAMS)
+    found = optclip.history(state)
+    np.testing.assert_array_equal(found["step"], [1, 2, 3, 4])
+    np.testing.assert_allclose(found["skip/leaf_norm/b"], [2, 3, 4, 5])
+
+
+def test_leaf_fields_keep_only_these_metrics_of_leaves():
+    tx = optclip.clip_by_norm(1.0, record="leaves")
+    found = optclip.history(
+        optclip.with_history(tx, leaf_fields=("norm",)).init(PARAMS)
+    )
+    assert found.keys() == {"step", "clip/norm/w", "clip/norm/b", "clip/steps"}
+
+
+@pytest.mark.parametrize("mode", ["vmap", "masked", "partition", "multi", "reset"])
+def test_history_works_under_other_transformations(mode):
+    kept = optclip.with_history(CLIP, steps=2)
+    labels = {"w": "kept", "b": "other"}
+    tx = {
+        "vmap": kept,
+        "masked": optax.masked(kept, {"w": True, "b": False}),
+        "partition": optax.partition({"kept": kept, "other": optax.sgd(1.0)}, labels),
+        "multi": optax.MultiSteps(kept, 2),
+        "reset": optclip.with_periodic_reset(kept, 2, warmup=0),
+    }[mode]
+    rows = rows_of([1.0, 3.0, 5.0, 7.0])
+    if mode == "vmap":
+        rows = jax.tree.map(lambda x: np.stack([x, 2 * x]), rows)
+        states = jax.vmap(scanned(tx))((rows, rows, {}))[1]
+        with pytest.raises(ValueError, match=r"ensemble.*Index it first"):
+            optclip.history(states)
+        state = jax.tree.map(lambda x: x[1, -1], states)
+    else:
+        state = last_state(tx, [1.0, 3.0, 5.0, 7.0])
+    found = optclip.history(state)
+    expected = {"vmap": [20, 28], "multi": [4, 12]}.get(mode, [10, 14])
+    np.testing.assert_allclose(found["clip/leaf_norm/w"], expected, rtol=1e-6)
+    np.testing.assert_array_equal(found["step"], [0, 1] if mode == "multi" else [2, 3])
+
+
+@pytest.mark.parametrize("mode", ["explicit", "shard_map"])
+def test_history_on_mesh_compiles_once(mode):
+    kind = AxisType.Explicit if mode == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,))
+    kept = optclip.with_history(CLIP, steps=3)
+    specs = {"w": P("data"), "b": P()}
+    grads = jax.tree.map(lambda x: x[0], rows_of([3.0]))
+    update = kept.update
+    with jax.set_mesh(mesh):
+        grads = {key: jax.device_put(grads[key], P(*specs[key])) for key in grads}
+        if mode == "shard_map":
+            update = jax.shard_map(
+                update, in_specs=(specs, P()), out_specs=(specs, P())
+            )
+        step = helpers.quick_jit(update)
+        state = helpers.quick_jit(kept.init)(grads)
+        for _ in range(2):
+            _, state = step(grads, state)
+    assert mode == "shard_map" or step._cache_size() == 1
+    np.testing.assert_allclose(optclip.history(state)["clip/leaf_norm/w"], [6, 6])
+
+
+def test_loss_that_differs_between_devices_raises():
+    kept, specs = optclip.with_history(CLIP), (P(), P(), P("data"))
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    update = jax.shard_map(
+        lambda g, s, x: kept.update(g, s, value=x[0]),
+        mesh=mesh, in_specs=specs, out_specs=P(),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"(?s)`value`.*lax.pmean"):
+        jax.eval_shape(update, PARAMS, kept.init(PARAMS), jnp.ones(2))
+
+
+def test_state_of_other_metrics_raises_with_their_names():
+    state = optclip.with_history(CLIP).init(PARAMS)
+    other = optclip.with_history(optclip.clip_by_norm(1.0))
+    state = state._replace(history_inner=other.init(PARAMS).history_inner)
+    with pytest.raises(ValueError, match=r"unknown \['clip/leaf_norm/b'"):
+        other.update(PARAMS, state)
+    with pytest.raises(ValueError, match="of the metrics that `inner` records now"):
+        helpers.quick_jit(other.update)(PARAMS, state)
+
+
+def test_wrong_use_raises():
+    with pytest.raises(ValueError, match="`inner` must be an optimizer with a"):
+        optclip.with_history(optax.adam(1e-3)).init(PARAMS)
+    with pytest.raises(ValueError, match="Wrap the optimizer"):
+        optclip.history(CLIP.init(PARAMS))
+    kept = optclip.with_history(CLIP)
+    with pytest.raises(ValueError, match=r"got 2, at \['0', '1'\]"):
+        optclip.history((kept.init(PARAMS), kept.init(PARAMS)))
+    with pytest.raises(TypeError, match="outside jax.jit"):
+        jax.eval_shape(lambda: optclip.history(kept.init(PARAMS)))
+    for fields in ("norm", 3, ("norms",)):
+        with pytest.raises((TypeError, ValueError), match="leaf_fields"):
+            optclip.with_history(CLIP, leaf_fields=fields)
+    with pytest.raises(ValueError, match="`value` must be the loss"):
+        kept.update(PARAMS, kept.init(PARAMS), value=jnp.ones(2))
+
+
+def test_donated_rows_are_not_copied():
+    """Neither around `skip` nor inside of it, nor in a loop."""
+    for tx in (KEPT, optclip.skip(optclip.with_history(CLIP, steps=4), max_norm=9.0)):
+        state = jax.eval_shape(tx.init, PARAMS)
+        (rows,) = (x for x in jax.tree.leaves(state) if x.ndim == 2 and len(x) == 4)
+        shape = f"f32[{rows.shape[0]},{rows.shape[1]}]"
+
+        def loop(grads, state, tx=tx):
+            def body(state, _):
+                return tx.update(grads, state, grads)[1], None
+
+            return jax.lax.scan(body, state, length=3)[0]
+
+        for function in (tx.update, loop):
+            step = helpers.optimized_jit(function, donate_argnums=1)
+            text = step.lower(PARAMS, state).compile().as_text()
+            assert shape in text
+            copies = [
+                x for x in text.splitlines() if f"= {shape}" in x and " copy(" in x
+            ]
+            assert not copies
