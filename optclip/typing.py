@@ -24,7 +24,8 @@ name                 meaning
 `ClipState`          the state of a transformation, with its `ClipRecord`
 `CotangentRecord`    the record of `clip_cotangent` in a backward pass
 `SkipState`          the state of `skip`, with its `SkipRecord`; other wrappers have
-                     `ErrorFeedbackState`, `PeriodicResetState`, `ClipAfterState`
+                     `HistoryState`, `ErrorFeedbackState`, `PeriodicResetState`,
+                     `ClipAfterState`
 ==================== ===============================================================
 
 Type checkers do not check the contents of pytrees.
