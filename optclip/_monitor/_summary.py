@@ -13,6 +13,7 @@ from .._typing import PyTree
 from . import _cotangents
 from ._metrics import keys_of_metrics, metrics, parts_in, percent
 from ._read_history import read
+from ._verdict import verdicts
 
 _ORDERS = ("norm", "rate")
 
@@ -41,7 +42,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     Returns:
       Text. The columns of a group or leaf are its percentage of the sum of squared
       norms, its norm, its name, and how often it was clipped or non-finite. "Up to"
-      precedes the largest rate of several norms. Member 2 of an ensemble is named
+      precedes the largest rate of several norms. The last lines say what the numbers
+      mean and what to change, if they stand out. Member 2 of an ensemble is named
       `clip[2]`. "No step yet" during training means that the loop drops the new state.
 
     Raises:
@@ -50,7 +52,9 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     """
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
-    arrays = _metrics_in(opt_state)
+    recorded = _recorded(opt_state)
+    arrays = {key: x[-1] for key, x in recorded.items()} if recorded else {}
+    arrays = arrays or _metrics_in(opt_state)
     leaves = parts_in(arrays, "leaf_norm")
     lines = []
     for name, parts in parts_in(arrays).items():
@@ -64,7 +68,16 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
             )
         left = len(members) - most
         lines += [f"and {left} more of {name}"] if left > 0 else []
-    return "\n".join([*lines, *_lines_of_cotangents(arrays)])
+    lines += _lines_of_cotangents(arrays)
+    is_of_one = all(np.ndim(x) == 0 for x in arrays.values())
+    columns = {key: x[None] for key, x in arrays.items()} if is_of_one else {}
+    return "\n".join([*lines, *verdicts(recorded or columns)])
+
+
+def _recorded(state: PyTree) -> dict[str, np.ndarray]:
+    """Return the steps of a history, if this is the output of `history`."""
+    is_history = isinstance(state, Mapping) and np.ndim(state.get("step", 0)) == 1
+    return read(state) if is_history else {}
 
 
 def _numbers_of(
@@ -106,9 +119,7 @@ def _lines_of(
 
 
 def _metrics_in(state: PyTree) -> dict[str, np.ndarray]:
-    """Return the metrics of a state, or the last step of metrics that were passed."""
-    if isinstance(state, Mapping) and np.ndim(state.get("step", 0)) == 1:
-        state = {key: x[-1] for key, x in read(state).items()}
+    """Return the metrics of a state, or the metrics that were passed."""
     if isinstance(state, Mapping) and (parts_in(state) or _probes_in(state)):
         chosen = keys_of_metrics(state)
         return {key: _number(key, x) for key, x in state.items() if key in chosen}

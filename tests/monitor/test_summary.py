@@ -88,6 +88,7 @@ def test_summary_of_step_names_extremes_and_rates(step, line):
                 "clip: 2 norms, clipped in up to 100% of the steps, not finite in up to 1",
                 "     0%  nan       first (clipped in 50%, not finite in 1)",
                 "   100%  4         second (clipped in 100%)",
+                "-> clip: not finite in the last step: first.",
             ],
         ),
         (
@@ -166,7 +167,8 @@ def test_summary_of_global_norm_lists_recorded_leaves():
     first, *rest = lines_of(state)
     assert first.startswith("clip: norm nan")
     assert first.endswith("clipped in 50% of 2 steps, not finite in 1")
-    assert rest == ["     0%  nan       b", "   100%  4         norm/rate"]
+    assert rest[:2] == ["     0%  nan       b", "   100%  4         norm/rate"]
+    assert rest[2:] == ["-> clip: not finite in the last step: b."]
 
 
 def test_summary_of_ensemble_has_lines_for_each_member():

@@ -1,0 +1,129 @@
+"""Say what recorded numbers mean, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ._metrics import parts_in, percent
+
+# A fraction of steps, and of the squared norm, from which a verdict is given.
+_NEARLY_ALL = 0.9
+# The least number of steps for a verdict on a rate, and on a threshold without effect.
+_ENOUGH, _MANY = 20, 100
+# A smaller coefficient makes updates of a usual size smaller than the eps of Adam.
+_TINY = 1e-6
+# The number of consecutive skipped steps that is no longer a spike.
+_STALLED = 10
+# A spike is this many times the median norm. A threshold follows spikes if it rises by
+# this factor from before the first spike to after it.
+_SPIKE, _FOLLOWS = 10, 3
+
+Columns = Mapping[str, np.ndarray]
+
+
+def verdicts(columns: Columns) -> list[str]:
+    """Return a line for each finding in the metrics of one step or more, oldest first.
+
+    Args:
+      columns: One array over the steps per key of `metrics`.
+    """
+    lines = []
+    leaves = parts_in(columns, "leaf_norm")
+    for name, parts in parts_in(columns).items():
+        findings = [*_of_clip(columns, name)] if parts == [""] else []
+        findings += _of_skip(columns, name)
+        findings += _of_parts(columns, f"{name}/norm", [p for p in parts if p])
+        findings += _of_parts(columns, f"{name}/leaf_norm", leaves.get(name, []))
+        lines += [f"-> {name}: {finding}" for finding in findings]
+    return lines
+
+
+def _of_clip(columns: Columns, name: str) -> Iterator[str]:
+    """Yield the findings about one norm and its threshold."""
+    last = {
+        field: float(columns.get(f"{name}/{field}", np.array([np.nan]))[-1])
+        for field in ("threshold", "coefficient", "rate", "steps", "fraction")
+    }
+    steps, rate, coefficient = last["steps"], last["rate"], last["coefficient"]
+    is_skip = f"{name}/skipped" in columns
+    of_one = np.isnan(last["fraction"])
+    if not is_skip and of_one and steps >= _ENOUGH and rate >= _NEARLY_ALL:
+        yield (
+            f"clipped in {percent(rate)} of {steps:.0f} steps, so the effective"
+            " learning rate is the rate times the coefficient,"
+            f" {coefficient:.2g} in the last step. Adam changes little by this; with"
+            " other optimizers raise the threshold, which optclip.suggest chooses."
+        )
+    if not is_skip and 0 < coefficient < _TINY:
+        yield (
+            f"the coefficient {coefficient:.2g} makes updates smaller than the eps of"
+            " Adam, so that nothing is learned. Raise the threshold, or find the cause"
+            " of the norm."
+        )
+    if steps >= _MANY and rate == 0 and np.isfinite(last["threshold"]):
+        yield (
+            f"no step of {steps:.0f} exceeded the threshold {last['threshold']:.4g}. It"
+            " affects spikes only."
+        )
+    yield from _of_threshold(columns, name)
+
+
+def _of_threshold(columns: Columns, name: str) -> Iterator[str]:
+    """Yield the findings about a threshold that changes over the steps."""
+    norm, threshold = (columns.get(f"{name}/{f}") for f in ("norm", "threshold"))
+    if norm is None or threshold is None or len(norm) < _ENOUGH:
+        return
+    is_known = np.isfinite(norm) & np.isfinite(threshold)
+    norm, threshold = norm[is_known], threshold[is_known]
+    if len(norm) < _ENOUGH:
+        return
+    at = int(np.argmax(norm > _SPIKE * np.median(norm)))
+    is_spike = norm[at] > _SPIKE * np.median(norm)
+    before, after = np.median(threshold[:at] if at else threshold), threshold[at:].max()
+    if is_spike and at and after > _FOLLOWS * before:
+        yield (
+            f"the threshold rose from {before:.4g} to {after:.4g} after a norm of"
+            f" {norm[at]:.4g}, so later spikes pass. Use a rule that ignores spikes,"
+            " such as thresholds.zscore(skip_spikes=True), or a longer window."
+        )
+    changes = np.flatnonzero(np.diff(threshold))
+    unchanged = len(threshold) - 1 - (changes[-1] + 1) if len(changes) else 0
+    if unchanged >= _MANY:
+        yield (
+            f"the threshold has been {threshold[-1]:.4g} for {unchanged} steps, after"
+            " it changed before: the rule has stopped learning. Check for norms that"
+            " are 0 or not finite."
+        )
+
+
+def _of_skip(columns: Columns, name: str) -> Iterator[str]:
+    consecutive = columns.get(f"{name}/consecutive")
+    if consecutive is not None and consecutive[-1] >= _STALLED:
+        yield (
+            f"the last {consecutive[-1]:.0f} steps were skipped. If the parameters are"
+            " finite, the level of the norms or losses has shifted: raise the threshold"
+            " or set max_consecutive. If not, restore a checkpoint."
+        )
+
+
+def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
+    """Yield the findings about the norms of leaves or groups."""
+    norms = np.array([columns[f"{start}/{part}"][-1] for part in parts])
+    if len(norms) < 2:
+        return
+    bad = [part for part, norm in zip(parts, norms, strict=True) if norm - norm != 0]
+    if bad and len(bad) < len(parts):
+        yield f"not finite in the last step: {', '.join(bad[:5])}."
+    finite = np.where(np.isfinite(norms), norms, 0)
+    squares = (finite / max(finite.max(), np.finfo(float).tiny)) ** 2
+    largest = int(np.argmax(squares))
+    fraction = squares[largest] / max(squares.sum(), 1)
+    # Leaves that are clipped by their own norms do not scale each other.
+    if start.endswith("/leaf_norm") and not bad and fraction > _NEARLY_ALL:
+        yield (
+            f"{parts[largest]} has {percent(fraction)} of the squared norm in the last"
+            " step, so it alone decides how much all are scaled. Clip it separately"
+            " (over='leaf' or groups), or find its cause."
+        )

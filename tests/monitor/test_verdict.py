@@ -1,0 +1,95 @@
+"""The last lines of `summary` say what the numbers mean, if they stand out."""
+
+import numpy as np
+import optax
+import pytest
+
+import optclip
+from optclip import thresholds
+from tests.support import helpers
+from tests.support.steps import over_steps, unstacked
+
+STEADY = np.linspace(1.0, 1.2, 130, dtype=np.float32)
+SPIKE = np.where(np.arange(130) == 60, 900, STEADY).astype(np.float32)
+DEAD = np.where(np.arange(130) < 20, STEADY, 0).astype(np.float32)
+GLOBAL = optclip.clip_by_global_norm
+AVERAGED = optclip.clip_by_global_norm(thresholds.mean_plus_std(3.0, window=20))
+
+
+def lines_of(tx, sizes):
+    """Return the verdicts on the last state and on the history of a run."""
+    kept = optclip.with_history(tx, steps=len(sizes))
+    rows = {"a": sizes[:, None], "b": np.float32(0.5) * sizes[:, None]}
+    state = unstacked(over_steps(kept, rows)[1])[-1]
+    texts = optclip.summary(state), optclip.summary(optclip.history(state))
+    return ["\n".join(x for x in t.splitlines() if x[:2] == "->") for t in texts]
+
+
+@pytest.mark.parametrize(
+    ("tx", "sizes", "words"),
+    [
+        (GLOBAL(0.05), STEADY, "clipped in 100% of 130 steps, so the effective"),
+        (GLOBAL(1.3), STEADY, ""),
+        (GLOBAL(1e-8), 100 * STEADY[:9], "makes updates smaller than the eps of Adam"),
+        (GLOBAL(1e-2), STEADY[:9], ""),
+        (GLOBAL(99.0), STEADY, "no step of 130 exceeded the threshold 99"),
+        (GLOBAL(np.inf), STEADY, ""),
+        (GLOBAL(99.0), STEADY[:50], ""),
+        (optclip.skip(optax.sgd(1.0), max_norm=0.1), STEADY, "last 130 steps were skipped"),
+        (optclip.skip(optax.sgd(1.0), max_norm=30.0), SPIKE[50:70], ""),
+    ],
+)  # fmt: skip
+def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, words):
+    for line in lines_of(tx, sizes):
+        assert words in line if words else not line
+
+
+@pytest.mark.parametrize(
+    ("tx", "sizes", "words"),
+    [
+        (AVERAGED, SPIKE, "the threshold rose from"),
+        (GLOBAL(thresholds.zscore(skip_spikes=True)), SPIKE, ""),
+        (AVERAGED, DEAD, "the rule has stopped learning"),
+        (GLOBAL(optax.constant_schedule(1.15)), STEADY, ""),
+    ],
+)
+def test_summary_of_history_ends_with_verdict_on_threshold(tx, sizes, words):
+    line = lines_of(tx, sizes)[1]
+    assert words in line if words else "threshold" not in line
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ((9.0, 1.0), "a has 99% of the squared norm"),
+        ((9.0, 8.0), ""),
+        ((np.nan, 1.0), "not finite in the last step: a."),
+        ((np.nan, np.nan), ""),
+    ],
+)
+def test_summary_names_leaf_that_dominates_or_is_not_finite(norms, words):
+    tx = GLOBAL(100.0, record="leaves")
+    grads = {key: np.float32([x]) for key, x in zip("ab", norms, strict=True)}
+    _, state = helpers.quick_jit(tx.update)(grads, tx.init(grads))
+    line = optclip.summary(state).partition("->")[2]
+    assert words in line if words else not line
+
+
+def test_verdict_agrees_with_people_on_published_runs():
+    """A sweep clipped every batch 20-fold; Muon's norms scaled Adam's leaves to nothing.
+
+    wandb/senpai found "100 % of training batches clipped, effective step ~20x lower";
+    Megatron-LM issue 5394 stalled since one norm covered Muon's and Adam's leaves.
+    """
+    sweep = optclip.summary({
+        "clip/norm": 20.0, "clip/threshold": 1.0, "clip/coefficient": 0.05,
+        "clip/rate": 1.0, "clip/steps": 400, "clip/clipped": 400,
+    })  # fmt: skip
+    assert "the coefficient, 0.05 in the last step" in sweep
+    stalled = optclip.summary({
+        "clip/norm": 3e7, "clip/threshold": 1.0, "clip/coefficient": 3.3e-8,
+        "clip/leaf_norm/muon": 3e7, "clip/leaf_norm/adam": 0.4,
+        "clip/rate": 1.0, "clip/steps": 400,
+    })  # fmt: skip
+    assert "smaller than the eps of Adam" in stalled
+    assert "muon has 100% of the squared norm" in stalled
