@@ -17,6 +17,12 @@ NONE = optax.identity()
 GLOBAL = optclip.clip_by_global_norm(1.0)
 # Computes the norm, but skips no step.
 SKIP = optclip.skip(optax.adamw(1e-4), max_norm=1e30)
+OPTIMIZERS = {
+    "skip": SKIP,
+    "history": optclip.with_history(
+        optax.chain(optclip.clip_by_global_norm(1.0, record="leaves"), racing.ADAMW())
+    ),
+}
 # An AdamW step of GPT-2 with 148 leaves: the most kernels and kilobytes of temporary
 # buffers. optax launches 351 kernels for the global norm, 350 for the block RMS, and
 # for AGC 474 in float32 and 450 in bfloat16. The record of `clip_by_value` joins the
@@ -30,6 +36,8 @@ STEPS = {
     "leaf norms": (
         optclip.clip_by_global_norm(1.0, record="leaves"), "float32", 240, 1_000,
     ),
+    # The row of all metrics takes four kernels more than the leaf norms.
+    "history": (NONE, "float32", 240, 1_000),
     "agc": (recipes.agc(0.01), "float32", 250, 2_000),
     "agc, bfloat16": (recipes.agc(0.01), "bfloat16", 250, 2_000),
 }  # fmt: skip
@@ -47,8 +55,7 @@ def check_nothing_waits(text):
 def test_gpu_adamw_step_launches_and_updates_few_kernels(name):
     clip, dtype, most, kilobytes = STEPS[name]
     tree = trees.typed(trees.workloads(tiny=False)["gpt2"], dtype)
-    optimizer = SKIP if name == "skip" else None
-    program = counts.adamw_step(clip, tree, optimizer)
+    program = counts.adamw_step(clip, tree, OPTIMIZERS.get(name))
     kernels = check_nothing_waits(program.text)
     assert 0 < kernels <= most
     # Only the loss has a new address in each step.
