@@ -1,6 +1,7 @@
 """Configure JAX, the compilation cache, and the fixtures of all tests."""
 
 import ctypes
+import gc
 import math
 import os
 import pathlib
@@ -17,10 +18,13 @@ CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache" / jax.__version__
 jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Lowering would store the call stack of each operation, a tenth of its time.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 
-# Above this, compiled programs are cleared: a worker would grow to gigabytes.
-MAX_RESIDENT_BYTES = 750 * 2**20
+# Above this, compiled programs are cleared: a worker would grow to several gigabytes.
+# Half of it would clear them after every third file.
+MAX_RESIDENT_BYTES = 1500 * 2**20
 
 
 def resident_bytes() -> float:
@@ -37,6 +41,11 @@ class BoundedMemory:
     Files share the programs of single operations, a tenth of the suite's time. This is
     a plugin, since fixtures of this folder do not apply to the package's doctests.
     """
+
+    def pytest_collection_finish(self):
+        # Modules and tests live until the end, so garbage collection can skip them.
+        gc.collect()
+        gc.freeze()
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item, nextitem):
