@@ -9,7 +9,7 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES
+from tests.support.registry import ENTRIES, by_trait
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 TREE = helpers.gradients()
@@ -20,7 +20,7 @@ def clip(tx, tree):
     return tx.update(tree, tx.init(tree))[0]
 
 
-@every
+@pytest.mark.parametrize("entry", by_trait(), ids=lambda entry: entry.id)
 def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
     """Scalars have no axes and no singular values."""
     tx = helpers.tx_without_promotion(entry.make())
