@@ -53,6 +53,21 @@ def donated(entry, group):
     assert all(x.is_deleted() for x in jax.tree.leaves(tree) if x.size)
 
 
+@helpers.quick_jit
+def stacked(*trees):
+    """Stack leaves; jnp.stack makes weak types strong."""
+
+    def at(i):
+        return jax.tree.map(lambda *x: jax.lax.select_n(i, *x), *trees)
+
+    return jax.vmap(at)(jnp.arange(2))
+
+
+@helpers.quick_jit
+def unstacked(leaves):
+    return [[x[i] for x in leaves] for i in range(2)]
+
+
 def batched(entry, group):
     """Clip in vmap in cond in scan, whose types must match; each has its own norms."""
     batch = jax.vmap(clip_of(entry))
@@ -61,17 +76,13 @@ def batched(entry, group):
         return jax.lax.cond(jnp.array(True), batch, lambda t: t, trees), None
 
     trees = [whole_tree(entry, group, flipped=flipped) for flipped in (False, True)]
-    # jnp.stack makes weak types strong.
-    both = jax.vmap(lambda i: jax.tree.map(lambda *x: jax.lax.select_n(i, *x), *trees))(
-        jnp.arange(2)
-    )
+    both = stacked(*trees)
     clipped, _ = helpers.quick_jit(lambda t: jax.lax.scan(step, t, None, length=1))(
         both
     )
     helpers.assert_same_types(clipped, both)
-    for i, tree in enumerate(trees):
-        leaves = [x.at[i].get() for x in jax.tree.leaves(clipped)]
-        each = jax.tree.structure(tree).unflatten(leaves)
+    for i, leaves in enumerate(unstacked(jax.tree.leaves(clipped))):
+        each = jax.tree.structure(trees[i]).unflatten(leaves)
         assert_whole(each, entry, group, flipped=bool(i))
 
 

@@ -54,7 +54,7 @@ def gradients(entry: Any, group: str, *, flipped: bool = False) -> Any:
     them.
     """
     values = EXACT[::-1] if flipped else EXACT
-    dense = {name: jnp.asarray(values, getattr(jnp, name)) for name in FLOATS}
+    dense = {name: jnp.asarray(values.astype(jnp.dtype(name))) for name in FLOATS}
     dense["complex64"] = jnp.asarray(values * np.exp(0.7j), jnp.complex64)
     # Equal numbers, since only a broadcast scalar is a weakly typed array.
     dense["weak"] = jnp.broadcast_to(jnp.asarray(-2.5 if flipped else 2.5), (3, 4))
