@@ -56,7 +56,7 @@ class Case:
     dtype: str
     values: str
 
-    def tree(self) -> list[jax.Array]:
+    def tree(self) -> list[np.ndarray]:
         sizes = [math.prod(shape) for shape in SHAPES[self.shapes]]
         x = np.asarray(ALL_VALUES[self.values](sum(sizes)))
         parts = np.split(x, np.cumsum(sizes)[:-1])
