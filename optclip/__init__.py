@@ -18,7 +18,7 @@ Index::
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
     Wrappers            skip, with_history, with_error_feedback, with_periodic_reset,
                         clip_after, clip_before
-    Monitoring          metrics, history, summary, suggest, plot
+    Monitoring          metrics, history, summary, explain, suggest, plot
     Private training    per_example: clipped_grad, clipped_sum, norms, aggregate
     Backward pass       clip_cotangent, with_clipped_cotangent, cotangent_probe
     Attention           clip_attention_logits (QK-Clip), Heads, find_heads
@@ -49,6 +49,8 @@ from ._attention._heads import Heads
 from ._cotangents._clip_cotangent import clip_cotangent
 from ._cotangents._layer_decorator import with_clipped_cotangent
 from ._cotangents._probe import cotangent_probe
+from ._explain._explain import explain
+from ._explain._explanation import Explanation
 from ._monitor._history import history
 from ._monitor._metrics import metrics
 from ._monitor._suggest import Suggestion, suggest
@@ -80,6 +82,7 @@ __version__ = "0.1.0"
 
 
 __all__ = [
+    "Explanation",
     "Heads",
     "Suggestion",
     "axes",
@@ -98,6 +101,7 @@ __all__ = [
     "clip_by_value",
     "clip_cotangent",
     "cotangent_probe",
+    "explain",
     "find_heads",
     "functional",
     "groups",

@@ -5,3 +5,5 @@
 coefficients, and `_clip_then_sum` or `_weighted_sum` the sum. `_clipped_sum` receives
 the gradients of each example.
 """
+
+from ._example_norms import norms

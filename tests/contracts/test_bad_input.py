@@ -32,7 +32,7 @@ from tests.support.running_rules import UserRule
 
 # Made by the library, abstract, or without arguments.
 NOT_CALLED = {
-    "Suggestion", "per_example.ClippedGrad", "per_example.ExampleNorms",
+    "Explanation", "Suggestion", "per_example.ClippedGrad", "per_example.ExampleNorms",
     "per_example.Plan", "per_example.ExampleInfo", "per_example.QuantileState",
     "Proportional", "Tanh", "Drop", "Seen", "Response", "Rule", "Scope",
 }  # fmt: skip
@@ -140,6 +140,7 @@ CALLS = {
     "with_periodic_reset": ({"inner": ADAM}, use),
     "metrics": ({"opt_state": STATE}, use),
     "summary": ({"opt_state": STATE}, use),
+    "explain": ({"losses": lambda w: w["a"], "params": TREE}, use),
     "suggest": ({"norms": NORMS, "part": "a"}, use),
     "Heads": ({"query": "query", "key": "key"}, clip_heads),
     "find_heads": ({"params": PROJECTIONS, "query": "query", "key": "key"}, clip_heads),
@@ -220,7 +221,10 @@ ROUTED = [
     (FRACTION, "b1 b2 balance decay floor max_shrink per_count q quantile rate"),
     (FRACTION, "skip_first clip_cotangent.relative"),
     (COUNT, "ddof grace rope warmup"),
-    (LENGTH, "block_size every head_dim max_consecutive microbatch_size most steps"),
+    (
+        LENGTH,
+        "block_size every head_dim max_consecutive microbatch_size most steps top",
+    ),
     (LENGTH, "window mean_plus_std.warmup zscore.warmup recipes.zclip.warmup"),
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
     (THRESHOLD, "threshold"),
@@ -254,6 +258,8 @@ ROUTED = [
     ((3, T, "A label in `groups` must be a string, or None"), "groups labels"),
     (([3], T, "`{p}` must be a dict from the label of a run to"), "histories"),
     (([3], T, "`{p}` must be a list of dicts from optclip.metrics"), "history"),
+    ((3, T, "`{p}` must be a function losses(params, *args)"), "losses"),
+    ((3, T, "got an unexpected keyword argument '{p}'"), "args"),
     ((3, T, "`{p}` must be a dict from the name of a layer"), "layers logits"),
     (([jnp.arange(2)], T, "A leaf of a block must be a real or complex"), "leaves"),
     (("x", T, "`{p}` must be a function loss(params, example) of one"), "loss"),
@@ -270,6 +276,7 @@ ROUTED = [
     (("all", T, "`{p}` must be 'tree', 'leaf'"), "over"),
     ((np.ones(3, bool), V, "`{p}` must be an array of 2 bools"), "padding"),
     ((None, V, "`query` must be the name of a module"), "find_heads.params"),
+    (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
     ((None, V, "must name leaves"), "functional.clip_attention_logits.params"),
     ((3, T, "`{p}` must be a str or a pathlib.Path"), "path"),
     ((3, T, "`{p}` must be a record from optclip.cotangent_probe()"), "probe"),
@@ -559,6 +566,19 @@ MESSAGES = {
         ([{"clip/norm": 1.0}], T, "a history. Pass one step, such as history[-1]"),
         ({"clip/norm": np.ones(3)}, T, "at 'clip/norm' must be a number"),
         ({"clip/norm": None}, T, "at 'clip/norm' must be a number, got None"),
+    ],
+    "explain.losses": [
+        (lambda w: jnp.mean(w["a"]), V, "a scalar, which does not show the examples"),
+        (lambda w: jnp.ones((2, 3, 4)), V, "got the shape (2, 3, 4). Reshape further"),
+        (lambda w: jnp.ones((0, 3)), V, "`losses` returned no loss: its shape is (0,"),
+        (lambda w: jnp.ones(3, int), T, "`losses` must return floats, got int32."),
+        (lambda w: (w["a"], w), T, "Return the losses alone, without metrics or state"),
+    ],
+    "explain.history": [
+        ({"clip/norm": [1.0]}, V, "`history` has no norms of the leaves of `params`"),
+    ],
+    "explain.microbatch_size": [
+        (1, V, "each array in `args` must have"),
     ],
     "suggest.norms": [
         (["x"], T, "`norms` must be an array of numbers, one per step, or the dicts"),

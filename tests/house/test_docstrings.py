@@ -50,7 +50,7 @@ def entries(doc):
     """Return the texts of the section `Args` or `Attributes` by parameter."""
     section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)+)", f"{doc}\n", re.M)
     parts = re.split(r"^  (?=\S)", section[1], flags=re.M)[1:] if section else []
-    pairs = (part.partition(": ") for part in parts)
+    pairs = (part.lstrip("*").partition(": ") for part in parts)
     return {name: " ".join(text.split()) for name, _, text in pairs}
 
 

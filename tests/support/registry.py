@@ -448,6 +448,8 @@ OTHER_NAMES = {
     "singular_values": "test_matrices.py",
     "matrices": "test_matrices.py",
     "Suggestion": "test_suggest.py",
+    "Explanation": "test_explain.py",
+    "explain": "test_explain.py",
     "clip_after": "test_wrappers.py",
     "clip_before": "test_wrappers.py",
     "axes": "test_scopes.py",

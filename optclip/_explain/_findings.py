@@ -1,0 +1,95 @@
+"""Write a sentence for each entry that stands out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._attribution import Method
+from ._contributions import Tables
+from ._entries import Contribution, Leaf, Outlier, named
+from ._nonfinite import Nonfinite
+
+# In healthy models one leaf, such as the embedding, often has over half.
+_MOST_OF_A_LEAF = 0.9
+_MOST_TIMES_MEDIAN = 10
+
+
+def of_contributions(tables: Tables, method: Method) -> list[str]:
+    """Return the sentence of a single loss, example or position, in this order."""
+    of = "the gradient" if method == "derivative" else "the squared norms of examples"
+    for table in tables:
+        entry = table.standing_out()
+        if entry is not None:
+            return [f"{_percent(entry.fraction)} of {of} is {entry}."]
+    return []
+
+
+def of_leaves(leaves: list[Leaf]) -> list[str]:
+    """Return the sentence of a slice or a leaf of the gradient."""
+    if not leaves or not all(np.isfinite(leaf.norm) for leaf in leaves):
+        return []
+    largest = max(leaves, key=lambda leaf: leaf.fraction)
+    part = largest.slice
+    of = "of the squared norm of the gradient is"
+    if part is not None and part.length > 2:
+        fraction = largest.fraction * part.fraction
+        if fraction > max(0.5, 2 / part.length):
+            return [f"{_percent(fraction)} {of} {part} of {named(largest.name)}."]
+    if largest.fraction > _MOST_OF_A_LEAF and len(leaves) > 2:
+        return [f"{_percent(largest.fraction)} {of} {named(largest.name)}."]
+    return []
+
+
+def of_history(leaves: list[Leaf]) -> list[str]:
+    """Return the sentence of a leaf that exceeds its own median."""
+    ratios = [(leaf.ratio, leaf.name) for leaf in leaves if leaf.ratio is not None]
+    ratios = [pair for pair in ratios if np.isfinite(pair[0])]
+    if not ratios or max(ratios)[0] <= _MOST_TIMES_MEDIAN:
+        return []
+    (ratio, name), *others = sorted(ratios, reverse=True)
+    rest = f"; the others have at most {_times(others[0][0])}" if others else ""
+    return [f"{named(name)} has {_times(ratio)} its median norm{rest}."]
+
+
+def of_outliers(outliers: list[Outlier]) -> list[str]:
+    """Return the sentence of the largest outlier of the parameters."""
+    if not outliers:
+        return []
+    outlier = outliers[0]
+    of = "norm" if outlier.axis is not None else "root mean square of a matrix"
+    return [f"Parameters: {outlier} has {_times(outlier.ratio)} the median {of}."]
+
+
+def of_nonfinite(bad: Nonfinite, batch: int) -> list[str]:
+    """Return the sentences of NaN and inf."""
+    sentences = []
+    if bad.params:
+        names = [named(name) for name in bad.params]
+        sentences.append(f"Parameters are not finite: {_list(names)}.")
+    if len(bad.losses) == 1:
+        example, *position = bad.losses[0]
+        entry = Contribution(example, position[0] if position else None, 0.0, 0.0)
+        sentences.append(f"The loss of {entry} is not finite.")
+    elif bad.losses:
+        sentences.append(f"{len(bad.losses)} losses are not finite.")
+    elif bad.leaves:
+        sentences.append("All losses are finite, but the gradient is not.")
+    if bad.leaves:
+        of = _list([f"example {i}" for i in bad.examples]) or "no single example"
+        of = "each example" if len(bad.examples) == batch > 1 else of
+        names = _list([named(name) for name in bad.leaves])
+        sentences.append(f"NaN or inf in the gradient of {names}, by {of}.")
+    return sentences
+
+
+def _list(words: list[str]) -> str:
+    more = f" and {len(words) - 3} more" if len(words) > 3 else ""
+    return ", ".join(words[:3]) + more
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.1%}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times"

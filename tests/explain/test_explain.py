@@ -1,0 +1,220 @@
+"""`explain` finds planted causes by name, and finds none where there is none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optclip
+
+BATCH, LENGTH, WORDS, WIDTH = 8, 6, 16, 8
+
+
+def model_losses(params, tokens, targets, weights):
+    """Return the losses of a model that predicts words by its own embedding."""
+    x = params["embed"][tokens]
+    for layer in params["layers"]:
+        x = x + jnp.tanh(x @ layer["up"]) @ layer["down"]
+    logp = jax.nn.log_softmax(x @ params["embed"].T)
+    return -weights * jnp.take_along_axis(logp, targets[..., None], -1)[..., 0]
+
+
+def step_of(seed=0):
+    rng = np.random.default_rng(seed)
+
+    def matrix(*shape):
+        return (0.3 * rng.normal(size=shape)).astype(np.float32)
+
+    layers = [{"up": matrix(WIDTH, 16), "down": matrix(16, WIDTH)} for _ in range(2)]
+    params = {"embed": matrix(WORDS, WIDTH), "layers": layers}
+    tokens = rng.integers(0, WORDS, (2, BATCH, LENGTH))
+    return params, [*tokens, np.ones((BATCH, LENGTH), np.float32)]
+
+
+def test_nothing_stands_out_in_ordinary_step():
+    params, batch = step_of()
+    found = optclip.explain(model_losses, params, *batch, top=2)
+    assert isinstance(found, optclip.Explanation)
+    assert found.findings == []
+    assert str(found).startswith("Nothing stands out")
+    assert "embed" in str(found)
+    assert [len(x) for x in (found.leaves, found.examples, found.losses)] == [2, 2, 2]
+
+
+def bad_example(params, batch):
+    batch[2][5] = 100.0
+
+
+def bad_position(params, batch):
+    batch[2][2, 4] = 300.0
+
+
+def bad_column(params, batch):
+    batch[2][:, 1] = 100.0
+
+
+def duplicated_token(params, batch):
+    batch[0][3], batch[1][3] = 7, 2
+    batch[2][3] = 20.0
+
+
+def damaged_row(params, batch):
+    params["embed"][11] *= 300
+
+
+def exploding_layer(params, batch):
+    params["layers"][1]["up"] *= 1000
+
+
+def nan_label(params, batch):
+    batch[2][2, 4] = np.nan
+
+
+def nan_parameter(params, batch):
+    params["layers"][0]["down"][0, 0] = np.nan
+
+
+PLANTED = {
+    bad_example: "of the gradient is example 5.",
+    bad_position: "of the gradient is position 4 of example 2.",
+    bad_column: "of the gradient is position 1.",
+    duplicated_token: "of the gradient is example 3.",
+    damaged_row: "Parameters: row 11 of `embed` has 3",
+    exploding_layer: "Parameters: `layers/1/up` has ",
+    nan_label: "The loss of position 4 of example 2 is not finite.",
+    nan_parameter: "Parameters are not finite: `layers/0/down`.",
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_planted_cause_is_found(plant):
+    params, batch = step_of()
+    plant(params, batch)
+    found = optclip.explain(model_losses, params, *batch)
+    assert PLANTED[plant] in "\n".join(found.findings)
+    if plant is duplicated_token:
+        embed = next(leaf for leaf in found.leaves if leaf.name == "embed")
+        assert (embed.slice[:2], embed.slice.fraction > 0.5) == ((0, 7), True)
+
+
+def by_hand(w, x, y):
+    """Return each loss's fraction of the gradient in float64."""
+    w, x, y = jax.tree.map(np.float64, (w, x, y))
+    z = x @ w["w"] + w["b"]
+    slope = 2 * (np.sin(z) - y) * np.cos(z)
+    grads = slope[..., None] * np.concatenate([x, np.ones((*x.shape[:-1], 1))], -1)
+    g = grads.reshape(-1, grads.shape[-1]).mean(0)
+    return grads @ g / (g @ g) / slope.size, g
+
+
+@jax.custom_vjp
+def without_forward_mode(z):
+    return jnp.sin(z)
+
+
+without_forward_mode.defvjp(lambda z: (jnp.sin(z), z), lambda z, c: (c * jnp.cos(z),))
+
+
+@jax.custom_vjp
+def without_second_derivative(z):
+    return jnp.sin(z)
+
+
+def slope_by_callback(z, c):
+    return (jax.pure_callback(lambda z, c: c * np.cos(z), z, z, c),)
+
+
+without_second_derivative.defvjp(lambda z: (jnp.sin(z), z), slope_by_callback)
+
+
+def losses_by(function):
+    def losses(w, x, y):
+        return jnp.square(function(x @ w["w"] + w["b"]) - y)
+
+    return losses
+
+
+def linear_step(positions=3):
+    rng = np.random.default_rng(0)
+    w = {"w": rng.normal(size=4), "b": np.float64(0.5)}
+    x, y = rng.normal(size=(7, positions, 4)), rng.normal(size=(7, positions))
+    return jax.tree.map(np.float32, (w, x, y))
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+@pytest.mark.parametrize("function", [jnp.sin, without_forward_mode])
+def test_fractions_are_those_of_directional_derivative(function, microbatch_size):
+    w, x, y = linear_step()
+    fractions, g = by_hand(w, x, y)
+    found = optclip.explain(
+        losses_by(function), w, x, y, top=99, microbatch_size=microbatch_size
+    )
+    assert (len(found.losses), found.method) == (21, "derivative")
+    for (i, t), fraction in np.ndenumerate(fractions):
+        entry = next(e for e in found.losses if e[:2] == (i, t))
+        np.testing.assert_allclose(entry.fraction, fraction, rtol=1e-4, atol=1e-5)
+    for entry in found.examples:
+        wanted = fractions[entry.example].sum()
+        np.testing.assert_allclose(entry.fraction, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sum(e.fraction for e in found.positions), 1, rtol=1e-12)
+    np.testing.assert_allclose(found.norm, np.linalg.norm(g), rtol=1e-5)
+    norms = {leaf.name: leaf.norm for leaf in found.leaves}
+    np.testing.assert_allclose(norms["w"], np.linalg.norm(g[:-1]), rtol=1e-5)
+
+
+def test_fractions_without_second_derivative_are_of_squared_norms():
+    w, x, y = linear_step(positions=1)
+    x, y = x[:, 0], y[:, 0]
+    z = x @ w["w"] + w["b"]
+    slope = 2 * (np.sin(z) - y) * np.cos(z)
+    squares = np.float64(slope**2 * (np.sum(x**2, 1) + 1))
+    found = optclip.explain(losses_by(without_second_derivative), w, x, y, top=9)
+    assert found.method == "norms"
+    for entry in found.examples:
+        wanted = squares[entry.example] / squares.sum()
+        np.testing.assert_allclose(entry.fraction, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_fractions_of_extreme_gradients_are_exact(scale):
+    w, x, y = linear_step()
+    fractions, g = by_hand(w, x, y)
+    losses = losses_by(jnp.sin)
+    found = optclip.explain(lambda *a: scale * losses(*a), w, x, y, top=99)
+    np.testing.assert_allclose(found.norm, scale * np.linalg.norm(g), rtol=1e-5)
+    for entry in found.losses:
+        wanted = fractions[entry[:2]]
+        np.testing.assert_allclose(entry.fraction, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_nan_in_derivative_alone_names_example():
+    def losses(w, x):
+        return jnp.sqrt(jnp.abs(x @ w))
+
+    x = np.ones((6, 2), np.float32)
+    x[4] = 0
+    found = optclip.explain(losses, jnp.ones(2), x)
+    assert (found.nonfinite_losses, found.nonfinite_examples) == ([], [4])
+    assert "All losses are finite, but the gradient is not.\n" in str(found)
+    assert "gradient of the array, by example 4." in str(found)
+
+
+def test_zero_gradient_has_no_contributions():
+    found = optclip.explain(lambda w, x: 0 * (x @ w), jnp.ones(2), jnp.ones((3, 2)))
+    assert (found.norm, found.examples, found.findings) == (0.0, [], [])
+
+
+def test_history_compares_each_leaf_with_its_own_median():
+    params, batch = step_of()
+    usual = optclip.explain(model_losses, params, *batch, top=9).leaves
+    # The norms of another transformation are not those of the gradient.
+    history = {"clip/norm/embed": np.ones(5), "step": np.arange(5)}
+    for leaf in usual:
+        norms = np.float64([0, np.nan, 1, 1, 100])
+        history[f"skip/leaf_norm/{leaf.name}"] = leaf.norm * norms
+    history["skip/leaf_norm/layers/0/down"] = history["skip/leaf_norm/embed"] * 1e-3
+    found = optclip.explain(model_losses, params, *batch, history=history)
+    assert found.leaves[0].name == "layers/0/down"
+    assert [leaf.ratio for leaf in found.leaves[1:]] == pytest.approx([1, 1])
+    assert "`layers/0/down` has " in found.findings[0]
+    assert "times its median norm; the others have at most 1 times." in str(found)
