@@ -37,12 +37,13 @@ def gradient(step: Step) -> tuple[np.ndarray, list[jax.Array]]:
         grads, losses = jax.grad(total, has_aux=True)(leaves)
         return [_leaves.widen(g) / number for g in grads], losses
 
-    grads, losses = None, []
-    for args in step.microbatches():
+    parts = step.microbatches()
+    grads, values = of_part(step.leaves, next(parts))
+    losses = [np.asarray(values, np.float64)]
+    for args in parts:
         part, values = of_part(step.leaves, args)
-        grads = part if grads is None else list(map(jnp.add, grads, part))
+        grads = list(map(jnp.add, grads, part))
         losses.append(np.asarray(values, np.float64))
-    assert grads is not None
     return _joined(losses, step), grads
 
 
@@ -54,6 +55,7 @@ def contributions(
     The derivative of a loss along the gradient g is <g_i, g>, and these sum to |g|^2
     times the number of losses. The fractions are negative for losses that oppose it.
     Without derivatives, they are those of the squared gradient norms of the examples.
+    The buffers of the gradient are reused.
     """
     direction = _scaled(grads)
     for along in (_forward, _transposed):
@@ -119,7 +121,8 @@ def _transposed(
     return jax.grad(product)(jnp.zeros_like(losses))
 
 
-@jax.jit
+# Donated, since the gradient itself is not needed any more.
+@functools.partial(jax.jit, donate_argnums=0)
 def _scaled(grads: list[jax.Array]) -> list[jax.Array]:
     """Return the direction of the gradient; its largest element is 1.
 

@@ -27,12 +27,14 @@ class Explanation(NamedTuple):
         shape `(batch,)`.
       method: How the fractions of examples were computed: `"derivative"` along the
         gradient or, if JAX has no such derivative of the loss, `"norms"`, their
-        fraction of the sum of squared gradient norms of the examples.
+        fraction of the sum of squared gradient norms of the examples. Without
+        derivatives, a batch that cannot be split has no examples here.
       outliers: Parameters of unusual size, `(name, shape, axis, at, ratio)`: slices
         with over 30 times the median norm, and leaves with over 100 times the median
         root mean square of matrices, whose `axis` and `at` are None.
       nonfinite_losses: Indices of all losses that are NaN or inf.
-      nonfinite_examples: All examples with a NaN or inf in their loss or gradient.
+      nonfinite_examples: All examples with a NaN or inf in their loss or gradient; by
+        their loss alone if the batch cannot be split.
       nonfinite_leaves: Names of all leaves with a NaN or inf in the gradient.
       nonfinite_params: Names of all leaves with a NaN or inf in the parameters.
     """

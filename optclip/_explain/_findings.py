@@ -75,10 +75,11 @@ def of_nonfinite(bad: Nonfinite, batch: int) -> list[str]:
     elif bad.leaves:
         sentences.append("All losses are finite, but the gradient is not.")
     if bad.leaves:
-        of = _list([f"example {i}" for i in bad.examples]) or "no single example"
-        of = "each example" if len(bad.examples) == batch > 1 else of
         names = _list([named(name) for name in bad.leaves])
-        sentences.append(f"NaN or inf in the gradient of {names}, by {of}.")
+        of = _list([f"example {i}" for i in bad.examples])
+        of = "each example" if len(bad.examples) == batch > 1 else of
+        by = f", by {of}" if of else ""
+        sentences.append(f"NaN or inf in the gradient of {names}{by}.")
     return sentences
 
 

@@ -15,24 +15,27 @@ def leaves_of(
 ) -> list[Leaf]:
     """Return all leaves, largest first; by their ratio to the history if there is one.
 
-    Leaves with NaN or inf are first.
+    Leaves with NaN or inf are first, leaves that the history lacks last.
     """
     norms = np.array([size.norm for size in sizes])
-    squares = (norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)) ** 2
-    total = np.sum(squares) or 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        relative = norms / (np.max(norms, where=np.isfinite(norms), initial=0) or 1)
+        fractions = relative**2 / (np.sum(relative**2) or 1)
     leaves = [
-        Leaf(name, size.norm, float(square / total), _slice(size), None)
-        for name, size, square in zip(names, sizes, squares, strict=True)
+        Leaf(name, size.norm, float(fraction), _slice(size), None)
+        for name, size, fraction in zip(names, sizes, fractions, strict=True)
     ]
+    order = norms
     if medians is not None:
-        leaves = [
-            leaf._replace(ratio=leaf.norm / medians[leaf.name])
-            if leaf.name in medians
-            else leaf
-            for leaf in leaves
+        ratios = [
+            norm / medians.get(n, np.inf) for n, norm in zip(names, norms, strict=True)
         ]
-    order = [x.norm if x.ratio is None else x.ratio for x in leaves]
-    order = np.nan_to_num(np.array(order), nan=np.inf, posinf=np.inf)
+        leaves = [
+            leaf._replace(ratio=float(ratio)) if leaf.name in medians else leaf
+            for leaf, ratio in zip(leaves, ratios, strict=True)
+        ]
+        order = np.array(ratios)
+    order = np.nan_to_num(order, nan=np.inf, posinf=np.inf)
     return [leaves[i] for i in largest(order, len(leaves))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._arrays import _leaves, _validate
+from .._arrays import _leaves, _placement, _validate
 from .._arrays._types import PyTree
 
 _WANTED = "one loss per example, (batch,), or per position, (batch, positions)"
@@ -62,12 +63,21 @@ class Step:
             return
         for start in range(0, number, size):
             rows = slice(start, start + size)
-            yield jax.tree.map(lambda x, rows=rows: jnp.asarray(x)[rows], self.args)
+            yield jax.tree.map(functools.partial(_part, rows=rows), self.args)
 
     def can_be_split(self) -> bool:
         """Return whether each array of the batch has one entry per example."""
         firsts = {jnp.shape(x)[:1] for x in jax.tree.leaves(self.args)}
         return firsts == {self.shape[:1]}
+
+
+def _part(x: Any, rows: slice) -> jax.Array:
+    """Return some rows, split over the same devices if their number allows it."""
+    x = jnp.asarray(x)
+    # JAX does not slice an axis that is split over an Explicit mesh axis.
+    part = _placement.whole(x)[rows]
+    devices = x.shape[0] // x.sharding.shard_shape(x.shape)[0]
+    return part if part.shape[0] % devices else _placement.placed_as(part, x)
 
 
 def step_of(
@@ -95,6 +105,11 @@ def step_of(
         if isinstance(x, Tracer):
             wanted = "concrete, outside jax.jit"
             raise TypeError(_validate.must_be("The arguments", wanted, x))
+        if isinstance(x, jax.Array) and x.is_deleted():
+            raise ValueError(
+                "`params` or `args` has an array that a step deleted by donation. Call"
+                " explain before the step, or copy it: jax.tree.map(jnp.copy, params)."
+            )
     shape = _shape_of(jax.eval_shape(losses, params, *args))
     step = Step(losses, flat, args, shape, microbatch_size or shape[0])
     if step.microbatch_size < shape[0] and not step.can_be_split():

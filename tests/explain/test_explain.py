@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import P
+from jax.sharding import AxisType, NamedSharding
 
 import optclip
 
@@ -211,10 +213,81 @@ def test_history_compares_each_leaf_with_its_own_median():
     history = {"clip/norm/embed": np.ones(5), "step": np.arange(5)}
     for leaf in usual:
         norms = np.float64([0, np.nan, 1, 1, 100])
+        norms = 0 * norms if leaf.name == "layers/1/up" else norms
         history[f"skip/leaf_norm/{leaf.name}"] = leaf.norm * norms
     history["skip/leaf_norm/layers/0/down"] = history["skip/leaf_norm/embed"] * 1e-3
     found = optclip.explain(model_losses, params, *batch, history=history)
     assert found.leaves[0].name == "layers/0/down"
     assert [leaf.ratio for leaf in found.leaves[1:]] == pytest.approx([1, 1])
+    assert "1 times its median" in str(found)
     assert "`layers/0/down` has " in found.findings[0]
     assert "times its median norm; the others have at most 1 times." in str(found)
+
+
+def test_fractions_of_complex_parameters_follow_steepest_direction():
+    rng = np.random.default_rng(0)
+    w, *x = rng.normal(size=(7, 3)) + 1j * rng.normal(size=(7, 3))
+    grads = 2 * (x @ w)[:, None] * np.conj(x)
+    g = grads.mean(0)
+    found = optclip.explain(
+        lambda w, x: jnp.abs(x @ w) ** 2, np.complex64(w), np.complex64(x), top=9
+    )
+    for entry in found.examples:
+        wanted = np.vdot(g, grads[entry.example]).real / np.vdot(g, g).real / 6
+        np.testing.assert_allclose(entry.fraction, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 4, 3])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_mesh_has_fractions_of_one_device(kind, microbatch_size):
+    w, x, y = linear_step()
+    x, y = np.concatenate([x, x[:1] * 9]), np.concatenate([y, y[:1]])
+    mesh = jax.make_mesh((4,), ("i",), (kind,))
+    split = jax.device_put((x, y), NamedSharding(mesh, P("i")))
+    whole = jax.device_put(w, NamedSharding(mesh, P()))
+    losses = losses_by(jnp.sin)
+    found = optclip.explain(losses, whole, *split, microbatch_size=microbatch_size)
+    expected = optclip.explain(losses, w, x, y)
+    for one, other in zip(found.losses, expected.losses, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_leaf_with_over_90_percent_is_found():
+    def losses(w, x):
+        return sum(
+            scale * (x @ w[name]) for name, scale in (("a", 1), ("b", 9), ("c", 1))
+        )
+
+    params = dict.fromkeys("abc", jnp.ones(4))
+    found = optclip.explain(losses, params, np.eye(4, dtype=np.float32))
+    assert found.findings == ["97.6% of the squared norm of the gradient is `b`."]
+
+
+def test_traced_parameters_raise_with_advice():
+    with pytest.raises(TypeError, match="must be concrete, outside jax.jit, got"):
+        jax.eval_shape(lambda w: optclip.explain(jnp.square, w), jnp.ones(3))
+
+
+def test_donated_parameters_raise_with_advice():
+    params = jnp.ones(3)
+    params.delete()
+    with pytest.raises(ValueError, match="Call explain before the step, or copy it"):
+        optclip.explain(lambda w: w**2, params)
+
+
+def test_unsplit_batch_without_derivatives_names_no_example():
+    found = optclip.explain(jnp.sqrt, jnp.array([1.0, 0.0]))
+    assert found.nonfinite_examples == []
+    assert found.findings[-1] == "NaN or inf in the gradient of the array."
+    found = optclip.explain(without_second_derivative, jnp.ones(3))
+    assert (found.method, found.examples, len(found.leaves)) == ("norms", [], 1)
+
+
+def test_layer_of_stacked_parameters_is_found():
+    params = np.ones((4, 2, 3), np.float32)
+    params[2] *= 50
+    found = optclip.explain(
+        lambda w, x: jnp.sum(w * x, (1, 2, 3)), params, params[None]
+    )
+    assert "Parameters: index 2 of axis 0 of the array has 50 times" in str(found)
+    assert "gradient is index 2 of axis 0 of the array." in str(found)
