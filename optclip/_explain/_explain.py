@@ -65,7 +65,7 @@ def explain(
     Raises:
       TypeError: Called inside `jax.jit`, or the losses are not one array of floats.
       ValueError: The losses are already reduced, or have more than two axes; the batch
-        cannot be split; or the history has no norms of leaves.
+        cannot be split; an array was donated; or the history has no norms of leaves.
     """
     _validate.length("top", top)
     step = step_of(losses, params, args, microbatch_size)
