@@ -55,7 +55,7 @@ def stack(trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-@each_trait
+@every
 def test_state_types_do_not_depend_on_values_or_step(entry):
     """`init` reads shapes and dtypes; `update` keeps the types."""
     tx = helpers.tx_without_promotion(entry.make())

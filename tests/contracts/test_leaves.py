@@ -9,7 +9,7 @@ import pytest
 
 import optclip
 from tests.support import helpers
-from tests.support.registry import ENTRIES, by_trait
+from tests.support.registry import ENTRIES
 
 every = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 TREE = helpers.gradients()
@@ -20,7 +20,7 @@ def clip(tx, tree):
     return tx.update(tree, tx.init(tree))[0]
 
 
-@pytest.mark.parametrize("entry", by_trait(), ids=lambda entry: entry.id)
+@every
 def test_python_scalar_becomes_weakly_typed_and_is_clipped(entry):
     """Scalars have no axes and no singular values."""
     tx = helpers.tx_without_promotion(entry.make())
