@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from .._arrays._types import AxisName, Mask, Nonfinite, Number, Record, Relative
 from .._norms import NormLike
@@ -45,6 +45,7 @@ class SkipOptions(TypedDict, total=False):
     learn_skipped: bool
     mask: Mask | None
     axis_name: AxisName | None
+    record: Literal[True, "leaves"]
     name: str
 
 
