@@ -27,6 +27,7 @@ PLOTS = {
     "07_choosing_a_method": 11,
     "08_attention_and_singular_values": 0,
     "09_private_training": 0,
+    "10_black_box": 0,
 }
 EXAMPLES = {
     "train_gpt": "gpt",

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from .._arrays import _leaves, _validate
 from .._typing import PyTree
@@ -55,7 +56,7 @@ def history(opt_state: PyTree) -> dict[str, np.ndarray]:
     (rows,) = jax.tree.leaves(read_field(state, "history_rows"))
     (count,) = jax.tree.leaves(read_field(state, "history_count"))
     (text,) = jax.tree.leaves(read_field(state, "history_names"))
-    if any(isinstance(x, jax.core.Tracer) for x in (rows, count, text)):
+    if any(isinstance(x, Tracer) for x in (rows, count, text)):
         advice = "Return the state from the jitted step, and pass that."
         wanted = "concrete, outside jax.jit"
         raise TypeError(_validate.must_be("opt_state", wanted, rows, advice))

@@ -162,4 +162,12 @@ assert epsilon_of(1.0) > epsilon_of(4.0) > 0
 below = np.nanmean(np.where(is_padding, np.nan, norms <= thresholds[:, None]), axis=1)
 assert abs(np.median(below[-50:]) - 0.5) < 0.1
 """,
+    "10_black_box": """
+assert num_skipped == 1
+assert recorded["step"][at] == 200
+assert np.isnan(recorded["clip/norm"][at])
+assert "->" not in optclip.summary(recorded)
+assert found.findings == ["100.0% of the gradient is example 17."]
+assert str(damaged).startswith(f"Parameters: row {row} of `embed` has 3")
+""",
 }
