@@ -12,6 +12,8 @@ from ._nonfinite import Nonfinite
 # In healthy models one leaf, such as the embedding, often has over half.
 _MOST_OF_A_LEAF = 0.9
 _MOST_TIMES_MEDIAN = 10
+# Ratios within this factor of the largest rose together.
+_TOGETHER = 3
 
 
 def of_contributions(tables: Tables, method: Method) -> list[str]:
@@ -47,6 +49,9 @@ def of_history(leaves: list[Leaf]) -> list[str]:
     if not ratios or max(ratios)[0] <= _MOST_TIMES_MEDIAN:
         return []
     (ratio, name), *others = sorted(ratios, reverse=True)
+    if others and others[0][0] * _TOGETHER > ratio:
+        least = min(ratio for ratio, _ in ratios)
+        return [f"Leaves have {_times(least)} to {_times(ratio)} their median norms."]
     rest = f"; the others have at most {_times(others[0][0])}" if others else ""
     return [f"{named(name)} has {_times(ratio)} its median norm{rest}."]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +127,29 @@ def chosen(what: str, name: str | None, names: list[str], run: str = "history") 
         )
     advice = f"Pass one of them, such as {what}={names[0]!r}."
     raise ValueError(_validate.must_be(what, f"one of {names}", name, advice))
+
+
+def outer_skip(keys: Iterable[str], names: list[str]) -> str | None:
+    """Return the only `skip` among transformations, which records all steps."""
+    present = set(keys)
+    skips = [name for name in names if f"{name}/skipped" in present]
+    return skips[0] if len(skips) == 1 else None
+
+
+def skipped_in(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray | None:
+    """Return the steps that the `skip` of this name skipped; None for no `skip`."""
+    consecutive = columns.get(f"{name}/consecutive")
+    return None if consecutive is None else np.asarray(consecutive) > 0
+
+
+def not_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Return the steps in which a transformation inside `skip` did not run.
+
+    In the output of `history`, its norm and threshold are NaN there.
+    """
+    values = [x for key, x in columns.items() if key.startswith(f"{name}/threshold")]
+    values += [x for key, x in columns.items() if key.startswith(f"{name}/norm")]
+    skipped = [x > 0 for key, x in columns.items() if key.endswith("/consecutive")]
+    if not values or not skipped or f"{name}/consecutive" in columns:
+        return np.zeros(len(next(iter(columns.values()))), bool)
+    return np.isnan(values).all(axis=0) & np.any(skipped, axis=0)

@@ -12,7 +12,7 @@ import numpy as np
 from .._arrays import _validate
 from .._typing import History
 from ._metrics import parts_in
-from ._read_history import chosen, lines_of
+from ._read_history import chosen, lines_of, not_run, outer_skip, read
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
@@ -95,7 +95,7 @@ def suggest(
       skip_first: Fraction of the steps to exclude at the start, where norms are often
         larger. Default: 0.1.
       clip: Name of the transformation; for one inside `skip` the name of the `skip`,
-        which records all steps. Default: the only one.
+        which records all steps. Default: the only one, or the only `skip`.
       part: Label of a group or path of a leaf. Default: the only one.
 
     Returns:
@@ -152,6 +152,9 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
     if isinstance(norms, Mapping):
         key = _key_in(norms, clip, part)
         entries = norms[key]
+        if "step" in norms:
+            columns = read(norms)
+            entries = columns[key][~not_run(columns, key.partition("/norm")[0])]
     elif isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], Mapping):
         key = _key_in(norms[0], clip, part)
         entries = [_entry(x, key) for x in norms]
@@ -185,6 +188,7 @@ def _entry(step: Any, key: str) -> Any:
 def _key_in(metrics: Mapping[str, Any], clip: str | None, part: str | None) -> str:
     """Return the key of the norm of one transformation, or of one group or leaf."""
     by_name = parts_in(metrics)
+    clip = clip or outer_skip(metrics, list(by_name))
     name = chosen("clip", clip, list(by_name), "norms")
     parts = [label for label in by_name[name] if label]
     if parts or part is not None:

@@ -12,7 +12,7 @@ from .._arrays import _validate
 from .._typing import PyTree
 from . import _cotangents
 from ._metrics import keys_of_metrics, metrics, parts_in, percent
-from ._read_history import read
+from ._read_history import not_run, read
 from ._verdict import verdicts
 
 _ORDERS = ("norm", "rate")
@@ -53,7 +53,7 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
     recorded = _recorded(opt_state)
-    arrays = {key: x[-1] for key, x in recorded.items()} if recorded else {}
+    arrays = {key: _last(key, recorded) for key in recorded}
     arrays = arrays or _metrics_in(opt_state)
     leaves = parts_in(arrays, "leaf_norm")
     lines = []
@@ -72,6 +72,13 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     is_of_one = all(np.ndim(x) == 0 for x in arrays.values())
     columns = {key: x[None] for key, x in arrays.items()} if is_of_one else {}
     return "\n".join([*lines, *verdicts(recorded or columns)])
+
+
+def _last(key: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the last number, of the last step in which the transformation ran."""
+    name = next((n for n in parts_in(columns) if key.startswith(f"{n}/")), key)
+    is_run = ~not_run(columns, name)
+    return columns[key][is_run][-1] if is_run.any() else columns[key][-1]
 
 
 def _recorded(state: PyTree) -> dict[str, np.ndarray]:

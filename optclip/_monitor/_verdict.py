@@ -34,6 +34,7 @@ def verdicts(columns: Columns) -> list[str]:
     for name, parts in parts_in(columns).items():
         findings = [*_of_clip(columns, name)] if parts == [""] else []
         findings += _of_skip(columns, name)
+        findings += _of_spike(columns, name)
         findings += _of_parts(columns, f"{name}/norm", [p for p in parts if p])
         findings += _of_parts(columns, f"{name}/leaf_norm", leaves.get(name, []))
         lines += [f"-> {name}: {finding}" for finding in findings]
@@ -62,7 +63,7 @@ def _of_clip(columns: Columns, name: str) -> Iterator[str]:
             " Adam, so that nothing is learned. Raise the threshold, or find the cause"
             " of the norm."
         )
-    if steps >= _MANY and rate == 0 and np.isfinite(last["threshold"]):
+    if not is_skip and steps >= _MANY and rate == 0 and np.isfinite(last["threshold"]):
         yield (
             f"no step of {steps:.0f} exceeded the threshold {last['threshold']:.4g}. It"
             " affects spikes only."
@@ -98,9 +99,40 @@ def _of_threshold(columns: Columns, name: str) -> Iterator[str]:
         )
 
 
+def _of_spike(columns: Columns, name: str) -> Iterator[str]:
+    """Yield the step of the largest norm of a history."""
+    norm, steps = columns.get(f"{name}/norm"), columns.get("step")
+    if norm is None or steps is None or len(norm) < _ENOUGH:
+        return
+    finite = np.where(np.isfinite(norm), norm, 0)
+    at, median = int(np.argmax(finite)), float(np.median(finite))
+    if finite[at] > _SPIKE * median > 0:
+        yield (
+            f"the largest norm, {norm[at]:.4g}, was {norm[at] / median:.0f} times the"
+            f" median, in step {steps[at]:.0f}. optclip.explain finds its cause in the"
+            " batch of that step."
+        )
+
+
 def _of_skip(columns: Columns, name: str) -> Iterator[str]:
+    """Yield the findings about skipped steps."""
     consecutive = columns.get(f"{name}/consecutive")
-    if consecutive is not None and consecutive[-1] >= _STALLED:
+    if consecutive is None:
+        return
+    lately = consecutive[-_MANY:] > 0
+    first = int(np.argmax(lately))
+    since = lately[first:]
+    if (
+        consecutive[-1] < _STALLED
+        and np.sum(since) >= _STALLED
+        and np.mean(since) > 0.5
+    ):
+        yield (
+            f"{np.sum(since)} of the last {len(since)} steps were skipped. The"
+            " parameters or the data may be damaged: call optclip.explain, or restore a"
+            " checkpoint."
+        )
+    if consecutive[-1] >= _STALLED:
         yield (
             f"the last {consecutive[-1]:.0f} steps were skipped. If the parameters are"
             " finite, the level of the norms or losses has shifted: raise the threshold"
@@ -125,5 +157,5 @@ def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
         yield (
             f"{parts[largest]} has {percent(fraction)} of the squared norm in the last"
             " step, so it alone decides how much all are scaled. Clip it separately"
-            " (over='leaf' or groups), or find its cause."
+            " (over='leaf' or groups), or find its cause with optclip.explain."
         )

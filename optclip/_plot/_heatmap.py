@@ -31,7 +31,8 @@ def heatmap(
     Args:
       history: Output of `optclip.metrics` per step, from clipping per group or with
         `record="leaves"`, in a form that `optclip.plot` describes.
-      clip: Name of the transformation. Default: the only one with groups or leaves.
+      clip: Name of the transformation. Default: the only one with groups or leaves, or
+        the only such `skip`.
       ax: Axes to draw on. Default: a new figure whose height fits the rows.
 
     Returns:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import chosen, parts_in, read
+from .._monitor import chosen, not_run, outer_skip, parts_in, read, skipped_in
 from .._typing import History
 
 
@@ -90,7 +90,10 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     """
     columns = read(history)
     by_name = parts_in(columns)
-    name = chosen("clip", clip, list(by_name))
+    name = chosen("clip", clip or outer_skip(columns, list(by_name)), list(by_name))
+    is_run = ~not_run(columns, name)
+    if is_run.any():
+        columns = {key: x[is_run] for key, x in columns.items()}
     parts = [label for label in by_name[name] if label]
     steps = steps_in(columns)
     end = f"/{chosen('part', part, parts)}" if parts or part is not None else ""
@@ -111,12 +114,18 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     fraction = of("fraction")
     if fraction is not None and end and _is_of_one_norm(fraction, norm, threshold):
         fraction = None
+    is_skipped = skipped_in(columns, name)
+    if is_skipped is not None:
+        # A step may be skipped because of its loss.
+        coefficient = np.where(is_skipped, 0, coefficient)
     with np.errstate(invalid="ignore"):
         after = norm * coefficient
     # As in the rate of `metrics`, neither zeros nor norms that `nonfinite=` zeroed or
     # made NaN count.
     clipped = (coefficient != 1) & (norm > 0) & np.isfinite(norm + coefficient)
-    if fraction is not None:
+    if is_skipped is not None:
+        clipped = is_skipped
+    elif fraction is not None:
         # Some responses change norms below their threshold too.
         clipped = fraction > 0
     title = f"{name}{end}" if end or len(by_name) > 1 else ""
@@ -171,8 +180,7 @@ def parts_of(
     parts_by_name = {name: _parts(columns, name) for name in by_name}
     parted = [name for name, parts in parts_by_name.items() if parts]
     # A transformation inside `skip` does not run in the steps that are looked for.
-    of_skip = [name for name in parted if f"{name}/skipped" in columns]
-    parted = of_skip if len(of_skip) == 1 else parted
+    clip = clip or outer_skip(columns, parted)
     name = chosen("clip", clip, parted if clip is None and parted else list(by_name))
     parts = parts_by_name[name]
     if not parts:

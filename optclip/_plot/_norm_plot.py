@@ -41,7 +41,7 @@ def norms(
     Args:
       history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
         describes.
-      clip: Name of the transformation. Default: the only one.
+      clip: Name of the transformation. Default: the only one, or the only `skip`.
       part: Label of a group or path of a leaf. Default: the only one.
       ax: Axes to draw on. Default: a new figure.
 

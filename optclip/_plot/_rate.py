@@ -34,7 +34,7 @@ def rate(
     Args:
       history: Output of `optclip.metrics` per step, in a form that `optclip.plot`
         describes.
-      clip: Name of the transformation. Default: the only one.
+      clip: Name of the transformation. Default: the only one, or the only `skip`.
       part: Label of a group or path of a leaf. Default: the only one.
       window: Number of steps in the running fraction, or of records if not every step
         was logged. Default: 100.

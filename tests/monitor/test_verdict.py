@@ -12,6 +12,7 @@ from tests.support.steps import over_steps, unstacked
 STEADY = np.linspace(1.0, 1.2, 130, dtype=np.float32)
 SPIKE = np.where(np.arange(130) == 60, 900, STEADY).astype(np.float32)
 DEAD = np.where(np.arange(130) < 20, STEADY, 0).astype(np.float32)
+SKIP = optclip.skip(optax.sgd(1.0), max_norm=30.0)
 GLOBAL = optclip.clip_by_global_norm
 AVERAGED = optclip.clip_by_global_norm(thresholds.mean_plus_std(3.0, window=20))
 
@@ -36,7 +37,6 @@ def lines_of(tx, sizes):
         (GLOBAL(np.inf), STEADY, ""),
         (GLOBAL(99.0), STEADY[:50], ""),
         (optclip.skip(optax.sgd(1.0), max_norm=0.1), STEADY, "last 130 steps were skipped"),
-        (optclip.skip(optax.sgd(1.0), max_norm=30.0), SPIKE[50:70], ""),
     ],
 )  # fmt: skip
 def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, words):
@@ -49,13 +49,20 @@ def test_summary_ends_with_verdict_on_rate_coefficient_and_skips(tx, sizes, word
     [
         (AVERAGED, SPIKE, "the threshold rose from"),
         (GLOBAL(thresholds.zscore(skip_spikes=True)), SPIKE, ""),
+        (SKIP, SPIKE[50:70], "times the median, in step 10"),
+        (
+            SKIP,
+            np.where(np.arange(60) % 3, 99, 1).astype(np.float32),
+            "40 of the last 59 steps were skipped",
+        ),
+        (SKIP, STEADY, ""),
         (AVERAGED, DEAD, "the rule has stopped learning"),
         (GLOBAL(optax.constant_schedule(1.15)), STEADY, ""),
     ],
 )
-def test_summary_of_history_ends_with_verdict_on_threshold(tx, sizes, words):
+def test_summary_of_history_ends_with_verdict_on_the_steps(tx, sizes, words):
     line = lines_of(tx, sizes)[1]
-    assert words in line if words else "threshold" not in line
+    assert words in line if words else not {"threshold", "skip"} & set(line.split())
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,24 @@ def test_summary_and_suggestion_accept_a_history():
     assert optclip.suggest(found).max_norm > 30
 
 
+def test_plots_and_summary_leave_out_what_did_not_run_in_skipped_steps():
+    """A step may be skipped because of its loss, and no norm is then not finite."""
+    tx = optclip.skip(CHAIN, max_loss=2.0)
+    losses = np.float32([1.0, 9.0] * 10)
+    state = last_state(optclip.with_history(tx), np.arange(1, 21), value=losses)
+    found = optclip.history(state)
+    assert "clip: norm 42.49, threshold 2" in optclip.summary(found)
+    assert "skip: norm 44.72" in optclip.summary(found)
+    after = plot.norms(found).get_lines()[1]
+    assert after.get_label() == "after"
+    assert np.count_nonzero(np.nan_to_num(after.get_ydata())) == 10
+    np.testing.assert_allclose(plot.rate(found).get_lines()[0].get_ydata()[-1], 0.5)
+    labels = [line.get_label() for line in plot.norms(found, clip="clip").get_lines()]
+    assert "not finite" not in labels
+    assert optclip.suggest(found, clip="clip", skip_first=0).steps == 10
+    assert optclip.suggest(found, skip_first=0).steps == 20
+
+
 ROUND_TRIPS = {
     "pickle": lambda state: pickle.loads(pickle.dumps(state)),
     "dict": serialization.to_state_dict,
