@@ -79,8 +79,9 @@ def with_history(
         # Each count has its own array, since an array used twice cannot be donated.
         count = jnp.zeros((), jnp.int32)
         if is_placeholder(params):
+            # A prefix of the true state, since the key of the rows is unknown.
             zero = jnp.zeros(())
-            return HistoryState(inner_state, {"": zero}, count, zero)
+            return HistoryState(inner_state, zero, count, zero)
         columns = named_columns.of_metrics(_metrics_in(inner_state, fields))
         text = named_columns.as_text(columns)
         rows = jnp.zeros((steps, len(columns)), jnp.float32)

@@ -80,6 +80,13 @@ class Counted:
         return seen.norm, (memory[0] + 1, seen.norm)
 
 
+def test_tree_map_params_of_history_marks_only_state_of_inner():
+    tx = optclip.with_history(optax.chain(optclip.clip_by_norm(1.0), optax.adam(0.1)))
+    like, others = split(tx, jax.eval_shape(tx.init, PARAMS))
+    assert sorted(like) == 2 * [(3,)] + 2 * [(4, 3)]
+    assert (1000, 10) in others
+
+
 def test_tree_map_params_of_memory_as_long_as_parameters_marks_nothing():
     tx, params = optclip.clip_by_norm(Counted()), (jnp.ones(3), jnp.ones(2))
     _, state = tx.update(params, tx.init(params))
