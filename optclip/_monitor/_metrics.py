@@ -220,11 +220,22 @@ def parts_in(keys: Iterable[str], field: str = "norm") -> dict[str, list[str]]:
     parts: dict[str, list[str]] = {}
     for key in keys:
         words = str(key).split("/")
-        # The first match is the field, since a leaf's path may contain such a word.
-        at = next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
+        at = _place_of_field(words)
         if at is not None and words[at] == field:
             parts.setdefault("/".join(words[:at]), []).append("/".join(words[at + 1 :]))
     return parts
+
+
+def transform_of(key: str) -> str | None:
+    """Return the name of the transformation in a key of `metrics`."""
+    words = str(key).split("/")
+    at = _place_of_field(words)
+    return None if at is None else "/".join(words[:at])
+
+
+def _place_of_field(words: list[str]) -> int | None:
+    # The first match is the field, since a leaf's path may contain such a word.
+    return next((i for i, w in enumerate(words) if i and w in _FIELDS), None)
 
 
 def keys_of_metrics(keys: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History
-from ._metrics import keys_of_metrics
+from ._metrics import keys_of_metrics, parts_in, transform_of
 
 
 def read(history: History) -> dict[str, np.ndarray]:
@@ -51,6 +51,25 @@ def read(history: History) -> dict[str, np.ndarray]:
             " step."
         )
     return arrays
+
+
+def without_skipped(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return each transformation without the steps that a `skip` around it skipped.
+
+    Its thresholds are NaN there. The arrays of transformations then differ in length.
+    """
+    thresholds: dict[str | None, list[np.ndarray]] = {}
+    for name, parts in parts_in(columns, "threshold").items():
+        keys = ["/".join(filter(None, (name, "threshold", part))) for part in parts]
+        thresholds[name] = [columns[key] for key in keys]
+    is_computed = {
+        name: ~np.all(np.isnan(arrays), axis=0) for name, arrays in thresholds.items()
+    }
+    chosen = {name: steps for name, steps in is_computed.items() if steps.any()}
+    return {
+        key: x[chosen[name]] if (name := transform_of(key)) in chosen else x
+        for key, x in columns.items()
+    }
 
 
 def _keys_read(keys: Mapping[str, Any]) -> list[str]:

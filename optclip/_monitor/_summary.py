@@ -12,7 +12,7 @@ from .._arrays import _validate
 from .._typing import PyTree
 from . import _cotangents
 from ._metrics import keys_of_metrics, metrics, parts_in, percent
-from ._read_history import not_run, read
+from ._read_history import read, without_skipped
 from ._verdict import verdicts
 
 _ORDERS = ("norm", "rate")
@@ -33,7 +33,8 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
 
     Args:
       opt_state: State of an optimizer, or the output of `metrics` or of `history`, of
-        which the last step is summarized.
+        which the last step is summarized; of transformations inside `skip`, the last
+        step taken.
       most: Number of groups or leaves listed per transformation, and of members of an
         ensemble (a state from `jax.vmap`). Default: 10.
       sort_by: Order of groups and leaves: `"norm"` (default), non-finite norms first,
@@ -53,7 +54,7 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
     recorded = _recorded(opt_state)
-    arrays = {key: _last(key, recorded) for key in recorded}
+    arrays = {key: x[-1] for key, x in recorded.items()}
     arrays = arrays or _metrics_in(opt_state)
     leaves = parts_in(arrays, "leaf_norm")
     lines = []
@@ -74,17 +75,10 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
     return "\n".join([*lines, *verdicts(recorded or columns)])
 
 
-def _last(key: str, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the last number, of the last step in which the transformation ran."""
-    name = next((n for n in parts_in(columns) if key.startswith(f"{n}/")), key)
-    is_run = ~not_run(columns, name)
-    return columns[key][is_run][-1] if is_run.any() else columns[key][-1]
-
-
 def _recorded(state: PyTree) -> dict[str, np.ndarray]:
     """Return the steps of a history, if this is the output of `history`."""
     is_history = isinstance(state, Mapping) and np.ndim(state.get("step", 0)) == 1
-    return read(state) if is_history else {}
+    return without_skipped(read(state)) if is_history else {}
 
 
 def _numbers_of(

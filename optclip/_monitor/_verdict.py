@@ -9,7 +9,7 @@ import numpy as np
 from ._metrics import parts_in, percent
 
 # A fraction of steps, and of the squared norm, from which a verdict is given.
-_NEARLY_ALL = 0.9
+_NEARLY_ALL, _MOST = 0.9, 0.5
 # The least number of steps for a verdict on a rate, and on a threshold without effect.
 _ENOUGH, _MANY = 20, 100
 # A smaller coefficient makes updates of a usual size smaller than the eps of Adam.
@@ -17,8 +17,8 @@ _TINY = 1e-6
 # The number of consecutive skipped steps that is no longer a spike.
 _STALLED = 10
 # A spike is this many times the median norm. A threshold follows spikes if it rises by
-# this factor from before the first spike to after it.
-_SPIKE, _FOLLOWS = 10, 3
+# this factor from the steps before one to those after it.
+_SPIKE, _FOLLOWS, _NEAR = 10, 3, 20
 
 Columns = Mapping[str, np.ndarray]
 
@@ -27,7 +27,7 @@ def verdicts(columns: Columns) -> list[str]:
     """Return a line for each finding in the metrics of one step or more, oldest first.
 
     Args:
-      columns: One array over the steps per key of `metrics`.
+      columns: One array over the steps per key of `metrics`, without skipped steps.
     """
     lines = []
     leaves = parts_in(columns, "leaf_norm")
@@ -43,13 +43,17 @@ def verdicts(columns: Columns) -> list[str]:
 
 def _of_clip(columns: Columns, name: str) -> Iterator[str]:
     """Yield the findings about one norm and its threshold."""
+    nothing = np.array([np.nan])
     last = {
-        field: float(columns.get(f"{name}/{field}", np.array([np.nan]))[-1])
-        for field in ("threshold", "coefficient", "rate", "steps", "fraction")
+        field: float(columns.get(f"{name}/{field}", nothing)[-1])
+        for field in ("threshold", "coefficient", "rate", "steps")
     }
     steps, rate, coefficient = last["steps"], last["rate"], last["coefficient"]
+    coefficients = columns.get(f"{name}/coefficient", nothing)
     is_skip = f"{name}/skipped" in columns
-    of_one = np.isnan(last["fraction"])
+    of_one = f"{name}/fraction" not in columns
+    # Normalization also lengthens updates, so its threshold is a length.
+    of_one = of_one and not np.any(coefficients > 1)
     if not is_skip and of_one and steps >= _ENOUGH and rate >= _NEARLY_ALL:
         yield (
             f"clipped in {percent(rate)} of {steps:.0f} steps, so the effective"
@@ -57,9 +61,11 @@ def _of_clip(columns: Columns, name: str) -> Iterator[str]:
             f" {coefficient:.2g} in the last step. Adam changes little by this; with"
             " other optimizers raise the threshold, which optclip.suggest chooses."
         )
-    if not is_skip and 0 < coefficient < _TINY:
+    usual = float(np.median(coefficients))
+    # A single spike may have such a coefficient too.
+    if not is_skip and rate >= _NEARLY_ALL and 0 < usual < _TINY:
         yield (
-            f"the coefficient {coefficient:.2g} makes updates smaller than the eps of"
+            f"the coefficient {usual:.2g} makes updates smaller than the eps of"
             " Adam, so that nothing is learned. Raise the threshold, or find the cause"
             " of the norm."
         )
@@ -68,34 +74,40 @@ def _of_clip(columns: Columns, name: str) -> Iterator[str]:
             f"no step of {steps:.0f} exceeded the threshold {last['threshold']:.4g}. It"
             " affects spikes only."
         )
-    yield from _of_threshold(columns, name)
+    yield from _of_threshold(columns, name, is_skip=is_skip)
 
 
-def _of_threshold(columns: Columns, name: str) -> Iterator[str]:
+def _of_threshold(columns: Columns, name: str, *, is_skip: bool) -> Iterator[str]:
     """Yield the findings about a threshold that changes over the steps."""
     norm, threshold = (columns.get(f"{name}/{f}") for f in ("norm", "threshold"))
-    if norm is None or threshold is None or len(norm) < _ENOUGH:
+    if norm is None or threshold is None:
         return
-    is_known = np.isfinite(norm) & np.isfinite(threshold)
-    norm, threshold = norm[is_known], threshold[is_known]
+    is_set = np.isfinite(threshold)
+    norm, threshold = norm[is_set], threshold[is_set]
     if len(norm) < _ENOUGH:
         return
-    at = int(np.argmax(norm > _SPIKE * np.median(norm)))
-    is_spike = norm[at] > _SPIKE * np.median(norm)
-    before, after = np.median(threshold[:at] if at else threshold), threshold[at:].max()
-    if is_spike and at and after > _FOLLOWS * before:
+    for spike, before, after in _rises(norm, threshold):
+        remedy = (
+            "Pass learn_skipped=False"
+            if is_skip
+            else "Use a rule that ignores spikes, such as"
+            " thresholds.zscore(skip_spikes=True)"
+        )
         yield (
             f"the threshold rose from {before:.4g} to {after:.4g} after a norm of"
-            f" {norm[at]:.4g}, so later spikes pass. Use a rule that ignores spikes,"
-            " such as thresholds.zscore(skip_spikes=True), or a longer window."
+            f" {spike:.4g}, so later spikes pass. {remedy}, or a longer window."
         )
+        break
     changes = np.flatnonzero(np.diff(threshold))
     unchanged = len(threshold) - 1 - (changes[-1] + 1) if len(changes) else 0
-    if unchanged >= _MANY:
+    recent = norm[len(norm) - unchanged :]
+    # A schedule that has ended is constant too.
+    is_idle = (recent == 0) | ~np.isfinite(recent)
+    if unchanged >= _MANY and np.mean(is_idle) >= _NEARLY_ALL:
         yield (
             f"the threshold has been {threshold[-1]:.4g} for {unchanged} steps, after"
-            " it changed before: the rule has stopped learning. Check for norms that"
-            " are 0 or not finite."
+            " it changed before, since norms are 0 or not finite: the rule has stopped"
+            " learning."
         )
 
 
@@ -104,6 +116,8 @@ def _of_spike(columns: Columns, name: str) -> Iterator[str]:
     norm, steps = columns.get(f"{name}/norm"), columns.get("step")
     if norm is None or steps is None or len(norm) < _ENOUGH:
         return
+    if len(norm) < len(steps):
+        return  # A transformation inside `skip`, which records the spike itself.
     finite = np.where(np.isfinite(norm), norm, 0)
     at, median = int(np.argmax(finite)), float(np.median(finite))
     if finite[at] > _SPIKE * median > 0:
@@ -112,6 +126,25 @@ def _of_spike(columns: Columns, name: str) -> Iterator[str]:
             f" median, in step {steps[at]:.0f}. optclip.explain finds its cause in the"
             " batch of that step."
         )
+
+
+def _rises(
+    norm: np.ndarray, threshold: np.ndarray
+) -> Iterator[tuple[float, float, float]]:
+    """Yield each spike that the threshold follows, and the thresholds around it."""
+    norm = np.where(np.isfinite(norm), norm, np.nan)
+    if np.all(np.isnan(norm)):
+        return
+    level = _SPIKE * np.nanmedian(norm)
+    for at in np.flatnonzero(norm > level):
+        later = norm[at + 1 :]
+        # A lasting shift is no spike, and a schedule rises more slowly.
+        if at == 0 or not len(later) or np.mean(later <= level / 2) <= _MOST:
+            continue
+        before = float(np.median(threshold[max(0, at - _NEAR) : at]))
+        after = float(np.max(threshold[at : at + _NEAR]))
+        if after > _FOLLOWS * before:
+            yield float(norm[at]), before, after
 
 
 def _of_skip(columns: Columns, name: str) -> Iterator[str]:
@@ -156,6 +189,7 @@ def _of_parts(columns: Columns, start: str, parts: list[str]) -> Iterator[str]:
     if start.endswith("/leaf_norm") and not bad and fraction > _NEARLY_ALL:
         yield (
             f"{parts[largest]} has {percent(fraction)} of the squared norm in the last"
-            " step, so it alone decides how much all are scaled. Clip it separately"
-            " (over='leaf' or groups), or find its cause with optclip.explain."
+            " step, so it alone decides whether the norm exceeds the threshold. Clip it"
+            " separately (over='leaf' or groups), or find its cause with"
+            " optclip.explain."
         )
