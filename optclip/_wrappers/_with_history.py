@@ -80,8 +80,8 @@ def with_history(
         count = jnp.zeros((), jnp.int32)
         if is_placeholder(params):
             # A prefix of the true state, since the key of the rows is unknown.
-            zero = jnp.zeros(())
-            return HistoryState(inner_state, zero, count, zero)
+            prefix: Any = jnp.zeros(())
+            return HistoryState(inner_state, prefix, count, prefix)
         columns = named_columns.of_metrics(_metrics_in(inner_state, fields))
         text = named_columns.as_text(columns)
         rows = jnp.zeros((steps, len(columns)), jnp.float32)
