@@ -50,7 +50,7 @@ def with_history(
         leaves and 1,000 steps, global-norm clipping with `record="leaves"` takes 1.2
         MB. A restored state keeps its own number of rows. Default: 1000.
       leaf_fields: Metrics to keep of each group or leaf, such as `("norm",)`, which
-        takes a sixth of the memory of all. Default: None, all metrics.
+        takes a seventh of the memory of all. Default: None, all metrics.
 
     Returns:
       A transformation. Pass the loss to `update` as `value` or `loss` to keep it too.
@@ -130,9 +130,11 @@ def _metrics_in(inner_state: PyTree, fields: frozenset[str] | None) -> list[Metr
     """Return the numbers to keep of a state."""
     metrics = metrics_of(states_in(inner_state))
     if not metrics:
-        wanted = "an optimizer with a transformation of optclip that records"
-        advice = "Add one, such as optclip.clip_by_global_norm(inf), with record=True."
-        raise ValueError(_validate.must_be("inner", wanted, "an optimizer", advice))
+        raise ValueError(
+            "`inner` must be an optimizer with a transformation of optclip that records,"
+            " got one that records nothing. Add one, such as"
+            " optclip.clip_by_global_norm(inf), with record=True."
+        )
     return [m for m in metrics if not m.part or fields is None or m.field in fields]
 
 
