@@ -131,8 +131,8 @@ def _metrics_in(inner_state: PyTree, fields: frozenset[str] | None) -> list[Metr
     metrics = metrics_of(states_in(inner_state))
     if not metrics:
         raise ValueError(
-            "`inner` must be an optimizer with a transformation of optclip that records,"
-            " got one that records nothing. Add one, such as"
+            "`inner` must be an optimizer with a transformation of optclip that"
+            " records, got one that records nothing. Add one, such as"
             " optclip.clip_by_global_norm(inf), with record=True."
         )
     return [m for m in metrics if not m.part or fields is None or m.field in fields]
