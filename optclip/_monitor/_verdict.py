@@ -132,11 +132,9 @@ def _rises(
     norm: np.ndarray, threshold: np.ndarray
 ) -> Iterator[tuple[float, float, float]]:
     """Yield each spike that the threshold follows, and the thresholds around it."""
-    norm = np.where(np.isfinite(norm), norm, np.nan)
-    if np.all(np.isnan(norm)):
-        return
-    level = _SPIKE * np.nanmedian(norm)
-    for at in np.flatnonzero(norm > level):
+    usual = norm[(norm > 0) & (norm < np.inf)]
+    level = _SPIKE * np.median(usual) if usual.size else np.inf
+    for at in np.flatnonzero((norm > level) & (norm < np.inf)):
         later = norm[at + 1 :]
         # A lasting shift is no spike, and a schedule rises more slowly.
         if at == 0 or not len(later) or np.mean(later <= level / 2) <= _MOST:
