@@ -6,7 +6,6 @@ the maximum of 4,096 or more numbers. A sum keeps it, and so does a maximum of f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -58,19 +57,8 @@ def _read_again(x: jax.Array) -> jax.Array:
     )
 
 
-def smallest(x: jax.Array) -> jax.Array:
-    """Compute the minimum of all elements, inf for an empty array."""
-    return -largest(-x, initial=-math.inf) if x.ndim else x
-
-
 def over_devices(values: PyTree, axes: Axes) -> PyTree:
     """Compute the maxima over mapped axes, all in one collective."""
     flags = jax.tree.map(_flagged, values)
     peaks, flags = lax.pmax((values, flags), axes)
     return jax.tree.map(lambda x, nan: jnp.where(nan > 0, jnp.nan, x), peaks, flags)
-
-
-def of_two(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Compute the maximum of two numbers inside a reduction."""
-    # A select, since XLA on CPU replaces a bare `lax.max` by its faulty maximum.
-    return jnp.where(jnp.isnan(a) | (a > b), a, b)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import P
+from jax import P, lax
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
@@ -118,3 +118,21 @@ def test_state_on_mesh_is_written_over_donated_state(name, mode):
     text = program.compile().as_text()
     aliases = re.search(r"input_output_alias=\{(.*?)\}, entry", text)[1]
     assert aliases.count("alias)") == len(jax.tree.leaves((tree, state)))
+
+
+def test_state_that_varies_over_devices_is_updated():
+    """The recorded norm is the same on all devices, so it does not replace the old."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    tx = optclip.clip_by_global_norm(1.0)
+
+    def update(tree, state):
+        state = jax.tree.map(lambda x: lax.pcast(x, "data", to="varying"), state)
+        updates, state = tx.update(tree, state)
+        return updates, state.clip_record["clip"].clip_norm
+
+    step = jax.shard_map(
+        update, mesh=mesh, in_specs=(SPECS, P()), out_specs=(SPECS, P())
+    )
+    updates, norm = helpers.quick_jit(step)(TREE, tx.init(TREE))
+    np.testing.assert_allclose(norm, np.sqrt(40), rtol=1e-6)
+    assert np.all(updates["b"] < 1)

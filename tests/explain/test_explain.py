@@ -222,6 +222,11 @@ def test_history_compares_each_leaf_with_its_own_median():
     assert "1 times its median" in str(found)
     assert "`layers/0/down` has " in found.findings[0]
     assert "times its median norm; the others have at most 1 times." in str(found)
+    risen = {key: x / 20 if "/leaf_norm/" in key else x for key, x in history.items()}
+    risen["skip/leaf_norm/layers/0/down"] = risen["skip/leaf_norm/embed"]
+    risen = {key: x for key, x in risen.items() if "down" not in key}
+    found = optclip.explain(model_losses, params, *batch, history=risen)
+    assert found.findings == ["Leaves have 20 times to 20 times their median norms."]
 
 
 def test_fractions_of_complex_parameters_follow_steepest_direction():

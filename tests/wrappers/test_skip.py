@@ -64,6 +64,11 @@ def test_skip_metrics_count_skipped_steps():
     assert optclip.metrics(states[3])["skip/consecutive"] == 3
 
 
+def test_skip_without_record_raises():
+    with pytest.raises(TypeError, match=r"`record` must be True or 'leaves'.*a state"):
+        optclip.skip(SGD, record=False)
+
+
 @pytest.mark.parametrize("over", ["tree", "leaf"])
 def test_skip_records_leaves_of_skipped_gradient(over):
     """The transformation inside keeps the norms of the step before."""

@@ -105,6 +105,8 @@ def test_plots_and_summary_leave_out_what_did_not_run_in_skipped_steps():
     np.testing.assert_allclose(plot.rate(found).get_lines()[0].get_ydata()[-1], 0.5)
     labels = [line.get_label() for line in plot.norms(found, clip="clip").get_lines()]
     assert "not finite" not in labels
+    stalled = {key: x[1::2] for key, x in found.items()}
+    assert len(plot.rate(stalled, clip="clip").get_lines()[0].get_ydata()) == 10
     assert optclip.suggest(found, clip="clip", skip_first=0).steps == 10
     assert optclip.suggest(found, skip_first=0).steps == 20
 
