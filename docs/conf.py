@@ -78,6 +78,8 @@ nitpick_ignore_regex = [
     # A public function may return an object of a private class, such as `Groups`.
     ("py:class", r"optclip\..*\._.*"),
     ("py:class", "Measure"),
+    # The entries of an `Explanation`, which its docstring describes.
+    ("py:class", "Leaf|Contribution|Outlier"),
 ]
 
 # What is copied is what is typed: no prompts, nothing that is printed.

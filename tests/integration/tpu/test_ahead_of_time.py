@@ -45,8 +45,9 @@ def numbers_sent(program):
 @pytest.mark.parametrize(
     ("topology", "kind", "dtype", "room"),
     [
-        ("v5e:2x2", AxisType.Explicit, "float32", 1.005),
-        ("v5p:2x2x4", AxisType.Auto, "float32", 1.005),
+        # Reading the old record, which is written in place, takes part of the room.
+        ("v5e:2x2", AxisType.Explicit, "float32", 1.006),
+        ("v5p:2x2x4", AxisType.Auto, "float32", 1.006),
         # Each of 256 shards has only 356 kB, so merging small leaves matters.
         ("v5e:16x16", AxisType.Auto, "bfloat16", 1.15),
     ],
@@ -62,7 +63,7 @@ def test_clipping_adds_one_all_reduce_and_no_pass(topology, kind, dtype, room):
     assert 0 < size <= room * allowed
     taken, allowed = (x.memory_analysis().temp_size_in_bytes for x in (ours, theirs))
     # The second sum adds padding.
-    assert 0 < taken <= allowed + max(allowed, 1.1e6)
+    assert 0 < taken <= allowed + max(allowed, 1.2e6)
 
 
 def test_clipping_many_leaves_adds_one_all_reduce():
