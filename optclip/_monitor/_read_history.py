@@ -53,23 +53,34 @@ def read(history: History) -> dict[str, np.ndarray]:
     return arrays
 
 
-def without_skipped(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return each transformation without the steps that a `skip` around it skipped.
+def without_skipped(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return each transformation without the steps in which it did not run.
 
-    Its thresholds are NaN there. The arrays of transformations then differ in length.
+    The arrays of transformations then differ in length.
     """
-    thresholds: dict[str | None, list[np.ndarray]] = {}
-    for name, parts in parts_in(columns, "threshold").items():
-        keys = ["/".join(filter(None, (name, "threshold", part))) for part in parts]
-        thresholds[name] = [columns[key] for key in keys]
-    is_computed = {
-        name: ~np.all(np.isnan(arrays), axis=0) for name, arrays in thresholds.items()
-    }
-    chosen = {name: steps for name, steps in is_computed.items() if steps.any()}
+    is_run = {name: has_run(columns, name) for name in parts_in(columns)}
     return {
-        key: x[chosen[name]] if (name := transform_of(key)) in chosen else x
+        key: x[is_run[name]] if (name := transform_of(key)) in is_run else x
         for key, x in columns.items()
     }
+
+
+def has_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Return the steps in which no `skip` around a transformation skipped it.
+
+    In the output of `history`, its thresholds are NaN in the other steps. If it ran in
+    none, all steps are returned, so that there is something to read.
+    """
+    parts = parts_in(columns, "threshold").get(name, [])
+    keys = ["/".join(filter(None, (name, "threshold", part))) for part in parts]
+    skips = parts_in(columns, "consecutive")
+    skipped = [columns[f"{skip}/consecutive"] > 0 for skip in skips]
+    every = np.ones(len(next(iter(columns.values()))), bool)
+    if not keys or not skipped:
+        return every
+    is_nan = np.isnan([columns[key] for key in keys]).all(axis=0)
+    is_run = ~(is_nan & np.any(skipped, axis=0))
+    return is_run if is_run.any() else every
 
 
 def _keys_read(keys: Mapping[str, Any]) -> list[str]:
@@ -159,16 +170,3 @@ def skipped_in(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray | Non
     """Return the steps that the `skip` of this name skipped; None for no `skip`."""
     consecutive = columns.get(f"{name}/consecutive")
     return None if consecutive is None else np.asarray(consecutive) > 0
-
-
-def not_run(columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """Return the steps in which a transformation inside `skip` did not run.
-
-    In the output of `history`, its norm and threshold are NaN there.
-    """
-    values = [x for key, x in columns.items() if key.startswith(f"{name}/threshold")]
-    values += [x for key, x in columns.items() if key.startswith(f"{name}/norm")]
-    skipped = [x > 0 for key, x in columns.items() if key.endswith("/consecutive")]
-    if not values or not skipped or f"{name}/consecutive" in columns:
-        return np.zeros(len(next(iter(columns.values()))), bool)
-    return np.isnan(values).all(axis=0) & np.any(skipped, axis=0)

@@ -11,8 +11,8 @@ import numpy as np
 
 from .._arrays import _validate
 from .._typing import History
-from ._metrics import parts_in
-from ._read_history import chosen, lines_of, not_run, outer_skip, read
+from ._metrics import parts_in, transform_of
+from ._read_history import chosen, has_run, lines_of, outer_skip, read
 
 _QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
 # A norm this many times the median may have made the run diverge.
@@ -154,7 +154,7 @@ def _as_array(norms: Any, clip: str | None, part: str | None) -> np.ndarray:
         entries = norms[key]
         if "step" in norms:
             columns = read(norms)
-            entries = columns[key][~not_run(columns, key.partition("/norm")[0])]
+            entries = columns[key][has_run(columns, str(transform_of(key)))]
     elif isinstance(norms, (list, tuple)) and norms and isinstance(norms[0], Mapping):
         key = _key_in(norms[0], clip, part)
         entries = [_entry(x, key) for x in norms]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._arrays import _validate
-from .._monitor import chosen, not_run, outer_skip, parts_in, read, skipped_in
+from .._monitor import chosen, has_run, outer_skip, parts_in, read, skipped_in
 from .._typing import History
 
 
@@ -91,9 +91,8 @@ def clip_in(history: History, clip: str | None, part: str | None) -> ClipHistory
     columns = read(history)
     by_name = parts_in(columns)
     name = chosen("clip", clip or outer_skip(columns, list(by_name)), list(by_name))
-    is_run = ~not_run(columns, name)
-    if is_run.any():
-        columns = {key: x[is_run] for key, x in columns.items()}
+    is_run = has_run(columns, name)
+    columns = {key: x[is_run] for key, x in columns.items()}
     parts = [label for label in by_name[name] if label]
     steps = steps_in(columns)
     end = f"/{chosen('part', part, parts)}" if parts or part is not None else ""
