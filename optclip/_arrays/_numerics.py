@@ -25,15 +25,28 @@ def select(where: jax.Array, yes: jax.Array, no: jax.Array) -> jax.Array:
 
 
 def as_array(value: Number) -> jax.Array:
-    """Return a number or array as a JAX array, integers of Python or NumPy as floats.
+    """Return a number or array as a JAX array of floats of 32 bits or more.
 
-    Without 64-bit types JAX rejects the former beyond 32 bits and wraps the latter.
+    Without 64-bit types JAX rejects Python integers beyond 32 bits, and wraps those of
+    NumPy. It promotes floats of 8 bits with no other dtype.
     """
     if isinstance(value, int):
         return jnp.asarray(float(value))
     if isinstance(value, (np.integer, np.ndarray)) and value.dtype.kind in "iu":
         return jnp.asarray(value.astype(np.float64))
-    return jnp.asarray(value)
+    array = jnp.asarray(value)
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    if is_float and jnp.finfo(array.dtype).bits >= 32:
+        return array
+    return array.astype(jnp.float64 if array.dtype.itemsize == 8 else jnp.float32)
+
+
+def promotable(value: Any) -> Any:
+    """Return a Python number unchanged, so it adapts to others; an array by `as_array`.
+
+    For parameters of optimizers that optax computes with.
+    """
+    return value if isinstance(value, (int, float)) else as_array(value)
 
 
 def as_like(value: Number, like: jax.Array) -> jax.Array:

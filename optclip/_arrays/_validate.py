@@ -171,13 +171,37 @@ def fraction(name: str, value: Any) -> None:
     plain(name, value, most=1)
 
 
-def length(name: str, value: Any, *, least: int = 1) -> None:
-    """Raise unless `value` is an int of at least `least`: a shape, so never traced."""
+def length(name: str, value: Any, *, least: int = 1) -> int:
+    """Return a Python or NumPy int of at least `least`: a shape, so never traced."""
     wanted = f"an int from {least} to 2**31 - 1"
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+    whole = as_int(value)
+    if whole is None:
         raise TypeError(must_be(name, wanted, value, static(name, value)))
-    if not least <= value <= _LARGEST_COUNT:
+    if not least <= whole <= _LARGEST_COUNT:
         raise ValueError(must_be(name, wanted, value))
+    return whole
+
+
+def as_int(value: Any) -> int | None:
+    """Return an int of Python or NumPy as a Python int, None for other values.
+
+    Arithmetic with a narrow NumPy int wraps, and neither compares as a static value.
+    """
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return int(value) if is_int else None
+
+
+def as_ints(values: Any) -> tuple[int, ...] | None:
+    """Return an int or a tuple of ints as a tuple, None for other values."""
+    entries = values if isinstance(values, tuple) else (values,)
+    ints = tuple(as_int(value) for value in entries)
+    return None if None in ints else ints
+
+
+def as_float(value: Any) -> float | None:
+    """Return a number of Python or NumPy as a float, None for arrays and others."""
+    is_static = isinstance(value, (int, float, np.generic)) and is_number(value)
+    return float(value) if is_static and not is_beyond_floats(value) else None
 
 
 def fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._arrays import _leaves, _validate
 from .._arrays._types import PyTree
-from ._heads import Heads, check_layout
+from ._heads import Heads, checked_layout
 
 # The name of a layer whose query and key paths have no common start.
 _ROOT = "attention"
@@ -68,7 +68,7 @@ def find_heads(
     MaxText   `"query"`              `"key"`               `stacked=1`
     ========= ====================== ===================== ==========================
     """
-    check_layout(axis, rope, head_dim, stacked)
+    checked_layout(axis, rope, head_dim, stacked)
     flat = _leaves.flatten(params)
     paths = _leaves.names_of(flat.paths)
     rank_of = dict(zip(paths, map(jnp.ndim, flat.leaves), strict=True))

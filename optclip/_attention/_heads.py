@@ -51,7 +51,9 @@ class Heads:
     def __post_init__(self) -> None:
         for name, paths in (("query", self.query), ("key", self.key)):
             check_paths(name, paths)
-        check_layout(self.axis, self.rope, self.head_dim, self.stacked)
+        layout = checked_layout(self.axis, self.rope, self.head_dim, self.stacked)
+        for name, value in layout.items():
+            object.__setattr__(self, name, value)
 
     @property
     def query_paths(self) -> tuple[str, ...]:
@@ -72,22 +74,25 @@ def check_paths(name: str, paths: str | tuple[str, ...]) -> None:
         raise ValueError(_validate.must_be(name, wanted, paths))
 
 
-def check_layout(
+def checked_layout(
     axis: int, rope: int, head_dim: int | None, stacked: int | None
-) -> None:
-    """Raise unless these arguments can locate the heads of a leaf."""
+) -> dict[str, int | None]:
+    """Return these arguments as ints; raise unless they locate the heads of a leaf."""
+    layout: dict[str, int | None] = {"head_dim": None, "stacked": None}
     axes = {"axis": axis} if stacked is None else {"axis": axis, "stacked": stacked}
     for name, value in axes.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        layout[name] = _validate.as_int(value)
+        if layout[name] is None:
             raise TypeError(_validate.must_be(name, "a single int", value))
-    _validate.length("rope", rope, least=0)
+    layout["rope"] = _validate.length("rope", rope, least=0)
     if head_dim is None:
-        return
-    _validate.length("head_dim", head_dim)
+        return layout
+    layout["head_dim"] = _validate.length("head_dim", head_dim)
     if rope >= head_dim:
         wanted = f"less than `head_dim`, {head_dim}"
         advice = "Rotary entries are a part of each head."
         raise ValueError(_validate.must_be("rope", wanted, rope, advice))
+    return layout
 
 
 @dataclasses.dataclass(frozen=True)

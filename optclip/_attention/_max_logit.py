@@ -56,7 +56,8 @@ def max_attention_logit(
       An array `(H,)`, float32, or float64 for float64 inputs. It is NaN for NaN inputs,
       and -inf for a head whose queries attend to nothing. Its derivative is zero.
     """
-    _check(query, key, block_size)
+    block_size = _validate.length("block_size", block_size)
+    _check(query, key)
     if scale is not None:
         _validate.number("scale", scale, negative=True)
         _validate.broadcasts("scale", jnp.shape(scale), (), "one product")
@@ -76,8 +77,7 @@ def max_attention_logit(
     return _collectives.reduced_over(_maxima.over_devices, logits, axes)
 
 
-def _check(query: jax.Array, key: jax.Array, block_size: int) -> None:
-    _validate.length("block_size", block_size)
+def _check(query: jax.Array, key: jax.Array) -> None:
     for name, x, letters in (("query", query, "T, H, D"), ("key", key, "S, G, D")):
         wanted = f"a floating-point array of shape (..., {letters})"
         is_real = _validate.is_number(x) and _leaves.is_floating(x)
@@ -141,7 +141,8 @@ def _by_head(
 ) -> jax.Array:
     *batch, length, heads, width = query.shape
     groups = key.shape[-2]
-    dtype = _leaves.real_dtype(jnp.promote_types(query.dtype, key.dtype))
+    is_double = any(_leaves.real_dtype(x.dtype) == jnp.float64 for x in (query, key))
+    dtype = jnp.float64 if is_double else jnp.float32
     grouped = query.reshape(*batch, length, groups, heads // groups, width)
     spans = _SPANS if is_causal else 1
     block = min(block_size, -(-length // spans))

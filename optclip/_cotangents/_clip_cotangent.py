@@ -13,7 +13,7 @@ from .._clip import clip_of
 from .._functional import raise_if_exchanged
 from .._norms import of_order
 from .._responses import as_response, is_same_always
-from .._scopes import ELEMENT, LEAF
+from .._scopes import ELEMENT, LEAF, Scope
 from .._typing import (
     AxisName,
     CotangentRecord,
@@ -146,10 +146,16 @@ def _backward(
         advice = "Pass axis=-1, or axis=() for elements."
         raise ValueError(_validate.must_be("axis", wanted, axis, advice))
     clip = clip_of(
-        LEAF if axis is None else ELEMENT if axis == () else scopes.axes(axis),
+        _scope(axis),
         of_order(ord), how, nonfinite=nonfinite,
     )  # fmt: skip
     return CotangentClip(clip, reference_of(relative))
+
+
+def _scope(axis: Any) -> Scope:
+    if axis is None:
+        return LEAF
+    return ELEMENT if isinstance(axis, tuple) and not axis else scopes.axes(axis)
 
 
 def _check_threshold(tree: PyTree, max_norm: Any) -> None:
@@ -164,9 +170,9 @@ def _check_threshold(tree: PyTree, max_norm: Any) -> None:
 
 
 def _check_leaves(chosen: Chosen, axis: Any) -> None:
-    axes = axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+    axes = () if axis is None else _validate.as_ints(axis) or ()
     for name, leaf in chosen.by_name():
-        if any(isinstance(a, int) and not -leaf.ndim <= a < leaf.ndim for a in axes):
+        if any(not -leaf.ndim <= a < leaf.ndim for a in axes):
             raise ValueError(
                 f"`axis` must name axes that each leaf has, got {axes} for {name} of"
                 f" shape {leaf.shape}. Exclude such leaves with mask=, or pass"

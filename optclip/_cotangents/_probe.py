@@ -45,7 +45,7 @@ def cotangent_probe(steps: int | None = None) -> CotangentRecord:
       A `CotangentRecord` of float32 zeros, of shape `()` or `(steps,)`.
     """
     if steps is not None:
-        _validate.length("steps", steps)
+        steps = _validate.length("steps", steps)
     shape = () if steps is None else (steps,)
     return CotangentRecord(
         *(jnp.zeros(shape, jnp.float32) for _ in CotangentRecord._fields)

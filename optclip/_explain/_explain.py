@@ -67,7 +67,7 @@ def explain(
       ValueError: The losses are already reduced, or have more than two axes; the batch
         cannot be split; an array was donated; or the history has no norms of leaves.
     """
-    _validate.length("top", top)
+    top = _validate.length("top", top)
     step = step_of(losses, params, args, microbatch_size)
     medians = None if history is None else medians_of(history, step.names)
     values, grads = _attribution.gradient(step)

@@ -95,7 +95,7 @@ def step_of(
     wanted = "a function losses(params, *args) that returns unreduced losses"
     _validate.kind("losses", losses, Callable, wanted)
     if microbatch_size is not None:
-        _validate.length("microbatch_size", microbatch_size)
+        microbatch_size = _validate.length("microbatch_size", microbatch_size)
     flat = _leaves.flatten_dense(params, "which `explain` does not support")
     if not any(flat.clippable()):
         raise ValueError(

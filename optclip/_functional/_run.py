@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._arrays import _leaves, _validate
+from .._arrays import _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import as_array
 from .._clip import Clip, apply, decide, fixed, layout_of
@@ -79,8 +79,7 @@ def passed_norm(norm: Number | None, *, strict: bool) -> Batched | None:
     wanted = "a real scalar of at least 0, the norm of the tree, or None to compute it"
     _validate.passed_norm("use_norm", norm, wanted)
     scalar = as_array(norm)
-    dtype = _leaves.real_dtype(jnp.promote_types(scalar.dtype, jnp.float16))
-    return Batched([flush_small(scalar.astype(dtype))])
+    return Batched([flush_small(scalar)])
 
 
 def check_bound(name: str, bound: PyTree, *, negative: bool = False) -> None:

@@ -51,7 +51,7 @@ def summary(opt_state: PyTree, *, most: int = 10, sort_by: str = "norm") -> str:
       TypeError: Called inside `jax.jit`, or `opt_state` is a history of many steps.
       ValueError: The state contains no record.
     """
-    _validate.length("most", most)
+    most = _validate.length("most", most)
     _validate.choice("sort_by", sort_by, _ORDERS)
     recorded = _recorded(opt_state)
     arrays = {key: x[-1] for key, x in recorded.items()}

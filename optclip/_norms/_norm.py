@@ -42,10 +42,12 @@ class Block:
         if self.axis is None:
             return
         is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
-        if not is_valid or not all(type(a) is int and a >= 0 for a in self.axis):
+        axes = _validate.as_ints(self.axis) if is_valid else None
+        if axes is None or min(axes, default=0) < 0:
             wanted = "None, or with a single leaf a tuple of ints counted from 0"
             advice = f"Leaves in the block: {len(self.leaves)}."
             raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))
+        object.__setattr__(self, "axis", axes)
 
 
 def _leaf(value: LeafLike) -> Leaf:
@@ -134,8 +136,8 @@ class Norm(Measurement):
       6.0
 
     Args:
-      ord: Order p, a Python number above 0, or inf for the largest modulus. Orders
-        below 0.5 soon overflow to inf. Default: 2.
+      ord: Order p, a Python or NumPy number above 0, or inf for the largest modulus.
+        Orders below 0.5 soon overflow to inf. Default: 2.
       per_count: Exponent k, from 0 to 1; with p = 2, 0.5 is the root mean square and 1
         TensorFlow's average norm. Default: 0.
     """
@@ -146,16 +148,31 @@ class Norm(Measurement):
     is_entrywise = True
 
     def __post_init__(self) -> None:
-        wanted = "a Python number above 0, or inf for the largest absolute value"
-        if isinstance(self.ord, bool) or not isinstance(self.ord, (int, float)):
+        object.__setattr__(self, "ord", self._order())
+        _validate.fraction("per_count", self.per_count)
+        exponent = _validate.as_float(self.per_count)
+        if exponent is None:
+            wanted, advice = "a Python or NumPy number", "An array may be traced."
+            message = _validate.must_be("per_count", wanted, self.per_count, advice)
+            raise TypeError(message)
+        object.__setattr__(self, "per_count", exponent)
+        object.__setattr__(self, "is_a_mean", exponent > 0)
+
+    def _order(self) -> float:
+        wanted = (
+            "a Python or NumPy number above 0, or inf for the largest absolute value"
+        )
+        if _validate.is_beyond_floats(self.ord):
+            raise ValueError(_validate.must_be("ord", wanted, self.ord))
+        order = _validate.as_float(self.ord)
+        if order is None:
             advice = f"None means 2. {_validate.static('ord', self.ord)}"
             if isinstance(self.ord, str):
                 advice = "Pass a number, such as 2.0 or float('inf')."
             raise TypeError(_validate.must_be("ord", wanted, self.ord, advice))
-        if not self.ord > 0 or _validate.is_beyond_floats(self.ord):
+        if not order > 0:
             raise ValueError(_validate.must_be("ord", wanted, self.ord))
-        _validate.fraction("per_count", self.per_count)
-        object.__setattr__(self, "is_a_mean", self.per_count > 0)
+        return order
 
     def measure(
         self,
@@ -184,7 +201,7 @@ class Norm(Measurement):
         # The norm of single elements is the modulus, for any order.
         are_elements = all(member.axis == () for member in members)
         plan = NormPlan(
-            ord=math.inf if are_elements else float(self.ord),
+            ord=math.inf if are_elements else self.ord,
             dtype=accumulator(arrays),
             members=tuple(members),
             declared=tuple(map(declared_of, blocks)),

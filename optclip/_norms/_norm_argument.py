@@ -28,10 +28,8 @@ def as_norm(norm: NormLike) -> Measurement:
         return norm
     if isinstance(norm, str) and norm in BY_NAME:
         return BY_NAME[norm]
-    if isinstance(norm, (int, float, np.floating, np.integer)) and not isinstance(
-        norm, bool
-    ):
-        return Norm(float(norm))
+    if isinstance(norm, (int, float, np.generic)) and _validate.is_number(norm):
+        return Norm(norm)
     names = ", ".join(map(repr, BY_NAME))
     wanted = f"{names}, an order p, or a Norm or Spectral of optclip.norms"
     advice = _validate.static("norm", norm)

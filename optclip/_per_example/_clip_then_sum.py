@@ -66,10 +66,11 @@ def measured(
     return values_and_norms
 
 
-def check_size(size: int | None) -> None:
-    """Raise unless `size` is a positive int, or None for all examples."""
-    if size is not None:
-        _validate.length("microbatch_size", size)
+def size_of(microbatch_size: int | None) -> int | None:
+    """Return a positive int, or None for all examples; raise for other values."""
+    if microbatch_size is None:
+        return None
+    return _validate.length("microbatch_size", microbatch_size)
 
 
 def _contribution(

@@ -217,7 +217,7 @@ def clipped_grad(
       Bu et al., "Automatic Clipping: Differentially Private Deep Learning Made Easier
       and Stronger", 2022, arXiv:2206.07136 (`"auto_s"`).
     """
-    _clip_then_sum.check_size(microbatch_size)
+    microbatch_size = _clip_then_sum.size_of(microbatch_size)
     _validate.choice("reduce", reduce, ("sum", "none"))
     _validate.choice("method", method, METHODS)
     if reduce == "none" and method != "vmap":

@@ -267,7 +267,7 @@ def _wide(value: Any) -> Any:
     concrete = _validate.concrete(value)
     if concrete is not None:
         return float(concrete)
-    return value.astype(_leaves.real_dtype(jnp.promote_types(value.dtype, jnp.float16)))
+    return _numerics.as_array(value)
 
 
 def _zeros(params: PyTree) -> PyTree:

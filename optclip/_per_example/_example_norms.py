@@ -119,7 +119,7 @@ def norms(
       for the values `(batch,)` and the norms: `(batch,)`, or a dict or tree of these
       for groups or leaves.
     """
-    _clip_then_sum.check_size(microbatch_size)
+    microbatch_size = _clip_then_sum.size_of(microbatch_size)
     _validate.choice("method", method, METHODS)
     bound = bound_of(0.0, over, "hard", "zero", False, 1.0)
     checked = Loss(loss, argnums, batch_argnums, has_aux)

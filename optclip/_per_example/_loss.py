@@ -42,9 +42,9 @@ class Loss:
     def params(self, args: tuple[Any, ...]) -> PyTree:
         """Return the argument to differentiate with respect to, or a tuple of them."""
         self._check_count(args)
-        if isinstance(self.argnums, int):
-            return args[self.argnums]
-        return tuple(args[i] for i in self.argnums)
+        if isinstance(self.argnums, tuple):
+            return tuple(args[i] for i in self.argnums)
+        return args[self.argnums]
 
     def examples(self, args: tuple[Any, ...]) -> list[PyTree]:
         """Return the arguments that have a batch axis; warn if one may be missing."""
@@ -68,7 +68,7 @@ class Loss:
     def of_one(self, args: tuple[Any, ...]) -> Callable[..., tuple[jax.Array, Any]]:
         """Return a function of parameters and one example: `(value, aux)`."""
         batch = _places("batch_argnums", self.batch_argnums)
-        is_one = isinstance(self.argnums, int)
+        is_one = not isinstance(self.argnums, tuple)
         by = _places("argnums", self.argnums)
 
         def function(params: PyTree, example: list[PyTree]) -> tuple[jax.Array, Any]:
@@ -185,10 +185,11 @@ def _sorted(axes: frozenset[Any]) -> Axes:
 
 def _places(name: str, argnums: Any) -> tuple[int, ...]:
     wanted = "an int of at least 0, or a tuple of these"
-    places = argnums if isinstance(argnums, tuple) else (argnums,)
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in places):
+    places = _validate.as_ints(argnums)
+    if places is None:
         raise TypeError(_validate.must_be(name, wanted, argnums))
     if not places or min(places) < 0:
+        wanted = wanted if places else "a tuple that is not empty, or an int"
         raise ValueError(_validate.must_be(name, wanted, argnums))
     return places
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._arrays import _collectives, _placement, _validate
-from .._arrays._numerics import as_like
+from .._arrays._numerics import as_like, promotable
 from .._arrays._types import Number, PyTree
 from ._example_clip import Relation
 from ._info import ExampleInfo
@@ -136,7 +136,7 @@ class QuantileThreshold:
         for name, value in zip(("min_value", "max_value"), limits, strict=True):
             _validate.plain(name, value, above=True)
             known = _validate.concrete(value)
-            if known is not None and not _TINY <= known <= _LARGEST:
+            if known is not None and not _TINY <= float(known) <= _LARGEST:
                 wanted = f"from {_TINY:.3g} to {_LARGEST:.3g}, a normal float32"
                 advice = "The threshold could not leave 0 or inf."
                 raise ValueError(_validate.must_be(name, wanted, value, advice))
@@ -231,13 +231,16 @@ class QuantileThreshold:
             _collectives.reduced_over(lax.psum, x) for x in (total, 2 * jnp.sum(half))
         )
         if key is not None:
-            total = total + self.count_noise * jax.random.normal(key, dtype=jnp.float32)
+            total = total + promotable(self.count_noise) * jax.random.normal(
+                key, dtype=jnp.float32
+            )
         if self.expected_batch_size is not None:
             number = jnp.asarray(self.expected_batch_size, jnp.float32)
         is_empty = number == 0
         fraction = total / jnp.where(is_empty, jnp.ones_like(number), number) + 0.5
         fraction = jnp.where(is_empty, jnp.full_like(fraction, self.quantile), fraction)
-        step = jnp.exp(-self.learning_rate * (fraction - self.quantile))
+        rate, wanted = map(promotable, (self.learning_rate, self.quantile))
+        step = jnp.exp(-rate * (fraction - wanted))
         # 0 and inf keep their value when multiplied, so the old threshold is limited
         # too.
         old = self._limited(jnp.asarray(threshold))

@@ -43,7 +43,7 @@ def rate(
     Returns:
       The axes.
     """
-    _validate.length("window", window)
+    window = _validate.length("window", window)
     record = _history.clip_in(history, clip, part)
     ax = _style.new_axes(ax)
     total, steps = np.cumsum(record.clipped), record.steps

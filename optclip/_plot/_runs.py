@@ -53,7 +53,7 @@ def runs(
         raise ValueError(
             "`histories` is empty. Pass a dict such as {'max_norm=1': history}."
         )
-    _validate.length("window", window)
+    window = _validate.length("window", window)
     records = {k: _history.clip_in(h, clip, part) for k, h in histories.items()}
     ax = _style.new_axes(ax)
     medians = []

@@ -9,6 +9,7 @@ import optax
 from .. import _responses as responses
 from .. import _thresholds as thresholds
 from .._arrays import _leaves, _validate
+from .._arrays._numerics import promotable
 from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after, transformation, with_periodic_reset
@@ -67,7 +68,7 @@ def spam(
       Training*, 2025, arXiv:2501.06842, algorithm 1.
     """
     _validate.fraction("b2", b2)
-    _validate.length("grace", grace, least=0)
+    grace = _validate.length("grace", grace, least=0)
     adam = optax.scale_by_adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
     clip = build(clip_by, options, rule, over="element")
@@ -189,5 +190,5 @@ def acclip(
         clip_by, options, thresholds.of_gradients(thresholds.moment(alpha, b2)),
         over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
-    momentum = masked(optax.ema(b1, debias=False), _leaves.are_floating)
+    momentum = masked(optax.ema(promotable(b1), debias=False), _leaves.are_floating)
     return clip_after(momentum, clip)

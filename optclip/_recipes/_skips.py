@@ -62,7 +62,7 @@ def olmo_skip(
     """
     _validate.plain("sigma", sigma)
     _validate.flag("use_loss", use_loss)
-    _validate.length("window", window)
+    window = _validate.length("window", window)
     least = max(2, window // 2) - 1
     rule = thresholds.mean_plus_std(sigma, window, warmup=least, ddof=1)
     limits = {"max_norm": rule, "max_loss": rule if use_loss else None}

@@ -97,7 +97,7 @@ def spectra(
       Jiang, Semenov and Stich, *Enhancing LLM Training via Spectral Clipping*, 2026,
       arXiv:2603.14315; defaults and warm-up from its code.
     """
-    _check_schedule(learning_rate, warmup)
+    warmup = _checked_warmup(learning_rate, warmup)
     wanted = "a function of a leaf's path, or None"
     _validate.kind("transposed", transposed, (Callable, type(None)), wanted)
     reject_zero_after_moments("spectra", options)
@@ -130,18 +130,19 @@ def spectra(
     )  # fmt: skip
 
 
-def _check_schedule(learning_rate: Any, warmup: Any) -> None:
+def _checked_warmup(learning_rate: Any, warmup: Any) -> int:
     wanted = "an optax schedule, or None"
     static = _validate.static("learning_rate", learning_rate)
     kinds = (Callable, type(None))
     _validate.kind("learning_rate", learning_rate, kinds, wanted, static)
-    _validate.length("warmup", warmup, least=0)
+    warmup = _validate.length("warmup", warmup, least=0)
     if (learning_rate is None) == (warmup > 0):
         raise ValueError(
             "`learning_rate` and `warmup` must be passed together, got"
             f" learning_rate={learning_rate!r} and warmup={warmup}. Pass both to raise"
             " the caps during the warm-up, or neither."
         )
+    return warmup
 
 
 def _warmed_up(

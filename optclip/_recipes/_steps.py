@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from .._arrays import _batching, _leaves, _prefix, _validate
-from .._arrays._numerics import as_array, ratio
+from .._arrays._numerics import as_array, promotable, ratio
 from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._thresholds import Seen
 from .._transforms import clip_by
@@ -90,6 +90,7 @@ def stable_adamw(
     _validate.plain("eps", eps)
     _validate.plain("weight_decay", weight_decay)
     reject_zero_after_moments("stable_adamw", options)
+    b1, b2, eps, weight_decay = map(promotable, (b1, b2, eps, weight_decay))
 
     def over_second_moment(seen: Seen) -> PyTree:
         count, nu = (

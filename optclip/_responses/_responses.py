@@ -16,6 +16,7 @@ from .._arrays._numerics import (
     broadcast_like,
     fraction_of_peak,
     power,
+    promotable,
     ratio,
     select,
 )
@@ -106,7 +107,7 @@ class Smooth(BaseResponse):
         _validate.plain("sharpness", self.sharpness, above=True)
 
     def coefficient(self, norm: jax.Array, threshold: jax.Array) -> jax.Array:
-        s = self.sharpness
+        s = promotable(self.sharpness)
         inside = norm <= threshold
         one, zero = jnp.ones_like(norm), jnp.zeros_like(norm)
         # Powers of a ratio of at most 1 cannot overflow. 0 / 0 is replaced before the

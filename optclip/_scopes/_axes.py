@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .._arrays import _leaves, _prefix, _validate
 from .._arrays._leaf import counted_from_zero
 from .._arrays._types import KeyPath, LeafLike, PyTree
@@ -131,12 +133,10 @@ def units(
 
 
 def _as_tuple(axis: Any) -> tuple[int, ...]:
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    if not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        advice = f"Negative ones count from the end. {_validate.static('axis', axis)}"
-        if isinstance(axis, list):
-            advice = f"Pass axis={tuple(axis)}."
-        raise TypeError(
-            _validate.must_be("axis", "an int or tuple of ints", axis, advice)
-        )
-    return axes
+    axes = _validate.as_ints(axis)
+    if axes is not None:
+        return axes
+    advice = f"Negative ones count from the end. {_validate.static('axis', axis)}"
+    if isinstance(axis, (list, np.ndarray)) and np.ndim(axis) == 1:
+        advice = f"Pass axis={tuple(np.asarray(axis).tolist())}."
+    raise TypeError(_validate.must_be("axis", "an int or tuple of ints", axis, advice))

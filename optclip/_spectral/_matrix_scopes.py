@@ -94,9 +94,9 @@ def singular_values(
 def _two(axis: tuple[int, int]) -> tuple[int, ...]:
     wanted = "a tuple of two ints"
     advice = "Negative ones count from the end: pass (-2, -1) for the last two."
-    is_valid = isinstance(axis, tuple)
-    if not is_valid or not all(type(a) is int for a in axis):
+    axes = _validate.as_ints(axis) if isinstance(axis, tuple) else None
+    if axes is None:
         raise TypeError(_validate.must_be("matrix_axes", wanted, axis, advice))
-    if len(axis) != 2:
+    if len(axes) != 2:
         raise ValueError(_validate.must_be("matrix_axes", wanted, axis, advice))
-    return axis
+    return axes

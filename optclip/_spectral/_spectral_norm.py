@@ -53,7 +53,7 @@ class Spectral(Measurement):
 
     def __post_init__(self) -> None:
         _validate.choice("method", self.method, ("exact", "power_iteration"))
-        _validate.length("steps", self.steps)
+        object.__setattr__(self, "steps", _validate.length("steps", self.steps))
         # The power iteration starts from the vectors of the previous step.
         object.__setattr__(self, "remembers", self.method == "power_iteration")
 

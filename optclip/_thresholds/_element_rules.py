@@ -35,7 +35,9 @@ class SecondMoment:
     def __post_init__(self) -> None:
         _validate.plain("theta", self.theta)
         _validate.fraction("decay", self.decay)
-        _validate.length("warmup", self.warmup, least=0)
+        object.__setattr__(
+            self, "warmup", _validate.length("warmup", self.warmup, least=0)
+        )
 
     def init(self, norm: PyTree) -> Running:
         return Running(jax.tree.map(jnp.zeros_like, norm), jnp.zeros((), jnp.int32))

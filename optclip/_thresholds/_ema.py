@@ -51,7 +51,9 @@ class Ema:
         if not callable(self.ratio):
             _validate.plain("ratio", self.ratio)
         _validate.fraction("decay", self.decay)
-        _validate.length("warmup", self.warmup, least=0)
+        object.__setattr__(
+            self, "warmup", _validate.length("warmup", self.warmup, least=0)
+        )
         _validate.number("max_norm", self.max_norm)
         _validate.choice("start", self.start, _STARTS)
         if self.start == "zero":

@@ -30,10 +30,10 @@ class MeanPlusStd:
 
     def __post_init__(self) -> None:
         _validate.plain("k", self.k)
-        _validate.length("window", self.window)
+        object.__setattr__(self, "window", _validate.length("window", self.window))
         if self.warmup is not None:
-            _validate.length("warmup", self.warmup)
-        _validate.length("ddof", self.ddof, least=0)
+            object.__setattr__(self, "warmup", _validate.length("warmup", self.warmup))
+        object.__setattr__(self, "ddof", _validate.length("ddof", self.ddof, least=0))
         if self._needed > self.window:
             wanted = (
                 f"at least {self._needed} with warmup={self.warmup} and"

@@ -60,7 +60,7 @@ class Quantile:
 
     def __post_init__(self) -> None:
         _validate.fraction("q", self.q)
-        _validate.length("window", self.window)
+        object.__setattr__(self, "window", _validate.length("window", self.window))
 
     def init(self, norm: PyTree) -> Window:
         return _window.empty(norm, self.window)

@@ -50,7 +50,7 @@ class Zscore:
     def __post_init__(self) -> None:
         _validate.plain("z", self.z, above=True)
         _validate.fraction("decay", self.decay)
-        _validate.length("warmup", self.warmup)
+        object.__setattr__(self, "warmup", _validate.length("warmup", self.warmup))
         _validate.choice("mode", self.mode, _MODES)
         _validate.number("max_norm", self.max_norm)
         _validate.plain("eps", self.eps)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from .._arrays import _leaves, _validate
 from .._arrays._held import Held
-from .._arrays._numerics import as_count, counted
+from .._arrays._numerics import as_count, counted, promotable
 from .._arrays._types import KeyPath, LeafLike, PyTree
 from .._typing import Number, PeriodicResetState
 from ._inner import check_state, transformation
@@ -75,8 +75,8 @@ def with_periodic_reset(
       Training*, 2025, arXiv:2501.06842.
     """
     wrapped = transformation("inner", inner)
-    _validate.length("every", every)
-    _validate.length("warmup", warmup, least=0)
+    every = _validate.length("every", every)
+    warmup = _validate.length("warmup", warmup, least=0)
     _validate.fraction("floor", floor)
     if keep not in ("counts", None):
         wanted = "a function of a state leaf's path, 'counts' or None"
@@ -132,7 +132,7 @@ def _is_count(path: KeyPath) -> bool:
 def _warmup_factor(phase: jax.Array, warmup: int, floor: Number) -> jax.Array:
     """Return the factor of the update `phase` steps after a reset."""
     angle = jnp.pi * phase.astype(jnp.float32) / (warmup + 1)
-    cosine = 1 - (1 - floor) * (1 + jnp.cos(angle)) / 2
+    cosine = 1 - (1 - promotable(floor)) * (1 + jnp.cos(angle)) / 2
     return jnp.where(phase < warmup, cosine, 1.0)
 
 

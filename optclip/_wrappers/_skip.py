@@ -137,7 +137,7 @@ def skip(
     if max_loss is not None:  # Losses may be negative, unlike norms.
         loss_rule = Held(one_rule("max_loss", max_loss, negative=True))
     if max_consecutive is not None:
-        _validate.length("max_consecutive", max_consecutive)
+        max_consecutive = _validate.length("max_consecutive", max_consecutive)
     _validate.flag("learn_skipped", learn_skipped)
 
     def init_fn(params: PyTree) -> SkipState:

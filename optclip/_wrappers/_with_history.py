@@ -71,7 +71,7 @@ def with_history(
         `jax.lax.pmean`.
     """
     wrapped = transformation("inner", inner)
-    _validate.length("steps", steps)
+    steps = _validate.length("steps", steps)
     fields = None if leaf_fields is None else _checked(leaf_fields)
 
     def init_fn(params: PyTree) -> HistoryState:
