@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _leaves, _validate
-from ._types import KeyPath, Mask, PyTree
+from ._types import KeyPath, Mask, PyTree, TreeDef
 
 _CALLED_ONCE = (
     "It is called once, with the whole tree. Wrap a function of one leaf's path in"
@@ -116,15 +116,17 @@ def map_prefix(
     name: str,
     function: Callable[..., Any],
     prefix: PyTree,
-    *trees: PyTree,
+    tree: PyTree,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> PyTree:
     """Map a function over the leaves of `prefix` and the subtrees at their places."""
     treedef = jax.tree.structure(prefix, is_leaf=is_leaf)
-    for tree in trees:
+    try:
+        treedef.flatten_up_to(tree)
+    except (ValueError, TypeError) as error:
         try:
-            treedef.flatten_up_to(tree)
-        except (ValueError, TypeError) as error:
+            prefix = _in_containers(prefix, tree, is_leaf)
+        except LookupError:
             full = jax.tree.structure(tree, is_leaf=_leaves.is_sparse)
             differences = _differences(prefix, tree, is_leaf)
             raise ValueError(
@@ -132,7 +134,46 @@ def map_prefix(
                 f" applies.{differences or f' Expected {full}, got {treedef}.'}"
                 f" {_remedy(tree)}"
             ) from error
-    return jax.tree.map(function, prefix, *trees, is_leaf=is_leaf)
+    return jax.tree.map(function, prefix, tree, is_leaf=is_leaf)
+
+
+def _in_containers(prefix: PyTree, tree: PyTree, is_leaf: Any) -> PyTree:
+    """Return a prefix in the containers of a tree that has the same keys.
+
+    A dict describes a `FrozenDict`, an `OrderedDict` or a dataclass. Entries for
+    subtrees that `optax.masked` hides are removed.
+
+    Raises:
+      LookupError: The keys differ.
+    """
+    if jax.tree_util.all_leaves([prefix], is_leaf=is_leaf):
+        return prefix
+    if _is_masked_node(tree):
+        return tree
+    ours, theirs = _children(prefix), _children(tree)
+    if ours is None or theirs is None or {*ours[0]} != {*theirs[0]}:
+        raise LookupError
+    return theirs[1].unflatten(
+        [
+            _in_containers(ours[0][key], child, is_leaf)
+            for key, child in theirs[0].items()
+        ]
+    )
+
+
+def _children(node: PyTree) -> tuple[dict[str, PyTree], TreeDef] | None:
+    """Return the children of a container by key, and its structure; None for a leaf."""
+    if node is None or jax.tree_util.all_leaves([node], is_leaf=_leaves.is_sparse):
+        return None
+    pairs, treedef = jax.tree.flatten_with_path(
+        node, is_leaf=lambda child: child is not node
+    )
+    return {_leaves.path_str(path): child for path, child in pairs}, treedef
+
+
+def _is_masked_node(x: Any) -> bool:
+    # Compared by name, since optax is not imported below `_transforms`.
+    return type(x).__name__ == "MaskedNode"
 
 
 def _remedy(tree: PyTree) -> str:
@@ -217,7 +258,7 @@ def spread_mask(
             advice = f"{advice} {_validate.static(name, value)}"
             raise TypeError(_validate.must_be(subject, wanted, value, advice))
     is_missed = any(live) and not any(map(operator.and_, spread, live))
-    if is_missed and not _has_masked_nodes(flat.tree):
+    if is_missed and not has_masked_nodes(flat.tree):
         there = [p for p, is_live in zip(flat.paths, live, strict=True) if is_live]
         paths = (
             f"the paths are {_listed(there)}" if any(there) else "it is a single leaf"
@@ -229,11 +270,9 @@ def spread_mask(
     return [bool(value) for value in spread]
 
 
-def _has_masked_nodes(tree: PyTree) -> bool:
+def has_masked_nodes(tree: PyTree) -> bool:
     """Return whether `optax.masked` or `optax.partition` hides some of the leaves."""
-    # Compared by name, since optax is not imported below `_transforms`.
-    leaves = jax.tree.leaves(tree, is_leaf=lambda x: type(x).__name__ == "MaskedNode")
-    return any(type(x).__name__ == "MaskedNode" for x in leaves)
+    return any(map(_is_masked_node, jax.tree.leaves(tree, is_leaf=_is_masked_node)))
 
 
 def lookup(values: PyTree, tree: PyTree) -> PyTree:

@@ -11,8 +11,8 @@ from .._arrays._batching import Batched
 from .._clip import MOVE, SCALE, Clip, apply, clip_of, decide, fixed, lay_out, layout_of
 from .._norms import L2, Measured, NormLike, as_norm, of_order
 from .._responses import Hard
-from .._scopes import ELEMENT, TREE, ScopeLike, as_scope
-from .._thresholds import Named
+from .._scopes import ELEMENT, TREE, ScopeLike, as_scope, declaring
+from .._thresholds import Named, value_of
 from .._typing import AxisName, Labels, Mask, Nonfinite, Number, PyTree, ResponseLike
 from ._integers import clip_integers, is_integers
 from ._run import (
@@ -80,8 +80,9 @@ def clip_by(
         advice = "A pure function cannot keep the power-iteration vector between steps."
         wanted = "a norm with method='exact'"
         raise ValueError(_validate.must_be("norm", wanted, norm, advice))
+    scope = declaring(as_scope(over), value_of(threshold))
     clip = clip_of(
-        as_scope(over), measurement, how, eps=eps, strict=strict,
+        scope, measurement, how, eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, axis_name=axis_name,
     )  # fmt: skip
     return run(clip, tree, threshold)

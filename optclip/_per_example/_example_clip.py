@@ -28,7 +28,7 @@ from .._clip import (
 )
 from .._norms import L2, Measured, flush_small
 from .._responses import BaseResponse
-from .._scopes import LEAF, TREE, Groups, Scope, as_scope
+from .._scopes import LEAF, TREE, Groups, Scope, as_scope, declaring
 from .._typing import is_cotangent_record
 from ._ghost import _formulas
 from ._ghost._formulas import Scaled
@@ -195,7 +195,7 @@ def bound_of(
     normalize_by: Any,
 ) -> Bound:
     """Return the validated bound that a user's arguments specify."""
-    scope = _scope(over)
+    scope = declaring(_scope(over), threshold)
     _check_threshold(threshold, scope)
     _validate.plain("normalize_by", normalize_by, above=True)
     is_unit = isinstance(response, str) and response == "unit"

@@ -5,7 +5,7 @@ leaf, and `_groups` the groups of leaves.
 """
 
 from ._axes import AxesByLeaf, axes, units
-from ._groups import Groups, groups
+from ._groups import Groups, declaring, groups
 from ._scope import (
     ELEMENT,
     LEAF,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,17 +19,20 @@ class Groups(Scope):
     """Measure one norm per label. Use `groups(...)`."""
 
     labels: PyTree
+    # The labels of thresholds. Where `optax.masked` hides leaves from a function of the
+    # tree, these labels have no leaf, and their norm is 0.
+    declared: tuple[str, ...] = ()
     itemized = True
 
     def labeled(self, tree: PyTree) -> Groups:
         """Return the scope with the labels that a function of the tree returns."""
-        return Groups(self._label_tree(tree))
+        are_hidden = callable(self.labels) and _prefix.has_masked_nodes(tree)
+        return Groups(self._label_tree(tree), self.declared if are_hidden else ())
 
     def blocks(self, tree: PyTree) -> PyTree:
         described = self._label_tree(tree)
-        members: dict[str, list[LeafLike]] = {
-            label: [] for label in jax.tree.leaves(described)
-        }
+        labels = [*jax.tree.leaves(described), *self.declared]
+        members: dict[str, list[LeafLike]] = {label: [] for label in labels}
         leaves = _leaves.flatten(tree).leaves
         for label, x in zip(self._label_by_leaf(described, tree), leaves, strict=True):
             if label is not None:
@@ -43,7 +47,9 @@ class Groups(Scope):
         """Return the tree of labels; raise if a function returned none."""
         described = _checked(_prefix.described("groups", self.labels, tree))
         labels = jax.tree.leaves(described)
-        if callable(self.labels) and not labels and _leaves.flatten(tree).leaves:
+        is_missed = callable(self.labels) and not labels
+        is_hidden = _prefix.has_masked_nodes(tree)
+        if is_missed and not is_hidden and _leaves.flatten(tree).leaves:
             raise ValueError(
                 "The function passed as `groups` labels no leaf, so that nothing would"
                 " be clipped. Return a label, such as 'body', for at least one leaf."
@@ -81,6 +87,14 @@ def groups(labels: Labels) -> Groups:
         advice = "Inside such a tree, None means no group."
         raise TypeError(_validate.must_be("groups", wanted, labels, advice))
     return Groups(labels if callable(labels) else _checked(labels))
+
+
+def declaring(scope: Scope, threshold: PyTree) -> Scope:
+    """Return a scope of groups that also contains the labels of a threshold."""
+    if not isinstance(scope, Groups) or not isinstance(threshold, Mapping):
+        return scope
+    labels = tuple(label for label in threshold if isinstance(label, str))
+    return dataclasses.replace(scope, declared=labels)
 
 
 def _checked(labels: PyTree) -> PyTree:

@@ -23,5 +23,5 @@ from ._of_gradients import of_gradients
 from ._quantile import quantile
 from ._relative_to_params import RelativeToParams, relative_to_params
 from ._rule import Rule, Seen, Threshold, ThresholdTree, is_rule
-from ._threshold_argument import Named, as_rules, one_rule
+from ._threshold_argument import Named, as_rules, one_rule, value_of
 from ._zscore import zscore

@@ -34,6 +34,11 @@ _PACKAGE = __name__.rsplit(".", 2)[0]
 _RULES, _RECIPES = f"{_PACKAGE}._thresholds.", f"{_PACKAGE}._recipes."
 
 
+def value_of(threshold: ThresholdTree | Named) -> ThresholdTree:
+    """Return a threshold without its name."""
+    return threshold.value if isinstance(threshold, Named) else threshold
+
+
 def as_rules(
     name: str,
     threshold: ThresholdTree,

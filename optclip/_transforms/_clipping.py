@@ -12,8 +12,8 @@ from .._arrays import _validate
 from .._clip import clip_of
 from .._norms import NormLike, as_norm, of_order
 from .._responses import as_response
-from .._scopes import ScopeLike, as_scope
-from .._thresholds import Named, bounds
+from .._scopes import ScopeLike, as_scope, declaring
+from .._thresholds import Named, bounds, value_of
 from .._typing import (
     AxisName,
     Labels,
@@ -118,8 +118,9 @@ def clip_by(
       leaves is at most `threshold * (1 + 2e-5)`, and `(1 + 2e-4)` for orders other than
       2 and inf, before the cast to the dtype of each leaf.
     """
+    scope = declaring(as_scope(over), value_of(threshold))
     clip = clip_of(
-        as_scope(over), as_norm(norm), as_response(response), eps=eps, strict=strict,
+        scope, as_norm(norm), as_response(response), eps=eps, strict=strict,
         nonfinite=nonfinite, mask=mask, norm_mask=norm_mask, clip_mask=clip_mask,
         axis_name=axis_name,
     )  # fmt: skip

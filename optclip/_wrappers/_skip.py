@@ -17,7 +17,7 @@ from .._arrays._held import Held
 from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
 from .._norms import as_norm
-from .._scopes import as_scope
+from .._scopes import as_scope, declaring
 from .._thresholds import Named, one_rule
 from .._transforms import Engine, rules_of
 from .._typing import (
@@ -120,7 +120,7 @@ def skip(
     """
     wrapped = transformation("inner", inner)
     clip = clip_of(
-        as_scope(over), as_norm(norm), responses.Drop(),
+        declaring(as_scope(over), max_norm), as_norm(norm), responses.Drop(),
         mask=mask, axis_name=axis_name,
     )  # fmt: skip
     # `SCALE` compares each norm with its threshold; other actions may read no norms.

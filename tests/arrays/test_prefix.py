@@ -1,8 +1,11 @@
 """Masks, labels and thresholds may be prefix trees or functions of a path."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.experimental.sparse import BCOO
 
@@ -71,3 +74,60 @@ def test_by_path_array_in_keyless_node_has_path_of_node():
 def test_mask_false_for_single_leaf_raises(name):
     with pytest.raises(ValueError, match=f"`{name}` must be True.*single leaf"):
         optclip.clip_by(1.0, **{name: False}).init(TREE["bias"])
+
+
+Pair = collections.namedtuple("Pair", ["a", "b"])
+
+
+@pytest.mark.parametrize("container", [collections.OrderedDict, Pair])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda tree: F.clip_by_norm(tree, {"a": 1.0, "b": None}),
+        lambda tree: F.clip_by_norm(tree, 1.0, mask={"a": True, "b": False}),
+        lambda tree: F.clip_by_group_norm(tree, 1.0, {"a": "group", "b": None})[0],
+    ],
+    ids=["thresholds", "mask", "labels"],
+)
+def test_dict_describes_container_with_its_keys(container, clip):
+    """Such as a FrozenDict of Flax."""
+    clipped = clip(container(a=jnp.array([3.0, 4.0]), b=jnp.array([5.0])))
+    assert isinstance(clipped, container)
+    first, second = jax.tree.leaves(clipped)
+    np.testing.assert_allclose(first, [0.6, 0.8], 1e-6)
+    assert second == 5.0
+
+
+BY_LABEL = {"shown": 1.0, "hidden": 2.0}
+
+
+def in_b(path):
+    return "hidden" if path.startswith("b") else "shown"
+
+
+@pytest.mark.parametrize(
+    "clip",
+    [
+        optclip.clip_by_group_norm(BY_LABEL, optclip.by_path(in_b)),
+        optclip.clip_by_group_norm(
+            BY_LABEL, {"a": "shown", "b": {"w": "hidden", "v": "hidden"}}
+        ),
+        optclip.clip_by_norm({"a": 1.0, "b": {"w": 2.0, "v": 2.0}}),
+    ],
+    ids=["function", "tree", "leaves"],
+)
+def test_entries_of_leaves_hidden_by_optax_are_ignored(clip):
+    hidden = {"w": jnp.array([5.0]), "v": jnp.zeros(1)}
+    tree = {"a": jnp.array([3.0, 4.0]), "b": hidden}
+    masked = optax.masked(clip, {"a": True, "b": False})
+    parts = optax.partition({"p": clip, "q": clip}, {"a": "p", "b": "q"})
+    for tx, expected in ((masked, 5.0), (parts, 2.0)):
+        clipped, _ = tx.update(tree, tx.init(tree))
+        np.testing.assert_allclose(clipped["a"], [0.6, 0.8], 1e-6)
+        np.testing.assert_allclose(clipped["b"]["w"], [expected], 1e-6)
+
+
+def test_unknown_label_of_whole_tree_raises():
+    clip = optclip.clip_by_group_norm(BY_LABEL, optclip.by_path(in_b))
+    with pytest.raises(ValueError, match="Unexpected: 'hidden'"):
+        clip.init({"a": jnp.ones(2)})

@@ -329,7 +329,11 @@ MESSAGES = {
         (np.ones((7, 7)), V, "`max_norm` of shape (7, 7) does not broadcast to the"),
         ([], V, "`max_norm` must be a prefix of the tree to which it applies. Missing"),
         ([], V, "Missing: 'a', 'b/0'. Pass one value, or a tree with an entry for"),
-        ({"a": 1.0, "b": (1.0,)}, V, "applies. Expected PyTreeDef({'a': *, 'b': [*]"),
+        (
+            {"a": 1.0, "b": [1.0, ()]},
+            V,
+            "applies. Expected PyTreeDef({'a': *, 'b': [*]",
+        ),
         ({"a": 1.0, "b": 1.0, "z": 1.0}, V, "Unexpected: 'z'. Pass one value"),
     ],
     "clip_by_norm.max_norm": [
