@@ -5,14 +5,16 @@ Unclipped leaves are bit-identical: the coefficient is then 1 and the leaf is se
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _leaves, _sparse, _xla
+from .._arrays import _leaves, _sparse, _validate, _xla
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
@@ -149,10 +151,46 @@ def _coefficient(
 ) -> jax.Array:
     """Return the coefficient; NaN at a non-finite norm unless the threshold is inf."""
     is_eager = not any(isinstance(x, Tracer) for x in (norm, threshold))
-    if is_eager and response.takes_vectors and _is_hashable((response, eps)):
-        # An eager call then takes one dispatch, not twenty.
-        return _compiled(response, norm, threshold, eps)
+    if is_eager and response.takes_vectors:
+        # An eager call then takes one dispatch, not twenty. Numbers are operands, so
+        # that other numbers use the same program.
+        static, numbers = _without_numbers(response)
+        if _is_hashable(static):
+            operand = None if _is_zero(eps) else as_array(eps)
+            return _compiled(static, numbers, norm, threshold, operand)
     return _uncompiled(response, norm, threshold, eps)
+
+
+def _without_numbers(response: BaseResponse) -> tuple[BaseResponse, dict[str, Any]]:
+    """Return a response with 1 in place of each number, and the numbers by field."""
+    numbers: dict[str, Any] = {}
+    blank: dict[str, Any] = {}
+    for field in (
+        dataclasses.fields(response) if dataclasses.is_dataclass(response) else ()
+    ):
+        value = getattr(response, field.name)
+        if isinstance(value, BaseResponse):
+            blank[field.name], numbers[field.name] = _without_numbers(value)
+        elif _validate.is_number(value):
+            blank[field.name], numbers[field.name] = 1.0, as_array(value)
+    if not numbers:
+        return response, {}
+    return dataclasses.replace(response, **blank), numbers
+
+
+def _with_numbers(response: BaseResponse, numbers: dict[str, Any]) -> BaseResponse:
+    """Return the response that `_without_numbers` has taken apart."""
+    values = {
+        name: _with_numbers(getattr(response, name), value)
+        if isinstance(value, dict)
+        else value
+        for name, value in numbers.items()
+    }
+    return dataclasses.replace(response, **values) if values else response
+
+
+def _is_zero(eps: Number) -> bool:
+    return isinstance(eps, (int, float)) and eps == 0
 
 
 def _is_hashable(value: object) -> bool:
@@ -165,7 +203,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _uncompiled(
-    response: BaseResponse, norm: jax.Array, threshold: jax.Array, eps: Number
+    response: BaseResponse, norm: jax.Array, threshold: jax.Array, eps: Number | None
 ) -> jax.Array:
     one = jnp.ones_like(norm)
     is_positive = norm > 0
@@ -178,7 +216,7 @@ def _uncompiled(
     alarm = lax.stop_gradient((norm - norm) * finite_threshold)
     # Responses never receive a norm of 0, so none divides by it.
     divisor = select(is_positive, norm, one)
-    if not (isinstance(eps, (int, float)) and eps == 0):
+    if eps is not None and not _is_zero(eps):
         added = as_array(eps).astype(norm.dtype)
         # A traced `eps` is not checked, and a negative one would disable clipping.
         divisor = divisor + select(added < 0, jnp.zeros_like(added), added)
@@ -189,7 +227,15 @@ def _uncompiled(
     return select(is_off, one, coefficient)
 
 
-_compiled = jax.jit(_uncompiled, static_argnums=(0, 3))
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(
+    static: BaseResponse,
+    numbers: dict[str, Any],
+    norm: jax.Array,
+    threshold: jax.Array,
+    eps: jax.Array | None,
+) -> jax.Array:
+    return _uncompiled(_with_numbers(static, numbers), norm, threshold, eps)
 
 
 # Compiled, so leaves of one type are traced once: 2,000 leaves take 1 s, not 6.6.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
 from ._clip_then_sum import Reduce
+from ._eager import run_once_compiled
 from ._example_clip import Relation, bound_of, check_floats
 from ._example_gradients import Source, check_placed
 from ._info import ExampleInfo
@@ -79,9 +81,14 @@ class ClippedGrad:
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
-        return _clip_then_sum.clipped(
-            source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
-        )
+        if not has_loops(source, size, is_ghost=is_ghost):
+            return _clip_then_sum.clipped(
+                source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
+            )
+        static, numbers = self.bound.apart()
+        options = self.loss.options, static, size, self.reduce, is_ghost
+        operands = args, padding, numbers
+        return run_once_compiled(_clipped, self.loss.function, options, operands)
 
     def plan(self, *args: Any) -> Plan:
         """Report the method for these arguments, with the memory estimates.
@@ -227,6 +234,32 @@ def clipped_grad(
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     checked = Loss(loss, argnums, batch_argnums, has_aux)
     return ClippedGrad(checked, bound, microbatch_size, reduce, method)
+
+
+def _clipped(function: Callable[..., Any], options: Any, operands: Any) -> Any:
+    """Return the clipped sum and an `ExampleInfo`, from the parts of a call."""
+    (of_loss, static, size, reduce, is_ghost), (args, padding, numbers) = (
+        options, operands,
+    )  # fmt: skip
+    source = source_again(Loss(function, *of_loss), args, size, is_ghost=is_ghost)
+    return _clip_then_sum.clipped(
+        source, static.joined(numbers), padding, size, reduce, is_ghost=is_ghost
+    )
+
+
+def has_loops(source: Source, size: int | None, *, is_ghost: bool) -> bool:
+    """Return whether an eager call would compile a loop of optclip each time."""
+    is_split = size is not None and size < batch_size(source.examples)
+    return is_split or is_ghost
+
+
+def source_again(
+    loss: Loss, args: tuple[Any, ...], size: int | None, *, is_ghost: bool
+) -> Source:
+    """Return the source of a call whose arguments have been checked."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return source_of(loss, args, size, "ghost" if is_ghost else "vmap")
 
 
 def source_of(

@@ -77,6 +77,17 @@ class Bound:
             nonfinite=self.nonfinite, axis_name=axis_name,
         )  # fmt: skip
 
+    def apart(self) -> tuple[Bound, tuple[PyTree, Any]]:
+        """Return the bound with a hash, and its numbers, which `joined` puts back."""
+        threshold = jax.tree.map(_numerics.as_array, self.threshold)
+        static = dataclasses.replace(self, threshold=None, normalize_by=1.0)
+        return static, (threshold, self.normalize_by)
+
+    def joined(self, numbers: tuple[PyTree, Any]) -> Bound:
+        """Return the bound with these numbers."""
+        threshold, normalize_by = numbers
+        return dataclasses.replace(self, threshold=threshold, normalize_by=normalize_by)
+
     def one_clipped(self, clip: Clip, grads: PyTree) -> tuple[PyTree, ClippedNorms]:
         """Return the clipped gradient of one example, and its norms."""
         layout = layout_of(clip, grads)

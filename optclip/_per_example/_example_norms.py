@@ -12,7 +12,8 @@ from .._arrays import _validate
 from .._arrays._types import PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
-from ._clipped_grad import source_of
+from ._clipped_grad import has_loops, source_again, source_of
+from ._eager import run_once_compiled
 from ._example_clip import bound_of
 from ._loss import Loss, check_positional
 from ._method import METHODS, Method, Plan
@@ -61,8 +62,13 @@ class ExampleNorms:
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
-        return _clip_then_sum.measured(
-            source, self.bound, padding, size, is_ghost=is_ghost
+        if not has_loops(source, size, is_ghost=is_ghost):
+            return _clip_then_sum.measured(
+                source, self.bound, padding, size, is_ghost=is_ghost
+            )
+        options = self.loss.options, self.bound, size, is_ghost
+        return run_once_compiled(
+            _measured, self.loss.function, options, (args, padding)
         )
 
     def plan(self, *args: Any) -> Plan:
@@ -77,6 +83,13 @@ class ExampleNorms:
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         return _method.planned(source, self.bound, size, self.method)
+
+
+def _measured(function: Callable[..., Any], options: Any, operands: Any) -> Any:
+    """Return the losses and the norms, from the parts of a call."""
+    (of_loss, bound, size, is_ghost), (args, padding) = options, operands
+    source = source_again(Loss(function, *of_loss), args, size, is_ghost=is_ghost)
+    return _clip_then_sum.measured(source, bound, padding, size, is_ghost=is_ghost)
 
 
 def norms(

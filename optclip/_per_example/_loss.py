@@ -39,6 +39,11 @@ class Loss:
                 f" {self.argnums} and {self.batch_argnums}. List each argument once."
             )
 
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The arguments after the function."""
+        return self.argnums, self.batch_argnums, self.has_aux
+
     def params(self, args: tuple[Any, ...]) -> PyTree:
         """Return the argument to differentiate with respect to, or a tuple of them."""
         self._check_count(args)

@@ -24,6 +24,10 @@ class Groups(Scope):
     declared: tuple[str, ...] = ()
     itemized = True
 
+    def __hash__(self) -> int:
+        leaves, treedef = jax.tree.flatten(self.labels)
+        return hash((tuple(leaves), treedef, self.declared))
+
     def labeled(self, tree: PyTree) -> Groups:
         """Return the scope with the labels that a function of the tree returns."""
         are_hidden = callable(self.labels) and _prefix.has_masked_nodes(tree)

@@ -1,0 +1,95 @@
+"""Eager calls compile once, whatever numbers they receive.
+
+Of transformations, `test_jax.py` promises it.
+"""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optclip import functional, groups, per_example, responses
+from tests.support import helpers
+
+W, X = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}, jnp.ones((4, 2))
+LABELS = groups({"a": "x", "b": "y"})
+
+
+def scanned(w, x):
+    def layer(carry, _):
+        return jnp.tanh(w["a"] @ carry + w["b"]), None
+
+    return jnp.sum(jax.lax.scan(layer, x, None, length=2)[0])
+
+
+def clipped(c, **options):
+    return per_example.clipped_grad(scanned, c, **options)(W, X)
+
+
+CALLS = {
+    "microbatches": lambda c: clipped(c, microbatch_size=2),
+    "groups": lambda c: clipped({"x": c, "y": c}, over=LABELS, microbatch_size=2),
+    "ghost": lambda c: clipped(c, method="ghost"),
+    "norms": lambda c: per_example.norms(scanned, microbatch_size=2)(W, X),
+    "eps": lambda c: functional.clip_by_norm(W, 1.0, eps=c),
+    "band": lambda c: functional.clip_by(
+        W, 1.0, over="leaf", response=responses.detached(responses.band(c))
+    ),
+    "smooth": lambda c: functional.clip_by(W, 1.0, response=responses.Smooth(c)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_second_eager_call_compiles_nothing(call):
+    call(0.5)
+    with helpers.compilations() as compilations:
+        second = call(0.25)
+    assert not compilations
+    expected = helpers.quick_jit(call)(jnp.float32(0.25))
+    helpers.assert_close(second, expected)
+
+
+def sums_of(loss, *args, w=1.0):
+    f = per_example.clipped_grad(loss, jnp.inf, microbatch_size=2)
+    return f(jnp.float32(w), X[:, 0], *args)[0]
+
+
+def test_eager_loss_reads_values_of_now():
+    factor = 1.0
+
+    def loss(w, x):
+        return w * x * factor
+
+    found = [sums_of(loss)]
+    factor = 3.0
+    assert [*found, sums_of(loss)] == [4.0, 12.0]
+    # A plain number in place of an array, of the same value.
+    branches = lambda w, x, flag: w * x * (2.0 if flag is True else 1.0)  # noqa: E731
+    assert [sums_of(branches, flag) for flag in (True, 1)] == [8.0, 4.0]
+
+
+def test_eager_loss_may_read_value_of_argument():
+    def loss(w, x, flag):
+        return w * x * (2.0 if float(flag) > 0 else 1.0)
+
+    assert [sums_of(loss, jnp.float32(flag)) for flag in (1, -1)] == [8.0, 4.0]
+
+
+def test_program_of_loss_is_freed_with_it():
+    large = np.ones(4, np.float32)
+
+    def make():
+        captured = large.copy()
+
+        def loss(w, x):
+            return jnp.sum(w * x * captured)
+
+        sums_of(loss)
+        return weakref.ref(loss), weakref.ref(captured)
+
+    references = make()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
