@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,6 +112,11 @@ def step_of(
                 " explain before the step, or copy it: jax.tree.map(jnp.copy, params)."
             )
     shape = _shape_of(jax.eval_shape(losses, params, *args))
+    if math.prod(shape) == 1 and _is_of_several(args):
+        raise ValueError(
+            f"`losses` must return {_WANTED}, got the shape {shape} for arguments of"
+            " several rows. Return the losses before their mean or sum."
+        )
     step = Step(losses, flat, args, shape, microbatch_size or shape[0])
     if step.microbatch_size < shape[0] and not step.can_be_split():
         shapes = sorted({jnp.shape(x) for x in jax.tree.leaves(args)})
@@ -119,6 +125,12 @@ def step_of(
             f" one per loss, got the shapes {shapes}. {_BIND}"
         )
     return step
+
+
+def _is_of_several(args: tuple[Any, ...]) -> bool:
+    """Return whether the arrays have several rows, and none has a single one."""
+    rows = [x.shape[0] for x in jax.tree.leaves(args) if jnp.ndim(x)]
+    return bool(rows) and min(rows) > 1
 
 
 def _shape_of(returned: Any) -> tuple[int, ...]:

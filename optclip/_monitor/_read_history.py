@@ -45,7 +45,12 @@ def read(history: History) -> dict[str, np.ndarray]:
             f" {' and '.join(map(str, sorted(lengths)))}. Pass all keys that"
             " optclip.metrics returned, for every step."
         )
-    if lengths == {0} or not history:
+    if lengths == {0} and isinstance(history, Mapping):
+        raise ValueError(
+            "`history` has recorded no step yet. Pass the state after an update:"
+            " optclip.history(opt_state)."
+        )
+    if not history:
         raise ValueError(
             "`history` is empty. Pass the dicts that optclip.metrics returned, one per"
             " step."

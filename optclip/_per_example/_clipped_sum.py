@@ -63,6 +63,8 @@ def clipped_sum(
       The sum, in float32 or wider, and an `ExampleInfo` whose `values` is None.
 
     Raises:
+      TypeError: A leaf is not a dense array of floats. Optax adds up integers, which
+        no threshold bounds.
       ValueError: The first axes of `grads` differ, or are split over mapped axes.
 
     See Also:
@@ -118,6 +120,7 @@ def aggregate(
       leading axis of examples and, optionally, `padding`.
 
     Raises:
+      TypeError: A leaf of the updates is not a dense array of floats.
       ValueError: The updates lack a leading axis of examples.
 
     See Also:

@@ -297,6 +297,9 @@ def with_optional_state(
         return optax.GradientTransformationExtraArgs(init, update)
 
     def init_fn(params: PyTree) -> ClipState | optax.EmptyState:
+        if not engine.record and not _are_arrays(params):
+            # As optax does: the tree may be a model with functions in it.
+            return optax.EmptyState()
         state = init(params)  # Raises the errors of bad arguments.
         return state if engine.record else optax.EmptyState()
 
@@ -312,6 +315,14 @@ def with_optional_state(
         return clipped, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _are_arrays(tree: PyTree) -> bool:
+    """Return whether each leaf of a tree is an array or a number."""
+    return all(
+        isinstance(x, (bool, int, float, complex)) or hasattr(x, "dtype")
+        for x in _leaves.flatten(tree).leaves
+    )
 
 
 def _check_recordable(state: Any) -> None:

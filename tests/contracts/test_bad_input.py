@@ -730,6 +730,7 @@ MESSAGES = {
         ({}, V, "The arrays of a batch must have first axes of the same length, got"),
         (1.0, V, "got a scalar. Pass one row per example; of a loss, list only"),
         ([np.ones(5), np.ones(4)], V, "got 4, 5. Pass one row per example"),
+        ([np.ones(2, int)], T, "so that its gradient is bounded, got the leaf '0' of"),
     ],
     "per_example.QuantileThreshold.count_noise": [
         (1.0, V, "`expected_batch_size` must be the expected number of examples with")
@@ -757,6 +758,7 @@ MESSAGES = {
     "plot.norms.history": [
         (3, T, "`history` must be a list of dicts from optclip.metrics, a dict"),
         ([], V, "`history` is empty. Pass the dicts that optclip.metrics returned"),
+        ({"clip/norm": np.ones(0)}, V, "`history` has recorded no step yet. Pass the"),
         ({"clip/norm": [1.0, 2.0], "clip/rate": [1.0]}, V, "for each quantity, got 1"),
         ({"clip/norm": ["x"]}, T, "`history` at 'clip/norm' must be numbers, one per"),
         ({"loss": [1.0]}, V, "`history` has no clipping norms. Pass the dicts that"),

@@ -296,3 +296,8 @@ def test_layer_of_stacked_parameters_is_found():
     )
     assert "Parameters: index 2 of axis 0 of the array has 50 times" in str(found)
     assert "gradient is index 2 of axis 0 of the array." in str(found)
+
+
+def test_mean_that_keeps_its_axis_raises():
+    with pytest.raises(ValueError, match=r"the shape \(1,\) for arguments of several"):
+        optclip.explain(lambda w, x: jnp.mean(w * x, keepdims=True), 1.0, np.ones(3))

@@ -114,3 +114,9 @@ REJECTED = [
 def test_record_false_where_it_does_not_fit_raises(call, error, words, run):
     with pytest.raises(error, match=words):
         run(call)()
+
+
+def test_record_false_initializes_from_model_with_functions():
+    """As optax does, such as for a model of Equinox."""
+    clip = optclip.clip_by_global_norm(1.0, record=False)
+    assert clip.init({"w": np.ones(2), "activation": np.tanh}) == optax.EmptyState()
