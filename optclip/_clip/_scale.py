@@ -155,19 +155,16 @@ def _coefficient(
         # An eager call then takes one dispatch, not twenty. Numbers are operands, so
         # that other numbers use the same program.
         static, numbers = _without_numbers(response)
-        if _is_hashable(static):
-            operand = None if _is_zero(eps) else as_array(eps)
-            return _compiled(static, numbers, norm, threshold, operand)
+        operand = None if _is_zero(eps) else as_array(eps)
+        return _compiled(static, numbers, norm, threshold, operand)
     return _uncompiled(response, norm, threshold, eps)
 
 
-def _without_numbers(response: BaseResponse) -> tuple[BaseResponse, dict[str, Any]]:
+def _without_numbers(response: Any) -> tuple[BaseResponse, dict[str, Any]]:
     """Return a response with 1 in place of each number, and the numbers by field."""
     numbers: dict[str, Any] = {}
     blank: dict[str, Any] = {}
-    for field in (
-        dataclasses.fields(response) if dataclasses.is_dataclass(response) else ()
-    ):
+    for field in dataclasses.fields(response):
         value = getattr(response, field.name)
         if isinstance(value, BaseResponse):
             blank[field.name], numbers[field.name] = _without_numbers(value)
@@ -178,7 +175,7 @@ def _without_numbers(response: BaseResponse) -> tuple[BaseResponse, dict[str, An
     return dataclasses.replace(response, **blank), numbers
 
 
-def _with_numbers(response: BaseResponse, numbers: dict[str, Any]) -> BaseResponse:
+def _with_numbers(response: Any, numbers: dict[str, Any]) -> BaseResponse:
     """Return the response that `_without_numbers` has taken apart."""
     values = {
         name: _with_numbers(getattr(response, name), value)
@@ -191,15 +188,6 @@ def _with_numbers(response: BaseResponse, numbers: dict[str, Any]) -> BaseRespon
 
 def _is_zero(eps: Number) -> bool:
     return isinstance(eps, (int, float)) and eps == 0
-
-
-def _is_hashable(value: object) -> bool:
-    """Return whether a value can be a static argument: it contains no array."""
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _uncompiled(

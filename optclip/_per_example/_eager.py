@@ -69,10 +69,8 @@ def run_once_compiled(
         program = _programs.get(key)
     except TypeError:  # Not hashable.
         return compute(loss, options, operands)
-    is_known = program is not None and _are_same(program.captured, captured)
-    if not is_known:
-        run = _jitted(compute, key)
-        program = _Program(captured, run)
+    if program is None or not _are_same(program.captured, captured):
+        program = _Program(captured, _jitted(compute, key))
     try:
         result = program.run(arrays)
     except (

@@ -93,3 +93,21 @@ def test_program_of_loss_is_freed_with_it():
     references = make()
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_few_programs_are_kept(monkeypatch):
+    """Losses may refer to themselves, which keeps them from being freed."""
+    from optclip._per_example import _eager  # The cache has no public face.
+
+    monkeypatch.setattr(_eager, "_MOST", 1)
+    losses = [lambda w, x: w * x, lambda w, x: w * x if True else later]
+    assert [sums_of(loss) for loss in losses] == [4.0, 4.0]
+    assert [key[0]() for key in _eager._programs] == losses[1:]
+    later = None
+
+
+def test_eager_call_with_array_in_response_is_not_cached():
+    clip = per_example.clipped_grad(
+        lambda w, x: w * x, 0.5, method="ghost", response=responses.band(jnp.ones(()))
+    )
+    assert clip(jnp.float32(1.0), X[:, 0])[0] < 4.0
