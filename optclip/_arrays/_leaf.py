@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from . import _leaves, _sparse
+from . import _leaves, _memory, _sparse
 from ._types import AxisName, KeyPath, LeafLike
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Leaf:
     """Hold one leaf to clip; to a scope it has the attributes of an array.
 
     Attributes:
-      value: The leaf as the user passed it.
+      value: The leaf as the user passed it, moved from host memory to the device.
       array: Its numbers; for a BCOO matrix its data, duplicates summed.
       path: Its path in the tree.
       axis_name: The declared mapped axes that split it; None if there are none.
@@ -40,6 +40,7 @@ class Leaf:
         cls, value: Any, path: KeyPath = (), axis_name: AxisName | None = None
     ) -> Leaf:
         """Return the record of an array, a number or a BCOO matrix."""
+        value = _memory.on_device(value)
         if not _leaves.is_sparse(value):
             return cls(value, value, path, axis_name)
         matrix = _sparse.summed(value)

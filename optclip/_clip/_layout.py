@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from .._arrays import _axis_names, _leaves, _prefix
+from .._arrays import _axis_names, _leaves, _memory, _prefix
 from .._arrays._leaf import Leaf
 from .._arrays._types import AxisName, Mask, PyTree, TreeDef
 from .._norms import Block
@@ -42,9 +42,14 @@ class Layout(NamedTuple):
         return self.treedef.flatten_up_to(tree)
 
     def rebuild(self, clipped: dict[int, object]) -> PyTree:
-        """Return the tree with some leaves replaced, by their index."""
-        pairs = enumerate(self.flat.leaves)
-        return self.flat.rebuild([clipped.get(i, value) for i, value in pairs])
+        """Return the tree with some leaves replaced, by their index.
+
+        Each leaf is in the memory, of the host or the device, in which it was passed.
+        """
+        leaves = list(self.flat.leaves)
+        for i, new in clipped.items():
+            leaves[i] = _memory.back(new, leaves[i])
+        return self.flat.rebuild(leaves)
 
     def used(self) -> list[Leaf]:
         """Return the leaves that are measured or scaled."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _numerics, _prefix, _validate
+from .._arrays import _leaves, _memory, _numerics, _prefix, _validate
 from .._typing import Mask, Number, PyTree
 
 
@@ -36,7 +36,7 @@ def clip_integers(
         name: None if bound is None else _checked(name, bound, x, is_narrowed)
         for name, bound in bounds.items()
     }
-    array: Any = x if is_narrowed else jnp.asarray(x)
+    array: Any = x if is_narrowed else jnp.asarray(_memory.on_device(x))
     lower, upper = _both(checked, array.dtype)
     if is_narrowed:
         out = array if upper is None else np.minimum(array, upper)
@@ -46,7 +46,7 @@ def clip_integers(
         out = jnp.minimum(out, _numerics.broadcast_like(jnp.asarray(upper), array))
     if lower is not None:
         out = jnp.maximum(out, _numerics.broadcast_like(jnp.asarray(lower), array))
-    return _leaves.narrow(out, array)
+    return _memory.back(_leaves.narrow(out, array), x)
 
 
 def _checked(name: str, bound: Any, x: Any, is_narrowed: bool) -> Any:

@@ -15,6 +15,7 @@ from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after, transformation, with_periodic_reset
 from ._recipe_options import (
     build,
+    computed_on_device,
     for_record,
     masked,
     reject_zero_after_moments,
@@ -73,7 +74,7 @@ def spam(
     rule = thresholds.second_moment(theta, b2, grace)
     clip = build(clip_by, options, rule, over="element")
     chain = optax.chain(clip, transformation("inner", adam))
-    return with_periodic_reset(chain, every, warmup=warmup)
+    return computed_on_device(with_periodic_reset(chain, every, warmup=warmup))
 
 
 def stable_spam(
@@ -135,7 +136,7 @@ def stable_spam(
         over="leaf", response="normalize",
     )  # fmt: skip
     reset = with_periodic_reset(adam, every, warmup=0, keep=None)
-    return optax.with_extra_args_support(optax.chain(elements, leaves, reset))
+    return computed_on_device(optax.chain(elements, leaves, reset))
 
 
 def acclip(
@@ -191,4 +192,4 @@ def acclip(
         over="element", response=responses.Hard().coefficient, eps=eps,
     )  # fmt: skip
     momentum = masked(optax.ema(promotable(b1), debias=False), _leaves.are_floating)
-    return clip_after(momentum, clip)
+    return computed_on_device(clip_after(momentum, clip))

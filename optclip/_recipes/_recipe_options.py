@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from .._arrays import _validate
+from .._arrays import _memory, _validate
 from .._arrays._held import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
@@ -82,6 +82,30 @@ def masked(
     It does not replace partial objects.
     """
     return optax.masked(inner, functools.partial(mask))
+
+
+def computed_on_device(
+    method: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Return a method with moments that also accepts leaves in host memory.
+
+    The moments of optax are made like the parameters, and its arithmetic fails if these
+    or the gradients are in host memory. Here the moments are on the device.
+    """
+    wrapped = optax.with_extra_args_support(method)
+
+    def init_fn(params: PyTree) -> PyTree:
+        return wrapped.init(_memory.on_device(params))
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, PyTree]:
+        new, state = wrapped.update(
+            _memory.on_device(updates), state, _memory.on_device(params), **extra_args
+        )
+        return _memory.back(new, updates), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from .._typing import MomentClipOptions, NumberOrSchedule
 from .._wrappers import transformation
 from ._recipe_options import (
     build,
+    computed_on_device,
     for_record,
     masked,
     reject_zero_after_moments,
@@ -117,7 +118,7 @@ def spectra(
         of_gradients = for_record("gradient", options)
         cap = capped("max_gradient", max_gradient, of_gradients)
         before = masked(cap, _are_matrices)
-    return optax.with_extra_args_support(
+    return computed_on_device(
         optax.chain(
             before,
             transformation("inner", optax.scale_by_adam() if inner is None else inner),

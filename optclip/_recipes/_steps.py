@@ -17,7 +17,12 @@ from .._thresholds import Seen
 from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after
-from ._recipe_options import build, masked, reject_zero_after_moments
+from ._recipe_options import (
+    build,
+    computed_on_device,
+    masked,
+    reject_zero_after_moments,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +119,7 @@ def stable_adamw(
     clip = build(clip_by, options, rule, over="leaf", norm="rms")
     if _validate.concrete(weight_decay) != 0:
         adam = optax.chain(adam, optax.add_decayed_weights(weight_decay))
-    return clip_after(masked(adam, _leaves.are_floating), clip)
+    return computed_on_device(clip_after(masked(adam, _leaves.are_floating), clip))
 
 
 def clippy(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _prefix, _validate
+from .._arrays import _leaves, _memory, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import broadcast_like
 from .._arrays._packed_state import PerNorm
@@ -103,6 +103,7 @@ class Rules:
           params: As passed to `update`.
           extra: The extra arguments of `update`.
         """
+        updates, params = _memory.on_device((updates, params))
         values: ByArgument = {}
         new_memories = []
         rules = zip(self.by_argument.items(), memories, strict=True)

@@ -12,7 +12,15 @@ import optax
 from jax.typing import ArrayLike
 
 from .. import _responses as responses
-from .._arrays import _axis_names, _leaves, _numerics, _sparse, _validate, _xla
+from .._arrays import (
+    _axis_names,
+    _leaves,
+    _memory,
+    _numerics,
+    _sparse,
+    _validate,
+    _xla,
+)
 from .._arrays._held import Held
 from .._arrays._types import LeafLike, PyTree
 from .._clip import SCALE, clip_of, coefficients_of
@@ -233,8 +241,11 @@ def _is_above(step: ClipRecord) -> jax.Array:
 
 
 def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    def selected(b: ArrayLike, a: ArrayLike) -> jax.Array:
+        return jnp.where(where, _numerics.as_counted_in(a, b), b)
+
     def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
-        return a if a is b else jnp.where(where, _numerics.as_counted_in(a, b), b)
+        return a if a is b else _memory.computed(selected, b, a)
 
     return jax.tree.map(select, yes, no)
 
@@ -249,6 +260,6 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
         dtype = jnp.result_type(x)
         if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
             return x
-        return jnp.where(where, jnp.zeros_like(x), x)
+        return _memory.computed(lambda x: jnp.where(where, jnp.zeros_like(x), x), x)
 
     return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)
