@@ -50,5 +50,7 @@ def _moved(x: Any) -> Any:
 def _moved_back(new: Any, old: Any) -> Any:
     if not _is_on_host(old) or _is_on_host(new):
         return new
-    is_traced = isinstance(new, Tracer) or isinstance(old, Tracer)
-    return jax.device_put(new, jax.memory.Space.Host if is_traced else old.sharding)
+    if isinstance(new, Tracer) or isinstance(old, Tracer):
+        return jax.device_put(new, jax.memory.Space.Host)
+    kind = old.sharding.memory_kind
+    return jax.device_put(new, new.sharding.with_memory_kind(kind))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from .._arrays import _leaves, _validate
+from .._arrays import _leaves, _memory, _validate
 from .._arrays._types import Number, PyTree
 from .._clip import decide, fixed, layout_of, scale
 from . import _attention_layers, _qk_scaling
@@ -91,6 +91,7 @@ def clip_attention_logits(
             layer, scaled[layer.name], balance, flat.leaves, by_group=by_group
         )
         for i, factor in by_leaf.items():
-            x = jnp.asarray(leaves[i])
-            leaves[i] = scale(x, factor, x)
+            leaves[i] = _memory.computed(
+                lambda x, factor: scale(x, factor, x), jnp.asarray(leaves[i]), factor
+            )
     return flat.rebuild(leaves), coefficients

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves, _validate
+from .._arrays import _leaves, _memory, _validate
 from .._arrays._held import Held
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import scale
@@ -158,7 +158,7 @@ def _clipped(
                 " `layers`."
             )
         at = index[names[i]]
-        leaves[at] = _difference(leaves[at], params.leaves[i], factor)
+        leaves[at] = _memory.computed(_difference, leaves[at], params.leaves[i], factor)
     return flat.rebuild(leaves)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _axis_names, _leaves, _maxima, _validate
+from .._arrays import _axis_names, _leaves, _maxima, _memory, _validate
 from .._arrays._batching import Batched
 from .._arrays._types import LeafLike, Number, PyTree
 from .._clip import SCALE, Clip, Decision, coefficients_of
@@ -76,7 +76,7 @@ def _checked_logits(layer: Layer, logits: Any) -> jax.Array:
     subject = f"`logits` at '{layer.name}'"
     if not _validate.is_number(logits):
         raise TypeError(_validate.must_be(subject, "an array of real numbers", logits))
-    x = jnp.asarray(logits)
+    x = jnp.asarray(_memory.on_device(logits))
     if x.shape != layer.logits:
         of = "layers and query heads" if len(layer.logits) == 2 else "query heads"
         raise ValueError(

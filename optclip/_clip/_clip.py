@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import checkify
 from jax.typing import DTypeLike
 
-from .._arrays import _axis_names, _leaves, _numerics, _prefix, _validate
+from .._arrays import _axis_names, _leaves, _memory, _numerics, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
@@ -297,7 +297,8 @@ def as_limit(
     A finite threshold stays finite, since an infinite one would change nothing.
     """
     if not isinstance(value, (numbers.Real, np.ndarray)):
-        return _narrowed(jnp.asarray(value), dtype, towards_zero=towards_zero)
+        value = jnp.asarray(_memory.on_device(value))
+        return _narrowed(value, dtype, towards_zero=towards_zero)
     exact = np.asarray(value, np.float64)
     largest = float(jnp.finfo(dtype).max)
     # A finite threshold is kept within the dtype, where the cast would give inf.

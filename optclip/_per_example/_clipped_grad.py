@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from .._arrays import _leaves, _validate
+from .._arrays import _leaves, _memory, _validate
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum, _method
@@ -81,14 +81,18 @@ class ClippedGrad:
         size = self.microbatch_size
         source = source_of(self.loss, args, size, self.method)
         is_ghost = _method.is_ghost(source, self.bound, size, self.method)
-        if not has_loops(source, size, is_ghost=is_ghost):
-            return _clip_then_sum.clipped(
+        if has_loops(source, size, is_ghost=is_ghost):
+            static, numbers = self.bound.apart()
+            options = self.loss.options, static, size, self.reduce, is_ghost
+            operands = args, padding, numbers
+            grads, info = run_once_compiled(
+                _clipped, self.loss.function, options, operands
+            )
+        else:
+            grads, info = _clip_then_sum.clipped(
                 source, self.bound, padding, size, self.reduce, is_ghost=is_ghost
             )
-        static, numbers = self.bound.apart()
-        options = self.loss.options, static, size, self.reduce, is_ghost
-        operands = args, padding, numbers
-        return run_once_compiled(_clipped, self.loss.function, options, operands)
+        return _memory.back(grads, self.loss.params(args)), info
 
     def plan(self, *args: Any) -> Plan:
         """Report the method for these arguments, with the memory estimates.
@@ -266,7 +270,7 @@ def source_of(
     loss: Loss, args: tuple[Any, ...], size: int | None, method: Method
 ) -> Source:
     """Return the per-example gradients of a loss at these arguments."""
-    params, examples = loss.params(args), loss.examples(args)
+    params, examples = _memory.on_device(loss.params(args)), loss.examples(args)
     check_floats(_leaves.flatten(params), _TO_SPLIT)
     number = batch_size(examples)
     if not isinstance(number, int) and (size is not None or method != "vmap"):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._arrays import _leaves
+from .._arrays import _leaves, _memory
 from .._arrays._held import Held
 from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
@@ -77,8 +77,9 @@ def clipped_sum(
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     check_floats(_leaves.flatten(grads))
     check_whole(grads)
-    source = Source(lambda grad: (None, None, grad), grads)
-    return _clip_then_sum.clipped(source, bound, padding, None)
+    source = Source(lambda grad: (None, None, grad), _memory.on_device(grads))
+    summed, info = _clip_then_sum.clipped(source, bound, padding, None)
+    return _memory.back(summed, grads), info
 
 
 def aggregate(
