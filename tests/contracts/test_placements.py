@@ -1,0 +1,128 @@
+"""Every function and transformation on leaves in host memory, as when offloaded."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+import optclip
+from optclip import functional, per_example, recipes, thresholds
+from tests.support import helpers
+from tests.support.registry import ENTRIES, by_trait
+
+TREE = helpers.gradients()
+NORM = optclip.clip_by_norm(1.0)
+NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of_gradients"}
+OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
+
+
+def of_rule(name):
+    over = "element" if name in OF_ELEMENTS else "leaf"
+    return optclip.clip_by(getattr(thresholds, name)(), over=over)
+
+
+TRANSFORMATIONS = {
+    **{entry.id: entry.make() for entry in ENTRIES},
+    **{f"recipes.{name}": getattr(recipes, name)() for name in recipes.__all__},
+    **{name: of_rule(name) for name in {*thresholds.__all__} - NO_RULES},
+    "strict": optclip.clip_by_norm(1.0, strict=True),
+    "zero": optclip.clip_by_norm(1.0, nonfinite="zero"),
+    "zero elements": optclip.clip_by_value(1.0, nonfinite="zero"),
+    "smooth elements": optclip.clip_by(1.0, over="element", response="smooth"),
+    "skip": optclip.skip(optax.sgd(1.0), max_norm=thresholds.ema(), over="leaf"),
+    "after": optclip.clip_after(optax.sgd(1.0), NORM),
+    "before": optclip.clip_before(NORM, optax.sgd(1.0)),
+    "feedback": optclip.with_error_feedback(NORM),
+    "reset": optclip.with_periodic_reset(NORM, 2),
+    "history": optclip.with_history(NORM, 2),
+}
+
+
+def update_of(tx):
+    tx = optax.with_extra_args_support(tx)
+
+    def update(tree):
+        return tx.update(tree, tx.init(tree), tree, value=jnp.float32(1))[0]
+
+    return update
+
+
+def by_backward_pass(tree):
+    def clip(tree):
+        return optclip.clip_cotangent(tree, 1.0, relative="rms")
+
+    return jax.vjp(clip, tree)[1](tree)[0]
+
+
+def loss(params, example):
+    params = jax.device_put(params, jax.memory.Space.Device)
+    return sum(jnp.sum(example * jnp.tanh(x)) for x in jax.tree.leaves(params))
+
+
+def by_example(method):
+    clip = per_example.clipped_grad(loss, 1.0, method=method, normalize_by=2.0)
+    return lambda tree: clip(tree, jnp.ones(2))[0]
+
+
+def by_head(tree):
+    heads = {"layer": optclip.Heads("key", "query")}
+    logits = {"layer": jnp.array([50.0, 400.0])}
+    return functional.clip_attention_logits(tree, logits, 100.0, heads)[0]
+
+
+def by_head_after_step(tree):
+    heads = {"layer": optclip.Heads("key", "query")}
+    tx = optclip.clip_attention_logits(100.0, heads)
+    logits = {"layer": jnp.array([50.0, 400.0])}
+    return tx.update(tree, tx.init(tree), tree, logits=logits)[0]
+
+
+LAYER = {"key": jnp.ones((3, 2, 4)), "query": jnp.ones((3, 2, 4))}
+CALLS = {
+    **{name: (update_of(tx), TREE) for name, tx in TRANSFORMATIONS.items()},
+    **{f"functional {e.id}": (e.pure, TREE) for e in ENTRIES if e.pure},
+    "integers": (lambda x: functional.clip_by_value(x, 1), jnp.arange(3)),
+    "cotangents": (by_backward_pass, TREE),
+    "vmap": (by_example("vmap"), TREE),
+    "ghost": (by_example("ghost"), TREE),
+    "sum": (lambda tree: per_example.clipped_sum(tree, 1.0)[0], LAYER),
+    "heads": (by_head, LAYER),
+    "heads after step": (by_head_after_step, LAYER),
+}
+
+
+def first_on_host(tree):
+    """Return a tree with its first and third leaf in host memory."""
+    host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    leaves, treedef = jax.tree.flatten(tree)
+    leaves[::2] = jax.device_put(leaves[::2], host)
+    return treedef.unflatten(leaves)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_result_stays_in_memory_of_its_leaf(name):
+    """Tracing is enough: JAX rejects operations of arrays in two memories then."""
+    call, tree = CALLS[name]
+    places = []
+
+    def clip(tree):
+        out = call(tree)
+        # Functions that return norms return the clipped tree first.
+        for each in (out if isinstance(out, tuple) else (out,))[:1] + (tree,):
+            kinds = map(jax.typeof, jax.tree.leaves(each))
+            places.append([kind.memory_space for kind in kinds])
+        return out
+
+    jax.make_jaxpr(clip)(first_on_host(tree))
+    assert places[0] == places[1]
+    assert jax.memory.Space.Host in places[1]
+
+
+@pytest.mark.covering(entry=by_trait())
+def test_leaf_in_host_memory_is_clipped(entry, run):
+    tree = first_on_host(TREE)
+    clipped = run(update_of(entry.make()))(tree)
+    exact = helpers.as_float64(TREE)
+    helpers.assert_close(clipped, entry.expected(exact), 8 + entry.roundings)
+    assert helpers.differs(clipped, TREE)
