@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import _xla
+from . import _placement, _xla
 from ._types import PyTree
 
 # Fewer numbers than this are processed one by one, since stacking and unstacking them
@@ -111,6 +111,13 @@ class Batched:
         flags = [jnp.any(flag) if flag.ndim else flag for flag in self.values]
         return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 
+    def together(self) -> Batched:
+        """Return the entries where one computation accepts all; see `_placement`."""
+        moved = _placement.together(self.values)
+        if moved is self.values:
+            return self
+        return Batched(self.tree_unflatten(self.indices, moved).entries())
+
     def tree_flatten(self) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
         """Return the children and static data, for JAX."""
         return self.values, self.indices
@@ -149,7 +156,8 @@ def _kind(entry: Any) -> Any:
     # numbers split over an axis of one device, since the lookup forgets that axis.
     if any(jnp.size(x) != 1 or any(jax.typeof(x).sharding.spec) for x in leaves):
         return None
-    return treedef, *map(jax.typeof, leaves)
+    places = map(_placement.devices_of, leaves)
+    return treedef, *map(jax.typeof, leaves), *places
 
 
 def _stacked(entries: list[Any]) -> Any:

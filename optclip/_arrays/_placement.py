@@ -1,13 +1,15 @@
-"""Place arrays on a mesh like other arrays, by their types.
+"""Place arrays on a mesh or on devices like other arrays.
 
 On Explicit axes the type of an array determines its placement, and a state whose type
 changes cannot be scanned. Inside `shard_map` the type names the axes it varies over.
+Outside of `jit`, leaves may be on devices that no single computation accepts.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -98,3 +100,74 @@ def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
     there, here = (_axis_names.varying(jax.typeof(each)) for each in (like, x))
     axes = tuple(sorted(there - here, key=str))
     return lax.pcast(x, axes, to="varying") if axes else x
+
+
+class Devices(NamedTuple):
+    """Hold the devices of an array, and its mesh if that has Explicit axes."""
+
+    devices: tuple[Any, ...]
+    mesh: Mesh | None
+
+
+def devices_of(x: Any) -> Devices | None:
+    """Return where an array must stay; None if a computation may run anywhere."""
+    if isinstance(x, Tracer) or not isinstance(x, jax.Array) or not x.committed:
+        return None
+    if not isinstance(x.sharding, NamedSharding):
+        return Devices(tuple(sorted(x.sharding.device_set, key=lambda d: d.id)), None)
+    mesh = x.sharding.mesh
+    is_typed = AxisType.Explicit in mesh.axis_types
+    return Devices(tuple(mesh.devices.flat), mesh if is_typed else None)
+
+
+def are_apart(arrays: Sequence[Any]) -> bool:
+    """Return whether no single computation accepts all of these arrays."""
+    places = {place for x in arrays if (place := devices_of(x)) is not None}
+    if len(places) < 2:
+        return False
+    meshes = {place.mesh for place in places} - {None}
+    return len({place.devices for place in places}) > 1 or len(meshes) > 1
+
+
+def check_together(named: Sequence[tuple[str, Any]], subject: str, advice: str) -> None:
+    """Raise unless one computation accepts all of these arrays.
+
+    Args:
+      named: The arrays, each after its name.
+      subject: What the arrays are, with a capital.
+      advice: The fix, besides moving them.
+    """
+    for name, x in named[1:]:
+        if are_apart([named[0][1], x]):
+            places = [f"{name} on {_place(x)}" for name, x in (named[0], (name, x))]
+            raise ValueError(
+                f"{subject} must be on the same devices or mesh, got {places[0]} and"
+                f" {places[1]}. Move them with jax.device_put. {advice}"
+            )
+
+
+def _place(x: jax.Array) -> Any:
+    devices = [*x.sharding.device_set]
+    return devices[0] if len(devices) == 1 else x.sharding
+
+
+def beside(x: Any, like: Any) -> Any:
+    """Return an array where a computation with `like` accepts it."""
+    if not are_apart([x, like]):
+        return x
+    place = like.sharding
+    if isinstance(place, NamedSharding):
+        place = NamedSharding(place.mesh, PartitionSpec())
+    return jax.device_put(x, place)
+
+
+def together(tree: PyTree) -> PyTree:
+    """Return small arrays where one computation accepts all, on devices of the first.
+
+    The same tree if one accepts them already.
+    """
+    leaves = jax.tree.leaves(tree)
+    if not are_apart(leaves):
+        return tree
+    first = next(x for x in leaves if devices_of(x) is not None)
+    return jax.tree.map(lambda x: beside(x, first), tree)

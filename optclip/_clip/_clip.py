@@ -22,7 +22,15 @@ from jax import lax
 from jax.experimental import checkify
 from jax.typing import DTypeLike
 
-from .._arrays import _axis_names, _leaves, _memory, _numerics, _prefix, _validate
+from .._arrays import (
+    _axis_names,
+    _leaves,
+    _memory,
+    _numerics,
+    _placement,
+    _prefix,
+    _validate,
+)
 from .._arrays._batching import Batched
 from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
@@ -257,7 +265,7 @@ def _fitted(
     clip: Clip, name: str, value: Number, norm: jax.Array
 ) -> tuple[jax.Array, bool]:
     """Return the threshold, and whether `zero_below` has been applied to it."""
-    limit = as_limit(value, norm.dtype)
+    limit = as_limit(_placement.beside(value, norm), norm.dtype)
     check_replicated({name: limit, "eps": clip.eps}, norm)
     is_final = isinstance(limit, np.ndarray)
     if is_final:

@@ -132,6 +132,7 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
     """Return a threshold that broadcasts to the elements, at least 0."""
     _validate.broadcasts(name, jnp.shape(value), norm.shape, "the elements")
     dtype = _leaves.real_dtype(norm.dtype)
+    value = _placement.beside(value, norm)
     limit = as_limit(value, dtype, towards_zero=clip.strict)
     check_replicated({name: limit, "eps": clip.eps}, norm)
     return jnp.asarray(zero_below(0.0, limit))

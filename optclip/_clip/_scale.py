@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _leaves, _sparse, _validate, _xla
+from .._arrays import _leaves, _placement, _sparse, _validate, _xla
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
@@ -85,6 +85,7 @@ def scaled_leaf(clip: Clip, leaf: Leaf, coefficient: jax.Array) -> LeafLike:
     """Return a leaf times its coefficient."""
     # The barrier keeps XLA from widening the leaf for the norm and keeping the copy.
     x = _xla.read_again(jnp.asarray(leaf.array))
+    coefficient = _placement.beside(coefficient, x)
     how = {"strict": clip.strict, "zeroes_nonfinite": clip.nonfinite == "zero"}
     if leaf.matrix is None:
         return scaled_or_zeroed(x, coefficient, x, **how)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _axis_names, _leaves, _sparse, _validate
+from .._arrays import _axis_names, _leaves, _placement, _sparse, _validate
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import LeafLike
@@ -63,6 +63,24 @@ def declared_of(block: Block) -> _axis_names.Declared:
     return _axis_names.Declared(
         _axis_names.declared_across_slices(block.axis, declared)
     )
+
+
+def are_apart(blocks: Sequence[Block]) -> bool:
+    """Return whether no single computation accepts the arrays of all blocks.
+
+    Raises:
+      ValueError: This holds for the arrays of one block, which share a norm.
+    """
+    if not _placement.are_apart([x.array for block in blocks for x in block.leaves]):
+        return False
+    for block in blocks:
+        _placement.check_together(
+            [(_leaves.named(x.path), x.array) for x in block.leaves],
+            "Leaves that share a norm",
+            "Use one norm per leaf, as clip_by_norm does, or compute the norm yourself"
+            " and pass it with use_norm= to clip_by_global_norm.",
+        )
+    return True
 
 
 class Measured(NamedTuple):
@@ -184,6 +202,13 @@ class Norm(Measurement):
     ) -> Measured:
         """Return the norm of each block."""
         del memory
+        if are_apart(blocks):
+            parts = [
+                self.measure([block], guarded=guarded, flushed=flushed).norms
+                for block in blocks
+            ]
+            norms = [norm for part in parts for norm in part.entries()]
+            return Measured(Batched(norms, [*map(declared_of, blocks)]))
         arrays, members, counts = [], [], [0] * len(blocks)
         for i, block in enumerate(blocks):
             for leaf in block.leaves:

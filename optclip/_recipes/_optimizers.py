@@ -14,6 +14,7 @@ from .._transforms import clip_by
 from .._typing import ClipOptions, MomentClipOptions, Number
 from .._wrappers import clip_after, transformation, with_periodic_reset
 from ._recipe_options import (
+    adam,
     build,
     computed_on_device,
     for_record,
@@ -70,10 +71,10 @@ def spam(
     """
     _validate.fraction("b2", b2)
     grace = _validate.length("grace", grace, least=0)
-    adam = optax.scale_by_adam(b2=b2) if inner is None else inner
+    first = adam(b2=b2) if inner is None else inner
     rule = thresholds.second_moment(theta, b2, grace)
     clip = build(clip_by, options, rule, over="element")
-    chain = optax.chain(clip, transformation("inner", adam))
+    chain = optax.chain(clip, transformation("inner", first))
     return computed_on_device(with_periodic_reset(chain, every, warmup=warmup))
 
 
@@ -126,7 +127,7 @@ def stable_spam(
       Huang et al., *Stable-SPAM: How to Train in 4-Bit More Stably than 16-Bit Adam*,
       2025, arXiv:2502.17055.
     """
-    adam = optax.scale_by_adam() if inner is None else inner
+    first = adam() if inner is None else inner
     elements = build(
         clip_by, for_record("max", options), thresholds.ema_of_max(decay),
         over="element", response="proportional",
@@ -135,7 +136,7 @@ def stable_spam(
         clip_by, for_record("norm", options), thresholds.mean_over_rms(b1, b2),
         over="leaf", response="normalize",
     )  # fmt: skip
-    reset = with_periodic_reset(adam, every, warmup=0, keep=None)
+    reset = with_periodic_reset(first, every, warmup=0, keep=None)
     return computed_on_device(optax.chain(elements, leaves, reset))
 
 

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import optax
 
-from .._arrays import _memory, _validate
+from .._arrays import _leaves, _memory, _placement, _validate
 from .._arrays._held import Held
 from .._typing import Number, NumberOrSchedule, PyTree
 
@@ -106,6 +107,28 @@ def computed_on_device(
         return _memory.back(new, updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def adam(**options: Any) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.scale_by_adam`, also for leaves in host memory.
+
+    Raises:
+      ValueError: Leaves are on different devices. optax computes all in one program.
+    """
+    method = computed_on_device(optax.scale_by_adam(**options))
+
+    def update_fn(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra_args: Any
+    ) -> tuple[PyTree, PyTree]:
+        pairs = jax.tree.leaves_with_path(updates)
+        _placement.check_together(
+            [(_leaves.named(path), x) for path, x in pairs],
+            "Leaves that optax.scale_by_adam receives",
+            "Or use one transformation per device, with optax.partition.",
+        )
+        return method.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(method.init, update_fn)
 
 
 def reject_zero_after_moments(name: str, options: Mapping[str, Any]) -> None:

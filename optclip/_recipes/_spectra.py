@@ -18,6 +18,7 @@ from .._transforms import clip_by
 from .._typing import MomentClipOptions, NumberOrSchedule
 from .._wrappers import transformation
 from ._recipe_options import (
+    adam,
     build,
     computed_on_device,
     for_record,
@@ -121,7 +122,7 @@ def spectra(
     return computed_on_device(
         optax.chain(
             before,
-            transformation("inner", optax.scale_by_adam() if inner is None else inner),
+            transformation("inner", adam() if inner is None else inner),
             capped("max_value", max_value, chosen),
             scale_by_shape(
                 matrices(matrix_axes), transposed,

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._arrays import _axis_names, _collectives, _leaves, _maxima, _xla
+from .._arrays import (
+    _axis_names,
+    _collectives,
+    _leaves,
+    _maxima,
+    _placement,
+    _xla,
+)
 from .._arrays._batching import Batched
 from .._typing import ClipRecord
 
@@ -57,6 +64,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
     here = [_as_vectors(outcome) for outcome in outcomes if _is_here(outcome)]
     split = [_across_devices(outcome) for outcome in outcomes if not _is_here(outcome)]
     entries = [[x.astype(dtype) for x in values] for values in split]
+    here = _placement.together(here)
     if here:
         # All leaves are reduced together, so that a GPU launches no kernel for each.
         columns = zip(*here, strict=True)
@@ -64,6 +72,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
             jnp.concatenate([x.astype(dtype) for x in column]) for column in columns
         ]
         entries.append(_over_axes(joined))
+    entries = _placement.together(entries)
     norm, threshold, coefficient, nonfinite, clipped = entries[0]
     if len(entries) > 1:
         stacks = map(jnp.stack, zip(*entries, strict=True))
@@ -259,7 +268,7 @@ def concatenated(outcomes: Batched) -> Batched:
     slices = [pair for pair in pairs if _is_concatenated(*pair)]
     if len(slices) < 2:
         return outcomes
-    rows = [_as_row(outcome) for _, outcome in slices]
+    rows = _placement.together([_as_row(outcome) for _, outcome in slices])
     joined = jax.tree.map(lambda *fields: jnp.concatenate(fields), *rows)
     rest = [pair for pair in pairs if not _is_concatenated(*pair)]
     indices, values = zip(*rest, (slices[0][0], joined), strict=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _leaves, _memory, _prefix, _validate
+from .._arrays import _leaves, _memory, _placement, _prefix, _validate
 from .._arrays._batching import Batched
 from .._arrays._numerics import broadcast_like
 from .._arrays._packed_state import PerNorm
@@ -120,10 +120,18 @@ class Rules:
                 keep = functools.partial(_clipped_norms, clip, name)
                 measure = functools.partial(_norms_of, clip, layout, updates, params)
                 context = Context(keep, measure, params, step, extra, updates)
-                values[name], memory = learned_thresholds(
-                    name, rule, layout.treedef, norms, memory, context,
-                    is_like_params=isinstance(clip.scope, EachElement),
+                # Norms of elements are as large as the leaves, and stay with these.
+                is_like_params = isinstance(clip.scope, EachElement)
+                if is_like_params and jax.tree.leaves(memory):
+                    _check_together(name, layout)
+                here = norms if is_like_params else norms.together()
+                limits, memory = learned_thresholds(
+                    name, rule, layout.treedef, here, memory, context,
+                    is_like_params=is_like_params,
                 )  # fmt: skip
+                if here is not norms and isinstance(limits, Batched):
+                    limits = limits.entries()
+                values[name] = limits
             new_memories.append(memory)
         return values, new_memories
 
@@ -191,7 +199,9 @@ def _norms_of(
     has_more = not _names(layout) <= _names(like)
     if tree is params and (has_more or layout.treedef != like.treedef):
         _check_structure(updates, params)
-    return layout.treedef, clip.norm.measure(layout.blocks, guarded=guarded).norms
+    norms = clip.norm.measure(layout.blocks, guarded=guarded).norms
+    is_like_params = isinstance(clip.scope, EachElement)
+    return layout.treedef, norms if is_like_params else norms.together()
 
 
 def _check_leaves(like: Layout, params: PyTree) -> None:
@@ -202,6 +212,16 @@ def _check_leaves(like: Layout, params: PyTree) -> None:
     for leaf in like.used():
         if names[leaf.path] not in there:
             raise ValueError(_prefix.lacks_leaf("params", leaf.path, params))
+
+
+def _check_together(name: str, layout: Layout) -> None:
+    """Raise if leaves are on devices that no single computation accepts."""
+    leaves = [leaf for block in layout.blocks for leaf in block.leaves]
+    _placement.check_together(
+        [(_leaves.named(leaf.path), leaf.array) for leaf in leaves],
+        f"The leaves of a rule that learns from elements, passed as `{name}`,",
+        "Or use one transformation per device, with optax.partition.",
+    )
 
 
 def _names(layout: Layout) -> set[str]:

@@ -17,6 +17,7 @@ from .._arrays import (
     _leaves,
     _memory,
     _numerics,
+    _placement,
     _sparse,
     _validate,
     _xla,
@@ -237,12 +238,14 @@ def _is_above(step: ClipRecord) -> jax.Array:
     """
     flags = jax.tree.leaves((step.clip_clipped, step.clip_nonfinite))
     flags += [jnp.isnan(limit) for limit in jax.tree.leaves(step.clip_threshold)]
+    flags = _placement.together(flags)
     return jnp.any(jnp.stack(flags)) if flags else jnp.zeros((), jnp.bool_)
 
 
 def _select_tree(where: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     def selected(b: ArrayLike, a: ArrayLike) -> jax.Array:
-        return jnp.where(where, _numerics.as_counted_in(a, b), b)
+        flag = _placement.beside(where, b)
+        return jnp.where(flag, _numerics.as_counted_in(a, b), b)
 
     def select(a: ArrayLike, b: ArrayLike) -> ArrayLike:
         return a if a is b else _memory.computed(selected, b, a)
@@ -260,6 +263,7 @@ def _zero_if(where: jax.Array, tree: PyTree) -> PyTree:
         dtype = jnp.result_type(x)
         if not jnp.issubdtype(dtype, jnp.number) and dtype != jnp.bool_:
             return x
-        return _memory.computed(lambda x: jnp.where(where, jnp.zeros_like(x), x), x)
+        flag = _placement.beside(where, x)
+        return _memory.computed(lambda x: jnp.where(flag, jnp.zeros_like(x), x), x)
 
     return jax.tree.map(zeroed, tree, is_leaf=_leaves.is_sparse)

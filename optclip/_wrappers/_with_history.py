@@ -142,7 +142,8 @@ def _row(metrics: list[Metric], loss: jax.Array | None) -> jax.Array:
     """Return the numbers of one step, in the order of the columns."""
     pair = [0.0, 0.0] if loss is None else [loss, 1.0]
     numbers = [*pair, *(metric.value for metric in metrics)]
-    return jnp.stack([jnp.asarray(x).astype(jnp.float32) for x in numbers])
+    values = [jnp.asarray(x).astype(jnp.float32) for x in numbers]
+    return jnp.stack(_placement.together(values))
 
 
 def _check_columns(state: HistoryState, columns: list[Column]) -> None:
