@@ -103,30 +103,39 @@ def varying_as(x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 class Devices(NamedTuple):
-    """Hold the devices of an array, and its mesh if that has Explicit axes."""
+    """Hold the devices of an array, and its mesh if that has Explicit axes.
 
-    devices: tuple[Any, ...]
-    mesh: Mesh | None
+    Both are None where they are not known or do not matter.
+    """
+
+    devices: tuple[Any, ...] | None
+    mesh: Any
 
 
-def devices_of(x: Any) -> Devices | None:
-    """Return where an array must stay; None if a computation may run anywhere."""
-    if isinstance(x, Tracer) or not isinstance(x, jax.Array) or not x.committed:
-        return None
+def devices_of(x: Any) -> Devices:
+    """Return where computations with an array must run."""
+    if isinstance(x, Tracer):
+        # Below `jax.set_mesh` and `shard_map`, all arrays are on one mesh.
+        is_free = jax.sharding.get_abstract_mesh().empty
+        mesh = jax.typeof(x).sharding.mesh if is_free else None
+        return Devices(None, _if_typed(mesh))
+    if not isinstance(x, jax.Array) or not x.committed:
+        return Devices(None, None)
     if not isinstance(x.sharding, NamedSharding):
-        return Devices(tuple(sorted(x.sharding.device_set, key=lambda d: d.id)), None)
+        devices = sorted(x.sharding.device_set, key=lambda device: device.id)
+        return Devices(tuple(devices), None)
     mesh = x.sharding.mesh
-    is_typed = AxisType.Explicit in mesh.axis_types
-    return Devices(tuple(mesh.devices.flat), mesh if is_typed else None)
+    return Devices(tuple(mesh.devices.flat), _if_typed(mesh.abstract_mesh))
+
+
+def _if_typed(mesh: Any) -> Any:
+    return mesh if mesh and AxisType.Explicit in mesh.axis_types else None
 
 
 def are_apart(arrays: Sequence[Any]) -> bool:
     """Return whether no single computation accepts all of these arrays."""
-    places = {place for x in arrays if (place := devices_of(x)) is not None}
-    if len(places) < 2:
-        return False
-    meshes = {place.mesh for place in places} - {None}
-    return len({place.devices for place in places}) > 1 or len(meshes) > 1
+    places = [*map(devices_of, arrays)]
+    return any(len({*column} - {None}) > 1 for column in zip(*places, strict=True))
 
 
 def check_together(named: Sequence[tuple[str, Any]], subject: str, advice: str) -> None:
@@ -147,6 +156,8 @@ def check_together(named: Sequence[tuple[str, Any]], subject: str, advice: str) 
 
 
 def _place(x: jax.Array) -> Any:
+    if isinstance(x, Tracer):
+        return jax.typeof(x).sharding
     devices = [*x.sharding.device_set]
     return devices[0] if len(devices) == 1 else x.sharding
 
@@ -169,5 +180,5 @@ def together(tree: PyTree) -> PyTree:
     leaves = jax.tree.leaves(tree)
     if not are_apart(leaves):
         return tree
-    first = next(x for x in leaves if devices_of(x) is not None)
+    first = next(x for x in leaves if devices_of(x).devices is not None)
     return jax.tree.map(lambda x: beside(x, first), tree)

@@ -144,6 +144,7 @@ def _moved_leaf(
     """Return a leaf with its elements moved, and how much each shrank."""
     x = jnp.asarray(leaf.array)
     lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
+    lower, upper = (_placement.beside(bound, x) for bound in (lower, upper))
     name = _leaves.named(leaf.path)
     for which, bound in (("lower", lower), ("upper", upper)):
         _axis_names.check_replicated(which, bound, x)

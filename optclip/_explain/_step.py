@@ -112,6 +112,11 @@ def step_of(
                 "`params` or `args` has an array that a step deleted by donation. Call"
                 " explain before the step, or copy it: jax.tree.map(jnp.copy, params)."
             )
+    _placement.check_together(
+        [(_leaves.named(path), x) for path, x in jax.tree.leaves_with_path(params)],
+        "Leaves that `explain` compares",
+        "Their contributions are added up in one computation.",
+    )
     shape = _shape_of(jax.eval_shape(losses, params, *args))
     if math.prod(shape) == 1 and _is_of_several(args):
         raise ValueError(

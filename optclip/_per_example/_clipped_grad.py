@@ -16,7 +16,7 @@ from . import _clip_then_sum, _method
 from ._clip_then_sum import Reduce
 from ._eager import run_once_compiled
 from ._example_clip import Relation, bound_of, check_floats
-from ._example_gradients import Source, check_placed
+from ._example_gradients import Source, check_placed, check_together
 from ._info import ExampleInfo
 from ._loss import Loss, apart, check_positional
 from ._method import METHODS, Method, Plan
@@ -272,6 +272,7 @@ def source_of(
     """Return the per-example gradients of a loss at these arguments."""
     params, examples = _memory.on_device(loss.params(args)), loss.examples(args)
     check_floats(_leaves.flatten(params), _TO_SPLIT)
+    check_together(params)
     number = batch_size(examples)
     if not isinstance(number, int) and (size is not None or method != "vmap"):
         raise ValueError(

@@ -15,7 +15,7 @@ from .._arrays._types import Nonfinite, Number, PyTree
 from .._scopes import ScopeLike
 from . import _clip_then_sum
 from ._example_clip import bound_of, check_floats
-from ._example_gradients import Source, check_whole
+from ._example_gradients import Source, check_together, check_whole
 from ._info import ExampleInfo
 from ._responses import ExampleResponse
 
@@ -77,6 +77,7 @@ def clipped_sum(
     bound = bound_of(threshold, over, response, nonfinite, strict, normalize_by)
     check_floats(_leaves.flatten(grads))
     check_whole(grads)
+    check_together(grads)
     source = Source(lambda grad: (None, None, grad), _memory.on_device(grads))
     summed, info = _clip_then_sum.clipped(source, bound, padding, None)
     return _memory.back(summed, grads), info

@@ -43,6 +43,16 @@ def check_whole(grads: PyTree) -> None:
         )
 
 
+def check_together(tree: PyTree) -> None:
+    """Raise if leaves are on devices that no single computation accepts."""
+    pairs = jax.tree.leaves_with_path(tree)
+    _placement.check_together(
+        [(_leaves.named(path), x) for path, x in pairs],
+        "Leaves of per-example gradients",
+        "They are clipped and summed in one computation.",
+    )
+
+
 def check_placed(params: PyTree, examples: PyTree, together: Any) -> None:
     """Raise on Explicit axes where `vmap` cannot place per-example gradients.
 
