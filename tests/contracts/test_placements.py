@@ -1,4 +1,4 @@
-"""Every function and transformation on leaves in host memory, as when offloaded."""
+"""Every transformation on leaves in host memory, and on leaves of several devices."""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from tests.support.registry import ENTRIES, by_trait
 TREE = helpers.gradients()
 NORM = optclip.clip_by_norm(1.0)
 NO_RULES = {"Bounds", "Rule", "Seen", "bounds", "of_gradients"}
+BY_LEAF = {"adagc", "agc", "clippy", "olmo_ratio", "sclip", "uclip"}
 OF_ELEMENTS = {"ema_of_max", "moment", "second_moment"}
 
 
@@ -92,6 +93,14 @@ CALLS = {
 }
 
 
+# Their leaves share a norm, a memory, or one computation of optax.
+SHARING = {
+    *(entry.id for entry in ENTRIES if entry.scope in ("tree", "groups", "user")),
+    *(f"recipes.{name}" for name in recipes.__all__ if name not in BY_LEAF),
+    *OF_ELEMENTS,
+}
+
+
 def first_on_host(tree):
     """Return a tree with its first and third leaf in host memory."""
     host = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
@@ -109,7 +118,8 @@ def test_result_stays_in_memory_of_its_leaf(name):
     def clip(tree):
         out = call(tree)
         # Functions that return norms return the clipped tree first.
-        for each in (out if isinstance(out, tuple) else (out,))[:1] + (tree,):
+        clipped = out[0] if isinstance(out, tuple) else out
+        for each in (clipped, tree):
             kinds = map(jax.typeof, jax.tree.leaves(each))
             places.append([kind.memory_space for kind in kinds])
         return out
@@ -119,10 +129,49 @@ def test_result_stays_in_memory_of_its_leaf(name):
     assert jax.memory.Space.Host in places[1]
 
 
-@pytest.mark.covering(entry=by_trait())
-def test_leaf_in_host_memory_is_clipped(entry, run):
-    tree = first_on_host(TREE)
-    clipped = run(update_of(entry.make()))(tree)
+@pytest.mark.parametrize("entry", by_trait(), ids=lambda entry: entry.id)
+def test_leaf_in_host_memory_is_clipped(entry):
+    clipped = helpers.quick_jit(update_of(entry.make()))(first_on_host(TREE))
     exact = helpers.as_float64(TREE)
     helpers.assert_close(clipped, entry.expected(exact), 8 + entry.roundings)
+    assert helpers.differs(clipped, TREE)
+
+
+def spread_out(tree):
+    """Return a tree with a leaf in host memory, and its leaves on two devices."""
+    leaves, treedef = jax.tree.flatten(first_on_host(tree))
+    leaves[1] = jax.device_put(leaves[1], jax.devices()[1])
+    return treedef.unflatten(leaves)
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
+    tree, tx = spread_out(TREE), optax.with_extra_args_support(TRANSFORMATIONS[name])
+
+    def two_steps():
+        state = tx.init(tree)
+        _, state = tx.update(tree, state, tree, value=jnp.float32(1))
+        return tx.update(tree, state, tree, value=jnp.float32(1))
+
+    if name in SHARING:
+        advice = r"must be on the same devices or mesh.*(use_norm=|optax\.partition)"
+        with pytest.raises(ValueError, match=advice):
+            two_steps()
+        return
+    clipped, state = two_steps()
+    for new, old in zip(*map(jax.tree.leaves, (clipped, tree)), strict=True):
+        assert new.sharding == old.sharding
+    optclip.metrics(state)
+
+
+def test_norm_over_two_devices_is_passed():
+    tree, norm = spread_out(TREE), jnp.float32(20)
+    clipped, _ = functional.clip_by_global_norm(tree, 10.0, use_norm=norm)
+    helpers.assert_close(clipped, jax.tree.map(lambda x: x / 2, TREE))
+
+
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.id in ("value", "rms-axis")])
+def test_leaves_on_two_devices_are_clipped(entry):
+    clipped = update_of(entry.make())(spread_out(TREE))
+    helpers.assert_close(clipped, entry.expected(helpers.as_float64(TREE)))
     assert helpers.differs(clipped, TREE)
