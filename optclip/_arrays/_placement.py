@@ -121,10 +121,10 @@ def devices_of(x: Any) -> Devices:
         return Devices(None, _if_typed(mesh))
     if not isinstance(x, jax.Array) or not x.committed:
         return Devices(None, None)
-    if not isinstance(x.sharding, NamedSharding):
+    mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    if not isinstance(mesh, Mesh):
         devices = sorted(x.sharding.device_set, key=lambda device: device.id)
         return Devices(tuple(devices), None)
-    mesh = x.sharding.mesh
     return Devices(tuple(mesh.devices.flat), _if_typed(mesh.abstract_mesh))
 
 
