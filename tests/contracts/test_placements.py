@@ -159,8 +159,9 @@ def test_leaves_on_two_devices_stay_there_unless_they_share_a_norm(name):
             two_steps()
         return
     clipped, state = two_steps()
+    # Before JAX 0.9, operations of optax return arrays in device memory.
     for new, old in zip(*map(jax.tree.leaves, (clipped, tree)), strict=True):
-        assert new.sharding == old.sharding
+        assert new.devices() == old.devices()
     optclip.metrics(state)
 
 
@@ -172,6 +173,9 @@ def test_norm_over_two_devices_is_passed():
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.id in ("value", "rms-axis")])
 def test_leaves_on_two_devices_are_clipped(entry):
-    clipped = update_of(entry.make())(spread_out(TREE))
+    tree = spread_out(TREE)
+    clipped = update_of(entry.make())(tree)
+    for new, old in zip(*map(jax.tree.leaves, (clipped, tree)), strict=True):
+        assert new.sharding == old.sharding
     helpers.assert_close(clipped, entry.expected(helpers.as_float64(TREE)))
     assert helpers.differs(clipped, TREE)
