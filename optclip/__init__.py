@@ -12,7 +12,7 @@ Index::
                         clip_by_group_norm, clip_by_global_norm
     General form        clip_by(threshold, over=, norm=, response=)
     Pure functions      functional, with the same names and global_norm
-    Scopes, masks       axes, units, groups, matrices, singular_values, by_path
+    Scopes, masks       axes, units, groups, layers, matrices, singular_values, by_path
     Thresholds          thresholds: quantile, ema, zscore, ... learn from past norms
     Responses, norms    responses, norms
     Published methods   recipes: agc, adagc, zclip, autoclip, spam, ...
@@ -57,6 +57,7 @@ from ._monitor._suggest import Suggestion, suggest
 from ._monitor._summary import summary
 from ._scopes._axes import axes, units
 from ._scopes._groups import groups
+from ._scopes._layers import layers
 from ._spectral._clip_matrices_transform import (
     clip_by_singular_value,
     clip_by_spectral_norm,
@@ -106,6 +107,7 @@ __all__ = [
     "functional",
     "groups",
     "history",
+    "layers",
     "matrices",
     "metrics",
     "norms",

@@ -5,7 +5,8 @@ to its block. A custom scope is a subclass of `Scope` with the methods `blocks` 
 `spread`.
 
 The scopes of optclip are `"tree"`, `"leaf"`, `"element"`, `optclip.axes`,
-`optclip.units`, `optclip.groups`, `optclip.matrices` and `optclip.singular_values`.
+`optclip.units`, `optclip.groups`, `optclip.layers`, `optclip.matrices` and
+`optclip.singular_values`.
 """
 
 from ._scopes._scope import Scope

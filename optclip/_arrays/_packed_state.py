@@ -23,6 +23,10 @@ from ._types import PyTree, TreeDef
 
 _ONE = jax.tree.structure(0)
 
+# The key of the numbers of layers in the record of a stack. A path has no slash in a
+# record, so the parts of a path tell the two apart.
+LAYERS = "layers"
+
 
 class PerNorm(NamedTuple):
     """Hold the memory of a rule for each norm.

@@ -227,8 +227,8 @@ def check_axes_known(layout: Layout) -> None:
     They may not if neither types nor `axis_name=` specify the axes that split a leaf.
     They must if there is a memory, a common decision, or a response that compares.
     """
-    slices = [block for block in layout.blocks if block.axis is not None]
-    if any(block.leaves[0].axis_name != () for block in slices):
+    slices = [x for b in layout.blocks for x in b.leaves if b.axis_of(x) is not None]
+    if any(leaf.axis_name != () for leaf in slices):
         _axis_names.check_all_known()
 
 

@@ -62,7 +62,9 @@ class Scale(Action):
         )
         of_block = coefficients.entries()
         scaled = {
-            i: scaled_leaf(clip, leaf, of_block[block])
+            i: scaled_leaf(
+                clip, leaf, layout.blocks[block].along(leaf, of_block[block])
+            )
             for i, leaf, block in layout.scaled
         }
         return scaled, one_where_unscaled(layout, coefficients)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax.contrib
+from jax.core import Tracer
 
-from .._arrays import _leaves, _packed_state, _validate
+from .._arrays import _leaves, _packed_state, _validate, _xla
 from .._typing import (
     ClipAfterState,
     ClipRecord,
@@ -115,20 +116,24 @@ def metrics(opt_state: PyTree) -> dict[str, jax.Array]:
             " cotangent_probe"
         )
         raise ValueError(_validate.must_be("opt_state", wanted, opt_state, advice))
-    return {metric.key: metric.value for metric in metrics_of(states, probes)}
+    numbers: dict[str, jax.Array] = {}
+    for metric in metrics_of(states, probes):
+        numbers.update(zip(metric.keys, metric.numbers(), strict=True))
+    return numbers
 
 
 class Metric(NamedTuple):
-    """Hold one number of a record.
+    """Hold one number of a record, or one per layer of a stack.
 
     Attributes:
       name: Name of the transformation, unique in the state.
       field: The quantity, such as `"norm"`.
-      part: Label of a group or path of a leaf; empty for the only norm.
-      value: The number.
+      part: Label of a group, or path of a leaf or stack; empty for the only norm.
+      value: The number, or an array whose last axis counts layers.
       skips: Names of the `skip`s around the transformation. In a skipped step the
         number is of the step before, unless it is a count.
-      key: The key in `metrics`.
+      key: The key in `metrics`, which for layers is followed by their position.
+      is_layers: Whether there is one number per layer.
     """
 
     name: str
@@ -137,6 +142,23 @@ class Metric(NamedTuple):
     value: jax.Array
     skips: tuple[str, ...]
     key: str
+    is_layers: bool = False
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the key of each number in `metrics`."""
+        if not self.is_layers:
+            return [self.key]
+        return [f"{self.key}/{i}" for i in range(jnp.shape(self.value)[-1])]
+
+    def numbers(self) -> Sequence[jax.Array]:
+        """Return the numbers."""
+        if not self.is_layers:
+            return [self.value]
+        is_eager = not isinstance(self.value, Tracer)
+        if is_eager and jnp.ndim(self.value) == 1:
+            return _xla.numbers(jnp.asarray(self.value))
+        return jnp.unstack(self.value, axis=-1)
 
 
 def metrics_of(
@@ -163,11 +185,11 @@ def metrics_of(
         for record_key, name in names.items():
             numbers = _numbers(each, record_key)
             keys = {"/".join(filter(None, (name, *place))) for place in numbers}
-            for (field, part), value in numbers.items():
+            for (field, part), (value, is_layers) in numbers.items():
                 key = "/".join(filter(None, (name, field, part)))
                 # Two leaves may have the same path: {"a/b": x, "a": {"b": y}}.
                 key = _packed_state.unique(key, keys, metrics.keys())
-                metrics[key] = Metric(name, field, part, value, skips, key)
+                metrics[key] = Metric(name, field, part, value, skips, key, is_layers)
     for name, record in probes:
         name = unique_name(name)
         for field, value in _cotangents.entries_of(record).items():
@@ -343,8 +365,10 @@ def _bare(value: Any) -> Any:
     return jax.tree.leaves(value)[0]
 
 
-def _numbers(recorded: Recorded, key: str) -> dict[tuple[str, str], jax.Array]:
-    """Return the numbers of a record by field and by group or leaf."""
+def _numbers(
+    recorded: Recorded, key: str
+) -> dict[tuple[str, str], tuple[jax.Array, bool]]:
+    """Return the numbers of a record, and which are of layers, by field and part."""
     step = recorded.state.clip_step
     record = _as(ClipRecord, recorded.state.clip_record[key])
     fields = {
@@ -361,19 +385,23 @@ def _numbers(recorded: Recorded, key: str) -> dict[tuple[str, str], jax.Array]:
     numbers = {}
     for field, tree in fields.items():
         entries = jax.tree.leaves_with_path(tree)
-        parts = _leaves.names_of([path for path, _ in entries])
-        parts = [_packed_state.as_name(part) for part in parts]
-        for part, (_, value) in zip(parts, entries, strict=True):
-            numbers[field, "" if field == "steps" else part] = value
+        keys = _leaves.names_of([path for path, _ in entries])
+        for record_path, (_, value) in zip(keys, entries, strict=True):
+            # Keys of a record have no slash, so one precedes `_packed_state.LAYERS`.
+            part, *layers = record_path.split("/")
+            part = "" if field == "steps" else _packed_state.as_name(part)
+            numbers[field, part] = value, bool(layers)
     if key in recorded.counts:
         counts = _as(SkipRecord, recorded.counts[key])
-        numbers["rate", ""] = _rate(counts.skip_skipped, step)
+        numbers["rate", ""] = _rate(counts.skip_skipped, step), False
         for field, value in counts._asdict().items():
             if value is not None:
-                numbers[field.removeprefix("skip_"), ""] = _bare(value)
+                numbers[field.removeprefix("skip_"), ""] = _bare(value), False
     return numbers
 
 
 def _rate(count: Any, step: jax.Array) -> jax.Array:
     steps = jnp.maximum(_bare(step), 1).astype(jnp.float32)
-    return _bare(count).astype(jnp.float32) / steps
+    counts = _bare(count).astype(jnp.float32)
+    # Of a stack, one count per layer shares the number of steps.
+    return counts / jnp.expand_dims(steps, range(steps.ndim, counts.ndim))

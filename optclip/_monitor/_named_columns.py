@@ -46,7 +46,7 @@ def of_metrics(metrics: Sequence[Metric]) -> list[Column]:
     columns = [Column(LOSS), Column(HAS_LOSS)]
     for metric in metrics:
         skips = metric.skips if metric.field in _OF_LAST_STEP else ()
-        columns.append(Column(metric.key, skips))
+        columns += [Column(key, skips) for key in metric.keys]
     return columns
 
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .._arrays import _axis_names, _leaves, _placement, _sparse, _validate
 from .._arrays._batching import Batched
-from .._arrays._leaf import Leaf
+from .._arrays._leaf import Leaf, counted_from_zero
 from .._arrays._types import LeafLike
 from . import _reduce
 from ._powers import Member, NormPlan
@@ -28,10 +29,13 @@ class Block:
       leaves: List of arrays or BCOO matrices.
       axis: Axes that each norm of a single leaf covers, counted from 0; `()` for each
         element. Default: None, one norm of all leaves.
+      stacked: Axis along which each leaf stacks layers. There is one norm per layer, of
+        all leaves. Default: None, no layers.
     """
 
     leaves: Sequence[Leaf]
     axis: tuple[int, ...] | None = None
+    stacked: int | None = None
 
     def __post_init__(self) -> None:
         advice = "Wrap a single leaf in a list."
@@ -39,6 +43,8 @@ class Block:
         # Users' blocks hold arrays, blocks of a layout the leaves that it made.
         leaves = [x if isinstance(x, Leaf) else _leaf(x) for x in self.leaves]
         object.__setattr__(self, "leaves", leaves)
+        if self.stacked is not None:
+            _check_layers(self)
         if self.axis is None:
             return
         is_valid = isinstance(self.axis, tuple) and len(self.leaves) == 1
@@ -49,6 +55,43 @@ class Block:
             raise TypeError(_validate.must_be("axis", wanted, self.axis, advice))
         object.__setattr__(self, "axis", axes)
 
+    def axis_of(self, leaf: Leaf) -> tuple[int, ...] | None:
+        """Return the axes of a leaf that each norm covers; None for all leaves."""
+        if self.stacked is None:
+            return self.axis
+        layers = self.stacked % leaf.ndim
+        return tuple(a for a in range(leaf.ndim) if a != layers)
+
+    def along(self, leaf: Leaf, values: jax.Array) -> jax.Array:
+        """Return one value per norm in a shape that broadcasts to a leaf."""
+        if self.stacked is None:
+            return values
+        # A leaf that is scaled but not measured was not checked before.
+        _check_layers(self, leaf)
+        return lax.expand_dims(values, self.axis_of(leaf) or ())
+
+
+def _check_layers(block: Block, *more: Leaf) -> None:
+    """Raise unless all leaves stack the same number of layers."""
+    axis, lengths = block.stacked, {}
+    if type(axis) is not int or block.axis is not None or not block.leaves:
+        wanted = "None, or for one or more leaves an int, without `axis`"
+        raise TypeError(_validate.must_be("stacked", wanted, axis))
+    for leaf in (*block.leaves, *more):
+        if leaf.matrix is not None:
+            raise ValueError(
+                f"{_leaves.named(leaf.path, 'A')} is a BCOO matrix, which cannot be"
+                " stacked layers. Convert it with todense(), or exclude it with mask=."
+            )
+        counted_from_zero((axis,), leaf, leaf.path)
+        lengths.setdefault(leaf.shape[axis], leaf)
+    if len(lengths) > 1:
+        both = [f"{n} in {_leaves.named(x.path)}" for n, x in lengths.items()]
+        raise ValueError(
+            f"All leaves of a stack must have the same number of layers along axis"
+            f" {axis}, got {both[0]} and {both[1]}. Pass each stack by its own path."
+        )
+
 
 def _leaf(value: LeafLike) -> Leaf:
     _leaves.check_format((), value)
@@ -57,11 +100,15 @@ def _leaf(value: LeafLike) -> Leaf:
 
 def declared_of(block: Block) -> _axis_names.Declared:
     """Return the mapped axes that split the norms of a block, as far as declared."""
-    if block.axis is None:
+    if not block.leaves:
         return _axis_names.Declared()
-    declared = block.leaves[0].axis_name
+    # Names alone specify the split of a vector of layers, but not of a matrix.
+    leaf = max(block.leaves, key=lambda leaf: leaf.ndim)
+    axis = block.axis_of(leaf)
+    if axis is None:
+        return _axis_names.Declared()
     return _axis_names.Declared(
-        _axis_names.declared_across_slices(block.axis, declared)
+        _axis_names.declared_across_slices(axis, leaf.axis_name)
     )
 
 
@@ -212,7 +259,7 @@ class Norm(Measurement):
         arrays, members, counts = [], [], [0] * len(blocks)
         for i, block in enumerate(blocks):
             for leaf in block.leaves:
-                x, axis = jnp.asarray(leaf.array), block.axis
+                x, axis = jnp.asarray(leaf.array), block.axis_of(leaf)
                 declared = leaf.axis_name
                 if declared is None and axis != ():
                     _axis_names.check_known()
@@ -222,9 +269,9 @@ class Norm(Measurement):
                 if leaf.matrix is not None and axis is not None:
                     axis = _sparse.axes_in_data(leaf.matrix, axis)
                 arrays.append(x)
-                members.append(Member(i, axis, split))
+                members.append(Member(i, axis, split, block.stacked is not None))
         # The norm of single elements is the modulus, for any order.
-        are_elements = all(member.axis == () for member in members)
+        are_elements = all(m.axis == () and not m.is_layers for m in members)
         plan = NormPlan(
             ord=math.inf if are_elements else self.ord,
             dtype=accumulator(arrays),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _axis_names, _leaves
+from .._arrays import _axis_names, _leaves, _placement
 
 # Smaller arrays are merged, up to this many of one type, since XLA compiles a reduction
 # in 9 ms, and 2,000 of them in 18 s.
@@ -21,11 +21,26 @@ SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
 
 
 class Member(NamedTuple):
-    """Describe how one array enters the norm of its block."""
+    """Describe how one array enters the norm of its block.
+
+    If `is_layers`, the block has a vector of norms, one per layer of each array.
+    """
 
     block: int
     axis: tuple[int, ...] | None
     split: _axis_names.Axes
+    is_layers: bool = False
+
+    def of_block(self, value: jax.Array) -> jax.Array:
+        """Return the sums of an array in the shape of the norms."""
+        if not self.is_layers:
+            return value
+        # Arrays of one stack may be sharded differently, and have few layers.
+        return _placement.whole(lax.squeeze(value, self.axis or ()))
+
+    def of_array(self, norm: jax.Array) -> jax.Array:
+        """Return the norms in a shape that broadcasts to the array."""
+        return lax.expand_dims(norm, self.axis or ()) if self.is_layers else norm
 
 
 class NormPlan(NamedTuple):

@@ -85,7 +85,8 @@ def _norms_of_jvp(
     slopes, ties = [], []
     for x, dx, member in zip(arrays, tangent_arrays, plan.members, strict=True):
         x, dx = (_leaves.widen(each, plan.dtype) for each in (x, dx))
-        direction, is_tie = _direction(x, entries[member.block], plan.ord)
+        norm = member.of_array(entries[member.block])
+        direction, is_tie = _direction(x, norm, plan.ord)
         slopes.append(_sum(jnp.real(jnp.conj(direction) * dx), member.axis))
         ties.append(_sum(is_tie, member.axis))
     slope = _combined(slopes, plan.members, plan)
@@ -192,7 +193,9 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         powers.append(_sum(fraction, member.axis))
     peak = _combined(peaks, plan.members, plan, largest=True)
     relative = [
-        power * _numerics.fraction_of_peak(leaf_peak, peak[member.block]) ** plan.ord
+        power
+        * _numerics.fraction_of_peak(leaf_peak, member.of_array(peak[member.block]))
+        ** plan.ord
         for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True)
     ]
     totals = _combined(relative, plan.members, plan)
@@ -240,8 +243,9 @@ def _combined(
     One collective per set of mapped axes combines the values of all blocks.
     """
     by_axes: dict[_axis_names.Axes, dict[int, list[jax.Array]]] = {}
-    for value, (block, _, axes) in zip(values, members, strict=True):
-        by_axes.setdefault(axes, {}).setdefault(block, []).append(value)
+    for value, member in zip(values, members, strict=True):
+        by_block = by_axes.setdefault(member.split, {})
+        by_block.setdefault(member.block, []).append(member.of_block(value))
     totals: list[list[jax.Array]] = [[] for _ in plan.declared]
     for axes, by_block in by_axes.items():
         here = {i: _in_rows(x, largest=largest) for i, x in by_block.items()}
@@ -282,7 +286,8 @@ def _joined(arrays: list[jax.Array], plan: NormPlan) -> list[jax.Array]:
     if plan.ord == math.inf:
         return arrays
     joined = []
-    for x, (_, axis, _) in zip(arrays, plan.members, strict=True):
+    for x, member in zip(arrays, plan.members, strict=True):
+        axis = member.axis
         shape = [math.prod(x.shape)] if axis is None else list(x.shape)
         reduced = () if axis is None else axis
         for i in sorted(reduced):

@@ -17,9 +17,10 @@ def heatmap(
 ) -> Axes:
     """Plot the norm of each group or leaf over the steps, largest on top.
 
-    Of more than 200 steps, each column shows the largest norm of several. Of more than
-    60 leaves, those with the largest medians are shown. Non-finite norms, and steps
-    that were not logged, are white.
+    Layers of a stack (`optclip.layers`) are rows in their order, the first on top. Of
+    more than 200 steps, each column shows the largest norm of several. Of more than 60
+    leaves, those with the largest medians are shown. Non-finite norms, and steps that
+    were not logged, are white.
 
     Example:
       >>> import optclip
@@ -50,7 +51,7 @@ def heatmap(
             " steps with gradients."
         )
     size = {key: _median(x) for key, x in finite.items()}
-    order = sorted(parts, key=lambda key: -size[key])[:_ROWS]
+    order = _with_layers_in_order(sorted(parts, key=lambda key: -size[key])[:_ROWS])
     columns, (left, right) = _columns_of(steps.at)
     rows = np.stack([_largest(finite[key], columns) for key in order])
     ax = _style.new_axes(ax, height=1.6 + 0.24 * len(order))
@@ -65,6 +66,17 @@ def heatmap(
     _style.finish(ax, x=steps.label, y="", title=title)
     ax.grid(visible=False)
     return ax
+
+
+def _with_layers_in_order(parts: list[str]) -> list[str]:
+    """Return the parts, those that differ only in a last number as sequences of it."""
+    stacks: dict[str, list[tuple[int, str]]] = {}
+    for part in parts:
+        stack, _, last = part.rpartition("/")
+        is_layer = last.isdecimal()
+        number = int(last) if is_layer else 0
+        stacks.setdefault(stack if is_layer else part, []).append((number, part))
+    return [part for stack in stacks.values() for _, part in sorted(stack)]
 
 
 def _drawable(x: np.ndarray) -> np.ndarray:

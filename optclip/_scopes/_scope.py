@@ -118,8 +118,8 @@ def as_scope(over: ScopeLike) -> Scope:
     if isinstance(over, str) and over in _BY_NAME:
         return _BY_NAME[over]
     wanted = (
-        "'tree', 'leaf', 'element', optclip.axes(...), units(...), groups(...) or an"
-        " instance of a subclass of optclip.scopes.Scope"
+        "'tree', 'leaf', 'element', optclip.axes(...), units(...), groups(...),"
+        " layers(...) or an instance of a subclass of optclip.scopes.Scope"
     )
     advice = _validate.static("over", over)
     if isinstance(over, FunctionType):

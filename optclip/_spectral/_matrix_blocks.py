@@ -49,10 +49,11 @@ def matrices_of(block: Block, dtype: DTypeLike | None = None) -> MatrixBlock:
       ValueError: The block has several leaves, or slices over more than two axes; a
         leaf is a BCOO matrix; or both sides of a matrix are split over mapped axes.
     """
-    if len(block.leaves) != 1:
+    if len(block.leaves) != 1 or block.stacked is not None:
+        of = "stacked layers" if block.stacked is not None else "leaves"
         raise ValueError(
             "A spectral norm requires one matrix per block, got a block of"
-            f" {len(block.leaves)} leaves. Pass over=optclip.matrices(), or 'leaf' if"
+            f" {len(block.leaves)} {of}. Pass over=optclip.matrices(), or 'leaf' if"
             " no leaf has more than two axes."
         )
     (leaf,) = block.leaves
@@ -118,7 +119,8 @@ def is_vector(block: Block) -> bool:
     """Return whether a block is one dense leaf whose singular value is its L2 norm."""
     leaf = block.leaves[0]
     rank = len(leaf.shape if block.axis is None else block.axis)
-    return len(block.leaves) == 1 and leaf.matrix is None and rank < 2
+    is_one = len(block.leaves) == 1 and block.stacked is None
+    return is_one and leaf.matrix is None and rank < 2
 
 
 def with_vectors(

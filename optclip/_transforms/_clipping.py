@@ -69,7 +69,7 @@ def clip_by(
         these, in which None means unclipped. 0 clips to zero; inf measures and clips
         nothing. A traced negative threshold counts as 0.
       over: Which elements share a norm: `"tree"` (default), `"leaf"`, `"element"`,
-        `axes(...)`, `units(...)`, `groups(...)`, `matrices(...)`,
+        `axes(...)`, `units(...)`, `groups(...)`, `layers(...)`, `matrices(...)`,
         `singular_values(...)`, or an instance of a subclass of `optclip.scopes.Scope`.
       norm: `"l2"` (default), `"l1"`, `"inf"`, `"rms"`, `"average"`, an order p above 0,
         or an `optclip.norms.Norm`.

@@ -20,7 +20,7 @@ from .._arrays import (
 )
 from .._arrays._batching import Batched
 from .._arrays._numerics import as_count, counted
-from .._arrays._types import LeafLike, PyTree, Record, TreeDef
+from .._arrays._types import LeafLike, PyTree, Record
 from .._clip import (
     Clip,
     Decision,
@@ -36,7 +36,7 @@ from .._scopes import LEAF, TREE, EachElement
 from .._typing import ClipRecord, ClipState
 from . import _param_placeholder, _record
 from ._outcomes import BlockOutcome
-from ._record import LeafNorms
+from ._record import Entries, LeafNorms
 from ._rules import Rules
 
 
@@ -104,9 +104,11 @@ class Engine:
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
         if _param_placeholder.is_placeholder(params):
-            treedef, memory = jax.tree.structure(0), self._memory_of_placeholder(params)
+            memory = self._memory_of_placeholder(params)
+            entries, norms = Entries(jax.tree.structure(0), (False,)), [jnp.zeros(())]
         else:
-            treedef, norms, vectors = _shapes(self.clip, params)
+            entries, norms, vectors = _shapes(self.clip, params)
+            treedef = entries.treedef
             zeros = functools.partial(_placement.zeros, tree=params)
             memory = self.rules.init(
                 treedef, norms, zeros,
@@ -115,7 +117,10 @@ class Engine:
             if self.clip.norm.remembers:
                 blank = [zeros(shape) for shape in vectors]
                 memory.append(_packed_state.by_position(treedef, blank))
-        record = _record.blank(treedef, self.clip.scope, itemized=self.is_itemized)
+        record = _record.blank(
+            entries, [x.shape for x in norms], self.clip.scope,
+            itemized=self.is_itemized,
+        )  # fmt: skip
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
@@ -132,8 +137,8 @@ class Engine:
     def _blank_leaf_norms(self, params: PyTree) -> LeafNorms:
         if _param_placeholder.is_placeholder(params):
             return jnp.zeros((), jnp.float32)
-        treedef, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
-        return _record.blank_leaf_norms(treedef)
+        entries, *_ = _shapes(dataclasses.replace(self.clip, scope=LEAF), params)
+        return _record.blank_leaf_norms(entries.treedef)
 
     def decide(
         self,
@@ -158,7 +163,7 @@ class Engine:
         layout = layout_of(self.clip, updates)
         _record.check_state(
             state, [self.name] if self.record else [], self.num_memories,
-            layout.treedef, self.clip.scope, itemized=self.is_itemized,
+            Entries.of(layout), self.clip.scope, itemized=self.is_itemized,
         )  # fmt: skip
         # Neither a memory nor a common decision may differ between devices.
         if in_common or jax.tree.leaves(state.clip_memory):
@@ -210,7 +215,7 @@ class Engine:
             BlockOutcome, limits, factors, nonfinite, declared
         )
         new = _record.of_step(
-            layout.treedef, self.clip.scope, outcomes, itemized=self.is_itemized,
+            Entries.of(layout), self.clip.scope, outcomes, itemized=self.is_itemized,
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )  # fmt: skip
         return new._replace(clip_leaf_norm=step.leaf_norms)
@@ -231,7 +236,7 @@ class Engine:
 
 def _shapes(
     clip: Clip, params: PyTree
-) -> tuple[TreeDef, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+) -> tuple[Entries, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
     """Return the structure of the norms of trees like `params`, without computing any.
 
     Also returns the shapes of the norms, and of the memory of the norm.
@@ -242,7 +247,7 @@ def _shapes(
     local = clip if typed else dataclasses.replace(clip, axis_name=())
     flat = _leaves.flatten(params)
     live = flat.clippable()
-    treedefs = []
+    of_layouts = []
 
     def measured(arrays: list[LeafLike]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
@@ -251,14 +256,14 @@ def _shapes(
             for is_live, x in zip(live, flat.leaves, strict=True)
         ]
         layout = layout_of(local, flat.rebuild(leaves))
-        treedefs.append(layout.treedef)
+        of_layouts.append(Entries.of(layout))
         memory = local.norm.init(layout.blocks)
         norms = local.norm.measure(layout.blocks, memory).norms
         return norms.entries(), list(memory)
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     norms, memory = jax.eval_shape(measured, arrays)
-    return treedefs[-1], norms, memory
+    return of_layouts[-1], norms, memory
 
 
 def transformation_of(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +53,35 @@ def check_record(record: Record, name: object) -> None:
         raise TypeError(_validate.must_be("name", "a non-empty string", name))
 
 
+class Entries(NamedTuple):
+    """Describe the entries of a record with one per block.
+
+    Attributes:
+      treedef: The structure of the norms.
+      are_layers: For each block, whether its entry has one number per layer.
+    """
+
+    treedef: TreeDef
+    are_layers: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, layout: Layout) -> Entries:
+        """Return the entries of a laid out tree."""
+        flags = tuple(block.stacked is not None for block in layout.blocks)
+        return cls(layout.treedef, flags)
+
+    def keyed(self, values: Sequence[Any]) -> Any:
+        """Return a dict by path of one value per block; see `_packed_state.keyed`."""
+        pairs = zip(self.are_layers, values, strict=True)
+        packed = [{_packed_state.LAYERS: x} if flag else x for flag, x in pairs]
+        return _packed_state.keyed(self.treedef, packed)
+
+
 def check_state(
     state: Any,
     names: list[str],
     num_memories: int,
-    treedef: TreeDef,
+    entries: Entries,
     scope: Scope,
     *,
     itemized: bool,
@@ -77,15 +102,15 @@ def check_state(
             f" {len(state.clip_memory)}, expected {num_memories}). {_ADVICE}"
         )
     for each in state.clip_record.values():
-        _check_entries(each, treedef, scope, itemized=itemized)
+        _check_entries(each, entries, scope, itemized=itemized)
 
 
 def _check_entries(
-    clip_record: ClipRecord, treedef: TreeDef, scope: Scope, *, itemized: bool
+    clip_record: ClipRecord, entries: Entries, scope: Scope, *, itemized: bool
 ) -> None:
     """Raise unless a record has the entries of this scope, `record=` and tree."""
     norm = clip_record.clip_norm
-    wanted = _packed_state.keyed(treedef, [0] * treedef.num_leaves) if itemized else 0
+    wanted = entries.keyed([0] * len(entries.are_layers)) if itemized else 0
     is_of_scope = (clip_record.clip_fraction is None) == scope.itemized
     if jax.tree.leaves(wanted) and not is_of_scope:
         raise ValueError(f"`state` was made with another scope (over=). {_ADVICE}")
@@ -129,14 +154,22 @@ def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
     )
 
 
-def blank(treedef: TreeDef, scope: Scope, *, itemized: bool) -> ClipRecord:
-    """Return the record before the first step, for norms of the structure `treedef`."""
+def blank(
+    entries: Entries,
+    shapes: Sequence[tuple[int, ...]],
+    scope: Scope,
+    *,
+    itemized: bool,
+) -> ClipRecord:
+    """Return the record before the first step, for norms of these shapes."""
 
     def full(value: float, dtype: Any) -> Any:
         if not itemized:
             return jnp.full((), value, dtype)
-        entries = [jnp.full((), value, dtype) for _ in range(treedef.num_leaves)]
-        return _packed_state.keyed(treedef, entries)
+        pairs = zip(entries.are_layers, shapes, strict=True)
+        return entries.keyed(
+            [jnp.full(shape if flag else (), value, dtype) for flag, shape in pairs]
+        )
 
     fraction = None if scope.itemized else full(0, jnp.float32)
     return ClipRecord(
@@ -176,7 +209,7 @@ def measure_leaves(
 
 
 def of_step(
-    treedef: TreeDef,
+    entries: Entries,
     scope: Scope,
     outcomes: Batched,
     *,
@@ -186,7 +219,7 @@ def of_step(
     """Return the record of a single step, with a flag where the state has a count.
 
     Args:
-      treedef: The structure of the norms.
+      entries: The entries of the record if it is itemized.
       scope: The elements that share a norm.
       outcomes: A `BlockOutcome` for each norm.
       itemized: Whether the record has an entry for each norm.
@@ -195,9 +228,9 @@ def of_step(
     outcomes = outcomes if itemized else _outcomes.concatenated(outcomes)
     flagged = outcomes.map(functools.partial(_flagged, learns))
     if itemized:
-        entries = flagged.map(lambda outcome: _summary([outcome])).entries()
-        fields = ([e[i] for e in entries] for i in range(_LEAF_NORM))
-        new = ClipRecord(*(_packed_state.keyed(treedef, field) for field in fields))
+        of_blocks = _of_blocks(entries, flagged)
+        fields = ([each[i] for each in of_blocks] for i in range(_LEAF_NORM))
+        new = ClipRecord(*map(entries.keyed, fields))
     else:
         new = _summary(flagged.values)
     return new._replace(clip_fraction=None) if scope.itemized else new
@@ -232,6 +265,23 @@ def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
 def _replaced(old: PyTree, new: PyTree) -> PyTree:
     as_float32 = jax.tree.map(lambda x: x.astype(jnp.float32), new)
     return _xla.in_place(as_float32, old)
+
+
+def _of_blocks(entries: Entries, outcomes: Batched) -> list[ClipRecord]:
+    """Return the record of each block."""
+    if not any(entries.are_layers):
+        return outcomes.map(lambda outcome: _summary([outcome])).entries()
+    pairs = zip(entries.are_layers, outcomes.entries(), strict=True)
+    return [_of_layers(x) if flag else _summary([x]) for flag, x in pairs]
+
+
+def _of_layers(outcome: BlockOutcome) -> ClipRecord:
+    """Return the record of each layer of a stack."""
+    *numbers, nonfinite, _, clipped = outcome
+    fraction = clipped.astype(jnp.float32)
+    of_layers = (*numbers, fraction, clipped, nonfinite)
+    shape = outcome.norm.shape
+    return ClipRecord(*(jnp.broadcast_to(x, shape) for x in of_layers))
 
 
 def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
