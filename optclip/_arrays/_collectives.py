@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from . import _maxima
-from ._axis_names import Axes, split_axes
+from ._axis_names import Axes, axes_size, split_axes
 from ._types import PyTree
 
 # Combines each array of a tree over mapped axes, such as `lax.psum`.
@@ -21,6 +23,19 @@ def reduced_over(
     """Return `value` combined over these axes, or those that its type varies over."""
     axes = split_axes(value) if axes is None else axes
     return collective(value, axes) if axes else value
+
+
+def gathered(vector: jax.Array, axes: Axes) -> jax.Array:
+    """Return the whole vector of which each device along these axes has a part.
+
+    The parts are added to zeros, since the type of the result of `lax.all_gather` does
+    not specify that all devices have the same.
+    """
+    if not axes:
+        return vector
+    is_here = jnp.arange(axes_size(axes)) == lax.axis_index(axes)
+    parts = jnp.where(is_here[:, None], vector[None], jnp.zeros_like(vector)[None])
+    return lax.psum(parts.reshape(-1), axes)
 
 
 def largest(value: jax.Array) -> jax.Array:

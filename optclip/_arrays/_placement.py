@@ -73,6 +73,19 @@ def whole(x: jax.Array) -> jax.Array:
     return jax.reshard(x, NamedSharding(here.mesh, PartitionSpec(*[None] * x.ndim)))
 
 
+def along(vector: jax.Array, like: jax.Array, axis: int) -> jax.Array:
+    """Return a vector with an entry per index of an axis of `like`, of its rank.
+
+    On Explicit axes it is split like that axis.
+    """
+    there = jax.typeof(like).sharding
+    if AxisType.Explicit in there.mesh.axis_types:
+        spec = PartitionSpec(there.spec[axis])
+        vector = jax.reshard(vector, NamedSharding(there.mesh, spec))
+    others = [a for a in range(like.ndim) if a != axis]
+    return lax.expand_dims(vector, others)
+
+
 def divisible(x: jax.Array, size: int) -> jax.Array:
     """Return `x`, gathered on its first Explicit axis if `size` does not fit."""
     here = jax.typeof(x).sharding

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .._arrays import _axis_names, _leaves, _placement, _sparse, _validate
 from .._arrays._batching import Batched
@@ -68,7 +67,8 @@ class Block:
             return values
         # A leaf that is scaled but not measured was not checked before.
         _check_layers(self, leaf)
-        return lax.expand_dims(values, self.axis_of(leaf) or ())
+        array = jnp.asarray(leaf.array)
+        return _placement.along(values, array, self.stacked % leaf.ndim)
 
 
 def _check_layers(block: Block, *more: Leaf) -> None:
@@ -89,7 +89,8 @@ def _check_layers(block: Block, *more: Leaf) -> None:
         both = [f"{n} in {_leaves.named(x.path)}" for n, x in lengths.items()]
         raise ValueError(
             f"All leaves of a stack must have the same number of layers along axis"
-            f" {axis}, got {both[0]} and {both[1]}. Pass each stack by its own path."
+            f" {axis}, got {both[0]} and {both[1]}. Pass each stack by its own path;"
+            " in shard_map, split the layers of all leaves alike."
         )
 
 
@@ -269,9 +270,10 @@ class Norm(Measurement):
                 if leaf.matrix is not None and axis is not None:
                     axis = _sparse.axes_in_data(leaf.matrix, axis)
                 arrays.append(x)
-                members.append(Member(i, axis, split, block.stacked is not None))
+                layers = None if block.stacked is None else block.stacked % leaf.ndim
+                members.append(Member(i, axis, split, layers))
         # The norm of single elements is the modulus, for any order.
-        are_elements = all(m.axis == () and not m.is_layers for m in members)
+        are_elements = all(m.axis == () and m.layers is None for m in members)
         plan = NormPlan(
             ord=math.inf if are_elements else self.ord,
             dtype=accumulator(arrays),

@@ -23,24 +23,25 @@ SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
 class Member(NamedTuple):
     """Describe how one array enters the norm of its block.
 
-    If `is_layers`, the block has a vector of norms, one per layer of each array.
+    Unless `layers` is None, the block has a vector of norms, one for each index of that
+    axis of its arrays.
     """
 
     block: int
     axis: tuple[int, ...] | None
     split: _axis_names.Axes
-    is_layers: bool = False
+    layers: int | None = None
 
     def of_block(self, value: jax.Array) -> jax.Array:
         """Return the sums of an array in the shape of the norms."""
-        if not self.is_layers:
+        if self.layers is None:
             return value
         # Arrays of one stack may be sharded differently, and have few layers.
         return _placement.whole(lax.squeeze(value, self.axis or ()))
 
-    def of_array(self, norm: jax.Array) -> jax.Array:
-        """Return the norms in a shape that broadcasts to the array."""
-        return lax.expand_dims(norm, self.axis or ()) if self.is_layers else norm
+    def of_array(self, norm: jax.Array, x: jax.Array) -> jax.Array:
+        """Return the norms in a shape that broadcasts to an array."""
+        return norm if self.layers is None else _placement.along(norm, x, self.layers)
 
 
 class NormPlan(NamedTuple):

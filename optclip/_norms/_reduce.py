@@ -85,7 +85,7 @@ def _norms_of_jvp(
     slopes, ties = [], []
     for x, dx, member in zip(arrays, tangent_arrays, plan.members, strict=True):
         x, dx = (_leaves.widen(each, plan.dtype) for each in (x, dx))
-        norm = member.of_array(entries[member.block])
+        norm = member.of_array(entries[member.block], x)
         direction, is_tie = _direction(x, norm, plan.ord)
         slopes.append(_sum(jnp.real(jnp.conj(direction) * dx), member.axis))
         ties.append(_sum(is_tie, member.axis))
@@ -192,12 +192,11 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
         fraction = _numerics.fraction_of_peak(modulus(x), peaks[-1]) ** plan.ord
         powers.append(_sum(fraction, member.axis))
     peak = _combined(peaks, plan.members, plan, largest=True)
-    relative = [
-        power
-        * _numerics.fraction_of_peak(leaf_peak, member.of_array(peak[member.block]))
-        ** plan.ord
-        for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True)
-    ]
+    relative = []
+    for power, leaf_peak, member in zip(powers, peaks, plan.members, strict=True):
+        of_block = member.of_array(peak[member.block], leaf_peak)
+        fraction = _numerics.fraction_of_peak(leaf_peak, of_block)
+        relative.append(power * fraction**plan.ord)
     totals = _combined(relative, plan.members, plan)
     # Where the peak is inf the fractions are NaN, but the norm is inf.
     norms = [

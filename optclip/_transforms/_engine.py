@@ -104,10 +104,10 @@ class Engine:
     def init(self, params: PyTree) -> ClipState:
         """Return the state before the first step."""
         if _param_placeholder.is_placeholder(params):
-            memory = self._memory_of_placeholder(params)
-            entries, norms = Entries(jax.tree.structure(0), (False,)), [jnp.zeros(())]
+            entries = Entries(jax.tree.structure(0), (False,))
+            memory, shapes = self._memory_of_placeholder(params), [()]
         else:
-            entries, norms, vectors = _shapes(self.clip, params)
+            entries, shapes, norms, vectors = _shapes(self.clip, params)
             treedef = entries.treedef
             zeros = functools.partial(_placement.zeros, tree=params)
             memory = self.rules.init(
@@ -118,9 +118,8 @@ class Engine:
                 blank = [zeros(shape) for shape in vectors]
                 memory.append(_packed_state.by_position(treedef, blank))
         record = _record.blank(
-            entries, [x.shape for x in norms], self.clip.scope,
-            itemized=self.is_itemized,
-        )  # fmt: skip
+            entries, shapes, self.clip.scope, itemized=self.is_itemized
+        )
         if self.has_leaf_norms:
             record = record._replace(clip_leaf_norm=self._blank_leaf_norms(params))
         step = jnp.zeros((), jnp.int32)
@@ -236,10 +235,16 @@ class Engine:
 
 def _shapes(
     clip: Clip, params: PyTree
-) -> tuple[Entries, list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+) -> tuple[
+    Entries,
+    list[tuple[int, ...]],
+    list[jax.ShapeDtypeStruct],
+    list[jax.ShapeDtypeStruct],
+]:
     """Return the structure of the norms of trees like `params`, without computing any.
 
-    Also returns the shapes of the norms, and of the memory of the norm.
+    Also returns the shapes of the entries of the record, of the norms, and of the
+    memory of the norm.
     """
     # `init` may run outside the `shard_map` in which `update` runs, so declared mapped
     # axes count only where types specify them.
@@ -247,7 +252,7 @@ def _shapes(
     local = clip if typed else dataclasses.replace(clip, axis_name=())
     flat = _leaves.flatten(params)
     live = flat.clippable()
-    of_layouts = []
+    entries: list[tuple[Entries, list[tuple[int, ...]]]] = []
 
     def measured(arrays: list[LeafLike]) -> tuple[list[jax.Array], list[jax.Array]]:
         rest = iter(arrays)
@@ -256,14 +261,17 @@ def _shapes(
             for is_live, x in zip(live, flat.leaves, strict=True)
         ]
         layout = layout_of(local, flat.rebuild(leaves))
-        of_layouts.append(Entries.of(layout))
         memory = local.norm.init(layout.blocks)
-        norms = local.norm.measure(layout.blocks, memory).norms
-        return norms.entries(), list(memory)
+        norms = local.norm.measure(layout.blocks, memory).norms.entries()
+        pairs = zip(layout.blocks, norms, strict=True)
+        entries.append(
+            (Entries.of(layout), [_record.shape_of(*pair) for pair in pairs])
+        )
+        return norms, list(memory)
 
     arrays = [x for is_live, x in zip(live, flat.leaves, strict=True) if is_live]
     norms, memory = jax.eval_shape(measured, arrays)
-    return of_layouts[-1], norms, memory
+    return *entries[-1], norms, memory
 
 
 def transformation_of(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from .._arrays import (
     _axis_names,
+    _collectives,
     _leaves,
     _numerics,
     _packed_state,
@@ -26,7 +27,7 @@ from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import PyTree, Record, TreeDef
 from .._clip import Clip, Layout, layout_of
-from .._norms import Block, Measured, flush_small
+from .._norms import Block, Measured, declared_of, flush_small
 from .._scopes import LEAF, Scope
 from .._typing import ClipRecord, ClipState
 from . import _outcomes
@@ -75,6 +76,14 @@ class Entries(NamedTuple):
         pairs = zip(self.are_layers, values, strict=True)
         packed = [{_packed_state.LAYERS: x} if flag else x for flag, x in pairs]
         return _packed_state.keyed(self.treedef, packed)
+
+
+def shape_of(block: Block, norm: jax.Array) -> tuple[int, ...]:
+    """Return the shape of the record of a block: its layers on all devices, or one."""
+    if block.stacked is None:
+        return ()
+    axes = _axis_names.split_axes(norm, declared_of(block).axis_name)
+    return (norm.shape[0] * _axis_names.axes_size(axes),)
 
 
 def check_state(
@@ -134,6 +143,18 @@ def _check_leaf_norms(record: ClipRecord, leaf_norms: PyTree) -> None:
             f" leaves. {_ADVICE}"
         )
     _check_same("leaves", record.clip_leaf_norm, leaf_norms)
+
+
+def _check_layers(recorded: PyTree, norms: PyTree) -> None:
+    """Raise unless the stacks have as many layers as the state recorded."""
+    pairs = zip(jax.tree.leaves(recorded), jax.tree.leaves(norms), strict=True)
+    for old, new in pairs:
+        if new.ndim and jnp.shape(old)[-1:] != new.shape:
+            raise ValueError(
+                "The updates must have as many layers as the state, got"
+                f" {new.shape[0]}, not {jnp.shape(old)[-1]}. Pass trees of one shape to"
+                " init and update; with pmap or check_vma=False, call init outside."
+            )
 
 
 def _check_same(kind: str, recorded: PyTree, entries: PyTree) -> None:
@@ -249,6 +270,7 @@ def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
 def advanced(old: ClipRecord, new: ClipRecord) -> ClipRecord:
     """Return the record after a step; raise if it was made for other leaves."""
     _check_leaf_norms(old, new.clip_leaf_norm)
+    _check_layers(old.clip_norm, new.clip_norm)
 
     def count(total: PyTree, once: PyTree) -> PyTree:
         return jax.tree.map(_numerics.counted, total, once)
@@ -277,11 +299,15 @@ def _of_blocks(entries: Entries, outcomes: Batched) -> list[ClipRecord]:
 
 def _of_layers(outcome: BlockOutcome) -> ClipRecord:
     """Return the record of each layer of a stack."""
-    *numbers, nonfinite, _, clipped = outcome
-    fraction = clipped.astype(jnp.float32)
-    of_layers = (*numbers, fraction, clipped, nonfinite)
+    axes = _axis_names.split_axes(outcome.norm, outcome.declared.axis_name)
     shape = outcome.norm.shape
-    return ClipRecord(*(jnp.broadcast_to(x, shape) for x in of_layers))
+    columns = (*outcome[:3], outcome.clipped, outcome.nonfinite)
+    norm, threshold, coefficient, clipped, nonfinite = (
+        _collectives.gathered(jnp.broadcast_to(x, shape).astype(jnp.float32), axes)
+        for x in columns
+    )
+    flags = clipped > 0, nonfinite > 0
+    return ClipRecord(norm, threshold, coefficient, clipped, *flags)
 
 
 def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
