@@ -17,10 +17,10 @@ def heatmap(
 ) -> Axes:
     """Plot the norm of each group or leaf over the steps, largest on top.
 
-    Layers of a stack (`optclip.layers`) are rows in their order, the first on top. Of
-    more than 200 steps, each column shows the largest norm of several. Of more than 60
-    leaves, those with the largest medians are shown. Non-finite norms, and steps that
-    were not logged, are white.
+    Parts that differ only in a last number, such as the layers of `optclip.layers`, are
+    rows in its order. Of more than 200 steps, each column shows the largest norm of
+    several. Of more than 60 leaves, those with the largest medians are shown.
+    Non-finite norms, and steps that were not logged, are white.
 
     Example:
       >>> import optclip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -61,7 +63,9 @@ class Layers(Scope):
                 )
 
 
-def layers(*paths: str, axis: int = 0, each_leaf: bool = False) -> Layers:
+def layers(
+    paths: str | Sequence[str], *, axis: int = 0, each_leaf: bool = False
+) -> Layers:
     """Measure one norm per layer of models that stack their layers in each array.
 
     `flax.linen.scan`, `nnx.scan`, `jax.lax.scan` over parameters, MaxText, AXLearn and
@@ -75,12 +79,12 @@ def layers(*paths: str, axis: int = 0, each_leaf: bool = False) -> Layers:
       >>> bias = jnp.array([0.4, 4.0, 8.0])
       >>> grads = {"layers": {"kernel": kernel, "bias": bias}, "head": jnp.ones(4)}
       >>> clipped = tx.update(grads, tx.init(grads))[0]
-      >>> print(clipped["layers"]["bias"].round(2), clipped["head"])
+      >>> print(clipped["layers"]["bias"], clipped["head"])
       [0.4 0.8 0.8] [0.5 0.5 0.5 0.5]
 
     Args:
-      *paths: Path of each stack, such as `"params/decoder/layers"`. All leaves below it
-        must have the same number of layers. `""` is the whole tree.
+      paths: Path of the stack, such as `"params/decoder/layers"`, or a list of paths.
+        All leaves below it must have the same number of layers. `""` is the whole tree.
       axis: Axis that counts the layers; 1 in MaxText. Default: 0.
       each_leaf: Whether each leaf of a layer has its own norm. Default: False, one norm
         of all leaves of a layer.
@@ -91,16 +95,20 @@ def layers(*paths: str, axis: int = 0, each_leaf: bool = False) -> Layers:
       each other leaf. Thresholds may have the same form. `record="leaves"` records one
       entry per layer, such as `clip/norm/layers/2`.
     """
-    for path in paths:
-        _validate.kind("paths", path, str, "the path of a stack, such as 'layers'")
-    apart = [(a, b) for a in paths for b in paths if a is not b and _is_below(a, b)]
-    if not paths or apart:
-        wanted = "one or more paths of stacks, none below another"
+    each = [paths] if isinstance(paths, str) else paths
+    wanted = "the path of a stack, such as 'decoder/layers', or a list of paths"
+    _validate.kind("paths", each, (list, tuple), wanted)
+    for path in each:
+        _validate.kind("paths", path, str, wanted)
+    pairs = itertools.permutations(each, 2)
+    if not each or any(_is_below(*pair) for pair in pairs):
+        wanted = "one or more paths, none below another"
         raise ValueError(_validate.must_be("paths", wanted, paths))
     if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(_validate.must_be("axis", "an int", axis))
+        advice = _validate.static("axis", axis)
+        raise TypeError(_validate.must_be("axis", "an int", axis, advice))
     _validate.flag("each_leaf", each_leaf)
-    return Layers(paths, axis, each_leaf)
+    return Layers(tuple(each), axis, each_leaf)
 
 
 def _is_below(path: str, name: str) -> bool:

@@ -117,6 +117,7 @@ CALLS = {
     "clip_by_singular_value": ({"max_value": 1.0}, use),
     "axes": ({"axis": 0}, clip_with("over")),
     "groups": ({"labels": LABELS}, clip_with("over")),
+    "layers": ({"paths": "a"}, clip_with("over")),
     "units": ({}, clip_with("over")),
     "singular_values": ({}, clip_with("over")),
     "matrices": ({}, clip_with("over", norm="spectral")),
@@ -229,7 +230,10 @@ ROUTED = [
     (THRESHOLD, "limit max_gradient max_growth max_logit max_norm max_rms max_value"),
     (THRESHOLD, "threshold"),
     (BOUND, "lower upper"),
-    (FLAG, "by_group exclude_zeros has_aux learn_skipped skip_spikes strict use_loss"),
+    (
+        FLAG,
+        "by_group each_leaf exclude_zeros has_aux learn_skipped skip_spikes strict use_loss",
+    ),
     (NO_FUNCTION, "function keep stacked transposed units.axis recipes.agc.axis"),
     (UNKNOWN, "clip method mode nonfinite part reduce sort_by start"),
     (AXIS, "axis"),
@@ -279,6 +283,11 @@ ROUTED = [
     (({}, V, "`{p}` must be a tree with floating-point leaves"), "explain.params"),
     ((None, V, "must name leaves"), "functional.clip_attention_logits.params"),
     ((3, T, "`{p}` must be a str or a pathlib.Path"), "path"),
+    (
+        (3, T, "`{p}` must be the path of a stack, such as 'decoder/layers', or"),
+        "paths",
+    ),
+    (("x", T, "`{p}` must be None, or for one or more leaves an"), "Block.stacked"),
     ((3, T, "`{p}` must be a record from optclip.cotangent_probe()"), "probe"),
     (("all", T, "`{p}` must be True, False or 'leaves', got 'all'"), "record"),
     ((3, T, "`{p}` must be one of ['"), "response"),
@@ -410,6 +419,11 @@ MESSAGES = {
         (None, T, "an int or tuple of ints, got None (NoneType)"),
         ((0, -1), V, "`axis` must name each axis once, got (0, -1) for the leaf 'a'"),
     ],
+    "layers.paths": [
+        ([3], T, "`paths` must be the path of a stack, such as 'decoder/layers', or a"),
+        (["b", "b/0"], V, "must be one or more paths, none below another, got ['b'"),
+    ],
+    "layers.axis": [("x", T, "`axis` must be an int, got 'x' (str)")],
     "units.axis": [
         (lambda path, shape: 1.5, T, "`axis` must be an int or tuple of ints, got 1.5"),
         (lambda path, shape: 7, V, "got (7,) for the leaf 'a' of shape (2,). Exclude"),

@@ -192,12 +192,12 @@ def test_heatmap_has_a_row_per_leaf():
 
 
 def test_heatmap_shows_sixty_leaves_and_two_hundred_steps():
-    found = {f"clip/norm/{i}": np.full(1000, i + 1.0) for i in range(70)}
-    found["clip/norm/69"] = np.full(1000, np.nan)
+    found = {f"clip/norm/w{i}": np.full(1000, i + 1.0) for i in range(70)}
+    found["clip/norm/w69"] = np.full(1000, np.nan)
     ax = plot.heatmap(found)
     assert ax.images[0].get_array().shape == (60, 200)
     assert ax.get_title() == "clip (the largest 60 of 70)"
-    assert ax.get_yticklabels()[0].get_text() == "68"
+    assert ax.get_yticklabels()[0].get_text() == "w68"
     with pytest.raises(
         ValueError, match="'clip' has one norm per step, but a heatmap needs"
     ):

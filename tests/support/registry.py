@@ -177,6 +177,13 @@ def _by_unit(tree: Any, c: float) -> Any:
     return jax.tree.map(clip, tree)
 
 
+def _by_layer(tree: Any, c: float) -> Any:
+    def clip(x: np.ndarray) -> np.ndarray:
+        return np.stack([row * oracles.hard(oracles.norm(row), c) for row in x])
+
+    return jax.tree.map(clip, tree)
+
+
 def _into_band(n: float, c: float) -> float:
     low = 0.75 * c
     return c / n if n > c else low / n if 0 < n < low else 1.0
@@ -351,6 +358,14 @@ ENTRIES = [
         scope="axes",
     ),
     Entry(
+        "layers",
+        optclip.clip_by,
+        ("threshold", 2.0),
+        _by_layer,
+        {"over": optclip.layers("", each_leaf=True)},
+        scope="axes",
+    ),
+    Entry(
         "band",
         optclip.clip_by,
         ("threshold", 2.0),
@@ -456,6 +471,7 @@ OTHER_NAMES = {
     "by_path": "test_prefix.py",
     "functional": "test_functional.py",
     "groups": "test_masks.py",
+    "layers": "test_layers.py",
     "history": "test_with_history.py",
     "with_history": "test_with_history.py",
     "metrics": "test_metrics.py",
