@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax import P
+from jax.experimental.sparse import BCOO
 from jax.sharding import AxisType, NamedSharding
 
 import optclip
@@ -154,14 +155,16 @@ def test_masked_leaf_of_a_layer_is_neither_measured_nor_scaled():
         (optclip.layers("body"), {}, r"got 'body'; their paths begin with \['embed'"),
         (optclip.layers("net"), {}, "along axis 0, got 4 in the leaf 'net/layers/bias'"),
         (optclip.layers("embed", axis=1), {}, r"got \(1,\) for the leaf 'embed'"),
+        (optclip.layers("sparse"), {}, "'sparse' is a BCOO matrix, which cannot be st"),
         (OVER, {"norm": "spectral"}, "got a block of 3 stacked layers"),
     ],
-    ids=["path", "lengths", "axis", "spectral"],
+    ids=["path", "lengths", "axis", "sparse", "spectral"],
 )  # fmt: skip
 def test_wrong_layers_raise_value_error(over, more, match):
     tx = optclip.clip_by(1.0, over=over, **more)
     tree = stacked(layers())
     tree["net"]["norm"] = tree["net"]["norm"][:3]
+    tree["sparse"] = BCOO.fromdense(np.eye(2, dtype=np.float32))
     with pytest.raises(ValueError, match=match):
         tx.init(tree)
 
