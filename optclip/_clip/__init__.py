@@ -12,6 +12,7 @@ Norms, thresholds and coefficients are lists with one entry per block, each in a
 from ._clip import (
     PARTS_OF,
     Action,
+    BlockOutcome,
     ByArgument,
     Clip,
     Decision,

@@ -34,7 +34,7 @@ from .._arrays import (
 from .._arrays._batching import Batched
 from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
-from .._norms import LEAST, Measured, Measurement
+from .._norms import LEAST, Measured, Measurement, declared_of
 from .._responses import BaseResponse
 from .._scopes import Scope
 from ._layout import Layout, lay_out
@@ -43,7 +43,7 @@ from ._layout import Layout, lay_out
 #   propagate   a non-finite norm makes all elements that share it NaN (`alarm` in
 #               `_scale`); elements moved to bounds keep NaN, and inf moves to its bound
 #   zero        all elements that share a non-finite norm become zero (`respond` and
-#               `scaled_or_zeroed` in `_scale`, `bounded` in `_move`)
+#               `scaled_or_zeroed` in `_scale`, `bounded` in `_bounded`)
 #   raise       like propagate, and an error under `jax.experimental.checkify`
 # For singular values, `_spectral/_singular_values._by_policy` does the same. Where a
 # norm is not finite, a rule's infinite threshold is made finite in
@@ -87,6 +87,34 @@ class Clip:
         return dataclasses.replace(self, response=response)
 
 
+class BlockOutcome(NamedTuple):
+    """Hold the outcome of one step for one block, or for a row of blocks.
+
+    Attributes:
+      norm: The norm, or one norm per slice; or, if `number` is set, some of them, among
+        which is the one that exceeds its threshold most.
+      threshold: Broadcasts to the norm, as do the fields below.
+      coefficient: The factor applied to the block.
+      nonfinite: Whether the norm is not finite.
+      declared: The mapped axes that the norms are declared to be split over.
+      clipped: Whether the block is clipped, as the record computes; if `number` is set,
+        numbers whose sum is the number of clipped norms.
+      number: The number of norms, or None if `norm` has all of them.
+    """
+
+    norm: jax.Array
+    threshold: jax.Array
+    coefficient: jax.Array
+    nonfinite: jax.Array
+    declared: _axis_names.Declared
+    clipped: Any = None
+    number: int | None = None
+
+    def count(self) -> Any:
+        """Return the number of norms, a symbol if a size is symbolic."""
+        return self.norm.size if self.number is None else self.number
+
+
 class Decision(NamedTuple):
     """Hold the norms and thresholds of one run.
 
@@ -98,6 +126,7 @@ class Decision(NamedTuple):
       work: Intermediate results of the measurement for the action.
       thresholds: One entry per block, as the action fits them.
       rule_memory: The memory of the rules after the run.
+      samples: The outcomes that `Action.sampled` found, each by its blocks.
     """
 
     clip: Clip
@@ -107,6 +136,7 @@ class Decision(NamedTuple):
     work: Sequence[object]
     thresholds: Batched
     rule_memory: Sequence[PyTree]
+    samples: dict[tuple[int, ...], BlockOutcome] | None = None
 
 
 def layout_of(clip: Clip, tree: PyTree) -> Layout:
@@ -195,6 +225,25 @@ class Action(abc.ABC):
     ) -> tuple[Batched, Batched]:
         """Return the threshold and the coefficient of each norm for the record."""
         return decision.thresholds, coefficients
+
+    def sampled(self, decision: Decision, *, itemized: bool) -> Decision:
+        """Return the decision with outcomes for the record that are found faster.
+
+        Args:
+          decision: The decision, before `apply`.
+          itemized: Whether each block has an outcome of its own.
+        """
+        del itemized
+        return decision
+
+    def outcomes(self, decision: Decision, coefficients: Batched) -> Batched:
+        """Return a `BlockOutcome` for each block."""
+        norms = decision.norms
+        blocks = decision.layout.blocks
+        declared = norms.with_entries([declared_of(block) for block in blocks])
+        nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
+        limits, factors = self.recorded(decision, coefficients)
+        return norms.map(BlockOutcome, limits, factors, nonfinite, declared)
 
 
 # Choose the measurement and the action for a kind of scope. `_scale` has the default,

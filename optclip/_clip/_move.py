@@ -1,12 +1,8 @@
-"""Move the elements of leaves to one threshold, or to two bounds, exactly.
-
-Bounds in float32 or wider are rounded once, to the dtype of a leaf, and complex numbers
-keep their direction. Strict clipping rounds toward zero.
-"""
+"""Move the elements of leaves to one threshold, or to two bounds."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +12,21 @@ from .._arrays import (
     _axis_names,
     _leaves,
     _numerics,
-    _placement,
     _sparse,
     _validate,
 )
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import Number
-from .._norms import Measurement
-from .._responses import BaseResponse, Hard
+from .._norms import Measurement, declared_of
+from .._responses import BaseResponse
 from .._scopes import EachElement
-from . import _scale
+from . import _samples, _scale
+from ._bounded import ElementResponse, Limits, bounded
 from ._clip import (
     PARTS_OF,
     Action,
+    BlockOutcome,
     ByArgument,
     Clip,
     Decision,
@@ -37,21 +34,6 @@ from ._clip import (
     check_replicated,
     zero_below,
 )
-
-
-class ElementResponse(Protocol):
-    """Describe a response that defines a function of single numbers."""
-
-    def element(
-        self, x: jax.Array, lower: jax.Array, upper: jax.Array, /
-    ) -> jax.Array: ...
-
-
-class Limits(NamedTuple):
-    """Hold two thresholds for the elements of a leaf, which broadcast to its shape."""
-
-    lower: Number
-    upper: Number
 
 
 class Move(Action):
@@ -81,11 +63,13 @@ class Move(Action):
     def apply(self, decision: Decision) -> tuple[dict[int, object], Batched]:
         """Return the clipped leaves by index, and how much each element shrank."""
         layout, limits = decision.layout, decision.thresholds.entries()
+        samples = (decision.samples or {}).items()
+        counts = {block: x.clipped for blocks, x in samples for block in blocks}
         moved = {}
         coefficients = [jnp.ones(()) for _ in layout.blocks]
         for i, leaf, block in layout.scaled:
             moved[i], coefficients[block] = _moved_leaf(
-                decision.clip, leaf, limits[block]
+                decision.clip, leaf, limits[block], counts.get(block)
             )
         return moved, Batched.unstacked(coefficients)
 
@@ -93,22 +77,28 @@ class Move(Action):
         self, decision: Decision, coefficients: Batched
     ) -> tuple[Batched, Batched]:
         """Return the bound of each element, or one per leaf if all have one."""
-        norms, limits = decision.norms, decision.thresholds.entries()
-        bounds = []
-        blocks = decision.layout.blocks
-        for block, norm, limit in zip(blocks, norms.entries(), limits, strict=True):
-            bound = _on_its_side(block.leaves[0], limit)
-            bounds.append(
-                _numerics.broadcast_like(bound, norm) if bound.ndim else bound
-            )
-        # No factor makes a NaN finite, so it has none.
-        full = [
-            jnp.where(jnp.isnan(norm), norm, coefficient)
-            for norm, coefficient in zip(
-                norms.entries(), coefficients.entries(), strict=True
-            )
-        ]
-        return norms.with_entries(bounds), norms.with_entries(full)
+        norms = decision.norms
+        numbers = range(len(decision.layout.blocks))
+        entries = zip(numbers, norms.entries(), coefficients.entries(), strict=True)
+        bounds, full = zip(*(_recorded(decision, *x) for x in entries), strict=True)
+        return norms.with_entries([*bounds]), norms.with_entries([*full])
+
+    def sampled(self, decision: Decision, *, itemized: bool) -> Decision:
+        """Return the decision with the largest elements of leaves with one bound."""
+        return decision._replace(samples=_samples_of(decision, itemized=itemized))
+
+    def outcomes(self, decision: Decision, coefficients: Batched) -> Batched:
+        """Return a `BlockOutcome` for each block, or for some at once."""
+        if not decision.samples:
+            return super().outcomes(decision, coefficients)
+        by_first = {blocks[0]: x for blocks, x in decision.samples.items()}
+        known = {block for blocks in decision.samples for block in blocks}
+        norms, factors = decision.norms.entries(), coefficients.entries()
+        for i in range(len(norms)):
+            if i not in known:
+                limit, factor = _recorded(decision, i, norms[i], factors[i])
+                by_first[i] = _outcome(decision, i, (norms[i], limit, factor))
+        return Batched.unstacked([by_first[i] for i in sorted(by_first)])
 
 
 MOVE: Move = Move()
@@ -139,9 +129,16 @@ def _fitted(clip: Clip, name: str, value: Number, norm: jax.Array) -> jax.Array:
 
 
 def _moved_leaf(
-    clip: Clip, leaf: Leaf, limit: jax.Array | Limits
+    clip: Clip, leaf: Leaf, limit: jax.Array | Limits, count: jax.Array | None
 ) -> tuple[object, jax.Array]:
-    """Return a leaf with its elements moved, and how much each shrank."""
+    """Return a leaf with its elements moved, and how much each shrank.
+
+    Args:
+      clip: The clipping operation.
+      leaf: The leaf.
+      limit: Its threshold, or its two bounds.
+      count: What is computed from the leaf before its elements move; None for nothing.
+    """
     x = jnp.asarray(leaf.array)
     lower, upper = limit if isinstance(limit, Limits) else (-limit, limit)
     lower, upper = (_placement.beside(bound, x) for bound in (lower, upper))
@@ -150,6 +147,12 @@ def _moved_leaf(
         _axis_names.check_replicated(which, bound, x)
         if leaf.matrix is not None:
             _check_sparse(name, which, bound)
+    if count is not None:
+        wide = _leaves.real_dtype(x.dtype)
+        bounds = (
+            as_limit(bound, wide, towards_zero=clip.strict) for bound in (lower, upper)
+        )
+        lower, upper = _samples.after(count, *bounds)
     cleaned = clip.nonfinite == "zero"
     # `_parts_of_elements` chooses this action only for such responses.
     response = cast(ElementResponse, clip.response)
@@ -191,159 +194,47 @@ def _on_its_side(leaf: Leaf, limit: jax.Array | Limits) -> jax.Array:
     return jnp.where(jnp.asarray(leaf.array) < 0, lower, upper)
 
 
-def bounded(
-    name: str,
-    x: jax.Array,
-    lower: Number,
-    upper: Number,
-    response: ElementResponse,
-    like: jax.Array,
-    *,
-    strict: bool,
-    cleaned: bool,
+def _recorded(
+    decision: Decision, block: int, norm: jax.Array, coefficient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Move the elements of an array to their bounds.
-
-    Args:
-      name: The name of the array in errors.
-      x: The array.
-      lower: Broadcasts to the shape of the array, in any real dtype.
-      upper: Likewise.
-      response: Defines `element`.
-      like: An array of the dtype to return.
-      strict: Whether bounds are rounded towards zero rather than to nearest.
-      cleaned: Whether non-finite elements become zero, unless both bounds are infinite.
-
-    Returns:
-      The array, and the factor by which each element shrank (1 if unclipped).
-    """
-    # Bounds are compared in the precision of the norm, where float16 has no overflow.
-    size = jnp.abs(_leaves.widen(x))
-    lower, upper = (
-        as_limit(bound, size.dtype, towards_zero=strict) for bound in (lower, upper)
-    )
-    lower, upper = _at(name, "lower", lower, size), _at(name, "upper", upper, size)
-    if cleaned:
-        # Elements are cleaned before the bounds apply, since these keep NaN and turn
-        # inf into a bound.
-        is_off = jnp.isinf(lower) & jnp.isinf(upper)
-        x = jnp.where(~is_off & ~jnp.isfinite(x), jnp.zeros_like(x), x)
-    return _moved(x, lower, upper, response, like, strict)
+    """Return the bounds and the coefficients of the elements of a leaf."""
+    (leaf,) = decision.layout.blocks[block].leaves
+    bound = _on_its_side(leaf, decision.thresholds.entries()[block])
+    if bound.ndim:
+        bound = _numerics.broadcast_like(bound, norm)
+    # No factor makes a NaN finite, so it has none.
+    return bound, jnp.where(jnp.isnan(norm), norm, coefficient)
 
 
-def _moved(
-    x: jax.Array,
-    lower: jax.Array,
-    upper: jax.Array,
-    response: ElementResponse,
-    like: jax.Array,
-    strict: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Return the array in the dtype of `like`, and the factor of each element."""
-    wide = _leaves.widen(x)
-    size = jnp.abs(wide)
-    if jnp.iscomplexobj(wide):
-        goal, moved = _complex_goal(wide, size, lower, upper, response, strict)
-        near_side = upper
-    else:
-        goal = response.element(wide, lower, upper)
-        moved = goal != wide
-        if like.dtype != wide.dtype:
-            # A bound above the largest number of the dtype would be infinite after the
-            # cast. NaN is selected, so that it stays visible.
-            largest = jnp.asarray(jnp.finfo(like.dtype).max).astype(wide.dtype)
-            goal = jnp.where(jnp.isnan(goal), goal, jnp.clip(goal, -largest, largest))
-        # The bound on an element's own side of zero limits its modulus.
-        near_side = jnp.where(jnp.signbit(wide), -lower, upper)
-    # NaN differs from any bound and must stay NaN.
-    moved &= ~jnp.isnan(size)
-    unclipped = x
-    if x.dtype != like.dtype:
-        unclipped = _scale.cast(x, like, towards_zero=strict)
-    selects = isinstance(response, Hard) and not jnp.iscomplexobj(x) and not strict
-    if selects and goal.dtype == x.dtype:
-        # Hard clipping selects the element or its bound, so unclipped elements are
-        # bit-identical without a second select, in half the time.
-        out = _scale.cast(goal, like)
-    elif selects and x.dtype == like.dtype:
-        out = _between(x, wide, lower, upper)
-    else:
-        # The select keeps unclipped elements bit-identical; other responses compute.
-        out = jnp.where(moved, _scale.cast(goal, like, towards_zero=strict), unclipped)
-    if strict:
-        # A bound that is subnormal in float32 counts as 0 on a CPU.
-        tiny = jnp.asarray(jnp.finfo(size.dtype).tiny, size.dtype)
-        out = _scale.without_subnormals(out, near_side < tiny)
-    # A zero has no factor: it is divided by 1 here, and 1 is selected below.
-    shrunk = jnp.abs(goal) / jnp.where(size > 0, size, jnp.ones_like(size))
-    return out, jnp.where(moved & (size > 0), shrunk, jnp.ones_like(size))
+def _outcome(decision: Decision, block: int, values: Any, **more: Any) -> BlockOutcome:
+    norm, *_ = values
+    declared = declared_of(decision.layout.blocks[block])
+    return BlockOutcome(*values, ~jnp.isfinite(norm), declared, **more)
 
 
-def _complex_goal(
-    wide: jax.Array,
-    size: jax.Array,
-    lower: jax.Array,
-    upper: jax.Array,
-    response: ElementResponse,
-    strict: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Return complex numbers with clipped moduli, and which of them are clipped."""
-    # A modulus is never negative, so a lower bound of -limit counts as 0.
-    goal = response.element(size, jnp.maximum(lower, 0), jnp.maximum(upper, 0))
-    moved = goal != size
-    wide = _pointing(wide)
-    # The modulus has rounding errors, so strict clipping stays below by their bound.
-    goal = goal * (1 - 8 * jnp.finfo(goal.dtype).eps) if strict else goal
-    # Halves stay in range: the modulus of a finite number may exceed the largest float.
-    half = jnp.abs(wide * 0.5)
-    # Zero has no direction; dividing it by 1 keeps its derivative finite.
-    safe = jnp.where(half > 0, half, jnp.ones_like(half))
-    return _numerics.divided_by(wide * 0.5, safe) * goal.astype(wide.dtype), moved
-
-
-def _between(
-    x: jax.Array, wide: jax.Array, lower: jax.Array, upper: jax.Array
-) -> jax.Array:
-    """Return `x`, or the bound that it exceeds, rounded to the dtype of `x`.
-
-    Elements are selected in their own dtype, which takes a third of the time.
-    """
-    # Where traced bounds are out of order, the lower one holds.
-    upper = jnp.where(upper < lower, lower, upper)
-    low, high = (_in_range(bound, x) for bound in (lower, upper))
-    # Wide elements are compared, since a rounded bound may equal an element past it.
-    out = jnp.where(wide < lower, low, x)
-    out = jnp.where(wide > upper, high, out)
-    # Comparisons with a NaN bound are false; the maximum returns NaN, so it is visible.
-    return jnp.where(lower <= upper, out, jnp.maximum(low, high))
-
-
-def _in_range(bound: jax.Array, x: jax.Array) -> jax.Array:
-    """Return a bound in the dtype of `x`, at most its largest number."""
-    # The cast would make a larger bound infinite, which an infinite element passes.
-    largest = jnp.asarray(jnp.finfo(x.dtype).max).astype(bound.dtype)
-    return _leaves.narrow(jnp.clip(bound, -largest, largest), x)
-
-
-def _pointing(wide: jax.Array) -> jax.Array:
-    """Return complex numbers, infinite ones replaced by a number of their direction."""
-    parts = jnp.real(wide), jnp.imag(wide)
-    infinite = jnp.isinf(parts[0]) | jnp.isinf(parts[1])
-    # The quotient of inf by inf would be NaN, so infinite parts are replaced by their
-    # signs; the finite part of an infinite number counts as 0.
-    signs = (jnp.where(jnp.isinf(p), jnp.sign(p), jnp.zeros_like(p)) for p in parts)
-    return jnp.where(infinite, jax.lax.complex(*signs), wide)
-
-
-def _at(
-    name: str, which: str, bound: jax.Array | np.ndarray, x: jax.Array
-) -> jax.Array:
-    """Return a bound in the shape of `x`."""
-    if bound.ndim == 0:
-        # The array is built from the leaf, so it is split over devices like the leaf.
-        return jnp.zeros_like(x) + bound
-    advice = (
-        "Pass a number, an array that broadcasts, or a tree with one for each leaf."
-    )
-    _validate.broadcasts(which, bound.shape, x.shape, name, advice)
-    return _placement.placed_as(jnp.broadcast_to(bound, x.shape), x)
+def _samples_of(
+    decision: Decision, *, itemized: bool
+) -> dict[tuple[int, ...], BlockOutcome]:
+    """Return the outcome of each group of leaves with one bound, or two, by blocks."""
+    clip, limits = decision.clip, decision.thresholds.entries()
+    if clip.response.compares_norms:
+        return {}
+    response = cast(ElementResponse, clip.response)
+    leaves = {
+        block: leaf
+        for _, leaf, block in decision.layout.scaled
+        if _samples.is_sampled(response, leaf, limits[block])
+    }
+    norms, outcomes = decision.norms.entries(), {}
+    for blocks in _samples.grouped(leaves, limits, itemized=itemized):
+        first, members = blocks[0], [leaves[block] for block in blocks]
+        how = _samples.How(
+            response, clip.strict, clip.nonfinite == "zero",
+            members[0].like.dtype, norms[first].dtype,
+        )  # fmt: skip
+        *values, clipped = _samples.sample(how, members, [limits[i] for i in blocks])
+        number = sum(jnp.size(x.array) for x in members)
+        outcomes[blocks] = _outcome(
+            decision, first, values, clipped=clipped, number=number
+        )
+    return outcomes

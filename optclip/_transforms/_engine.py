@@ -22,6 +22,7 @@ from .._arrays._batching import Batched
 from .._arrays._numerics import as_count, counted
 from .._arrays._types import LeafLike, PyTree, Record
 from .._clip import (
+    BlockOutcome,
     Clip,
     Decision,
     Layout,
@@ -30,12 +31,11 @@ from .._clip import (
     decide,
     layout_of,
 )
-from .._norms import Measured, declared_of
+from .._norms import Measured
 from .._responses import is_same_always
 from .._scopes import LEAF, TREE, EachElement
 from .._typing import ClipRecord, ClipState
 from . import _param_placeholder, _record
-from ._outcomes import BlockOutcome
 from ._record import Entries, LeafNorms
 from ._rules import Rules
 
@@ -181,7 +181,10 @@ class Engine:
             self.rules.thresholds, clip=clip, memories=rule_memory, step=count,
             updates=updates, params=params, extra=extra,
         )  # fmt: skip
-        return Step(decide(clip, layout, thresholds_of, measured), leaf_norms)
+        decision = decide(clip, layout, thresholds_of, measured)
+        if self.record:
+            decision = clip.action.sampled(decision, itemized=self.is_itemized)
+        return Step(decision, leaf_norms)
 
     def _split(
         self, memory: list[PyTree], layout: Layout
@@ -206,15 +209,12 @@ class Engine:
           recorded_norms: Norms to record in place of the measured ones.
         """
         decision = step.decision
-        norms, layout = decision.norms, decision.layout
-        limits, factors = decision.clip.action.recorded(decision, coefficients)
-        declared = norms.with_entries([declared_of(b) for b in layout.blocks])
-        nonfinite = norms.map(lambda norm: ~jnp.isfinite(norm))
-        outcomes = (recorded_norms or norms).map(
-            BlockOutcome, limits, factors, nonfinite, declared
-        )
+        outcomes = decision.clip.action.outcomes(decision, coefficients)
+        if recorded_norms is not None:
+            outcomes = outcomes.map(_with_norm, recorded_norms)
         new = _record.of_step(
-            Entries.of(layout), self.clip.scope, outcomes, itemized=self.is_itemized,
+            Entries.of(decision.layout), self.clip.scope, outcomes,
+            itemized=self.is_itemized,
             learns=bool(jax.tree.leaves(decision.rule_memory)),
         )  # fmt: skip
         return new._replace(clip_leaf_norm=step.leaf_norms)
@@ -231,6 +231,10 @@ class Engine:
             return ClipState(count, memory, {})
         record = _record.advanced(state.clip_record[self.key], new)
         return ClipState(count, memory, {self.key: record})
+
+
+def _with_norm(outcome: BlockOutcome, norm: jax.Array) -> BlockOutcome:
+    return outcome._replace(norm=norm)
 
 
 def _shapes(

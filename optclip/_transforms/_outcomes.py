@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from .._arrays import (
     _xla,
 )
 from .._arrays._batching import Batched
+from .._clip import BlockOutcome
 from .._typing import ClipRecord
 
 # Leaves with more norms than this are not concatenated, since that takes a copy.
@@ -33,26 +33,6 @@ _SHORTEST, _LONGEST = 256, 4096
 _NEAR = 1e-6
 
 Values = list[jax.Array]
-
-
-class BlockOutcome(NamedTuple):
-    """Hold the outcome of one step for one block, or for a row of blocks.
-
-    Attributes:
-      norm: The norm, or one norm per slice.
-      threshold: Broadcasts to the norm, as do the fields below.
-      coefficient: The factor applied to the block.
-      nonfinite: Whether the norm is not finite.
-      declared: The mapped axes that the norms are declared to be split over.
-      clipped: Whether the block is clipped, as `_flagged` computes.
-    """
-
-    norm: jax.Array
-    threshold: jax.Array
-    coefficient: jax.Array
-    nonfinite: jax.Array
-    declared: _axis_names.Declared
-    clipped: Any = None  # An array after `_flagged`.
 
 
 def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
@@ -80,7 +60,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
     count = clipped.astype(jnp.float32)
     axes = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
     sizes = map(_axis_names.axes_size, axes)
-    number = sum(x.clipped.size * n for x, n in zip(outcomes, sizes, strict=True))
+    number = sum(x.count() * n for x, n in zip(outcomes, sizes, strict=True))
     return ClipRecord(
         clip_norm=norm,
         clip_threshold=threshold,
@@ -286,6 +266,8 @@ def _as_row(outcome: BlockOutcome) -> BlockOutcome:
 def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
     """Return whether these are a few slices of one leaf, all on this device."""
     norm = outcome.norm
+    if outcome.number is not None:
+        return False
     is_few = 0 < _leaves.size_of(norm) <= _CONCATENATED
     return _is_here(outcome) and len(index) == 1 and norm.ndim > 0 and is_few
 

@@ -26,12 +26,11 @@ from .._arrays import (
 from .._arrays._batching import Batched
 from .._arrays._leaf import Leaf
 from .._arrays._types import PyTree, Record, TreeDef
-from .._clip import Clip, Layout, layout_of
+from .._clip import BlockOutcome, Clip, Layout, layout_of
 from .._norms import Block, Measured, declared_of, flush_small
 from .._scopes import LEAF, Scope
 from .._typing import ClipRecord, ClipState
 from . import _outcomes
-from ._outcomes import BlockOutcome
 
 LeafNorms = dict[str, jax.Array] | jax.Array
 
@@ -259,6 +258,8 @@ def of_step(
 
 def _flagged(learns: bool, outcome: BlockOutcome) -> BlockOutcome:
     """Return the outcome with a flag for a coefficient that changes its block."""
+    if outcome.number is not None:
+        return outcome  # Counted already.
     norm, k = outcome.norm, outcome.coefficient
     if learns:
         # Some rules set a threshold of 0 for a leaf of zeros, which clips nothing.
@@ -314,7 +315,7 @@ def _summary(outcomes: list[BlockOutcome]) -> ClipRecord:
     """Return one number per quantity, the same on all devices that share the blocks."""
     outcomes = [outcome for outcome in outcomes if _leaves.size_of(outcome.norm) > 0]
     if len(outcomes) == 1 and _is_common_number(outcomes[0]):
-        norm, threshold, coefficient, nonfinite, _, clipped = outcomes[0]
+        norm, threshold, coefficient, nonfinite, _, clipped, _ = outcomes[0]
         fraction = clipped.astype(jnp.float32)
         return ClipRecord(norm, threshold, coefficient, fraction, clipped, nonfinite)
     if outcomes:

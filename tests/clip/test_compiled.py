@@ -77,6 +77,14 @@ def test_clip_by_norm_makes_no_copy(axis):
     assert room_of(program) <= ROOM * num_bytes(tree)
 
 
+@pytest.mark.parametrize("bounds", [{"limit": 1.0}, {"lower": -1.0, "upper": 2.0}])
+def test_clip_by_value_with_record_of_donated_leaves_makes_no_copy(bounds):
+    tree, tx = some_leaves("float32"), optclip.clip_by_value(**bounds)
+    program = compiled(tx.update, tree, jax.eval_shape(tx.init, tree), donated=(0, 1))
+    assert room_of(program) <= ROOM * num_bytes(tree)
+    assert program.memory_analysis().alias_size_in_bytes >= num_bytes(tree)
+
+
 def test_norms_of_slices_take_roots_outside_reduction():
     """With the roots inside it took eight times as long for 50,257 rows."""
     tree = typed([(50_257, 64)], "bfloat16")

@@ -94,6 +94,33 @@ def test_record_of_two_bounds_has_bound_of_the_element(size):
     np.testing.assert_allclose(record, [2, 1, 0.5])
 
 
+@pytest.mark.parametrize("bad", [None, np.nan, -np.inf])
+@pytest.mark.parametrize("bounds", [(-1.5, 1.5), (-1.0, 2.5), (0.5, 2.0)])
+def test_record_of_bounds_of_whole_leaves_has_the_most_exceeded(bounds, bad):
+    """The first two leaves are reduced together, the third in several blocks."""
+    rng = np.random.default_rng(0)
+    shapes = [(5, 7), (5, 7), (70_001, 2), (3000, 3)]
+    tree = [np.float32(rng.normal(size=shape)) for shape in shapes]
+    if bad is not None:
+        tree[2][70_000, 1] = bad
+    lower, upper = bounds
+    symmetric = lower == -upper
+    limits = {"limit": upper} if symmetric else {"lower": lower, "upper": upper}
+    found = after(optclip.clip_by_value(**limits), tree)
+    x = np.concatenate([leaf.ravel() for leaf in tree]).astype(np.float64)
+    size, bound = np.abs(x), np.abs(np.where(x < 0, lower, upper))
+    at = np.argmax(size / bound)  # NaN is the largest.
+    goal = np.abs(np.clip(x, lower, upper))
+    clipped = np.isfinite(x) & (goal != size)
+    wanted = [size[at], bound[at], (goal / size)[at], np.mean(clipped), bad is not None]
+    fields = ("norm", "threshold", "coefficient", "fraction", "nonfinite")
+    record = [found[f"clip/{field}"] for field in fields]
+    if bad is np.nan:
+        record[1] = wanted[1] = 0  # A NaN is on no side.
+    np.testing.assert_allclose(record, wanted, rtol=1e-5)
+    assert np.sum(clipped) > 1000
+
+
 LIMITS = {
     "leaf": ((), ()),
     "axis": ((5, 1), (70_000, 1)),
