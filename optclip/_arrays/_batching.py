@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import _placement, _xla
+from . import _leaves, _placement, _xla
 from ._types import PyTree
 
 # Fewer numbers than this are processed one by one, since stacking and unstacking them
@@ -108,7 +108,17 @@ class Batched:
 
     def any(self) -> jax.Array:
         """Return whether any of these flags is set."""
-        flags = [jnp.any(flag) if flag.ndim else flag for flag in self.values]
+        groups: dict[Any, list[jax.Array]] = {}
+        for i, flag in enumerate(self.values):
+            # XLA compiles three kernels for each array that it reduces alone.
+            is_few = flag.ndim and _leaves.size_of(flag) <= _xla.FEW
+            is_joined = is_few and not _xla.may_be_split(flag)
+            groups.setdefault(-1 if is_joined else i, []).append(flag)
+        joined = [
+            jnp.concatenate([x.ravel() for x in group]) if len(group) > 1 else group[0]
+            for group in groups.values()
+        ]
+        flags = [jnp.any(flag) if flag.ndim else flag for flag in joined]
         return flags[0] if len(flags) == 1 else jnp.any(jnp.stack(flags))
 
     def together(self) -> Batched:

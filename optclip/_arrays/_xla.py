@@ -15,10 +15,14 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType
 
+from . import _leaves
 from ._axis_names import varying
 from ._types import PyTree
 
 Axis = tuple[int, ...] | None
+
+# Arrays of at most this many numbers are joined or stored, which takes little memory.
+FEW = 2**16
 
 
 def may_be_split(x: jax.Array) -> bool:
@@ -66,6 +70,19 @@ def materialized(numbers: Any) -> Any:
         cpu=lambda numbers: jax.tree.map(quotient, numbers),
         default=lambda numbers: numbers,
     )
+
+
+# Compiled, so that leaves of one type are traced once.
+_once = jax.jit(materialized)
+
+
+def computed_once(x: jax.Array) -> jax.Array:
+    """Return the norms or thresholds of slices, `materialized`; other numbers as given.
+
+    XLA on CPU would compute them again for the coefficients and for each number of the
+    record, which was half of AGC's program.
+    """
+    return _once(x) if x.ndim and _leaves.size_of(x) <= FEW else x
 
 
 @jax.custom_jvp

@@ -30,8 +30,9 @@ from .._arrays import (
     _placement,
     _prefix,
     _validate,
+    _xla,
 )
-from .._arrays._batching import Batched
+from .._arrays._batching import MANY, Batched
 from .._arrays._numerics import select
 from .._arrays._types import AxisName, LeafLike, Mask, Number, PyTree
 from .._norms import LEAST, Measured, Measurement, declared_of
@@ -110,7 +111,7 @@ class BlockOutcome(NamedTuple):
     clipped: Any = None
     number: int | None = None
 
-    def count(self) -> Any:
+    def total(self) -> Any:
         """Return the number of norms, a symbol if a size is symbolic."""
         return self.norm.size if self.number is None else self.number
 
@@ -307,7 +308,11 @@ _LEAST_STRICT = {"float32": 2.0**-36, "float64": 2.0**-450}
 
 
 def _with_zeros(clip: Clip, limits: Batched) -> Batched:
-    return limits.map(lambda c: zero_below(least_of(clip.strict, c.dtype), c))
+    def with_zeros(c: jax.Array) -> jax.Array:
+        c = zero_below(least_of(clip.strict, c.dtype), c)
+        return _xla.computed_once(c) if len(limits.values) >= MANY else c
+
+    return limits.map(with_zeros)
 
 
 def _fitted(

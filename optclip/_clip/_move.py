@@ -12,6 +12,7 @@ from .._arrays import (
     _axis_names,
     _leaves,
     _numerics,
+    _placement,
     _sparse,
     _validate,
 )
@@ -207,9 +208,10 @@ def _recorded(
 
 
 def _outcome(decision: Decision, block: int, values: Any, **more: Any) -> BlockOutcome:
-    norm, *_ = values
+    norm, threshold, coefficient = values
     declared = declared_of(decision.layout.blocks[block])
-    return BlockOutcome(*values, ~jnp.isfinite(norm), declared, **more)
+    nonfinite = ~jnp.isfinite(norm)
+    return BlockOutcome(norm, threshold, coefficient, nonfinite, declared, **more)
 
 
 def _samples_of(

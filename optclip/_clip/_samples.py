@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from .._arrays import _axis_names, _leaves, _validate, _xla
+from .._arrays import _axis_names, _leaves, _placement, _validate, _xla
 from .._arrays._leaf import Leaf
 from .._norms import LEAST, flush_small
 from . import _extremes
@@ -53,7 +53,7 @@ class How(NamedTuple):
     dtype: jnp.dtype
 
 
-def is_sampled(response: object, leaf: Leaf, limit: object) -> bool:
+def is_sampled(response: object, leaf: Leaf, limit: Any) -> bool:
     """Return whether the largest elements of a leaf have its largest ratios."""
     x = leaf.array
     is_plain = _leaves.is_floating(x) and not jnp.iscomplexobj(x)
@@ -82,8 +82,10 @@ def grouped(
     Args:
       leaves: The leaf of each block.
       limits: The limits of all blocks.
-      itemized: Whether each leaf is alone.
+      itemized: Whether each leaf is alone, as leaves on several devices always are.
     """
+    if _placement.are_apart([leaf.array for leaf in leaves.values()]):
+        itemized = True
     groups: dict[Hashable, list[int]] = {}
     for block, leaf in leaves.items():
         x = jnp.asarray(leaf.array)
@@ -102,9 +104,10 @@ def after(count: jax.Array, *bounds: Any) -> Sequence[Any]:
     """Return bounds that XLA on CPU reads only after a count.
 
     It then moves the elements of a donated leaf in place, and no longer copies the leaf
-    so that both can read it. On other platforms no bound waits.
+    so that both can read it. On other platforms no bound waits, nor in `shard_map`,
+    where both would have different types.
     """
-    if not isinstance(count, Tracer):
+    if not isinstance(count, Tracer) or _axis_names.varying(jax.typeof(count)):
         return bounds
 
     def waiting(count: jax.Array, *bounds: jax.Array) -> Sequence[jax.Array]:
@@ -128,7 +131,10 @@ def sample(how: How, leaves: Sequence[Leaf], limits: Sequence[object]) -> Sample
     arrays = [jnp.asarray(leaf.array) for leaf in leaves]
     wide = _leaves.real_dtype(arrays[0].dtype)
     bounds = [
-        [as_limit(bound, wide, towards_zero=how.strict) for bound in side]
+        [
+            as_limit(_placement.beside(bound, x), wide, towards_zero=how.strict)
+            for bound, x in zip(side, arrays, strict=True)
+        ]
         for side in zip(*map(_both, limits), strict=True)
     ]
     return _compiled(how, is_symmetric(limits[0]), arrays, *bounds)
@@ -161,25 +167,26 @@ def _compiled(
         goal = how.response.element(wide, *(jnp.broadcast_to(r, x.shape) for r in rows))
         return *_signed(is_symmetric, wide), _is_clipped(wide, goal).astype(jnp.int32)
 
-    bounds = jnp.stack(lower), jnp.stack(upper)
+    bounds = (jnp.stack(lower), jnp.stack(upper))
     x = jnp.stack([each.ravel() for each in arrays])
     *largest, count = _extremes.of_rows(columns, x)
     signed = _signed(is_symmetric, _leaves.widen(x))
     peaks = [_extremes.looked_up(*pair) for pair in zip(signed, largest, strict=True)]
     elements = peaks[0] if is_symmetric else jnp.concatenate([peaks[0], -peaks[1]])
-    near = [jnp.tile(bound, len(peaks)) for bound in bounds]
+    lowest, highest = (jnp.tile(bound, len(peaks)) for bound in bounds)
     _, shrunk = bounded(
-        "", elements, *near, how.response, jnp.zeros((), how.like),
+        "", elements, lowest, highest, how.response, jnp.zeros((), how.like),
         strict=how.strict, cleaned=how.cleaned,
     )  # fmt: skip
     norm = flush_small(jnp.abs(elements))
     # No factor makes a NaN finite, so it has none.
     shrunk = jnp.where(jnp.isnan(norm), norm, shrunk)
-    threshold = (
-        near[1] if is_symmetric else jnp.where(elements < 0, *map(jnp.abs, near))
-    )
+    threshold = highest
+    if not is_symmetric:
+        threshold = jnp.where(elements < 0, jnp.abs(lowest), jnp.abs(highest))
     counts = jnp.pad(count, (0, norm.size - count.size))
-    return Sample(*(y.astype(how.dtype) for y in (norm, threshold, shrunk, counts)))
+    sample = Sample(norm, threshold, shrunk, counts)
+    return jax.tree.map(lambda y: y.astype(how.dtype), sample)
 
 
 def _signed(is_symmetric: bool, wide: jax.Array) -> tuple[jax.Array, ...]:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from .._arrays import _leaves, _placement, _sparse, _validate, _xla
-from .._arrays._batching import Batched
+from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf
 from .._arrays._numerics import as_array, select
 from .._arrays._types import LeafLike, Number
@@ -55,11 +55,8 @@ class Scale(Action):
     def apply(self, decision: Decision) -> tuple[dict[int, LeafLike], Batched]:
         """Return the scaled leaves by index, and the coefficients."""
         clip, layout, norms = decision.clip, decision.layout, decision.norms
-        # Coefficients of slices are materialized, since XLA on CPU would otherwise
-        # recompute them for each element.
-        coefficients = coefficients_of(clip, norms, decision.thresholds).map(
-            lambda k: _xla.materialized(k) if k.ndim else k
-        )
+        coefficients = coefficients_of(clip, norms, decision.thresholds)
+        coefficients = _stored(coefficients, len(layout.scaled))
         of_block = coefficients.entries()
         scaled = {
             i: scaled_leaf(
@@ -68,6 +65,18 @@ class Scale(Action):
             for i, leaf, block in layout.scaled
         }
         return scaled, one_where_unscaled(layout, coefficients)
+
+
+def _stored(coefficients: Batched, num_leaves: int) -> Batched:
+    """Return the coefficients, which XLA on CPU would recompute for each leaf.
+
+    It would compute those of slices again for each element. A vector of coefficients is
+    stored when its entries are looked up, and an eager call stores each number.
+    """
+    (first, *others) = coefficients.values or [None]
+    if num_leaves >= MANY and isinstance(first, Tracer) and not others:
+        return coefficients.map(_xla.materialized)
+    return coefficients.map(lambda k: _xla.materialized(k) if k.ndim else k)
 
 
 SCALE: Scale = Scale()

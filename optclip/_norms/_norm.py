@@ -12,8 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays import _axis_names, _leaves, _placement, _sparse, _validate
-from .._arrays._batching import Batched
+from .._arrays import (
+    _axis_names,
+    _leaves,
+    _placement,
+    _sparse,
+    _validate,
+    _xla,
+)
+from .._arrays._batching import MANY, Batched
 from .._arrays._leaf import Leaf, counted_from_zero
 from .._arrays._types import LeafLike
 from . import _reduce
@@ -285,7 +292,11 @@ class Norm(Measurement):
         if self.per_count:
             divisors = [self._divisor(n, plan.dtype) for n in counts]
             norms = norms.map(lambda root, n: root / n, norms.with_entries(divisors))
-        return Measured(norms.map(_reduce.flush_small) if flushed else norms)
+        if flushed:
+            norms = norms.map(_reduce.flush_small)
+        if len(blocks) >= MANY:
+            norms = norms.map(_xla.computed_once)
+        return Measured(norms)
 
     def _divisor(self, count: Any, dtype: str) -> np.generic | jax.Array:
         """Return a power of `_count`, as a NumPy number, which has no weak type."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import math
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -10,11 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._arrays import _axis_names, _leaves, _placement
+from .._arrays import _axis_names, _leaves, _placement, _xla
+from .._arrays._batching import MANY
 
 # Smaller arrays are merged, up to this many of one type, since XLA compiles a reduction
 # in 9 ms, and 2,000 of them in 18 s.
 SMALL, MERGED = 4096, 32
+
+# XLA on CPU would store the sum of more large arrays than this.
+MERGED_LARGE = 12
 
 # Factors that keep the squares of all elements below the largest float.
 SHRINK = {"float32": 2.0**-80, "float64": 2.0**-600}
@@ -69,6 +75,13 @@ class Shrink(NamedTuple):
     zero: jax.Array
 
 
+class Stack(NamedTuple):
+    """Hold small arrays, each the only one of its block, as the rows of one array."""
+
+    indices: list[int]
+    rows: jax.Array
+
+
 class Power(NamedTuple):
     """Compute the power of each element; equal instances are traced once."""
 
@@ -97,17 +110,51 @@ def shrinks(count: int, dtype: str) -> list[Shrink]:
     return lax.optimization_barrier([scale] * count)
 
 
-def batches_of(arrays: list[jax.Array], plan: NormPlan) -> list[list[int]]:
-    """Group small arrays of one block, type and devices; others are alone."""
+def batches_of(
+    arrays: list[jax.Array], plan: NormPlan, small: float = SMALL
+) -> list[list[int]]:
+    """Group arrays smaller than `small` of one block, type and devices."""
     groups: dict[Hashable, list[int]] = {}
     for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
-        is_alone = member.axis is not None or _leaves.size_of(x) >= SMALL
+        is_alone = member.axis is not None or _leaves.size_of(x) >= small
         groups.setdefault(i if is_alone else (member, jax.typeof(x)), []).append(i)
+    batches = []
+    for group in groups.values():
+        is_small = _leaves.size_of(arrays[group[0]]) < SMALL
+        most = MERGED if is_small else MERGED_LARGE
+        batches += [group[i : i + most] for i in range(0, len(group), most)]
+    return batches
+
+
+def stacks_of(arrays: list[jax.Array], plan: NormPlan) -> list[Stack]:
+    """Stack small arrays of one type, each of which is a block with one norm.
+
+    XLA compiles three kernels for the sum of each array, and two kernels for a stack.
+    """
+    in_block = collections.Counter(member.block for member in plan.members)
+    groups: dict[Hashable, list[int]] = {}
+    for i, (x, member) in enumerate(zip(arrays, plan.members, strict=True)):
+        axis = range(x.ndim) if member.axis is None else member.axis
+        is_whole = math.prod(x.shape[a] for a in axis) == x.size
+        is_small = 0 < _leaves.size_of(x) < SMALL and not _xla.may_be_split(x)
+        is_alone = in_block[member.block] == 1 and member.layers is None
+        if is_whole and is_small and is_alone:
+            kind = jax.typeof(x), member.axis, member.split
+            groups.setdefault(kind, []).append(i)
     return [
-        group[start : start + MERGED]
+        Stack(
+            group[start : start + MERGED],
+            _stacked(arrays, group[start : start + MERGED]),
+        )
         for group in groups.values()
+        if len(group) >= MANY
         for start in range(0, len(group), MERGED)
     ]
+
+
+def _stacked(arrays: list[jax.Array], indices: list[int]) -> jax.Array:
+    # The barrier keeps XLA from computing the powers of each array in its own kernel.
+    return lax.optimization_barrier(jnp.stack([arrays[i].ravel() for i in indices]))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -20,14 +20,17 @@ from .._arrays._numerics import select
 from . import _sums_on_gpu
 from ._powers import (
     SHRINK,
+    SMALL,
     Member,
     NormPlan,
     Power,
     Shrink,
+    Stack,
     batches_of,
     by_pairs,
     merged,
     shrinks,
+    stacks_of,
 )
 
 # Smaller norms count as 0, since squares of their elements are flushed to zero.
@@ -65,11 +68,12 @@ def _compiled(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     if plan.ord == 1:
         return _xla.on_gpu(
             lambda arrays: _totals_on_gpu(arrays, plan, guarded=False)[0],
-            lambda arrays: _totals(arrays, plan),
+            lambda arrays: _totals(arrays, plan, stacks_of(arrays, plan)),
             _joined(arrays, plan),
         )
     if plan.ord != 2:
-        return _totals(_joined(arrays, plan), plan)
+        arrays = _joined(arrays, plan)
+        return _totals(arrays, plan, stacks_of(arrays, plan))
     return _by_squares(_joined(arrays, plan), plan)
 
 
@@ -137,16 +141,19 @@ def _by_squares(arrays: list[jax.Array], plan: NormPlan) -> Batched:
     guarded = plan.guarded and any(_may_overflow(x, plan) for x in arrays)
 
     def elsewhere(arrays: list[jax.Array]) -> Batched:
-        totals = _totals(arrays, plan)
+        stacks = stacks_of(arrays, plan)
+        totals = _totals(arrays, plan, stacks)
         if not guarded:
             return totals.map(_root)
         is_over = totals.map(lambda total: total == jnp.inf)
 
-        def shrunk() -> Batched:
-            return _totals(arrays, plan, shrunk=True)
+        def shrunk(small: float = SMALL) -> Batched:
+            return _totals(arrays, plan, stacks, shrunk=True, small=small)
 
         def shrunk_if_needed() -> Batched:
-            return lax.cond(_agreed(is_over.any(), plan), shrunk, lambda: totals)
+            # A branch that hardly ever runs may add large arrays too, which halves it.
+            merging = functools.partial(shrunk, math.inf)
+            return lax.cond(_agreed(is_over.any(), plan), merging, lambda: totals)
 
         small = lax.platform_dependent(cpu=shrunk_if_needed, default=shrunk)
         return totals.map(functools.partial(_guarded_root, plan.dtype), small, is_over)
@@ -207,26 +214,46 @@ def _by_largest(arrays: list[jax.Array], plan: NormPlan) -> Batched:
 
 
 def _totals(
-    arrays: list[jax.Array], plan: NormPlan, *, shrunk: bool = False
+    arrays: list[jax.Array],
+    plan: NormPlan,
+    stacks: list[Stack],
+    *,
+    shrunk: bool = False,
+    small: float = SMALL,
 ) -> Batched:
     """Compute the sum of powers of each block, or its largest element.
 
-    If `shrunk`, compute the sum of squares of shrunk elements.
+    If `shrunk`, compute the sum of squares of shrunk elements. Arrays smaller than
+    `small` are merged.
     """
     power, is_max = Power(plan.ord, plan.dtype), plan.ord == math.inf
-    batches = batches_of(arrays, plan)
-    scales: list[Shrink | None] = [None] * len(batches)
+    stacked = {i for stack in stacks for i in stack.indices}
+    batches = batches_of(arrays, plan, small)
+    batches = [batch for batch in batches if batch[0] not in stacked]
+    scales: list[Shrink | None] = [None] * (len(batches) + len(stacks))
     if shrunk:
-        scales = [*shrinks(len(batches), plan.dtype)]
+        scales = [*shrinks(len(scales), plan.dtype)]
+
+    def total(x: jax.Array, axis: _xla.Axis, of: _maxima.Of) -> jax.Array:
+        if is_max:
+            return _maxima.largest(x, axis, 0.0, of)
+        return _sum(x if of is None else of(x), axis)
+
     values, members = [], [plan.members[batch[0]] for batch in batches]
-    for batch, member, scale in zip(batches, members, scales, strict=True):
+    for batch, member, scale in zip(batches, members, scales, strict=False):
         x, of = arrays[batch[0]], functools.partial(power, scale=scale)
         if len(batch) > 1:
             x, of = merged(is_max, power, [arrays[i] for i in batch], scale), None
-        if is_max:
-            values.append(_maxima.largest(x, member.axis, 0.0, of))
-        else:
-            values.append(_sum(x if of is None else of(x), member.axis))
+        values.append(total(x, member.axis, of))
+    for (indices, x), scale in zip(stacks, scales[len(batches) :], strict=True):
+        of_rows = total(x, (1,), functools.partial(power, scale=scale))
+        if plan.members[indices[0]].axis is None:
+            of_rows = of_rows[:, 0]
+        for i, value in zip(indices, jnp.unstack(of_rows), strict=True):
+            members.append(plan.members[i])
+            is_shaped = members[-1].axis is None or arrays[i].ndim == 1
+            shape = (1,) * arrays[i].ndim
+            values.append(value if is_shaped else lax.reshape(value, shape))
     return Batched(_combined(values, members, plan, largest=is_max), plan.declared)
 
 

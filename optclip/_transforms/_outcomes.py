@@ -22,9 +22,6 @@ from .._arrays._batching import Batched
 from .._clip import BlockOutcome
 from .._typing import ClipRecord
 
-# Leaves with more norms than this are not concatenated, since that takes a copy.
-_CONCATENATED = 2**16
-
 # A large block is reduced in rows of one of these lengths.
 _SHORTEST, _LONGEST = 256, 4096
 
@@ -60,7 +57,7 @@ def of_most_exceeded(outcomes: list[BlockOutcome]) -> ClipRecord:
     count = clipped.astype(jnp.float32)
     axes = [_axis_names.split_axes(x.clipped, x.declared.axis_name) for x in outcomes]
     sizes = map(_axis_names.axes_size, axes)
-    number = sum(x.count() * n for x, n in zip(outcomes, sizes, strict=True))
+    number = sum(x.total() * n for x, n in zip(outcomes, sizes, strict=True))
     return ClipRecord(
         clip_norm=norm,
         clip_threshold=threshold,
@@ -84,7 +81,7 @@ def _as_vectors(outcome: BlockOutcome) -> Values:
     """
     values, shape = _values(outcome), outcome.norm.shape
     size = _leaves.size_of(outcome.norm)
-    if size <= _CONCATENATED:
+    if size <= _xla.FEW:
         return [jnp.broadcast_to(x, shape).ravel() for x in values]
     if not math.isfinite(size):
         return [x.reshape(1) for x in _over_axes(values)]
@@ -121,7 +118,7 @@ def _over_axes(values: Values) -> Values:
         # each reduction.
         rank = _rank(*values[:2])
         rows = [jnp.broadcast_to(x, values[0].shape) for x in (rank, *values)]
-        if _leaves.size_of(rank) <= _CONCATENATED:
+        if _leaves.size_of(rank) <= _xla.FEW:
             rows = [x.ravel() for x in rows]
         _, *values = _along_last(*rows)
     if values[0].ndim:
@@ -268,7 +265,7 @@ def _is_concatenated(index: tuple[int, ...], outcome: BlockOutcome) -> bool:
     norm = outcome.norm
     if outcome.number is not None:
         return False
-    is_few = 0 < _leaves.size_of(norm) <= _CONCATENATED
+    is_few = 0 < _leaves.size_of(norm) <= _xla.FEW
     return _is_here(outcome) and len(index) == 1 and norm.ndim > 0 and is_few
 
 

@@ -1,0 +1,23 @@
+"""The lines of optimized programs, which the load of the machine does not change."""
+
+import pytest
+
+from benchmarks import compile
+
+# The most lines over those of the nearest optax transformation.
+LIMITS = {
+    ("72 layers", "global norm"): 1.1,
+    ("72 layers", "leaf"): 1.2,
+    ("72 layers", "agc"): 1.9,
+    ("narrow llama", "global norm"): 1.2,
+    ("narrow llama", "leaf"): 1.5,
+    ("narrow llama", "agc"): 2.6,
+    ("500", "skip"): 3.0,
+}
+
+
+@pytest.mark.parametrize(("tree", "clip"), LIMITS)
+def test_program_has_few_more_lines_than_of_optax(tree, clip):
+    pair = compile.CLIPS[clip]
+    ours, theirs = (compile.lines(pair[name](), tree) for name in ("optclip", "optax"))
+    assert 0 < ours <= LIMITS[tree, clip] * theirs
