@@ -80,11 +80,12 @@ def _seconds_in_subprocess(case: Case, name: str) -> float:
     return float(subprocess.check_output(command, stderr=subprocess.DEVNULL))
 
 
-def lines(tx: Any, tree: str) -> int:
+def lines(tx: Any, tree: str, options: dict[str, Any] | None = None) -> int:
     """Return the number of lines of the optimized program of an update."""
     shapes = jax.tree.leaves(trees.typed(_shapes(tree), "float32"))
     lowered = jax.jit(tx.update).lower(shapes, jax.eval_shape(tx.init, shapes), shapes)
-    return lowered.compile().as_text().count("\n")
+    text = lowered.compile(compiler_options=options).as_text()
+    return len((text or "").splitlines())
 
 
 def seconds_to_compile(case: Case, name: str) -> float:
